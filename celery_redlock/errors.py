@@ -1,0 +1,139 @@
+"""
+Every error this package raises.
+
+The constructor arguments of an error are exactly its ``args``, and are plain
+JSON values, so that pickle and Celery's JSON result backends carry it home
+with all its fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "ConfigurationError",
+    "DuplicateTask",
+    "LockKeyError",
+    "LockLost",
+    "LockNotAcquired",
+    "LockTaken",
+    "QuorumUnavailable",
+    "RedlockError",
+]
+
+
+class RedlockError(Exception):
+    """Anything that celery-redlock raises."""
+
+
+class ConfigurationError(RedlockError, ValueError):
+    """
+    Settings or task options make no sense.
+
+    Raised when a task is registered or a worker starts, never in the middle of
+    a task. The message names the option, the value and the fix.
+    """
+
+
+class LockKeyError(RedlockError, ValueError):
+    """
+    The arguments of a task cannot be turned into a lock name.
+
+    The message names the task and the argument, never the argument's value.
+    """
+
+
+class LockNotAcquired(RedlockError):
+    """
+    The lock was not acquired. Catch this for either cause; it is never raised itself.
+
+    Attributes:
+        name: Lock name.
+        votes: What each node answered, node label -> plain words, without passwords.
+    """
+
+    cause = "was not acquired"
+
+    def __init__(self, name: str, votes: dict[str, str], *more: Any) -> None:
+        super().__init__(name, votes, *more)
+        self.name = name
+        self.votes = votes
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{node}: {vote}" for node, vote in self.votes.items())
+        return f"Lock {self.name!r} {self.cause} [{told}]"
+
+
+class LockTaken(LockNotAcquired):
+    """
+    Another holder has the lock, so a quorum is out of reach.
+
+    Attributes:
+        holder: Who holds it, as far as the nodes told: ``token`` (the first eight
+            characters, which prove nothing), ``task_id``, ``execution``, ``host``, ``pid``,
+            ``since`` [s, Unix time] and ``ttl`` [s, what is left of its lease]; may be empty.
+    """
+
+    cause = "is held elsewhere"
+
+    def __init__(
+        self, name: str, votes: dict[str, str], holder: dict[str, Any] | None = None
+    ) -> None:
+        self.holder = holder or {}
+        super().__init__(name, votes, self.holder)
+
+
+class QuorumUnavailable(LockNotAcquired):
+    """
+    No quorum of nodes could decide: unreachable, in quarantine, or too late.
+
+    Attributes:
+        retry_after: When asking again may help [s, >= 0], e.g. the rest of a
+            quarantine; None when nobody knows.
+    """
+
+    cause = "could not be decided by a quorum of nodes"
+
+    def __init__(
+        self, name: str, votes: dict[str, str], retry_after: float | None = None
+    ) -> None:
+        self.retry_after = retry_after
+        super().__init__(name, votes, retry_after)
+
+
+class LockLost(RedlockError):
+    """
+    A lock that was held can no longer be trusted.
+
+    Attributes:
+        name: Lock name.
+        reason: ``"deadline"`` (the lease ended before it was renewed), ``"stolen"``
+            (a quorum no longer holds our token), ``"released"`` or ``"fork"`` (a
+            child process does not inherit a lock).
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name = name
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"Lock {self.name!r} is lost ({self.reason})"
+
+
+class DuplicateTask(RedlockError):
+    """
+    The same task is already queued or running.
+
+    Attributes:
+        holder_id: Id of the task that was there first.
+        lock_name: The name both share.
+    """
+
+    def __init__(self, holder_id: str, lock_name: str) -> None:
+        super().__init__(holder_id, lock_name)
+        self.holder_id = holder_id
+        self.lock_name = lock_name
+
+    def __str__(self) -> str:
+        return f"Task {self.holder_id} already stands for {self.lock_name!r}"

@@ -1,0 +1,252 @@
+"""
+What happened, as frozen facts for observers. Times are seconds.
+
+An event never carries a token or an argument value. `Event` is any of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = [
+    "Event",
+    "LeaseLost",
+    "LockAcquired",
+    "LockConflict",
+    "LockReleased",
+    "LockRenewed",
+    "LockUnavailable",
+    "NodeClockJump",
+    "NodeDown",
+    "NodeQuarantined",
+    "NodeUp",
+    "Notify",
+    "Observer",
+    "TaskRescheduled",
+    "TaskSkipped",
+    "broadcast",
+]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Anything that observers are told."""
+
+
+class Observer(Protocol):
+    """
+    Is told of events, in the thread that they happen in.
+
+    It should return soon. What it raises is logged and harms no lock.
+    """
+
+    def __call__(self, event: Event) -> None:
+        """Take note of *event*."""
+
+
+#: Takes an event and never raises.
+Notify = Callable[[Event], None]
+
+
+def broadcast(observers: Iterable[Observer]) -> Notify:
+    """Return a function that tells all *observers*, whatever any of them raises."""
+    told = tuple(observers)
+
+    def notify(event: Event) -> None:
+        for observer in told:
+            try:
+                observer(event)
+            except Exception:  # an observer must never cost a lock
+                logger.exception("Observer %r failed on %s", observer, type(event).__name__)
+
+    return notify
+
+
+@dataclass(frozen=True)
+class LockEvent(Event):
+    """
+    Something that concerns one lock.
+
+    Attributes:
+        name: Lock name.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True)
+class LockAcquired(LockEvent):
+    """
+    A lock was granted.
+
+    Attributes:
+        fence: Its fencing number, None when not asked for.
+        waited: From the first request to the grant [s].
+    """
+
+    fence: int | None
+    waited: float
+
+
+@dataclass(frozen=True)
+class LockConflict(LockEvent):
+    """
+    Somebody else holds the lock.
+
+    Attributes:
+        holder: Who, as in `LockTaken.holder`.
+        waited: How long it was tried [s].
+    """
+
+    holder: dict[str, Any]
+    waited: float
+
+
+@dataclass(frozen=True)
+class LockUnavailable(LockEvent):
+    """
+    No quorum could decide.
+
+    Attributes:
+        votes: What each node answered, by node label.
+        waited: How long it was tried [s].
+    """
+
+    votes: dict[str, str]
+    waited: float
+
+
+@dataclass(frozen=True)
+class LockRenewed(LockEvent):
+    """
+    The watchdog extended a lease.
+
+    Attributes:
+        margin: What was left of the old lease when the new one stood [s].
+    """
+
+    margin: float
+
+
+@dataclass(frozen=True)
+class LeaseLost(LockEvent):
+    """
+    A held lock can no longer be trusted.
+
+    Attributes:
+        reason: As in `LockLost.reason`.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class LockReleased(LockEvent):
+    """
+    A lock was given back.
+
+    Attributes:
+        held: From the grant to the release [s].
+    """
+
+    held: float
+
+
+@dataclass(frozen=True)
+class NodeEvent(Event):
+    """
+    Something that concerns one lock node.
+
+    Attributes:
+        node: Its label, without a password.
+    """
+
+    node: str
+
+
+@dataclass(frozen=True)
+class NodeDown(NodeEvent):
+    """
+    A node does not answer.
+
+    Attributes:
+        reason: Why, in plain words.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class NodeUp(NodeEvent):
+    """A node answers (again)."""
+
+
+@dataclass(frozen=True)
+class NodeQuarantined(NodeEvent):
+    """
+    A node lost its memory and does not vote for a while.
+
+    Attributes:
+        left: For how long yet [s].
+    """
+
+    left: float
+
+
+@dataclass(frozen=True)
+class NodeClockJump(NodeEvent):
+    """
+    A node's clock was stepped.
+
+    Attributes:
+        jump: By how much [s]; forward is positive, and lets keys expire early.
+    """
+
+    jump: float
+
+
+@dataclass(frozen=True)
+class TaskEvent(LockEvent):
+    """
+    Something that a policy did with a task.
+
+    Attributes:
+        task: Name of the task.
+        task_id: Its id.
+        cause: ``"conflict"`` or ``"unavailable"``.
+    """
+
+    task: str
+    task_id: str
+    cause: str
+
+
+@dataclass(frozen=True)
+class TaskSkipped(TaskEvent):
+    """
+    The body of a task did not run, by policy.
+
+    Attributes:
+        holder: Who holds the lock, as in `LockTaken.holder`; may be empty.
+    """
+
+    holder: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TaskRescheduled(TaskEvent):
+    """
+    A task was put off; the same task comes again.
+
+    Attributes:
+        countdown: When [s from now].
+        times: How often it was put off by now [>= 1].
+    """
+
+    countdown: float
+    times: int

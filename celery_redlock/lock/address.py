@@ -1,0 +1,142 @@
+"""Where a node is: URLs and Sentinel services, turned into redis-py connections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from celery_redlock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection
+
+__all__ = ["Address", "addresses_of"]
+
+#: Longest wait for each step of connecting to a node, in the background [s].
+CONNECT_TIMEOUT = 1.0
+OPTIONS: dict[str, Any] = {
+    "protocol": 2,  # RESP3 would cost another round trip at connect and bring nothing here
+    "socket_timeout": CONNECT_TIMEOUT,
+    "socket_connect_timeout": CONNECT_TIMEOUT,
+    "client_name": "celery-redlock",
+    "decode_responses": False,
+    "health_check_interval": 0,
+}
+
+
+class Address:
+    """
+    Where one node is.
+
+    Attributes:
+        label: How the node is called in errors and logs: host, port and database, no password.
+    """
+
+    label: str
+
+    def connection(self) -> AbstractConnection:
+        """Return a connection that is not connected yet, and that never retries by itself."""
+        raise NotImplementedError
+
+
+class UrlAddress(Address):
+    """A node by URL: ``redis://``, ``rediss://`` or ``unix://``, all that redis-py understands."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._pool = redis.ConnectionPool.from_url(url, **OPTIONS, retry=Retry(NoBackoff(), 0))
+        except (ValueError, TypeError) as error:
+            msg = f"redlock_nodes: {hide_password(url)!r} is not a URL of a Redis server: {error}"
+            raise ConfigurationError(msg) from None
+        self.label = label_of(self._pool.connection_kwargs)
+
+    def connection(self) -> AbstractConnection:
+        return cast("AbstractConnection", self._pool.make_connection())
+
+
+class SentinelAddress(Address):
+    """A node by name: ``{"sentinels": ["redis://host:26379", ...], "service": "lock-1"}``."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        options = dict(settings)
+        sentinels, service = options.pop("sentinels", None), options.pop("service", None)
+        if not sentinels or isinstance(sentinels, str) or not isinstance(service, str):
+            msg = (
+                'redlock_nodes: a Sentinel node is {"sentinels": ["redis://host:26379", ...], '
+                '"service": "name"} with further connection options of redis-py if need be'
+            )
+            raise ConfigurationError(msg)
+        self._options = options
+        self._service = service
+        self._sentinel = Sentinel([host_and_port(s) for s in sentinels], socket_timeout=CONNECT_TIMEOUT)
+        self.label = f"{service}@sentinel/{options.get('db', 0)}"
+
+    def connection(self) -> AbstractConnection:
+        host, port = self._sentinel.discover_master(self._service)
+        kwargs = {**OPTIONS, **self._options, "host": host, "port": port}
+        return redis.Connection(**kwargs, retry=Retry(NoBackoff(), 0))
+
+
+def addresses_of(nodes: object) -> tuple[Address, ...]:
+    """
+    Return where the nodes are that *nodes* (the setting ``redlock_nodes``) names.
+
+    Raises:
+        ConfigurationError: Not a list of URLs or Sentinel services, an even number, or one twice.
+    """
+    if isinstance(nodes, (str, Mapping)) or not isinstance(nodes, Sequence) or not nodes:
+        msg = f"redlock_nodes must be a list of URLs of Redis servers, got {type(nodes).__name__}"
+        raise ConfigurationError(msg)
+    addresses = tuple(address_of(node) for node in nodes)
+    labels = [address.label for address in addresses]
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        msg = f"redlock_nodes names {', '.join(twice)} more than once; every node must be a server of its own"
+        raise ConfigurationError(msg)
+    if len(addresses) % 2 == 0:
+        msg = (
+            f"redlock_nodes must be an odd number of servers, got {len(addresses)}: an even one "
+            f"survives no more failures than {len(addresses) - 1}; add one or take one away"
+        )
+        raise ConfigurationError(msg)
+    return addresses
+
+
+def address_of(node: object) -> Address:
+    """Return where one node is."""
+    if isinstance(node, str):
+        return UrlAddress(node)
+    if isinstance(node, Mapping):
+        return SentinelAddress(node)
+    msg = f"redlock_nodes: a node is a URL or a Sentinel service, got {type(node).__name__}"
+    raise ConfigurationError(msg)
+
+
+def label_of(kwargs: Mapping[str, Any]) -> str:
+    """Return how a node with these connection options is called; ``localhost`` is 127.0.0.1."""
+    database = kwargs.get("db") or 0
+    if "path" in kwargs:
+        return f"unix:{kwargs['path']}/{database}"
+    host = kwargs.get("host", "localhost")
+    host = "127.0.0.1" if host == "localhost" else host
+    return f"{host}:{kwargs.get('port', 6379)}/{database}"
+
+
+def host_and_port(sentinel: object) -> tuple[str, int]:
+    """Return host and port of a Sentinel given as ``(host, port)``, ``host:port`` or a URL."""
+    if isinstance(sentinel, (tuple, list)):
+        host, port = sentinel
+        return str(host), int(port)
+    host, _, port = str(sentinel).rpartition("//")[2].rpartition("@")[2].partition("/")[0].partition(":")
+    return host, int(port or 26379)
+
+
+def hide_password(url: str) -> str:
+    """Return *url* without what stands before the ``@``."""
+    scheme, slashes, rest = url.partition("://")
+    return f"{scheme}{slashes}{rest.rpartition('@')[2]}"

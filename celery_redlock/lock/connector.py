@@ -1,0 +1,150 @@
+"""
+Connect nodes in the background, and enrol those that are new.
+
+Connecting may take long, so a thread per missing node does it, with backoff, and ends when
+the node is there. It hands the connection over with the mutex of the fan-out held.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from redis.exceptions import RedisError
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock import clock
+from celery_redlock.lock.guard import Greeting, check_together, enrol, greet, is_new_cluster
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection
+
+    from celery_redlock.lock.node import Node
+    from celery_redlock.lock.rules import Rules
+
+__all__ = ["Connector"]
+
+#: How long a node without enrolment waits for the others to tell whether all are new [s].
+ENROL_PATIENCE = 0.5
+SHORTEST_BACKOFF = 0.05
+LONGEST_BACKOFF = 2.0
+
+#: Takes a connection that was greeted over; called with the mutex held.
+Attach = Callable[["Node", "AbstractConnection", Greeting], None]
+
+
+class Connector:
+    """
+    Connects the nodes of one process.
+
+    Args:
+        rules: Of the cluster.
+        labels: Of all nodes, in their order.
+        mutex: Guards the nodes.
+        attach: Takes over a connection that may be used.
+
+    Attributes:
+        arrival: Is set whenever a node was connected or has failed to be.
+    """
+
+    def __init__(
+        self, rules: Rules, labels: Sequence[str], mutex: threading.Lock, attach: Attach
+    ) -> None:
+        self._rules = rules
+        self._labels = labels
+        self._fingerprint = rules.fingerprint(labels)
+        self._mutex = mutex
+        self._attach = attach
+        self._greetings: list[Greeting | None] = [None] * len(labels)
+        self._new: set[int] = set()
+        self._stop = threading.Event()
+        self.arrival = threading.Event()
+
+    def stop(self) -> None:
+        """Connect nothing any more."""
+        self._stop.set()
+
+    def reconnect(self, node: Node) -> None:
+        """See to it that *node* gets a connection; called with the mutex held."""
+        if node.connection is None and not node.is_connecting and not self._stop.is_set():
+            node.is_connecting = True
+            name = f"redlock-connect-{node.label}"
+            threading.Thread(target=self._connect, args=(node,), name=name, daemon=True).start()
+
+    def _connect(self, node: Node) -> None:
+        """Connect *node*, trying for as long as it takes."""
+        pause = SHORTEST_BACKOFF
+        while not self._stop.is_set():
+            try:
+                self._greet(node)
+            except (RedisError, OSError, ConfigurationError) as error:
+                with self._mutex:
+                    node.fail(error)
+                self.arrival.set()
+                self._stop.wait(random.uniform(pause / 2, pause))  # noqa: S311  jitter, no secret
+                pause = min(2 * pause, LONGEST_BACKOFF)
+            else:
+                self.arrival.set()
+                return
+
+    def _greet(self, node: Node) -> None:
+        connection = node.address.connection()
+        try:
+            connection.connect()
+            greeting = greet(connection)
+            self._check_distinct(node, greeting)
+            if self._rules.restart_guard:
+                greeting = self._enrol(node, connection, greeting)
+            with self._mutex:
+                if self._stop.is_set():
+                    connection.disconnect()
+                else:
+                    self._attach(node, connection, greeting)
+        except BaseException:
+            connection.disconnect()
+            raise
+
+    def _check_distinct(self, node: Node, greeting: Greeting) -> None:
+        with self._mutex:
+            self._greetings[node.position] = greeting
+            check_together(self._labels, self._greetings)
+
+    def _enrol(self, node: Node, connection: AbstractConnection, greeting: Greeting) -> Greeting:
+        """Return *greeting* with how the node stands with the restart guard."""
+
+        def ask(mode: str) -> tuple[str, float, float]:
+            return enrol(connection, self._rules, greeting.run_id, self._fingerprint, mode)
+
+        state, left, node_now = ask("look")
+        if state == "unmarked":
+            trusted = self._is_part_of_new_cluster(node, greeting)
+            state, left, node_now = ask("trust" if trusted else "look")
+        if state == "unmarked":  # not new, and nobody else was about to enrol it
+            state, left, node_now = ask("quarantine")
+        enrolled = replace(greeting, state=state, quarantine=left, node_now=node_now)
+        with self._mutex:
+            self._greetings[node.position] = enrolled
+        return enrolled
+
+    def _is_part_of_new_cluster(self, node: Node, greeting: Greeting) -> bool:
+        """
+        Wait for the other nodes' greetings, and say whether all of them are new.
+
+        Other clients may be doing the same: after the wait the node is looked at again.
+        """
+        deadline = clock.now() + ENROL_PATIENCE * random.uniform(0.6, 1.0)  # noqa: S311
+        with self._mutex:
+            self._greetings[node.position] = replace(greeting, state="unmarked")
+        while True:
+            with self._mutex:
+                if is_new_cluster(self._greetings, self._rules):
+                    self._new = set(range(len(self._labels)))
+                    self._greetings = [replace(g, state="enrolled") for g in self._greetings if g]
+                if node.position in self._new:
+                    self._new.discard(node.position)
+                    return True
+            if clock.now() >= deadline or self._stop.wait(0.01):
+                return False

@@ -1,0 +1,268 @@
+"""
+Ask all nodes at once, and return as soon as the answer is decided.
+
+There is no thread per operation and no I/O thread: whoever asks drives the connections.
+Of several threads that ask at the same time one, the reader, waits for the sockets and
+hands every reply to the call it belongs to; the others sleep until their call is decided
+or the reader leaves and passes its place on. The mutex guards the connections; nobody
+waits while holding it.
+
+Connecting goes on in the background (`celery_redlock.lock.connector`). After a fork the
+child starts from nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from celery_redlock.lock import clock
+from celery_redlock.lock.connector import Connector
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.node import Call, Gone, Node
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection
+
+    from celery_redlock.events import Event, Notify
+    from celery_redlock.lock.address import Address
+    from celery_redlock.lock.guard import Greeting
+    from celery_redlock.lock.rules import Rules
+
+__all__ = ["Fanout"]
+
+#: Longest wait of a process's first call for nodes to be connected [s].
+FIRST_CONNECT = 1.0
+
+_every_fanout: weakref.WeakSet[Fanout] = weakref.WeakSet()
+
+
+class _Waiter:
+    """Somebody who waits for calls to be decided."""
+
+    __slots__ = ("calls", "wake")
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls = calls
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+    @property
+    def is_open(self) -> bool:
+        return any(call.is_open for call in self.calls)
+
+    def rouse(self) -> None:
+        """Wake the waiter up; called with the mutex held."""
+        if self.wake.locked():
+            self.wake.release()
+
+
+class Fanout:
+    """
+    The connections of one process to all configured nodes. Safe from any thread.
+
+    Args:
+        addresses: Of the nodes; their order is that of every ballot.
+        rules: Of the cluster.
+        notify: Is told what happens to nodes.
+    """
+
+    def __init__(self, addresses: Sequence[Address], rules: Rules, notify: Notify) -> None:
+        self._addresses = tuple(addresses)
+        self._rules = rules
+        self._notify = notify
+        self.labels = tuple(address.label for address in addresses)
+        self._fingerprint = rules.fingerprint(self.labels)
+        self._start_over()
+        _every_fanout.add(self)
+
+    def _start_over(self) -> None:
+        """Forget everything; what belonged to a parent process is left to it."""
+        self._mutex = threading.Lock()
+        self._news: deque[Event] = deque()
+        self.nodes = [
+            Node(i, address, self._rules, self._news) for i, address in enumerate(self._addresses)
+        ]
+        self._selector = selectors.DefaultSelector()
+        self._waiters: list[_Waiter] = []
+        self._reader: _Waiter | None = None
+        self._connector = Connector(self._rules, self.labels, self._mutex, self._attach)
+        self._has_settled = False
+
+    def after_fork_in_child(self) -> None:
+        """Let go of the parent's connections without disturbing them."""
+        inherited, selector = self.nodes, self._selector
+        self._start_over()
+        selector.close()
+        for node in inherited:
+            if node.connection is not None:
+                node.connection.disconnect()  # closes our copy; shuts nothing down: not our pid
+
+    def close(self) -> None:
+        """Drop every connection. The next call connects again."""
+        with self._mutex:
+            self._connector.stop()
+            for node in self.nodes:
+                if node.connection is not None:
+                    self._selector.unregister(node.sock)
+                    node.detach(Gone("closed"))
+            self._selector.close()
+            self._start_over()
+
+    def ask(self, calls: Sequence[Call]) -> None:
+        """
+        Put *calls* to every node and return when all are decided, or after ``node_timeout``.
+
+        Afterwards every ballot is complete: a node that did not answer votes unreachable.
+        """
+        self.settle()
+        waiter = _Waiter(calls)
+        deadline = clock.now() + self._rules.node_timeout
+        try:
+            with self._mutex:
+                self._waiters.append(waiter)
+                if self._reader is None:
+                    self._reader = waiter
+                self._send(calls)
+            self._wait(waiter, deadline)
+        finally:
+            with self._mutex:
+                self._leave(waiter)
+            self._publish()
+
+    def tell(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
+        """Send *call* to every node but those at the positions *skip*; wait for nothing."""
+        with self._mutex:
+            self._send([call], skip)
+        self._publish()
+
+    def settle(self, longest: float = FIRST_CONNECT) -> None:
+        """
+        Wait until every node is connected or has failed to be; at once after the first time.
+
+        With a quorum there, the rest is waited for no longer than ``node_timeout``.
+        """
+        if self._has_settled:
+            return
+        with self._mutex:
+            for node in self.nodes:
+                self._connector.reconnect(node)
+        deadline, hurry = clock.now() + longest, self._rules.node_timeout
+        while not all(node.is_settled for node in self.nodes) and clock.now() < deadline:
+            self._connector.arrival.clear()
+            if self._connected() >= quorum(len(self.nodes)):
+                deadline, hurry = min(deadline, clock.now() + hurry), longest
+            self._connector.arrival.wait(min(0.01, max(0.0, deadline - clock.now())))
+        self._has_settled = True
+        self._publish()
+
+    def _connected(self) -> int:
+        return sum(1 for node in self.nodes if node.connection is not None)
+
+    # -- asking ------------------------------------------------------------------
+
+    def _send(self, calls: Sequence[Call], skip: frozenset[int] = frozenset()) -> None:
+        now = clock.now()
+        if any(node.is_late(now) for node in self.nodes):  # or its answers lie unread since long
+            self._read(self._selector.select(0))
+        for node in self.nodes:
+            if node.position in skip:
+                continue
+            try:
+                node.send(calls, now)
+                if node.connection is None:
+                    self._connector.reconnect(node)
+            except BaseException as error:
+                self._lose(node, error)
+                if not isinstance(error, Gone):
+                    raise
+
+    def _wait(self, waiter: _Waiter, deadline: float) -> None:
+        """Drive the connections, or sleep while somebody else does."""
+        while waiter.is_open:
+            left = deadline - clock.now()
+            if left <= 0:
+                return
+            if self._reader is waiter:
+                ready = self._selector.select(left)
+                with self._mutex:
+                    self._read(ready)
+            else:
+                waiter.wake.acquire(timeout=left)
+
+    def _read(self, ready: Sequence[tuple[selectors.SelectorKey, int]]) -> None:
+        now = clock.now()
+        for key, _ in ready:
+            node: Node = key.data
+            if node.connection is None:
+                continue  # lost since the selector looked
+            try:
+                node.read(now)
+            except BaseException as error:
+                self._lose(node, error)
+                if not isinstance(error, Gone):
+                    raise
+        for other in self._waiters:
+            if other is not self._reader and not other.is_open:
+                other.rouse()
+
+    def _leave(self, waiter: _Waiter) -> None:
+        """Take a last look, give up on who has not answered, pass the reader's place on."""
+        if waiter.is_open:
+            self._read(self._selector.select(0))
+        now = clock.now()
+        for call in waiter.calls:
+            if call.is_open:
+                self._give_up(call, now)
+        self._waiters.remove(waiter)
+        if self._reader is waiter:
+            self._reader = self._waiters[0] if self._waiters else None
+            if self._reader is not None:
+                self._reader.rouse()
+
+    def _give_up(self, call: Call, now: float) -> None:
+        for node, vote in zip(self.nodes, tuple(call.ballot), strict=True):
+            if vote is None:
+                node.suspect(now)
+                call.take(node.position, node._unreachable())  # noqa: SLF001
+        call.is_open = False
+
+    def _lose(self, node: Node, error: BaseException) -> None:
+        """Drop a connection; what the node granted through it and is not decided is void."""
+        if node.connection is not None:
+            self._selector.unregister(node.sock)
+        problem = error if isinstance(error, Exception) else Gone("interrupted")
+        node.detach(problem)
+        for waiter in self._waiters:
+            for call in waiter.calls:
+                call.withdraw(node.position, str(problem))
+        self._connector.reconnect(node)
+
+    def _attach(
+        self, node: Node, connection: AbstractConnection, greeting: Greeting
+    ) -> None:
+        node.attach(connection, greeting, self._fingerprint)
+        self._selector.register(node.sock, selectors.EVENT_READ, node)
+
+    def _publish(self) -> None:
+        """Tell the observer what happened; never with the mutex held."""
+        while self._news:
+            try:
+                event = self._news.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            self._notify(event)
+
+
+def _forget_parent() -> None:
+    for fanout in list(_every_fanout):
+        fanout.after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)

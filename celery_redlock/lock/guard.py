@@ -1,0 +1,173 @@
+"""
+What is asked of a node before it may vote.
+
+Every new connection is greeted: is this a master that keeps what it is told, which
+process is it, and does it remember being enrolled? A connection never outlives the
+server process, so the run id read here holds for as long as the connection does. (Behind
+a TCP proxy that reconnects by itself this premise fails: connect to nodes directly.)
+
+A node without memory is put into quarantine by a marker in the node itself, so that all
+clients see the same. One relief: when *every* node is there, none is enrolled, and each
+has been up for longer than a quarantine without ever being flushed, the deployment is
+new, no lease can be alive, and it is trusted at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import ENROL, SCRIPTS, Keys, ms
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection
+
+__all__ = ["Greeting", "check_together", "enrol", "greet", "is_new_cluster"]
+
+
+class Unfit(ConfigurationError):
+    """A server answers but must not be a lock node."""
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """
+    What a node told of itself when it was connected.
+
+    Attributes:
+        run_id: Of the server process; another after every restart.
+        uptime: Of the process [s].
+        flushed: Whether its data were ever wiped on command since it started.
+        replicas: How many replicas copy from it.
+        version: Of the server.
+        state: ``"enrolled"``, or ``"unmarked"`` while it is nobody's lock node yet.
+        quarantine: For how long it must not vote [s].
+        node_now: Its wall clock [s, Unix time].
+    """
+
+    run_id: str
+    uptime: float
+    flushed: bool
+    replicas: int
+    version: str
+    state: str = "enrolled"
+    quarantine: float = 0.0
+    node_now: float = 0.0
+
+
+def exchange(connection: AbstractConnection, *commands: Sequence[Any]) -> list[Any]:
+    """Send *commands* in one write and return the replies; raises redis-py's errors."""
+    connection.send_packed_command(connection.pack_commands(commands))
+    return [connection.read_response(disable_decoding=True) for _ in commands]
+
+
+def greet(connection: AbstractConnection) -> Greeting:
+    """
+    Load the scripts into the node and return what it tells of itself.
+
+    Raises:
+        Unfit: It is a replica or a cluster node, or evicts keys.
+        redis.RedisError, OSError: It does not answer, or refuses us.
+    """
+    loads = [(b"SCRIPT", b"LOAD", script.source) for script in SCRIPTS]
+    asked: list[Sequence[Any]] = [(b"INFO",), (b"INFO", b"commandstats"), *loads]
+    told, stats, *_ = exchange(connection, *asked)
+    info = read_info(told)
+    check_fit(info)
+    return Greeting(
+        run_id=info["run_id"],
+        uptime=float(info.get("uptime_in_seconds", 0)),
+        flushed=b"cmdstat_flushall:" in stats or b"cmdstat_flushdb:" in stats,
+        replicas=int(info.get("connected_slaves", 0)),
+        version=info.get("valkey_version") or info.get("redis_version", "?"),
+    )
+
+
+def read_info(reply: bytes) -> dict[str, str]:
+    """Return the fields of an INFO reply."""
+    lines = (line.partition(":") for line in reply.decode("utf-8", "replace").splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+def check_fit(info: dict[str, str]) -> None:
+    """Raise Unfit if a server that says *info* must not be a lock node."""
+    if info.get("role") != "master":
+        msg = f"is a {info.get('role')}, but a lock node must be a master; name the master, or a Sentinel service"
+        raise Unfit(msg)
+    if info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster":
+        msg = "runs in cluster mode; lock nodes are independent servers (cluster-enabled no)"
+        raise Unfit(msg)
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        msg = f"may evict locks (maxmemory-policy {policy}); set maxmemory-policy noeviction"
+        raise Unfit(msg)
+
+
+def enrol(
+    connection: AbstractConnection, rules: Rules, run_id: str, fingerprint: str, mode: str
+) -> tuple[str, float, float]:
+    """
+    Ask the node for its enrolment, or change it.
+
+    Args:
+        connection: To the node.
+        rules: Of the cluster.
+        run_id: Of the server process at the other end.
+        fingerprint: Of the configuration (`Rules.fingerprint`).
+        mode: ``"look"`` (quarantines a node that was another process when it was
+            enrolled), ``"trust"``, ``"quarantine"`` (for one that is not enrolled),
+            or ``"bootstrap"`` (trust whatever was there, on an operator's word).
+
+    Returns:
+        State, what is left of a quarantine [s], and the node's wall clock [s].
+
+    Raises:
+        Unfit: It is enrolled for another configuration.
+    """
+    keys = Keys.of(rules.prefix, "")
+    boot_id = boot_marker(run_id, fingerprint)
+    numbers = (boot_id, ms(rules.quarantine), mode.encode())
+    evalsha = (b"EVALSHA", ENROL.sha, b"2", keys.boot, keys.quarantine, *numbers)
+    ((state, now, left, _),) = exchange(connection, evalsha)
+    if state == b"foreign":
+        msg = (
+            "is enrolled by clients with other redlock_nodes or another redlock_max_ttl; make them "
+            "equal everywhere, or after a wanted change: stop all clients, wait for redlock_max_ttl, "
+            "run 'celery -A APP redlock bootstrap'"
+        )
+        raise Unfit(msg)
+    return state.decode(), max(0, left) / 1000.0, now / 1000.0
+
+
+def boot_marker(run_id: str, fingerprint: str) -> bytes:
+    """Return what an enrolled node stores."""
+    return f"{run_id}:{fingerprint}".encode()
+
+
+def is_new_cluster(greetings: Iterable[Greeting | None], rules: Rules) -> bool:
+    """Return whether all nodes are there and none can have held a lease that matters."""
+    return all(
+        greeting is not None
+        and greeting.state == "unmarked"
+        and greeting.uptime > rules.quarantine
+        and not greeting.flushed
+        for greeting in greetings
+    )
+
+
+def check_together(labels: Sequence[str], greetings: Sequence[Greeting | None]) -> None:
+    """Raise ConfigurationError if two of the nodes are one and the same server."""
+    seen: dict[str, str] = {}
+    for label, greeting in zip(labels, greetings, strict=True):
+        if greeting is None:
+            continue
+        if greeting.run_id in seen:
+            msg = (
+                f"redlock_nodes: {seen[greeting.run_id]} and {label} are the same server; "
+                "every node must be a server of its own"
+            )
+            raise ConfigurationError(msg)
+        seen[greeting.run_id] = label

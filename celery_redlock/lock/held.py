@@ -1,0 +1,150 @@
+"""A lock in the hand of its holder: the current lease, and whether it can still be trusted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from celery_redlock.errors import LockLost
+from celery_redlock.lock import clock
+from celery_redlock.lock.lease import Lease
+
+__all__ = ["HeldLock", "NotLocked"]
+
+
+class HeldLock:
+    """
+    A lock that is held, as long as its lease is renewed in time.
+
+    The watchdog replaces the lease; whether it is lost is decided here and now, by this
+    process's own clock, whether or not the watchdog got to run. Lost is for ever.
+
+    Attributes:
+        name: Lock name.
+        token: Random proof of ownership; do not log it.
+        fence: Fencing number for the stores the holder writes to, None when not asked for.
+        ttl: Lease written to every node [s].
+        since: When the lock was acquired [s, Unix time].
+        renewals: How often the lease was renewed [counted from 0].
+    """
+
+    def __init__(self, lease: Lease, on_lost: Callable[[HeldLock], None] | None = None) -> None:
+        self._lease = lease
+        self._reason: str | None = None
+        self._on_lost = on_lost
+        self._pid = os.getpid()
+        self.renewals = 0
+
+    def __repr__(self) -> str:
+        state = f"lost: {self.lost_reason}" if self.is_lost else f"{self.remaining():.1f} s left"
+        return f"<{type(self).__name__} {self.name!r} fence={self.fence} {state}>"
+
+    @property
+    def lease(self) -> Lease:
+        """The current lease."""
+        return self._lease
+
+    @property
+    def name(self) -> str:
+        """Lock name."""
+        return self._lease.name
+
+    @property
+    def token(self) -> str:
+        """Random proof of ownership."""
+        return self._lease.token
+
+    @property
+    def fence(self) -> int | None:
+        """Fencing number, None when not asked for."""
+        return self._lease.fence
+
+    @property
+    def ttl(self) -> float:
+        """Lease written to every node [s]."""
+        return self._lease.ttl
+
+    @property
+    def since(self) -> float:
+        """When the lock was acquired [s, Unix time]."""
+        return self._lease.since
+
+    def remaining(self) -> float:
+        """Return how long the lease may still be trusted [s, >= 0]; the watchdog adds to it."""
+        return 0.0 if self.is_lost else self._lease.remaining()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lock can no longer be trusted."""
+        return self.lost_reason is not None
+
+    @property
+    def lost_reason(self) -> str | None:
+        """Why it is lost, as in `LockLost.reason`; None while it is held."""
+        if self._reason is None:
+            if os.getpid() != self._pid:
+                self._reason = "fork"
+            elif clock.now() >= self._lease.valid_until:
+                self._reason = "deadline"
+        return self._reason
+
+    def ensure_held(self) -> None:
+        """
+        Return if the lock can be trusted at this moment.
+
+        Raises:
+            LockLost: The lease has ended, a quorum holds another token, the lock was
+                released, or this is a forked child of the holder.
+        """
+        reason = self.lost_reason
+        if reason is not None:
+            raise LockLost(self.name, reason)
+
+    def renewed(self, lease: Lease) -> bool:
+        """Take over a new lease; returns False if it came too late and the lock is lost."""
+        if self.is_lost:
+            return False
+        self._lease = lease
+        self.renewals += 1
+        return True
+
+    def lose(self, reason: str) -> None:
+        """Note that the lock is lost and tell the holder, once."""
+        if self._reason is None:
+            self._reason = reason
+        tell, self._on_lost = self._on_lost, None
+        if tell is not None:
+            tell(self)
+
+    def released(self) -> None:
+        """Note that the holder gave the lock back; it is not told of that."""
+        self._on_lost = None
+        if self._reason is None:
+            self._reason = "released"
+
+
+class NotLocked(HeldLock):
+    """
+    Stands in for a lock where the body runs without one, by policy or in tests.
+
+    ``fence`` is None, ``ensure_held`` never raises, and ``why`` says so.
+
+    Attributes:
+        why: The cause in plain words.
+    """
+
+    def __init__(self, name: str, why: str, since: float) -> None:
+        super().__init__(Lease(name, "", None, 0.0, float("inf"), since))
+        self.why = why
+
+    def __repr__(self) -> str:
+        return f"<NotLocked {self.name!r}: {self.why}>"
+
+    def remaining(self) -> float:
+        """Return infinity: there is no lease that could end."""
+        return float("inf")
+
+    @property
+    def lost_reason(self) -> str | None:
+        """None: what was never held is not lost."""
+        return None

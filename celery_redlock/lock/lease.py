@@ -1,0 +1,110 @@
+"""
+The arithmetic of a lease: quorum, how long it may be trusted, fencing numbers.
+
+Pure functions and one immutable value. Nothing here knows a node or a thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_redlock.lock import clock
+
+__all__ = ["Lease", "fence_proposal", "least_validity", "quarantine_for", "quorum", "valid_until"]
+
+#: Kept back from every lease beside the drift factor, for the resolution of PX [s].
+DRIFT_FLOOR = 0.002
+#: Bits of a fence below the wall-clock milliseconds; 53 bits last until 2039.
+FENCE_BITS = 12
+
+
+def quorum(nodes: int) -> int:
+    """Return how many of *nodes* configured nodes make a majority [1 <= quorum <= nodes]."""
+    return nodes // 2 + 1
+
+
+def valid_until(started: float, ttl: float, drift_factor: float) -> float:
+    """
+    Return the last moment at which a lease may still be trusted.
+
+    Counted from when the round started, not when it ended: a slow quorum can
+    only shorten a lease, never lengthen it.
+
+    Args:
+        started: Begin of the round, before anything was sent [s, our clock].
+        ttl: Expiry written to every node [s, > 0].
+        drift_factor: Share of *ttl* kept back for clock drift [1, 0 <= f < 1].
+
+    Returns:
+        The deadline [s, same clock as *started*]; may already have passed.
+
+    Source:
+        redis.io/topics/distlock, "The Redlock algorithm", steps 3 and 4.
+    """
+    return started + ttl * (1.0 - drift_factor) - DRIFT_FLOOR
+
+
+def least_validity(ttl: float) -> float:
+    """Return how much of a fresh lease must be left for it to be of use [s]: a third."""
+    return ttl / 3.0
+
+
+def renew_at(started: float, ttl: float) -> float:
+    """Return when a lease taken or renewed at *started* is due for renewal [s]."""
+    return started + ttl / 3.0
+
+
+def quarantine_for(max_ttl: float, drift_factor: float) -> float:
+    """
+    Return how long a node without memory must not vote [s].
+
+    After this, no lease that the node may have forgotten can still be alive.
+
+    Source:
+        PROTOCOL 3.4; redis.io/topics/distlock, "delayed restarts".
+    """
+    return max_ttl * (1.0 + drift_factor) + 1.0
+
+
+def fence_proposal(wall_ms: int, seen: int) -> int:
+    """
+    Return the fencing number a client proposes: above its wall clock and all it has seen.
+
+    Args:
+        wall_ms: Wall clock [ms, Unix time].
+        seen: Largest number any node ever told this client.
+
+    Source:
+        Hybrid logical clocks (Kulkarni et al., 2014); PROTOCOL 3.1.
+    """
+    return max(wall_ms << FENCE_BITS, seen + 1)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """
+    A lock that was acquired, as an immutable fact; extending gives another one.
+
+    Attributes:
+        name: Lock name.
+        token: Random proof of ownership, 40 hexadecimal digits; do not log it.
+        fence: Fencing number, grows with every grant of this name; None when not asked for.
+        ttl: Expiry written to every node [s].
+        valid_until: Last moment at which the lease may be trusted [s, clock of
+            `celery_redlock.lock.clock.now`, a monotonic clock].
+        since: When the lock was first acquired [s, Unix time].
+        info: What the holder told of itself; plain JSON values.
+    """
+
+    name: str
+    token: str = field(repr=False)
+    fence: int | None
+    ttl: float
+    valid_until: float
+    since: float
+    info: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def remaining(self) -> float:
+        """Return how long this lease may still be trusted [s, >= 0]."""
+        return max(0.0, self.valid_until - clock.now())

@@ -1,0 +1,303 @@
+"""
+One lock node: one long-lived connection, and the replies it still owes, in order.
+
+Redis answers a connection in the order of its requests, so the n-th reply belongs to the
+n-th request and nothing else is needed to tell them apart. Nothing here waits: a node
+that cannot take or give a byte right now is left alone, and its late replies are read
+and dropped when they come. Redis exceptions end here; outside there are only votes.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from celery_redlock.events import Event, NodeClockJump, NodeDown, NodeQuarantined, NodeUp
+from celery_redlock.lock.clock import ClockReading, jump_between, sharper
+from celery_redlock.lock.guard import Greeting, boot_marker
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.requests import Request
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import RELEASE, Keys, ms, pack
+from celery_redlock.lock.votes import Ballot, Vote, VoteKind
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection
+
+    from celery_redlock.lock.address import Address
+
+__all__ = ["Call", "Gone", "Node"]
+
+#: Oldest unanswered request with which a connection is kept [s].
+PATIENCE = 2.0
+#: How many replies a suspect may owe before its connection is given up.
+BACKLOG = 64
+WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+POSITIVE = (VoteKind.GRANTED, VoteKind.REPAIRED)
+
+
+class Gone(Exception):  # noqa: N818  a fact for the fan-out, never seen by a caller
+    """The connection to a node is of no use any more; says why."""
+
+
+class Call:
+    """
+    One request put to every node, and the votes that have come back.
+
+    Attributes:
+        request: What is asked.
+        ballot: One entry per node, in their order; None while the answer is out.
+        is_open: Whether votes still count.
+    """
+
+    __slots__ = ("_decided", "_majority", "_missing", "ballot", "is_open", "packed", "request")
+
+    def __init__(
+        self, request: Request, nodes: int, decided: Callable[[Ballot], bool] | None
+    ) -> None:
+        self.request = request
+        self.packed = pack_call(request)
+        self.ballot: list[Vote | None] = [None] * nodes
+        self.is_open = decided is not None
+        self._decided = decided
+        self._missing = nodes
+        self._majority = quorum(nodes)
+
+    def take(self, position: int, vote: Vote) -> None:
+        """Count the vote of the node at *position*; closes the call once it is decided."""
+        if not self.is_open or self.ballot[position] is not None:
+            return
+        self.ballot[position] = vote
+        self._missing -= 1
+        if not self._missing:
+            self.is_open = False
+        elif len(self.ballot) - self._missing >= self._majority:
+            self.is_open = not self._decided(self.ballot)  # type: ignore[misc]  # open: not None
+
+    def withdraw(self, position: int, reason: str) -> None:
+        """Stop counting a node that said yes on a connection that has died since."""
+        vote = self.ballot[position]
+        if self.is_open and vote is not None and vote.kind in POSITIVE:
+            self.ballot[position] = Vote(VoteKind.UNREACHABLE, reason=reason)
+
+
+def pack_call(request: Request) -> bytes:
+    """Return the request as bytes for any node; without a guarded script's last argument."""
+    script = request.script
+    head = (b"EVALSHA", script.sha, b"%d" % len(request.keys), *request.keys, *request.arguments)
+    return pack_guarded(head) if script.guarded else pack(*head)
+
+
+def pack_guarded(head: tuple[bytes, ...]) -> bytes:
+    """Return *head* packed as a command that has one argument more, which is still to come."""
+    return b"*%d\r\n" % (len(head) + 1) + pack(*head).partition(b"\r\n")[2]
+
+
+class Owed(NamedTuple):
+    """A reply that a node owes: to which call, and since when [s]; None for one of our own."""
+
+    call: Call | None
+    sent: float
+
+
+class Node:
+    """
+    One lock node.
+
+    Attributes:
+        position: Among the configured nodes.
+        label: How it is called in errors and logs.
+        connection: To it; None while there is none.
+        sock: The connection's socket; what a selector waits for.
+        is_settled: Whether it was ever connected, or has failed to be.
+        is_connecting: Whether somebody is about to connect it.
+        greeting: What it last told of itself.
+        problem: Why it does not vote; an exception, None while it does.
+        suspect_since: Since when it owes an answer that a round gave up on [s], or None.
+    """
+
+    def __init__(self, position: int, address: Address, rules: Rules, news: deque[Event]) -> None:
+        self.position = position
+        self.address = address
+        self.label = address.label
+        self._rules = rules
+        self._news = news
+        self.connection: AbstractConnection | None = None
+        self.is_settled = self.is_connecting = False
+        self.greeting: Greeting | None = None
+        self.problem: Exception | None = None
+        self.suspect_since: float | None = None
+        self._owed: deque[Owed] = deque()
+        self._boot = b""
+        self._reading: ClockReading | None = None
+
+    def attach(self, connection: AbstractConnection, greeting: Greeting, fingerprint: str) -> None:
+        """Take over a connection that was greeted; from now on it never blocks."""
+        boot_id = boot_marker(greeting.run_id, fingerprint)
+        self._boot = b"$%d\r\n%b\r\n" % (len(boot_id), boot_id)
+        self._owed.clear()
+        self._reading = None
+        self.greeting = greeting
+        self.suspect_since = self.problem = None
+        self.is_settled, self.is_connecting = True, False
+        self.sock: Any = connection._sock  # noqa: SLF001  redis-py has no public way to its socket
+        self.sock.settimeout(0)
+        self.connection = connection
+        self._news.append(NodeUp(self.label))
+        if greeting.quarantine:
+            self._news.append(NodeQuarantined(self.label, greeting.quarantine))
+
+    def detach(self, problem: Exception) -> None:
+        """Give the connection up; whoever waits for its answers is told why."""
+        connection, self.connection = self.connection, None
+        self.fail(problem)
+        owed, self._owed = self._owed, deque()
+        for reply in owed:
+            if reply.call is not None:
+                reply.call.take(self.position, self._unreachable())
+        if connection is not None:
+            connection.disconnect()
+
+    def fail(self, problem: Exception) -> None:
+        """Note why the node does not vote."""
+        if self.problem is None:
+            self._news.append(NodeDown(self.label, str(problem)))
+        self.problem = problem
+        self.is_settled = True
+
+    def is_late(self, now: float) -> bool:
+        """Return whether the node has owed an answer for longer than a round waits."""
+        return bool(self._owed) and now - self._owed[0].sent > self._rules.node_timeout
+
+    def suspect(self, since: float) -> None:
+        """Note that a round gave up on this node; it is not waited for until it has answered."""
+        if self.suspect_since is None and self._owed:
+            self.suspect_since = since
+            self._news.append(NodeDown(self.label, "no answer in time"))
+
+    def send(self, calls: Sequence[Call], now: float) -> None:
+        """
+        Send *calls* in one write; a node that cannot be asked votes unreachable at once.
+
+        To be called when all that has come from the node was read.
+
+        Raises:
+            Gone: The connection is dead, or has owed an answer for too long.
+        """
+        if self.connection is None:
+            for call in calls:
+                call.take(self.position, self._unreachable())
+            return
+        if self.is_late(now):
+            if now - self._owed[0].sent > PATIENCE:
+                msg = f"no answer for {PATIENCE:g} s"
+                raise Gone(msg)
+            self.suspect(now)
+        if self.suspect_since is not None:
+            calls = self._only_releases(calls)
+        if calls:
+            self._owed.extend([Owed(call, now) for call in calls])
+            self._write(b"".join([self._bytes(call) for call in calls]))
+
+    def _only_releases(self, calls: Sequence[Call]) -> list[Call]:
+        """Answer for a suspect; only releases go down its connection, behind what they undo."""
+        if len(self._owed) > BACKLOG:
+            msg = f"owes {len(self._owed)} answers"
+            raise Gone(msg)
+        for call in calls:
+            call.take(self.position, self._unreachable())
+        return [call for call in calls if call.request.script is RELEASE]
+
+    def read(self, now: float) -> None:
+        """
+        Take every reply that is there.
+
+        Raises:
+            Gone: The connection is dead.
+        """
+        connection = self.connection
+        while connection is not None:
+            try:
+                reply = connection.read_response(disable_decoding=True, disconnect_on_error=False)
+            except ResponseError as error:
+                reply = error
+            except (RedisError, OSError) as error:
+                if isinstance(error, WOULD_BLOCK) or isinstance(error.__context__, WOULD_BLOCK):
+                    return
+                raise Gone(str(error)) from error
+            self._take(reply, now)
+            if not self._owed:
+                self._answered()
+                return
+
+    def _take(self, reply: Any, now: float) -> None:  # noqa: ANN401
+        if not self._owed:
+            msg = "sent a reply that nobody asked for"
+            raise Gone(msg)
+        call, sent = self._owed.popleft()
+        if call is None:
+            return
+        if isinstance(reply, NoScriptError):
+            self._send_source(call, now)
+        elif isinstance(reply, Exception):
+            call.take(self.position, Vote(VoteKind.UNREACHABLE, reason=str(reply)))
+        else:
+            call.take(self.position, self._checked(call.request.script.read(reply), sent, now))
+
+    def _send_source(self, call: Call, now: float) -> None:
+        """Repeat a call whose script the node forgot; not an acquire that nobody waits for."""
+        if not call.is_open and call.request.script is not RELEASE:
+            return
+        request = call.request
+        head = (b"EVAL", request.script.source, b"%d" % len(request.keys))
+        whole = (*head, *request.keys, *request.arguments)
+        self._owed.append(Owed(call, now))
+        self._write(pack_guarded(whole) + self._boot if request.script.guarded else pack(*whole))
+
+    def _checked(self, vote: Vote, sent: float, now: float) -> Vote:
+        """Return *vote*, or none at all if the node's clock has jumped since its last one."""
+        if not vote.node_now:
+            return vote
+        reading = ClockReading.of(sent, now, vote.node_now)
+        before, self._reading = self._reading, reading
+        if before is None:
+            return vote
+        jump = jump_between(before, reading, self._rules.drift_factor)
+        if not jump:
+            self._reading = sharper(before, reading, self._rules.drift_factor)
+            return vote
+        self._news.append(NodeClockJump(self.label, jump))
+        if jump > 0 and self._rules.restart_guard:
+            self._quarantine(now)
+        return Vote(VoteKind.UNREACHABLE, reason=f"its clock jumped by {jump:+.1f} s")
+
+    def _quarantine(self, now: float) -> None:
+        """Keep this node from voting for anybody: keys may have expired before their time."""
+        keys, left = Keys.of(self._rules.prefix, ""), self._rules.quarantine
+        self._owed.append(Owed(None, now))
+        self._write(pack(b"SET", keys.quarantine, b"1", b"PX", ms(left)))
+        self._news.append(NodeQuarantined(self.label, left))
+
+    def _answered(self) -> None:
+        """Note that the node owes nothing; a suspect is one no longer."""
+        if self.suspect_since is not None:
+            self.suspect_since = None
+            self._news.append(NodeUp(self.label))
+
+    def _bytes(self, call: Call) -> bytes:
+        return call.packed + self._boot if call.request.script.guarded else call.packed
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self.connection.send_packed_command([data], check_health=False)  # type: ignore[union-attr]
+        except (RedisError, OSError) as error:
+            raise Gone(str(error)) from error
+
+    def _unreachable(self) -> Vote:
+        if self.suspect_since is not None:
+            return Vote(VoteKind.UNREACHABLE, reason="no answer in time")
+        return Vote(VoteKind.UNREACHABLE, reason=str(self.problem or "not connected yet"))

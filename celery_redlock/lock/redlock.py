@@ -1,0 +1,373 @@
+"""
+The lock as its callers hold it: acquire, extend, release, hold, inspect.
+
+Drives the algorithm of `celery_redlock.lock.rounds` over the connections of
+`celery_redlock.lock.fanout`. The guarantee, and what it rests on:
+
+    While a majority of lock nodes is up and keeps its data (or is quarantined after
+    losing it), clocks run within the drift factor, and the process is not stopped longer
+    than its lease, at most one holder per name is between its grant and its release.
+
+    t0                               quorum                 valid_until   keys expire
+    |-- send to all nodes at once ------|----- trusted --------|-- drift ----|
+    '<-------------------------- ttl on every node ------------------------->'
+
+For writes that must not happen twice even then, hand the fence to the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import socket
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from celery_redlock.errors import ConfigurationError, LockLost, LockTaken, QuorumUnavailable
+from celery_redlock.events import (
+    LeaseLost,
+    LockAcquired,
+    LockConflict,
+    LockReleased,
+    LockRenewed,
+    LockUnavailable,
+    Observer,
+    broadcast,
+)
+from celery_redlock.lock import clock, requests, rounds
+from celery_redlock.lock.address import addresses_of
+from celery_redlock.lock.fanout import Fanout
+from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.lease import Lease, quorum
+from celery_redlock.lock.node import Call
+from celery_redlock.lock.renewal import Renewal
+from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.rounds import Ask, Client, Pause, Tell, Wanted
+from celery_redlock.lock.rules import Rules, number
+from celery_redlock.lock.votes import Ballot, VoteKind, count, read_holder, told
+from celery_redlock.lock.watchdog import Watchdog
+
+__all__ = ["NodeView", "Redlock", "ReleaseOutcome"]
+
+
+class ReleaseOutcome(str, enum.Enum):
+    """What became of a release."""
+
+    #: A quorum deleted our key.
+    RELEASED = "RELEASED"
+    #: The lease had ended before: a quorum was out of reach because our key was gone.
+    EXPIRED = "EXPIRED"
+    #: Too few nodes told; the lease ends by itself within its TTL.
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """
+    What one node knows of one lock.
+
+    Attributes:
+        node: Label of the node.
+        holder: As in `LockTaken.holder`; empty if nobody holds it there.
+        ttl: What is left of the holder's lease [s]; 0.0 if there is none.
+        fence: Largest fencing number given out there, 0 for none.
+        problem: Why the node did not tell, in plain words; empty if it did.
+    """
+
+    node: str
+    holder: dict[str, Any]
+    ttl: float
+    fence: int
+    problem: str
+
+
+class Redlock:
+    """
+    Locks on independent Redis or Valkey nodes. Usable from any thread, and after a fork.
+
+    Nodes are connected by the first call, in each process.
+
+    Args:
+        nodes: URLs or Sentinel services, as the setting ``redlock_nodes``; an odd number.
+        rules: What all clients of these nodes agree on.
+        observers: Are told of events.
+
+    Raises:
+        ConfigurationError: The nodes make no sense.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Any], rules: Rules | None = None, observers: Iterable[Observer] = ()
+    ) -> None:
+        self.rules = rules or Rules()
+        self.nodes = tuple(nodes)
+        self._notify = broadcast(observers)
+        self._fanout = Fanout(addresses_of(nodes), self.rules, self._notify)
+        self._client = Client(self.rules, self._fanout.labels)
+        self._watchdog = Watchdog(self._extend_all, self._tell_renewal)
+        self._host = socket.gethostname()
+
+    @classmethod
+    def from_urls(
+        cls, urls: Sequence[Any], *, observers: Iterable[Observer] = (), **settings: Any
+    ) -> Redlock:
+        """
+        Return locks on the nodes at *urls*.
+
+        Args:
+            urls: As *nodes* above.
+            observers: As above.
+            **settings: Fields of `Rules`: ``ttl``, ``wait``, ``max_ttl``, ``node_timeout``,
+                ``drift_factor``, ``restart_guard``, ``prefix``, ``fence`` ...
+
+        Raises:
+            ConfigurationError: A setting is unknown or out of range.
+        """
+        unknown = set(settings) - set(Rules.__dataclass_fields__)
+        if unknown:
+            known = ", ".join(sorted(Rules.__dataclass_fields__))
+            msg = f"unknown setting {sorted(unknown)[0]!r}; known are {known}"
+            raise ConfigurationError(msg)
+        return cls(urls, Rules(**settings), observers)
+
+    def __repr__(self) -> str:
+        return f"<Redlock on {', '.join(self.labels)}>"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """One label per node, in their order, without passwords."""
+        return self._fanout.labels
+
+    @property
+    def held(self) -> list[HeldLock]:
+        """The locks that the watchdog of this process renews."""
+        return self._watchdog.held
+
+    # -- DESIGN section 4 ----------------------------------------------------------
+
+    @contextlib.contextmanager
+    def hold(
+        self, name: str, *, ttl: float | None = None, wait: float | None = None
+    ) -> Iterator[HeldLock]:
+        """
+        Hold the lock *name* for the body of a ``with``, renewing it as long as that takes.
+
+        Args:
+            name: Lock name.
+            ttl: Lease written to every node [s]; as in the rules by default.
+            wait: How long to keep trying [s]; as in the rules by default.
+
+        Raises:
+            LockTaken: Another holder has it.
+            QuorumUnavailable: No quorum could decide.
+            LockLost: The body ended without an error, but the lock was lost on the way.
+        """
+        held = self.take(Wanted(name, *self._ttl_and_wait(ttl, wait), self.rules.fence))
+        try:
+            yield held
+            held.ensure_held()
+        finally:
+            self.give_back(held)
+
+    def acquire(self, name: str, *, ttl: float | None = None, wait: float | None = None) -> Lease:
+        """
+        Acquire the lock *name*; it is the caller's to extend and release.
+
+        Args:
+            name: Lock name.
+            ttl: Lease written to every node [s]; as in the rules by default.
+            wait: How long to keep trying [s]; as in the rules by default.
+
+        Raises:
+            LockTaken: Another holder has it.
+            QuorumUnavailable: No quorum could decide.
+            ConfigurationError: *ttl* is longer than ``max_ttl``, or no number.
+        """
+        return self._acquire(Wanted(name, *self._ttl_and_wait(ttl, wait), self.rules.fence))
+
+    def extend(self, lease: Lease) -> Lease:
+        """
+        Return a new lease in the place of *lease*, which may not be used again.
+
+        Raises:
+            LockLost: It has ended, or a quorum no longer holds its token.
+            QuorumUnavailable: Too few nodes answered; *lease* stays what it was, and may
+                be extended again until it ends.
+        """
+        renewal = Renewal(self._client, lease)
+        ballot = self._ask(Ask(renewal.request(), renewal.decided))
+        outcome = renewal.outcome(ballot)
+        if isinstance(outcome, str):
+            raise LockLost(lease.name, outcome)
+        if outcome is None:
+            raise QuorumUnavailable(lease.name, told(ballot, self.labels))
+        return outcome
+
+    def release(self, lease: Lease, *, wait: bool = True) -> ReleaseOutcome:
+        """
+        Give *lease* back on all nodes. Never raises.
+
+        Args:
+            lease: Of this process or another; only its own token is deleted.
+            wait: Whether to wait for the nodes' answers; False writes and returns UNKNOWN.
+        """
+        self._notify(LockReleased(lease.name, max(0.0, time.time() - lease.since)))
+        request = requests.release_request(self.rules, lease.name, lease.token)
+        if not wait:
+            self._fanout.tell(Call(request, len(self.labels), None))
+            return ReleaseOutcome.UNKNOWN
+        majority = quorum(len(self.labels))
+
+        def decided(ballot: Ballot) -> bool:
+            gone = count(ballot, VoteKind.REFUSED) > len(ballot) - majority
+            return gone or count(ballot, VoteKind.GRANTED) >= majority
+
+        ballot = self._ask(Ask(request, decided))
+        if count(ballot, VoteKind.GRANTED) >= majority:
+            return ReleaseOutcome.RELEASED
+        return ReleaseOutcome.EXPIRED if decided(ballot) else ReleaseOutcome.UNKNOWN
+
+    def inspect(self, name: str) -> list[NodeView]:
+        """Return what each node knows of the lock *name*, in the order of the nodes."""
+        ballot = self._ask(Ask(requests.inspect_request(self.rules, name), lambda _: False))
+        return [
+            NodeView(
+                node=label,
+                holder=read_holder(vote.value) if vote.value else {},
+                ttl=vote.ttl,
+                fence=vote.fence,
+                problem=vote.reason,
+            )
+            for label, vote in zip(self.labels, ballot, strict=True)
+            if vote is not None
+        ]
+
+    def check(self) -> dict[str, str]:
+        """
+        Connect to all nodes and return those that do not answer, label -> why.
+
+        Raises:
+            ConfigurationError: A server must not be a lock node (a replica, a cluster node,
+                one that evicts keys, one named twice, one enrolled for other settings).
+        """
+        self._fanout.settle(longest=5.0)
+        problems = {node.label: node.problem for node in self._fanout.nodes if node.problem}
+        for label, problem in problems.items():
+            if isinstance(problem, ConfigurationError):
+                msg = f"redlock_nodes: {label} {problem}" if label not in str(problem) else str(problem)
+                raise ConfigurationError(msg)
+        return {label: str(problem) for label, problem in problems.items()}
+
+    def close(self) -> None:
+        """Drop all connections; leases that are held go on until they end."""
+        self._fanout.close()
+
+    # -- for those who build on it ------------------------------------------------
+
+    def take(
+        self, wanted: Wanted, on_lost: Callable[[HeldLock], None] | None = None
+    ) -> HeldLock:
+        """
+        Acquire what is *wanted* and let the watchdog renew it until `give_back`.
+
+        Args:
+            wanted: Name, ttl, patience and what to tell others of the holder.
+            on_lost: Is told once, in the watchdog's thread, when the lock is lost.
+
+        Raises:
+            LockTaken, QuorumUnavailable, rounds.MarkerStands: As `rounds.acquire`.
+        """
+        lease = self._acquire(wanted)
+        held = HeldLock(lease, on_lost)
+        drift = self.rules.drift_factor
+        started = lease.valid_until - lease.ttl * (1.0 - drift)
+        self._watchdog.watch(held, started)
+        return held
+
+    def give_back(self, held: HeldLock, *, keep: float = 0.0, marker: Marker | None = None) -> None:
+        """
+        Release *held* on all nodes without waiting for their answers. Never fails.
+
+        Args:
+            held: From `take`.
+            keep: Let the key stand for so much longer instead [s].
+            marker: To be set in the same step.
+        """
+        self._watchdog.unwatch(held)
+        held.released()
+        request = requests.release_request(
+            self.rules, held.name, held.token, keep=keep, marker=marker
+        )
+        self._fanout.tell(Call(request, len(self.labels), None))
+        self._notify(LockReleased(held.name, max(0.0, time.time() - held.since)))
+
+    def mark(self, marker: Marker) -> None:
+        """Set *marker* on all nodes, or take it away if its ttl is 0; waits for nothing."""
+        request = requests.mark_request(self.rules, marker)
+        self._fanout.tell(Call(request, len(self.labels), None))
+
+    # -- driving the algorithm ------------------------------------------------------
+
+    def _ttl_and_wait(self, ttl: float | None, wait: float | None) -> tuple[float, float]:
+        return (
+            self.rules.ttl if ttl is None else self.rules.check_ttl(ttl),
+            self.rules.wait if wait is None else number("wait", wait),
+        )
+
+    def _acquire(self, wanted: Wanted) -> Lease:
+        started = clock.now()
+        who = {**wanted.info, "host": self._host, "pid": os.getpid()}
+        wanted = Wanted(wanted.name, wanted.ttl, wanted.wait, wanted.fence, who, wanted.marker)
+        try:
+            lease = self._drive(rounds.acquire(self._client, wanted))
+        except LockTaken as error:
+            self._notify(LockConflict(wanted.name, error.holder, clock.now() - started))
+            raise
+        except QuorumUnavailable as error:
+            self._notify(LockUnavailable(wanted.name, error.votes, clock.now() - started))
+            raise
+        self._notify(LockAcquired(wanted.name, lease.fence, clock.now() - started))
+        return lease
+
+    def _drive(self, steps: Generator[Any, Any, Lease]) -> Lease:
+        """Do what *steps* say until they end; an interruption is theirs to clean up after."""
+        advance: Callable[[], Any] = partial(next, steps)
+        while True:
+            try:
+                step = advance()
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            try:
+                advance = partial(steps.send, self._do(step))
+            except BaseException as error:  # noqa: BLE001  raised again by the generator
+                advance = partial(steps.throw, error)
+
+    def _do(self, step: Ask | Tell | Pause) -> Ballot | None:
+        if isinstance(step, Ask):
+            return self._ask(step)
+        if isinstance(step, Tell):
+            self._fanout.tell(Call(step.request, len(self.labels), None), step.skip)
+        else:
+            time.sleep(step.seconds)
+        return None
+
+    def _ask(self, step: Ask) -> Ballot:
+        call = Call(step.request, len(self.labels), step.decided)
+        self._fanout.ask([call])
+        return call.ballot
+
+    def _extend_all(self, leases: Sequence[Lease]) -> list[Lease | str | None]:
+        renewals = [Renewal(self._client, lease) for lease in leases]
+        calls = [Call(r.request(), len(self.labels), r.decided) for r in renewals]
+        self._fanout.ask(calls)
+        return [r.outcome(call.ballot) for r, call in zip(renewals, calls, strict=True)]
+
+    def _tell_renewal(self, held: HeldLock, margin: float | None) -> None:
+        if margin is None:
+            self._notify(LeaseLost(held.name, held.lost_reason or "deadline"))
+        else:
+            self._notify(LockRenewed(held.name, margin))

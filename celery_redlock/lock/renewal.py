@@ -1,0 +1,57 @@
+"""How a lease is extended, and when it must not be: decisions only, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from celery_redlock.lock.lease import Lease, quorum, valid_until
+from celery_redlock.lock.requests import Request, renew_request
+from celery_redlock.lock.rounds import Client
+from celery_redlock.lock.votes import Ballot, VoteKind, count
+
+__all__ = ["Renewal"]
+
+
+class Renewal:
+    """
+    One attempt to extend a lease: what to ask, and what the votes mean.
+
+    Counts nodes that extended our key and, *only while the old lease is still valid*,
+    nodes on which it was missing and has been set again: until then a majority stores
+    our token, so nobody else can have had one in between. A quarantined node counts for
+    nobody. After the deadline nothing revives a lease.
+
+    Source:
+        PROTOCOL 3.6.
+    """
+
+    def __init__(self, client: Client, lease: Lease) -> None:
+        self.client = client
+        self.lease = lease
+        self.started = client.now()
+
+    def request(self) -> Request:
+        """Return what is put to every node."""
+        return renew_request(self.client.rules, self.lease, repair=True)
+
+    def decided(self, ballot: Ballot) -> bool:
+        """Return whether further answers could not change the outcome."""
+        majority = quorum(len(ballot))
+        return _kept(ballot) >= majority or count(ballot, VoteKind.REFUSED) > len(ballot) - majority
+
+    def outcome(self, ballot: Ballot) -> Lease | str | None:
+        """Return the new lease, the reason why it is lost, or None while that is unknown."""
+        majority = quorum(len(ballot))
+        if self.client.now() >= self.lease.valid_until:
+            return "deadline"
+        if _kept(ballot) >= majority:
+            until = valid_until(self.started, self.lease.ttl, self.client.rules.drift_factor)
+            return replace(self.lease, valid_until=max(until, self.lease.valid_until))
+        if count(ballot, VoteKind.REFUSED) > len(ballot) - majority:
+            return "stolen"
+        return None
+
+
+def _kept(ballot: Ballot) -> int:
+    """Return how many nodes store our token now and may be counted."""
+    return count(ballot, VoteKind.GRANTED) + count(ballot, VoteKind.REPAIRED)

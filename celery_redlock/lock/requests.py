@@ -1,0 +1,136 @@
+"""What is put to a node, as a script with its keys and arguments: one function per verb."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import (
+    ACQUIRE,
+    INSPECT,
+    MARK,
+    RELEASE,
+    RENEW,
+    Keys,
+    Script,
+    marker_key,
+    ms,
+)
+
+__all__ = [
+    "Marker",
+    "Request",
+    "acquire_request",
+    "inspect_request",
+    "mark_request",
+    "release_request",
+    "renew_request",
+]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A script with its keys and arguments, for every node alike."""
+
+    script: Script
+    keys: tuple[bytes, ...]
+    arguments: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Marker:
+    """
+    A note on the nodes that something is so.
+
+    Attributes:
+        name: What it is about.
+        state: What it says.
+        ttl: How long it stands [s].
+    """
+
+    name: str
+    state: str
+    ttl: float
+
+
+def encode_info(info: dict[str, Any]) -> bytes:
+    """Return what a holder tells of itself, as it is stored behind the token."""
+    return json.dumps(info, separators=(",", ":"), default=str).encode()
+
+
+def quarantine_ms(rules: Rules) -> bytes:
+    """Return the quarantine as the scripts want it, ``0`` with the restart guard off."""
+    return ms(rules.quarantine) if rules.restart_guard else b"0"
+
+
+def acquire_request(rules: Rules, lease: Lease, marker: str | None) -> Request:
+    """Return what takes *lease* on a node, its fence being a proposal, unless *marker* stands."""
+    keys = Keys.of(rules.prefix, lease.name)
+    unless = b"" if marker is None else marker_key(rules.prefix, marker)
+    return Request(
+        ACQUIRE,
+        (keys.lock, keys.fence, unless, keys.boot, keys.quarantine),
+        (
+            lease.token.encode(),
+            encode_info(lease.info),
+            ms(lease.ttl),
+            b"%d" % (lease.fence or 0),
+            ms(rules.fence_retention),
+            ms(rules.longest_skew),
+            quarantine_ms(rules),
+        ),
+    )
+
+
+def renew_request(rules: Rules, lease: Lease, *, repair: bool) -> Request:
+    """Return what extends *lease* on a node; with *repair* also where its key is missing."""
+    keys = Keys.of(rules.prefix, lease.name)
+    return Request(
+        RENEW,
+        (keys.lock, keys.fence, keys.boot, keys.quarantine),
+        (
+            lease.token.encode(),
+            encode_info(lease.info),
+            ms(lease.ttl),
+            b"%d" % (lease.fence or 0),
+            ms(rules.fence_retention),
+            b"1" if repair else b"0",
+            quarantine_ms(rules),
+        ),
+    )
+
+
+def release_request(
+    rules: Rules, name: str, token: str, *, keep: float = 0.0, marker: Marker | None = None
+) -> Request:
+    """
+    Return what releases the lock on a node if *token* holds it.
+
+    Args:
+        rules: Of the cluster.
+        name: Lock name.
+        token: Whose lock.
+        keep: Let the key stand for so much longer instead of deleting it [s].
+        marker: To be set in the same step, whoever holds the lock.
+    """
+    kept = ms(keep) if keep > 0 else b"0"
+    key, state, ttl = b"", b"", b"1"
+    if marker is not None:
+        key, state, ttl = marker_key(rules.prefix, marker.name), marker.state.encode(), ms(marker.ttl)
+    lock = Keys.of(rules.prefix, name).lock
+    return Request(RELEASE, (lock, key), (token.encode(), kept, state, ttl))
+
+
+def mark_request(rules: Rules, marker: Marker) -> Request:
+    """Return what sets *marker* on a node, or takes it away if its ttl is 0."""
+    ttl = ms(marker.ttl) if marker.ttl > 0 else b"0"
+    return Request(MARK, (marker_key(rules.prefix, marker.name),), (marker.state.encode(), ttl))
+
+
+def inspect_request(rules: Rules, name: str) -> Request:
+    """Return what asks a node who holds the lock."""
+    keys = Keys.of(rules.prefix, name)
+    return Request(INSPECT, (keys.lock, keys.fence), ())

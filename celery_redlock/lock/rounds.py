@@ -1,0 +1,308 @@
+"""
+The algorithm, sans I/O: generators that say what to do next and are told what came of it.
+
+    acquire():   Ask(ACQUIRE) --granted by a quorum, one fence--> Lease
+                     |   \\--granted, fences differ--> Ask(RENEW) to agree on one --> Lease
+                     |--refused / too late / split--> Tell(RELEASE) -> Pause -> again, new token
+                     '--out of time--> LockTaken or QuorumUnavailable
+
+Whoever drives them does the I/O (`celery_redlock.lock.redlock`, or a simulator). The
+safety argument, in the order of the code:
+
+- A token is fresh for every attempt, so a late message of an earlier attempt can neither
+  release nor renew this one.
+- A grant needs a majority of the *configured* nodes, so two holders share a node, and
+  that node keeps one token.
+- Validity counts from before the send and is shortened by the drift, so ours ends
+  before the keys do.
+- Whatever an attempt may have left behind is released through the same connections, so
+  no node sees the release before the request.
+- A fence is final when a majority stores it while holding our token (PROTOCOL 3.1).
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_redlock.errors import LockNotAcquired, LockTaken, QuorumUnavailable, RedlockError
+from celery_redlock.lock import clock
+from celery_redlock.lock.lease import (
+    Lease,
+    fence_proposal,
+    least_validity,
+    quorum,
+    valid_until,
+)
+from celery_redlock.lock.requests import (
+    Request,
+    acquire_request,
+    release_request,
+    renew_request,
+)
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.votes import (
+    Ballot,
+    Verdict,
+    VoteKind,
+    acquire_is_decided,
+    earliest_free,
+    holder_of,
+    judge,
+    quarantine_left,
+    told,
+    verdict_when_split,
+)
+
+__all__ = [
+    "Ask",
+    "Client",
+    "MarkerStands",
+    "Pause",
+    "Tell",
+    "Wanted",
+    "acquire",
+]
+
+#: How often a split vote is tried again before it is called taken or unavailable.
+SPLIT_TRIES = 12
+SHORTEST_PAUSE = 0.01
+LONGEST_PAUSE = 0.25
+LONGEST_SPLIT_PAUSE = 0.06
+#: How many confirming rounds a fence may take before the attempt is given up.
+CONFIRM_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Put *request* to every node at once; the answer is the ballot when *decided*, or timed out."""
+
+    request: Request
+    decided: Callable[[Ballot], bool]
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send *request* to every node but those at the positions *skip*; wait for nothing."""
+
+    request: Request
+    skip: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Do nothing for *seconds*."""
+
+    seconds: float
+
+
+Steps = Generator["Ask | Tell | Pause", Any, Lease]
+
+
+class MarkerStands(RedlockError):
+    """
+    Not an attempt was made: a marker says that this needs no lock any more.
+
+    Attributes:
+        state: The marker's value.
+    """
+
+    def __init__(self, state: str) -> None:
+        super().__init__(state)
+        self.state = state
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """
+    What somebody asks for.
+
+    Attributes:
+        name: Lock name.
+        ttl: Lease to write to every node [s].
+        wait: How long to keep trying [s].
+        fence: Whether to ask for a fencing number.
+        info: What the holder tells of itself; plain JSON values.
+        marker: Name of a marker that, where it stands, makes the lock needless.
+    """
+
+    name: str
+    ttl: float
+    wait: float = 0.0
+    fence: bool = True
+    info: dict[str, Any] = field(default_factory=dict)
+    marker: str | None = None
+
+
+@dataclass
+class Client:
+    """
+    What one client of the cluster knows and uses; clocks and chance can be replaced.
+
+    Attributes:
+        rules: What all clients agree on.
+        labels: One per configured node, in their order.
+        seen: Largest fencing number that any node ever told this client.
+    """
+
+    rules: Rules
+    labels: tuple[str, ...]
+    seen: int = 0
+    now: Callable[[], float] = clock.now
+    wall: Callable[[], float] = time.time
+    chance: Callable[[float, float], float] = random.uniform
+    new_token: Callable[[], str] = lambda: secrets.token_hex(20)
+
+    def propose(self) -> int:
+        """Return the fencing number to propose next."""
+        return fence_proposal(int(self.wall() * 1000), self.seen)
+
+    def learn(self, ballot: Ballot) -> int:
+        """Remember the largest fence in *ballot* and return it."""
+        largest = max((vote.fence for vote in ballot if vote is not None), default=0)
+        self.seen = max(self.seen, largest)
+        return largest
+
+
+def acquire(client: Client, wanted: Wanted) -> Steps:
+    """
+    Acquire the lock, trying until it is granted or *wanted.wait* has passed.
+
+    Returns:
+        The lease, with at least a third of its TTL left.
+
+    Raises:
+        LockTaken: Somebody else holds it.
+        QuorumUnavailable: No quorum could decide.
+        MarkerStands: The marker of *wanted* was found on a node.
+    """
+    give_up = client.now() + wanted.wait
+    tries = splits = 0
+    while True:
+        attempt = _Attempt(client, wanted, client.new_token(), client.now())
+        try:
+            ballot = yield Ask(attempt.request(), acquire_is_decided)
+            verdict = judge(ballot)
+            client.learn(ballot)
+            if verdict is Verdict.GRANTED:
+                lease = yield from attempt.settle(ballot)
+                if lease is not None:
+                    return lease
+                verdict = Verdict.UNAVAILABLE
+        except BaseException:
+            yield Tell(attempt.release())  # interrupted: leave nothing behind
+            raise
+        yield Tell(attempt.release(), _refusing(ballot))
+        if verdict is Verdict.MARKED:
+            raise MarkerStands(_marker_in(ballot))
+        pause = _pause_after(client, verdict, ballot, tries, splits, give_up - client.now())
+        if pause is None:
+            raise refusal(wanted.name, ballot, client.labels)
+        splits += verdict is Verdict.SPLIT
+        tries += verdict is not Verdict.SPLIT
+        yield Pause(pause)
+
+
+def _pause_after(  # noqa: PLR0913  a pure function of all that matters
+    client: Client, verdict: Verdict, ballot: Ballot, tries: int, splits: int, left: float
+) -> float | None:
+    """Return how long to wait before the next attempt [s], None for giving up."""
+    if verdict is Verdict.SPLIT and splits < SPLIT_TRIES:
+        return client.chance(0.0, min(LONGEST_SPLIT_PAUSE, 0.002 * 2 ** min(splits, 5)))
+    if left <= 0:
+        return None
+    longest = min(LONGEST_PAUSE, SHORTEST_PAUSE * 2**tries)
+    hint = earliest_free(ballot)
+    if hint is not None:
+        longest = min(longest, hint + SHORTEST_PAUSE)
+    return min(left, client.chance(longest / 2, longest))
+
+
+def refusal(name: str, ballot: Ballot, labels: tuple[str, ...]) -> LockNotAcquired:
+    """Return the error that says why *ballot* did not grant the lock."""
+    verdict = judge(ballot)
+    if verdict is Verdict.SPLIT:
+        verdict = verdict_when_split(ballot)
+    if verdict is Verdict.TAKEN:
+        return LockTaken(name, told(ballot, labels), holder_of(ballot))
+    votes = told(ballot, labels)
+    if verdict is Verdict.GRANTED:
+        votes = dict.fromkeys(votes, "granted, but too late to be of use") | {
+            label: vote for label, vote in votes.items() if vote != VoteKind.GRANTED.value
+        }
+    return QuorumUnavailable(name, votes, quarantine_left(ballot))
+
+
+def _refusing(ballot: Ballot) -> frozenset[int]:
+    """Return the positions of nodes that certainly stored nothing of ours."""
+    certain = (VoteKind.REFUSED, VoteKind.QUARANTINED, VoteKind.MARKED)
+    return frozenset(i for i, v in enumerate(ballot) if v is not None and v.kind in certain)
+
+
+def _marker_in(ballot: Ballot) -> str:
+    """Return the value of the marker that a node answered with."""
+    return next(v.value.decode() for v in ballot if v is not None and v.kind is VoteKind.MARKED)
+
+
+class _Attempt:
+    """One attempt: one token, one start on our clock."""
+
+    def __init__(self, client: Client, wanted: Wanted, token: str, started: float) -> None:
+        self.client = client
+        self.wanted = wanted
+        self.token = token
+        self.started = started
+        self.since = client.wall()
+        self.info = {**wanted.info, "since": round(self.since, 3)}
+
+    def request(self) -> Request:
+        """Return what is put to every node first."""
+        proposal = self.client.propose() if self.wanted.fence else 0
+        return acquire_request(self.client.rules, self.lease(proposal), self.wanted.marker)
+
+    def release(self) -> Request:
+        """Return what undoes this attempt on a node."""
+        return release_request(self.client.rules, self.wanted.name, self.token)
+
+    def lease(self, fence: int | None) -> Lease:
+        """Return the lease that this attempt is worth with *fence*."""
+        until = valid_until(self.started, self.wanted.ttl, self.client.rules.drift_factor)
+        return Lease(
+            self.wanted.name, self.token, fence, self.wanted.ttl, until, self.since, self.info
+        )
+
+    def settle(self, ballot: Ballot) -> Generator[Ask, Ballot, Lease | None]:
+        """
+        Return the lease once a majority stores one and the same fence, None if it came too late.
+
+        One round suffices when the majority that granted agrees, as it does whenever
+        our proposal was above all their numbers. Otherwise the largest is written back,
+        on condition that the node still holds our token.
+        """
+        if not self.wanted.fence:
+            return self._if_of_use(self.lease(None))
+        majority = quorum(len(ballot))
+        fence = max(v.fence for v in ballot if v is not None and v.kind is VoteKind.GRANTED)
+        for _ in range(CONFIRM_ROUNDS):
+            if _agreeing(ballot, fence) >= majority:
+                return self._if_of_use(self.lease(fence))
+            self.started = self.client.now()
+            confirm = renew_request(self.client.rules, self.lease(fence), repair=False)
+            ballot = yield Ask(confirm, lambda votes, f=fence: _agreeing(votes, f) >= majority)  # type: ignore[misc]
+            fence = max(fence, self.client.learn(ballot))
+        return None
+
+    def _if_of_use(self, lease: Lease) -> Lease | None:
+        late = self.client.now() + least_validity(lease.ttl) > lease.valid_until
+        return None if late else lease
+
+
+def _agreeing(ballot: Ballot, fence: int) -> int:
+    """Return how many nodes hold our token and store exactly *fence*."""
+    return sum(
+        1 for v in ballot if v is not None and v.kind is VoteKind.GRANTED and v.fence == fence
+    )

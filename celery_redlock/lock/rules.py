@@ -1,0 +1,130 @@
+"""The numbers that all clients of one cluster of lock nodes must agree on, checked once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.lease import quarantine_for
+
+__all__ = ["Rules"]
+
+#: Raised when scripts or keys change so that old and new clients must not mix.
+PROTOCOL_VERSION = 1
+LONGEST_PREFIX = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """
+    Settings of a `Redlock`, under their names without the ``redlock_`` prefix.
+
+    Attributes:
+        ttl: Lease written to every node when none is asked for [s, > 0].
+        wait: How long to keep trying when none is asked for [s, >= 0].
+        max_ttl: Longest lease anybody may ask for; bounds the quarantine [s].
+        node_timeout: Longest wait for a node within one round [s].
+        drift_factor: Share of a TTL kept back for clock drift [1, 0 <= f < 1].
+        restart_guard: Whether a node that lost its memory is kept from voting.
+        fence: Whether to ask for fencing numbers.
+        fence_retention: How long a node remembers a fence after its last use [s].
+        prefix: First part of every Redis key.
+
+    Raises:
+        ConfigurationError: A value is out of range; names the setting and the fix.
+    """
+
+    ttl: float = 30.0
+    wait: float = 0.0
+    max_ttl: float = 60.0
+    node_timeout: float = 0.05
+    drift_factor: float = 0.05
+    restart_guard: bool = True
+    fence: bool = True
+    fence_retention: float = 3600.0
+    prefix: str = "redlock"
+
+    def __post_init__(self) -> None:
+        for name in ("ttl", "max_ttl", "node_timeout", "fence_retention"):
+            positive(f"redlock_{name}", getattr(self, name))
+        number("redlock_wait", self.wait)
+        number("redlock_drift_factor", self.drift_factor)
+        for name in ("restart_guard", "fence"):
+            flag(f"redlock_{name}", getattr(self, name))
+        if not self.drift_factor < 0.5:  # noqa: PLR2004  half a lease is not drift but a broken clock
+            msg = f"redlock_drift_factor must be below 0.5, got {self.drift_factor!r}; the default is 0.05"
+            raise ConfigurationError(msg)
+        self.check_ttl(self.ttl, "redlock_ttl")
+        if self.fence_retention < self.max_ttl:
+            msg = f"redlock_fence_retention must be at least redlock_max_ttl ({self.max_ttl:g} s)"
+            raise ConfigurationError(msg)
+        check_prefix(self.prefix)
+
+    def check_ttl(self, ttl: float, name: str = "ttl") -> float:
+        """Return *ttl* if a lease may have it; raise ConfigurationError otherwise."""
+        positive(name, ttl)
+        if ttl > self.max_ttl:
+            msg = (
+                f"{name} must be at most redlock_max_ttl ({self.max_ttl:g} s), got {ttl!r}; "
+                "lower it (the watchdog renews long tasks) or raise redlock_max_ttl on every client"
+            )
+            raise ConfigurationError(msg)
+        if ttl <= 2 * self.node_timeout:
+            msg = (
+                f"{name} must be more than twice redlock_node_timeout "
+                f"({self.node_timeout:g} s), got {ttl!r}; raise it"
+            )
+            raise ConfigurationError(msg)
+        return float(ttl)
+
+    @property
+    def quarantine(self) -> float:
+        """How long a node without memory must not vote [s]."""
+        return quarantine_for(self.max_ttl, self.drift_factor)
+
+    @property
+    def longest_skew(self) -> float:
+        """How far a client's wall clock may run ahead of a node's [s]."""
+        return min(self.quarantine / 4.0, 5.0)
+
+    def fingerprint(self, nodes: Iterable[str]) -> str:
+        """Return what clients must share to have the same quorum: nodes, max_ttl, version."""
+        agreed = [str(PROTOCOL_VERSION), f"{self.max_ttl:.3f}", *sorted(nodes)]
+        return hashlib.sha256("\n".join(agreed).encode()).hexdigest()[:16]
+
+
+def check_prefix(prefix: object) -> None:
+    """Raise ConfigurationError unless *prefix* may begin a Redis key."""
+    if isinstance(prefix, str) and 0 < len(prefix.encode()) <= LONGEST_PREFIX:
+        return
+    msg = f"redlock_prefix must be a string of 1 to {LONGEST_PREFIX} bytes, got {prefix!r}"
+    raise ConfigurationError(msg)
+
+
+def number(name: str, value: object) -> float:
+    """Return *value* if it is a finite number >= 0; raise ConfigurationError naming *name*."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        msg = f"{name} must be a number of seconds, got {value!r}"
+        raise ConfigurationError(msg)
+    if not 0 <= value < float("inf"):
+        msg = f"{name} must be >= 0 and finite, got {value!r}"
+        raise ConfigurationError(msg)
+    return float(value)
+
+
+def positive(name: str, value: object) -> float:
+    """Return *value* if it is a finite number > 0; raise ConfigurationError naming *name*."""
+    if number(name, value) == 0:
+        msg = f"{name} must be > 0, got {value!r}"
+        raise ConfigurationError(msg)
+    return float(value)  # type: ignore[arg-type]  # number() has checked it
+
+
+def flag(name: str, value: object) -> bool:
+    """Return *value* if it is True or False; raise ConfigurationError naming *name*."""
+    if not isinstance(value, bool):
+        msg = f"{name} must be True or False, got {value!r}"
+        raise ConfigurationError(msg)
+    return value

@@ -1,0 +1,268 @@
+"""
+What runs inside a node: short Lua scripts, their keys, and their replies as votes.
+
+Times are milliseconds in this file and nowhere else. Numbers travel as decimal
+strings made with ``%.0f``: Lua's own conversion keeps 14 digits of a fence's 16.
+Every write carries an expiry.
+
+A lock's value is ``token`` (40 characters) followed by what the holder tells of
+itself, as JSON. Only the token is compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from celery_redlock.lock.votes import TOKEN_LENGTH, Vote, VoteKind
+
+__all__ = [
+    "ACQUIRE",
+    "ENROL",
+    "INSPECT",
+    "MARK",
+    "RELEASE",
+    "RENEW",
+    "SCRIPTS",
+    "Keys",
+    "Script",
+    "marker_key",
+    "ms",
+    "pack",
+]
+
+#: How long a node remembers that it is enrolled after the last grant [ms]: 30 days.
+BOOT_RETENTION = 30 * 24 * 3600 * 1000
+LONGEST_NAME = 110
+FOREIGN = "enrolled for another list of nodes or redlock_max_ttl"
+
+# Common head of the scripts that vote: a node whose boot marker is not the run id that this
+# connection saw has lost its memory (restart, flush, failover) and must not vote for a while (-2).
+# A boot id is 'run id:fingerprint', the run id 40 characters; with another fingerprint the node
+# belongs to clients of another configuration, and votes for nobody here (-6).
+GUARD = """
+local function standing(boot, quarantine, boot_id, quarantine_ms)
+  if quarantine_ms == '0' then return 1 end
+  local found = redis.call('GET', boot)
+  if found ~= boot_id then
+    if found and string.sub(found, 1, 41) == string.sub(boot_id, 1, 41) then return -6, 0 end
+    redis.call('SET', boot, boot_id, 'PX', '%d')
+    redis.call('SET', quarantine, '1', 'PX', quarantine_ms)
+  end
+  local left = redis.call('PTTL', quarantine)
+  if left == -2 then return 1 end
+  return -2, left
+end
+local function now_ms()
+  local t = redis.call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+""" % BOOT_RETENTION  # noqa: UP031  braces would need escaping throughout
+
+# KEYS 1 lock 2 fence 3 marker or '' 4 boot 5 quarantine
+# ARGV 1 token 2 info 3 ttl 4 proposed fence or '0' 5 fence retention 6 skew allowed
+#      7 quarantine or '0' 8 boot id
+ACQUIRE_LUA = """
+local now = now_ms()
+local code, left = standing(KEYS[4], KEYS[5], ARGV[8], ARGV[7])
+if code ~= 1 then return {code, now, left} end
+if KEYS[3] ~= '' then
+  local marker = redis.call('GET', KEYS[3])
+  if marker then return {-3, now, marker} end
+end
+local cur = redis.call('GET', KEYS[1])
+if cur and string.sub(cur, 1, %d) ~= ARGV[1] then
+  return {0, now, redis.call('PTTL', KEYS[1]), cur, redis.call('GET', KEYS[2]) or '0'}
+end
+local fence = '0'
+if ARGV[4] ~= '0' then
+  local proposed = tonumber(ARGV[4])
+  if proposed > (now + tonumber(ARGV[6])) * 4096 then return {-5, now} end
+  local f = tonumber(redis.call('GET', KEYS[2]) or '0') + 1
+  if proposed > f then f = proposed end
+  fence = string.format('%%.0f', f)
+  redis.call('SET', KEYS[2], fence, 'PX', ARGV[5])
+end
+redis.call('SET', KEYS[1], ARGV[1] .. ARGV[2], 'PX', ARGV[3])
+if ARGV[7] ~= '0' then redis.call('PEXPIRE', KEYS[4], '%d') end
+return {1, now, fence}
+""" % (TOKEN_LENGTH, BOOT_RETENTION)  # noqa: UP031
+
+# KEYS 1 lock 2 fence 3 boot 4 quarantine
+# ARGV 1 token 2 info 3 ttl 4 fence or '0' 5 fence retention 6 repair ('1' or '0')
+#      7 quarantine or '0' 8 boot id
+RENEW_LUA = """
+local now = now_ms()
+local code, left = standing(KEYS[3], KEYS[4], ARGV[8], ARGV[7])
+local cur = redis.call('GET', KEYS[1])
+local kind = 1
+if not cur and ARGV[6] == '1' then kind = 2
+elseif not cur or string.sub(cur, 1, %d) ~= ARGV[1] then
+  local ttl = redis.call('PTTL', KEYS[1])
+  return {0, now, ttl, cur or '', redis.call('GET', KEYS[2]) or '0'}
+end
+redis.call('SET', KEYS[1], ARGV[1] .. ARGV[2], 'PX', ARGV[3])
+local fence = '0'
+if ARGV[4] ~= '0' then
+  local f = tonumber(redis.call('GET', KEYS[2]) or '0')
+  local m = tonumber(ARGV[4])
+  if m > f then f = m end
+  fence = string.format('%%.0f', f)
+  redis.call('SET', KEYS[2], fence, 'PX', ARGV[5])
+end
+if code ~= 1 then return {code, now, left} end
+return {kind, now, fence}
+""" % TOKEN_LENGTH  # noqa: UP031
+
+# KEYS 1 lock 2 marker or ''
+# ARGV 1 token 2 keep the key for so long yet, or '0' 3 marker value 4 marker ttl
+RELEASE_LUA = """
+local cur = redis.call('GET', KEYS[1])
+local mine = cur and string.sub(cur, 1, %d) == ARGV[1]
+if mine then
+  if ARGV[2] == '0' then redis.call('DEL', KEYS[1]) else redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+end
+if KEYS[2] ~= '' then redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4]) end
+return {mine and 1 or 0, 0}
+""" % TOKEN_LENGTH  # noqa: UP031
+
+# KEYS 1 boot 2 quarantine ; ARGV 1 boot id 2 quarantine 3 'look', 'trust', 'quarantine' or 'bootstrap'
+# A marker is 'run id:fingerprint'. Answers the state found, the clock, what is left of a
+# quarantine, and the marker found.
+ENROL_LUA = """
+local now = now_ms()
+local found = redis.call('GET', KEYS[1])
+if ARGV[3] == 'bootstrap' then
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', '%d')
+  redis.call('DEL', KEYS[2])
+  return {'enrolled', now, 0, ARGV[1]}
+end
+if not found and ARGV[3] == 'look' then return {'unmarked', now, 0, ''} end
+if not found and ARGV[3] == 'trust' then
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', '%d')
+elseif found and string.sub(found, 41) ~= string.sub(ARGV[1], 41) then
+  return {'foreign', now, 0, found}
+end
+local code, left = standing(KEYS[1], KEYS[2], ARGV[1], ARGV[2])
+return {'enrolled', now, left or 0, found or ''}
+""" % (BOOT_RETENTION, BOOT_RETENTION)  # noqa: UP031
+
+
+# KEYS 1 marker ; ARGV 1 value 2 ttl, or '0' to take the marker away
+MARK_LUA = """
+if ARGV[2] == '0' then redis.call('DEL', KEYS[1])
+else redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
+return {1, 0}
+"""
+
+# KEYS 1 lock 2 fence
+INSPECT_LUA = """
+local cur = redis.call('GET', KEYS[1])
+local fence = redis.call('GET', KEYS[2]) or '0'
+if not cur then return {2, now_ms(), fence} end
+return {0, now_ms(), redis.call('PTTL', KEYS[1]), cur, fence}
+"""
+
+
+class Keys(NamedTuple):
+    """
+    The Redis keys of one lock name.
+
+    Attributes:
+        lock: Holds the token and what the holder tells of itself.
+        fence: Holds the largest fencing number given out.
+        boot: Holds what the node was when it was enrolled; one per node.
+        quarantine: Is there while the node must not vote; one per node.
+    """
+
+    lock: bytes
+    fence: bytes
+    boot: bytes
+    quarantine: bytes
+
+    @classmethod
+    def of(cls, prefix: str, name: str) -> Keys:
+        """Return the keys of *name*; each is shorter than 200 bytes."""
+        short = shorten(name)
+        return cls(
+            *(f"{prefix}:{part}".encode() for part in (f"lock:{short}", f"fence:{short}")),
+            *(f"{prefix}:node:{part}".encode() for part in ("boot", "quarantine")),
+        )
+
+
+def marker_key(prefix: str, marker: str) -> bytes:
+    """Return the Redis key of a marker."""
+    return f"{prefix}:marker:{shorten(marker)}".encode()
+
+
+def shorten(name: str) -> str:
+    """Return *name*, or if it is too long for a key its beginning and a digest of all of it."""
+    encoded = name.encode()
+    if len(encoded) <= LONGEST_NAME:
+        return name
+    begin = encoded[: LONGEST_NAME - 33].decode(errors="ignore")
+    return f"{begin}~{hashlib.sha256(encoded).hexdigest()[:32]}"
+
+
+def pack(*arguments: bytes) -> bytes:
+    """Return a command as Redis reads it (RESP); packed once and sent to every node."""
+    parts = [b"*%d\r\n" % len(arguments)]
+    parts += [b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments]
+    return b"".join(parts)
+
+
+def ms(seconds: float) -> bytes:
+    """Return *seconds* in whole milliseconds, at least one: PX 0 is an error."""
+    return b"%d" % max(1, round(seconds * 1000))
+
+
+def read_vote(reply: Any) -> Vote:  # noqa: ANN401  whatever the parser made of the node's bytes
+    """Return the vote in the reply of `ACQUIRE` or `RENEW`."""
+    code, now = reply[0], reply[1] / 1000.0
+    if code == 1:
+        return Vote(VoteKind.GRANTED, int(reply[2]), node_now=now)
+    if code == 0:
+        ttl = max(0, reply[2]) / 1000.0
+        return Vote(VoteKind.REFUSED, int(reply[4]), ttl, reply[3], now)
+    if code == 2:  # noqa: PLR2004  the codes are those of the scripts above
+        return Vote(VoteKind.REPAIRED, int(reply[2]), node_now=now)
+    if code == -2:  # noqa: PLR2004
+        return Vote(VoteKind.QUARANTINED, ttl=max(0, reply[2]) / 1000.0, node_now=now)
+    if code == -3:  # noqa: PLR2004
+        return Vote(VoteKind.MARKED, value=reply[2], node_now=now)
+    if code == -6:  # noqa: PLR2004
+        return Vote(VoteKind.UNREACHABLE, node_now=now, reason=FOREIGN)
+    return Vote(VoteKind.UNREACHABLE, node_now=now, reason="our clock is too far ahead of the node's")
+
+
+def read_release(reply: Any) -> Vote:  # noqa: ANN401
+    """Return the vote in the reply of `RELEASE`: granted if the lock was ours."""
+    return Vote(VoteKind.GRANTED if reply[0] == 1 else VoteKind.REFUSED)
+
+
+class Script:
+    """
+    One Lua script and how to read its reply.
+
+    Attributes:
+        source: The Lua text.
+        sha: Its SHA-1 digest, by which a node knows it.
+        read: Turns the reply into a `Vote`.
+        guarded: Whether the last argument is the node's boot id, which differs per node.
+    """
+
+    def __init__(self, source: str, read: Callable[[Any], Vote], *, guarded: bool) -> None:
+        self.source = source.encode()
+        self.sha = hashlib.sha1(self.source).hexdigest().encode()  # noqa: S324  Redis names scripts so
+        self.read = read
+        self.guarded = guarded
+
+
+ACQUIRE = Script(GUARD + ACQUIRE_LUA, read_vote, guarded=True)
+RENEW = Script(GUARD + RENEW_LUA, read_vote, guarded=True)
+RELEASE = Script(RELEASE_LUA, read_release, guarded=False)
+ENROL = Script(GUARD + ENROL_LUA, read_vote, guarded=False)
+MARK = Script(MARK_LUA, read_release, guarded=False)
+INSPECT = Script(GUARD + INSPECT_LUA, read_vote, guarded=False)
+SCRIPTS = (ACQUIRE, RENEW, RELEASE, ENROL, MARK, INSPECT)

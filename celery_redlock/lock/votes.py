@@ -1,0 +1,196 @@
+"""
+Votes of nodes, and what a set of them means: granted, taken or unavailable.
+
+Pure functions, total over every combination of votes. A vote that has not come
+in (yet) is None.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from celery_redlock.lock.lease import quorum
+
+__all__ = ["Ballot", "Verdict", "Vote", "VoteKind", "acquire_is_decided", "holder_of", "judge", "told"]
+
+TOKEN_LENGTH = 40
+PUBLIC_TOKEN_LENGTH = 8
+
+
+class VoteKind(enum.Enum):
+    """What a node answered to one request."""
+
+    GRANTED = "granted"
+    REPAIRED = "repaired"
+    REFUSED = "refused"
+    QUARANTINED = "quarantined"
+    UNREACHABLE = "unreachable"
+    MARKED = "marked"
+
+
+class Vote(NamedTuple):
+    """
+    One node's answer.
+
+    Attributes:
+        kind: Which answer.
+        fence: The node's fencing number, 0 when there is none.
+        ttl: What is left of the other holder's lease, or of the quarantine [s].
+        value: The other holder's lock value, or the marker's.
+        node_now: The node's wall clock [s, Unix time]; 0.0 when it did not tell.
+        reason: Why there is no vote, in plain words.
+    """
+
+    kind: VoteKind
+    fence: int = 0
+    ttl: float = 0.0
+    value: bytes = b""
+    node_now: float = 0.0
+    reason: str = ""
+
+    def in_words(self) -> str:
+        """Return the vote in plain words, without the token."""
+        if self.reason:
+            return f"{self.kind.value} ({self.reason})"
+        if self.kind in (VoteKind.REFUSED, VoteKind.QUARANTINED):
+            return f"{self.kind.value} ({self.ttl:.1f} s left)"
+        return str(self.kind.value)
+
+
+#: One entry per configured node, in their order; None for an answer that is still out.
+Ballot = Sequence["Vote | None"]
+
+
+class Verdict(enum.Enum):
+    """What a ballot means for the one who asked."""
+
+    GRANTED = "granted"
+    TAKEN = "taken"
+    SPLIT = "split"
+    MARKED = "marked"
+    UNAVAILABLE = "unavailable"
+
+
+def count(ballot: Ballot, kind: VoteKind) -> int:
+    """Return how many votes of *kind* there are."""
+    return sum(1 for vote in ballot if vote is not None and vote.kind is kind)
+
+
+def largest_holder(ballot: Ballot) -> int:
+    """Return on how many nodes the holder seen most often was seen."""
+    seen: dict[bytes, int] = {}
+    for vote in ballot:
+        if vote is not None and vote.kind is VoteKind.REFUSED:
+            token = vote.value[:TOKEN_LENGTH]
+            seen[token] = seen.get(token, 0) + 1
+    return max(seen.values(), default=0)
+
+
+def acquire_is_decided(ballot: Ballot) -> bool:
+    """
+    Return whether further answers could not change what to do.
+
+    Granted by a quorum; a marker anywhere; or one other holder seen on so many
+    nodes that it has the lock. Refusals by several holders are waited out: it
+    takes all answers to tell a split vote from a lock that is taken.
+    """
+    majority = quorum(len(ballot))
+    return (
+        count(ballot, VoteKind.GRANTED) >= majority
+        or count(ballot, VoteKind.MARKED) > 0
+        or largest_holder(ballot) >= majority
+    )
+
+
+def judge(ballot: Ballot) -> Verdict:
+    """
+    Return what *ballot* means; answers that never came count for nobody.
+
+    The quorum is over all *configured* nodes, whoever is up. Unavailable is
+    never called taken, nor the reverse: taken needs so many refusals that a
+    quorum is out of reach whatever the silent nodes would say.
+    """
+    majority = quorum(len(ballot))
+    if count(ballot, VoteKind.MARKED):
+        return Verdict.MARKED
+    if count(ballot, VoteKind.GRANTED) >= majority:
+        return Verdict.GRANTED
+    refused = count(ballot, VoteKind.REFUSED)
+    if largest_holder(ballot) < majority and is_split(ballot, refused):
+        return Verdict.SPLIT
+    return Verdict.TAKEN if refused > len(ballot) - majority else Verdict.UNAVAILABLE
+
+
+def is_split(ballot: Ballot, refused: int) -> bool:
+    """
+    Return whether contenders may have kept each other from a quorum.
+
+    So when we were granted some nodes and refused others, or several holders
+    refused us, and the nodes that answered would suffice for a quorum.
+    """
+    granted = count(ballot, VoteKind.GRANTED)
+    contended = refused > 0 and (granted > 0 or largest_holder(ballot) < refused)
+    return contended and granted + refused >= quorum(len(ballot))
+
+
+def verdict_when_split(ballot: Ballot) -> Verdict:
+    """Return what a vote that stays split is called in the end."""
+    refused = count(ballot, VoteKind.REFUSED)
+    return Verdict.TAKEN if refused > len(ballot) - quorum(len(ballot)) else Verdict.UNAVAILABLE
+
+
+def earliest_free(ballot: Ballot) -> float | None:
+    """
+    Return when a quorum could be free if nobody renews [s from now], None if unknown.
+
+    The k-th smallest of the leases that refused us, k being how many more nodes we need.
+    """
+    leases = sorted(v.ttl for v in ballot if v is not None and v.kind is VoteKind.REFUSED)
+    missing = quorum(len(ballot)) - count(ballot, VoteKind.GRANTED)
+    return leases[missing - 1] if 0 < missing <= len(leases) else None
+
+
+def quarantine_left(ballot: Ballot) -> float | None:
+    """Return when enough quarantines end for a quorum [s from now], None if they are not the cause."""
+    waits = sorted(v.ttl for v in ballot if v is not None and v.kind is VoteKind.QUARANTINED)
+    missing = quorum(len(ballot)) - count(ballot, VoteKind.GRANTED) - count(ballot, VoteKind.REFUSED)
+    return waits[missing - 1] if 0 < missing <= len(waits) else None
+
+
+def holder_of(ballot: Ballot) -> dict[str, Any]:
+    """
+    Return what is known of the holder that most nodes named; empty if none did.
+
+    Returns:
+        Plain JSON values: ``token`` (its public part), ``ttl`` [s], and whatever
+        the holder told of itself (``task_id``, ``execution``, ``host``, ``pid``, ``since`` ...).
+    """
+    refusals = [v for v in ballot if v is not None and v.kind is VoteKind.REFUSED and v.value]
+    if not refusals:
+        return {}
+    tokens = [v.value[:TOKEN_LENGTH] for v in refusals]
+    token = max(tokens, key=tokens.count)
+    votes = [v for v in refusals if v.value.startswith(token)]
+    return {**read_holder(votes[0].value), "ttl": max(v.ttl for v in votes)}
+
+
+def read_holder(value: bytes) -> dict[str, Any]:
+    """Return what a lock's value tells of its holder; the token only by its public part."""
+    told_by_holder: dict[str, Any] = {}
+    try:
+        parsed = json.loads(value[TOKEN_LENGTH:] or b"{}")
+        told_by_holder = parsed if isinstance(parsed, dict) else {}
+    except ValueError:  # written by somebody else: the key is taken all the same
+        pass
+    return {**told_by_holder, "token": value[:PUBLIC_TOKEN_LENGTH].decode("ascii", "replace")}
+
+
+def told(ballot: Ballot, labels: Sequence[str]) -> dict[str, str]:
+    """Return every node's answer in plain words, by node label."""
+    return {
+        label: "not waited for" if vote is None else vote.in_words()
+        for label, vote in zip(labels, ballot, strict=True)
+    }

@@ -1,0 +1,214 @@
+"""
+Renew all leases that a process holds, with one thread.
+
+    take at t0 --> due at t0 + ttl/3 --renewed--> due a third later, and so on
+                        |--unknown--> again after ttl/12 +- 25 %, until the deadline
+                        '--stolen, or the deadline passed--> lost: tell the holder
+
+The thread only ever makes a lease longer. That a lease has ended is read off the clock by
+the holder itself (`HeldLock.ensure_held`), so a thread that never ran costs an aborted
+task, not an overlap. It is started by the first lease and sleeps until the first one is
+due: a lease given back before a third of its TTL never wakes it.
+
+Source:
+    PROTOCOL 3.6 and 3.9.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import random
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from celery_redlock.lock import clock
+from celery_redlock.lock.lease import Lease, renew_at
+
+if TYPE_CHECKING:
+    from celery_redlock.lock.held import HeldLock
+
+__all__ = ["Watchdog"]
+
+#: Extends leases in one round: new lease, reason of the loss, or None while unknown.
+Extend = Callable[[Sequence[Lease]], Sequence["Lease | str | None"]]
+#: Leases renewed in one write per node: far less than a socket buffer holds.
+BATCH = 50
+#: How many entries of locks that are gone the heap may hold before it is swept.
+STALE = 256
+
+logger = logging.getLogger(__name__)
+_every_watchdog: weakref.WeakSet[Watchdog] = weakref.WeakSet()
+
+
+class Watchdog:
+    """
+    Keeps leases alive. Safe from any thread.
+
+    Args:
+        extend: Asks the nodes.
+        told: Is told of each outcome: the held lock, and what was left of its old lease
+            when it was renewed [s], or None when it was lost.
+        now: The clock of the leases [s].
+    """
+
+    def __init__(
+        self,
+        extend: Extend,
+        told: Callable[[HeldLock, float | None], None],
+        now: Callable[[], float] = clock.now,
+    ) -> None:
+        self._extend = extend
+        self._told = told
+        self._now = now
+        self._start_over()
+        _every_watchdog.add(self)
+
+    def _start_over(self) -> None:
+        """Hold nothing. After a fork: the parent's leases are the parent's."""
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, HeldLock]] = []
+        self._order = itertools.count()
+        self._held: set[HeldLock] = set()
+        self._thread: threading.Thread | None = None
+        self._sleeps_until = 0.0
+
+    @property
+    def held(self) -> list[HeldLock]:
+        """The locks that are being renewed."""
+        with self._changed:
+            return list(self._held)
+
+    def watch(self, held: HeldLock, started: float) -> None:
+        """Renew *held*, whose lease was taken at *started* [s], until `unwatch`."""
+        with self._changed:
+            self._held.add(held)
+            self._schedule(renew_at(started, held.ttl), held)
+            if self._thread is None:
+                self._start()
+
+    def unwatch(self, held: HeldLock) -> None:
+        """Renew *held* no more. Its entry in the heap is passed over when it comes up."""
+        with self._changed:
+            self._held.discard(held)
+            if len(self._due) > STALE + 2 * len(self._held):
+                self._due = [entry for entry in self._due if entry[2] in self._held]
+                heapq.heapify(self._due)
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="redlock-watchdog", daemon=True)
+        self._thread.start()
+
+    def _schedule(self, due: float, held: HeldLock) -> None:
+        heapq.heappush(self._due, (due, next(self._order), held))
+        if due < self._sleeps_until:
+            self._changed.notify()
+
+    def _run(self) -> None:
+        pid = os.getpid()
+        while os.getpid() == pid:
+            batch = self._wait_for_due()
+            try:
+                self.renew(batch)
+            except Exception:  # a watchdog that dies would lose every lease of the process
+                logger.exception("Renewing %d leases failed; trying again", len(batch))
+                self._put_back(batch)
+
+    def _wait_for_due(self) -> list[HeldLock]:
+        with self._changed:
+            while not (batch := self.take_due()):
+                self._sleeps_until = self._due[0][0] if self._due else float("inf")
+                left = self._sleeps_until - self._now()
+                self._changed.wait(None if left == float("inf") else max(0.0, left))
+                self._sleeps_until = 0.0
+            return batch
+
+    def take_due(self) -> list[HeldLock]:
+        """Return up to a batch of locks that are due, and take them off the heap."""
+        now = self._now()
+        batch: list[HeldLock] = []
+        while self._due and self._due[0][0] <= now and len(batch) < BATCH:
+            due, _, held = heapq.heappop(self._due)
+            if held in self._held:
+                batch.append(held)
+                warn_if_starved(held, now - due)
+        return batch
+
+    def renew(self, batch: Sequence[HeldLock]) -> None:
+        """Ask for all of *batch* in one round, and tell each holder what came of it."""
+        started = self._now()
+        live = [held for held in batch if not self._is_over(held)]
+        if not live:
+            return
+        outcomes = self._extend([held.lease for held in live])
+        for held, outcome in zip(live, outcomes, strict=True):
+            self._settle(held, outcome, started)
+
+    def _is_over(self, held: HeldLock) -> bool:
+        reason = held.lost_reason
+        if reason is not None:
+            self._lose(held, reason)
+        return reason is not None
+
+    def _settle(self, held: HeldLock, outcome: Lease | str | None, started: float) -> None:
+        if isinstance(outcome, str):
+            self._lose(held, outcome)
+        elif outcome is None:
+            self._again(held, started)
+        else:
+            margin = held.lease.valid_until - self._now()
+            if held.renewed(outcome):
+                self._told(held, margin)
+                self._at(renew_at(started, held.ttl), held)
+            else:
+                self._lose(held, "deadline")
+
+    def _again(self, held: HeldLock, started: float) -> None:
+        """Try an undecided renewal again soon, at the latest when the lease ends."""
+        pause = held.ttl / 12.0 * random.uniform(0.75, 1.25)  # noqa: S311  jitter, no secret
+        self._at(min(started + pause, held.lease.valid_until), held)
+
+    def _put_back(self, batch: Sequence[HeldLock]) -> None:
+        for held in batch:
+            self._again(held, self._now())
+
+    def _at(self, due: float, held: HeldLock) -> None:
+        with self._changed:
+            if held in self._held:
+                self._schedule(due, held)
+
+    def _lose(self, held: HeldLock, reason: str) -> None:
+        with self._changed:
+            if held not in self._held:
+                return  # given back in the meantime
+            self._held.discard(held)
+        held.lose(reason)
+        self._told(held, None)
+
+    def after_fork_in_child(self) -> None:
+        """Start from nothing."""
+        self._start_over()
+
+
+def warn_if_starved(held: HeldLock, late: float) -> None:
+    """Say so if the thread got to run so late that leases are at risk."""
+    if late > held.ttl / 6.0:
+        logger.warning(
+            "The watchdog ran %.1f s late (lease %.1f s): something keeps this process from "
+            "switching threads; shorten its CPU-bound stretches or raise lock_ttl",
+            late,
+            held.ttl,
+        )
+
+
+def _forget_parent() -> None:
+    for watchdog in list(_every_watchdog):
+        watchdog.after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)
