@@ -1,0 +1,76 @@
+# Everything is installed into .venv; nothing else on the machine is touched.
+# Works with GNU make from 3.81 (macOS) on. ARGS="..." is handed to what a target runs.
+
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := $(VENV)/.demo-installed
+DEV := $(VENV)/.dev-installed
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# `make PYTHON=/path/to/python` chooses one; else it is the first on PATH that is new enough.
+NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
+PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11 python3.10; do \
+	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done)
+
+# Of `make matrix`
+PYTHONS ?= 3.10 3.11 3.12 3.13
+REDIS_PYS ?= 6.4 7 8
+CELLS := .venv-matrix
+
+.PHONY: help demo test lint bench matrix build clean
+
+help: ## Show this help
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Takes the developers' .venv where there is one, and a lean one otherwise.
+demo: $(if $(wildcard $(DEV)),$(DEV),$(DEMO)) ## See tasks under a lock, and nodes failing beneath them
+	$(BIN)/celery-redlock demo $(ARGS)
+
+test: $(DEV) ## Run all tests, on servers that it brings along
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(DEV) ## Check style, types, layers and spelling
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy --strict celery_redlock tests/support tests/conftest.py
+	@for file in $(wildcard tests/typing/*.py); do (set -x; $(BIN)/mypy --strict $$file) || exit 1; done
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+bench: $(DEV) ## Measure what a lock costs
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.lock_cycle $(ARGS)
+
+matrix: ## Run the contract tests with each Python found and each redis-py supported
+	@mkdir -p $(CELLS) && grep -v '^redis==' constraints.txt > $(CELLS)/constraints.txt
+	@for py in $(PYTHONS); do \
+	  python$$py -c '' 2>/dev/null || { echo "== python$$py: not on PATH, skipped"; continue; }; \
+	  cell=$(CELLS)/$$py; test -x $$cell/bin/python || python$$py -m venv $$cell || exit 1; \
+	  for redis in $(REDIS_PYS); do \
+	    echo "== python$$py with redis-py $$redis"; \
+	    $$cell/bin/python -m pip install --quiet --disable-pip-version-check \
+	      -c $(CELLS)/constraints.txt -e '.[test]' "redis==$$redis.*" || exit 1; \
+	    $$cell/bin/python -m pytest -q tests/contract $(ARGS) || exit 1; \
+	  done; \
+	done
+
+build: $(DEV) ## Build the source archive and the wheel into dist/
+	$(BIN)/hatchling build
+
+clean: ## Remove everything that can be made again
+	rm -rf $(VENV) $(CELLS) build dist
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[demo]'
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[dev]'
+	@touch $@
+
+$(BIN)/python:
+	@$(or $(PYTHON),false) $(NEW_ENOUGH) || { echo >&2 "celery-redlock needs Python 3.10 or newer:" \
+	  "$(if $(PYTHON),$(PYTHON) is not,there is none on PATH). Name one: make PYTHON=/path/to/python3.12"; \
+	  exit 1; }
+	$(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }

@@ -1,0 +1,1 @@
+"""Ready observers: each takes the events of `celery_redlock.events` somewhere."""

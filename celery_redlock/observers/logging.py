@@ -1,0 +1,78 @@
+"""
+The observer that is on by default: one log record per thing an operator wants to read.
+
+Every record carries ``extra={"redlock": <event name>, ...}``, so that records can be
+counted without parsing prose. Grants and releases are logged at DEBUG.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery_redlock import events
+
+__all__ = ["log_event"]
+
+logger = logging.getLogger("celery_redlock")
+
+
+def log_event(event: events.Event) -> None:
+    """Write *event* to the logger ``celery_redlock``."""
+    level, words = LINES.get(type(event), (logging.DEBUG, None))
+    if logger.isEnabledFor(level):
+        line = repr(event) if words is None else words(event)
+        logger.log(level, "%s", line, extra={"redlock": type(event).__name__})
+
+
+def who(holder: dict[str, Any]) -> str:
+    """Return *holder* in plain words: task, host, process and since when."""
+    if not holder:
+        return "an unknown holder"
+    told = [f"task {holder['task_id']}"] if "task_id" in holder else []
+    told += [f"process {holder.get('pid', '?')} on {holder.get('host', '?')}"]
+    if isinstance(holder.get("since"), (int, float)):
+        told.append(f"for {max(0.0, time.time() - holder['since']):.1f} s")
+    return ", ".join(told)
+
+
+def skipped(event: events.TaskSkipped) -> str:
+    cause = f"held by {who(event.holder)}" if event.cause == "conflict" else "no quorum of lock nodes"
+    return f"Skipped task {event.task}[{event.task_id}]: lock {event.name!r}: {cause}"
+
+
+def rescheduled(event: events.TaskRescheduled) -> str:
+    return (
+        f"Task {event.task}[{event.task_id}] comes again in {event.countdown:g} s "
+        f"(put off {event.times} times): lock {event.name!r}: {event.cause}"
+    )
+
+
+def unavailable(event: events.LockUnavailable) -> str:
+    told = ", ".join(f"{node}: {vote}" for node, vote in event.votes.items())
+    return f"No quorum for lock {event.name!r} after {event.waited:.2f} s: {told}"
+
+
+def quarantined(event: events.NodeQuarantined) -> str:
+    return (
+        f"Lock node {event.node} has lost its memory or is new, and does not vote for {event.left:.0f} s; "
+        "if no lock can be held now, 'celery -A APP redlock bootstrap' ends that at once"
+    )
+
+
+#: Level and words per event; what is not here is logged as it is, at DEBUG.
+LINES: dict[type[events.Event], tuple[int, Callable[[Any], str]]] = {
+    events.TaskSkipped: (logging.WARNING, skipped),
+    events.TaskRescheduled: (logging.WARNING, rescheduled),
+    events.LockUnavailable: (logging.WARNING, unavailable),
+    events.LeaseLost: (logging.ERROR, lambda e: f"Lock {e.name!r} is lost ({e.reason})"),
+    events.NodeDown: (logging.WARNING, lambda e: f"Lock node {e.node} is down: {e.reason}"),
+    events.NodeUp: (logging.INFO, lambda e: f"Lock node {e.node} is up"),
+    events.NodeQuarantined: (logging.WARNING, quarantined),
+    events.NodeClockJump: (
+        logging.ERROR,
+        lambda e: f"The clock of lock node {e.node} jumped by {e.jump:+.1f} s",
+    ),
+}

@@ -1,0 +1,170 @@
+"""
+A small process that ends child processes whose owner has died.
+
+``kill -9`` of a demo or a test run must leave no server behind. Linux has
+PR_SET_PDEATHSIG for this, but that signal comes when the *thread* which started
+the child ends, and it has to be asked for between fork and exec, where running
+Python is unsafe as soon as there are threads. So one guard process is told
+through a pipe what to watch, and acts when the pipe ends or its parent changes.
+
+This file is two things: the owner's side (:data:`guard`) and, run as a script,
+the guard process itself. It imports nothing but the standard library, so that
+the process starts within some twenty milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Guard", "guard"]
+
+# How often the guard looks whether its parent is still its parent [s]. The end of the pipe
+# tells it at once, except when a forked child of the owner still holds the other end.
+POLL = 0.5
+
+
+class Guard:
+    """
+    The owner's side: says what to end if this process should die.
+
+    The guard process runs only while there is something to watch.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()
+        self._watched: dict[str, dict[str, Any]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def watch(
+        self, key: str, pid: int | None, *, group: bool = False, folder: Path | None = None
+    ) -> None:
+        """
+        Have *pid* ended and *folder* removed when this process dies.
+
+        Args:
+            key: Name of the entry; what it stood for before is replaced.
+            pid: Process to end with SIGKILL; None while there is none, only a folder to remove.
+            group: Whether *pid* leads a process group that is to be ended with it.
+            folder: Directory to remove after the end of the process.
+        """
+        order = {"key": key, "pid": pid, "group": group, "folder": folder and str(folder)}
+        with self._lock:
+            self._watched[key] = order
+            self._tell(order)
+
+    def forget(self, key: str) -> None:
+        """Take back the entry *key*; without any entry left the guard process ends."""
+        with self._lock:
+            if self._watched.pop(key, None) is None:
+                return
+            self._tell({"key": key, "pid": None, "folder": None})
+            if not self._watched:
+                self._dismiss()
+
+    def _tell(self, order: dict[str, Any]) -> None:
+        if self._process is not None:
+            # A broken pipe: somebody ended the guard, so a new one is told everything.
+            with contextlib.suppress(BrokenPipeError):
+                self._send(self._process, order)
+                return
+            self._dismiss()
+        self._process = self._start()
+        for known in self._watched.values():
+            self._send(self._process, known)
+
+    @staticmethod
+    def _start() -> subprocess.Popen[bytes]:
+        # -I and -S: neither the user's environment nor site-packages have a say in it.
+        # A session of its own, so that a terminal's Ctrl-C does not reach it.
+        # Unbuffered, so that a fork at a bad moment inherits neither bytes nor a held lock.
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, str(os.getpid())],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @staticmethod
+    def _send(process: subprocess.Popen[bytes], order: dict[str, Any]) -> None:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+
+    def _dismiss(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            # Said in words too: a forked child may keep the pipe open.
+            with contextlib.suppress(BrokenPipeError):
+                self._send(process, {"key": None})
+            process.stdin.close()
+            process.wait()
+
+    def _abandon(self) -> None:
+        """Let go of the guard in a forked child: it belongs to the parent alone."""
+        process = self._process
+        self._reset()
+        if process is not None and process.stdin is not None:
+            process.stdin.close()
+            process.returncode = 0  # not our child: nothing to wait for, nothing to warn of
+
+
+guard = Guard()
+os.register_at_fork(after_in_child=guard._abandon)  # noqa: SLF001 - for this very line
+
+
+def _end(order: dict[str, Any]) -> None:
+    if order["pid"] is not None:
+        end = os.killpg if order["group"] else os.kill
+        with contextlib.suppress(ProcessLookupError):
+            end(order["pid"], signal.SIGKILL)
+    if order["folder"] is not None:
+        import shutil  # noqa: PLC0415 - needed once at the very end; it would slow every start
+
+        shutil.rmtree(order["folder"], ignore_errors=True)
+
+
+def _orders(owner: int) -> Iterator[dict[str, Any]]:
+    """Yield what arrives on stdin, until it ends or the owner is gone and all of it was read."""
+    buffer = b""
+    while True:
+        # Asked before the last look into the pipe: the owner may die before we have read anything.
+        orphaned = os.getppid() != owner
+        readable = select.select([0], [], [], 0 if orphaned else POLL)[0]
+        chunk = os.read(0, 1 << 16) if readable else b""
+        if not chunk and (orphaned or readable):
+            return
+        *lines, buffer = (buffer + chunk).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def main(owner: int) -> None:
+    """
+    Be the guard process: take orders until the owner is gone, then end what is left.
+
+    Args:
+        owner: Process id of the owner.
+    """
+    watched: dict[str, dict[str, Any]] = {}
+    for order in _orders(owner):
+        if order["key"] is None:
+            return
+        watched[order["key"]] = order
+    for order in watched.values():
+        _end(order)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

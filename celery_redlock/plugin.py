@@ -1,0 +1,154 @@
+"""
+What is built once for an app in a process: settings, locks, observers; and Celery's signals.
+
+Everything is built on first use, because an app may be configured long after its tasks are
+declared; a worker builds it at its start, so that what is wrong is said there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from celery import bootsteps, signals
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.events import Notify, broadcast
+from celery_redlock.lock.redlock import Redlock
+from celery_redlock.observers.logging import log_event
+from celery_redlock.settings import PREFIX, Settings
+
+__all__ = ["Plugin", "plugin_for"]
+
+logger = logging.getLogger(__name__)
+_plugins: weakref.WeakKeyDictionary[Any, Plugin] = weakref.WeakKeyDictionary()
+_building = threading.RLock()
+
+
+def plugin_for(app: Any) -> Plugin:  # noqa: ANN401  a Celery app
+    """Return the plugin of *app*, made on first use."""
+    plugin = _plugins.get(app)
+    if plugin is None:
+        with _building:
+            plugin = _plugins.setdefault(app, Plugin(app))
+    return plugin
+
+
+class Plugin:
+    """
+    What celery-redlock has for one app in one process.
+
+    Attributes:
+        options: Task name -> its options, filled by `celery_redlock.task.execution`.
+    """
+
+    def __init__(self, app: Any) -> None:  # noqa: ANN401
+        self._app = weakref.ref(app)
+        self._is_installed = False
+        self.options: dict[str, Any] = {}
+
+    @property
+    def app(self) -> Any:  # noqa: ANN401
+        """The Celery app."""
+        return self._app()
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The app's settings; raises ConfigurationError."""
+        conf = redlock_conf(self.app)
+        return Settings.from_conf(conf, fallback=redis_of(self.app.conf))
+
+    @cached_property
+    def notify(self) -> Notify:
+        """Tells all observers."""
+        return broadcast([log_event])
+
+    @cached_property
+    def locks(self) -> Redlock:
+        """The locks on the app's nodes; raises ConfigurationError."""
+        return Redlock(self.settings.nodes, self.settings.rules, [log_event])
+
+    def install(self) -> None:
+        """Have a worker of this app check everything before it takes its first task."""
+        with _building:
+            if not self._is_installed:
+                self.app.steps["worker"].add(CheckLocks)
+                self._is_installed = True
+
+    def check(self) -> None:
+        """
+        Check settings, options of all tasks, and the nodes; warn of what is risky.
+
+        Raises:
+            ConfigurationError: Something makes no sense.
+        """
+        settings = self.settings
+        for task in list(self.app.tasks.values()):
+            if hasattr(task, "check_lock"):
+                task.check_lock()
+        if settings.is_fallback:
+            logger.warning(
+                "redlock_nodes is not set: locks are kept on the one Redis at %s, which survives no node "
+                "failure; set redlock_nodes to three or five independent servers",
+                ", ".join(self.locks.labels),
+            )
+        for node, problem in self.locks.check().items():
+            logger.warning("Lock node %s does not answer: %s", node, problem)
+        self.locks.close()  # the processes that run tasks connect by themselves
+
+
+class CheckLocks(bootsteps.Step):  # type: ignore[misc]  # Celery has no types for it
+    """The step of a worker's start that checks our part of the configuration."""
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(worker, **kwargs)
+        try:
+            plugin_for(worker.app).check()
+        except ConfigurationError as error:
+            logger.critical("celery-redlock: %s", error)
+            raise
+
+
+def redlock_conf(app: Any) -> dict[str, Any]:  # noqa: ANN401
+    """
+    Return the ``redlock_*`` settings of *app* by their plain names.
+
+    Raises:
+        ConfigurationError: A setting is spelt so that Celery does not find it.
+    """
+    namespace = f"{app.namespace}_".lower() if getattr(app, "namespace", None) else ""
+    conf: dict[str, Any] = {}
+    for key in list(app.conf):
+        name = str(key).lower().removeprefix(namespace)
+        if not name.startswith(PREFIX):
+            continue
+        try:
+            conf[name] = app.conf[name]
+        except KeyError:
+            msg = f"{key} is not read by Celery under this name; write {name}"
+            raise ConfigurationError(msg) from None
+    return conf
+
+
+def redis_of(conf: Mapping[str, Any]) -> str | None:
+    """Return the URL of the result backend, else of the broker, that is a Redis; None if neither is."""
+    for setting in ("result_backend", "broker_url"):
+        url = conf.get(setting)
+        first = str(url[0] if isinstance(url, (list, tuple)) and url else url or "").split(";")[0]
+        if first.startswith(("redis://", "rediss://")):
+            return first.replace("ssl_cert_reqs=CERT_", "ssl_cert_reqs=").replace("=REQUIRED", "=required")
+        if first.startswith("redis+socket://"):
+            return first.replace("redis+socket://", "unix://", 1).replace("virtual_host=", "db=")
+    return None
+
+
+@signals.task_postrun.connect(weak=False)  # type: ignore[untyped-decorator]
+def _after_task(task: Any = None, state: str | None = None, **_: Any) -> None:
+    """Tell the execution that its result is stored now."""
+    execution = getattr(task.request, "_redlock", None)
+    if execution is not None:
+        execution.stored(state)

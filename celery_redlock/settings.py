@@ -1,0 +1,115 @@
+"""
+The ``redlock_*`` settings, read from any mapping and checked all at once.
+
+Has never heard of Celery: whoever owns the configuration hands over the settings by their
+plain names (`celery_redlock.plugin` does).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.address import addresses_of
+from celery_redlock.lock.rules import Rules, number
+
+__all__ = ["KNOWN", "PREFIX", "Settings", "one_of"]
+
+PREFIX = "redlock_"
+#: Names of `Rules` that are settings; the rest are constants of the protocol.
+RULES = ("ttl", "wait", "max_ttl", "node_timeout", "drift_factor", "restart_guard", "fence", "prefix")
+OWN = ("nodes", "on_conflict", "on_unavailable", "on_lock_lost", "dedup_ttl")
+#: All settings without the prefix.
+KNOWN = tuple(sorted((*RULES, *OWN)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """
+    What holds for every task of an app unless the task says otherwise.
+
+    Attributes:
+        nodes: URLs or Sentinel services of the lock nodes; an odd number.
+        rules: The numbers of the lock itself.
+        on_conflict: Policy when another execution holds the key; a word or a policy.
+        on_unavailable: Policy when no quorum could decide; a word or a policy.
+        on_lock_lost: ``"abort"`` or ``"warn"``.
+        dedup_ttl: How long a finished execution is remembered [s, >= 0; 0 is off].
+        is_fallback: Whether *nodes* is the app's result backend or broker for want of a setting.
+
+    Raises:
+        ConfigurationError: A value is out of range; names the setting and the fix.
+    """
+
+    nodes: Sequence[Any]
+    rules: Rules
+    on_conflict: Any = "skip"
+    on_unavailable: Any = "reschedule"
+    on_lock_lost: str = "abort"
+    dedup_ttl: float = 3600.0
+    is_fallback: bool = False
+
+    def __post_init__(self) -> None:
+        addresses_of(self.nodes)
+        one_of("redlock_on_lock_lost", self.on_lock_lost, ("abort", "warn"))
+        number("redlock_dedup_ttl", self.dedup_ttl)
+
+    @classmethod
+    def from_conf(cls, conf: Mapping[str, Any], fallback: str | None = None) -> Settings:
+        """
+        Return the settings in *conf*.
+
+        Args:
+            conf: Setting name with the prefix -> value; nothing else.
+            fallback: URL of the one Redis to use when ``redlock_nodes`` is not set.
+
+        Raises:
+            ConfigurationError: A setting is unknown, out of range, or ``redlock_nodes`` is
+                missing without a *fallback*.
+        """
+        given = {known(name): value for name, value in conf.items()}
+        nodes = given.pop("nodes", None)
+        if nodes is None and fallback is None:
+            msg = (
+                "redlock_nodes is not set, and neither the result backend nor the broker is Redis; "
+                'set it to the URLs of the lock nodes, e.g. ["redis://lock-1/0", "redis://lock-2/0", '
+                '"redis://lock-3/0"]'
+            )
+            raise ConfigurationError(msg)
+        rules = Rules(**{name: value for name, value in given.items() if name in RULES})
+        own = {name: value for name, value in given.items() if name not in RULES}
+        return cls(
+            nodes=[fallback] if nodes is None else nodes,
+            rules=rules,
+            is_fallback=nodes is None,
+            **own,
+        )
+
+    def default(self, name: str) -> Any:  # noqa: ANN401  settings have many types
+        """Return the setting *name*, given without the prefix."""
+        own = {field.name for field in fields(self)}
+        return getattr(self if name in own else self.rules, name)
+
+
+def known(setting: str) -> str:
+    """Return *setting* without the prefix; raise ConfigurationError if there is none of that name."""
+    name = setting.removeprefix(PREFIX)
+    if name in KNOWN:
+        return name
+    near = difflib.get_close_matches(name, KNOWN, 1)
+    hint = f"; did you mean {PREFIX}{near[0]}?" if near else f"; known are {', '.join(KNOWN)}"
+    msg = f"unknown setting {setting}{hint}"
+    raise ConfigurationError(msg)
+
+
+def one_of(name: str, value: object, words: Sequence[str]) -> str:
+    """Return *value* if it is one of *words*; raise ConfigurationError with the nearest one."""
+    if isinstance(value, str) and value in words:
+        return value
+    near = difflib.get_close_matches(str(value), words, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(map(repr, words))}"
+    msg = f"{name} = {value!r}: {hint}"
+    raise ConfigurationError(msg)

@@ -1,0 +1,46 @@
+"""What the body of a task sees of its lock."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from celery_redlock.lock.held import HeldLock
+
+__all__ = ["current_lock", "locking"]
+
+_current: ContextVar[HeldLock | None] = ContextVar("celery_redlock_current", default=None)
+
+
+class Locking:
+    """
+    Whether tasks take locks at all; switched off by `celery_redlock.testing.locks_disabled`.
+
+    Attributes:
+        disabled: How many times it is switched off at the moment.
+    """
+
+    disabled = 0
+
+
+locking = Locking()
+
+
+def current_lock() -> HeldLock:
+    """
+    Return the lock of the task that runs here and now.
+
+    Where a task runs without one by policy, or locks are switched off in tests, this is a
+    `NotLocked` that says why.
+
+    Raises:
+        RuntimeError: No task with a lock runs here: outside a task, in a task called
+            directly, or in another thread than the task's.
+    """
+    held = _current.get()
+    if held is None:
+        msg = (
+            "No lock is held here: current_lock() works in the body of a RedlockTask that a worker "
+            "or apply() runs, in the body's own thread; a direct call takes no lock"
+        )
+        raise RuntimeError(msg)
+    return held

@@ -1,0 +1,339 @@
+"""
+One execution of a task under a lock, a straight line down and back.
+
+    trace -> RedlockTask.__call__ -> lock name -> acquire -> (policy) -> body -> release
+
+An execution is ``task id / retries / replacements``: a retry is another one, a message
+delivered again is the same one. Every acquisition has a token of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery import Task, states
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_redlock.errors import LockLost, LockNotAcquired, LockTaken, QuorumUnavailable
+from celery_redlock.lock.held import HeldLock, NotLocked
+from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.rounds import MarkerStands, Wanted
+from celery_redlock.plugin import Plugin, plugin_for
+from celery_redlock.task.current import _current, current_lock, locking
+from celery_redlock.task.interrupt import Interrupt, LockInterrupt, signals_deferred
+from celery_redlock.task.keys import LockName
+from celery_redlock.task.options import LockOptions, check_declared
+from celery_redlock.task.policies import Policy, RunUnlocked
+from celery_redlock.task.redelivery import set_aside
+from celery_redlock.task.refused import Skipped, policy_for, refuse
+
+__all__ = ["Execution", "RedlockTask"]
+
+logger = logging.getLogger(__name__)
+
+#: How long to wait for the task's own predecessor to give the lock back [s].
+PREDECESSOR_GRACE = 2.0
+#: How long storing the result may take before the execution counts as unfinished [s].
+FINISHING = 30.0
+#: After which an unfinished copy looks again whether the result was stored [s].
+LOOK_AGAIN = 1.0
+#: Built-in tasks of Celery; they inherit from us under ``task_cls`` and take no lock.
+BUILT_IN = "celery."
+
+
+class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at run time before 5.4
+    """
+    A Celery task whose body runs under a quorum lock.
+
+    ``@app.task(base=RedlockTask)`` alone locks on the task's name and all its arguments.
+    ``None`` means: as in the app's setting of the same meaning.
+
+    Attributes:
+        lock_key: None, a template like ``"invoice:{invoice_id}"``, or a callable
+            ``(task, args, kwargs) -> str``; the whole lock name.
+        unique_on: Names of the arguments that make the default name; ``()`` for none.
+        lock_ttl: Lease written to every node [s]; the watchdog renews it.
+        lock_wait: How long to keep trying before the policy applies [s].
+        on_conflict: Policy when another execution holds the lock.
+        on_unavailable: Policy when no quorum could decide.
+        on_lock_lost: ``"abort"`` or ``"warn"``.
+        fence: Whether to ask for a fencing number.
+        min_hold: Keep the key at least so long after the grant [s].
+        dedup_ttl: How long a finished execution is remembered [s]; 0 for not at all.
+        chain_on_skip: ``"stop"`` or ``"continue"``.
+    """
+
+    abstract = True
+
+    lock_key: str | Callable[[Any, tuple[Any, ...], dict[str, Any]], str] | None = None
+    unique_on: tuple[str, ...] | list[str] | None = None
+    lock_ttl: float | None = None
+    lock_wait: float | None = None
+    on_conflict: Policy | str | None = None
+    on_unavailable: Policy | str | None = None
+    on_lock_lost: str | None = None
+    fence: bool | None = None
+    min_hold: float = 0.0
+    dedup_ttl: float | None = None
+    chain_on_skip: str = "stop"
+
+    _lock_name: LockName | None = None
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:  # noqa: ANN401
+        """Check the options that the task declares; called by Celery when it is registered."""
+        super().on_bound(app)
+        plugin_for(app).install()
+        task = app._tasks.get(cls.name)  # noqa: SLF001  app.tasks would finalize the app here
+        if isinstance(task, RedlockTask) and not task._is_built_in:
+            check_declared(task)
+            task._lock_name = task._make_lock_name()
+
+    def lock_name(
+        self, args: tuple[Any, ...] | list[Any] | None = None, kwargs: dict[str, Any] | None = None
+    ) -> str:
+        """
+        Return the lock name of a call with these arguments; the same on client and worker.
+
+        Args:
+            args: Positional arguments, without ``self``.
+            kwargs: Keyword arguments.
+
+        Raises:
+            LockKeyError: They do not fit the signature, or cannot be told apart reliably.
+        """
+        if self._lock_name is None:
+            self._lock_name = self._make_lock_name()
+        return self._lock_name.name(args, kwargs)
+
+    @property
+    def lock(self) -> HeldLock:
+        """The lock that this task holds while its body runs; RuntimeError elsewhere."""
+        return current_lock()
+
+    def check_lock(self) -> None:
+        """Check this task's options against the app's settings; raises ConfigurationError."""
+        if not self._is_built_in:
+            self._lock_options(plugin_for(self.app))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the body returns
+        """Run the body under its lock; called directly, without one."""
+        request = self.request
+        if not self._is_protected(request):
+            return super().__call__(*args, **kwargs)
+        execution = Execution(self, request, self.lock_name(args, kwargs))
+        try:
+            held = execution.acquire()
+        except LockNotAcquired as error:
+            return execution.refused(error)
+        return execution.run(held, self._body(request, super().__call__), args, kwargs)
+
+    def _body(self, request: Any, inherited: Any) -> Callable[..., Any]:  # noqa: ANN401
+        """
+        Return what runs the body.
+
+        In a worker that is the next ``__call__``. In eager mode Celery's own would push a
+        second request, and the body would see neither its id nor its retries.
+        """
+        return self.run if request.is_eager and inherited.__func__ is Task.__call__ else inherited
+
+    def _is_protected(self, request: Any) -> bool:  # noqa: ANN401
+        """Return whether this call is an execution: not direct, not nested, not a built-in."""
+        return not (
+            request.called_directly
+            or request.id is None
+            or self._is_built_in
+            or getattr(request, "_redlock", None) is not None
+        )
+
+    @property
+    def _is_built_in(self) -> bool:
+        return self.name.startswith(BUILT_IN) and self.lock_key is None and self.unique_on is None
+
+    def _make_lock_name(self) -> LockName:
+        cls = type(self)  # a callable lock_key is no method: take it from the class, unbound
+        return LockName.of_task(self, lock_key=cls.lock_key, unique_on=cls.unique_on)
+
+    def _lock_options(self, plugin: Plugin) -> LockOptions:
+        options = plugin.options.get(self.name)
+        if options is None:
+            options = plugin.options[self.name] = LockOptions.of(self, plugin.settings)
+        return options  # type: ignore[no-any-return]
+
+
+class Execution:
+    """
+    One execution: what it is called, its lock, and what is remembered of it.
+
+    Args:
+        task: A `RedlockTask`.
+        request: Of this delivery.
+        name: Lock name.
+    """
+
+    def __init__(self, task: Any, request: Any, name: str) -> None:  # noqa: ANN401
+        plugin = plugin_for(task.app)
+        self.task = task
+        self.request = request
+        self.name = name
+        self.id = f"{request.id}/{request.retries or 0}/{request.replaced_task_nesting or 0}"
+        self.options: LockOptions = task._lock_options(plugin)  # noqa: SLF001
+        self._plugin = plugin
+        self._interrupt = Interrupt()
+        self._released = self._finishing = False
+        request._redlock = self  # noqa: SLF001  tells a nested call, and finds us in task_postrun
+
+    # -- before the body -----------------------------------------------------------
+
+    def acquire(self) -> HeldLock:
+        """
+        Return the lock, or what stands in for one.
+
+        Raises:
+            LockTaken, QuorumUnavailable: The policy decides.
+            celery.exceptions.Ignore: This delivery is over: the execution has finished
+                already, or runs elsewhere and a copy was published for later.
+        """
+        if locking.disabled:
+            return NotLocked(self.name, "locks are disabled in this process", time.time())
+        try:
+            return self._take_or_wait_for_kin()
+        except MarkerStands as marker:
+            raise self._finished_before(marker.state) from None
+        except QuorumUnavailable as error:
+            if not isinstance(policy_for(error, self.options), RunUnlocked):
+                raise
+            logger.warning("Running %s[%s] WITHOUT its lock: %s", self.task.name, self.request.id, error)
+            return NotLocked(self.name, "no quorum of lock nodes; run_unlocked", time.time())
+
+    def refused(self, error: LockNotAcquired) -> Skipped:
+        """Act on *error* by policy; returns the result of the task, or raises."""
+        return refuse(self.task, self.request, error, self.options, self._plugin.notify)
+
+    def _take_or_wait_for_kin(self) -> HeldLock:
+        """Acquire the lock; a task never loses to itself nor to what came before it."""
+        try:
+            return self._take(self.options.wait)
+        except LockTaken as error:
+            kin = self._kinship(error.holder)
+            if kin is None:
+                raise
+            holder = error.holder
+        if kin == "predecessor":
+            try:
+                return self._take(PREDECESSOR_GRACE)
+            except LockTaken as error:
+                holder = error.holder
+        raise set_aside(self.task, self.request, holder.get("ttl", LOOK_AGAIN))
+
+    def _take(self, wait: float) -> HeldLock:
+        options = self.options
+        info = {"task": self.task.name, "task_id": self.request.id, "execution": self.id}
+        wanted = Wanted(self.name, options.ttl, wait, options.fence, info, self._marker_name())
+        return self._plugin.locks.take(wanted, self._on_lost if options.aborts_on_loss else None)
+
+    def _kinship(self, holder: dict[str, Any]) -> str | None:
+        """Return how the holder is related: ``"same"`` execution, ``"predecessor"``, or not."""
+        if self.request.is_eager or "task_id" not in holder:
+            return None
+        if holder.get("execution") == self.id:
+            return "same"
+        if holder["task_id"] in (self.request.id, self.request.parent_id):
+            return "predecessor"
+        return None
+
+    def _marker_name(self) -> str | None:
+        if not self.options.dedup_ttl or self.request.is_eager:
+            return None
+        return self.id
+
+    def _finished_before(self, state: str) -> Ignore:
+        """Return what ends a copy of an execution that has finished, or is about to."""
+        if state == "done":
+            logger.info("%s[%s] has finished before; this copy ends", self.task.name, self.request.id)
+            return Ignore("this execution has finished before")
+        return set_aside(self.task, self.request, LOOK_AGAIN)
+
+    # -- the body ---------------------------------------------------------------------
+
+    def run(
+        self,
+        held: HeldLock,
+        body: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401
+        """Run *body* with *held*, and give the lock back on every way out."""
+        ended: BaseException | None = None
+        outer = _current.set(held)
+        try:
+            with self._interrupt:
+                return body(*args, **kwargs)
+        except LockInterrupt:
+            ended = LockLost(held.name, held.lost_reason or "deadline")
+            raise ended from None
+        except BaseException as error:
+            ended = error
+            raise
+        finally:
+            try:
+                self._give_back(held, ended)
+            finally:  # a signal between the body and the line above must not leave the lock behind
+                self._give_back(held, ended)
+                _current.reset(outer)
+
+    def _on_lost(self, _held: HeldLock) -> None:
+        self._interrupt.fire()
+
+    # -- after the body -----------------------------------------------------------------
+
+    def _give_back(self, held: HeldLock, ended: BaseException | None) -> None:
+        """Release the lock, once, undisturbed by signals; never fails the task."""
+        if self._released or isinstance(held, NotLocked):
+            return
+        with signals_deferred():
+            self._released = True
+            keep = held.since + self.options.min_hold - time.time()
+            try:
+                self._plugin.locks.give_back(held, keep=max(0.0, keep), marker=self._marker(ended))
+            except Exception:  # the lease ends by itself; the task's own outcome stands
+                logger.exception("Releasing lock %r failed; it ends within %g s", held.name, held.ttl)
+
+    def _marker(self, ended: BaseException | None) -> Marker | None:
+        """
+        Return what is to be remembered of an execution whose body has *ended* so.
+
+        In two steps where the message is acknowledged late: "finishing" now, "done" once the
+        result is stored. A death in between leads to another run, never to a lost result.
+        """
+        name = self._marker_name()
+        if name is None or not has_finished(ended):
+            return None
+        if self.task.acks_late:
+            self._finishing = True
+            return Marker(name, "finishing", FINISHING)
+        return Marker(name, "done", self.options.dedup_ttl)
+
+    def stored(self, state: str | None) -> None:
+        """Remember that the result is stored; called when Celery is through with the task."""
+        name = self._marker_name()
+        if self._finishing and name is not None:
+            is_stored = state in (states.SUCCESS, states.FAILURE, states.RETRY)
+            ttl = self.options.dedup_ttl if is_stored else 0.0
+            with signals_deferred():
+                self._plugin.locks.mark(Marker(name, "done", ttl))
+
+
+def has_finished(ended: BaseException | None) -> bool:
+    """
+    Return whether an execution that *ended* so must not run again when it is delivered again.
+
+    With Ignore and Reject the message may be meant to come again; what is not an Exception
+    (SystemExit, a killed greenlet) tore the body apart.
+    """
+    if ended is None or isinstance(ended, Retry):
+        return True
+    return isinstance(ended, Exception) and not isinstance(ended, (Ignore, Reject))

@@ -1,0 +1,138 @@
+"""What a task asks of its lock: attributes over settings, checked and put together once."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.rules import flag, number, positive
+from celery_redlock.settings import Settings, one_of
+from celery_redlock.task.policies import Policy, policy_of
+
+__all__ = ["OPTIONS", "LockOptions", "check_declared"]
+
+#: Task attribute -> setting without the prefix; "" for attributes without a setting.
+OPTIONS = {
+    "lock_key": "",
+    "unique_on": "",
+    "lock_ttl": "ttl",
+    "lock_wait": "wait",
+    "on_conflict": "on_conflict",
+    "on_unavailable": "on_unavailable",
+    "on_lock_lost": "on_lock_lost",
+    "fence": "fence",
+    "min_hold": "",
+    "dedup_ttl": "dedup_ttl",
+    "chain_on_skip": "",
+}
+LATER = ("unique_until", "unique_for", "on_duplicate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockOptions:
+    """
+    The options of one task, settings filled in.
+
+    Attributes:
+        ttl: Lease written to every node [s].
+        wait: How long to keep trying before the policy applies [s].
+        on_conflict: When another execution holds the key.
+        on_unavailable: When no quorum could decide.
+        aborts_on_loss: Whether `LockLost` is raised in the running body.
+        fence: Whether to ask for a fencing number.
+        min_hold: Keep the key at least so long after the grant [s].
+        dedup_ttl: How long a finished execution is remembered [s]; 0 for not at all.
+        stops_chain: Whether a skip ends the chain that the task is part of.
+    """
+
+    ttl: float
+    wait: float
+    on_conflict: Policy
+    on_unavailable: Policy
+    aborts_on_loss: bool
+    fence: bool
+    min_hold: float
+    dedup_ttl: float
+    stops_chain: bool
+
+    @classmethod
+    def of(cls, task: Any, settings: Settings) -> LockOptions:  # noqa: ANN401  a Celery task
+        """
+        Return the options of *task* under *settings*.
+
+        Raises:
+            ConfigurationError: An option is out of range or goes with no other.
+        """
+
+        def chosen(option: str) -> Any:  # noqa: ANN401
+            own = getattr(task, option)
+            return settings.default(OPTIONS[option]) if own is None else own
+
+        name, rules = task.name, settings.rules
+        min_hold = number(f"{name}: min_hold", task.min_hold)
+        if min_hold > rules.max_ttl:
+            msg = f"{name}: min_hold must be at most redlock_max_ttl ({rules.max_ttl:g} s), got {min_hold:g}"
+            raise ConfigurationError(msg)
+        return cls(
+            ttl=rules.check_ttl(chosen("lock_ttl"), f"{name}: lock_ttl"),
+            wait=number(f"{name}: lock_wait", chosen("lock_wait")),
+            on_conflict=policy_of(f"{name}: on_conflict", chosen("on_conflict")),
+            on_unavailable=policy_of(f"{name}: on_unavailable", chosen("on_unavailable")),
+            aborts_on_loss=lost_word(name, chosen("on_lock_lost")) == "abort",
+            fence=flag(f"{name}: fence", chosen("fence")),
+            min_hold=min_hold,
+            dedup_ttl=number(f"{name}: dedup_ttl", chosen("dedup_ttl")),
+            stops_chain=chain_word(name, task.chain_on_skip) == "stop",
+        )
+
+
+def check_declared(task: Any) -> None:  # noqa: ANN401
+    """
+    Check what *task* declares by itself, before any setting is known.
+
+    Raises:
+        ConfigurationError: An option has an impossible value, or looks like one misspelt.
+    """
+    name = task.name
+    checks = {
+        "lock_ttl": lambda value: positive(f"{name}: lock_ttl", value),
+        "lock_wait": lambda value: number(f"{name}: lock_wait", value),
+        "on_conflict": lambda value: policy_of(f"{name}: on_conflict", value),
+        "on_unavailable": lambda value: policy_of(f"{name}: on_unavailable", value),
+        "on_lock_lost": lambda value: lost_word(name, value),
+        "fence": lambda value: flag(f"{name}: fence", value),
+        "min_hold": lambda value: number(f"{name}: min_hold", value),
+        "dedup_ttl": lambda value: number(f"{name}: dedup_ttl", value),
+        "chain_on_skip": lambda value: chain_word(name, value),
+    }
+    for option, check in checks.items():
+        value = getattr(task, option)
+        if value is not None:
+            check(value)
+    for attribute, value in vars(type(task)).items():
+        check_spelling(name, attribute, value)
+
+
+def check_spelling(task: str, attribute: str, value: object) -> None:
+    """Raise ConfigurationError if a plain attribute of a task looks like an option misspelt."""
+    if attribute in OPTIONS or attribute.startswith("_") or callable(value):
+        return
+    if attribute in LATER and value is not None:
+        msg = f"{task}: {attribute} is not part of this release; uniqueness at publish comes with a later one"
+        raise ConfigurationError(msg)
+    near = difflib.get_close_matches(attribute, OPTIONS, 1, 0.85)
+    if near:
+        msg = f"{task}: unknown option {attribute}; did you mean {near[0]}?"
+        raise ConfigurationError(msg)
+
+
+def lost_word(task: str, value: object) -> str:
+    """Return *value* if it is a word for ``on_lock_lost``."""
+    return one_of(f"{task}: on_lock_lost", value, ("abort", "warn"))
+
+
+def chain_word(task: str, value: object) -> str:
+    """Return *value* if it is a word for ``chain_on_skip``."""
+    return one_of(f"{task}: chain_on_skip", value, ("stop", "continue"))

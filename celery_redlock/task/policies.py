@@ -1,0 +1,123 @@
+"""
+What to do with a task that was not granted its lock, as values.
+
+A policy decides nothing and does nothing by itself: `celery_redlock.task.refused` acts on it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Union
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.rules import number
+from celery_redlock.settings import one_of
+
+__all__ = ["Fail", "Policy", "Reschedule", "Retry", "RunUnlocked", "Skip", "policy_of"]
+
+
+@dataclass(frozen=True)
+class Skip:
+    """The body does not run; the task succeeds with a `Skipped` value."""
+
+
+@dataclass(frozen=True)
+class Fail:
+    """The task fails with `LockTaken` or `QuorumUnavailable`."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """
+    Celery's own retry: state RETRY, counts toward ``max_retries``.
+
+    Attributes:
+        countdown: When [s from now, >= 0]; None for the task's ``retry_backoff`` or
+            ``default_retry_delay``.
+    """
+
+    countdown: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.countdown is not None:
+            number("Retry(countdown=...)", self.countdown)
+
+
+@dataclass(frozen=True)
+class Reschedule:
+    """
+    The same task comes again later; costs none of its retries.
+
+    Attributes:
+        base: Longest delay of the first time [s, > 0]; doubles each time.
+        cap: Longest delay at all [s, >= base].
+        max_reschedules: How often before the task fails [>= 0]; None for without end.
+    """
+
+    base: float = 1.0
+    cap: float = 60.0
+    max_reschedules: int | None = None
+
+    def __post_init__(self) -> None:
+        if number("Reschedule(base=...)", self.base) <= 0 or self.cap < self.base:
+            msg = f"Reschedule: 0 < base <= cap must hold, got base={self.base!r}, cap={self.cap!r}"
+            raise ConfigurationError(msg)
+        limit = self.max_reschedules
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            msg = f"Reschedule(max_reschedules=...) must be a whole number >= 0 or None, got {limit!r}"
+            raise ConfigurationError(msg)
+
+    def countdown(
+        self, times: int, longest: float, chance: Callable[[float, float], float] = random.uniform
+    ) -> int:
+        """
+        Return when to come again [whole s, >= 1]: exponential backoff with full jitter.
+
+        Args:
+            times: How often the task was put off before.
+            longest: What the broker can bear [s].
+            chance: Draws a number between two bounds.
+
+        Source:
+            AWS Architecture Blog, "Exponential Backoff And Jitter" (2015), "full jitter".
+        """
+        ceiling = min(self.cap, longest, self.base * 2.0 ** min(times, 30))
+        return max(1, math.floor(min(longest, math.ceil(chance(0.0, ceiling)))))
+
+
+@dataclass(frozen=True)
+class RunUnlocked:
+    """The body runs without a lock, loudly. Only where no quorum could decide."""
+
+
+Policy = Union[Skip, Fail, Retry, Reschedule, RunUnlocked]
+
+WORDS: dict[str, Callable[[], Policy]] = {
+    "skip": Skip,
+    "fail": Fail,
+    "retry": Retry,
+    "reschedule": Reschedule,
+    "run_unlocked": RunUnlocked,
+}
+
+
+def policy_of(option: str, value: object) -> Policy:
+    """
+    Return the policy that *value* stands for.
+
+    Args:
+        option: Name of the option, for the error; ends in ``on_conflict`` or ``on_unavailable``.
+        value: A policy, its class, or one of the words.
+
+    Raises:
+        ConfigurationError: It is none, or `RunUnlocked` where somebody holds the lock.
+    """
+    made = value() if isinstance(value, type) and value in WORDS.values() else value
+    policy = made if isinstance(made, Policy.__args__) else WORDS[one_of(option, made, tuple(WORDS))]()  # type: ignore[attr-defined]
+    if isinstance(policy, RunUnlocked) and option.endswith("on_conflict"):
+        msg = f"{option} = 'run_unlocked' would run beside the holder; it goes with on_unavailable only"
+        raise ConfigurationError(msg)
+    return policy

@@ -1,0 +1,135 @@
+"""Do what a policy says with a task that was not granted its lock."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from celery.app.task import Context
+from celery.exceptions import Ignore
+from celery.utils.time import get_exponential_backoff_interval
+
+from celery_redlock.errors import LockNotAcquired, LockTaken
+from celery_redlock.events import Notify, TaskRescheduled, TaskSkipped
+from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip
+from celery_redlock.task.redelivery import come_again, longest_countdown, times_put_off
+
+if TYPE_CHECKING:
+    from celery_redlock.task.options import LockOptions
+
+__all__ = ["Skipped", "policy_for", "refuse"]
+
+
+class Skipped(dict[str, Any]):
+    """
+    The result of a task whose body did not run: plain JSON, like any dict.
+
+    Keys:
+        skipped: ``"conflict"`` or ``"unavailable"``.
+        lock: Lock name.
+        holder: Who holds it, as in `LockTaken.holder`; empty if nobody knows.
+    """
+
+
+def cause_of(error: LockNotAcquired) -> str:
+    """Return the cause in one word: ``"conflict"`` or ``"unavailable"``."""
+    return "conflict" if isinstance(error, LockTaken) else "unavailable"
+
+
+def policy_for(error: LockNotAcquired, options: LockOptions) -> Policy:
+    """Return the policy that *options* have for *error*."""
+    return options.on_conflict if isinstance(error, LockTaken) else options.on_unavailable
+
+
+def refuse(task: Any, request: Any, error: LockNotAcquired, options: LockOptions, notify: Notify) -> Skipped:  # noqa: ANN401
+    """
+    Act on *error* by policy.
+
+    In eager mode nothing can come later, so retry and reschedule fail there.
+
+    Returns:
+        The result of the task, if it is to end as a success.
+
+    Raises:
+        LockTaken, QuorumUnavailable: The task is to fail.
+        celery.exceptions.Retry, Ignore, Reject: It comes again.
+    """
+    policy = policy_for(error, options)
+    if request.is_eager and isinstance(policy, (Retry, Reschedule)):
+        policy = Fail()
+    if isinstance(policy, Skip):
+        return skip(task, request, error, options, notify)
+    if isinstance(policy, Retry):
+        retry(task, request, error, policy)
+    if isinstance(policy, Reschedule):
+        reschedule(task, request, error, policy, notify)
+    raise error
+
+
+def skip(task: Any, request: Any, error: LockNotAcquired, options: LockOptions, notify: Notify) -> Skipped:  # noqa: ANN401
+    """End the task with a value, so that a chord, chain, group or ``get()`` always ends."""
+    holder = error.holder if isinstance(error, LockTaken) else {}
+    cause = cause_of(error)
+    if options.stops_chain:
+        stop_chain(task, request, f"{task.name}[{request.id}] was skipped: {cause}")
+    notify(TaskSkipped(error.name, task.name, request.id, cause, holder))
+    return Skipped(skipped=cause, lock=error.name, holder=holder)
+
+
+def retry(task: Any, request: Any, error: LockNotAcquired, policy: Retry) -> NoReturn:  # noqa: ANN401
+    """Retry as the task itself would, with the delay of the policy or of the task."""
+    countdown = policy.countdown
+    if countdown is None and getattr(task, "retry_backoff", None):
+        countdown = get_exponential_backoff_interval(
+            factor=int(max(1.0, float(task.retry_backoff))),
+            retries=request.retries,
+            maximum=getattr(task, "retry_backoff_max", 600),
+            full_jitter=getattr(task, "retry_jitter", True),
+        )
+    if countdown is None:
+        countdown = task.default_retry_delay
+    raise task.retry(exc=error, countdown=math.ceil(countdown))
+
+
+def reschedule(
+    task: Any, request: Any, error: LockNotAcquired, policy: Reschedule, notify: Notify  # noqa: ANN401
+) -> NoReturn:
+    """Let the same task come again later, or fail once that was done often enough."""
+    times = times_put_off(request)
+    if policy.max_reschedules is not None and times >= policy.max_reschedules:
+        raise error
+    countdown = policy.countdown(times, longest_countdown(task.app))
+    come_again(task, request, countdown, put_off=times + 1)
+    notify(TaskRescheduled(error.name, task.name, request.id, cause_of(error), countdown, times + 1))
+    msg = f"comes again in {countdown} s"
+    raise Ignore(msg)
+
+
+def stop_chain(task: Any, request: Any, reason: str) -> None:  # noqa: ANN401
+    """Mark what would have followed in the chain as revoked, and call no links."""
+    rest = list(request.chain or ())
+    request.chain = request.callbacks = None
+    while rest:
+        options = (element := rest.pop(0)).get("options", {})
+        if options.get("task_id"):
+            task.backend.mark_as_revoked(
+                options["task_id"], reason, request=context_of(options, request.reply_to)
+            )
+        body = (element.get("kwargs") or {}).get("body")
+        if element.get("subtask_type") == "chord" and body:
+            rest.append(body)
+
+
+def context_of(options: dict[str, Any], reply_to: str | None) -> Context:
+    """Return the request that a task with *options* would have had, for its result backend."""
+    return Context(
+        {
+            "id": options["task_id"],
+            "group": options.get("group_id"),
+            "group_index": options.get("group_index"),
+            "chord": options.get("chord"),
+            "errbacks": None,
+            "reply_to": reply_to,
+            "correlation_id": options["task_id"],
+        }
+    )

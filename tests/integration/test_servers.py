@@ -1,0 +1,296 @@
+"""The embedded servers do what is asked of them, and none of them is ever left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_redlock.ops import servers as module
+from celery_redlock.ops.guard import Guard, guard
+from celery_redlock.ops.servers import Server, find_binary, servers
+from support.waiting import eventually
+
+
+def _client(server, **options):
+    return redis.Redis.from_url(server.url, **options)
+
+
+def _gone(pid):
+    """Whether there is no such process, or only its zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state in "ZX"
+
+
+def test_servers_answer_at_once_and_are_empty(redis_nodes):
+    """All of them are up when the list is handed over, each a process of its own."""
+    nodes = redis_nodes(3)
+    assert len({node.pid for node in nodes}) == len({node.port for node in nodes}) == 3
+    for node in nodes:
+        with _client(node) as client:
+            assert client.ping()
+            assert client.dbsize() == 0
+
+
+def test_a_server_keeps_nothing_on_disk_and_evicts_nothing(redis_nodes):
+    """Neither snapshots nor an append-only file, and writes fail before keys are dropped."""
+    (node,) = redis_nodes(1)
+    with _client(node) as client:
+        assert client.config_get("save")["save"] == ""
+        assert client.config_get("appendonly")["appendonly"] == "no"
+        assert client.config_get("maxmemory-policy")["maxmemory-policy"] == "noeviction"
+        assert client.config_get("bind")["bind"] == "127.0.0.1"
+
+
+def test_a_killed_server_refuses_connections_and_can_come_back(redis_nodes):
+    """After kill() nothing listens; start() brings the same URL back."""
+    (node,) = redis_nodes(1)
+    url = node.url
+    node.kill()
+    assert not node.alive
+    with _client(node) as client, pytest.raises(redis.ConnectionError):
+        client.ping()
+    node.start()
+    assert node.url == url
+    with _client(node) as client:
+        assert client.ping()
+
+
+def test_a_paused_server_is_silent_until_it_is_resumed(redis_nodes):
+    """What was asked meanwhile is answered late."""
+    (node,) = redis_nodes(1)
+    with _client(node, socket_timeout=0.2) as client:
+        client.ping()
+        node.pause()
+        assert node.alive
+        with pytest.raises(redis.TimeoutError):
+            client.ping()
+        node.resume()
+        assert client.ping()
+
+
+def test_a_restarted_server_has_lost_its_memory(redis_nodes):
+    """Same port, new process, new run id, no keys."""
+    (node,) = redis_nodes(1)
+    with _client(node) as client:
+        client.set("key", "value")
+        before, pid = client.info("server")["run_id"], node.pid
+    node.restart()
+    with _client(node) as client:
+        assert client.get("key") is None
+        assert client.info("server")["run_id"] != before
+        assert node.pid != pid
+
+
+def test_a_server_with_a_file_remembers_over_a_restart(redis_nodes):
+    """The folder stays until stop(), so options can make a server durable."""
+    (node,) = redis_nodes(1, extra_args=("--appendonly", "yes", "--appendfsync", "always"))
+    with _client(node) as client:
+        client.set("key", "value")
+    node.restart()
+    with _client(node) as client:
+        assert client.get("key") == b"value"
+
+
+@pytest.mark.parametrize("state", ["running", "paused", "killed", "never started"])
+def test_nothing_is_left_after_stop(some_binary, state):
+    """Neither process nor folder, whatever state it was in; and stop() may be repeated."""
+    server = Server(binary=some_binary)
+    if state != "never started":
+        server.start()
+        pid, folder = server.pid, server.folder
+    if state == "paused":
+        server.pause()
+    if state == "killed":
+        server.kill()
+    server.stop()
+    server.stop()
+    assert not server.alive
+    assert server.folder is None
+    if state != "never started":
+        assert _gone(pid)
+        assert not folder.exists()
+
+
+def test_the_guard_leaves_with_the_last_server(some_binary, monkeypatch):
+    """Without servers there is no helper process either."""
+    monkeypatch.setattr(module, "guard", Guard())
+    with servers(2, binary=some_binary):
+        helper = module.guard._process.pid
+        assert not _gone(helper)
+    assert _gone(helper)
+
+
+def test_servers_end_when_the_block_is_left_by_an_error(some_binary):
+    """The farm is taken down whatever happens."""
+    pids = []
+
+    def interrupted():
+        with servers(2, binary=some_binary) as nodes:
+            pids.extend(node.pid for node in nodes)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(pids) == 2
+    assert all(_gone(pid) for pid in pids)
+
+
+def test_a_server_outlives_the_thread_that_started_it(some_binary):
+    """A short-lived thread may start it, as a chaos script does."""
+    server = Server(binary=some_binary)
+    try:
+        thread = threading.Thread(target=server.start)
+        thread.start()
+        thread.join()
+        time.sleep(0.1)
+        assert server.alive
+    finally:
+        server.stop()
+
+
+def test_a_taken_port_is_noticed_and_another_one_is_used(some_binary):
+    """Two test runs may choose the same port at the same moment."""
+    with socket.socket() as squatter:
+        server = Server(binary=some_binary)
+        squatter.bind(("127.0.0.1", server.port))
+        squatter.listen()
+        taken = server.port
+        try:
+            server.start()
+            assert server.port != taken
+        finally:
+            server.stop()
+
+
+def test_somebody_elses_server_is_not_taken_for_ours(redis_nodes, some_binary):
+    """A PING answered by another process does not count as our server's."""
+    (other,) = redis_nodes(1)
+    server = Server(binary=some_binary)
+    server.port = other.port
+    try:
+        server.start()
+        assert server.port != other.port
+        assert other.alive
+    finally:
+        server.stop()
+
+
+def test_a_server_that_does_not_start_shows_its_log(some_binary):
+    """The error names the command and has what the server said."""
+    server = Server(binary=some_binary, extra_args=("--no-such-option", "yes"))
+    with pytest.raises(RuntimeError, match=r"(?s)ended at once.*no-such-option"):
+        server.start()
+    assert server.folder is None
+
+
+def test_a_running_server_is_not_started_twice(redis_nodes):
+    """The second start() is an error, and the server stays."""
+    (node,) = redis_nodes(1)
+    with pytest.raises(RuntimeError, match="running already"):
+        node.start()
+    assert node.alive
+
+
+def test_a_missing_binary_is_explained(monkeypatch):
+    """The message names the extra that brings a server along."""
+    monkeypatch.setattr(module, "_embedded", lambda: None)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeError, match=r"celery-redlock\[demo\]"):
+        find_binary()
+
+
+def test_a_forked_child_does_not_end_its_parents_servers(redis_nodes):
+    """Only the process that started a server ends it, even at the exit of a fork."""
+    (node,) = redis_nodes(1)
+    child = os.fork()
+    if child == 0:
+        node.stop()
+        module._stop_running()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert node.alive
+    with _client(node) as client:
+        assert client.ping()
+
+
+PARENT = """
+    import sys, time
+    from celery_redlock.ops.servers import servers
+    with servers(2) as nodes:
+        print(*(f"{node.pid} {node.folder}" for node in nodes), sep="\\n", flush=True)
+        if "paused" in sys.argv:
+            nodes[0].pause()
+            print("paused", flush=True)
+        time.sleep(60)
+"""
+
+
+def _parent(*words):
+    """Start a process that starts two servers; return it and the servers' ids and folders."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT), *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    children = []
+    for _ in range(2):
+        pid, folder = parent.stdout.readline().split()
+        children.append((int(pid), Path(folder)))
+    return parent, children
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_parent_takes_its_servers_along(how):
+    """Even ``kill -9`` leaves neither a server nor its folder behind."""
+    parent, children = _parent()
+    with parent:
+        assert not any(_gone(pid) for pid, _ in children)
+        parent.send_signal(how)
+        parent.wait(10)
+    eventually(lambda: all(_gone(pid) for pid, _ in children), "end of the servers")
+    eventually(lambda: not any(folder.exists() for _, folder in children), "removed folders")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_killed_parent_takes_a_paused_server_along():
+    """A paused process is ended like any other."""
+    parent, children = _parent("paused")
+    with parent:
+        assert parent.stdout.readline() == "paused\n"
+        parent.kill()
+    eventually(lambda: all(_gone(pid) for pid, _ in children), "end of the servers")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_dead_guard_is_replaced(redis_nodes):
+    """If somebody ends the guard, the next thing that is started has a new one, which knows all."""
+    redis_nodes(1)
+    first = guard._process
+    first.kill()
+    first.wait()
+    redis_nodes(1)
+    assert guard._process is not first
+    assert guard._process.poll() is None
+    assert len(guard._watched) >= 2
+
+
+def test_folders_are_made_where_temporary_files_belong(redis_nodes):
+    """TMPDIR is respected; nothing is written next to the sources."""
+    (node,) = redis_nodes(1)
+    assert node.folder.parent == Path(tempfile.gettempdir())

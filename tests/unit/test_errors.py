@@ -1,0 +1,96 @@
+"""Every error comes home with its type, fields and text, whatever carries it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from uuid import uuid4
+
+import pytest
+from celery import Celery, states
+from celery.backends.base import DisabledBackend
+from kombu.utils import json as kombu_json
+
+from celery_redlock import errors
+
+VOTES = {"lock-1:6379/0": "granted", "lock-2:6379/0": "refused", "lock-3:6379/0": "timed out"}
+HOLDER = {"token": "3f9a01bc", "task_id": "4", "pid": 7, "since": 1754000000.25, "ttl": 3.5}
+
+# At least one of each, with and without what is optional.
+EXAMPLES = [
+    errors.RedlockError("something of ours"),
+    errors.ConfigurationError("redlock_ttl must be > 0, got -1"),
+    errors.LockKeyError("shop.bill: 'order' is of type Order"),
+    errors.LockNotAcquired("invoice:7", VOTES),
+    errors.LockTaken("invoice:7", VOTES, HOLDER),
+    errors.LockTaken("invoice:7", {}),
+    errors.QuorumUnavailable("invoice:7", VOTES, 12.5),
+    errors.QuorumUnavailable("invoice:7", VOTES),
+    errors.LockLost("invoice:7", "deadline"),
+    errors.DuplicateTask("0c1d", "invoice:7"),
+]
+
+every_error = pytest.mark.parametrize(
+    "error", EXAMPLES, ids=[f"{type(e).__name__}-{len(e.args)}" for e in EXAMPLES]
+)
+
+
+def _same(one: BaseException, other: BaseException) -> bool:
+    return (type(one), vars(one), one.args, str(one)) == (
+        type(other),
+        vars(other),
+        other.args,
+        str(other),
+    )
+
+
+def test_every_error_has_an_example():
+    """A new error cannot be forgotten by the tests below."""
+    assert {type(example).__name__ for example in EXAMPLES} == set(errors.__all__)
+
+
+@every_error
+def test_every_error_descends_from_the_one_root(error):
+    """``except RedlockError`` catches whatever comes from here."""
+    assert isinstance(error, errors.RedlockError)
+
+
+@every_error
+def test_an_error_survives_pickle(error):
+    """A child process can hand it to its parent, by every pickle protocol."""
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert _same(pickle.loads(pickle.dumps(error, protocol)), error)
+
+
+@every_error
+def test_an_error_is_made_of_plain_json(error):
+    """Even a plain JSON encoder, which knows no type of ours, carries all its arguments."""
+    assert type(error)(*json.loads(json.dumps(error.args))).args == error.args
+
+
+@every_error
+def test_an_error_survives_celerys_json_form(error):
+    """What a backend stores as JSON is made into the same error again."""
+    backend = DisabledBackend(Celery(set_as_current=False))
+    stored = kombu_json.dumps(backend.prepare_exception(error, serializer="json"))
+    assert _same(backend.exception_to_python(kombu_json.loads(stored)), error)
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
+@every_error
+def test_a_caller_gets_the_error_the_task_failed_with(error, serializer):
+    """``AsyncResult.get()`` raises the same error, whatever serializer the results have."""
+    app = Celery(backend="cache+memory://", set_as_current=False)
+    app.conf.update(result_serializer=serializer, accept_content=[serializer])
+    task_id = str(uuid4())  # Celery's memory cache is one for all apps of a process
+    app.backend.store_result(task_id, error, states.FAILURE)
+    with pytest.raises(type(error)) as raised:
+        app.AsyncResult(task_id).get(timeout=1)
+    assert _same(raised.value, error)
+
+
+@every_error
+def test_an_error_tells_the_name_of_its_lock(error):
+    """Whoever reads only the text knows which lock it is about."""
+    name = getattr(error, "name", getattr(error, "lock_name", None))
+    assert name is None or name in str(error)
