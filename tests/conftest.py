@@ -21,6 +21,7 @@ for _name in [name for name in os.environ if name.startswith(("REDLOCK_", "CELER
 import hypothesis
 import pytest
 import redis
+from celery import _state
 
 from celery_redlock.ops.servers import Server, find_binary, servers
 from support.proxy import Link, proxied
@@ -32,6 +33,20 @@ IN_CI = os.environ.get("CI") == "true"
 hypothesis.settings.register_profile("home", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if IN_CI else "home")
+
+
+@pytest.fixture(autouse=True)
+def _apps_of_other_tests_are_forgotten() -> Iterator[None]:
+    """
+    Neither a test's tasks nor its current app reach the apps of the next test.
+
+    Celery adds the tasks of one app to every later app of the process, and warns, as an
+    error here, when two of them have one name.
+    """
+    state: Any = _state  # what matters here is not part of its public face
+    finalizers, current = set(state._on_app_finalizers), state._tls.current_app
+    yield
+    state._on_app_finalizers, state._tls.current_app = finalizers, current
 
 
 def _binaries() -> dict[str, Path]:

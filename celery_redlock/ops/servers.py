@@ -4,7 +4,7 @@ Real Valkey or Redis servers on the loopback interface, for the demo and the tes
 Each server is one process with a folder of its own, keeps nothing on disk, and
 can be killed, paused and restarted: what a lock has to survive cannot be tried on
 a fake. Only processes started here are ever signalled, by their process id. They
-end with :meth:`Server.stop`, at the interpreter's exit, and, told by the guard
+end with :meth:`Server.stop`, at the interpreter's exit, and, told by the reaper
 process, even when this process is killed.
 
 Not for production: no password, no persistence, no replication.
@@ -32,7 +32,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_redlock.ops.guard import guard
+from celery_redlock.ops.reaper import reaper
 
 __all__ = ["Server", "find_binary", "servers"]
 
@@ -188,7 +188,7 @@ class Server:
                 return
             _running.discard(self)
             shutil.rmtree(self.folder, ignore_errors=True)
-            guard.forget(str(self.folder))
+            reaper.forget(str(self.folder))
             self.folder = self._process = None
 
     def log(self) -> str:
@@ -214,7 +214,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        guard.watch(str(self.folder), self._process.pid, folder=self.folder)
+        reaper.watch(str(self.folder), self._process.pid, folder=self.folder)
 
     def _command(self, folder: Path) -> list[str]:
         own = ["--port", str(self.port), "--dir", str(folder)]
@@ -236,8 +236,8 @@ class Server:
 
     def ask_to_end(self) -> None:
         """Send SIGTERM and return at once; :meth:`stop` waits, and does all the rest."""
-        if self.alive and self._owner == os.getpid():
-            self._signal(signal.SIGTERM)
+        if self._process is not None and self._owner == os.getpid():
+            self._process.send_signal(signal.SIGTERM)
 
     def _launch_again(self) -> None:
         """Launch after another process was faster at our port: on a new one, if we still may."""
@@ -287,7 +287,7 @@ class Server:
             process.kill()
             process.wait()
         # The process id may now become somebody else's; the folder is still ours.
-        guard.watch(str(self.folder), None, folder=self.folder)
+        reaper.watch(str(self.folder), None, folder=self.folder)
 
 
 _running: set[Server] = set()

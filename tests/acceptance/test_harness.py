@@ -18,7 +18,7 @@ APP = """
 
     app = Celery(broker=os.environ["BROKER"], backend=os.environ["BROKER"], set_as_current=False)
 
-    @app.task
+    @app.task(shared=False)
     def nap(seconds):
         with body(os.environ["EVENTS"], "nap"):
             time.sleep(seconds)

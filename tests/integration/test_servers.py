@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from celery_redlock.ops import servers as module
-from celery_redlock.ops.guard import Guard, guard
+from celery_redlock.ops.reaper import Reaper, reaper
 from celery_redlock.ops.servers import Server, find_binary, servers
 from support.waiting import eventually
 
@@ -72,7 +72,7 @@ def test_a_killed_server_refuses_connections_and_can_come_back(redis_nodes):
 def test_a_paused_server_is_silent_until_it_is_resumed(redis_nodes):
     """What was asked meanwhile is answered late."""
     (node,) = redis_nodes(1)
-    with _client(node, socket_timeout=0.2) as client:
+    with _client(node, socket_timeout=0.5) as client:
         client.ping()
         node.pause()
         assert node.alive
@@ -125,11 +125,11 @@ def test_nothing_is_left_after_stop(some_binary, state):
         assert not folder.exists()
 
 
-def test_the_guard_leaves_with_the_last_server(some_binary, monkeypatch):
+def test_the_reaper_leaves_with_the_last_server(some_binary, monkeypatch):
     """Without servers there is no helper process either."""
-    monkeypatch.setattr(module, "guard", Guard())
+    monkeypatch.setattr(module, "reaper", Reaper())
     with servers(2, binary=some_binary):
-        helper = module.guard._process.pid
+        helper = module.reaper._process.pid
         assert not _gone(helper)
     assert _gone(helper)
 
@@ -278,16 +278,16 @@ def test_a_killed_parent_takes_a_paused_server_along():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_dead_guard_is_replaced(redis_nodes):
-    """If somebody ends the guard, the next thing that is started has a new one, which knows all."""
+def test_a_dead_reaper_is_replaced(redis_nodes):
+    """If somebody ends the reaper, the next server to start gets a new one, which knows all."""
     redis_nodes(1)
-    first = guard._process
+    first = reaper._process
     first.kill()
     first.wait()
     redis_nodes(1)
-    assert guard._process is not first
-    assert guard._process.poll() is None
-    assert len(guard._watched) >= 2
+    assert reaper._process is not first
+    assert reaper._process.poll() is None
+    assert len(reaper._watched) >= 2
 
 
 def test_folders_are_made_where_temporary_files_belong(redis_nodes):

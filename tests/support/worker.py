@@ -2,7 +2,7 @@
 Real Celery processes for the acceptance tests: ``celery worker``, ``celery beat`` and others.
 
 Each runs in a session of its own and ends with all its children: at the end of its
-``with``, and, by the guard process, when the test run itself is killed.
+``with``, and, by the reaper process, when the test run itself is killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from celery_redlock.ops.guard import guard
+from celery_redlock.ops.reaper import reaper
 from support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["CeleryProcess", "Worker"]
 
 SUPPORT = Path(__file__).parents[1]
+CAN_PEEK = hasattr(os, "waitid")  # macOS has it from Python 3.13 on
 
 
 class CeleryProcess:
@@ -95,6 +96,8 @@ class CeleryProcess:
     @property
     def alive(self) -> bool:
         """Whether the main process is there."""
+        if not CAN_PEEK:
+            return self.process.poll() is None
         # Looked at, not reaped: as long as it is a zombie, its id and group cannot be another's.
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return self.process.returncode is None and os.waitid(os.P_PID, self.pid, options) is None
@@ -116,7 +119,7 @@ class CeleryProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        guard.watch(self._folder.name, self.pid, group=True, folder=Path(self._folder.name))
+        reaper.watch(self._folder.name, self.pid, group=True, folder=Path(self._folder.name))
         eventually(self._has_started, "sign of readiness", timeout=self._start_timeout)
 
     def _environment(self) -> dict[str, str]:
@@ -162,7 +165,7 @@ class CeleryProcess:
 
     def _kill_group(self) -> None:
         # Valid even when the main process is dead: it was not reaped, see `alive`.
-        if self.process.returncode is None:
+        if self.process.returncode is None or not CAN_PEEK:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
@@ -171,7 +174,7 @@ class CeleryProcess:
         if self._process is not None:
             self._kill_group()
             self._process.wait()
-        guard.forget(self._folder.name)
+        reaper.forget(self._folder.name)
         self._folder.cleanup()
 
 

@@ -566,9 +566,10 @@ class TestPydanticTasks:
         assert name_of(names, {"id": "1"}) == name_of(names, model(id=1))
         assert name_of(names, None) != name_of(names, {"id": 1})
 
-    @pytest.mark.parametrize("annotation", [list[int], int | str | None, "NotKnown", int])
-    def test_other_annotations_are_left_alone(self, ship, annotation):
+    @pytest.mark.parametrize("annotation", [list[int], "Order | int | None", "NotKnown", int])
+    def test_other_annotations_are_left_alone(self, model, ship, annotation, monkeypatch):
         """What Celery does not validate is taken as it is."""
+        monkeypatch.setitem(ship.__globals__, "Order", model)
         ship.__annotations__ = {"order": annotation}
         names = namer(ship, pydantic=True)
         assert name_of(names, {"id": "1"}) != name_of(names, {"id": 1})

@@ -4,11 +4,11 @@ A small process that ends child processes whose owner has died.
 ``kill -9`` of a demo or a test run must leave no server behind. Linux has
 PR_SET_PDEATHSIG for this, but that signal comes when the *thread* which started
 the child ends, and it has to be asked for between fork and exec, where running
-Python is unsafe as soon as there are threads. So one guard process is told
+Python is unsafe as soon as there are threads. So one reaper process is told
 through a pipe what to watch, and acts when the pipe ends or its parent changes.
 
-This file is two things: the owner's side (:data:`guard`) and, run as a script,
-the guard process itself. It imports nothing but the standard library, so that
+This file is two things: the owner's side (:data:`reaper`) and, run as a script,
+the reaper process itself. It imports nothing but the standard library, so that
 the process starts within some twenty milliseconds.
 """
 
@@ -26,18 +26,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Guard", "guard"]
+__all__ = ["Reaper", "reaper"]
 
-# How often the guard looks whether its parent is still its parent [s]. The end of the pipe
+# How often the reaper looks whether its parent is still its parent [s]. The end of the pipe
 # tells it at once, except when a forked child of the owner still holds the other end.
 POLL = 0.5
 
 
-class Guard:
+class Reaper:
     """
     The owner's side: says what to end if this process should die.
 
-    The guard process runs only while there is something to watch.
+    The reaper process runs only while there is something to watch.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Guard:
             self._tell(order)
 
     def forget(self, key: str) -> None:
-        """Take back the entry *key*; without any entry left the guard process ends."""
+        """Take back the entry *key*; without any entry left the reaper process ends."""
         with self._lock:
             if self._watched.pop(key, None) is None:
                 return
@@ -76,7 +76,7 @@ class Guard:
 
     def _tell(self, order: dict[str, Any]) -> None:
         if self._process is not None:
-            # A broken pipe: somebody ended the guard, so a new one is told everything.
+            # A broken pipe: somebody ended the reaper, so a new one is told everything.
             with contextlib.suppress(BrokenPipeError):
                 self._send(self._process, order)
                 return
@@ -113,7 +113,7 @@ class Guard:
             process.wait()
 
     def _abandon(self) -> None:
-        """Let go of the guard in a forked child: it belongs to the parent alone."""
+        """Let go of the reaper in a forked child: it belongs to the parent alone."""
         process = self._process
         self._reset()
         if process is not None and process.stdin is not None:
@@ -121,8 +121,8 @@ class Guard:
             process.returncode = 0  # not our child: nothing to wait for, nothing to warn of
 
 
-guard = Guard()
-os.register_at_fork(after_in_child=guard._abandon)  # noqa: SLF001 - for this very line
+reaper = Reaper()
+os.register_at_fork(after_in_child=reaper._abandon)  # noqa: SLF001 - for this very line
 
 
 def _end(order: dict[str, Any]) -> None:
@@ -152,7 +152,7 @@ def _orders(owner: int) -> Iterator[dict[str, Any]]:
 
 def main(owner: int) -> None:
     """
-    Be the guard process: take orders until the owner is gone, then end what is left.
+    Be the reaper process: take orders until the owner is gone, then end what is left.
 
     Args:
         owner: Process id of the owner.
