@@ -94,9 +94,7 @@ class QuorumUnavailable(LockNotAcquired):
 
     cause = "could not be decided by a quorum of nodes"
 
-    def __init__(
-        self, name: str, votes: dict[str, str], retry_after: float | None = None
-    ) -> None:
+    def __init__(self, name: str, votes: dict[str, str], retry_after: float | None = None) -> None:
         self.retry_after = retry_after
         super().__init__(name, votes, retry_after)
 

@@ -8,9 +8,9 @@ declared; a worker builds it at its start, so that what is wrong is said there.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import weakref
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -22,14 +22,28 @@ from celery_redlock.lock.redlock import Redlock
 from celery_redlock.observers.logging import log_event
 from celery_redlock.settings import PREFIX, Settings
 
-__all__ = ["Plugin", "plugin_for"]
+__all__ = ["Plugin", "first_url", "locking", "plugin_for"]
 
 logger = logging.getLogger(__name__)
 _plugins: weakref.WeakKeyDictionary[Any, Plugin] = weakref.WeakKeyDictionary()
 _building = threading.RLock()
 
 
-def plugin_for(app: Any) -> Plugin:  # noqa: ANN401  a Celery app
+class Locking:
+    """
+    Whether this process takes locks at all; see `celery_redlock.testing.locks_disabled`.
+
+    Attributes:
+        disabled: How many times it is switched off at the moment.
+    """
+
+    disabled = 0
+
+
+locking = Locking()
+
+
+def plugin_for(app: Any) -> Plugin:
     """Return the plugin of *app*, made on first use."""
     plugin = _plugins.get(app)
     if plugin is None:
@@ -43,16 +57,20 @@ class Plugin:
     What celery-redlock has for one app in one process.
 
     Attributes:
+        locks_class: What makes the locks; `celery_redlock.task.execution` sets its own.
         options: Task name -> its options, filled by `celery_redlock.task.execution`.
     """
 
-    def __init__(self, app: Any) -> None:  # noqa: ANN401
+    locks_class: type[Redlock] = Redlock
+
+    def __init__(self, app: Any) -> None:
         self._app = weakref.ref(app)
         self._is_installed = False
+        self._locks: Redlock | None = None
         self.options: dict[str, Any] = {}
 
     @property
-    def app(self) -> Any:  # noqa: ANN401
+    def app(self) -> Any:
         """The Celery app."""
         return self._app()
 
@@ -67,10 +85,15 @@ class Plugin:
         """Tells all observers."""
         return broadcast([log_event])
 
-    @cached_property
+    @property
     def locks(self) -> Redlock:
         """The locks on the app's nodes; raises ConfigurationError."""
-        return Redlock(self.settings.nodes, self.settings.rules, [log_event])
+        if self._locks is None:
+            with _building:  # two of them would know nothing of each other's leases
+                if self._locks is None:
+                    settings = self.settings
+                    self._locks = self.locks_class(settings.nodes, settings.rules, [log_event])
+        return self._locks
 
     def install(self) -> None:
         """Have a worker of this app check everything before it takes its first task."""
@@ -92,8 +115,8 @@ class Plugin:
                 task.check_lock()
         if settings.is_fallback:
             logger.warning(
-                "redlock_nodes is not set: locks are kept on the one Redis at %s, which survives no node "
-                "failure; set redlock_nodes to three or five independent servers",
+                "redlock_nodes is not set: locks are kept on the one Redis at %s, which survives "
+                "no node failure; set redlock_nodes to three or five independent servers",
                 ", ".join(self.locks.labels),
             )
         for node, problem in self.locks.check().items():
@@ -101,11 +124,13 @@ class Plugin:
         self.locks.close()  # the processes that run tasks connect by themselves
 
 
-class CheckLocks(bootsteps.Step):  # type: ignore[misc]  # Celery has no types for it
+class CheckLocks(bootsteps.Step):
     """The step of a worker's start that checks our part of the configuration."""
 
-    def __init__(self, worker: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
+        if locking.disabled:
+            return
         try:
             plugin_for(worker.app).check()
         except ConfigurationError as error:
@@ -113,40 +138,46 @@ class CheckLocks(bootsteps.Step):  # type: ignore[misc]  # Celery has no types f
             raise
 
 
-def redlock_conf(app: Any) -> dict[str, Any]:  # noqa: ANN401
+def redlock_conf(app: Any) -> dict[str, Any]:
     """
     Return the ``redlock_*`` settings of *app* by their plain names.
 
     Raises:
         ConfigurationError: A setting is spelt so that Celery does not find it.
     """
-    namespace = f"{app.namespace}_".lower() if getattr(app, "namespace", None) else ""
+    namespace = f"{app.namespace}_" if getattr(app, "namespace", None) else ""
     conf: dict[str, Any] = {}
     for key in list(app.conf):
-        name = str(key).lower().removeprefix(namespace)
+        name = str(key).lower().removeprefix(namespace.lower())
         if not name.startswith(PREFIX):
             continue
         try:
             conf[name] = app.conf[name]
         except KeyError:
-            msg = f"{key} is not read by Celery under this name; write {name}"
+            right = f"{namespace}{name.upper()}" if namespace else name
+            msg = f"{key} is not read by Celery under this name; write {right}"
             raise ConfigurationError(msg) from None
     return conf
 
 
-def redis_of(conf: Mapping[str, Any]) -> str | None:
-    """Return the URL of the result backend, else of the broker, that is a Redis; None if neither is."""
-    for setting in ("result_backend", "broker_url"):
-        url = conf.get(setting)
-        first = str(url[0] if isinstance(url, (list, tuple)) and url else url or "").split(";")[0]
-        if first.startswith(("redis://", "rediss://")):
-            return first.replace("ssl_cert_reqs=CERT_", "ssl_cert_reqs=").replace("=REQUIRED", "=required")
+def redis_of(conf: Any) -> str | None:
+    """Return the URL of *conf*'s result backend, else of its broker, that is a Redis, if any."""
+    for url in (conf.result_backend, conf.broker_read_url):
+        first = first_url(url)
+        if first.startswith(("redis://", "rediss://")):  # redis-py has its own words for Celery's
+            return re.sub(r"(?<=ssl_cert_reqs=)(?:CERT_)?(\w+)", lambda m: m[1].lower(), first)
         if first.startswith("redis+socket://"):
             return first.replace("redis+socket://", "unix://", 1).replace("virtual_host=", "db=")
     return None
 
 
-@signals.task_postrun.connect(weak=False)  # type: ignore[untyped-decorator]
+def first_url(url: Any) -> str:
+    """Return *url*, or the first where there are several to fail over to; "" for None."""
+    first = url[0] if isinstance(url, (list, tuple)) and url else url
+    return str(first or "").split(";")[0]
+
+
+@signals.task_postrun.connect(weak=False)
 def _after_task(task: Any = None, state: str | None = None, **_: Any) -> None:
     """Tell the execution that its result is stored now."""
     execution = getattr(task.request, "_redlock", None)

@@ -20,7 +20,16 @@ __all__ = ["KNOWN", "PREFIX", "Settings", "one_of"]
 
 PREFIX = "redlock_"
 #: Names of `Rules` that are settings; the rest are constants of the protocol.
-RULES = ("ttl", "wait", "max_ttl", "node_timeout", "drift_factor", "restart_guard", "fence", "prefix")
+RULES = (
+    "ttl",
+    "wait",
+    "max_ttl",
+    "node_timeout",
+    "drift_factor",
+    "restart_guard",
+    "fence",
+    "prefix",
+)
 OWN = ("nodes", "on_conflict", "on_unavailable", "on_lock_lost", "dedup_ttl")
 #: All settings without the prefix.
 KNOWN = tuple(sorted((*RULES, *OWN)))
@@ -75,8 +84,8 @@ class Settings:
         if nodes is None and fallback is None:
             msg = (
                 "redlock_nodes is not set, and neither the result backend nor the broker is Redis; "
-                'set it to the URLs of the lock nodes, e.g. ["redis://lock-1/0", "redis://lock-2/0", '
-                '"redis://lock-3/0"]'
+                "set it to the URLs of the lock nodes, e.g. "
+                '["redis://lock-1/0", "redis://lock-2/0", "redis://lock-3/0"]'
             )
             raise ConfigurationError(msg)
         rules = Rules(**{name: value for name, value in given.items() if name in RULES})
@@ -88,14 +97,14 @@ class Settings:
             **own,
         )
 
-    def default(self, name: str) -> Any:  # noqa: ANN401  settings have many types
+    def default(self, name: str) -> Any:
         """Return the setting *name*, given without the prefix."""
         own = {field.name for field in fields(self)}
         return getattr(self if name in own else self.rules, name)
 
 
 def known(setting: str) -> str:
-    """Return *setting* without the prefix; raise ConfigurationError if there is none of that name."""
+    """Return *setting* without the prefix; raise ConfigurationError if there is no such name."""
     name = setting.removeprefix(PREFIX)
     if name in KNOWN:
         return name
@@ -110,6 +119,8 @@ def one_of(name: str, value: object, words: Sequence[str]) -> str:
     if isinstance(value, str) and value in words:
         return value
     near = difflib.get_close_matches(str(value), words, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(map(repr, words))}"
+    hint = (
+        f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(map(repr, words))}"
+    )
     msg = f"{name} = {value!r}: {hint}"
     raise ConfigurationError(msg)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from celery_redlock.task.current import locking
+from celery_redlock.plugin import locking
 
 __all__ = ["locks_disabled"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -51,7 +52,8 @@ class UrlAddress(Address):
         try:
             self._pool = redis.ConnectionPool.from_url(url, **OPTIONS, retry=Retry(NoBackoff(), 0))
         except (ValueError, TypeError) as error:
-            msg = f"redlock_nodes: {hide_password(url)!r} is not a URL of a Redis server: {error}"
+            why = "" if "@" in url else f": {error}"  # which may quote a piece of the password
+            msg = f"redlock_nodes: {hide_password(url)!r} is not a URL of a Redis server{why}"
             raise ConfigurationError(msg) from None
         self.label = label_of(self._pool.connection_kwargs)
 
@@ -73,7 +75,9 @@ class SentinelAddress(Address):
             raise ConfigurationError(msg)
         self._options = options
         self._service = service
-        self._sentinel = Sentinel([host_and_port(s) for s in sentinels], socket_timeout=CONNECT_TIMEOUT)
+        self._sentinel = Sentinel(
+            [host_and_port(s) for s in sentinels], socket_timeout=CONNECT_TIMEOUT
+        )
         self.label = f"{service}@sentinel/{options.get('db', 0)}"
 
     def connection(self) -> AbstractConnection:
@@ -129,14 +133,20 @@ def label_of(kwargs: Mapping[str, Any]) -> str:
 
 def host_and_port(sentinel: object) -> tuple[str, int]:
     """Return host and port of a Sentinel given as ``(host, port)``, ``host:port`` or a URL."""
-    if isinstance(sentinel, (tuple, list)):
-        host, port = sentinel
-        return str(host), int(port)
-    host, _, port = str(sentinel).rpartition("//")[2].rpartition("@")[2].partition("/")[0].partition(":")
-    return host, int(port or 26379)
+    try:
+        if isinstance(sentinel, (tuple, list)):
+            host, port = sentinel
+            return str(host), int(port)
+        where = urlsplit(str(sentinel) if "//" in str(sentinel) else f"//{sentinel}")
+        if where.hostname:
+            return where.hostname, where.port or 26379
+    except (ValueError, TypeError):  # its text may quote a piece of a password
+        pass
+    msg = f"redlock_nodes: {hide_password(str(sentinel))!r} is not a Sentinel, like 'host:26379'"
+    raise ConfigurationError(msg)
 
 
 def hide_password(url: str) -> str:
-    """Return *url* without what stands before the ``@``."""
-    scheme, slashes, rest = url.partition("://")
-    return f"{scheme}{slashes}{rest.rpartition('@')[2]}"
+    """Return *url* without what may be secret: all before the ``@``, and the options."""
+    scheme, slashes, rest = url.partition("://") if "://" in url else ("", "", url)
+    return f"{scheme}{slashes}{rest.rpartition('@')[2].partition('?')[0]}"

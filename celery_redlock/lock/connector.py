@@ -13,9 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from redis.exceptions import RedisError
-
-from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock import clock
 from celery_redlock.lock.guard import Greeting, check_together, enrol, greet, is_new_cluster
 
@@ -72,7 +69,16 @@ class Connector:
         if node.connection is None and not node.is_connecting and not self._stop.is_set():
             node.is_connecting = True
             name = f"redlock-connect-{node.label}"
-            threading.Thread(target=self._connect, args=(node,), name=name, daemon=True).start()
+            try:
+                threading.Thread(target=self._connect, args=(node,), name=name, daemon=True).start()
+            except RuntimeError as error:  # no thread to be had, as when the interpreter ends
+                node.is_connecting = False
+                node.fail(error)
+            except (
+                BaseException
+            ):  # interrupted: should there be a thread now, a second does no harm
+                node.is_connecting = False
+                raise
 
     def _connect(self, node: Node) -> None:
         """Connect *node*, trying for as long as it takes."""
@@ -80,9 +86,10 @@ class Connector:
         while not self._stop.is_set():
             try:
                 self._greet(node)
-            except (RedisError, OSError, ConfigurationError) as error:
+            except Exception as error:  # noqa: BLE001  whatever it is, the node does not vote
                 with self._mutex:
-                    node.fail(error)
+                    if node.connection is None:
+                        node.fail(error)
                 self.arrival.set()
                 self._stop.wait(random.uniform(pause / 2, pause))  # noqa: S311  jitter, no secret
                 pause = min(2 * pause, LONGEST_BACKOFF)
@@ -99,7 +106,7 @@ class Connector:
             if self._rules.restart_guard:
                 greeting = self._enrol(node, connection, greeting)
             with self._mutex:
-                if self._stop.is_set():
+                if self._stop.is_set() or node.connection is not None:
                     connection.disconnect()
                 else:
                     self._attach(node, connection, greeting)
@@ -146,5 +153,9 @@ class Connector:
                 if node.position in self._new:
                     self._new.discard(node.position)
                     return True
-            if clock.now() >= deadline or self._stop.wait(0.01):
-                return False
+                if clock.now() >= deadline or self._stop.is_set():
+                    # From here on nobody may count on this node, or it would be trusted later,
+                    # when it has lost its memory for good.
+                    self._greetings[node.position] = greeting
+                    return False
+            self._stop.wait(0.01)

@@ -7,18 +7,23 @@ hands every reply to the call it belongs to; the others sleep until their call i
 or the reader leaves and passes its place on. The mutex guards the connections; nobody
 waits while holding it.
 
+An exception may strike anywhere (a soft time limit, a killed greenlet). A connection in use
+at that moment is dropped, and a waiter that could not take its leave counts for nothing once
+its time is up.
+
 Connecting goes on in the background (`celery_redlock.lock.connector`). After a fork the
 child starts from nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from celery_redlock.lock import clock
@@ -38,17 +43,22 @@ __all__ = ["Fanout"]
 
 #: Longest wait of a process's first call for nodes to be connected [s].
 FIRST_CONNECT = 1.0
+#: After so long without a look, connections may have ended unnoticed [s].
+QUIET = 1.0
+#: How long a waiter is kept on the list when its time is up and it did not take its leave [s].
+INTERRUPTED = 2.0
 
 _every_fanout: weakref.WeakSet[Fanout] = weakref.WeakSet()
 
 
 class _Waiter:
-    """Somebody who waits for calls to be decided."""
+    """Somebody who waits for calls to be decided, at most until *deadline*."""
 
-    __slots__ = ("calls", "wake")
+    __slots__ = ("calls", "deadline", "wake")
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[Call], deadline: float) -> None:
         self.calls = calls
+        self.deadline = deadline
         self.wake = threading.Lock()
         self.wake.acquire()
 
@@ -78,6 +88,7 @@ class Fanout:
         self._notify = notify
         self.labels = tuple(address.label for address in addresses)
         self._fingerprint = rules.fingerprint(self.labels)
+        self._majority = quorum(len(self.labels))
         self._start_over()
         _every_fanout.add(self)
 
@@ -85,12 +96,17 @@ class Fanout:
         """Forget everything; what belonged to a parent process is left to it."""
         self._mutex = threading.Lock()
         self._news: deque[Event] = deque()
-        self.nodes = [
-            Node(i, address, self._rules, self._news) for i, address in enumerate(self._addresses)
-        ]
         self._selector = selectors.DefaultSelector()
         self._waiters: list[_Waiter] = []
         self._reader: _Waiter | None = None
+        self._looked = 0.0
+        self._disconnected()
+
+    def _disconnected(self) -> None:
+        """Begin without connections."""
+        self.nodes = [
+            Node(i, address, self._rules, self._news) for i, address in enumerate(self._addresses)
+        ]
         self._connector = Connector(self._rules, self.labels, self._mutex, self._attach)
         self._has_settled = False
 
@@ -109,10 +125,10 @@ class Fanout:
             self._connector.stop()
             for node in self.nodes:
                 if node.connection is not None:
-                    self._selector.unregister(node.sock)
-                    node.detach(Gone("closed"))
-            self._selector.close()
-            self._start_over()
+                    self._drop(node, Gone("closed"))
+            self._rouse_decided()
+            self._news.clear()
+            self._disconnected()
 
     def ask(self, calls: Sequence[Call]) -> None:
         """
@@ -120,16 +136,17 @@ class Fanout:
 
         Afterwards every ballot is complete: a node that did not answer votes unreachable.
         """
+        if clock.now() - self._looked > QUIET:
+            self._look()
         self.settle()
-        waiter = _Waiter(calls)
-        deadline = clock.now() + self._rules.node_timeout
+        waiter = _Waiter(calls, clock.now() + self._rules.node_timeout)
         try:
             with self._mutex:
                 self._waiters.append(waiter)
-                if self._reader is None:
+                if not self._has_reader():
                     self._reader = waiter
                 self._send(calls)
-            self._wait(waiter, deadline)
+            self._wait(waiter)
         finally:
             with self._mutex:
                 self._leave(waiter)
@@ -141,25 +158,39 @@ class Fanout:
             self._send([call], skip)
         self._publish()
 
-    def settle(self, longest: float = FIRST_CONNECT) -> None:
+    def settle(self) -> None:
         """
-        Wait until every node is connected or has failed to be; at once after the first time.
+        Wait for nodes that are being connected, if it is the first time or no quorum is there.
 
-        With a quorum there, the rest is waited for no longer than ``node_timeout``.
+        The first time every node is waited for; with a quorum there, the others no longer
+        than ``node_timeout``. Later only a quorum is waited for, and no longer than that.
         """
-        if self._has_settled:
-            return
+        hurry = self._rules.node_timeout
+        if not self._has_settled:
+            self._connect_until(lambda: self._connected() >= self._majority, FIRST_CONNECT)
+            self._connect_until(lambda: False, hurry)
+            self._has_settled = True
+            self._publish()
+        elif self._connected() < self._majority:
+            self._connect_until(lambda: self._connected() >= self._majority, hurry)
+
+    def settle_all(self, longest: float) -> None:
+        """Wait until every node is connected or has failed to be, at most *longest* [s]."""
+        self._connect_until(lambda: False, longest)
+        self._publish()
+
+    def _connect_until(self, suffices: Callable[[], bool], longest: float) -> None:
+        """Wait until *suffices* or there is no node left that may still be connected."""
+        deadline = clock.now() + longest
         with self._mutex:
             for node in self.nodes:
                 self._connector.reconnect(node)
-        deadline, hurry = clock.now() + longest, self._rules.node_timeout
-        while not all(node.is_settled for node in self.nodes) and clock.now() < deadline:
+        while not (suffices() or all(node.is_settled for node in self.nodes)):
+            left = deadline - clock.now()
+            if left <= 0:
+                return
             self._connector.arrival.clear()
-            if self._connected() >= quorum(len(self.nodes)):
-                deadline, hurry = min(deadline, clock.now() + hurry), longest
-            self._connector.arrival.wait(min(0.01, max(0.0, deadline - clock.now())))
-        self._has_settled = True
-        self._publish()
+            self._connector.arrival.wait(min(0.01, left))
 
     def _connected(self) -> int:
         return sum(1 for node in self.nodes if node.connection is not None)
@@ -168,8 +199,8 @@ class Fanout:
 
     def _send(self, calls: Sequence[Call], skip: frozenset[int] = frozenset()) -> None:
         now = clock.now()
-        if any(node.is_late(now) for node in self.nodes):  # or its answers lie unread since long
-            self._read(self._selector.select(0))
+        if any(node.is_late(now) for node in self.nodes) and not self._has_reader(but=calls):
+            self._read(self._selector.select(0))  # or its answers lie unread since long
         for node in self.nodes:
             if node.position in skip:
                 continue
@@ -181,11 +212,23 @@ class Fanout:
                 self._lose(node, error)
                 if not isinstance(error, Gone):
                     raise
+                node.send(calls, now)  # answers for itself, having no connection
 
-    def _wait(self, waiter: _Waiter, deadline: float) -> None:
+    def _has_reader(self, but: Sequence[Call] = ()) -> bool:
+        """Return whether somebody drives the connections, other than who asks for *but*."""
+        reader = self._reader
+        return reader is not None and reader.calls is not but and clock.now() < reader.deadline
+
+    def _look(self) -> None:
+        """Read what came while nobody asked; nodes may have hung up in the meantime."""
+        with self._mutex:
+            if not self._has_reader():
+                self._read(self._selector.select(0))
+
+    def _wait(self, waiter: _Waiter) -> None:
         """Drive the connections, or sleep while somebody else does."""
         while waiter.is_open:
-            left = deadline - clock.now()
+            left = waiter.deadline - clock.now()
             if left <= 0:
                 return
             if self._reader is waiter:
@@ -196,17 +239,20 @@ class Fanout:
                 waiter.wake.acquire(timeout=left)
 
     def _read(self, ready: Sequence[tuple[selectors.SelectorKey, int]]) -> None:
-        now = clock.now()
+        self._looked = clock.now()
         for key, _ in ready:
             node: Node = key.data
             if node.connection is None:
                 continue  # lost since the selector looked
             try:
-                node.read(now)
+                node.read()
             except BaseException as error:
                 self._lose(node, error)
                 if not isinstance(error, Gone):
                     raise
+        self._rouse_decided()
+
+    def _rouse_decided(self) -> None:
         for other in self._waiters:
             if other is not self._reader and not other.is_open:
                 other.rouse()
@@ -219,35 +265,45 @@ class Fanout:
         for call in waiter.calls:
             if call.is_open:
                 self._give_up(call, now)
-        self._waiters.remove(waiter)
+        self._waiters = [
+            w for w in self._waiters if w is not waiter and now < w.deadline + INTERRUPTED
+        ]
         if self._reader is waiter:
-            self._reader = self._waiters[0] if self._waiters else None
+            heirs = (w for w in self._waiters if w.is_open and now < w.deadline)
+            self._reader = next(heirs, None)
             if self._reader is not None:
                 self._reader.rouse()
 
     def _give_up(self, call: Call, now: float) -> None:
         for node, vote in zip(self.nodes, tuple(call.ballot), strict=True):
             if vote is None:
-                node.suspect(now)
-                call.take(node.position, node._unreachable())  # noqa: SLF001
+                call.take(node.position, node.overdue(now))
         call.is_open = False
 
     def _lose(self, node: Node, error: BaseException) -> None:
         """Drop a connection; what the node granted through it and is not decided is void."""
-        if node.connection is not None:
-            self._selector.unregister(node.sock)
-        problem = error if isinstance(error, Exception) else Gone("interrupted")
-        node.detach(problem)
+        problem = error if isinstance(error, Gone) else Gone("interrupted")
+        self._drop(node, problem)
         for waiter in self._waiters:
             for call in waiter.calls:
                 call.withdraw(node.position, str(problem))
+        self._rouse_decided()
+        node.is_settled = False
         self._connector.reconnect(node)
 
-    def _attach(
-        self, node: Node, connection: AbstractConnection, greeting: Greeting
-    ) -> None:
+    def _drop(self, node: Node, problem: Gone) -> None:
+        if node.connection is not None:
+            with contextlib.suppress(KeyError, ValueError):  # interrupted here before
+                self._selector.unregister(node.sock)
+        node.detach(problem)
+
+    def _attach(self, node: Node, connection: AbstractConnection, greeting: Greeting) -> None:
         node.attach(connection, greeting, self._fingerprint)
         self._selector.register(node.sock, selectors.EVENT_READ, node)
+        try:
+            node.deliver(clock.now())
+        except Gone as error:
+            self._lose(node, error)
 
     def _publish(self) -> None:
         """Tell the observer what happened; never with the mutex held."""

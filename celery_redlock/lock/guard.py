@@ -94,8 +94,11 @@ def read_info(reply: bytes) -> dict[str, str]:
 
 def check_fit(info: dict[str, str]) -> None:
     """Raise Unfit if a server that says *info* must not be a lock node."""
-    if info.get("role") != "master":
-        msg = f"is a {info.get('role')}, but a lock node must be a master; name the master, or a Sentinel service"
+    if "role" not in info or "run_id" not in info:
+        msg = "answers, but not as a Redis or Valkey server does (INFO names no role or run_id)"
+        raise Unfit(msg)
+    if info["role"] != "master":
+        msg = f"is a {info['role']}, but a lock node must be a master; name the master, or a Sentinel service"
         raise Unfit(msg)
     if info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster":
         msg = "runs in cluster mode; lock nodes are independent servers (cluster-enabled no)"

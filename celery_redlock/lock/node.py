@@ -14,15 +14,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from celery_redlock.events import Event, NodeClockJump, NodeDown, NodeQuarantined, NodeUp
+from celery_redlock.lock import clock
 from celery_redlock.lock.clock import ClockReading, jump_between, sharper
 from celery_redlock.lock.guard import Greeting, boot_marker
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import RELEASE, Keys, ms, pack
+from celery_redlock.lock.scripts import MARK, RELEASE, Keys, ms, pack
 from celery_redlock.lock.votes import Ballot, Vote, VoteKind
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ PATIENCE = 2.0
 BACKLOG = 64
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 POSITIVE = (VoteKind.GRANTED, VoteKind.REPAIRED)
+#: Scripts that nobody waits for, and that a node should get in any case, if need be later.
+NOTES = (RELEASE, MARK)
+NO_ANSWER = Vote(VoteKind.UNREACHABLE, reason="no answer in time")
 
 
 class Gone(Exception):  # noqa: N818  a fact for the fan-out, never seen by a caller
@@ -132,6 +136,7 @@ class Node:
         self.problem: Exception | None = None
         self.suspect_since: float | None = None
         self._owed: deque[Owed] = deque()
+        self._undelivered: deque[tuple[Call, float]] = deque(maxlen=BACKLOG)
         self._boot = b""
         self._reading: ClockReading | None = None
 
@@ -151,6 +156,17 @@ class Node:
         if greeting.quarantine:
             self._news.append(NodeQuarantined(self.label, greeting.quarantine))
 
+    def deliver(self, now: float) -> None:
+        """
+        Send the notes that found no connection; not those of locks that have ended by now.
+
+        Raises:
+            Gone: The connection is dead already.
+        """
+        calls = [call for call, since in self._undelivered if now - since < self._rules.max_ttl]
+        self._undelivered.clear()
+        self.send(calls, now)
+
     def detach(self, problem: Exception) -> None:
         """Give the connection up; whoever waits for its answers is told why."""
         connection, self.connection = self.connection, None
@@ -159,6 +175,7 @@ class Node:
         for reply in owed:
             if reply.call is not None:
                 reply.call.take(self.position, self._unreachable())
+                self._keep(reply.call, reply.sent)
         if connection is not None:
             connection.disconnect()
 
@@ -169,6 +186,11 @@ class Node:
         self.problem = problem
         self.is_settled = True
 
+    def _keep(self, call: Call, now: float) -> None:
+        """Keep a note for the next connection: it may not have arrived."""
+        if call.request.script in NOTES:
+            self._undelivered.append((call, now))
+
     def is_late(self, now: float) -> bool:
         """Return whether the node has owed an answer for longer than a round waits."""
         return bool(self._owed) and now - self._owed[0].sent > self._rules.node_timeout
@@ -178,6 +200,12 @@ class Node:
         if self.suspect_since is None and self._owed:
             self.suspect_since = since
             self._news.append(NodeDown(self.label, "no answer in time"))
+
+    def overdue(self, now: float) -> Vote:
+        """Return the vote of a node that a round gave up on, and suspect it if it is late."""
+        if self.is_late(now):
+            self.suspect(now)
+        return self._unreachable() if self.connection is None else NO_ANSWER
 
     def send(self, calls: Sequence[Call], now: float) -> None:
         """
@@ -191,6 +219,7 @@ class Node:
         if self.connection is None:
             for call in calls:
                 call.take(self.position, self._unreachable())
+                self._keep(call, now)
             return
         if self.is_late(now):
             if now - self._owed[0].sent > PATIENCE:
@@ -198,59 +227,72 @@ class Node:
                 raise Gone(msg)
             self.suspect(now)
         if self.suspect_since is not None:
-            calls = self._only_releases(calls)
+            calls = self._only_notes(calls)
         if calls:
             self._owed.extend([Owed(call, now) for call in calls])
             self._write(b"".join([self._bytes(call) for call in calls]))
 
-    def _only_releases(self, calls: Sequence[Call]) -> list[Call]:
-        """Answer for a suspect; only releases go down its connection, behind what they undo."""
+    def _only_notes(self, calls: Sequence[Call]) -> list[Call]:
+        """Answer for a suspect; only notes go down its connection, behind what they undo."""
         if len(self._owed) > BACKLOG:
             msg = f"owes {len(self._owed)} answers"
             raise Gone(msg)
         for call in calls:
             call.take(self.position, self._unreachable())
-        return [call for call in calls if call.request.script is RELEASE]
+        return [call for call in calls if call.request.script in NOTES]
 
-    def read(self, now: float) -> None:
+    def read(self) -> None:
         """
         Take every reply that is there.
 
         Raises:
             Gone: The connection is dead.
         """
-        connection = self.connection
-        while connection is not None:
+        while self.connection is not None:
             try:
-                reply = connection.read_response(disable_decoding=True, disconnect_on_error=False)
+                reply = self.connection.read_response(
+                    disable_decoding=True, disconnect_on_error=False
+                )
             except ResponseError as error:
                 reply = error
             except (RedisError, OSError) as error:
                 if isinstance(error, WOULD_BLOCK) or isinstance(error.__context__, WOULD_BLOCK):
-                    return
+                    break
                 raise Gone(str(error)) from error
-            self._take(reply, now)
+            self._take(reply, clock.now())  # the clock now: not earlier than the reply came
             if not self._owed:
-                self._answered()
-                return
+                break
+        if self.suspect_since is not None and not self.is_late(clock.now()):
+            self.suspect_since = None
+            self._news.append(NodeUp(self.label))
 
     def _take(self, reply: Any, now: float) -> None:  # noqa: ANN401
         if not self._owed:
             msg = "sent a reply that nobody asked for"
             raise Gone(msg)
-        call, sent = self._owed.popleft()
-        if call is None:
-            return
-        if isinstance(reply, NoScriptError):
+        call, sent = self._owed[0]
+        if call is not None and not isinstance(reply, NoScriptError):
+            call.take(self.position, self._vote(call, reply, sent, now))
+        self._owed.popleft()
+        if call is not None and isinstance(reply, NoScriptError):
             self._send_source(call, now)
-        elif isinstance(reply, Exception):
-            call.take(self.position, Vote(VoteKind.UNREACHABLE, reason=str(reply)))
-        else:
-            call.take(self.position, self._checked(call.request.script.read(reply), sent, now))
+        if isinstance(reply, ReadOnlyError):  # a replica by now: to be greeted anew
+            raise Gone(str(reply))
+
+    def _vote(self, call: Call, reply: Any, sent: float, now: float) -> Vote:  # noqa: ANN401
+        """Return the vote in *reply*; one that no script of ours can give is none."""
+        if isinstance(reply, Exception):
+            return Vote(VoteKind.UNREACHABLE, reason=str(reply))
+        try:
+            vote = call.request.script.read(reply)
+        except (LookupError, TypeError, ValueError) as error:
+            msg = "sent a reply that makes no sense"
+            raise Gone(msg) from error
+        return self._checked(vote, sent, now)
 
     def _send_source(self, call: Call, now: float) -> None:
-        """Repeat a call whose script the node forgot; not an acquire that nobody waits for."""
-        if not call.is_open and call.request.script is not RELEASE:
+        """Repeat a call whose script the node forgot; not a grant that nobody waits for."""
+        if not call.is_open and call.request.script not in NOTES:
             return
         request = call.request
         head = (b"EVAL", request.script.source, b"%d" % len(request.keys))
@@ -282,12 +324,6 @@ class Node:
         self._write(pack(b"SET", keys.quarantine, b"1", b"PX", ms(left)))
         self._news.append(NodeQuarantined(self.label, left))
 
-    def _answered(self) -> None:
-        """Note that the node owes nothing; a suspect is one no longer."""
-        if self.suspect_since is not None:
-            self.suspect_since = None
-            self._news.append(NodeUp(self.label))
-
     def _bytes(self, call: Call) -> bytes:
         return call.packed + self._boot if call.request.script.guarded else call.packed
 
@@ -299,5 +335,5 @@ class Node:
 
     def _unreachable(self) -> Vote:
         if self.suspect_since is not None:
-            return Vote(VoteKind.UNREACHABLE, reason="no answer in time")
+            return NO_ANSWER
         return Vote(VoteKind.UNREACHABLE, reason=str(self.problem or "not connected yet"))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import inspect
 import os
 import socket
 import time
@@ -45,7 +46,7 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, quorum
 from celery_redlock.lock.node import Call
 from celery_redlock.lock.renewal import Renewal
-from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.requests import Marker, Request
 from celery_redlock.lock.rounds import Ask, Client, Pause, Tell, Wanted
 from celery_redlock.lock.rules import Rules, number
 from celery_redlock.lock.votes import Ballot, VoteKind, count, read_holder, told
@@ -215,11 +216,16 @@ class Redlock:
             lease: Of this process or another; only its own token is deleted.
             wait: Whether to wait for the nodes' answers; False writes and returns UNKNOWN.
         """
-        self._notify(LockReleased(lease.name, max(0.0, time.time() - lease.since)))
         request = requests.release_request(self.rules, lease.name, lease.token)
-        if not wait:
-            self._fanout.tell(Call(request, len(self.labels), None))
-            return ReleaseOutcome.UNKNOWN
+        if wait:
+            outcome = self._release(request)
+        else:
+            self._tell(request)
+            outcome = ReleaseOutcome.UNKNOWN
+        self._notify(LockReleased(lease.name, max(0.0, time.time() - lease.since)))
+        return outcome
+
+    def _release(self, request: Request) -> ReleaseOutcome:
         majority = quorum(len(self.labels))
 
         def decided(ballot: Ballot) -> bool:
@@ -254,11 +260,19 @@ class Redlock:
             ConfigurationError: A server must not be a lock node (a replica, a cluster node,
                 one that evicts keys, one named twice, one enrolled for other settings).
         """
-        self._fanout.settle(longest=5.0)
-        problems = {node.label: node.problem for node in self._fanout.nodes if node.problem}
+        self._fanout.settle_all(longest=5.0)
+        problems = {
+            node.label: node.problem or "no answer in time"
+            for node in self._fanout.nodes
+            if node.connection is None or node.suspect_since is not None
+        }
         for label, problem in problems.items():
             if isinstance(problem, ConfigurationError):
-                msg = f"redlock_nodes: {label} {problem}" if label not in str(problem) else str(problem)
+                msg = (
+                    f"redlock_nodes: {label} {problem}"
+                    if label not in str(problem)
+                    else str(problem)
+                )
                 raise ConfigurationError(msg)
         return {label: str(problem) for label, problem in problems.items()}
 
@@ -268,9 +282,7 @@ class Redlock:
 
     # -- for those who build on it ------------------------------------------------
 
-    def take(
-        self, wanted: Wanted, on_lost: Callable[[HeldLock], None] | None = None
-    ) -> HeldLock:
+    def take(self, wanted: Wanted, on_lost: Callable[[HeldLock], None] | None = None) -> HeldLock:
         """
         Acquire what is *wanted* and let the watchdog renew it until `give_back`.
 
@@ -282,11 +294,12 @@ class Redlock:
             LockTaken, QuorumUnavailable, rounds.MarkerStands: As `rounds.acquire`.
         """
         lease = self._acquire(wanted)
-        held = HeldLock(lease, on_lost)
-        drift = self.rules.drift_factor
-        started = lease.valid_until - lease.ttl * (1.0 - drift)
-        self._watchdog.watch(held, started)
-        return held
+        with self._given_back_if_interrupted(lease):
+            held = HeldLock(lease, on_lost)
+            drift = self.rules.drift_factor
+            started = lease.valid_until - lease.ttl * (1.0 - drift)
+            self._watchdog.watch(held, started)
+            return held
 
     def give_back(self, held: HeldLock, *, keep: float = 0.0, marker: Marker | None = None) -> None:
         """
@@ -297,18 +310,23 @@ class Redlock:
             keep: Let the key stand for so much longer instead [s].
             marker: To be set in the same step.
         """
-        self._watchdog.unwatch(held)
-        held.released()
         request = requests.release_request(
             self.rules, held.name, held.token, keep=keep, marker=marker
         )
-        self._fanout.tell(Call(request, len(self.labels), None))
+        try:
+            self._watchdog.unwatch(held)
+            held.released()
+            self._tell(request)
+        except BaseException:  # interrupted, perhaps before a byte was sent
+            self._watchdog.unwatch(held)
+            held.released()
+            self._tell(request)
+            raise
         self._notify(LockReleased(held.name, max(0.0, time.time() - held.since)))
 
     def mark(self, marker: Marker) -> None:
         """Set *marker* on all nodes, or take it away if its ttl is 0; waits for nothing."""
-        request = requests.mark_request(self.rules, marker)
-        self._fanout.tell(Call(request, len(self.labels), None))
+        self._tell(requests.mark_request(self.rules, marker))
 
     # -- driving the algorithm ------------------------------------------------------
 
@@ -330,30 +348,48 @@ class Redlock:
         except QuorumUnavailable as error:
             self._notify(LockUnavailable(wanted.name, error.votes, clock.now() - started))
             raise
-        self._notify(LockAcquired(wanted.name, lease.fence, clock.now() - started))
+        with self._given_back_if_interrupted(lease):
+            self._notify(LockAcquired(wanted.name, lease.fence, clock.now() - started))
         return lease
+
+    @contextlib.contextmanager
+    def _given_back_if_interrupted(self, lease: Lease) -> Iterator[None]:
+        """Release *lease* if the body of the ``with`` fails: its caller will never see it."""
+        try:
+            yield
+        except BaseException:
+            self._tell(requests.release_request(self.rules, lease.name, lease.token))
+            raise
 
     def _drive(self, steps: Generator[Any, Any, Lease]) -> Lease:
         """Do what *steps* say until they end; an interruption is theirs to clean up after."""
         advance: Callable[[], Any] = partial(next, steps)
         while True:
             try:
-                step = advance()
+                advance = partial(steps.send, self._do(advance()))
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
-            try:
-                advance = partial(steps.send, self._do(step))
-            except BaseException as error:  # noqa: BLE001  raised again by the generator
+            except BaseException as error:
+                if inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED:  # their own last word
+                    raise
                 advance = partial(steps.throw, error)
 
     def _do(self, step: Ask | Tell | Pause) -> Ballot | None:
         if isinstance(step, Ask):
             return self._ask(step)
         if isinstance(step, Tell):
-            self._fanout.tell(Call(step.request, len(self.labels), None), step.skip)
+            self._tell(step.request, step.skip)
         else:
             time.sleep(step.seconds)
         return None
+
+    def _tell(self, request: Request, skip: frozenset[int] = frozenset()) -> None:
+        """Put *request* to the nodes, even if an interruption strikes; twice does no harm."""
+        try:
+            self._fanout.tell(Call(request, len(self.labels), None), skip)
+        except BaseException:
+            self._fanout.tell(Call(request, len(self.labels), None), skip)
+            raise
 
     def _ask(self, step: Ask) -> Ballot:
         call = Call(step.request, len(self.labels), step.decided)
@@ -364,7 +400,19 @@ class Redlock:
         renewals = [Renewal(self._client, lease) for lease in leases]
         calls = [Call(r.request(), len(self.labels), r.decided) for r in renewals]
         self._fanout.ask(calls)
+        self._release_again(leases)
         return [r.outcome(call.ballot) for r, call in zip(renewals, calls, strict=True)]
+
+    def _release_again(self, leases: Sequence[Lease]) -> None:
+        """
+        Undo the renewal of leases that were given back meanwhile.
+
+        A renewal that overtakes its lock's release sets the keys again, for nobody.
+        """
+        held = {held.token for held in self._watchdog.held}
+        for lease in leases:
+            if lease.token not in held:
+                self._tell(requests.release_request(self.rules, lease.name, lease.token))
 
     def _tell_renewal(self, held: HeldLock, margin: float | None) -> None:
         if margin is None:

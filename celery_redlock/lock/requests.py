@@ -69,7 +69,7 @@ def quarantine_ms(rules: Rules) -> bytes:
 def acquire_request(rules: Rules, lease: Lease, marker: str | None) -> Request:
     """Return what takes *lease* on a node, its fence being a proposal, unless *marker* stands."""
     keys = Keys.of(rules.prefix, lease.name)
-    unless = b"" if marker is None else marker_key(rules.prefix, marker)
+    unless = keys.lock if marker is None else marker_key(rules.prefix, marker)
     return Request(
         ACQUIRE,
         (keys.lock, keys.fence, unless, keys.boot, keys.quarantine),
@@ -78,7 +78,7 @@ def acquire_request(rules: Rules, lease: Lease, marker: str | None) -> Request:
             encode_info(lease.info),
             ms(lease.ttl),
             b"%d" % (lease.fence or 0),
-            ms(rules.fence_retention),
+            ms(rules.fence_memory),
             ms(rules.longest_skew),
             quarantine_ms(rules),
         ),
@@ -96,7 +96,7 @@ def renew_request(rules: Rules, lease: Lease, *, repair: bool) -> Request:
             encode_info(lease.info),
             ms(lease.ttl),
             b"%d" % (lease.fence or 0),
-            ms(rules.fence_retention),
+            ms(rules.fence_memory),
             b"1" if repair else b"0",
             quarantine_ms(rules),
         ),
@@ -117,10 +117,14 @@ def release_request(
         marker: To be set in the same step, whoever holds the lock.
     """
     kept = ms(keep) if keep > 0 else b"0"
-    key, state, ttl = b"", b"", b"1"
-    if marker is not None:
-        key, state, ttl = marker_key(rules.prefix, marker.name), marker.state.encode(), ms(marker.ttl)
     lock = Keys.of(rules.prefix, name).lock
+    key, state, ttl = lock, b"", b"1"
+    if marker is not None:
+        key, state, ttl = (
+            marker_key(rules.prefix, marker.name),
+            marker.state.encode(),
+            ms(marker.ttl),
+        )
     return Request(RELEASE, (lock, key), (token.encode(), kept, state, ttl))
 
 

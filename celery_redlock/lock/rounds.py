@@ -158,8 +158,16 @@ class Client:
     new_token: Callable[[], str] = lambda: secrets.token_hex(20)
 
     def propose(self) -> int:
-        """Return the fencing number to propose next."""
-        return fence_proposal(int(self.wall() * 1000), self.seen)
+        """
+        Return the fencing number to propose next.
+
+        What was seen counts only while it is near our own clock: nodes refuse numbers that
+        are far ahead of theirs, and one fast client must not bring that upon all others. A
+        node never goes back anyway; the proposal only saves a round.
+        """
+        wall_ms = int(self.wall() * 1000)
+        too_far = fence_proposal(wall_ms + int(self.rules.longest_skew * 500), 0)
+        return fence_proposal(wall_ms, self.seen if self.seen < too_far else 0)
 
     def learn(self, ballot: Ballot) -> int:
         """Remember the largest fence in *ballot* and return it."""
@@ -193,17 +201,20 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
                 if lease is not None:
                     return lease
                 verdict = Verdict.UNAVAILABLE
+            yield Tell(attempt.release(), _refusing(ballot))
+        except GeneratorExit:  # dropped by its driver: nobody is there to tell the nodes
+            raise
         except BaseException:
             yield Tell(attempt.release())  # interrupted: leave nothing behind
             raise
-        yield Tell(attempt.release(), _refusing(ballot))
         if verdict is Verdict.MARKED:
             raise MarkerStands(_marker_in(ballot))
         pause = _pause_after(client, verdict, ballot, tries, splits, give_up - client.now())
         if pause is None:
             raise refusal(wanted.name, ballot, client.labels)
-        splits += verdict is Verdict.SPLIT
-        tries += verdict is not Verdict.SPLIT
+        is_draw = verdict is Verdict.SPLIT and splits < SPLIT_TRIES
+        splits += is_draw
+        tries += not is_draw
         yield Pause(pause)
 
 
@@ -215,7 +226,7 @@ def _pause_after(  # noqa: PLR0913  a pure function of all that matters
         return client.chance(0.0, min(LONGEST_SPLIT_PAUSE, 0.002 * 2 ** min(splits, 5)))
     if left <= 0:
         return None
-    longest = min(LONGEST_PAUSE, SHORTEST_PAUSE * 2**tries)
+    longest = min(LONGEST_PAUSE, SHORTEST_PAUSE * 2 ** min(tries, 5))
     hint = earliest_free(ballot)
     if hint is not None:
         longest = min(longest, hint + SHORTEST_PAUSE)
@@ -286,19 +297,27 @@ class _Attempt:
         if not self.wanted.fence:
             return self._if_of_use(self.lease(None))
         majority = quorum(len(ballot))
-        fence = max(v.fence for v in ballot if v is not None and v.kind is VoteKind.GRANTED)
+        fence = _largest_granted(ballot)
         for _ in range(CONFIRM_ROUNDS):
             if _agreeing(ballot, fence) >= majority:
-                return self._if_of_use(self.lease(fence))
+                break
+            fence = max(fence, _largest_granted(ballot))
             self.started = self.client.now()
             confirm = renew_request(self.client.rules, self.lease(fence), repair=False)
             ballot = yield Ask(confirm, lambda votes, f=fence: _agreeing(votes, f) >= majority)  # type: ignore[misc]
-            fence = max(fence, self.client.learn(ballot))
-        return None
+            self.client.learn(ballot)
+        is_agreed = _agreeing(ballot, fence) >= majority
+        return self._if_of_use(self.lease(fence)) if is_agreed else None
 
     def _if_of_use(self, lease: Lease) -> Lease | None:
         late = self.client.now() + least_validity(lease.ttl) > lease.valid_until
         return None if late else lease
+
+
+def _largest_granted(ballot: Ballot) -> int:
+    """Return the largest fence of the nodes that hold our token, 0 if there are none."""
+    fences = (v.fence for v in ballot if v is not None and v.kind is VoteKind.GRANTED)
+    return max(fences, default=0)
 
 
 def _agreeing(ballot: Ballot, fence: int) -> int:

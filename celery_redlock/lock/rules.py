@@ -29,7 +29,7 @@ class Rules:
         drift_factor: Share of a TTL kept back for clock drift [1, 0 <= f < 1].
         restart_guard: Whether a node that lost its memory is kept from voting.
         fence: Whether to ask for fencing numbers.
-        fence_retention: How long a node remembers a fence after its last use [s].
+        fence_retention: How long a node remembers a fence after its last use, at least [s].
         prefix: First part of every Redis key.
 
     Raises:
@@ -57,9 +57,6 @@ class Rules:
             msg = f"redlock_drift_factor must be below 0.5, got {self.drift_factor!r}; the default is 0.05"
             raise ConfigurationError(msg)
         self.check_ttl(self.ttl, "redlock_ttl")
-        if self.fence_retention < self.max_ttl:
-            msg = f"redlock_fence_retention must be at least redlock_max_ttl ({self.max_ttl:g} s)"
-            raise ConfigurationError(msg)
         check_prefix(self.prefix)
 
     def check_ttl(self, ttl: float, name: str = "ttl") -> float:
@@ -88,6 +85,11 @@ class Rules:
     def longest_skew(self) -> float:
         """How far a client's wall clock may run ahead of a node's [s]."""
         return min(self.quarantine / 4.0, 5.0)
+
+    @property
+    def fence_memory(self) -> float:
+        """How long a node remembers a fence [s]: beyond doubt about clocks, which decide then."""
+        return max(self.fence_retention, self.max_ttl + 2 * self.longest_skew)
 
     def fingerprint(self, nodes: Iterable[str]) -> str:
         """Return what clients must share to have the same quorum: nodes, max_ttl, version."""

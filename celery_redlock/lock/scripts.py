@@ -32,7 +32,7 @@ __all__ = [
     "pack",
 ]
 
-#: How long a node remembers that it is enrolled after the last grant [ms]: 30 days.
+#: How long a node remembers that it is enrolled after the last grant or renewal [ms]: 30 days.
 BOOT_RETENTION = 30 * 24 * 3600 * 1000
 LONGEST_NAME = 110
 FOREIGN = "enrolled for another list of nodes or redlock_max_ttl"
@@ -41,7 +41,8 @@ FOREIGN = "enrolled for another list of nodes or redlock_max_ttl"
 # connection saw has lost its memory (restart, flush, failover) and must not vote for a while (-2).
 # A boot id is 'run id:fingerprint', the run id 40 characters; with another fingerprint the node
 # belongs to clients of another configuration, and votes for nobody here (-6).
-GUARD = """
+GUARD = (
+    """
 local function standing(boot, quarantine, boot_id, quarantine_ms)
   if quarantine_ms == '0' then return 1 end
   local found = redis.call('GET', boot)
@@ -58,16 +59,18 @@ local function now_ms()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
-""" % BOOT_RETENTION  # noqa: UP031  braces would need escaping throughout
+"""
+    % BOOT_RETENTION
+)  # noqa: UP031  braces would need escaping throughout
 
-# KEYS 1 lock 2 fence 3 marker or '' 4 boot 5 quarantine
+# KEYS 1 lock 2 fence 3 marker, or the lock again for none 4 boot 5 quarantine
 # ARGV 1 token 2 info 3 ttl 4 proposed fence or '0' 5 fence retention 6 skew allowed
 #      7 quarantine or '0' 8 boot id
 ACQUIRE_LUA = """
 local now = now_ms()
 local code, left = standing(KEYS[4], KEYS[5], ARGV[8], ARGV[7])
 if code ~= 1 then return {code, now, left} end
-if KEYS[3] ~= '' then
+if KEYS[3] ~= KEYS[1] then
   local marker = redis.call('GET', KEYS[3])
   if marker then return {-3, now, marker} end
 end
@@ -92,7 +95,8 @@ return {1, now, fence}
 # KEYS 1 lock 2 fence 3 boot 4 quarantine
 # ARGV 1 token 2 info 3 ttl 4 fence or '0' 5 fence retention 6 repair ('1' or '0')
 #      7 quarantine or '0' 8 boot id
-RENEW_LUA = """
+RENEW_LUA = (
+    """
 local now = now_ms()
 local code, left = standing(KEYS[3], KEYS[4], ARGV[8], ARGV[7])
 local cur = redis.call('GET', KEYS[1])
@@ -112,20 +116,26 @@ if ARGV[4] ~= '0' then
   redis.call('SET', KEYS[2], fence, 'PX', ARGV[5])
 end
 if code ~= 1 then return {code, now, left} end
+if ARGV[7] ~= '0' then redis.call('PEXPIRE', KEYS[3], '%d') end
 return {kind, now, fence}
-""" % TOKEN_LENGTH  # noqa: UP031
+"""
+    % (TOKEN_LENGTH, BOOT_RETENTION)
+)  # noqa: UP031
 
-# KEYS 1 lock 2 marker or ''
+# KEYS 1 lock 2 marker, or the lock again for none: a user may be allowed our keys only
 # ARGV 1 token 2 keep the key for so long yet, or '0' 3 marker value 4 marker ttl
-RELEASE_LUA = """
+RELEASE_LUA = (
+    """
 local cur = redis.call('GET', KEYS[1])
 local mine = cur and string.sub(cur, 1, %d) == ARGV[1]
 if mine then
   if ARGV[2] == '0' then redis.call('DEL', KEYS[1]) else redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 end
-if KEYS[2] ~= '' then redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4]) end
+if KEYS[2] ~= KEYS[1] then redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4]) end
 return {mine and 1 or 0, 0}
-""" % TOKEN_LENGTH  # noqa: UP031
+"""
+    % TOKEN_LENGTH
+)  # noqa: UP031
 
 # KEYS 1 boot 2 quarantine ; ARGV 1 boot id 2 quarantine 3 'look', 'trust', 'quarantine' or 'bootstrap'
 # A marker is 'run id:fingerprint'. Answers the state found, the clock, what is left of a
@@ -233,7 +243,9 @@ def read_vote(reply: Any) -> Vote:  # noqa: ANN401  whatever the parser made of 
         return Vote(VoteKind.MARKED, value=reply[2], node_now=now)
     if code == -6:  # noqa: PLR2004
         return Vote(VoteKind.UNREACHABLE, node_now=now, reason=FOREIGN)
-    return Vote(VoteKind.UNREACHABLE, node_now=now, reason="our clock is too far ahead of the node's")
+    return Vote(
+        VoteKind.UNREACHABLE, node_now=now, reason="our clock is too far ahead of the node's"
+    )
 
 
 def read_release(reply: Any) -> Vote:  # noqa: ANN401

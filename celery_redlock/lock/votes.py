@@ -14,7 +14,16 @@ from typing import Any, NamedTuple
 
 from celery_redlock.lock.lease import quorum
 
-__all__ = ["Ballot", "Verdict", "Vote", "VoteKind", "acquire_is_decided", "holder_of", "judge", "told"]
+__all__ = [
+    "Ballot",
+    "Verdict",
+    "Vote",
+    "VoteKind",
+    "acquire_is_decided",
+    "holder_of",
+    "judge",
+    "told",
+]
 
 TOKEN_LENGTH = 40
 PUBLIC_TOKEN_LENGTH = 8
@@ -156,7 +165,9 @@ def earliest_free(ballot: Ballot) -> float | None:
 def quarantine_left(ballot: Ballot) -> float | None:
     """Return when enough quarantines end for a quorum [s from now], None if they are not the cause."""
     waits = sorted(v.ttl for v in ballot if v is not None and v.kind is VoteKind.QUARANTINED)
-    missing = quorum(len(ballot)) - count(ballot, VoteKind.GRANTED) - count(ballot, VoteKind.REFUSED)
+    missing = (
+        quorum(len(ballot)) - count(ballot, VoteKind.GRANTED) - count(ballot, VoteKind.REFUSED)
+    )
     return waits[missing - 1] if 0 < missing <= len(waits) else None
 
 

@@ -74,6 +74,7 @@ class Watchdog:
         self._due: list[tuple[float, int, HeldLock]] = []
         self._order = itertools.count()
         self._held: set[HeldLock] = set()
+        self._asked: frozenset[HeldLock] = frozenset()  # those in the round under way
         self._thread: threading.Thread | None = None
         self._sleeps_until = 0.0
 
@@ -88,16 +89,23 @@ class Watchdog:
         with self._changed:
             self._held.add(held)
             self._schedule(renew_at(started, held.ttl), held)
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._start()
 
     def unwatch(self, held: HeldLock) -> None:
-        """Renew *held* no more. Its entry in the heap is passed over when it comes up."""
+        """
+        Renew *held* no more. Its entry in the heap is passed over when it comes up.
+
+        Waits for a round under way that renews it: sent after the release, the renewal would
+        set the key again, and leave a lock that nobody holds.
+        """
         with self._changed:
             self._held.discard(held)
             if len(self._due) > STALE + 2 * len(self._held):
                 self._due = [entry for entry in self._due if entry[2] in self._held]
                 heapq.heapify(self._due)
+            if threading.current_thread() is not self._thread:
+                self._changed.wait_for(lambda: held not in self._asked, held.ttl / 12.0)
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="redlock-watchdog", daemon=True)
@@ -142,11 +150,21 @@ class Watchdog:
         """Ask for all of *batch* in one round, and tell each holder what came of it."""
         started = self._now()
         live = [held for held in batch if not self._is_over(held)]
-        if not live:
-            return
-        outcomes = self._extend([held.lease for held in live])
+        live, outcomes = self._ask(live)
         for held, outcome in zip(live, outcomes, strict=True):
             self._settle(held, outcome, started)
+
+    def _ask(self, live: list[HeldLock]) -> tuple[list[HeldLock], Sequence[Lease | str | None]]:
+        """Put those of *live* to the nodes that were not given back in the meantime."""
+        with self._changed:
+            live = [held for held in live if held in self._held]
+            self._asked = frozenset(live)
+        try:
+            return live, self._extend([held.lease for held in live]) if live else []
+        finally:
+            with self._changed:
+                self._asked = frozenset()
+                self._changed.notify_all()
 
     def _is_over(self, held: HeldLock) -> bool:
         reason = held.lost_reason
@@ -186,7 +204,10 @@ class Watchdog:
             if held not in self._held:
                 return  # given back in the meantime
             self._held.discard(held)
-        held.lose(reason)
+        try:
+            held.lose(reason)
+        except Exception:  # the holder's own callback; the other leases must not suffer for it
+            logger.exception("Telling the holder of %r that its lock is lost failed", held.name)
         self._told(held, None)
 
     def after_fork_in_child(self) -> None:

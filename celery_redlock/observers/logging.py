@@ -39,7 +39,9 @@ def who(holder: dict[str, Any]) -> str:
 
 
 def skipped(event: events.TaskSkipped) -> str:
-    cause = f"held by {who(event.holder)}" if event.cause == "conflict" else "no quorum of lock nodes"
+    cause = (
+        f"held by {who(event.holder)}" if event.cause == "conflict" else "no quorum of lock nodes"
+    )
     return f"Skipped task {event.task}[{event.task_id}]: lock {event.name!r}: {cause}"
 
 
@@ -57,8 +59,9 @@ def unavailable(event: events.LockUnavailable) -> str:
 
 def quarantined(event: events.NodeQuarantined) -> str:
     return (
-        f"Lock node {event.node} has lost its memory or is new, and does not vote for {event.left:.0f} s; "
-        "if no lock can be held now, 'celery -A APP redlock bootstrap' ends that at once"
+        f"Lock node {event.node} has lost its memory or is new, and does not vote for "
+        f"{event.left:.0f} s; if no lock can be held now, 'celery -A APP redlock bootstrap' "
+        "ends that at once"
     )
 
 

@@ -6,23 +6,9 @@ from contextvars import ContextVar
 
 from celery_redlock.lock.held import HeldLock
 
-__all__ = ["current_lock", "locking"]
+__all__ = ["current_lock"]
 
 _current: ContextVar[HeldLock | None] = ContextVar("celery_redlock_current", default=None)
-
-
-class Locking:
-    """
-    Whether tasks take locks at all; switched off by `celery_redlock.testing.locks_disabled`.
-
-    Attributes:
-        disabled: How many times it is switched off at the moment.
-    """
-
-    disabled = 0
-
-
-locking = Locking()
 
 
 def current_lock() -> HeldLock:

@@ -15,20 +15,21 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import Task, states
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject
 
 from celery_redlock.errors import LockLost, LockNotAcquired, LockTaken, QuorumUnavailable
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import MarkerStands, Wanted
-from celery_redlock.plugin import Plugin, plugin_for
-from celery_redlock.task.current import _current, current_lock, locking
-from celery_redlock.task.interrupt import Interrupt, LockInterrupt, signals_deferred
+from celery_redlock.plugin import Plugin, locking, plugin_for
+from celery_redlock.task.current import _current, current_lock
+from celery_redlock.task.deferral import InterruptibleRedlock, signals_deferred
+from celery_redlock.task.interrupt import Interrupt, LockInterrupt
 from celery_redlock.task.keys import LockName
 from celery_redlock.task.options import LockOptions, check_declared
 from celery_redlock.task.policies import Policy, RunUnlocked
-from celery_redlock.task.redelivery import set_aside
-from celery_redlock.task.refused import Skipped, policy_for, refuse
+from celery_redlock.task.redelivery import set_aside, warn_if_forgetful
+from celery_redlock.task.refused import policy_for, refuse
 
 __all__ = ["Execution", "RedlockTask"]
 
@@ -83,14 +84,19 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
     _lock_name: LockName | None = None
 
     @classmethod
-    def on_bound(cls, app: Any) -> None:  # noqa: ANN401
+    def on_bound(cls, app: Any) -> None:
         """Check the options that the task declares; called by Celery when it is registered."""
         super().on_bound(app)
         plugin_for(app).install()
-        task = app._tasks.get(cls.name)  # noqa: SLF001  app.tasks would finalize the app here
-        if isinstance(task, RedlockTask) and not task._is_built_in:
-            check_declared(task)
-            task._lock_name = task._make_lock_name()
+        registered = app._tasks.values()  # noqa: SLF001  app.tasks would finalize the app here
+        task = next((task for task in reversed(registered) if type(task) is cls), None)
+        if task is not None:
+            task._check_declared()  # noqa: SLF001  an instance of ours
+
+    def _check_declared(self) -> None:
+        if not self._is_built_in:
+            check_declared(self)
+            self._lock_name = self._make_lock_name()
 
     def lock_name(
         self, args: tuple[Any, ...] | list[Any] | None = None, kwargs: dict[str, Any] | None = None
@@ -117,30 +123,29 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
     def check_lock(self) -> None:
         """Check this task's options against the app's settings; raises ConfigurationError."""
         if not self._is_built_in:
-            self._lock_options(plugin_for(self.app))
+            options = self._lock_options(plugin_for(self.app))
+            if self.acks_late:
+                warn_if_forgetful(self, options.dedup_ttl)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the body returns
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body under its lock; called directly, without one."""
         request = self.request
         if not self._is_protected(request):
             return super().__call__(*args, **kwargs)
         execution = Execution(self, request, self.lock_name(args, kwargs))
-        try:
-            held = execution.acquire()
-        except LockNotAcquired as error:
-            return execution.refused(error)
-        return execution.run(held, self._body(request, super().__call__), args, kwargs)
+        return execution.run(self._body(request, super().__call__), args, kwargs)
 
-    def _body(self, request: Any, inherited: Any) -> Callable[..., Any]:  # noqa: ANN401
+    def _body(self, request: Any, inherited: Any) -> Callable[..., Any]:
         """
         Return what runs the body.
 
         In a worker that is the next ``__call__``. In eager mode Celery's own would push a
         second request, and the body would see neither its id nor its retries.
         """
-        return self.run if request.is_eager and inherited.__func__ is Task.__call__ else inherited
+        is_celerys = getattr(inherited, "__func__", None) is Task.__call__
+        return self.run if request.is_eager and is_celerys else inherited
 
-    def _is_protected(self, request: Any) -> bool:  # noqa: ANN401
+    def _is_protected(self, request: Any) -> bool:
         """Return whether this call is an execution: not direct, not nested, not a built-in."""
         return not (
             request.called_directly
@@ -161,7 +166,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         options = plugin.options.get(self.name)
         if options is None:
             options = plugin.options[self.name] = LockOptions.of(self, plugin.settings)
-        return options  # type: ignore[no-any-return]
+        return options
 
 
 class Execution:
@@ -174,17 +179,46 @@ class Execution:
         name: Lock name.
     """
 
-    def __init__(self, task: Any, request: Any, name: str) -> None:  # noqa: ANN401
-        plugin = plugin_for(task.app)
+    def __init__(self, task: Any, request: Any, name: str) -> None:
         self.task = task
         self.request = request
         self.name = name
         self.id = f"{request.id}/{request.retries or 0}/{request.replaced_task_nesting or 0}"
-        self.options: LockOptions = task._lock_options(plugin)  # noqa: SLF001
-        self._plugin = plugin
+        self._plugin = plugin_for(task.app)
         self._interrupt = Interrupt()
-        self._released = self._finishing = False
+        self._held: HeldLock | None = None
+        self._has_ended = self._finishing = False
         request._redlock = self  # noqa: SLF001  tells a nested call, and finds us in task_postrun
+
+    @property
+    def options(self) -> LockOptions:
+        """The options of the task; not asked for while locks are disabled."""
+        return self.task._lock_options(self._plugin)  # type: ignore[no-any-return]  # noqa: SLF001
+
+    def run(self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """
+        Acquire the lock, run *body*, and give the lock back on every way out.
+
+        Returns:
+            What *body* returns, or what the policy says in its place.
+        """
+        try:
+            try:
+                held = self.acquire()
+            except LockNotAcquired as error:
+                return self.refused(error)
+            result = self._run_with(held, body, args, kwargs)
+            self._has_ended = True
+        except Exception as error:
+            self._has_ended = has_finished(error)
+            raise
+        else:
+            return result
+        finally:
+            try:
+                self._give_back()
+            finally:  # a signal between the body and the line above must not leave the lock behind
+                self._give_back()
 
     # -- before the body -----------------------------------------------------------
 
@@ -206,34 +240,39 @@ class Execution:
         except QuorumUnavailable as error:
             if not isinstance(policy_for(error, self.options), RunUnlocked):
                 raise
-            logger.warning("Running %s[%s] WITHOUT its lock: %s", self.task.name, self.request.id, error)
+            logger.warning(
+                "Running %s[%s] WITHOUT its lock: %s", self.task.name, self.request.id, error
+            )
             return NotLocked(self.name, "no quorum of lock nodes; run_unlocked", time.time())
 
-    def refused(self, error: LockNotAcquired) -> Skipped:
+    def refused(self, error: LockNotAcquired) -> Any:
         """Act on *error* by policy; returns the result of the task, or raises."""
-        return refuse(self.task, self.request, error, self.options, self._plugin.notify)
+        skipped = refuse(self.task, self.request, error, self.options, self._plugin.notify)
+        return skipped if self.request.is_eager else dict(skipped)  # for every result serializer
 
     def _take_or_wait_for_kin(self) -> HeldLock:
         """Acquire the lock; a task never loses to itself nor to what came before it."""
         try:
             return self._take(self.options.wait)
         except LockTaken as error:
-            kin = self._kinship(error.holder)
-            if kin is None:
-                raise
-            holder = error.holder
+            kin, taken = self._kinship(error.holder), error
         if kin == "predecessor":
             try:
                 return self._take(PREDECESSOR_GRACE)
             except LockTaken as error:
-                holder = error.holder
-        raise set_aside(self.task, self.request, holder.get("ttl", LOOK_AGAIN))
+                kin, taken = self._kinship(error.holder), error
+        if kin is None:
+            raise taken
+        raise set_aside(self.task, self.request, taken.holder.get("ttl", LOOK_AGAIN))
 
     def _take(self, wait: float) -> HeldLock:
         options = self.options
         info = {"task": self.task.name, "task_id": self.request.id, "execution": self.id}
         wanted = Wanted(self.name, options.ttl, wait, options.fence, info, self._marker_name())
-        return self._plugin.locks.take(wanted, self._on_lost if options.aborts_on_loss else None)
+        on_lost = self._on_lost if options.aborts_on_loss else None
+        with signals_deferred():  # or a lock that was granted might not be given back
+            self._held = held = self._plugin.locks.take(wanted, on_lost)
+        return held
 
     def _kinship(self, holder: dict[str, Any]) -> str | None:
         """Return how the holder is related: ``"same"`` execution, ``"predecessor"``, or not."""
@@ -253,64 +292,63 @@ class Execution:
     def _finished_before(self, state: str) -> Ignore:
         """Return what ends a copy of an execution that has finished, or is about to."""
         if state == "done":
-            logger.info("%s[%s] has finished before; this copy ends", self.task.name, self.request.id)
+            logger.info(
+                "%s[%s] has finished before; this copy ends", self.task.name, self.request.id
+            )
             return Ignore("this execution has finished before")
         return set_aside(self.task, self.request, LOOK_AGAIN)
 
     # -- the body ---------------------------------------------------------------------
 
-    def run(
+    def _run_with(
         self,
         held: HeldLock,
         body: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401
-        """Run *body* with *held*, and give the lock back on every way out."""
-        ended: BaseException | None = None
+    ) -> Any:
+        """Run *body*, which can ask for *held*, and which ends when that is lost."""
         outer = _current.set(held)
         try:
             with self._interrupt:
+                if self._held is not None and self.options.aborts_on_loss:
+                    held.ensure_held()  # it may have been lost before there was a body to interrupt
                 return body(*args, **kwargs)
         except LockInterrupt:
-            ended = LockLost(held.name, held.lost_reason or "deadline")
-            raise ended from None
-        except BaseException as error:
-            ended = error
-            raise
+            if not self._interrupt.has_fired:
+                raise  # meant for the task that called apply() in its body
+            raise LockLost(held.name, held.lost_reason or "deadline") from None
         finally:
-            try:
-                self._give_back(held, ended)
-            finally:  # a signal between the body and the line above must not leave the lock behind
-                self._give_back(held, ended)
-                _current.reset(outer)
+            _current.reset(outer)
 
     def _on_lost(self, _held: HeldLock) -> None:
         self._interrupt.fire()
 
     # -- after the body -----------------------------------------------------------------
 
-    def _give_back(self, held: HeldLock, ended: BaseException | None) -> None:
+    def _give_back(self) -> None:
         """Release the lock, once, undisturbed by signals; never fails the task."""
-        if self._released or isinstance(held, NotLocked):
+        if self._held is None:
             return
         with signals_deferred():
-            self._released = True
+            held, self._held = self._held, None
             keep = held.since + self.options.min_hold - time.time()
             try:
-                self._plugin.locks.give_back(held, keep=max(0.0, keep), marker=self._marker(ended))
+                self._plugin.locks.give_back(held, keep=max(0.0, keep), marker=self._marker())
             except Exception:  # the lease ends by itself; the task's own outcome stands
-                logger.exception("Releasing lock %r failed; it ends within %g s", held.name, held.ttl)
+                logger.exception(
+                    "Releasing lock %r failed; it ends within %g s", held.name, held.ttl
+                )
 
-    def _marker(self, ended: BaseException | None) -> Marker | None:
+    def _marker(self) -> Marker | None:
         """
-        Return what is to be remembered of an execution whose body has *ended* so.
+        Return what is to be remembered of this execution now that its body is over.
 
         In two steps where the message is acknowledged late: "finishing" now, "done" once the
         result is stored. A death in between leads to another run, never to a lost result.
         """
         name = self._marker_name()
-        if name is None or not has_finished(ended):
+        if name is None or not self._has_ended:
             return None
         if self.task.acks_late:
             self._finishing = True
@@ -319,21 +357,21 @@ class Execution:
 
     def stored(self, state: str | None) -> None:
         """Remember that the result is stored; called when Celery is through with the task."""
-        name = self._marker_name()
-        if self._finishing and name is not None:
+        if self._finishing:
             is_stored = state in (states.SUCCESS, states.FAILURE, states.RETRY)
             ttl = self.options.dedup_ttl if is_stored else 0.0
             with signals_deferred():
-                self._plugin.locks.mark(Marker(name, "done", ttl))
+                self._plugin.locks.mark(Marker(self.id, "done", ttl))
 
 
-def has_finished(ended: BaseException | None) -> bool:
+def has_finished(error: Exception) -> bool:
     """
-    Return whether an execution that *ended* so must not run again when it is delivered again.
+    Return whether an execution that ended with *error* must not run when it is delivered again.
 
-    With Ignore and Reject the message may be meant to come again; what is not an Exception
-    (SystemExit, a killed greenlet) tore the body apart.
+    With Ignore and Reject the message may be meant to come again. (What is not an Exception,
+    like SystemExit or the end of a greenlet, tore the body apart: that has not finished.)
     """
-    if ended is None or isinstance(ended, Retry):
-        return True
-    return isinstance(ended, Exception) and not isinstance(ended, (Ignore, Reject))
+    return not isinstance(error, (Ignore, Reject))
+
+
+Plugin.locks_class = InterruptibleRedlock

@@ -11,27 +11,26 @@ swallow it; `celery_redlock.task.execution` turns it into `LockLost`.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING
 
-__all__ = ["Interrupt", "LockInterrupt", "signals_deferred"]
+from celery_redlock.task.deferral import SIGNAL, in_main_thread
 
-#: Modules in whose own frames the body has not begun yet, or is over.
-AROUND_BODY = ("celery_redlock.task.execution", "celery_redlock.task.interrupt")
-#: Not among those that billiard maps to an exit of its children.
-SIGNAL = getattr(signal, "SIGRTMIN", 0) + 7 if hasattr(signal, "SIGRTMIN") else None
-#: What ends a task from outside, and would tear our own I/O apart.
-DEFERRED = tuple(
-    getattr(signal, name)
-    for name in ("SIGUSR1", "SIGTERM", "SIGINT", "SIGQUIT")
-    if hasattr(signal, name)
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing only since Python 3.11
+
+__all__ = ["Interrupt", "LockInterrupt"]
+
+#: Modules in whose own frames a body has not begun yet, or is over.
+AROUND_BODY = tuple(
+    f"celery_redlock.task.{name}" for name in ("deferral", "execution", "interrupt")
 )
+#: When to try again to raise in a body that was in one of those [s].
+AGAIN = 0.02
 
 
 class LockInterrupt(BaseException):
@@ -42,19 +41,22 @@ class Interrupt:
     """
     Raises `LockInterrupt` in the current thread while it is armed, at most once.
 
-    Use as a context manager around the body; `fire` may be called from any thread.
+    Use as a context manager around the body; `fire` may be called from any thread. Bodies
+    can be nested (``apply()`` in a task): what is raised for the outer one passes through
+    the inner one, which knows by `has_fired` that it is not meant.
     """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._armed = self._fired = False
+        self._armed = self._raised = False
         self._thread = threading.get_ident()
-        self._by_signal = SIGNAL is not None and threading.current_thread() is threading.main_thread()
-        self._outer: Interrupt | None = None
+        self._by_signal = SIGNAL is not None and in_main_thread()
+        self.outer: Interrupt | None = None
+        self.has_fired = False
 
-    def __enter__(self) -> Interrupt:
+    def __enter__(self) -> Self:
         if self._by_signal:
-            self._outer, _Main.interrupt = _Main.interrupt, self
+            self.outer, _Main.interrupt = _Main.interrupt, self
             install_handler()
         self._armed = True
         return self
@@ -62,30 +64,48 @@ class Interrupt:
     def __exit__(self, *_: object) -> None:
         with self._mutex:
             self._armed = False
-            if self._fired and not self._by_signal:
+            if self.has_fired and not self._by_signal:
                 raise_in_thread(self._thread, None)  # in case it is still to come
         if self._by_signal:
-            _Main.interrupt = self._outer
+            _Main.interrupt = self.outer
+            if self.outer is not None and self.outer.is_due:
+                self.outer.fire_again_soon()  # two signals at once may have reached us as one
 
     def fire(self) -> None:
         """Raise in the thread that armed this, unless its body is over."""
         with self._mutex:
-            if not self._armed or self._fired or is_green():
+            if not self._armed or self.has_fired or is_green():
                 return
-            self._fired = True
+            self.has_fired = True
             if self._by_signal:
                 signal.pthread_kill(self._thread, SIGNAL)  # type: ignore[arg-type]
             else:
                 raise_in_thread(self._thread, LockInterrupt)
 
+    def fire_again_soon(self) -> None:
+        """Send the signal once more, after it came in a moment in which nothing may be raised."""
+        again = threading.Timer(AGAIN, self._fire_again)
+        again.daemon = True
+        again.start()
+
+    def _fire_again(self) -> None:
+        with self._mutex:
+            if self.is_due:
+                signal.pthread_kill(self._thread, SIGNAL)  # type: ignore[arg-type]
+
     @property
     def is_due(self) -> bool:
-        """Whether it was fired and the body still runs."""
-        return self._armed and self._fired
+        """Whether it was fired, nothing was raised yet, and the body still runs."""
+        return self._armed and self.has_fired and not self._raised
+
+    def interrupt(self) -> None:
+        """Raise; called in the thread of the body."""
+        self._raised = True
+        raise LockInterrupt
 
 
 class _Main:
-    """The interrupt that the main thread has armed."""
+    """The innermost interrupt that the main thread has armed."""
 
     interrupt: Interrupt | None = None
 
@@ -97,13 +117,16 @@ def install_handler() -> None:
 
 
 def on_signal(_number: int, frame: FrameType | None) -> None:
-    """Raise if the body is still running, which it is not while our own code around it runs."""
+    """Raise in the body whose lock is lost, but not while our own code around it runs."""
     interrupt = _Main.interrupt
-    if interrupt is None or not interrupt.is_due:
+    while interrupt is not None and not interrupt.is_due:
+        interrupt = interrupt.outer
+    if interrupt is None:
         return
     if frame is not None and frame.f_globals.get("__name__") in AROUND_BODY:
-        return
-    raise LockInterrupt
+        interrupt.fire_again_soon()
+    else:
+        interrupt.interrupt()
 
 
 def raise_in_thread(thread: int, error: type[BaseException] | None) -> None:
@@ -121,40 +144,3 @@ def is_green() -> bool:
         (gevent is not None and gevent.is_module_patched("threading"))
         or (eventlet is not None and eventlet.is_monkey_patched("thread"))
     )
-
-
-@contextlib.contextmanager
-def signals_deferred() -> Iterator[None]:
-    """
-    Hold signals back for the body of a ``with``: a short stretch of our own I/O.
-
-    A soft time limit or a terminate that arrives in it takes effect right after. Blocking
-    them in the kernel would not do: with a second thread about, Python still runs their
-    handlers in the main thread.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    arrived: list[int] = []
-    handlers: dict[int, Any] = {}
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        arrived.append(number)
-
-    try:
-        swap(handlers, note)
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in arrived:
-            signal.raise_signal(number)
-
-
-def swap(handlers: dict[int, Any], note: Callable[[int, FrameType | None], None]) -> None:
-    """Put *note* in the place of every Python handler, and remember those in *handlers*."""
-    for number in DEFERRED:
-        handler = signal.getsignal(number)
-        if callable(handler):
-            handlers[number] = handler
-            signal.signal(number, note)

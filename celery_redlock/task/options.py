@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.rules import flag, number, positive
-from celery_redlock.settings import Settings, one_of
+from celery_redlock.settings import PREFIX, Settings, one_of
 from celery_redlock.task.policies import Policy, policy_of
 
 __all__ = ["OPTIONS", "LockOptions", "check_declared"]
@@ -27,6 +29,8 @@ OPTIONS = {
     "dedup_ttl": "dedup_ttl",
     "chain_on_skip": "",
 }
+#: Not options, but names of ours that a task may override.
+METHODS = ("lock", "lock_name", "check_lock")
 LATER = ("unique_until", "unique_for", "on_duplicate")
 
 
@@ -58,28 +62,36 @@ class LockOptions:
     stops_chain: bool
 
     @classmethod
-    def of(cls, task: Any, settings: Settings) -> LockOptions:  # noqa: ANN401  a Celery task
+    def of(cls, task: Any, settings: Settings) -> LockOptions:
         """
         Return the options of *task* under *settings*.
 
         Raises:
             ConfigurationError: An option is out of range or goes with no other.
         """
+        name, rules = task.name, settings.rules
 
-        def chosen(option: str) -> Any:  # noqa: ANN401
+        def chosen(option: str) -> Any:
             own = getattr(task, option)
             return settings.default(OPTIONS[option]) if own is None else own
 
-        name, rules = task.name, settings.rules
+        def policy(option: str) -> Policy:
+            own = getattr(task, option) is not None
+            where = f"{name}: {option}" if own else f"{PREFIX}{OPTIONS[option]}"
+            return policy_of(where, chosen(option))
+
         min_hold = number(f"{name}: min_hold", task.min_hold)
         if min_hold > rules.max_ttl:
-            msg = f"{name}: min_hold must be at most redlock_max_ttl ({rules.max_ttl:g} s), got {min_hold:g}"
+            msg = (
+                f"{name}: min_hold must be at most redlock_max_ttl ({rules.max_ttl:g} s), "
+                f"got {min_hold:g}"
+            )
             raise ConfigurationError(msg)
         return cls(
             ttl=rules.check_ttl(chosen("lock_ttl"), f"{name}: lock_ttl"),
             wait=number(f"{name}: lock_wait", chosen("lock_wait")),
-            on_conflict=policy_of(f"{name}: on_conflict", chosen("on_conflict")),
-            on_unavailable=policy_of(f"{name}: on_unavailable", chosen("on_unavailable")),
+            on_conflict=policy("on_conflict"),
+            on_unavailable=policy("on_unavailable"),
             aborts_on_loss=lost_word(name, chosen("on_lock_lost")) == "abort",
             fence=flag(f"{name}: fence", chosen("fence")),
             min_hold=min_hold,
@@ -88,7 +100,7 @@ class LockOptions:
         )
 
 
-def check_declared(task: Any) -> None:  # noqa: ANN401
+def check_declared(task: Any) -> None:
     """
     Check what *task* declares by itself, before any setting is known.
 
@@ -96,7 +108,7 @@ def check_declared(task: Any) -> None:  # noqa: ANN401
         ConfigurationError: An option has an impossible value, or looks like one misspelt.
     """
     name = task.name
-    checks = {
+    checks: dict[str, Callable[[Any], object]] = {
         "lock_ttl": lambda value: positive(f"{name}: lock_ttl", value),
         "lock_wait": lambda value: number(f"{name}: lock_wait", value),
         "on_conflict": lambda value: policy_of(f"{name}: on_conflict", value),
@@ -111,20 +123,35 @@ def check_declared(task: Any) -> None:  # noqa: ANN401
         value = getattr(task, option)
         if value is not None:
             check(value)
-    for attribute, value in vars(type(task)).items():
+    for attribute, value in declared(task).items():
         check_spelling(name, attribute, value)
 
 
+def declared(task: Any) -> dict[str, Any]:
+    """Return what the author of *task* wrote down: the attributes of all classes before ours."""
+    theirs = itertools.takewhile(
+        lambda cls: not cls.__module__.startswith("celery_redlock."), type(task).__mro__
+    )
+    return {name: value for cls in reversed([*theirs]) for name, value in vars(cls).items()}
+
+
 def check_spelling(task: str, attribute: str, value: object) -> None:
-    """Raise ConfigurationError if a plain attribute of a task looks like an option misspelt."""
-    if attribute in OPTIONS or attribute.startswith("_") or callable(value):
+    """Raise ConfigurationError if an attribute of a task looks like an option misspelt."""
+    if attribute in OPTIONS or attribute in METHODS or attribute.startswith("_"):
         return
     if attribute in LATER and value is not None:
-        msg = f"{task}: {attribute} is not part of this release; uniqueness at publish comes with a later one"
+        msg = (
+            f"{task}: {attribute} is not part of this release; "
+            "uniqueness at publish comes with a later one"
+        )
         raise ConfigurationError(msg)
-    near = difflib.get_close_matches(attribute, OPTIONS, 1, 0.85)
+    meant = {f"{PREFIX}{setting}": option for option, setting in OPTIONS.items() if setting}
+    near = difflib.get_close_matches(attribute, [*OPTIONS, *meant], 1, 0.85)
     if near:
-        msg = f"{task}: unknown option {attribute}; did you mean {near[0]}?"
+        msg = f"{task}: unknown option {attribute}; did you mean {meant.get(near[0], near[0])}?"
+        raise ConfigurationError(msg)
+    if attribute.startswith(("lock_", PREFIX)) and not callable(value):
+        msg = f"{task}: unknown option {attribute}; known are {', '.join(OPTIONS)}"
         raise ConfigurationError(msg)
 
 

@@ -10,7 +10,6 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Union
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.rules import number
@@ -62,12 +61,19 @@ class Reschedule:
     max_reschedules: int | None = None
 
     def __post_init__(self) -> None:
-        if number("Reschedule(base=...)", self.base) <= 0 or self.cap < self.base:
+        base, cap = (
+            number("Reschedule(base=...)", self.base),
+            number("Reschedule(cap=...)", self.cap),
+        )
+        if not 0 < base <= cap:
             msg = f"Reschedule: 0 < base <= cap must hold, got base={self.base!r}, cap={self.cap!r}"
             raise ConfigurationError(msg)
         limit = self.max_reschedules
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-            msg = f"Reschedule(max_reschedules=...) must be a whole number >= 0 or None, got {limit!r}"
+        if limit is not None and (type(limit) is not int or limit < 0):
+            msg = (
+                "Reschedule(max_reschedules=...) must be a whole number >= 0 or None, "
+                f"got {limit!r}"
+            )
             raise ConfigurationError(msg)
 
     def countdown(
@@ -85,7 +91,7 @@ class Reschedule:
             AWS Architecture Blog, "Exponential Backoff And Jitter" (2015), "full jitter".
         """
         ceiling = min(self.cap, longest, self.base * 2.0 ** min(times, 30))
-        return max(1, math.floor(min(longest, math.ceil(chance(0.0, ceiling)))))
+        return max(1, math.floor(min(self.cap, longest, math.ceil(chance(0.0, ceiling)))))
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ class RunUnlocked:
     """The body runs without a lock, loudly. Only where no quorum could decide."""
 
 
-Policy = Union[Skip, Fail, Retry, Reschedule, RunUnlocked]
+Policy = Skip | Fail | Retry | Reschedule | RunUnlocked
 
 WORDS: dict[str, Callable[[], Policy]] = {
     "skip": Skip,
@@ -115,9 +121,13 @@ def policy_of(option: str, value: object) -> Policy:
     Raises:
         ConfigurationError: It is none, or `RunUnlocked` where somebody holds the lock.
     """
-    made = value() if isinstance(value, type) and value in WORDS.values() else value
-    policy = made if isinstance(made, Policy.__args__) else WORDS[one_of(option, made, tuple(WORDS))]()  # type: ignore[attr-defined]
+    policy = value() if isinstance(value, type) and value in WORDS.values() else value
+    if not isinstance(policy, Policy):
+        policy = WORDS[one_of(option, policy, tuple(WORDS))]()
     if isinstance(policy, RunUnlocked) and option.endswith("on_conflict"):
-        msg = f"{option} = 'run_unlocked' would run beside the holder; it goes with on_unavailable only"
+        msg = (
+            f"{option} = 'run_unlocked' would run beside the holder; "
+            "it goes with on_unavailable only"
+        )
         raise ConfigurationError(msg)
     return policy

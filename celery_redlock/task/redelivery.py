@@ -8,14 +8,18 @@ without publishing another would throw the running original's message away.
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
 from celery.exceptions import Ignore, Reject
 
 from celery_redlock.errors import LockNotAcquired
+from celery_redlock.plugin import first_url
 
-__all__ = ["come_again", "longest_countdown", "set_aside", "times_put_off"]
+__all__ = ["come_again", "longest_countdown", "set_aside", "times_put_off", "warn_if_forgetful"]
+
+logger = logging.getLogger(__name__)
 
 #: Header that counts how often a policy put a task off.
 PUT_OFF = "redlock_put_off"
@@ -23,16 +27,29 @@ PUT_OFF = "redlock_put_off"
 VISIBILITY_TIMEOUTS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
 
 
-def visibility_timeout(app: Any) -> float | None:  # noqa: ANN401  a Celery app
-    """Return after which time *app*'s broker delivers a message again [s], None if it never does."""
-    scheme = str(app.conf.broker_url or "").partition(":")[0].partition("+")[0]
+def visibility_timeout(app: Any) -> float | None:
+    """Return after which time *app*'s broker delivers a message again [s]; None for never."""
+    scheme = first_url(app.conf.broker_read_url).partition(":")[0].partition("+")[0]
     if scheme not in VISIBILITY_TIMEOUTS:
         return None
     options = app.conf.broker_transport_options or {}
     return float(options.get("visibility_timeout", VISIBILITY_TIMEOUTS[scheme]))
 
 
-def longest_countdown(app: Any) -> float:  # noqa: ANN401
+def warn_if_forgetful(task: Any, dedup_ttl: float) -> None:
+    """Say so if *task*'s message may come again after its execution was forgotten."""
+    timeout = visibility_timeout(task.app)
+    if timeout is not None and 0 < dedup_ttl < timeout:
+        logger.warning(
+            "%s: dedup_ttl (%g s) is shorter than the broker's visibility timeout (%g s): a "
+            "message that is delivered again after that would run again; raise dedup_ttl",
+            task.name,
+            dedup_ttl,
+            timeout,
+        )
+
+
+def longest_countdown(app: Any) -> float:
     """
     Return the longest delay that is safe with *app*'s broker [s].
 
@@ -43,13 +60,13 @@ def longest_countdown(app: Any) -> float:  # noqa: ANN401
     return 3600.0 if timeout is None else max(1.0, timeout / 3.0)
 
 
-def times_put_off(request: Any) -> int:  # noqa: ANN401  a Celery request
+def times_put_off(request: Any) -> int:
     """Return how often a policy has put this task off."""
     value = (request.headers or {}).get(PUT_OFF, 0)
     return value if isinstance(value, int) else 0
 
 
-def set_aside(task: Any, request: Any, after: float) -> Ignore:  # noqa: ANN401
+def set_aside(task: Any, request: Any, after: float) -> Ignore:
     """
     Publish a copy for later and return what ends this delivery without writing a state.
 
@@ -63,7 +80,7 @@ def set_aside(task: Any, request: Any, after: float) -> Ignore:  # noqa: ANN401
     return Ignore(f"set aside for {countdown} s: this execution is still running")
 
 
-def come_again(task: Any, request: Any, countdown: int, put_off: int | None = None) -> None:  # noqa: ANN401
+def come_again(task: Any, request: Any, countdown: int, put_off: int | None = None) -> None:
     """
     Publish the task again with all it carries, `retries` unchanged.
 
@@ -89,4 +106,6 @@ def come_again(task: Any, request: Any, countdown: int, put_off: int | None = No
     except Exception as error:
         if task.acks_late:
             raise Reject(error, requeue=True) from error
-        raise LockNotAcquired(task.name, {"broker": f"could not put the task off: {error}"}) from error
+        raise LockNotAcquired(
+            task.name, {"broker": f"could not put the task off: {error}"}
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery.app.task import Context
@@ -41,7 +42,9 @@ def policy_for(error: LockNotAcquired, options: LockOptions) -> Policy:
     return options.on_conflict if isinstance(error, LockTaken) else options.on_unavailable
 
 
-def refuse(task: Any, request: Any, error: LockNotAcquired, options: LockOptions, notify: Notify) -> Skipped:  # noqa: ANN401
+def refuse(
+    task: Any, request: Any, error: LockNotAcquired, options: LockOptions, notify: Notify
+) -> Skipped:
     """
     Act on *error* by policy.
 
@@ -66,7 +69,9 @@ def refuse(task: Any, request: Any, error: LockNotAcquired, options: LockOptions
     raise error
 
 
-def skip(task: Any, request: Any, error: LockNotAcquired, options: LockOptions, notify: Notify) -> Skipped:  # noqa: ANN401
+def skip(
+    task: Any, request: Any, error: LockNotAcquired, options: LockOptions, notify: Notify
+) -> Skipped:
     """End the task with a value, so that a chord, chain, group or ``get()`` always ends."""
     holder = error.holder if isinstance(error, LockTaken) else {}
     cause = cause_of(error)
@@ -76,7 +81,7 @@ def skip(task: Any, request: Any, error: LockNotAcquired, options: LockOptions, 
     return Skipped(skipped=cause, lock=error.name, holder=holder)
 
 
-def retry(task: Any, request: Any, error: LockNotAcquired, policy: Retry) -> NoReturn:  # noqa: ANN401
+def retry(task: Any, request: Any, error: LockNotAcquired, policy: Retry) -> NoReturn:
     """Retry as the task itself would, with the delay of the policy or of the task."""
     countdown = policy.countdown
     if countdown is None and getattr(task, "retry_backoff", None):
@@ -92,7 +97,7 @@ def retry(task: Any, request: Any, error: LockNotAcquired, policy: Retry) -> NoR
 
 
 def reschedule(
-    task: Any, request: Any, error: LockNotAcquired, policy: Reschedule, notify: Notify  # noqa: ANN401
+    task: Any, request: Any, error: LockNotAcquired, policy: Reschedule, notify: Notify
 ) -> NoReturn:
     """Let the same task come again later, or fail once that was done often enough."""
     times = times_put_off(request)
@@ -100,24 +105,32 @@ def reschedule(
         raise error
     countdown = policy.countdown(times, longest_countdown(task.app))
     come_again(task, request, countdown, put_off=times + 1)
-    notify(TaskRescheduled(error.name, task.name, request.id, cause_of(error), countdown, times + 1))
+    notify(
+        TaskRescheduled(error.name, task.name, request.id, cause_of(error), countdown, times + 1)
+    )
     msg = f"comes again in {countdown} s"
     raise Ignore(msg)
 
 
-def stop_chain(task: Any, request: Any, reason: str) -> None:  # noqa: ANN401
+def stop_chain(task: Any, request: Any, reason: str) -> None:
     """Mark what would have followed in the chain as revoked, and call no links."""
     rest = list(request.chain or ())
     request.chain = request.callbacks = None
-    while rest:
-        options = (element := rest.pop(0)).get("options", {})
-        if options.get("task_id"):
-            task.backend.mark_as_revoked(
-                options["task_id"], reason, request=context_of(options, request.reply_to)
-            )
-        body = (element.get("kwargs") or {}).get("body")
-        if element.get("subtask_type") == "chord" and body:
-            rest.append(body)
+    for options in options_within(rest):
+        context = context_of(options, request.reply_to)
+        task.backend.mark_as_revoked(options["task_id"], reason, request=context)
+
+
+def options_within(elements: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the options of every task in *elements*, those of groups, chords and chains too."""
+    for element in elements:
+        options = element.get("options") or {}
+        if element.get("subtask_type") in ("chain", "chord", "group"):
+            kwargs = element.get("kwargs") or {}
+            for part in (kwargs.get("tasks"), kwargs.get("header"), kwargs.get("body")):
+                yield from options_within([part] if isinstance(part, dict) else part or ())
+        elif options.get("task_id"):
+            yield options
 
 
 def context_of(options: dict[str, Any], reply_to: str | None) -> Context:

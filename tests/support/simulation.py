@@ -45,6 +45,7 @@ __all__ = [
     "Host",
     "Interrupted",
     "SimulatedNode",
+    "SwingingClock",
     "World",
     "disorder",
     "overlaps",
@@ -59,6 +60,8 @@ RULES = Rules(ttl=0.3, max_ttl=0.3, node_timeout=0.05)
 NAME = "k"
 #: Wall-clock time at which worlds begin [s, Unix time].
 BEGIN = 1_700_000_000.0
+#: A quarter of the period in which a node's clock gains and loses time [s].
+SWING = 0.5
 #: Rounding of floating-point times [s].
 GRAIN = 1e-9
 
@@ -87,6 +90,27 @@ class Clock:
     def when(self, shown: float) -> float:
         """Return the true time at which it shows *shown* [s]."""
         return (shown - self.offset) / self.rate
+
+
+@dataclass(frozen=True)
+class SwingingClock:
+    """
+    A wall clock that is kept right on the whole: too fast for a while, then too slow.
+
+    Attributes:
+        offset: What it shows at the beginning, about [s].
+        rate: How wrong its pace is at any moment [1].
+        phase: Where in its swing it begins [s].
+    """
+
+    offset: float
+    rate: float
+    phase: float = 0.0
+
+    def read(self, now: float) -> float:
+        """Return what it shows at the true time *now* [s]."""
+        swing = (now + self.phase) % (4 * SWING)
+        return self.offset + now + self.rate * abs(swing - 2 * SWING)
 
 
 @dataclass(frozen=True)
@@ -172,7 +196,7 @@ def disorder(holds: Iterable[Hold]) -> list[tuple[Hold, Hold]]:
 class SimulatedNode:
     """A lock node: the Lua scripts in Python, over a dict with expiry."""
 
-    def __init__(self, world: World, position: int, clock: Clock) -> None:
+    def __init__(self, world: World, position: int, clock: Clock | SwingingClock) -> None:
         self.world = world
         self.position = position
         self.clock = clock
@@ -243,7 +267,7 @@ class SimulatedNode:
         code, left = self.standing(boot, quarantine, boot_id, length)
         if code != 1:
             return [code, now, left]
-        marker = self.get(marker_key) if marker_key else None
+        marker = self.get(marker_key) if marker_key != lock else None
         if marker is not None:
             return [-3, now, marker]
         held = self.get(lock)
@@ -291,7 +315,7 @@ class SimulatedNode:
             del self.store[lock]
         elif mine:
             self.put(lock, held or b"", kept)
-        if marker_key:
+        if marker_key != lock:
             self.put(marker_key, state, marker_ttl)
         return [1 if mine else 0, 0]
 
@@ -608,21 +632,25 @@ class World:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self.delay = self.delay or self.random_delay
-        self.nodes = [SimulatedNode(self, i, self._wrong_clock(BEGIN)) for i in range(self.size)]
+        self.nodes = [SimulatedNode(self, i, self._node_clock()) for i in range(self.size)]
         for node in self.nodes:  # enrolled long ago
             node.put(b"redlock:node:boot", node.run_id + b":" + self.fingerprint, b"2592000000")
         self.hosts = [
-            Host(self, i, self._wrong_clock(1000.0 * i), self._wrong_clock(BEGIN))
-            for i in range(self.crew)
+            Host(self, i, self._host_clock(), Clock(self._skewed())) for i in range(self.crew)
         ]
         for host in self.hosts:
             host.links = [Link(self, host, node) for node in self.nodes]
 
-    def _wrong_clock(self, zero: float) -> Clock:
-        skew, rate = self.chaos.skew, self.chaos.rate
-        return Clock(
-            zero + self.chance.uniform(-skew, skew), 1.0 + self.chance.uniform(-rate, rate)
-        )
+    def _skewed(self) -> float:
+        return BEGIN + self.chance.uniform(-self.chaos.skew, self.chaos.skew)
+
+    def _node_clock(self) -> SwingingClock:
+        rate, phase = self.chance.uniform(0.0, self.chaos.rate), self.chance.uniform(0, 4 * SWING)
+        return SwingingClock(self._skewed(), rate, phase)
+
+    def _host_clock(self) -> Clock:
+        rate = self.chance.uniform(-self.chaos.rate, self.chaos.rate)
+        return Clock(self.chance.uniform(0.0, 1000.0), 1.0 + rate)
 
     def random_delay(self, _link: Link, _request: Request | None) -> float:
         """Return how long a message is under way [s]: mostly short, now and then very long."""
@@ -683,7 +711,9 @@ class World:
         node.crash()
         self.at(self.now + length, setattr, node, "is_up", True)  # noqa: FBT003
         for host in self.hosts:  # each learns of it when it does
-            self.at(self.now + self.delay(host.links[node.position], None), self._notice, host, node)
+            self.at(
+                self.now + self.delay(host.links[node.position], None), self._notice, host, node
+            )
 
     def _notice(self, host: Host, node: SimulatedNode) -> None:
         link = host.links[node.position]

@@ -1,0 +1,113 @@
+"""
+Keep signals out of our own I/O, for a short while and without losing any.
+
+A soft time limit or a terminate that arrives while a lock is acquired or released takes
+effect right after: raised in between, it would leave a lock that nobody gives back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.lock.redlock import Redlock
+from celery_redlock.lock.rounds import Ask, Pause, Tell
+
+if TYPE_CHECKING:
+    from celery_redlock.lock.votes import Ballot
+
+__all__ = ["SIGNAL", "InterruptibleRedlock", "in_main_thread", "signals_deferred"]
+
+#: Ours, by which a body learns that its lock is lost; billiard maps others to an exit.
+SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
+ENDS = ("SIGUSR1", "SIGTERM", "SIGINT", "SIGQUIT")
+#: What ends a task from outside, and would tear our own I/O apart.
+DEFERRED = [getattr(signal, name) for name in ENDS if hasattr(signal, name)]
+if SIGNAL is not None:
+    DEFERRED.append(SIGNAL)
+
+
+def in_main_thread() -> bool:
+    """Return whether Python runs signal handlers in this thread."""
+    return threading.current_thread() is threading.main_thread()
+
+
+class _Deferral:
+    """Signals held back in the main thread, to be let through later."""
+
+    current: _Deferral | None = None
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        self._arrived: list[int] = []
+
+    def begin(self) -> None:
+        """Put ourselves in the place of every Python handler, and remember those."""
+        for number in DEFERRED:
+            handler = signal.getsignal(number)
+            if callable(handler) and handler != self._note:
+                self._handlers[number] = handler
+                signal.signal(number, self._note)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._arrived.append(number)
+
+    def end(self) -> None:
+        """Put every handler back and let it have what has arrived, whatever any of them raises."""
+        try:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            while self._arrived:
+                signal.raise_signal(self._arrived.pop(0))
+        except BaseException:
+            self.end()  # those that are still to come must not be lost
+            raise
+
+
+@contextlib.contextmanager
+def signals_deferred() -> Iterator[None]:
+    """
+    Hold signals back for the body of a ``with``.
+
+    Blocking them in the kernel would not do: with a second thread about, Python still runs
+    their handlers in the main thread.
+    """
+    if not in_main_thread():
+        yield
+        return
+    outer, deferral = _Deferral.current, _Deferral()
+    try:
+        deferral.begin()
+        _Deferral.current = deferral
+        yield
+    finally:
+        _Deferral.current = outer
+        deferral.end()
+
+
+@contextlib.contextmanager
+def signals_admitted() -> Iterator[None]:
+    """Let signals through for the body of a ``with`` that is inside of `signals_deferred`."""
+    deferral = _Deferral.current if in_main_thread() else None
+    if deferral is None:
+        yield
+        return
+    try:
+        deferral.end()
+        yield
+    finally:
+        deferral.begin()
+
+
+class InterruptibleRedlock(Redlock):
+    """Locks whose I/O no signal tears apart, while the wait for one still ends at once."""
+
+    def _do(self, step: Ask | Tell | Pause) -> Ballot | None:
+        if not isinstance(step, Pause):
+            return super()._do(step)
+        with signals_admitted():
+            return super()._do(step)

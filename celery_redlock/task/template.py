@@ -1,0 +1,117 @@
+"""
+Reads a ``lock_key`` template once, and prints its fields for each call.
+
+A template is written as for ``str.format``, but its fields are named arguments, without
+private names, ``!r``, ``!a`` and fields inside format specs; and it prints only values
+that have the same text in every process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+from celery_redlock.errors import LockKeyError
+from celery_redlock.task.arguments import Parameters, misfit
+from celery_redlock.task.canonical import NotCarried, json_key, plain
+
+__all__ = ["Field", "pieces"]
+
+_FIELD = re.compile(r"([^\W\d]\w*)((?:\.[^\W\d]\w*|\[[^\[\]]+\])*)")
+_STEP = re.compile(r"\.(\w+)|\[([^\[\]]+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """
+    One ``{...}`` of a template.
+
+    Attributes:
+        text: As written, without braces and format spec.
+        root: The argument it starts from.
+        steps: ``(attribute, "")`` or ``("", item)``, from the argument inwards.
+        spec: Format spec, as after the colon.
+    """
+
+    text: str
+    root: str
+    steps: tuple[tuple[str, str], ...]
+    spec: str
+
+    def render(self, parameters: Parameters, values: Mapping[str, Any]) -> str:
+        """
+        Return the text of this field for one call.
+
+        Raises:
+            LockKeyError: There is no such attribute or item, or it is nothing that has
+                the same text in every process.
+        """
+        try:
+            value = parameters.validated(self.root, values[self.root])
+            for attribute, item in self.steps:
+                value = _inner(value, attribute, item)
+            return format(plain(value), self.spec)
+        except LockKeyError:
+            raise
+        except NotCarried as error:
+            why = f"{error.reason}; pick an attribute or item that is text or a number"
+        except Exception as error:  # noqa: BLE001 - properties are anybody's code
+            why = f"cannot be read ({type(error).__name__}); is it in every call?"
+        raise LockKeyError(
+            f"Task {parameters.task!r}: field {{{self.text}}} of lock_key {why}"
+        ) from None
+
+
+def pieces(task: str, template: str) -> list[str | Field]:
+    """
+    Return *template* in pieces, literal text and fields, in their order.
+
+    Raises:
+        ConfigurationError: It is empty, or not a template of arguments.
+    """
+    if not template:
+        raise misfit(task, "lock_key='' is empty; leave it out for task name and arguments")
+    found: list[str | Field] = []
+    try:
+        for literal, name, spec, conversion in Formatter().parse(template):
+            found.append(literal)
+            if name is not None:
+                found.append(_field(name, spec or "", conversion))
+    except ValueError as error:
+        raise misfit(task, f"lock_key={template!r} is no template: {error}") from None
+    return found
+
+
+def _field(name: str, spec: str, conversion: str | None) -> Field:
+    """Return the parsed field, or raise ValueError that says what to write."""
+    if not name or name[0].isdigit():
+        raise ValueError(f"{{{name}}} is positional; name an argument")
+    if conversion not in (None, "s"):
+        raise ValueError(f"!{conversion} differs between processes; drop it")
+    if "{" in spec:
+        raise ValueError(f"the format spec of {{{name}}} has a field of its own")
+    match = _FIELD.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{{{name}}} is no argument with .attribute and [item] access")
+    steps = _STEP.findall(match[2])
+    private = [word for word in (match[1], *(step[0] for step in steps)) if word[:1] == "_"]
+    if private:
+        raise ValueError(f"{private[0]!r} in {{{name}}} is private")
+    return Field(name, match[1], tuple(steps), spec)
+
+
+def _inner(value: Any, attribute: str, item: str) -> Any:
+    """
+    Return what one step of a field leads to.
+
+    A dict has items only: where a client had a model, the worker has its dict.
+    """
+    if isinstance(value, Mapping):
+        key = attribute or item
+        if key in value:
+            return value[key]
+        return {json_key(key): inner for key, inner in value.items()}[json_key(key)]
+    return getattr(value, attribute) if attribute else value[int(item)]

@@ -1,0 +1,88 @@
+"""
+A small shop: invoices that must be billed once, an import that takes long, a periodic report.
+
+    celery -A example_worker.app worker
+    celery -A example_worker.app beat
+    python -m example_worker.publish
+
+Every setting comes from the environment, with defaults for servers on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from celery import Celery
+
+from celery_redlock import RedlockTask, Reschedule, current_lock
+from example_worker import ledger
+
+BROKER_URL = os.environ.get("BROKER_URL", "redis://127.0.0.1:6379/0")
+RESULT_URL = os.environ.get("RESULT_URL", "redis://127.0.0.1:6379/1")
+#: Separated by commas. Clients must agree on them letter by letter.
+REDLOCK_NODES = os.environ.get(
+    "REDLOCK_NODES", ",".join(f"redis://127.0.0.1:{port}/0" for port in range(7001, 7006))
+)
+#: A node that was restarted does not vote for 1.05 times this and a second: 22 s.
+REDLOCK_MAX_TTL = float(os.environ.get("REDLOCK_MAX_TTL", "20"))
+#: After which a message of a worker that died is delivered again [s].
+VISIBILITY_TIMEOUT = int(os.environ.get("VISIBILITY_TIMEOUT", "60"))
+REPORT_EVERY = float(os.environ.get("REPORT_EVERY", "30"))
+
+app = Celery("example_worker", broker=BROKER_URL, backend=RESULT_URL)
+app.conf.update(
+    redlock_nodes=REDLOCK_NODES.split(","),
+    redlock_max_ttl=REDLOCK_MAX_TTL,
+    redlock_ttl=min(10.0, REDLOCK_MAX_TTL),
+    broker_transport_options={
+        "visibility_timeout": VISIBILITY_TIMEOUT,
+        "unacked_restore_interval": max(1, VISIBILITY_TIMEOUT // 12),
+        "unacked_restore_throttle": 1,
+    },
+    worker_prefetch_multiplier=1,
+    beat_schedule={
+        "report": {
+            "task": "example_worker.app.report",
+            "schedule": REPORT_EVERY,
+            # A report that waited for longer is of no use to anybody.
+            "options": {"expires": REPORT_EVERY},
+        }
+    },
+)
+
+
+@app.task(base=RedlockTask, bind=True, lock_key="invoice:{invoice_id}", on_conflict="skip")
+def bill(self: RedlockTask, invoice_id: int, seconds: float = 2.0) -> str:
+    """Bill an invoice; a second copy that comes meanwhile is skipped."""
+    time.sleep(seconds)  # the card has to be charged somewhere
+    lock = self.lock
+    lock.ensure_held()
+    ledger.write(lock.name, lock.fence, f"invoice {invoice_id}", f"billed by {self.request.id}")
+    return f"invoice {invoice_id} billed with fence {lock.fence}"
+
+
+@app.task(
+    base=RedlockTask,
+    acks_late=True,  # a worker that dies gives it back
+    unique_on=("source",),
+    lock_ttl=3.0,  # far less than it takes: the watchdog renews the lease every second
+    on_conflict=Reschedule(base=2.0, cap=10.0),
+)
+def load(source: str, rows: int = 20, pace: float = 0.5) -> str:
+    """Import *source* row by row; a second import of it has its turn afterwards."""
+    lock = current_lock()
+    for row in range(rows):
+        lock.ensure_held()
+        ledger.write(lock.name, lock.fence, f"{source} row {row}", "imported")
+        time.sleep(pace)
+    return f"{rows} rows of {source} with fence {lock.fence}, {lock.renewals} renewals"
+
+
+@app.task(base=RedlockTask, unique_on=(), on_conflict="skip")
+def report(seconds: float = 1.0) -> str:
+    """Count what is in the ledger; one at a time, whoever asks for it."""
+    time.sleep(seconds)
+    lock = current_lock()
+    ledger.write(lock.name, lock.fence, "report", f"{ledger.count()} entries")
+    return f"reported with fence {lock.fence}"

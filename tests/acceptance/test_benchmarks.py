@@ -1,0 +1,33 @@
+"""The benchmarks run. What they find is for people to read: a timed test would be a coin toss."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_lock_cycle_benchmark_measures_every_candidate_and_prints_every_target():
+    """A short run ends well, with a row per candidate and a verdict per target."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.lock_cycle", "--rounds", "1", "--cycles", "16"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith(("redis-py", "celery-", "pottery", "PING"))
+    ]
+    assert len(rows) == 10
+    assert all(float(figure) > 0 for row in rows for figure in row.split()[-5:])
+    verdicts = [line for line in done.stdout.splitlines() if line.startswith(("met", "MISSED"))]
+    assert len(verdicts) == 4

@@ -1,0 +1,195 @@
+"""The example does what it is there to show, seen by a recorder that knows nothing of locks."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.survey import bootstrap, node_statuses
+from support import events as recording
+from support.waiting import eventually
+from support.worker import CeleryProcess
+
+ROOT = Path(__file__).parents[2]
+PUBLISH = [sys.executable, "-m", "example_worker.publish"]
+
+# The example as it is, with a record of every body around what the tasks do.
+RECORDED = """
+    import functools, inspect, os
+    from example_worker.app import app
+    from support.events import body
+
+    def recorded(task):
+        run = task.run
+        signature = inspect.signature(run)
+
+        @functools.wraps(run)
+        def wrapper(*args, **kwargs):
+            first = [str(value) for value in signature.bind(*args, **kwargs).args[:1]]
+            with body(os.environ["EVENTS"], " ".join([task.name.rpartition(".")[2], *first])):
+                return run(*args, **kwargs)
+
+        task.run = wrapper
+
+    for name in ("bill", "load", "report"):
+        recorded(app.tasks[f"example_worker.app.{name}"])
+"""
+
+
+@pytest.fixture
+def settings(tmp_path, broker):
+    """Make the environment of the example: ``settings(nodes, **more)``."""
+    (tmp_path / "recorded.py").write_text(textwrap.dedent(RECORDED))
+
+    def made(nodes, **more):
+        return {
+            "BROKER_URL": broker.url,
+            "RESULT_URL": broker.url,
+            "REDLOCK_NODES": ",".join(node.url for node in nodes),
+            "LEDGER": str(tmp_path / "ledger.sqlite3"),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+            **more,
+        }
+
+    return made
+
+
+@pytest.fixture
+def trusted(five_nodes, settings):
+    """The environment with five nodes on which, by the operator's word, no lock is held."""
+    made = settings(five_nodes, REDLOCK_MAX_TTL="20", VISIBILITY_TIMEOUT="3")
+    told = bootstrap([node.url for node in five_nodes], Rules(ttl=10, max_ttl=20))
+    assert set(told.values()) == {"enrolled"}
+    return made
+
+
+def publish(env, *arguments):
+    """Run publish.py and return its lines as ``(what, outcome)``, and its exit code."""
+    done = subprocess.run(
+        [*PUBLISH, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    lines = [re.fullmatch(r"[0-9a-f-]{8}  (.{16})  (.+)", x) for x in done.stdout.splitlines()]
+    return [(line[1].strip(), line[2]) for line in lines], done.returncode
+
+
+def ledger(env):
+    """Return how often each entry of the ledger was written, by name."""
+    with sqlite3.connect(env["LEDGER"]) as db:
+        return dict(db.execute("SELECT name, writes FROM entry"))
+
+
+def test_copies_published_together_run_once(trusted, start_worker, events):
+    """Of three copies of each invoice one runs, on whichever worker, and the others say who did."""
+    for _ in range(2):  # with a slot for each copy: one that had to wait would run afterwards
+        start_worker("recorded", env=trusted, pool="threads", concurrency=11)
+    lines, code = publish(trusted, "--loads", "0", "--reports", "2", "--seconds", "3")
+    assert code == 0
+    assert len(lines) == 11
+    ran = recording.bodies(recording.read(events))
+    assert [body.name for body in ran] == ["bill 1", "bill 2", "bill 3", "report"]
+    assert all(body.finished for body in ran)
+    for body in ran:
+        others = [words for what, words in lines if what == body.name]
+        (done,) = [words for words in others if words.startswith("SUCCESS: ")]
+        others.remove(done)
+        says_who = rf"skipped \(conflict\): task [0-9a-f]{{8}} runs on \S+, process {body.pid}"
+        assert all(re.fullmatch(says_who, words) for words in others), others
+    assert ledger(trusted) == {"invoice 1": 1, "invoice 2": 1, "invoice 3": 1, "report": 1}
+
+
+def test_an_import_longer_than_its_lease_is_never_overtaken(trusted, start_worker, events):
+    """The watchdog keeps the lease; a redelivered copy is set aside; the second import waits."""
+    workers = [start_worker("recorded", env=trusted) for _ in range(2)]
+    lines, code = publish(trusted, "--invoices", "0", "--rows", "14")
+    assert code == 0
+    assert [what for what, _ in lines] == ["load stock.csv"] * 2
+    success = r"SUCCESS: 14 rows of stock.csv with fence (\d+), (\d+) renewals"
+    told = [re.fullmatch(success, words) for _, words in lines]
+    assert all(told), lines
+    assert len({match[1] for match in told}) == 2, "each run has a fence of its own"
+    assert all(int(match[2]) >= 5 for match in told), "7 s under a lease of 3 s"
+    happened = recording.read(events)
+    assert recording.overlaps(happened) == []
+    assert [body.name for body in recording.bodies(happened)] == ["load stock.csv"] * 2
+    assert ledger(trusted) == {f"stock.csv row {row}": 2 for row in range(14)}
+    log = "".join(worker.log() for worker in workers)
+    deliveries = re.findall(r"load\[(\S+)\] received", log)
+    put_off = re.findall(r"load\[(\S+)\] comes again", log)
+    (ran_at_once,) = set(deliveries) - set(put_off)
+    assert deliveries.count(ran_at_once) > 1, "no copy was redelivered: this test shows nothing"
+
+
+def test_an_import_is_taken_over_from_a_killed_worker(trusted, start_worker, events):
+    """``kill -9`` of the worker: the message comes again, and the lease has ended by then."""
+    first = start_worker("recorded", env=trusted)
+    with subprocess.Popen(
+        [*PUBLISH, "--invoices", "0", "--loads", "1", "--rows", "6"],
+        cwd=ROOT,
+        env={**os.environ, **trusted},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as publisher:
+        eventually(lambda: recording.read(events, "start"), "start of the import")
+        first.kill()
+        start_worker("recorded", env=trusted)
+        told, _ = publisher.communicate(timeout=60)
+    assert "SUCCESS: 6 rows" in told
+    broken, whole = recording.bodies(recording.read(events))
+    assert (broken.finished, whole.finished) == (False, True)
+    assert recording.overlaps(recording.read(events)) == []
+
+
+def test_beat_has_the_report_made(trusted, start_worker, events, tmp_path):
+    """Plain celery beat publishes it, and it runs again and again, one at a time."""
+    start_worker("recorded", env=trusted)
+    env = {**trusted, "REPORT_EVERY": "1.5"}
+    command = ["beat", "-l", "INFO", "-s", str(tmp_path / "schedule"), "--pidfile", ""]
+    with CeleryProcess(
+        "example_worker.app", command, ready="beat: Starting", env=env, cwd=tmp_path
+    ):
+        eventually(lambda: len(recording.read(events, "end")) >= 3, "three reports", timeout=30)
+    assert {event["name"] for event in recording.read(events)} == {"report"}
+    assert recording.overlaps(recording.read(events)) == []
+
+
+def test_the_first_up_puts_tasks_off_until_the_quarantine_ends(
+    redis_nodes, settings, start_worker, events
+):
+    """
+    Nobody runs bootstrap: nodes as in docker-compose.yml, tasks at once, and none is lost.
+
+    With the example's 20 s this takes 22 s, with the default of 60 s it takes 64 s.
+    """
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    nodes = redis_nodes(5, extra_args=compose["services"]["lock-1"]["command"][1:])
+    env = settings(nodes, REDLOCK_MAX_TTL="4")
+    started = recording.now()
+    worker = start_worker("recorded", env=env)
+    rules = Rules(ttl=4, max_ttl=4)
+    states = node_statuses([node.url for node in nodes], rules)
+    assert {status.state for status in states} == {"quarantined"}
+    lines, code = publish(env, "--loads", "0", "--copies", "1", "--seconds", "0.1")
+    assert code == 0
+    assert all(words.startswith("SUCCESS: invoice") for _, words in lines), lines
+    ran = recording.bodies(recording.read(events))
+    assert [body.name for body in ran] == ["bill 1", "bill 2", "bill 3"]
+    assert rules.quarantine == pytest.approx(5.2)
+    assert min(body.started for body in ran) - started > rules.quarantine
+    assert "does not vote for 5 s" in worker.log()
+    assert "comes again in" in worker.log()

@@ -1,0 +1,312 @@
+"""
+What the README and the pages of docs/ say is so: their examples run, their tables hold.
+
+Names of servers in examples stand for servers of the test: they are replaced in the text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import celery_redlock
+from celery_redlock.lock.lease import quarantine_for, quorum, valid_until
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.survey import bootstrap
+from celery_redlock.settings import KNOWN, Settings
+from celery_redlock.task import policies
+from celery_redlock.task.options import OPTIONS
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PYPROJECT = ROOT / "pyproject.toml"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page, language):
+    """Return the code blocks of *page* in *language*, each on its own lines of the page."""
+    text = page.read_text()
+    found = [m for m in FENCE.finditer(text) if m[1] == language]
+    return ["\n" * text.count("\n", 0, m.start(2)) + m[2] for m in found]
+
+
+def tables(page):
+    """Return every table of *page*: its rows as lists of cells, the head first."""
+    found, rows = [], []
+    for line in [*page.read_text().splitlines(), ""]:
+        if line.startswith("|"):
+            rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
+        elif rows:
+            found.append([row for row in rows if not set("".join(row)) <= set("-: |")])
+            rows = []
+    return found
+
+
+def table(first_words):
+    """Return the rows of the README's table whose head starts with *first_words*."""
+    (found,) = [t for t in tables(README) if t[0][0].strip("` ") == first_words]
+    return found[1:]
+
+
+@pytest.fixture
+def text_for_servers(five_nodes, broker):
+    """Put servers of this test in the place of the names in a text; they trust each other."""
+    places = {f"redis://lock-{n}/0": node.url for n, node in enumerate(five_nodes[:3], 1)}
+    for n in (0, 1):
+        places[f"redis://broker/{n}"] = broker.url.removesuffix("0") + str(n)
+    bootstrap([node.url for node in five_nodes[:3]], Rules())
+    bootstrap([places["redis://broker/1"]], Rules())  # is the one node where none are named
+
+    def replaced(text):
+        for name, place in places.items():
+            text = text.replace(name, place)
+        assert not re.search(r"redis://(lock|broker)", text), "a name that stands for no server"
+        return text
+
+    return replaced
+
+
+# -- the examples ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_examples_of_a_page_run_one_after_the_other(page, text_for_servers):
+    """Every Python block runs, with what the blocks before it have left."""
+    namespace = {"__name__": "page"}
+    for block in blocks(page, "python"):
+        exec(compile(text_for_servers(block), page, "exec"), namespace)
+
+
+@pytest.fixture
+def readme(text_for_servers):
+    """What the examples of the README have left when all of them have run."""
+    namespace = {"__name__": "page"}
+    for block in blocks(README, "python"):
+        exec(compile(text_for_servers(block), README, "exec"), namespace)
+    yield namespace
+    namespace["locks"].close()
+    for app in ("app", "small"):
+        celery_redlock.plugin.plugin_for(namespace[app]).locks.close()
+
+
+def test_the_examples_do_what_the_text_says(readme):
+    """Names, leases, outcomes and refusals are those that the sentences around them promise."""
+    bill, export = readme["bill"], readme["export"]
+    assert re.fullmatch(r"invoice 7 billed with fence \d+", bill.apply((7,)).get())
+    assert bill.lock_name((7,)) == bill.lock_name((), {"invoice_id": 7}) == "invoice:7"
+    assert export.lock_name(("a",)) == export.lock_name(("a",), {"full": True})
+    assert export.lock_name(("a",)) != export.lock_name(("b",))
+    with pytest.raises(RuntimeError):  # a direct call takes no lock
+        bill(7)
+    assert readme["number"] > 0
+    assert readme["outcome"] is celery_redlock.ReleaseOutcome.RELEASED
+    assert len(readme["who"]) == 3
+    with pytest.raises(RuntimeError, match="later has written already"):
+        readme["mark_paid"](readme["db"], 7, fence=1001)
+
+
+def test_a_skipped_task_tells_who_was_faster(readme):
+    """While somebody holds the invoice, the task succeeds with the value of the policy table."""
+    with readme["locks"].hold("invoice:7"):
+        skipped = readme["bill"].apply((7,)).get()
+    assert list(skipped) == ["skipped", "lock", "holder"]
+    assert (skipped["skipped"], skipped["lock"]) == ("conflict", "invoice:7")
+    (row,) = [row for row in table("policy") if row[0].startswith('`"skip"')]
+    assert '`{"skipped": "conflict", "lock": ..., "holder": {...}}`' in row[1]
+
+
+def test_one_server_is_enough(readme):
+    """Without redlock_nodes the result backend is the one node, as the text says."""
+    small = readme["small"]
+    assert readme["tidy"].apply().get() == "tidied"
+    settings = celery_redlock.plugin.plugin_for(small).settings
+    assert settings.is_fallback
+    assert settings.nodes == [small.conf.result_backend]
+
+
+def test_the_first_example_runs_in_a_worker(text_for_servers, start_worker, tmp_path, monkeypatch):
+    """As a file of its own, with real messages: of two copies one is billed."""
+    example = text_for_servers(blocks(README, "python")[0]).lstrip("\n")
+    (tmp_path / "readme_shop.py").write_text(example)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "readme_shop", raising=False)
+    import readme_shop
+
+    worker = start_worker("readme_shop")
+    results = [readme_shop.bill.delay(number) for number in (7, 8)]
+    for number, result in zip((7, 8), results, strict=True):
+        assert result.get(timeout=20).startswith(f"invoice {number} billed with fence ")
+    readme_shop.app.close()
+    worker.terminate()
+
+
+# -- the tables -------------------------------------------------------------------------
+
+
+def code(cell):
+    """Return what stands in backticks, None where there is nothing but a dash."""
+    return None if not cell.startswith("`") else re.fullmatch(r"`(.+)`", cell)[1]
+
+
+def options():
+    """Return the rows of the options table: attribute, setting, default."""
+    return [(code(r[0]), code(r[1]), r[2]) for r in table("task attribute")]
+
+
+def setting_default(name):
+    """Return the default of a setting, given without the prefix."""
+    fields = {**Settings.__dataclass_fields__, **Rules.__dataclass_fields__}
+    return None if name == "nodes" else fields[name].default
+
+
+def test_the_options_table_names_every_option_and_no_other():
+    """Each attribute and each setting has one row, the same one where they belong together."""
+    rows = options()
+    attributes = {a: s for a, s, _ in rows if a}
+    assert attributes == {a: f"redlock_{s}" if s else None for a, s in OPTIONS.items()}
+    settings = [s for _, s, _ in rows if s]
+    assert sorted(settings) == [f"redlock_{name}" for name in KNOWN]
+
+
+def test_the_options_table_has_the_defaults():
+    """What the table says is what an option has when nobody says anything."""
+    for attribute, setting, default in options():
+        value = eval(code(default))
+        if setting:
+            assert setting_default(setting.removeprefix("redlock_")) == value, setting
+        if attribute:
+            own = getattr(celery_redlock.RedlockTask, attribute)
+            assert own == (None if setting else value), attribute
+
+
+def test_the_policies_table_is_complete_and_shows_defaults():
+    """Each word has its row, and stands for the policy beside it with the defaults shown."""
+    shown = {}
+    for row in table("policy"):
+        word, call = (code(part.strip()) for part in row[0].split(", ", 1))
+        shown[eval(word)] = call
+    assert set(shown) == set(policies.WORDS)
+    for word, call in shown.items():
+        policy = eval(call, vars(policies))
+        assert policy == policies.policy_of("on_unavailable", word)
+        fields = {f.name for f in dataclasses.fields(policy)}
+        assert fields == set(re.findall(r"(\w+)=", call))
+
+
+def test_the_numbers_of_the_text_are_those_of_the_code():
+    """Quarantines, stalls and majorities, computed as the lock computes them."""
+    text = README.read_text()
+    pairs = re.search(r"sits out: (.+?)\.\n", text)[1]
+    for max_ttl, seconds in re.findall(r"(\d+) → (\d+) s", pairs):
+        assert round(quarantine_for(int(max_ttl), Rules().drift_factor)) == int(seconds)
+    assert f"{Rules().quarantine:.0f} s by default" in text
+    for ttl, blocked, stall in table("lock_ttl"):
+        lease = float(ttl.split()[0])
+        assert blocked == f"up to {lease:g} s"
+        assert int(valid_until(0.0, lease, Rules().drift_factor) - lease / 3) == int(stall[:-2])
+    for nodes, survives, _ in table("nodes"):
+        lost = 0 if survives == "none" else int(survives)
+        assert int(nodes) - lost == quorum(int(nodes))
+
+
+def test_versions_are_those_of_the_package():
+    """The versions that the text promises are those that pyproject.toml admits."""
+    words = "Python 3.10 to 3.13,\nCelery 5.6 or newer, redis-py 6.4 to 8."
+    assert words in README.read_text()
+    for promised in ('">=3.10"', '"celery>=5.6,<6"', '"redis>=6.4,<9"'):
+        assert promised in PYPROJECT.read_text()
+    newest = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PYPROJECT.read_text())[-1]
+    assert newest == "3.13"
+
+
+# -- commands and links -------------------------------------------------------------------
+
+
+def commands():
+    """Return every command that the pages print, without its prompt."""
+    lines = [
+        line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()
+    ]
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+
+
+def test_commands_exist():
+    """Make targets, subcommands of both command lines, and extras are there."""
+    from celery_redlock.ops.cli import redlock
+    from celery_redlock.ops.main import main
+
+    makefile = (ROOT / "Makefile").read_text()
+    extras = PYPROJECT.read_text().partition("[project.optional-dependencies]")[2]
+    seen = set()
+    for command in commands():
+        if match := re.match(r"make (\w+)", command):
+            assert re.search(rf"^{match[1]}:.* ## ", makefile, re.MULTILINE), command
+        elif match := re.search(r"celery -A \S+ redlock (\w+)", command):
+            assert match[1] in redlock.commands, command
+        elif match := re.match(r"celery-redlock (\w+)", command):
+            assert match[1] in main.commands, command
+        elif match := re.search(r"celery-redlock\[(\w+)\]", command):
+            assert re.search(rf"^{match[1]} = \[", extras, re.MULTILINE), command
+        elif match := re.search(r"python -m (\S+)", command):
+            assert Path(ROOT, *match[1].split(".")).with_suffix(".py").exists(), command
+        else:
+            continue
+        seen.add(match[1])
+    assert {"demo", "test", "status", "ls", "bootstrap", "example_worker.publish"} <= seen
+    named = set(re.findall(r"`make (\w+)`", README.read_text()))
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in named)
+
+
+def test_publish_says_how_it_is_used():
+    """`python -m example_worker.publish --help` works without any server."""
+    asked = [sys.executable, "-m", "example_worker.publish", "--help"]
+    told = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "--copies" in told
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    """Files that a page links to exist, and headings that it jumps to, too."""
+    text = page.read_text()
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("#"):
+            assert target[1:] in anchors, target
+        elif not target.startswith("https://"):
+            assert (page.parent / target).exists(), target
+
+
+def test_files_that_pages_name_exist():
+    """A page that says where to look must not send anybody to a file that was moved."""
+    path = re.compile(r"celery_redlock/\w+/?\w*\.py")
+    named = {name for page in PAGES for name in path.findall(page.read_text())}
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_the_page_on_architecture_knows_the_rooms():
+    """Every file of the lock has its line, and every file on the way down is there."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = page.partition("Inside `lock/`")[2].partition("## ")[0]
+    lock = ROOT / "celery_redlock" / "lock"
+    files = {path.name for path in lock.glob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"`(\w+\.py)`", rooms)) == files
+    flow = page.partition("## One execution")[2].partition("## ")[0]
+    for name in re.findall(r"(?:lock|task)/\w+\.py", flow):
+        assert (ROOT / "celery_redlock" / name).exists(), name
+
+
+def test_nothing_is_promised_that_is_not_there():
+    """Options of later releases are named nowhere in the README, not even as to come."""
+    text = README.read_text()
+    for later in ("unique_until", "unique_for", "on_duplicate", "UniqueResult", "RedlockScheduler"):
+        assert later not in text

@@ -1,0 +1,749 @@
+"""One connection to one node: whatever it does, its replies find their calls, or nobody's."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections import deque
+
+import pytest
+import redis
+from redis._parsers import _HiredisParser, _RESP2Parser
+from redis.utils import HIREDIS_AVAILABLE
+
+from celery_redlock import events
+from celery_redlock.errors import ConfigurationError, LockTaken, QuorumUnavailable
+from celery_redlock.lock import clock, guard, requests, survey
+from celery_redlock.lock import node as node_module
+from celery_redlock.lock.address import address_of
+from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.node import Call, Gone, Node
+from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import marker_key
+from celery_redlock.lock.votes import VoteKind
+from support.waiting import eventually
+
+RULES = Rules(ttl=20, max_ttl=30, node_timeout=0.5)
+A, B = "a" * 40, "b" * 40
+PARSERS = [
+    pytest.param(_RESP2Parser, id="python"),
+    pytest.param(
+        _HiredisParser,
+        id="hiredis",
+        marks=pytest.mark.skipif(not HIREDIS_AVAILABLE, reason="hiredis is not installed"),
+    ),
+]
+
+
+def never(ballot):
+    """Keep a call open until every node has voted."""
+    return False
+
+
+def call(request, decided=never):
+    """Return a call to one node."""
+    return Call(request, 1, decided)
+
+
+def acquire(name="n", token=A, fence=0):
+    """Return a call that asks for a lock."""
+    lease = Lease(name, token, fence, 20.0, 0.0, 0.0, {})
+    return call(requests.acquire_request(RULES, lease, None))
+
+
+def renew(name="n", token=A):
+    """Return a call that extends a lock."""
+    return call(requests.renew_request(RULES, Lease(name, token, 0, 20.0, 0.0, 0.0), repair=True))
+
+
+def release(name="n", token=A, decided=never):
+    """Return a call that gives a lock back; nobody waits for it with *decided* None."""
+    return call(requests.release_request(RULES, name, token), decided)
+
+
+def inspect(name="n"):
+    """Return a call that asks who holds a lock."""
+    return call(requests.inspect_request(RULES, name))
+
+
+class Line:
+    """A node with its connection, driven as the fan-out would drive it."""
+
+    def __init__(self, url, parser=None, rules=RULES, greeting=None):
+        self.news = deque()
+        self.node = Node(0, address_of(url), rules, self.news)
+        if parser is not None:
+            self.node.address._pool.connection_kwargs["parser_class"] = parser
+        self.connection = self.node.address.connection()
+        self.connection.connect()
+        fingerprint = rules.fingerprint([self.node.label])
+        if greeting is None:
+            greeting = guard.greet(self.connection)
+            guard.enrol(self.connection, rules, greeting.run_id, fingerprint, "bootstrap")
+        self.node.attach(self.connection, greeting, fingerprint)
+
+    def send(self, *calls):
+        """Send *calls* in one write."""
+        self.node.send(calls, clock.now())
+
+    def drive(self, *calls, timeout=10.0):
+        """Read until all *calls* are answered, and return their votes."""
+        deadline = time.monotonic() + timeout
+        while any(c.is_open for c in calls):
+            left = deadline - time.monotonic()
+            assert left > 0, [c.ballot for c in calls]
+            if select.select([self.node.sock], [], [], left)[0]:
+                self.node.read()
+        return [c.ballot[0] for c in calls]
+
+    def ask(self, *calls):
+        """Send *calls* and return their votes."""
+        self.send(*calls)
+        return self.drive(*calls)
+
+    def close(self):
+        """End the connection."""
+        self.connection.disconnect()
+
+
+@pytest.fixture
+def line():
+    """Return a function that makes a `Line`."""
+    with contextlib.ExitStack() as stack:
+
+        def make(*args, **kwargs):
+            made = Line(*args, **kwargs)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def locks():
+    """Return a function that makes a `Redlock` and enrols its nodes."""
+    with contextlib.ExitStack() as stack:
+
+        def make(*urls, bootstrap=True, **settings):
+            rules = Rules(**{"ttl": 20, "max_ttl": 30, "node_timeout": 0.5, **settings})
+            if bootstrap:
+                told = survey.bootstrap(urls, rules)
+                assert set(told.values()) == {"enrolled"}, told
+            made = Redlock(urls, rules)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+class Fake:
+    """
+    A server that answers what a test wants: ``answer(command, wire) -> bytes or None``.
+
+    The commands that redis-py sends by itself when it connects are answered with OK.
+    """
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.commands = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self.listener.getsockname()[1]}/0"
+        self.wires = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                wire, _ = self.listener.accept()
+                wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self.wires.append(wire)
+                threading.Thread(target=self._serve, args=(wire,), daemon=True).start()
+
+    def _serve(self, wire):
+        with contextlib.suppress(OSError, ValueError), wire, wire.makefile("rb") as lines:
+            while head := lines.readline():
+                words = []
+                for _ in range(int(head[1:])):
+                    words.append(lines.read(int(lines.readline()[1:])))
+                    lines.read(2)
+                if words[0] in (b"CLIENT", b"SELECT"):
+                    wire.sendall(b"+OK\r\n")
+                    continue
+                self.commands.append(words)
+                told = self.answer(words, wire)
+                if told is not None:
+                    wire.sendall(told)
+
+    def close(self):
+        """End it and all its connections."""
+        self.listener.close()
+        for wire in self.wires:
+            with contextlib.suppress(OSError):
+                wire.shutdown(socket.SHUT_RDWR)
+            wire.close()
+
+
+@pytest.fixture
+def fake():
+    """Return a function that starts a `Fake`."""
+    with contextlib.ExitStack() as stack:
+
+        def start(answer):
+            made = Fake(answer)
+            stack.callback(made.close)
+            return made
+
+        yield start
+
+
+GREETING = guard.Greeting("1" * 40, 100.0, flushed=False, replicas=0, version="fake")
+GRANT = b"*3\r\n:1\r\n:1000\r\n$1\r\n0\r\n"
+
+
+# -- replies and their calls -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("bytewise", [False, True], ids=["whole", "byte by byte"])
+def test_every_call_gets_its_own_reply(contract_node, proxied_nodes, line, parser, bytewise):
+    """However replies are cut into segments, the n-th belongs to the n-th call."""
+    (link,) = proxied_nodes([contract_node])
+    wire = line(link.url, parser)
+    tokens = [f"{number:040d}" for number in range(30)]
+    wire.ask(*[acquire(f"n{i}", token) for i, token in enumerate(tokens)])
+    if bytewise:
+        link.byte_by_byte(0.00002)
+    for _ in range(3):
+        votes = wire.ask(*[inspect(f"n{i}") for i in range(30)])
+        assert [vote.value[:40].decode() for vote in votes] == tokens
+    assert not wire.node._owed
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_a_reply_may_come_in_any_two_pieces(fake, line, parser):
+    """Wherever a reply is cut, reading its first half waits for nothing and takes nothing."""
+    cut = iter(range(1, len(GRANT)))
+    second_half = threading.Event()
+
+    def answer(words, wire):
+        place = next(cut)
+        wire.sendall(GRANT[:place])
+        second_half.wait(5)
+        second_half.clear()
+        return GRANT[place:]
+
+    wire = line(fake(answer).url, parser, greeting=GREETING)
+    for _ in range(1, len(GRANT)):
+        asked = acquire()
+        wire.send(asked)
+        assert select.select([wire.node.sock], [], [], 5)[0]
+        wire.node.read()
+        assert asked.is_open
+        second_half.set()
+        assert wire.drive(asked)[0].kind is VoteKind.GRANTED
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("kept", [0, 1, 4, len(GRANT) - 1])
+def test_a_connection_that_ends_in_a_reply_answers_nothing(fake, line, parser, kept):
+    """Half a reply is no vote: the connection is gone, and all it owes is unreachable."""
+
+    def answer(words, wire):
+        wire.sendall(GRANT[:kept])
+        wire.shutdown(socket.SHUT_RDWR)
+
+    wire = line(fake(answer).url, parser, greeting=GREETING)
+    asked = [acquire(f"n{i}") for i in range(3)]
+    wire.send(*asked)
+    with pytest.raises(Gone) as gone:
+        wire.drive(*asked)
+    wire.node.detach(gone.value)
+    assert {c.ballot[0].kind for c in asked} == {VoteKind.UNREACHABLE}
+    assert wire.node.connection is None
+    wire.send(later := acquire())
+    assert later.ballot[0].reason == str(gone.value)
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b":1\r\n",
+        b"*0\r\n",
+        b"*1\r\n:1\r\n",
+        b"*3\r\n:1\r\n:1000\r\n$1\r\nx\r\n",
+        b"?\r\n",
+        b"$-1\r\n",
+    ],
+)
+def test_a_reply_that_makes_no_sense_ends_the_connection(fake, line, parser, nonsense):
+    """What a script cannot have answered is no vote and no crash: the connection is dropped."""
+    wire = line(fake(lambda *_: nonsense).url, parser, greeting=GREETING)
+    asked = acquire()
+    wire.send(asked)
+    with pytest.raises(Gone) as gone:
+        wire.drive(asked)
+    wire.node.detach(gone.value)
+    assert asked.ballot[0].kind is VoteKind.UNREACHABLE
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_a_reply_that_nobody_asked_for_ends_the_connection(fake, line, parser):
+    """One reply too many means that the count is wrong: nothing from there is believed."""
+    wire = line(fake(lambda *_: GRANT * 2).url, parser, greeting=GREETING)
+    assert wire.ask(acquire())[0].kind is VoteKind.GRANTED
+
+    def read_again():
+        select.select([wire.node.sock], [], [], 0.1)
+        wire.node.read()
+
+    with pytest.raises(Gone, match="nobody asked"):
+        for _ in range(20):
+            read_again()
+
+
+def test_a_node_that_takes_no_bytes_is_given_up_and_never_waited_for(fake, line):
+    """When its socket is full, sending fails at once instead of blocking everybody."""
+    stalled = threading.Event()
+    wire = line(fake(lambda *_: stalled.wait(20) and None).url, greeting=GREETING)
+    longest = 0.0
+    with pytest.raises(Gone):
+        for number in range(10_000):
+            began = time.monotonic()
+            try:
+                wire.node.send([release("x" * 100, decided=None)] * 50, clock.now() + number * 1e-9)
+            finally:
+                longest = max(longest, time.monotonic() - began)
+    assert longest < 0.25
+    stalled.set()
+
+
+# -- late ------------------------------------------------------------------------------
+
+
+def test_a_late_reply_is_dropped_and_does_not_shift_the_others(contract_node, proxied_nodes, line):
+    """What comes after a round gave up counts for nobody, and the next call gets its own."""
+    (link,) = proxied_nodes([contract_node])
+    wire = line(link.url)
+    assert wire.ask(acquire("mine", A))[0].kind is VoteKind.GRANTED
+    link.lose_replies()
+    late = acquire("mine", B)
+    wire.send(late)
+    late.is_open = False  # as the fan-out does when the time is up
+    link.pass_through()
+    votes = wire.ask(inspect("mine"), acquire("other", B))
+    assert late.ballot == [None]
+    assert votes[0].value.startswith(A.encode())
+    assert votes[1].kind is VoteKind.GRANTED
+
+
+def test_a_suspect_is_sent_releases_only_until_it_has_answered(contract_node, line):
+    """A node that owes an answer for too long votes unreachable at once, but is released."""
+    wire = line(contract_node.url)
+    wire.ask(acquire("mine", A))
+    contract_node.pause()
+    try:
+        wire.send(slow := inspect("mine"))
+        late = clock.now() + RULES.node_timeout + 0.1
+        asked, freed = acquire("other", B), release("mine", A, decided=None)
+        wire.node.send([asked, freed], late)
+        assert asked.ballot[0] == node_module.Vote(VoteKind.UNREACHABLE, reason="no answer in time")
+        assert [type(e) for e in wire.news] == [events.NodeUp, events.NodeDown]
+    finally:
+        contract_node.resume()
+    wire.drive(slow)
+    eventually(lambda: wire.node.read() or not wire.node._owed, "end of the queue")
+    assert type(wire.news[-1]) is events.NodeUp
+    votes = wire.ask(inspect("mine"), inspect("other"))
+    assert [vote.value for vote in votes] == [b"", b""]
+
+
+def test_a_suspect_that_keeps_up_again_votes_again_although_it_is_busy(
+    contract_node, proxied_nodes, line
+):
+    """It need not owe nothing for that: its oldest debt must be young."""
+    (link,) = proxied_nodes([contract_node], delay=0.05)
+    wire = line(link.url)
+    link.lose_replies()
+    wire.send(inspect())
+    wire.node.suspect(clock.now())
+    link.delay(0.05)
+    debts = []
+
+    def back():
+        wire.send(release(decided=None))  # far more often than a round trip takes
+        wire.node.read()
+        debts.append(len(wire.node._owed))
+        return wire.node.suspect_since is None
+
+    eventually(back, "return of the suspect", timeout=5, every=0.005)
+    assert min(debts) > 0
+
+
+def test_a_node_that_owes_an_answer_for_seconds_is_given_up(contract_node, line):
+    """A connection without an answer for `PATIENCE` is dropped, not fed any longer."""
+    wire = line(contract_node.url)
+    contract_node.pause()
+    try:
+        wire.send(slow := inspect())
+        with pytest.raises(Gone, match="no answer for 2 s"):
+            wire.node.send([release()], clock.now() + node_module.PATIENCE + 0.1)
+        wire.node.detach(Gone("no answer"))
+        assert slow.ballot[0].kind is VoteKind.UNREACHABLE
+    finally:
+        contract_node.resume()
+
+
+def test_a_suspect_that_owes_too_much_is_given_up(contract_node, line):
+    """Releases do not pile up without end at a node that does not answer."""
+    wire = line(contract_node.url)
+    contract_node.pause()
+    try:
+        wire.send(inspect())
+        wire.node.suspect(clock.now())
+        with pytest.raises(Gone, match="owes"):
+            for _ in range(node_module.BACKLOG + 2):
+                wire.send(release(decided=None))
+    finally:
+        contract_node.resume()
+
+
+# -- scripts that the node forgot ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("verb", [acquire, renew, release, inspect])
+def test_a_forgotten_script_is_sent_again(contract_node, line, parser, verb):
+    """After SCRIPT FLUSH every verb is answered as before, on the same connection."""
+    wire = line(contract_node.url, parser)
+    wire.ask(acquire())
+    (known,) = wire.ask(verb())
+    wire.ask(release(), acquire())
+    with redis.Redis.from_url(contract_node.url) as client:
+        client.script_flush()
+    (again,) = wire.ask(verb())
+    assert again.kind is known.kind
+    assert again.value == known.value
+    assert not wire.node._owed
+    assert wire.ask(verb())[0].kind is not VoteKind.UNREACHABLE
+
+
+def test_what_nobody_waits_for_survives_a_script_flush_too(contract_node, line):
+    """A release, and a marker, that were written and not waited for are repeated."""
+    wire = line(contract_node.url)
+    wire.ask(acquire())
+    with redis.Redis.from_url(contract_node.url) as client:
+        client.script_flush()
+        marker = requests.mark_request(RULES, Marker("m", "done", 30.0))
+        wire.send(release(decided=None), call(marker, None))
+        (vote,) = wire.ask(inspect())
+        eventually(lambda: wire.node.read() or not wire.node._owed, "end of the queue")
+        assert vote.kind is not VoteKind.UNREACHABLE
+        assert wire.ask(inspect())[0].value == b""
+        assert client.get(marker_key("redlock", "m")) == b"done"
+
+
+@pytest.mark.parametrize("verb", [acquire, renew])
+def test_a_grant_that_nobody_waits_for_is_not_repeated(contract_node, line, verb):
+    """What would give a lock to somebody who has left is dropped with its script."""
+    wire = line(contract_node.url)
+    with redis.Redis.from_url(contract_node.url) as client:
+        client.script_flush()
+    wire.send(abandoned := verb())
+    abandoned.is_open = False
+    assert wire.ask(inspect())[0].value == b""
+
+
+# -- errors of a server ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_a_full_node_says_so_and_still_releases(redis_nodes, line, parser):
+    """Out of memory is an unreachable vote that names it; a release needs no memory."""
+    (server,) = redis_nodes(1)
+    wire = line(server.url, parser)
+    wire.ask(acquire("held", A))
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", 1)
+        (vote,) = wire.ask(acquire("other", B))
+        assert vote.kind is VoteKind.UNREACHABLE
+        assert "OOM" in vote.reason or "maxmemory" in vote.reason
+        assert wire.ask(release("held", A))[0].kind is VoteKind.GRANTED
+        client.config_set("maxmemory", 0)
+        assert wire.ask(acquire("other", B))[0].kind is VoteKind.GRANTED
+        assert client.exists("redlock:lock:held") == 0
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_a_busy_node_is_unreachable_and_comes_back(redis_nodes, line, parser):
+    """While a script of somebody else blocks the server it answers BUSY; then it votes again."""
+    (server,) = redis_nodes(1)
+    wire = line(server.url, parser)
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("lua-time-limit", 5)
+        blocker = redis.Redis.from_url(server.url)
+        loop = threading.Thread(
+            target=lambda: pytest.raises(redis.RedisError, blocker.eval, "while true do end", 0)
+        )
+        loop.start()
+        try:
+
+            def busy():
+                (vote,) = wire.ask(acquire())
+                return vote.kind is VoteKind.UNREACHABLE and vote
+
+            vote = eventually(busy, "BUSY", timeout=5)
+            assert "BUSY" in vote.reason or "busy" in vote.reason
+        finally:
+            eventually(lambda: _kill_script(client), "SCRIPT KILL")
+            loop.join()
+            blocker.close()
+        assert wire.ask(acquire())[0].kind is VoteKind.GRANTED
+
+
+def _kill_script(client):
+    with contextlib.suppress(redis.ResponseError):
+        client.script_kill()
+        return True
+    return False
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_a_loading_node_is_left_and_asked_anew(fake, line, parser):
+    """A server that loads its data set votes unreachable, with its own words."""
+    loading = b"-LOADING Redis is loading the dataset in memory\r\n"
+    wire = line(fake(lambda *_: loading).url, parser, greeting=GREETING)
+    asked = acquire()
+    wire.send(asked)
+    with pytest.raises(Gone, match="loading"):
+        wire.drive(asked)
+
+
+def test_a_master_that_became_a_replica_is_left(redis_nodes, line):
+    """READONLY is no vote, and the connection is dropped so that the node is greeted anew."""
+    server, other = redis_nodes(2)
+    wire = line(server.url)
+    with redis.Redis.from_url(server.url) as client:
+        client.replicaof("127.0.0.1", other.port)
+    asked = acquire()
+    wire.send(asked)
+    with pytest.raises(Gone, match=r"(?i)read ?only|closed|reset"):
+        wire.drive(asked)
+    wire.node.detach(Gone("readonly"))
+    assert asked.ballot[0].kind is VoteKind.UNREACHABLE
+
+
+# -- who may connect, and to what -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("login", "words"),
+    [("", "Authentication required"), (":wr0ng@", "invalid"), ("nobody:wr0ng@", "invalid")],
+)
+def test_a_refused_login_is_told_without_the_password(redis_nodes, locks, login, words):
+    """Without a password, or with a wrong one, the node is unreachable and says why."""
+    (server,) = redis_nodes(1)
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("requirepass", "s3cret")
+    lock = locks(f"redis://{login}127.0.0.1:{server.port}/0", bootstrap=False)
+    (problem,) = lock.check().values()
+    assert words in problem
+    with pytest.raises(QuorumUnavailable) as refusal:
+        lock.acquire("n")
+    assert words in str(refusal.value)
+    assert "wr0ng" not in str(refusal.value) + repr(lock)
+
+
+def test_a_password_and_an_acl_user_are_let_in(redis_nodes, locks):
+    """A URL with a password works, and one with a user who may touch our keys only."""
+    (server,) = redis_nodes(1)
+    with redis.Redis.from_url(server.url) as client:
+        client.acl_setuser(
+            "shop", enabled=True, passwords=["+p@ss"], keys=["redlock:*"], commands=["+@all"]
+        )
+        client.config_set("requirepass", "s3cret")
+    for login in (":s3cret", "shop:p%40ss"):
+        lock = locks(f"redis://{login}@127.0.0.1:{server.port}/0")
+        lease = lock.acquire("n")
+        lease = lock.extend(lease)
+        assert lock.inspect("n")[0].holder["token"] == lease.token[:8]
+        assert lock.release(lease) is ReleaseOutcome.RELEASED
+
+
+def test_an_acl_user_without_the_right_commands_is_told_so(redis_nodes, locks):
+    """The server's own words name the command that the user may not run."""
+    (server,) = redis_nodes(1)
+    with redis.Redis.from_url(server.url) as client:
+        client.acl_setuser(
+            "poor", enabled=True, passwords=["+x"], keys=["*"], commands=["+@all", "-info"]
+        )
+    lock = locks(f"redis://poor:x@127.0.0.1:{server.port}/0", bootstrap=False)
+    (problem,) = lock.check().values()
+    assert "permission" in problem
+    assert "info" in problem
+
+
+def test_a_replica_is_unfit(redis_nodes, locks):
+    """A server that copies another one must not vote, and it is said what to name instead."""
+    master, replica = redis_nodes(2)
+    with redis.Redis.from_url(replica.url) as client:
+        client.replicaof("127.0.0.1", master.port)
+    lock = locks(replica.url, bootstrap=False)
+    with pytest.raises(ConfigurationError, match="must be a master"):
+        lock.check()
+    with pytest.raises(QuorumUnavailable, match="must be a master"):
+        lock.acquire("n")
+    assert "must be a master" in survey.bootstrap([replica.url], RULES)[lock.labels[0]]
+
+
+def test_a_server_that_evicts_keys_is_unfit(redis_nodes, locks):
+    """A lock that can be evicted is none; the message names the setting and its value."""
+    (server,) = redis_nodes(1)
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+    with pytest.raises(ConfigurationError, match=r"allkeys-lru.*noeviction"):
+        locks(server.url, bootstrap=False).check()
+
+
+def test_a_cluster_node_is_unfit(redis_nodes, locks):
+    """A server in cluster mode is refused with what to set."""
+    (server,) = redis_nodes(1, extra_args=("--cluster-enabled", "yes"))
+    with pytest.raises(ConfigurationError, match="cluster-enabled no"):
+        locks(server.url, bootstrap=False).check()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda words, wire: b"+OK\r\n",
+        lambda words, wire: b"$5\r\nhello\r\n",
+        lambda words, wire: b"$12\r\nrole:master\n\r\n",
+        lambda words, wire: wire.shutdown(socket.SHUT_RDWR),
+        lambda words, wire: b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        lambda words, wire: b"-ERR unknown command\r\n",
+    ],
+    ids=["ok", "text", "half an INFO", "closes", "http", "error"],
+)
+def test_something_that_is_no_redis_is_unreachable_and_tried_again(fake, locks, answer):
+    """Whatever answers at the address, asking ends in words, and the address is tried again."""
+    server = fake(answer)
+    lock = locks(server.url, bootstrap=False, node_timeout=0.1)
+    with pytest.raises(QuorumUnavailable) as refusal:
+        lock.acquire("n")
+    assert lock.labels[0] in refusal.value.votes
+    with contextlib.suppress(ConfigurationError):
+        assert lock.check()
+    tries = len(server.wires)
+    eventually(lambda: len(server.wires) > tries, "another try", timeout=5)
+
+
+def _is_used(lock):
+    """Take, contend, extend and release a lock by way of *lock*."""
+    lease = lock.acquire("n")
+    with pytest.raises(LockTaken) as taken:
+        lock.acquire("n")
+    assert taken.value.holder["token"] == lease.token[:8]
+    lease = lock.extend(lease)
+    assert lease.fence
+    assert lock.release(lease) is ReleaseOutcome.RELEASED
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_resp3_works_as_well(contract_node, locks, monkeypatch, parser):
+    """``?protocol=3`` in a URL changes nothing but the protocol."""
+    monkeypatch.setattr("redis.connection.DefaultParser", parser)
+    lock = locks(f"{contract_node.url}?protocol=3")
+    lock._fanout._addresses[0]._pool.connection_kwargs["parser_class"] = parser
+    _is_used(lock)
+    assert str(lock._fanout.nodes[0].connection.protocol) == "3"
+
+
+def test_a_unix_socket_works_as_well(redis_nodes, locks, tmp_path_factory):
+    """``unix://`` in a URL is a node like any other."""
+    path = tmp_path_factory.mktemp("s") / "redis.sock"
+    redis_nodes(1, extra_args=("--unixsocket", str(path)))
+    lock = locks(f"unix://{path}")
+    _is_used(lock)
+    assert str(path) in lock.labels[0]
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate for 127.0.0.1 that signs itself; its file, and that of its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+        + ["-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+        + ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert],
+        check=True,
+        capture_output=True,
+    )
+    return cert, key
+
+
+@pytest.fixture
+def tls_port(contract_node, certificate):
+    """
+    Port of something that speaks TLS and forwards to `contract_node`.
+
+    The embedded Valkey is built without TLS; what is tested is our side of it.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    listener = socket.create_server(("127.0.0.1", 0))
+    wires = []
+
+    def pump(source, sink):
+        with contextlib.suppress(OSError, ValueError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+        for wire in (source, sink):
+            with contextlib.suppress(OSError):
+                wire.shutdown(socket.SHUT_RDWR)
+
+    def accept():
+        with contextlib.suppress(OSError):
+            while True:
+                raw, _ = listener.accept()
+                with contextlib.suppress(OSError):
+                    outside = context.wrap_socket(raw, server_side=True)
+                    inside = socket.create_connection(("127.0.0.1", contract_node.port))
+                    wires.extend((outside, inside))
+                    for pair in ((outside, inside), (inside, outside)):
+                        threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield listener.getsockname()[1]
+    listener.close()
+    for wire in wires:
+        wire.close()
+
+
+def test_tls_works_as_well(tls_port, certificate, locks, line):
+    """``rediss://`` votes, contends and keeps its replies in order, one TLS record or many."""
+    url = f"rediss://127.0.0.1:{tls_port}/0?ssl_cert_reqs=required&ssl_ca_certs={certificate[0]}"
+    _is_used(locks(url))
+    for parser in (p.values[0] for p in PARSERS if HIREDIS_AVAILABLE or p.id == "python"):
+        wire = line(url, parser)
+        tokens = [f"{number:040d}" for number in range(200)]
+        names = [f"{parser.__name__}{'n' * 90}{i}" for i in range(200)]
+        wire.ask(*[acquire(*pair) for pair in zip(names, tokens, strict=True)])
+        votes = wire.ask(*[inspect(name) for name in names])
+        assert [vote.value[:40].decode() for vote in votes] == tokens
+
+
+def test_a_tls_node_with_an_unknown_certificate_is_unreachable(tls_port, locks):
+    """A certificate that does not check out is told, and nothing is sent."""
+    lock = locks(f"rediss://127.0.0.1:{tls_port}/0", bootstrap=False)
+    (problem,) = lock.check().values()
+    assert "certificate" in problem.lower()

@@ -1,0 +1,526 @@
+"""What runs inside a node does what its replies say, on every server there is."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import redis
+
+from celery_redlock.lock import requests
+from celery_redlock.lock.guard import boot_marker
+from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import (
+    BOOT_RETENTION,
+    ENROL,
+    FOREIGN,
+    SCRIPTS,
+    Keys,
+    marker_key,
+    ms,
+    shorten,
+)
+from celery_redlock.lock.votes import VoteKind
+from support.waiting import eventually
+
+RULES = Rules(ttl=20, max_ttl=30)
+NAME = "report:7"
+A, B = "a" * 40, "b" * 40
+LARGEST = 2**53 - 1
+
+
+class Bench:
+    """One server, to which requests are put as a client that saw its run id would."""
+
+    def __init__(self, server, rules=RULES):
+        self.client = redis.Redis.from_url(server.url)
+        self.rules = rules
+        self.run_id = self.client.info("server")["run_id"]
+        self.boot = boot_marker(self.run_id, "f" * 16)
+        for script in SCRIPTS:
+            self.client.script_load(script.source)
+
+    def ask(self, request, *, boot=None, quarantine=None):
+        """Return the vote on *request*; *quarantine* [ms] in place of the rules' one."""
+        arguments = list(request.arguments)
+        if request.script.guarded:
+            arguments[-1] = arguments[-1] if quarantine is None else b"%d" % quarantine
+            arguments.append(boot or self.boot)
+        script = request.script
+        reply = self.client.evalsha(script.sha, len(request.keys), *request.keys, *arguments)
+        return script.read(reply)
+
+    def acquire(self, token=A, *, fence=0, name=NAME, ttl=20.0, marker=None, **how):
+        """Ask for the lock."""
+        lease = Lease(name, token, fence, ttl, 0.0, 0.0, {"task_id": f"id-{token[0]}"})
+        return self.ask(requests.acquire_request(self.rules, lease, marker), **how)
+
+    def renew(self, token=A, *, fence=0, ttl=20.0, repair=True, **how):
+        """Extend the lock."""
+        lease = Lease(NAME, token, fence, ttl, 0.0, 0.0, {"task_id": f"id-{token[0]}"})
+        return self.ask(requests.renew_request(self.rules, lease, repair=repair), **how)
+
+    def release(self, token=A, **how):
+        """Give the lock back."""
+        return self.ask(requests.release_request(self.rules, NAME, token, **how))
+
+    def inspect(self):
+        """Ask who holds the lock."""
+        return self.ask(requests.inspect_request(self.rules, NAME))
+
+    def enrol(self, mode, boot=None):
+        """Ask for the enrolment, or change it; returns state, quarantine [ms] and the marker."""
+        keys = Keys.of(self.rules.prefix, "")
+        numbers = (boot or self.boot, ms(self.rules.quarantine), mode)
+        state, _, left, found = self.client.evalsha(
+            ENROL.sha, 2, keys.boot, keys.quarantine, *numbers
+        )
+        return state.decode(), left, found
+
+    def get(self, key):
+        """Return what is stored under a key of `Keys`."""
+        return self.client.get(getattr(Keys.of(self.rules.prefix, NAME), key))
+
+    def pttl(self, key):
+        """Return how long a key of `Keys` stands yet [ms]."""
+        return self.client.pttl(getattr(Keys.of(self.rules.prefix, NAME), key))
+
+    def now_ms(self):
+        """Return the node's clock [ms]."""
+        seconds, micros = self.client.time()
+        return seconds * 1000 + micros // 1000
+
+    def everything(self):
+        """Return all keys."""
+        return set(self.client.scan_iter(count=1000))
+
+
+@pytest.fixture
+def fresh(contract_node):
+    """A node that nobody has enrolled."""
+    bench = Bench(contract_node)
+    yield bench
+    bench.client.close()
+
+
+@pytest.fixture
+def bench(fresh):
+    """A node that is enrolled and votes."""
+    fresh.enrol("bootstrap")
+    return fresh
+
+
+# -- acquire -----------------------------------------------------------------------
+
+
+def test_a_free_lock_is_granted_and_stored_with_what_the_holder_tells(bench):
+    """A grant stores token and info under the lock for its TTL, and tells clock and fence."""
+    vote = bench.acquire(fence=4096)
+    assert (vote.kind, vote.fence) == (VoteKind.GRANTED, 4096)
+    assert abs(vote.node_now - bench.now_ms() / 1000) < 5
+    stored = bench.get("lock")
+    assert stored[:40] == A.encode()
+    assert json.loads(stored[40:]) == {"task_id": "id-a"}
+    assert 19_000 < bench.pttl("lock") <= 20_000
+    assert bench.get("fence") == b"4096"
+
+
+def test_a_held_lock_is_refused_with_holder_rest_and_fence(bench):
+    """A refusal changes nothing and tells who holds the lock, for how long yet, and the fence."""
+    bench.acquire(A, fence=9)
+    vote = bench.acquire(B, fence=5000)
+    assert (vote.kind, vote.fence) == (VoteKind.REFUSED, 9)
+    assert 19 < vote.ttl <= 20
+    assert vote.value == bench.get("lock")
+    assert vote.value.startswith(A.encode())
+    assert bench.get("fence") == b"9"
+
+
+def test_only_the_whole_token_opens_a_lock(bench):
+    """A token that shares all but its last character with the holder's is another's."""
+    bench.acquire(A)
+    near = A[:-1] + "b"
+    assert bench.acquire(near).kind is VoteKind.REFUSED
+    assert bench.renew(near).kind is VoteKind.REFUSED
+    assert bench.release(near).kind is VoteKind.REFUSED
+
+
+def test_the_own_token_is_granted_again_with_a_larger_fence(bench):
+    """A repeated request of the same attempt restarts its TTL and never lowers its fence."""
+    bench.acquire(A, fence=100, ttl=2.0)
+    vote = bench.acquire(A, fence=100)
+    assert (vote.kind, vote.fence) == (VoteKind.GRANTED, 101)
+    assert bench.pttl("lock") > 19_000
+
+
+def test_a_grant_can_be_asked_for_without_a_fence(bench):
+    """Without a fence there is none: not in the answer, not in the node."""
+    assert bench.acquire(fence=0).fence == 0
+    assert bench.get("fence") is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "proposed", "given"),
+    [
+        (None, 1, 1),
+        (None, 7205759403792793, 7205759403792793),
+        (5, 3, 6),
+        (5, 5, 6),
+        (5, 6, 6),
+        (5, 7, 7),
+        (99_999_999_999_999, 1, 100_000_000_000_000),
+        (999_999_999_999_999, 1, 1_000_000_000_000_000),
+        (LARGEST - 1, 1, LARGEST),
+    ],
+)
+def test_a_fence_grows_and_keeps_all_its_digits(bench, stored, proposed, given):
+    """A grant's fence is the proposal or the stored one plus one, whichever is larger, exactly."""
+    if stored is not None:
+        bench.client.set(Keys.of("redlock", NAME).fence, stored, px=60_000)
+    # The clamp has a test of its own; the largest numbers are years ahead of the clock.
+    wide = replace(requests.acquire_request(RULES, Lease(NAME, A, proposed, 20, 0, 0), None))
+    arguments = list(wide.arguments)
+    arguments[5] = b"%d" % 10**13
+    vote = bench.ask(replace(wide, arguments=tuple(arguments)))
+    assert vote.fence == given
+    assert bench.get("fence") == b"%d" % given
+
+
+def test_fences_of_later_grants_are_larger_whatever_is_proposed(bench):
+    """The order of grants on a node is the order of their fences."""
+    chance = random.Random(7)
+    base = bench.now_ms() * 4096
+    given = []
+    for number in range(200):
+        token = f"{number:040d}"
+        given.append(bench.acquire(token, fence=max(1, base + chance.randrange(-999, 999))).fence)
+        bench.release(token)
+    assert given == sorted(set(given))
+
+
+def test_a_proposal_ahead_of_the_nodes_clock_is_refused(bench):
+    """A client whose clock is too far ahead is told so, and stores nothing."""
+    allowed = RULES.longest_skew * 1000
+    before = bench.everything()
+    far = int((bench.now_ms() + allowed + 2000) * 4096)
+    vote = bench.acquire(fence=far)
+    assert vote.kind is VoteKind.UNREACHABLE
+    assert "clock" in vote.reason
+    assert bench.everything() == before
+    near = int((bench.now_ms() + allowed - 2000) * 4096)
+    assert bench.acquire(fence=near).fence == near
+
+
+def test_a_marker_makes_the_lock_needless(bench):
+    """Where the marker stands an acquire stores nothing and tells what the marker says."""
+    bench.ask(requests.mark_request(RULES, Marker("done:7", "done", 30.0)))
+    before = bench.everything()
+    vote = bench.acquire(marker="done:7")
+    assert (vote.kind, vote.value) == (VoteKind.MARKED, b"done")
+    assert bench.everything() == before
+    assert bench.acquire(marker="done:8").kind is VoteKind.GRANTED
+
+
+def test_a_marker_can_be_taken_away(bench):
+    """A marker with no time left is deleted."""
+    bench.ask(requests.mark_request(RULES, Marker("done:7", "done", 30.0)))
+    bench.ask(requests.mark_request(RULES, Marker("done:7", "", 0.0)))
+    assert bench.acquire(marker="done:7").kind is VoteKind.GRANTED
+
+
+# -- the restart guard -----------------------------------------------------------------
+
+
+def test_a_node_that_was_another_process_is_quarantined_for_everybody(bench):
+    """A run id other than the enrolled one means lost memory: nobody gets a vote for a while."""
+    restarted = boot_marker("1" * 40, "f" * 16)
+    vote = bench.acquire(boot=restarted)
+    assert vote.kind is VoteKind.QUARANTINED
+    assert RULES.quarantine - 1 < vote.ttl <= RULES.quarantine
+    assert bench.get("lock") is None
+    assert bench.acquire(B, boot=restarted).kind is VoteKind.QUARANTINED
+
+
+def test_a_flushed_node_is_quarantined(bench):
+    """A node without its boot marker has lost its memory."""
+    bench.acquire(A)
+    bench.client.flushall()
+    assert bench.acquire(B).kind is VoteKind.QUARANTINED
+
+
+def test_a_quarantine_ends_by_itself_and_is_not_prolonged_by_asking(fresh):
+    """After the quarantine the node votes again, however often it was asked meanwhile."""
+    left = []
+
+    def granted():
+        vote = fresh.acquire(quarantine=300)
+        left.append(vote.ttl)
+        return vote.kind is VoteKind.GRANTED
+
+    eventually(granted, "vote", timeout=5)
+    waits = left[:-1]
+    assert waits == sorted(waits, reverse=True)
+    assert max(waits) <= 0.3
+
+
+def test_a_node_of_other_clients_does_not_vote(bench):
+    """Enrolled for another configuration, it grants nothing, keeps its marker, and says why."""
+    before = bench.everything()
+    foreign = boot_marker(bench.run_id, "e" * 16)
+    vote = bench.acquire(boot=foreign)
+    assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, FOREIGN)
+    assert bench.everything() == before
+    assert bench.get("boot") == bench.boot
+    assert bench.acquire().kind is VoteKind.GRANTED
+
+
+def test_without_the_guard_nothing_is_enrolled(contract_node):
+    """With the restart guard off a node votes at once and is not marked."""
+    rules = Rules(ttl=20, max_ttl=30, restart_guard=False)
+    bench = Bench(contract_node, rules)
+    assert bench.acquire(fence=1).kind is VoteKind.GRANTED
+    assert bench.renew().kind is VoteKind.GRANTED
+    keys = Keys.of(rules.prefix, NAME)
+    assert bench.everything() == {keys.lock, keys.fence}
+    bench.client.close()
+
+
+def test_an_enrolment_is_refreshed_by_every_grant(bench):
+    """A node in use never forgets that it is enrolled."""
+    bench.client.pexpire(Keys.of("redlock", "").boot, 60_000)
+    bench.acquire()
+    assert bench.pttl("boot") > BOOT_RETENTION - 60_000
+
+
+def test_looking_at_an_unknown_node_changes_nothing(fresh):
+    """To look at a node that nobody enrolled leaves it so."""
+    assert fresh.enrol("look") == ("unmarked", 0, b"")
+    assert fresh.everything() == set()
+
+
+def test_a_node_can_be_trusted_only_while_it_is_unknown(fresh):
+    """Trust enrols a node at once; one that others have quarantined stays so."""
+    assert fresh.enrol("trust")[:2] == ("enrolled", 0)
+    fresh.client.flushall()
+    assert fresh.enrol("quarantine")[1] > 0
+    assert fresh.enrol("trust")[1] > 0
+    assert fresh.acquire().kind is VoteKind.QUARANTINED
+
+
+def test_looking_at_a_restarted_node_quarantines_it(bench):
+    """Whoever meets a node that is another process than the enrolled one starts its quarantine."""
+    state, left, _ = bench.enrol("look", boot_marker("1" * 40, "f" * 16))
+    assert state == "enrolled"
+    assert left > 0
+    assert bench.get("boot") == boot_marker("1" * 40, "f" * 16)
+
+
+def test_looking_at_other_clients_node_says_foreign(bench):
+    """Another configuration is told, and not overwritten; also by one who would trust."""
+    foreign = boot_marker(bench.run_id, "e" * 16)
+    for mode in ("look", "trust", "quarantine"):
+        assert bench.enrol(mode, foreign)[0] == "foreign"
+    assert bench.get("boot") == bench.boot
+
+
+def test_an_operators_word_ends_a_quarantine(fresh):
+    """Bootstrap enrols whatever was there."""
+    fresh.acquire()
+    assert fresh.acquire().kind is VoteKind.QUARANTINED
+    assert fresh.enrol("bootstrap")[0] == "enrolled"
+    assert fresh.acquire().kind is VoteKind.GRANTED
+
+
+# -- renew -------------------------------------------------------------------------------
+
+
+def test_a_renewal_extends_and_raises_the_fence(bench):
+    """Our key gets its whole TTL again; a fence that is behind the lease's catches up."""
+    bench.acquire(A, fence=100, ttl=2.0)
+    vote = bench.renew(A, fence=500)
+    assert (vote.kind, vote.fence) == (VoteKind.GRANTED, 500)
+    assert bench.pttl("lock") > 19_000
+    assert bench.renew(A, fence=300).fence == 500
+    assert bench.get("fence") == b"500"
+
+
+def test_a_renewal_repairs_a_missing_key_only_when_told(bench):
+    """A key that is gone is set again with repair, and counts apart; without, it is a refusal."""
+    vote = bench.renew(A, fence=50, repair=False)
+    assert (vote.kind, vote.value) == (VoteKind.REFUSED, b"")
+    assert bench.get("lock") is None
+    vote = bench.renew(A, fence=50, repair=True)
+    assert (vote.kind, vote.fence) == (VoteKind.REPAIRED, 50)
+    assert bench.get("lock").startswith(A.encode())
+
+
+def test_a_renewal_never_takes_another_holders_lock(bench):
+    """With repair or without, another's key is left alone and its holder told."""
+    bench.acquire(B, fence=70)
+    for repair in (True, False):
+        vote = bench.renew(A, fence=90, repair=repair)
+        assert (vote.kind, vote.fence) == (VoteKind.REFUSED, 70)
+        assert vote.value.startswith(B.encode())
+    assert bench.get("fence") == b"70"
+
+
+def test_a_quarantined_node_stores_a_renewal_but_does_not_count(bench):
+    """Quarantined, restarted or flushed: the key is there for later, the vote is nobody's."""
+    bench.acquire(A, fence=10)
+    bench.client.flushall()
+    vote = bench.renew(A, fence=10)
+    assert vote.kind is VoteKind.QUARANTINED
+    assert vote.ttl > 0
+    assert bench.get("lock").startswith(A.encode())
+    assert bench.get("fence") == b"10"
+    assert bench.acquire(B).kind is VoteKind.QUARANTINED
+    assert bench.renew(A, fence=10).kind is VoteKind.QUARANTINED
+
+
+# -- release -----------------------------------------------------------------------------
+
+
+def test_a_release_deletes_only_its_own_token(bench):
+    """The holder's release frees the lock, anybody else's does nothing; the fence stays."""
+    bench.acquire(A, fence=10)
+    assert bench.release(B).kind is VoteKind.REFUSED
+    assert bench.get("lock").startswith(A.encode())
+    assert bench.release(A).kind is VoteKind.GRANTED
+    assert bench.get("lock") is None
+    assert bench.release(A).kind is VoteKind.REFUSED
+    assert bench.get("fence") == b"10"
+
+
+def test_a_release_can_keep_the_key_for_a_while(bench):
+    """With keep the lock stands for so long yet, for everybody, and then ends."""
+    bench.acquire(A)
+    assert bench.release(A, keep=3.0).kind is VoteKind.GRANTED
+    assert 2000 < bench.pttl("lock") <= 3000
+    assert bench.acquire(B).kind is VoteKind.REFUSED
+
+
+def test_a_release_sets_its_marker_whoever_holds_the_lock(bench):
+    """The marker of a finished execution is written in the same step, held or expired."""
+    bench.acquire(B)
+    bench.release(A, marker=Marker("run:1", "finishing", 30.0))
+    assert bench.client.get(marker_key("redlock", "run:1")) == b"finishing"
+    assert 29_000 < bench.client.pttl(marker_key("redlock", "run:1")) <= 30_000
+    assert bench.get("lock").startswith(B.encode())
+
+
+# -- inspect -----------------------------------------------------------------------------
+
+
+def test_inspecting_tells_and_changes_nothing(bench):
+    """Who holds the lock, for how long yet, and the fence; also when nobody does."""
+    vote = bench.inspect()
+    assert (vote.value, vote.ttl, vote.fence) == (b"", 0.0, 0)
+    bench.acquire(A, fence=10)
+    before = {key: bench.client.get(key) for key in bench.everything()}
+    vote = bench.inspect()
+    assert (vote.value[:40], vote.fence) == (A.encode(), 10)
+    assert 19 < vote.ttl <= 20
+    assert {key: bench.client.get(key) for key in bench.everything()} == before
+    bench.release(A)
+    assert bench.inspect().fence == 10
+
+
+# -- all of them ---------------------------------------------------------------------------
+
+
+class Model:
+    """What one enrolled node should do, in a few lines of Python."""
+
+    def __init__(self):
+        self.holder, self.fence = None, 0
+
+    def acquire(self, token, proposed):
+        """As `ACQUIRE`."""
+        if self.holder not in (None, token):
+            return VoteKind.REFUSED, self.fence
+        self.holder, self.fence = token, max(self.fence + 1, proposed)
+        return VoteKind.GRANTED, self.fence
+
+    def renew(self, token, fence, repair):
+        """As `RENEW`."""
+        if self.holder != token and not (self.holder is None and repair):
+            return VoteKind.REFUSED, self.fence
+        kind = VoteKind.GRANTED if self.holder == token else VoteKind.REPAIRED
+        self.holder, self.fence = token, max(self.fence, fence)
+        return kind, self.fence
+
+    def release(self, token):
+        """As `RELEASE`."""
+        mine = self.holder == token
+        self.holder = None if mine else self.holder
+        return (VoteKind.GRANTED if mine else VoteKind.REFUSED), 0
+
+
+def test_the_scripts_agree_with_a_model_over_long_random_runs(bench):
+    """Any sequence of requests of three clients is answered as the model answers it."""
+    chance, model = random.Random(20), Model()
+    for _ in range(600):
+        token = chance.choice("abc") * 40
+        fence = chance.randrange(1, 10**6)
+        verb = chance.choice(["acquire", "renew", "release", "expire"])
+        if verb == "acquire":
+            vote, expected = bench.acquire(token, fence=fence), model.acquire(token, fence)
+        elif verb == "renew":
+            repair = chance.random() < 0.5
+            vote = bench.renew(token, fence=fence, repair=repair)
+            expected = model.renew(token, fence, repair)
+        elif verb == "release":
+            vote, expected = bench.release(token), model.release(token)
+        else:
+            bench.client.delete(Keys.of("redlock", NAME).lock)
+            model.holder = None
+            continue
+        assert (vote.kind, vote.fence) == expected, verb
+
+
+def test_every_write_carries_an_expiry(fresh):
+    """After any use of all scripts there is no key that stays for ever."""
+    seen = set()
+    for mode in ("look", "trust", "bootstrap", "quarantine"):
+        fresh.enrol(mode)
+        fresh.acquire(A, fence=3, marker="m:1")
+        fresh.renew(A, fence=3)
+        fresh.release(A, keep=5.0, marker=Marker("m:2", "done", 9.0))
+        fresh.ask(requests.mark_request(RULES, Marker("m:3", "queued", 9.0)))
+        fresh.acquire(B, fence=3)
+        keys = fresh.everything()
+        seen |= {key.split(b":")[1] for key in keys}
+        assert all(fresh.client.pttl(key) > 0 for key in keys), mode
+    assert seen == {b"lock", b"fence", b"marker", b"node"}
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 5000, "é" * 500, "\U0001f512" * 300, "x" + "é" * 120, "a:b\n\r\0c" * 40]
+)
+def test_keys_of_very_long_names_are_short_and_work(bench, name):
+    """Each key is shorter than 200 bytes, and names that differ at their very end do not mix."""
+    longest_prefix = "p" * 40
+    for key in (*Keys.of(longest_prefix, name), marker_key(longest_prefix, name)):
+        assert len(key) < 200
+        key.decode()
+    assert bench.acquire(A, name=name + "1").kind is VoteKind.GRANTED
+    assert bench.acquire(B, name=name + "2").kind is VoteKind.GRANTED
+    assert bench.acquire(B, name=name + "1").kind is VoteKind.REFUSED
+
+
+def test_a_short_name_is_its_own_key():
+    """What an operator sees in the node is the name, as long as it is short enough."""
+    assert Keys.of("redlock", NAME).lock == b"redlock:lock:report:7"
+    assert shorten("x" * 110) == "x" * 110
+    assert len(shorten("x" * 111)) == 110
+
+
+def test_no_key_of_one_kind_is_a_key_of_another():
+    """Whatever a lock or a marker is called, its keys are neither another's nor the node's."""
+    names = ["boot", "node:boot", "", ":", "lock:x", "x"]
+    keys = [key for name in names for key in (*Keys.of("p", name)[:2], marker_key("p", name))]
+    assert len(set(keys) | {*Keys.of("p", "")[2:]}) == 3 * len(names) + 2

@@ -1,0 +1,714 @@
+"""The lock as DESIGN section 4 has it, on real servers: one, three and five of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+
+import pytest
+import redis
+
+from celery_redlock.errors import ConfigurationError, LockLost, LockTaken, QuorumUnavailable
+from celery_redlock.events import (
+    LeaseLost,
+    LockAcquired,
+    LockConflict,
+    LockReleased,
+    LockRenewed,
+    LockUnavailable,
+    NodeQuarantined,
+    NodeUp,
+)
+from celery_redlock.lock import clock, survey
+from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import Keys
+from support.waiting import eventually
+
+ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}
+#: With these a quarantine lasts 2.05 s.
+BRIEF = {"ttl": 0.9, "max_ttl": 1.0, "node_timeout": 0.3}
+
+
+def urls_of(servers):
+    """Return the nodes as the setting has them."""
+    return [server.url for server in servers]
+
+
+@pytest.fixture
+def locks():
+    """Return a function that makes a `Redlock` on servers, which enrols them first."""
+    with contextlib.ExitStack() as stack:
+
+        def make(servers, *, bootstrap=True, observers=(), **settings):
+            rules = Rules(**{**ROOMY, **settings})
+            if bootstrap:
+                told = survey.bootstrap(urls_of(servers), rules)
+                assert set(told.values()) == {"enrolled"}, told
+            made = Redlock(urls_of(servers), rules, observers)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+def stored(server, name, prefix="redlock"):
+    """Return the lock's value on one server."""
+    with redis.Redis.from_url(server.url) as client:
+        return client.get(Keys.of(prefix, name).lock)
+
+
+def holders(servers, name):
+    """Return on how many servers anybody holds *name*."""
+    return sum(stored(server, name) is not None for server in servers)
+
+
+each_size = pytest.mark.parametrize("size", [1, 3, 5])
+
+
+# -- acquire, extend, release --------------------------------------------------------------
+
+
+@each_size
+def test_a_lock_is_anothers_until_it_is_released(five_nodes, locks, size):
+    """One client holds it; the other is told who does; afterwards the other can have it."""
+    ours, theirs = locks(five_nodes[:size]), locks(five_nodes[:size], bootstrap=False)
+    lease = ours.acquire("report")
+    with pytest.raises(LockTaken) as taken:
+        theirs.acquire("report")
+    assert taken.value.holder["token"] == lease.token[:8]
+    assert 9 < taken.value.holder["ttl"] <= 10
+    assert set(taken.value.votes) == set(ours.labels)
+    assert ours.release(lease) is ReleaseOutcome.RELEASED
+    assert theirs.acquire("report").fence > lease.fence
+
+
+@each_size
+def test_a_lease_is_valid_for_a_little_less_than_its_ttl(five_nodes, locks, size):
+    """Counted from before the round, and shortened by the drift."""
+    lock = locks(five_nodes[:size])
+    before = clock.now()
+    lease = lock.acquire("report", ttl=8.0)
+    assert lease.valid_until == pytest.approx(before + 8.0 * 0.95 - 0.002, abs=0.02)
+    assert before + 8.0 * 0.95 - 0.002 <= lease.valid_until
+    assert 7 < lease.remaining() <= 7.6
+    assert (lease.name, lease.ttl, len(lease.token)) == ("report", 8.0, 40)
+
+
+@each_size
+def test_extending_gives_a_later_lease_with_the_same_token(five_nodes, locks, size):
+    """Token and fence stay, the deadline moves, and the old lease is a fact of the past."""
+    lock = locks(five_nodes[:size])
+    first = lock.acquire("report", ttl=2.0)
+    second = lock.extend(first)
+    assert (second.token, second.fence, second.since) == (first.token, first.fence, first.since)
+    assert second.valid_until > first.valid_until
+    assert first.ttl == 2.0
+
+
+def test_a_lease_that_has_ended_cannot_be_extended(five_nodes, locks):
+    """After the deadline nothing revives a lease, even if nobody took the lock."""
+    lock = locks(five_nodes[:3], **BRIEF)
+    lease = lock.acquire("report")
+    eventually(lambda: not lease.remaining(), "end of the lease")
+    with pytest.raises(LockLost) as lost:
+        lock.extend(lease)
+    assert lost.value.reason == "deadline"
+
+
+def test_a_stolen_lease_cannot_be_extended(five_nodes, locks):
+    """When a majority stores another token the lease is lost before its deadline."""
+    lock = locks(five_nodes[:3])
+    lease = lock.acquire("report")
+    for server in five_nodes[:2]:
+        with redis.Redis.from_url(server.url) as client:
+            client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=9000)
+    with pytest.raises(LockLost) as lost:
+        lock.extend(lease)
+    assert lost.value.reason == "stolen"
+
+
+def test_extending_without_a_quorum_leaves_the_lease_as_it_was(redis_nodes, locks):
+    """Too few answers are no loss: the lease may be extended again until it ends."""
+    servers = redis_nodes(3)
+    lock = locks(servers)
+    lease = lock.acquire("report")
+    for server in servers[:2]:
+        server.kill()
+    with pytest.raises(QuorumUnavailable):
+        lock.extend(lease)
+    assert lease.remaining() > 0
+
+
+@each_size
+def test_a_release_frees_all_nodes_and_says_so(five_nodes, locks, size):
+    """A release that is waited for tells that a quorum deleted the key."""
+    lock = locks(five_nodes[:size])
+    lease = lock.acquire("report")
+    eventually(lambda: holders(five_nodes[:size], "report") == size, "the stragglers' grants")
+    assert lock.release(lease) is ReleaseOutcome.RELEASED
+    eventually(lambda: holders(five_nodes[:size], "report") == 0, "the stragglers' releases")
+
+
+@each_size
+def test_a_release_of_an_ended_lease_says_so(five_nodes, locks, size):
+    """Released twice, or after its end, a lease is EXPIRED, which is no error."""
+    lock = locks(five_nodes[:size])
+    lease = lock.acquire("report")
+    lock.release(lease)
+    assert lock.release(lease) is ReleaseOutcome.EXPIRED
+    other = lock.acquire("report")
+    assert lock.release(lease) is ReleaseOutcome.EXPIRED
+    assert lock.release(other) is ReleaseOutcome.RELEASED
+
+
+@each_size
+def test_a_release_that_is_not_waited_for_arrives(five_nodes, locks, size):
+    """It says UNKNOWN and frees all nodes none the less."""
+    lock = locks(five_nodes[:size])
+    lease = lock.acquire("report")
+    assert lock.release(lease, wait=False) is ReleaseOutcome.UNKNOWN
+    eventually(lambda: holders(five_nodes[:size], "report") == 0, "the release")
+
+
+def test_a_release_without_a_quorum_is_unknown(redis_nodes, locks):
+    """With too few nodes to tell, a release says so and raises nothing."""
+    servers = redis_nodes(3)
+    lock = locks(servers)
+    lease = lock.acquire("report")
+    for server in servers[:2]:
+        server.kill()
+    assert lock.release(lease) is ReleaseOutcome.UNKNOWN
+    assert lock.release(lease, wait=False) is ReleaseOutcome.UNKNOWN
+
+
+def test_a_lease_can_be_released_by_another_process(five_nodes, locks):
+    """The token is all it takes: this is how a worker's parent releases for a dead child."""
+    lease = locks(five_nodes[:3]).acquire("report")
+    other = locks(five_nodes[:3], bootstrap=False)
+    assert other.release(lease) is ReleaseOutcome.RELEASED
+
+
+@each_size
+def test_waiting_ends_when_the_lock_is_free(five_nodes, locks, size):
+    """Who waits gets the lock soon after its release, long before its own patience ends."""
+    ours, theirs = locks(five_nodes[:size]), locks(five_nodes[:size], bootstrap=False)
+    lease = ours.acquire("report")
+    free_at = []
+
+    def give_back():
+        ours.release(lease)
+        free_at.append(time.monotonic())
+
+    threading.Timer(0.3, give_back).start()
+    with pytest.raises(LockTaken):
+        theirs.acquire("report")
+    theirs.acquire("report", wait=30)
+    assert time.monotonic() - free_at[0] < 2
+
+
+def test_waiting_ends_when_patience_does(five_nodes, locks):
+    """Who waits in vain is told that the lock is taken, when the time has passed and not later."""
+    ours, theirs = locks(five_nodes[:3]), locks(five_nodes[:3], bootstrap=False)
+    ours.acquire("report")
+    began = time.monotonic()
+    with pytest.raises(LockTaken):
+        theirs.acquire("report", wait=0.4)
+    assert 0.4 <= time.monotonic() - began < 1.5
+
+
+def test_a_lock_ends_by_itself(five_nodes, locks):
+    """A holder that never releases is in the way for no longer than its TTL."""
+    ours = locks(five_nodes[:3], **BRIEF)
+    theirs = locks(five_nodes[:3], bootstrap=False, **BRIEF)
+    lease = ours.acquire("report")
+    theirs.acquire("report", wait=5)
+    assert not lease.remaining()
+
+
+def test_no_fence_is_given_when_none_is_wanted(five_nodes, locks):
+    """With ``fence=False`` a lease has none, through extension too."""
+    lock = locks(five_nodes[:3], fence=False)
+    lease = lock.acquire("report")
+    assert lease.fence is None
+    assert lock.extend(lease).fence is None
+
+
+def test_fences_of_a_name_grow_across_clients(five_nodes, locks):
+    """Whoever holds the lock later has the larger number."""
+    clients = [locks(five_nodes[:3], bootstrap=not number) for number in range(3)]
+    fences = []
+    for number in range(30):
+        client = clients[number % 3]
+        lease = client.acquire("report", wait=5)
+        fences.append(lease.fence)
+        client.release(lease)
+    assert fences == sorted(set(fences))
+
+
+def test_locks_of_different_names_or_prefixes_do_not_meet(five_nodes, locks):
+    """A name is one lock, and a prefix is a world of its own."""
+    lock = locks(five_nodes[:3])
+    other = locks(five_nodes[:3], prefix="shop2")
+    lock.acquire("a")
+    lock.acquire("b")
+    other.acquire("a")
+
+
+def test_a_very_long_name_is_a_lock_like_any_other(five_nodes, locks):
+    """A name of any length and any script works and is told apart from its neighbours."""
+    lock = locks(five_nodes[:3])
+    name = "é" * 1000
+    lease = lock.acquire(name)
+    lock.acquire(name + "x")
+    with pytest.raises(LockTaken):
+        lock.acquire(name)
+    assert lock.release(lease) is ReleaseOutcome.RELEASED
+
+
+# -- hold ------------------------------------------------------------------------------------
+
+
+@each_size
+def test_holding_renews_and_releases(five_nodes, locks, size):
+    """The body may take several times the TTL; the lock is kept all the while, and then free."""
+    told = []
+    lock = locks(five_nodes[:size], observers=[told.append], ttl=1.2)
+    rival = locks(five_nodes[:size], bootstrap=False)
+    with lock.hold("report") as held:
+        until = time.monotonic() + 1.8
+        while time.monotonic() < until:
+            held.ensure_held()
+            with pytest.raises(LockTaken):
+                rival.acquire("report")
+        assert held.renewals >= 2
+        assert lock.held == [held]
+    assert lock.held == []
+    rival.acquire("report", wait=2)
+    with pytest.raises(LockLost, match="released"):
+        held.ensure_held()
+    assert [type(event) for event in told if not isinstance(event, NodeUp)] == [
+        LockAcquired,
+        *[LockRenewed] * held.renewals,
+        LockReleased,
+    ]
+
+
+def test_the_end_of_a_body_that_lost_its_lock_raises(five_nodes, locks):
+    """A body that ends well although its lock was stolen is told so at the end of the ``with``."""
+    told = []
+    lock = locks(five_nodes[:3], observers=[told.append], ttl=1.2)
+    with pytest.raises(LockLost) as lost, lock.hold("report") as held:
+        for server in five_nodes[:3]:
+            with redis.Redis.from_url(server.url) as client:
+                client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=9000)
+        eventually(lambda: held.is_lost, "loss")
+    assert lost.value.reason == "stolen"
+    assert [e.reason for e in told if isinstance(e, LeaseLost)] == ["stolen"]
+    assert stored(five_nodes[0], "report") == b"x" * 40
+
+
+def test_an_error_of_the_body_is_not_masked_by_the_loss(five_nodes, locks):
+    """What the body raises is what the caller sees, also when the lock was lost on the way."""
+    lock = locks(five_nodes[:3], **BRIEF)
+
+    def work():
+        with lock.hold("report") as held:
+            held.lose("stolen")
+            raise ValueError("the body's own")
+
+    with pytest.raises(ValueError, match="the body's own"):
+        work()
+
+
+def test_an_error_of_the_body_releases(five_nodes, locks):
+    """Every way out of the body frees the lock; also one that is no Exception."""
+    lock = locks(five_nodes[:3])
+    for error in (ValueError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        with pytest.raises(error), lock.hold("report"):
+            raise error
+        assert lock.held == []
+    with lock.hold("report", wait=2):
+        pass
+
+
+def test_holding_what_is_taken_never_enters_the_body(five_nodes, locks):
+    """A conflict is raised where the ``with`` begins, and disturbs the holder in nothing."""
+    told = []
+    lock = locks(five_nodes[:3], observers=[told.append])
+    lease = lock.acquire("report")
+    with pytest.raises(LockTaken), lock.hold("report"):
+        pytest.fail("the body ran")
+    assert stored(five_nodes[0], "report").startswith(lease.token.encode())
+    (conflict,) = [event for event in told if isinstance(event, LockConflict)]
+    assert conflict.holder["token"] == lease.token[:8]
+
+
+def test_the_holder_is_told_of_a_loss_once(five_nodes, locks):
+    """The callback comes once, in the watchdog's thread, and its failure harms nobody."""
+    lock = locks(five_nodes[:3], ttl=1.2)
+    told = []
+
+    def on_lost(held):
+        told.append((held.name, threading.current_thread().name))
+        raise RuntimeError("a bad callback")
+
+    from celery_redlock.lock.rounds import Wanted
+
+    lost = lock.take(Wanted("report", 1.2), on_lost)
+    kept = lock.take(Wanted("other", 1.2))
+    for server in five_nodes[:3]:
+        with redis.Redis.from_url(server.url) as client:
+            client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=9000)
+    eventually(lambda: told, "call back")
+    eventually(lambda: kept.renewals >= 2, "renewals of the other lock")
+    lock.give_back(kept)
+    lock.give_back(lost)
+    assert told == [("report", "redlock-watchdog")]
+
+
+# -- inspect, check ----------------------------------------------------------------------------
+
+
+@each_size
+def test_inspecting_shows_every_nodes_view(five_nodes, locks, size):
+    """One view per node, in order: holder without the whole token, rest, and fence."""
+    lock = locks(five_nodes[:size])
+    lease = lock.acquire("report")
+    eventually(lambda: holders(five_nodes[:size], "report") == size, "the stragglers' grants")
+    views = lock.inspect("report")
+    assert [view.node for view in views] == list(lock.labels)
+    for view in views:
+        assert view.holder["token"] == lease.token[:8]
+        assert {"host", "pid", "since"} <= set(view.holder)
+        assert 9 < view.ttl <= 10
+        assert view.fence == lease.fence
+        assert not view.problem
+        assert lease.token not in json.dumps(view.holder)
+    assert [view.holder for view in lock.inspect("nobody's")] == [{}] * size
+
+
+def test_inspecting_names_the_node_that_does_not_tell(redis_nodes, locks):
+    """A dead node is a view with a problem, not an error."""
+    servers = redis_nodes(3)
+    lock = locks(servers)
+    lock.acquire("report")
+    servers[1].kill()
+    problems = [view.problem for view in lock.inspect("report")]
+    assert [bool(problem) for problem in problems] == [False, True, False]
+
+
+def test_checking_tells_who_does_not_answer(redis_nodes, locks):
+    """A dead node and a hung one are named, with the reason, as they are when asked."""
+    servers = redis_nodes(5)
+    lock = locks(servers)
+    assert lock.check() == {}
+    servers[1].kill()
+    servers[2].pause()
+    lock.inspect("report")
+    try:
+        problems = lock.check()
+    finally:
+        servers[2].resume()
+    assert set(problems) == {lock.labels[1], lock.labels[2]}
+    assert all(problems.values())
+    eventually(lambda: (lock.inspect("report"), lock.check().keys())[1] == {lock.labels[1]}, "return")
+
+
+def test_checking_first_waits_for_a_slow_node(five_nodes, proxied_nodes, locks):
+    """A node that takes long to answer is no problem, and one that is unfit is found out."""
+    links = proxied_nodes(five_nodes[:3])
+    rules = Rules(**{**ROOMY, "node_timeout": 0.05})
+    survey.bootstrap(urls_of(links), rules)
+    links[2].delay(0.1)
+    assert locks(links, bootstrap=False, node_timeout=0.05).check() == {}
+    with redis.Redis.from_url(five_nodes[2].url) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            with pytest.raises(ConfigurationError, match="allkeys-lru"):
+                locks(links, bootstrap=False, node_timeout=0.05).check()
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+
+
+def test_two_urls_of_one_server_are_found_out(five_nodes, proxied_nodes, locks):
+    """Three addresses of two servers are no three nodes, and both names are told."""
+    (link,) = proxied_nodes(five_nodes[:1])
+    lock = locks([five_nodes[0], five_nodes[1], link], bootstrap=False)
+    with pytest.raises(ConfigurationError, match="same server") as error:
+        lock.check()
+    assert lock.labels[0] in str(error.value)
+    assert lock.labels[2] in str(error.value)
+
+
+def test_a_node_of_clients_with_other_settings_is_found_out(five_nodes, locks):
+    """Other nodes, or another max_ttl, are another quorum; clients of both must not mix."""
+    locks(five_nodes[:3])
+    with pytest.raises(ConfigurationError, match="redlock_max_ttl"):
+        locks(five_nodes[:3], bootstrap=False, max_ttl=50.0).check()
+    with pytest.raises(ConfigurationError, match="redlock_nodes"):
+        locks(five_nodes[:1], bootstrap=False).check()
+    with pytest.raises(QuorumUnavailable, match="redlock_max_ttl"):
+        locks(five_nodes[:3], bootstrap=False, max_ttl=50.0).acquire("report")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tll": 3}, "unknown setting 'tll'"),
+        ({"ttl": 0}, "redlock_ttl must be > 0, got 0"),
+        ({"ttl": "30"}, "redlock_ttl must be a number"),
+        ({"ttl": 90}, "redlock_max_ttl"),
+        ({"ttl": 0.5, "node_timeout": 0.3}, "twice redlock_node_timeout"),
+        ({"drift_factor": 0.5}, "redlock_drift_factor"),
+        ({"restart_guard": "yes"}, "redlock_restart_guard must be True or False"),
+        ({"prefix": ""}, "redlock_prefix"),
+    ],
+)
+def test_a_wrong_setting_is_named_before_anything_is_connected(settings, words):
+    """Every setting is checked at once, by name and value."""
+    with pytest.raises(ConfigurationError, match=words):
+        Redlock.from_urls(["redis://127.0.0.1:1/0"], **settings)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([], "must be a list"),
+        ("redis://a", "must be a list"),
+        (["redis://a", "redis://b"], "odd number"),
+        (["redis://a", "redis://b", "redis://a:6379/0"], "more than once"),
+        (["http://a"], "not a URL"),
+        ([7], "URL or a Sentinel service"),
+        ([{"service": "x"}], "Sentinel node is"),
+    ],
+)
+def test_wrong_nodes_are_refused_before_anything_is_connected(nodes, words):
+    """An even number, a double, and what is no address at all are told apart."""
+    with pytest.raises(ConfigurationError, match=words):
+        Redlock.from_urls(nodes)
+
+
+@pytest.mark.parametrize("ttl", [0, -1, 21, "5", True, 0.9])
+def test_a_ttl_that_no_lease_may_have_is_refused(five_nodes, locks, ttl):
+    """Zero, too long for the quarantine, too short for a round, or no number at all."""
+    lock = locks(five_nodes[:1])
+    with pytest.raises(ConfigurationError, match="ttl must be"):
+        lock.acquire("report", ttl=ttl)
+
+
+def test_the_password_of_a_node_is_shown_nowhere():
+    """Neither the object nor an error shows it."""
+    lock = Redlock.from_urls(["redis://joe:s3cret@127.0.0.1:1/0"])
+    with pytest.raises(QuorumUnavailable) as refusal:
+        lock.acquire("report")
+    assert "s3cret" not in repr(lock) + str(refusal.value) + str(lock.check())
+    lock.close()
+
+
+# -- the restart guard ----------------------------------------------------------------------
+
+
+def test_a_node_that_nobody_vouches_for_is_quarantined(five_nodes, locks):
+    """Servers that were flushed are no new cluster: unavailable at first, then trusted."""
+    told = []
+    lock = locks(five_nodes[:3], bootstrap=False, observers=[told.append], **BRIEF)
+    with pytest.raises(QuorumUnavailable) as refusal:
+        lock.acquire("report")
+    assert "quarantined" in str(refusal.value)
+    assert 0 < refusal.value.retry_after <= lock.rules.quarantine
+    began = time.monotonic()
+    lock.acquire("report", wait=refusal.value.retry_after + 2)
+    assert time.monotonic() - began > refusal.value.retry_after - 0.5
+    assert {e.node for e in told if isinstance(e, NodeQuarantined)} == set(lock.labels)
+    assert [e for e in told if isinstance(e, LockUnavailable)]
+
+
+def test_a_new_cluster_is_trusted_at_once(redis_nodes, locks):
+    """All there, none enrolled, up for longer than a quarantine, never flushed: no waiting."""
+    servers = redis_nodes(3)
+    _await_uptime(servers, Rules(**BRIEF).quarantine)
+    told = []
+    lock = locks(servers, bootstrap=False, observers=[told.append], **BRIEF)
+    lock.acquire("report")
+    assert not [event for event in told if isinstance(event, NodeQuarantined)]
+
+
+def _await_uptime(servers, seconds):
+    for server in servers:
+        with redis.Redis.from_url(server.url) as client:
+            eventually(
+                lambda client=client: client.info("server")["uptime_in_seconds"] > seconds,
+                "uptime",
+            )
+
+
+@pytest.mark.parametrize("flaw", ["one is down", "one is enrolled", "one is young", "one was flushed"])
+def test_a_cluster_that_may_be_old_is_not_trusted(redis_nodes, locks, flaw):
+    """A single doubt is enough for a quarantine of all that are not enrolled."""
+    servers = redis_nodes(3)
+    rules = Rules(**BRIEF)
+    _await_uptime(servers, rules.quarantine)
+    if flaw == "one is down":
+        servers[0].kill()
+    elif flaw == "one is young":
+        servers[0].restart()
+    elif flaw == "one was flushed":
+        with redis.Redis.from_url(servers[0].url) as client:
+            client.flushall()
+    else:
+        lock = locks(servers, **BRIEF)  # enrols all; the others then lose their memory unseen
+        for server in servers[1:]:
+            with redis.Redis.from_url(server.url) as client:
+                client.delete(Keys.of("redlock", "").boot)
+        lock.close()
+    told = []
+    lock = locks(servers, bootstrap=False, observers=[told.append], **BRIEF)
+    with pytest.raises(QuorumUnavailable):
+        lock.acquire("report")
+    assert len({event.node for event in told if isinstance(event, NodeQuarantined)}) >= 2
+
+
+def test_restarted_nodes_do_not_vote_until_no_old_lease_can_be_alive(redis_nodes, locks):
+    """With a majority restarted empty, nobody gets a lock that somebody may still hold."""
+    servers = redis_nodes(3)
+    ours = locks(servers, **BRIEF)
+    theirs = locks(servers, bootstrap=False, **BRIEF)
+    lease = ours.acquire("report")
+    for server in servers[:2]:
+        server.restart()
+    with pytest.raises(QuorumUnavailable):
+        theirs.acquire("report")
+    ended = []
+    threading.Timer(lease.remaining(), lambda: ended.append(True)).start()
+    theirs.acquire("report", wait=10)
+    assert ended
+
+
+def test_flushed_nodes_do_not_vote_until_no_old_lease_can_be_alive(five_nodes, locks):
+    """FLUSHALL under open connections is noticed by the very next request."""
+    ours, theirs = locks(five_nodes[:3], **BRIEF), locks(five_nodes[:3], bootstrap=False, **BRIEF)
+    lease = ours.acquire("report")
+    with contextlib.suppress(LockTaken):
+        theirs.acquire("report")  # connects
+    for server in five_nodes[:3]:
+        with redis.Redis.from_url(server.url) as client:
+            client.flushall()
+    with pytest.raises(QuorumUnavailable) as refusal:
+        theirs.acquire("report")
+    assert refusal.value.retry_after == pytest.approx(theirs.rules.quarantine, abs=0.5)
+    assert ours.release(lease) is ReleaseOutcome.EXPIRED
+
+
+def test_a_minority_in_quarantine_costs_nothing(redis_nodes, locks):
+    """One restarted node of three does not vote, and the other two go on."""
+    servers = redis_nodes(3)
+    lock = locks(servers)
+    lock.acquire("first")
+    servers[0].restart()
+    lock.acquire("second")
+    told = lock.inspect("second")
+    assert sum(1 for view in told if view.holder) == 2
+
+
+def test_a_node_given_up_as_new_is_not_trusted_after_its_next_restart(redis_nodes, locks):
+    """Trust in a new cluster is for that moment: a restart afterwards means quarantine."""
+    servers = redis_nodes(3)
+    _await_uptime(servers, Rules(**BRIEF).quarantine)
+    told = []
+    lock = locks(servers, bootstrap=False, observers=[told.append], **BRIEF)
+    lock.acquire("report")
+    servers[0].restart()
+
+    def quarantined():
+        lock.inspect("report")
+        return [event for event in told if isinstance(event, NodeQuarantined)]
+
+    (event,) = eventually(quarantined, "quarantine")
+    assert event.node == lock.labels[0]
+
+
+def test_an_operator_can_vouch_for_all_nodes(five_nodes, locks):
+    """Bootstrap ends every quarantine at once, and tells of each node what came of it."""
+    lock = locks(five_nodes[:3], bootstrap=False)
+    with pytest.raises(QuorumUnavailable):
+        lock.acquire("report")
+    assert survey.bootstrap(lock.nodes, lock.rules) == dict.fromkeys(lock.labels, "enrolled")
+    lock.acquire("report")
+
+
+# -- surveys ----------------------------------------------------------------------------------
+
+
+def test_a_survey_tells_how_every_node_is_and_changes_nothing(redis_nodes, locks):
+    """Up, quarantined, unmarked or down, in the order of the nodes."""
+    servers = redis_nodes(3)
+    rules = Rules(**ROOMY)
+    assert [s.state for s in survey.node_statuses(urls_of(servers), rules)] == ["unmarked"] * 3
+    lock = locks(servers)
+    servers[1].restart()
+    with pytest.raises(QuorumUnavailable):
+        lock.acquire("report", wait=0) and lock.acquire("report")
+    servers[2].kill()
+    states = survey.node_statuses(urls_of(servers), rules)
+    assert [state.state for state in states] == ["up", "quarantined", "down"]
+    assert states[1].quarantine > 0
+    assert states[2].problem
+
+
+def test_a_survey_lists_all_live_locks(five_nodes, locks):
+    """Each lock once, with its holder and the nodes that know of it."""
+    lock = locks(five_nodes[:3])
+    leases = [lock.acquire(f"report:{number}") for number in range(120)]
+    eventually(lambda: holders(five_nodes[:3], "report:119") == 3, "the stragglers' grants")
+    views = survey.live_locks(lock.nodes, lock.rules)
+    assert sorted(view.name for view in views) == sorted(lease.name for lease in leases)
+    assert {tuple(view.votes) for view in views} == {lock.labels}
+    assert {view.holder["token"] for view in views} == {lease.token[:8] for lease in leases}
+
+
+# -- closing ----------------------------------------------------------------------------------
+
+
+def test_a_closed_lock_connects_again_when_it_is_used(five_nodes, locks):
+    """Closing drops all connections; the next call makes new ones; leases are not touched."""
+    lock = locks(five_nodes[:3])
+    lease = lock.acquire("report")
+    lock.close()
+    with pytest.raises(LockTaken):
+        lock.acquire("report")
+    assert lock.release(lease) is ReleaseOutcome.RELEASED
+
+
+def test_closing_while_others_ask_harms_none_of_them(five_nodes, locks):
+    """Whoever is in the middle of a round gets an outcome, and never an error of the inside."""
+    lock = locks(five_nodes[:3])
+    stop = threading.Event()
+    failures, rounds = [], []
+
+    def work(name):
+        while not stop.is_set():
+            try:
+                lease = lock.acquire(name)
+                lock.release(lease)
+                rounds.append(name)
+            except (LockTaken, QuorumUnavailable):
+                continue
+            except BaseException as error:  # noqa: BLE001  the test's subject
+                failures.append(error)
+                return
+
+    threads = [threading.Thread(target=work, args=(f"n{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(40):
+        before = len(rounds)
+        lock.close()
+        eventually(lambda before=before: len(rounds) > before or failures, "another round")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert lock.release(lock.acquire("report", wait=5)) is ReleaseOutcome.RELEASED

@@ -1,0 +1,157 @@
+"""Where nodes are: read from settings, checked before anything connects, told without passwords."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from redis.sentinel import Sentinel
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.address import addresses_of, hide_password
+
+THREE = ["redis://a", "redis://b", "redis://c"]
+
+
+def label(node):
+    """Return how the only node is called."""
+    (address,) = addresses_of([node])
+    return address.label
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://lock-1", "lock-1:6379/0"),
+        ("redis://Lock-1:7000/2", "lock-1:7000/2"),
+        ("rediss://lock-1:7000?db=3", "lock-1:7000/3"),
+        ("redis://user:secret@lock-1/1", "lock-1:6379/1"),
+        ("redis://:secret@lock-1", "lock-1:6379/0"),
+        ("redis://localhost", "127.0.0.1:6379/0"),
+        ("redis://", "127.0.0.1:6379/0"),
+        ("unix:///run/redis.sock?db=1", "unix:/run/redis.sock/1"),
+        ("unix://user:secret@/run/redis.sock", "unix:/run/redis.sock/0"),
+    ],
+)
+def test_a_url_is_called_by_host_port_and_database(url, expected):
+    """The label names the node as every client would, and holds no password."""
+    assert label(url) == expected
+
+
+def test_a_sentinel_service_is_called_by_its_name():
+    """The label is the service's, whichever Sentinel happens to be asked."""
+    node = {"sentinels": ["redis://s1:26379", "redis://s2:26379"], "service": "lock-1", "db": 2}
+    assert label(node) == "lock-1@sentinel/2"
+
+
+def test_nodes_keep_their_order():
+    """Ballots are in the order of the setting, so addresses are."""
+    assert [a.label[0] for a in addresses_of(("redis://c", "redis://a", "redis://b"))] == [*"cab"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ("redis://a", "must be a list of URLs of Redis servers, got str"),
+        ({"sentinels": ["redis://s"], "service": "x"}, "must be a list"),
+        (None, "must be a list"),
+        ([], "must be a list"),
+        ({"redis://a"}, "must be a list"),
+        ([7], "a node is a URL or a Sentinel service, got int"),
+        (THREE[:2], "must be an odd number of servers, got 2"),
+        ([*THREE, "redis://d"], "survives no more failures than 3"),
+        ([*THREE[:2], "redis://a:6379/0"], "names a:6379/0 more than once"),
+        (["redis://localhost", "redis://127.0.0.1", "redis://b"], "more than once"),
+        (["amqp://a"], "'amqp://a' is not a URL of a Redis server"),
+        (["a:6379"], "is not a URL"),
+        (["redis://a:port"], "is not a URL"),
+        ([{"service": "x"}], "a Sentinel node is"),
+        ([{"sentinels": "redis://s", "service": "x"}], "a Sentinel node is"),
+        ([{"sentinels": ["redis://s"]}], "a Sentinel node is"),
+        ([{"sentinels": ["s:port"], "service": "x"}], "'s:port' is not a Sentinel"),
+        ([{"sentinels": [("s", 1, 2)], "service": "x"}], "is not a Sentinel"),
+        ([{"sentinels": [""], "service": "x"}], "is not a Sentinel"),
+    ],
+)
+def test_a_wrong_list_of_nodes_is_refused(nodes, message):
+    """The error names the setting and what is wrong with it."""
+    with pytest.raises(ConfigurationError, match="redlock_nodes") as raised:
+        addresses_of(nodes)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "amqp://user:secret@a",
+        "user:secret@a:6379",
+        "redis://:secret/more@a:6379",
+        "redis://:secret#more@a:6379",
+        "amqp://a?password=secret",
+        {"sentinels": ["redis://:secret@s:port"], "service": "x"},
+    ],
+)
+def test_an_error_holds_no_password(node):
+    """However a URL is mistaken, no part of a password shows in the error."""
+    with pytest.raises(ConfigurationError) as raised:
+        addresses_of([node])
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://u:p@host:1/0", "redis://host:1/0"),
+        ("redis://u:p@p@host", "redis://host"),
+        ("redis://host/0", "redis://host/0"),
+        ("u:p@host", "host"),
+        ("redis://host?password=p", "redis://host"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url, shown):
+    """Host and database stay, to find the mistake by."""
+    assert hide_password(url) == shown
+
+
+@pytest.mark.parametrize("url", ["redis://u:p@lock-1:7000/2", "unix:///run/redis.sock?db=2"])
+def test_a_connection_neither_connects_nor_retries_by_itself(url):
+    """What comes out is ours to connect; a request is never sent twice behind our back."""
+    (address,) = addresses_of([url])
+    connection = address.connection()
+    assert connection._sock is None
+    assert connection.db == 2
+    assert connection.retry._retries == 0
+    assert connection.socket_timeout == connection.socket_connect_timeout == 1.0
+    assert address.connection() is not connection
+
+
+@pytest.mark.parametrize(
+    "sentinel", [("s1", 7), ["s1", "7"], "s1:7", "redis://s1:7", "redis://:secret@s1:7/0"]
+)
+def test_a_sentinel_can_be_written_in_many_ways(sentinel, monkeypatch):
+    """The master is looked up at every connection, and connected to as a plain node."""
+    asked = []
+
+    def discover_master(self, service):
+        asked.append((service, self.sentinels[0].connection_pool.connection_kwargs))
+        return "10.0.0.1", 6380
+
+    monkeypatch.setattr(Sentinel, "discover_master", discover_master)
+    (address,) = addresses_of([{"sentinels": [sentinel], "service": "lock-1", "username": "u"}])
+    assert not asked
+    connection = address.connection()
+    ((service, where),) = asked
+    assert (service, where["host"], where["port"]) == ("lock-1", "s1", 7)
+    assert isinstance(connection, redis.Connection)
+    assert (connection.host, connection.port, connection.username) == ("10.0.0.1", 6380, "u")
+    assert connection.retry._retries == 0
+
+
+@pytest.mark.parametrize(
+    ("sentinel", "host", "port"),
+    [("s1", "s1", 26379), ("[::1]:7", "::1", 7), ("redis://[fe80::1]", "fe80::1", 26379)],
+)
+def test_a_sentinels_port_may_be_left_out(sentinel, host, port):
+    """The port is the usual one, and IPv6 is read like any other host."""
+    (address,) = addresses_of([{"sentinels": [sentinel], "service": "lock-1"}])
+    kwargs = address._sentinel.sentinels[0].connection_pool.connection_kwargs
+    assert (kwargs["host"], kwargs["port"]) == (host, port)

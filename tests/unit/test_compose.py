@@ -1,0 +1,181 @@
+"""docker-compose.yml and the Dockerfile fit the example, the repository and the lock."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from celery_redlock.lock.address import addresses_of
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "example_worker"
+DOCKERFILE = EXAMPLE / "Dockerfile"
+
+
+@pytest.fixture(scope="module")
+def compose():
+    """docker-compose.yml, anchors and merges resolved."""
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+@pytest.fixture(scope="module")
+def services(compose):
+    """Its services, by name."""
+    return compose["services"]
+
+
+def celery_command(service):
+    """Return the words of a service's command, split if it is one line."""
+    command = service.get("command") or dockerfile_command()
+    return shlex.split(command) if isinstance(command, str) else command
+
+
+def of_celery(services, what):
+    """Return the names of the services that run ``celery ... what``."""
+    ours = [name for name, service in services.items() if "build" in service]
+    return [name for name in ours if what in celery_command(services[name])]
+
+
+def instructions():
+    """Return the instructions of the Dockerfile as pairs, continuation lines joined."""
+    text = re.sub(r"\\\n", " ", DOCKERFILE.read_text())
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [tuple(line.split(None, 1)) for line in lines]
+
+
+def dockerfile_command():
+    """Return the words of the Dockerfile's CMD."""
+    (command,) = [rest for word, rest in instructions() if word == "CMD"]
+    return ast.literal_eval(command)
+
+
+def host_of(url):
+    """Return the host in a Redis URL."""
+    return re.fullmatch(r"redis://([^:/]+):6379/\d+", url)[1]
+
+
+def environment_read_by_example():
+    """Return every name that a module of the example asks the environment for."""
+    names = set()
+    for path in EXAMPLE.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.environ.get":
+                names.add(ast.literal_eval(node.args[0]))
+    return names
+
+
+def test_the_nodes_named_are_the_nodes_there(services):
+    """Five distinct lock nodes, each a service of this file, none of them the broker."""
+    for name in of_celery(services, "worker") + of_celery(services, "beat"):
+        environment = services[name]["environment"]
+        nodes = environment["REDLOCK_NODES"].split(",")
+        assert len(addresses_of(nodes)) == 5  # refuses an even number, and one named twice
+        hosts = [host_of(url) for url in nodes]
+        assert len(set(hosts)) == 5
+        broker = {host_of(environment["BROKER_URL"]), host_of(environment["RESULT_URL"])}
+        assert broker == {"broker"}
+        assert broker.isdisjoint(hosts)
+        assert set(hosts) | broker == {n for n, s in services.items() if "build" not in s}
+
+
+def test_a_lock_node_keeps_what_it_is_told(services):
+    """Append-only file, nothing evicted, a volume of its own, no replica and no cluster."""
+    volumes = []
+    for number in range(1, 6):
+        node = services[f"lock-{number}"]
+        words = node["command"]
+        given = dict(zip(words[1::2], words[2::2], strict=True))
+        assert words[0] == "redis-server"
+        assert given["--appendonly"] == "yes"
+        assert given["--appendfsync"] == "everysec"
+        assert given["--maxmemory-policy"] == "noeviction"
+        assert not {"--replicaof", "--slaveof", "--cluster-enabled"} & set(words)
+        volumes += node["volumes"]
+    assert sorted(volumes) == [f"lock-{number}:/data" for number in range(1, 6)]
+
+
+def test_every_volume_is_declared_and_used(compose):
+    """What services mount is what the file declares."""
+    mounted = {v.partition(":")[0] for s in compose["services"].values() for v in s["volumes"]}
+    assert mounted == set(compose["volumes"])
+
+
+def test_there_are_two_workers_and_one_beat(services):
+    """Two workers to get in each other's way, and one beat, as nothing guards a second."""
+    assert of_celery(services, "worker") == ["worker-1", "worker-2"]
+    assert of_celery(services, "beat") == ["beat"]
+    assert not any("deploy" in s or "scale" in s for s in services.values())
+    for name in ("worker-1", "worker-2"):
+        assert services[name] == {**services["worker-1"], "hostname": name}
+
+
+def test_no_service_bootstraps_the_nodes(compose):
+    """At every `up` it would trust nodes that may have forgotten a lock that is held."""
+    assert "bootstrap" not in yaml.safe_dump(compose)
+
+
+def test_commands_name_the_app(services):
+    """Every celery command, of services, health checks and the Dockerfile, has the same app."""
+    commands = [celery_command(services[n]) for n in of_celery(services, "worker")]
+    commands += [celery_command(services["beat"]), dockerfile_command()]
+    commands += [shlex.split(services["worker-1"]["healthcheck"]["test"][1])]
+    for words in commands:
+        assert words[:3] == ["celery", "-A", "example_worker.app"]
+    assert "app = Celery(" in (EXAMPLE / "app.py").read_text()
+
+
+def test_the_environment_is_what_the_example_reads(services):
+    """No variable is misspelt, none is set in vain, and none is left to its default."""
+    for name in ("worker-1", "worker-2", "beat"):
+        assert set(services[name]["environment"]) == environment_read_by_example()
+
+
+def test_every_service_is_looked_after(services):
+    """Each has a health check, none a name that would clash, and no port leaves the machine."""
+    for name, service in services.items():
+        assert service["healthcheck"]["test"], name
+        assert "container_name" not in service
+        assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", ()))
+
+
+def test_dependencies_are_services(services):
+    """Nobody waits for what is not there; only the broker has to be healthy."""
+    for name in ("worker-1", "worker-2", "beat"):
+        wanted = services[name]["depends_on"]
+        assert set(wanted) <= set(services)
+        healthy = {n for n, c in wanted.items() if c["condition"] == "service_healthy"}
+        assert healthy == {"broker"}
+
+
+def test_images_are_pinned_to_a_major_version(services):
+    """Not `latest`, which would change under our feet, and not a patch that nobody renews."""
+    images = {s["image"] for s in services.values() if "build" not in s}
+    images |= {rest for word, rest in instructions() if word == "FROM"}
+    for image in images:
+        name, _, tag = image.partition(":")
+        wanted = r"3\.\d+(-slim)?" if name == "python" else r"\d+(-alpine)?"
+        assert re.fullmatch(wanted, tag), image
+
+
+def test_the_image_can_be_built_from_this_repository(services):
+    """Every path it copies is there, and what the build of the package needs is among them."""
+    built = [service["build"] for service in services.values() if "build" in service]
+    assert all(b == {"context": ".", "dockerfile": "example_worker/Dockerfile"} for b in built)
+    copied = [rest.split()[:-1] for word, rest in instructions() if word == "COPY"]
+    paths = {path for some in copied for path in some}
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert {"pyproject.toml", "README.md", "LICENSE", "celery_redlock", "example_worker"} <= paths
+    kombu_wants_packaging = [rest for word, rest in instructions() if "pip install" in rest]
+    assert "celery[redis]" in kombu_wants_packaging[0]
+
+
+def test_the_broker_keeps_messages(services):
+    """It evicts nothing and writes to its own volume."""
+    words = services["broker"]["command"]
+    assert words[words.index("--maxmemory-policy") + 1] == "noeviction"
+    assert services["broker"]["volumes"] == ["broker:/data"]

@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject
+from celery.exceptions import Retry as CeleryRetry
+from kombu.serialization import dumps, loads
+
+from celery_redlock import (
+    Fail,
+    LockTaken,
+    QuorumUnavailable,
+    RedlockTask,
+    Reschedule,
+    Retry,
+    Skip,
+    Skipped,
+)
+from celery_redlock.events import TaskRescheduled, TaskSkipped
+from celery_redlock.plugin import plugin_for
+from celery_redlock.task.options import LockOptions
+from celery_redlock.task.redelivery import longest_countdown, times_put_off
+from celery_redlock.task.refused import refuse
+
+HOLDER = {"token": "01234567", "task_id": "other", "execution": "other/0/0", "ttl": 1.5}
+TAKEN = LockTaken("shop.bill:1", {"one:1/0": "refused"}, HOLDER)
+UNDECIDED = QuorumUnavailable("shop.bill:1", {"one:1/0": "unreachable"}, 3.0)
+
+
+@pytest.fixture
+def app():
+    """An app whose messages and results stay in this process."""
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://one:1/0"]
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def published(app, monkeypatch):
+    """What was published, as ``(task name, args, kwargs, options)``, instead of publishing it."""
+    messages = []
+
+    def send_task(name, args=None, kwargs=None, **options):
+        messages.append((name, args, kwargs, options))
+        return app.AsyncResult(options["task_id"])
+
+    monkeypatch.setattr(app, "send_task", send_task)
+    return messages
+
+
+def declare(app, **options):
+    """Return a task of *app*."""
+
+    @app.task(base=RedlockTask, name="shop.bill", shared=False, bind=True, **options)
+    def bill(self, invoice_id, dry_run=False):
+        return invoice_id
+
+    return app.tasks["shop.bill"]
+
+
+def delivery(task, **fields):
+    """Return the request of one delivery of *task*, pushed as a worker does."""
+    request = Context(
+        {"id": "me", "args": (1,), "kwargs": {}, "called_directly": False, "retries": 0, **fields}
+    )
+    task.push_request(**vars(request))
+    return task.request
+
+
+def act(task, request, error):
+    """Have the policy of *task* for *error* acted upon; returns result and events."""
+    told = []
+    options = LockOptions.of(task, plugin_for(task.app).settings)
+    return refuse(task, request, error, options, told.append), told
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "holder"), [(TAKEN, "conflict", HOLDER), (UNDECIDED, "unavailable", {})]
+)
+def test_a_skip_ends_with_a_value_that_tells_why(app, error, cause, holder):
+    """Cause, lock and holder are in the value, and an event says the same."""
+    task = declare(app, on_conflict="skip", on_unavailable="skip")
+    result, told = act(task, delivery(task), error)
+    assert result == {"skipped": cause, "lock": "shop.bill:1", "holder": holder}
+    assert told == [TaskSkipped("shop.bill:1", "shop.bill", "me", cause, holder)]
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
+def test_a_skipped_value_survives_every_serializer(app, serializer):
+    """A worker hands a plain dict to the result backend, whichever way that writes it."""
+    task = declare(app, on_conflict="skip")
+    request = delivery(task)
+    result, _ = act(task, request, TAKEN)
+    from celery_redlock.task.execution import Execution
+
+    execution = Execution(task, request, "shop.bill:1")
+    assert json.loads(json.dumps(execution.refused(TAKEN))) == result
+    content_type, encoding, data = dumps(execution.refused(TAKEN), serializer)
+    assert loads(data, content_type, encoding, accept=[content_type]) == result
+
+
+@pytest.mark.parametrize("error", [TAKEN, UNDECIDED])
+def test_a_fail_raises_the_error_itself(app, error):
+    """Neither cause is ever reported as the other."""
+    task = declare(app, on_conflict="fail", on_unavailable=Fail())
+    with pytest.raises(type(error)) as failed:
+        act(task, delivery(task), error)
+    assert failed.value is error
+
+
+@pytest.mark.parametrize(
+    ("policy", "other"), [("on_conflict", UNDECIDED), ("on_unavailable", TAKEN)]
+)
+def test_each_cause_has_its_own_policy(app, policy, other):
+    """A policy for one cause says nothing about the other."""
+    both = {"on_conflict": Fail(), "on_unavailable": Fail(), policy: Skip()}
+    task = declare(app, **both)
+    with pytest.raises(type(other)):
+        act(task, delivery(task), other)
+
+
+@pytest.mark.parametrize("policy", [Retry(), Reschedule()])
+def test_in_eager_mode_nothing_comes_later(app, published, policy):
+    """Retry and reschedule become fail where nobody would ever deliver the task again."""
+    task = declare(app, on_conflict=policy)
+    with pytest.raises(LockTaken):
+        act(task, delivery(task, is_eager=True), TAKEN)
+    assert published == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "retries", "allowed"),
+    [
+        (Retry(countdown=5), {"default_retry_delay": 7}, 0, {5}),
+        (Retry(countdown=0), {}, 0, {0}),
+        (Retry(countdown=0.2), {}, 0, {1}),
+        (Retry(), {"default_retry_delay": 7}, 0, {7}),
+        (Retry(), {"retry_backoff": 3, "retry_jitter": False}, 0, {3}),
+        (Retry(), {"retry_backoff": True, "retry_jitter": False}, 2, {4}),
+        (Retry(), {"retry_backoff": 3, "retry_backoff_max": 4, "retry_jitter": False}, 2, {4}),
+        (Retry(), {"retry_backoff": 8}, 0, set(range(9))),
+        (Retry(), {"retry_backoff": False, "default_retry_delay": 7}, 0, {7}),
+        (Retry(countdown=1), {"retry_backoff": 9, "retry_jitter": False}, 0, {1}),
+    ],
+)
+def test_a_retry_is_celerys_own(app, published, policy, options, retries, allowed):
+    """It counts, and waits as the policy says, else as the task's own retries would."""
+    task = declare(app, on_conflict=policy, **options)
+    with pytest.raises(CeleryRetry) as again:
+        act(task, delivery(task, retries=retries), TAKEN)
+    ((name, args, _, sent),) = published
+    assert (name, args, sent["task_id"], sent["retries"]) == ("shop.bill", (1,), "me", retries + 1)
+    assert sent["countdown"] in allowed
+    assert again.value.exc is TAKEN
+
+
+def test_a_retry_past_the_last_fails_with_the_cause(app, published):
+    """Beyond ``max_retries`` the task fails, and says who held the lock."""
+    task = declare(app, on_conflict="retry", max_retries=2)
+    with pytest.raises(LockTaken):
+        act(task, delivery(task, retries=2), TAKEN)
+    assert published == []
+
+
+CARRIED = {
+    "retries": 2,
+    "root_id": "root",
+    "parent_id": "parent",
+    "group": "group",
+    "group_index": 3,
+    "chord": {"task": "celery.x"},
+    "chain": [{"task": "shop.next"}],
+    "callbacks": [{"task": "shop.link"}],
+    "errbacks": [{"task": "shop.errback"}],
+    "expires": "2039-01-01T00:00:00+00:00",
+    "timelimit": (30, 20),
+    "reply_to": "somebody",
+    "headers": {"tenant": "acme"},
+    "delivery_info": {"exchange": "", "routing_key": "invoices", "priority": 7},
+    "replaced_task_nesting": 1,
+    "ignore_result": True,
+    "stamps": {"shop": ["eu"]},
+    "stamped_headers": ["shop"],
+}
+
+
+def test_a_reschedule_carries_everything_along(app, published):
+    """Same id, same arguments, same everything; only the time and our own counter are new."""
+    task = declare(app, on_conflict=Reschedule())
+    request = delivery(task, **CARRIED)
+    with pytest.raises(Ignore):
+        act(task, request, TAKEN)
+    ((name, args, kwargs, sent),) = published
+    assert (name, args, kwargs) == ("shop.bill", (1,), {})
+    assert sent["headers"] == {"tenant": "acme", "redlock_put_off": 1}
+    expected = {
+        "task_id": "me",
+        "retries": 2,
+        "root_id": "root",
+        "parent_id": "parent",
+        "group_id": "group",
+        "group_index": 3,
+        "chord": CARRIED["chord"],
+        "chain": CARRIED["chain"],
+        "link": CARRIED["callbacks"],
+        "link_error": CARRIED["errbacks"],
+        "expires": CARRIED["expires"],
+        "time_limit": 30,
+        "soft_time_limit": 20,
+        "reply_to": "somebody",
+        "queue": "invoices",
+        "priority": 7,
+        "replaced_task_nesting": 1,
+        "ignore_result": True,
+        "shop": ["eu"],
+        "stamped_headers": ["shop"],
+        "countdown": 1,
+    }
+    assert {key: sent.get(key) for key in expected} == expected
+
+
+def test_every_reschedule_is_counted(app, published):
+    """The counter grows, an event tells of it, and the limit makes the task fail."""
+    task = declare(app, on_conflict=Reschedule(max_reschedules=2))
+    for times in (0, 1):
+        request = delivery(task, headers={"redlock_put_off": times})
+        told = []
+        options = LockOptions.of(task, plugin_for(app).settings)
+        with pytest.raises(Ignore):
+            refuse(task, request, TAKEN, options, told.append)
+        sent = published.pop()[3]
+        assert sent["headers"]["redlock_put_off"] == times + 1
+        assert told == [
+            TaskRescheduled(
+                "shop.bill:1", "shop.bill", "me", "conflict", sent["countdown"], times + 1
+            )
+        ]
+    with pytest.raises(LockTaken):
+        act(task, delivery(task, headers={"redlock_put_off": 2}), TAKEN)
+    assert published == []
+
+
+@pytest.mark.parametrize("header", [None, {}, {"redlock_put_off": "7"}, {"redlock_put_off": None}])
+def test_a_counter_that_somebody_broke_counts_as_none(header):
+    """A header may come from anywhere."""
+    assert times_put_off(Context({"headers": header})) == 0
+
+
+def test_what_cannot_be_put_off_is_not_acknowledged(app, monkeypatch):
+    """With late acknowledgement the broker still has the message, and gets it back."""
+
+    def broken(*_, **__):
+        raise ConnectionError
+
+    task = declare(app, on_conflict=Reschedule(), acks_late=True)
+    monkeypatch.setattr(app, "send_task", broken)
+    with pytest.raises(Reject) as rejected:
+        act(task, delivery(task), TAKEN)
+    assert rejected.value.requeue
+
+
+def test_what_cannot_be_put_off_fails_visibly(app, monkeypatch):
+    """With early acknowledgement the message is gone, so the task must end in a state."""
+
+    def broken(*_, **__):
+        raise ConnectionError
+
+    task = declare(app, on_conflict=Reschedule())
+    monkeypatch.setattr(app, "send_task", broken)
+    with pytest.raises(LockTaken):
+        act(task, delivery(task), TAKEN)
+
+
+@pytest.mark.parametrize(
+    ("broker", "options", "longest"),
+    [
+        ("redis://broker/0", {}, 1200),
+        ("redis://broker/0", {"visibility_timeout": 60}, 20),
+        ("redis://broker/0", {"visibility_timeout": 2}, 1),
+        ("rediss://broker/0", {"visibility_timeout": 60}, 20),
+        ("sentinel://broker:26379", {"visibility_timeout": 60}, 20),
+        ("sqs://", {}, 600),
+        (["redis://broker/0", "redis://spare/0"], {"visibility_timeout": 60}, 20),
+        ("amqp://broker", {"visibility_timeout": 60}, 3600),
+    ],
+)
+def test_a_delay_stays_below_the_visibility_timeout(broker, options, longest):
+    """A delayed message that comes back early would be executed as often as it came."""
+    app = Celery("shop", broker=broker, set_as_current=False)
+    app.conf.broker_transport_options = options
+    assert longest_countdown(app) == longest
+
+
+def tasks_of(app):
+    """Return three tasks that follow one another, and one to be skipped."""
+
+    @app.task(name="shop.next", shared=False)
+    def following(*_):
+        return None
+
+    return declare(app, on_conflict="skip"), app.tasks["shop.next"]
+
+
+def published_chain(app, published, workflow):
+    """Publish *workflow*; returns its result and the message of its first task."""
+    result = workflow.apply_async()
+    name, args, kwargs, sent = published.pop()
+    assert name == "shop.bill"
+    wire = json.loads(json.dumps({k: v for k, v in sent.items() if k in ("chain", "chord")}))
+    return result, wire
+
+
+def workflows(first, then):
+    """Return workflows that begin with *first*, by name."""
+    return {
+        "chain": chain(first.si(1), then.s(), then.s()),
+        "group": chain(first.si(1), group(then.s(), then.s())),
+        "chord": chain(first.si(1), group(then.s(), then.s()), then.s()),
+        "deep": chain(first.si(1), group(chain(then.s(), then.s()), then.s()), then.s(), then.s()),
+        "body": chain(first.si(1), chord([then.s(), then.s()], chain(then.s(), then.s()))),
+    }
+
+
+def results_within(result):
+    """Return every task's result that somebody could wait for, from *result* upwards."""
+    found = []
+    while result is not None:
+        found += result.children if hasattr(result, "results") else [result]
+        for child in list(getattr(result, "results", ())):
+            found += results_within(child.parent) if child.parent is not result.parent else []
+        result = result.parent
+    return found
+
+
+@pytest.mark.parametrize("shape", ["chain", "group", "chord", "deep", "body"])
+def test_whatever_followed_a_skipped_task_is_revoked(app, published, shape):
+    """Nobody waits for ever for a part of a chain whose beginning was skipped."""
+    first, then = tasks_of(app)
+    result, wire = published_chain(app, published, workflows(first, then)[shape])
+    waiting = [r for r in results_within(result) if r.id != "me" and r.parent is not None]
+    request = delivery(first, callbacks=[{"task": "shop.link"}], **wire)
+    act(first, request, TAKEN)
+    assert {r.state for r in waiting} == {"REVOKED"}
+    assert len(waiting) >= 2
+    assert (request.chain, request.callbacks) == (None, None)
+
+
+def test_a_chain_may_go_on_with_the_skipped_value(app, published):
+    """``chain_on_skip="continue"`` leaves chain and links as they are."""
+    task = declare(app, on_conflict="skip", chain_on_skip="continue")
+    rest = [{"task": "shop.next", "options": {"task_id": "next"}}]
+    request = delivery(task, chain=rest, callbacks=[{"task": "shop.link"}])
+    result, _ = act(task, request, TAKEN)
+    assert isinstance(result, Skipped)
+    assert (request.chain, request.callbacks) == (rest, [{"task": "shop.link"}])
+    assert app.AsyncResult("next").state == "PENDING"

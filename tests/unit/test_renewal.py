@@ -1,0 +1,148 @@
+"""When a lease goes on, when it is lost, and when nobody can tell yet."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_redlock.lock.lease import Lease, quorum
+from celery_redlock.lock.renewal import Renewal
+from celery_redlock.lock.rounds import Client
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import RENEW
+from celery_redlock.lock.votes import VoteKind, count
+from support.fakes import (
+    SILENT,
+    FakeClock,
+    granted,
+    lease_of,
+    quarantined,
+    refused,
+    repaired,
+    unreachable,
+)
+
+LETTERS = {
+    "G": granted(),
+    "R": repaired(),
+    "Q": quarantined(),
+    "U": unreachable(),
+    "-": SILENT,
+    "x": refused("x"),
+    "y": refused("y"),
+}
+
+
+@pytest.fixture
+def clock():
+    """The client's clock."""
+    return FakeClock()
+
+
+@pytest.fixture
+def lease(clock):
+    """A lease of 30 s that was taken 10 s ago."""
+    lease = lease_of(clock)
+    clock.advance(10.0)
+    return lease
+
+
+@pytest.fixture
+def renewal(clock, lease):
+    """A renewal of it that begins now."""
+    return Renewal(Client(Rules(), ("a", "b", "c"), now=clock), lease)
+
+
+def ballot_of(word):
+    """Return the ballot that a word stands for, a letter per node."""
+    return [LETTERS[letter] for letter in word]
+
+
+@pytest.mark.parametrize("word", ["GGG", "GG-", "GGU", "GGx", "GGQ", "GRU", "RRU", "RR-", "RRx"])
+def test_a_quorum_that_keeps_our_token_renews(word, renewal, lease):
+    """Nodes that extended the key count, and before the deadline those that set it again."""
+    for ballot in permutations(ballot_of(word)):
+        assert renewal.decided(ballot)
+        renewed = renewal.outcome(ballot)
+        assert isinstance(renewed, Lease)
+        assert renewed.valid_until == pytest.approx(lease.valid_until + 10.0)
+        assert (renewed.token, renewed.fence) == (lease.token, lease.fence)
+
+
+@pytest.mark.parametrize("word", ["GQQ", "GQU", "GUU", "G--", "QQQ", "UUU", "RQQ", "GxU", "GxQ"])
+def test_without_a_quorum_nobody_can_tell(word, renewal):
+    """A node in quarantine counts for nobody, a silent one neither; the lease runs on."""
+    for ballot in permutations(ballot_of(word)):
+        assert renewal.outcome(ballot) is None
+
+
+@pytest.mark.parametrize("word", ["xxx", "xx-", "xxU", "xxG", "xyQ", "xyR"])
+def test_a_quorum_out_of_reach_is_a_lock_stolen(word, renewal):
+    """So many nodes store other tokens that ours cannot have a majority: lost before its end."""
+    for ballot in permutations(ballot_of(word)):
+        assert renewal.decided(ballot)
+        assert renewal.outcome(ballot) == "stolen"
+
+
+@pytest.mark.parametrize("word", ["GGG", "RRR", "GR-", "xxx", "---", "UUU"])
+@pytest.mark.parametrize("late", [0.0, 0.001, 3600.0])
+def test_after_the_deadline_nothing_revives_a_lease(word, late, renewal, lease, clock):
+    """Not even yes votes of all nodes: somebody else may have had the lock in between."""
+    clock.time = lease.valid_until + late
+    assert renewal.outcome(ballot_of(word)) == "deadline"
+
+
+def test_repairs_count_to_the_last_moment_before_the_deadline(renewal, lease, clock):
+    """Until then a majority stores our token, so nobody else can have had one."""
+    clock.time = lease.valid_until - 0.001
+    assert isinstance(renewal.outcome(ballot_of("RRU")), Lease)
+
+
+def test_a_slow_renewal_counts_from_its_beginning(renewal, clock):
+    """The new end depends on when the renewal began, not on when its answers came."""
+    at_once = renewal.outcome(ballot_of("GGG"))
+    clock.advance(5.0)
+    assert renewal.outcome(ballot_of("GGG")) == at_once
+
+
+@pytest.mark.parametrize("word", ["Gx-", "GUU", "G--", "---", "R--", "Q--", "x--"])
+def test_a_renewal_that_can_go_either_way_is_waited_for(word, renewal):
+    """As long as an answer could change the outcome, the round goes on."""
+    assert not renewal.decided(ballot_of(word))
+
+
+@given(
+    started=st.floats(0, 28), ttl=st.floats(1, 60), drift=st.floats(0, 0.49), left=st.floats(0, 60)
+)
+def test_a_renewal_never_shortens_a_lease(started, ttl, drift, left):
+    """Deadlines only move forward."""
+    clock = FakeClock(started)
+    rules = Rules(ttl=ttl, drift_factor=drift)
+    lease = lease_of(clock, ttl=ttl, valid_until=started + left + 0.001)
+    renewed = Renewal(Client(rules, ("a",), now=clock), lease).outcome([granted()])
+    assert renewed.valid_until >= lease.valid_until
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 4])
+def test_every_ballot_has_an_outcome(nodes, lease, clock):
+    """A renewal needs a quorum that keeps the key, a loss one that cannot be had."""
+    labels = tuple("abcd"[:nodes])
+    renewal = Renewal(Client(Rules(), labels, now=clock), lease)
+    for ballot in product(LETTERS.values(), repeat=nodes):
+        kept = count(ballot, VoteKind.GRANTED) + count(ballot, VoteKind.REPAIRED)
+        gone = count(ballot, VoteKind.REFUSED)
+        outcome = renewal.outcome(ballot)
+        assert isinstance(outcome, Lease) is (kept >= quorum(nodes))
+        assert (outcome == "stolen") is (gone > nodes - quorum(nodes))
+        assert renewal.decided(ballot) is (outcome is not None)
+
+
+def test_a_renewal_asks_to_extend_and_repair_under_the_old_token(renewal, lease):
+    """One round trip extends the key, sets it where it is missing, and keeps the fence known."""
+    request = renewal.request()
+    token, _, ttl, fence, _, repair, _ = request.arguments
+    assert request.script is RENEW
+    assert (token, ttl, fence, repair) == (lease.token.encode(), b"30000", b"7", b"1")

@@ -1,0 +1,466 @@
+"""The algorithm step by step: what it asks, what it makes of the answers, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from celery_redlock.errors import LockTaken, QuorumUnavailable
+from celery_redlock.lock import clock
+from celery_redlock.lock.lease import fence_proposal
+from celery_redlock.lock.rounds import (
+    CONFIRM_ROUNDS,
+    LONGEST_PAUSE,
+    LONGEST_SPLIT_PAUSE,
+    SPLIT_TRIES,
+    Ask,
+    Client,
+    MarkerStands,
+    Pause,
+    Tell,
+)
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import ACQUIRE, RELEASE, RENEW
+from support.fakes import (
+    SILENT,
+    Drive,
+    granted,
+    marked,
+    quarantined,
+    refused,
+    repaired,
+    token_of,
+    unreachable,
+)
+
+NOW = fence_proposal(1_700_000_000_000, 0)
+
+
+def is_release(step, token):
+    """Return whether a step releases what *token* may have left behind."""
+    return (
+        isinstance(step, Tell)
+        and step.request.script is RELEASE
+        and step.request.arguments[:2] == (token.encode(), b"0")
+    )
+
+
+# -- granted -------------------------------------------------------------------------
+
+
+def test_a_quorum_grants_in_one_round():
+    """One question, a majority of yes, and the lock is ours: no confirmation, no release."""
+    drive = Drive().vote(granted(), granted())
+    assert (drive.lease.name, drive.lease.fence, drive.told) == ("k", 1, [])
+    assert drive.lease.token == token_of("t1-")
+
+
+def test_a_lease_counts_from_before_the_question():
+    """A slow quorum leaves less of the lease and does not move its end."""
+    begun = Drive().clock()
+    for after in (0.0, 0.05, 5.0):
+        drive = Drive().vote(granted(), granted(), after=after)
+        assert drive.lease.valid_until == pytest.approx(begun + 30 * 0.95 - 0.002)
+
+
+def test_the_question_carries_what_a_node_must_know():
+    """Token, who we are, TTL, and a fence above the wall clock go to every node alike."""
+    drive = Drive(info={"pid": 7})
+    token, info, ttl, fence, *_ = drive.step.request.arguments
+    assert drive.step.request.script is ACQUIRE
+    assert (token.decode(), ttl, int(fence)) == (token_of("t1-"), b"30000", NOW)
+    assert json.loads(info) == {"pid": 7, "since": 1.7e9}
+
+
+def test_without_a_fence_none_is_asked_for():
+    """The number is left out, and answers with none agree at once."""
+    drive = Drive(fence=False)
+    assert drive.step.request.arguments[3] == b"0"
+    assert drive.vote(granted(0), granted(0)).lease.fence is None
+
+
+@pytest.mark.parametrize(("after", "is_granted"), [(18.4, True), (18.6, False)])
+def test_a_fresh_lease_must_be_of_use(after, is_granted):
+    """With less than a third of the TTL left a grant is worth nothing, and is given back."""
+    drive = Drive().vote(granted(), granted(), after=after)
+    assert (drive.lease is not None) is is_granted
+    if not is_granted:
+        assert is_release(drive.step, token_of("t1-"))
+        assert drive.step.skip == frozenset()
+        assert isinstance(drive.go_on().error, QuorumUnavailable)
+        assert drive.error.votes["node-0"] == "granted, but too late to be of use"
+
+
+def test_a_grant_that_came_too_late_is_tried_again():
+    """Within the wait a late grant is released and another attempt made, with a new token."""
+    drive = Drive(wait=60.0).vote(granted(), granted(), after=25.0)
+    assert is_release(drive.step, token_of("t1-"))
+    drive.go_on_to_ask()
+    assert drive.token == token_of("t2-")
+    assert drive.vote(granted(), granted()).lease is not None
+
+
+# -- not granted ----------------------------------------------------------------------
+
+
+def test_taken_tells_who_has_it():
+    """Refused by a majority without a wait: one attempt, and the holder as the nodes told it."""
+    drive = Drive().vote(refused("y", ttl=4.0), refused("y", ttl=5.0)).go_on()
+    assert isinstance(drive.error, LockTaken)
+    assert drive.error.holder == {"token": token_of("y")[:8], "pid": 7, "ttl": 5.0}
+    assert drive.error.votes["node-2"] == "not waited for"
+    assert drive.tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("ballot", "retry_after"),
+    [
+        ((unreachable(),) * 3, None),
+        ((SILENT,) * 3, None),
+        ((granted(), unreachable()), None),
+        ((refused(), unreachable()), None),
+        ((quarantined(4.0), quarantined(5.0), granted()), 4.0),
+        ((quarantined(4.0), quarantined(5.0), refused()), 4.0),
+    ],
+)
+def test_no_quorum_is_unavailable_and_never_taken(ballot, retry_after):
+    """Too few answers decide nothing; if quarantines are the cause, it is known when to return."""
+    drive = Drive().vote(*ballot).go_on()
+    assert isinstance(drive.error, QuorumUnavailable)
+    assert drive.error.retry_after == retry_after
+    assert len(drive.error.votes) == 3
+
+
+@pytest.mark.parametrize(
+    ("ballot", "spared"),
+    [
+        ((refused(), refused()), {0, 1}),
+        ((granted(), unreachable()), set()),
+        ((unreachable(),) * 3, set()),
+        ((granted(), quarantined(), quarantined()), {1, 2}),
+        ((refused(), unreachable(), quarantined()), {0, 2}),
+        ((marked(), granted()), {0}),
+    ],
+)
+def test_a_failed_attempt_is_released_wherever_it_may_have_arrived(ballot, spared):
+    """Only nodes that certainly stored nothing are spared; a silent one may yet execute it."""
+    drive = Drive().vote(*ballot)
+    assert is_release(drive.step, token_of("t1-"))
+    assert drive.step.skip == spared
+
+
+def test_every_attempt_is_released_under_its_own_token():
+    """However many attempts, each has a fresh token and is cleaned up after before the next."""
+    drive = Drive(wait=2.0)
+    attempts = 0
+    while drive.is_asking:
+        attempts += 1
+        assert drive.token == token_of(f"t{attempts}-")
+        drive.vote(refused(), refused(), granted())
+        assert is_release(drive.step, token_of(f"t{attempts}-"))
+        drive.go_on_to_ask()
+    assert attempts > 5
+    assert len(drive.told) == drive.tokens == attempts
+
+
+def test_tokens_are_random_and_long():
+    """Without a stand-in, a token is 20 bytes of the system's best randomness."""
+    client = Client(Rules(), ("a",))
+    tokens = {client.new_token() for _ in range(100)}
+    assert len(tokens) == 100
+    assert all(len(token) == 40 and int(token, 16) for token in tokens)
+    assert (client.now, client.wall) == (clock.now, time.time)
+
+
+# -- waiting --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.001, 0.3, 5.0])
+def test_the_wait_is_honoured(wait):
+    """Tries go on to the end of the wait, with a last one at it, and then it is over."""
+    drive = Drive(wait=wait)
+    begun, last = drive.clock(), drive.clock()
+    while drive.is_asking:
+        last = drive.clock()
+        drive.vote(refused(), refused(), SILENT, after=0.0)
+        drive.go_on_to_ask()
+    assert isinstance(drive.error, LockTaken)
+    assert last == pytest.approx(begun + wait)
+
+
+def test_the_last_attempt_can_win():
+    """A lock that comes free at the end of the wait is still got."""
+    drive = Drive(wait=1.0)
+    begun = drive.clock()
+    while drive.clock() < begun + 1.0:
+        drive.vote(refused(), refused(), SILENT, after=0.0).go_on_to_ask()
+    assert drive.vote(granted(), granted()).lease is not None
+
+
+def test_pauses_grow_to_their_longest():
+    """The first pauses are short, later ones spare the nodes."""
+    drive = Drive(wait=10.0)
+    pauses = []
+    while drive.is_asking:
+        drive.vote(refused(), refused()).go_on()
+        pauses.append(getattr(drive.step, "seconds", 0.0))
+        drive.go_on_to_ask()
+    assert pauses[:6] == [0.01, 0.02, 0.04, 0.08, 0.16, LONGEST_PAUSE]
+    assert max(pauses) == LONGEST_PAUSE
+
+
+def test_a_hint_cuts_a_pause_short():
+    """When the nodes tell that a lease ends soon, it is asked again just after."""
+    drive = Drive(wait=60.0)
+    for _ in range(10):
+        drive.vote(refused(), refused()).go_on_to_ask()
+    drive.vote(refused(ttl=0.02), refused(ttl=0.03)).go_on()
+    assert drive.step == Pause(pytest.approx(0.04))
+
+
+def test_a_wait_may_last_for_hours():
+    """No number of attempts is too large for the pause to be computed."""
+    drive = Drive(wait=24 * 3600.0)
+    for _ in range(3000):
+        drive.vote(refused(), refused()).go_on_to_ask()
+    assert drive.is_asking
+
+
+def test_unavailable_is_waited_out_too():
+    """Nodes that come back within the wait grant the lock."""
+    drive = Drive(wait=1.0).vote(unreachable(), unreachable(), granted()).go_on_to_ask()
+    assert drive.vote(granted(), granted()).lease.token == token_of("t2-")
+
+
+# -- splits ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ballot", "error"),
+    [
+        ((granted(), refused("x"), refused("y")), LockTaken),
+        ((refused("x"), refused("y"), refused("z")), LockTaken),
+        ((granted(), refused("x"), unreachable()), QuorumUnavailable),
+    ],
+)
+def test_a_split_is_tried_again_even_without_a_wait(ballot, error):
+    """Contenders that kept each other from a quorum draw lots a few times before it is told."""
+    drive = Drive(wait=0.0)
+    pauses = []
+    while drive.is_asking:
+        drive.vote(*ballot).go_on()
+        if isinstance(drive.step, Pause):
+            pauses.append(drive.step.seconds)
+        drive.go_on_to_ask()
+    assert drive.tokens == len(drive.told) == SPLIT_TRIES + 1
+    assert len(pauses) == SPLIT_TRIES
+    assert max(pauses) <= LONGEST_SPLIT_PAUSE
+    assert type(drive.error) is error
+
+
+def test_a_split_that_resolves_is_granted():
+    """The next attempt, under a fresh token, can win."""
+    drive = Drive().vote(granted(), refused("x"), refused("y")).go_on_to_ask()
+    assert drive.vote(granted(), granted()).lease.token == token_of("t2-")
+
+
+def test_a_lasting_split_is_waited_out_like_any_conflict():
+    """After the quick tries come the usual pauses, to the end of the wait."""
+    drive = Drive(wait=5.0)
+    begun = drive.clock()
+    while drive.is_asking:
+        drive.vote(granted(), refused("x"), refused("y")).go_on_to_ask()
+    assert drive.clock() >= begun + 5.0
+    assert SPLIT_TRIES < drive.tokens < 60
+
+
+# -- markers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rest", [(granted(), granted()), (refused(), refused()), (SILENT,) * 2])
+def test_a_marker_ends_it_whatever_the_others_say(rest):
+    """Where a marker stands the lock is not needed: released at once, told, not tried again."""
+    drive = Drive(wait=60.0, marker="m").vote(marked("done"), *rest)
+    assert is_release(drive.step, token_of("t1-"))
+    assert isinstance(drive.go_on().error, MarkerStands)
+    assert drive.error.state == "done"
+
+
+def test_the_marker_is_part_of_the_question():
+    """A node looks for it in the same step, so nothing comes between."""
+    assert b"redlock:marker:m" in Drive(marker="m").step.request.keys
+    assert not any(b"marker" in key for key in Drive().step.request.keys)
+
+
+# -- interruptions ---------------------------------------------------------------------
+
+
+class Stop(BaseException):
+    """What a soft time limit, Ctrl-C or a killed greenlet look like."""
+
+
+def asking():
+    """Return a drive that waits for its first votes."""
+    return Drive(wait=5.0)
+
+
+def asking_again():
+    """Return one that waits for the votes of its second attempt."""
+    return Drive(wait=5.0).vote(granted(), unreachable()).go_on_to_ask()
+
+
+def confirming():
+    """Return one that agrees with the nodes on a fence."""
+    return Drive(wait=5.0).vote(granted(5), granted(9))
+
+
+def telling():
+    """Return one that is sending the release of a failed attempt."""
+    return Drive(wait=5.0).vote(granted(), unreachable())
+
+
+@pytest.mark.parametrize("somewhere", [asking, asking_again, confirming, telling])
+@pytest.mark.parametrize("error", [Stop(), KeyboardInterrupt(), ValueError(), SystemExit(1)])
+def test_an_interrupted_attempt_is_released_everywhere(somewhere, error):
+    """Whatever hits an acquire wherever it is: every node is told, then the error goes on."""
+    drive = somewhere()
+    token = drive.token
+    drive.interrupt(error)
+    assert is_release(drive.step, token)
+    assert drive.step.skip == frozenset()
+    assert drive.go_on().error is error
+
+
+def test_an_interrupted_pause_leaves_nothing_to_release():
+    """The attempt before it was released already."""
+    drive, error = telling().go_on(), Stop()
+    assert isinstance(drive.step, Pause)
+    assert drive.interrupt(error).error is error
+    assert len(drive.told) == 1
+
+
+def test_a_second_interruption_ends_it():
+    """If not even the release can be sent, the error still comes out."""
+    drive, error = asking().interrupt(Stop()), Stop()
+    assert drive.interrupt(error).error is error
+
+
+@pytest.mark.parametrize("somewhere", [asking, confirming, telling])
+def test_an_acquire_that_is_dropped_ends_quietly(somewhere):
+    """Without a driver nothing can be sent any more, and nothing is pretended."""
+    somewhere().steps.close()
+
+
+# -- fences ---------------------------------------------------------------------------
+
+
+def test_nodes_that_agree_need_no_confirmation():
+    """One round is enough if the majority that granted stores one and the same number."""
+    assert Drive().vote(granted(8), granted(8)).lease.fence == 8
+    assert Drive(nodes=5).vote(*[granted(8)] * 3).lease.fence == 8
+
+
+def test_the_largest_fence_is_written_back():
+    """Where numbers differ the largest goes to all nodes, under our token, repairing nothing."""
+    drive = Drive().vote(granted(5), granted(9))
+    token, _, ttl, fence, _, repair, _ = drive.step.request.arguments
+    assert drive.step.request.script is RENEW
+    assert (token.decode(), ttl, fence, repair) == (token_of("t1-"), b"30000", b"9", b"0")
+    assert drive.vote(granted(9), granted(9)).lease.fence == 9
+
+
+def test_a_confirmed_lease_counts_from_the_confirmation():
+    """It is the confirmation that wrote the keys that the majority stores."""
+    drive = Drive()
+    begun = drive.clock()
+    drive.vote(granted(5), granted(9), after=2.0).vote(granted(9), granted(9), after=1.0)
+    assert drive.lease.valid_until == pytest.approx(begun + 2.0 + 30 * 0.95 - 0.002)
+
+
+@pytest.mark.parametrize(
+    "ballot",
+    [
+        (granted(9), granted(10)),
+        (granted(9), repaired(9), repaired(9)),
+        (granted(9), quarantined(), quarantined()),
+        (granted(9), refused(fence=9), refused(fence=9)),
+        (granted(9),),
+    ],
+)
+def test_a_fence_needs_a_majority_that_stores_exactly_it(ballot):
+    """Anything but our token and the same number on a majority is not agreed."""
+    drive = Drive().vote(granted(5), granted(9))
+    assert not drive.is_decided(*ballot)
+    assert drive.vote(*ballot).lease is None
+
+
+def test_a_larger_fence_raises_the_question():
+    """A node of ours that stores more makes that the number to agree on."""
+    drive = Drive().vote(granted(5), granted(9)).vote(granted(9), granted(12))
+    assert drive.step.request.arguments[3] == b"12"
+    assert drive.vote(granted(12), granted(12)).lease.fence == 12
+
+
+def test_the_fence_of_a_node_that_others_hold_is_no_obstacle():
+    """Contenders raise the numbers on nodes they were granted; those are not part of our quorum."""
+    drive = Drive().vote(granted(5), granted(9))
+    assert drive.vote(refused(fence=50), granted(9), granted(9)).lease.fence == 9
+    assert drive.client.seen == 50
+
+
+def test_the_last_confirmation_counts():
+    """All the rounds that are asked may end it, the last as well as the first."""
+    drive = Drive().vote(granted(1), granted(2))
+    for fence in range(2, CONFIRM_ROUNDS + 1):
+        drive.vote(granted(fence), granted(fence + 1))
+    last = CONFIRM_ROUNDS + 1
+    assert drive.vote(granted(last), granted(last)).lease.fence == last
+
+
+def test_a_fence_that_cannot_be_agreed_on_is_given_up():
+    """After a few rounds the attempt is released, and it is nobody's lock: unavailable."""
+    drive = Drive().vote(granted(1), granted(2))
+    confirmations = 0
+    while drive.is_asking:
+        confirmations += 1
+        drive.vote(granted(100 + confirmations), granted(200 + confirmations))
+    assert confirmations == CONFIRM_ROUNDS
+    assert is_release(drive.step, token_of("t1-"))
+    assert isinstance(drive.go_on().error, QuorumUnavailable)
+
+
+def test_a_confirmation_that_came_too_late_is_no_grant():
+    """The rule that a lease must be of use holds on the slow way too."""
+    drive = Drive().vote(granted(5), granted(9)).vote(granted(9), granted(9), after=19.0)
+    assert is_release(drive.step, token_of("t1-"))
+
+
+def test_a_client_learns_from_every_answer():
+    """The next proposal is above whatever any node has told, yes or no."""
+    drive = Drive(wait=1.0).vote(refused(fence=NOW + 7), refused()).go_on_to_ask()
+    assert int(drive.step.request.arguments[3]) == NOW + 8
+
+
+def test_an_absurd_fence_is_learnt_and_not_proposed():
+    """A number from a clock far ahead must not make nodes with right clocks refuse ours."""
+    rules = Rules()
+    drive = Drive(wait=1.0, rules=rules)
+    absurd = NOW + (int(rules.longest_skew * 1000) << 12)
+    drive.vote(refused(fence=absurd), refused()).go_on_to_ask()
+    assert int(drive.step.request.arguments[3]) < NOW + (1000 << 12)
+    assert drive.client.seen == absurd
+
+
+def test_a_clock_that_was_set_back_proposes_what_it_has_seen():
+    """Within the skew allowed, numbers grow although the wall clock does not."""
+    drive = Drive(wait=1.0).vote(refused(fence=NOW), refused())
+    drive.wall.advance(-1.0)
+    drive.go_on_to_ask()
+    assert int(drive.step.request.arguments[3]) == NOW + 1
+
+
+def test_a_question_is_an_ask():
+    """What is yielded is one of three things, and nothing but questions is answered."""
+    assert isinstance(Drive().step, Ask)

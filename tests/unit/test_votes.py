@@ -1,0 +1,224 @@
+"""What votes mean: total over all ballots, and no node is ever counted for two holders."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.votes import (
+    Verdict,
+    VoteKind,
+    acquire_is_decided,
+    count,
+    earliest_free,
+    holder_of,
+    judge,
+    quarantine_left,
+    told,
+    verdict_when_split,
+)
+from support.fakes import (
+    SILENT,
+    granted,
+    marked,
+    quarantined,
+    refused,
+    repaired,
+    token_of,
+    unreachable,
+)
+
+#: A ballot as a word, one letter per node: a lower-case letter is the holder that refused us.
+LETTERS = {
+    "G": granted(),
+    "R": repaired(),
+    "Q": quarantined(),
+    "U": unreachable(),
+    "M": marked(),
+    "-": SILENT,
+    "x": refused("x"),
+    "y": refused("y"),
+    "z": refused("z"),
+}
+sizes = st.sampled_from([1, 3, 4, 5, 7])
+ballots = sizes.flatmap(
+    lambda n: st.lists(st.sampled_from(list(LETTERS.values())), min_size=n, max_size=n)
+)
+
+
+def ballot_of(word):
+    """Return the ballot that a word stands for."""
+    return [LETTERS[letter] for letter in word]
+
+
+G, T, S, M, U = (
+    Verdict.GRANTED,
+    Verdict.TAKEN,
+    Verdict.SPLIT,
+    Verdict.MARKED,
+    Verdict.UNAVAILABLE,
+)
+
+TABLE = [
+    # one node
+    ("G", G), ("x", T), ("Q", U), ("U", U), ("M", M), ("-", U),
+    # three nodes: a quorum is two of the three, whoever is up
+    ("GGG", G), ("GG-", G), ("GGU", G), ("GGx", G), ("GGQ", G),
+    ("xxx", T), ("xx-", T), ("Uxx", T), ("Gxx", T), ("Qxx", T),
+    ("xyz", S), ("xy-", S), ("xyU", S), ("Gxy", S), ("xxy", T),
+    ("Gx-", S), ("GxU", S), ("GxQ", S),
+    ("G--", U), ("GUU", U), ("GQQ", U), ("GQU", U), ("x--", U), ("xUU", U), ("xQQ", U),
+    ("QQQ", U), ("UUU", U), ("---", U),
+    ("MGG", M), ("Mxx", M), ("MUU", M), ("M--", M), ("GGM", M),
+    # a repair is no grant
+    ("RRR", U), ("GRR", U),
+    # five nodes
+    ("GGGUU", G), ("GGGxx", G), ("xxxUU", T), ("xxxGG", T), ("xxxyy", T), ("xxx--", T),
+    ("GGxxU", S), ("GGxx-", S), ("GGxyy", S), ("GGxyU", S), ("xxyyz", S), ("xxyUU", S),
+    ("GGxUU", S), ("Gxx--", S), ("GxUUU", U), ("GGUUU", U), ("xxUUU", U), ("xxQQQ", U),
+    ("xyUUU", U), ("GGQQQ", U), ("GGGQQ", G), ("GGGGM", M),
+    # seven nodes
+    ("GGGGxxx", G), ("GGGxxxx", T), ("GGGxxxy", S), ("xxxyyyz", S), ("xxxxyyy", T),
+    ("GGGUUUU", U), ("xxxUUUU", U), ("xxxyUUU", S), ("GxxxUUU", S), ("GxxUUUU", U),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("word", "verdict"), TABLE, ids=[word for word, _ in TABLE])
+def test_a_ballot_has_one_meaning(word, verdict):
+    """The table, whatever the order of the nodes."""
+    assert judge(ballot_of(word)) is verdict
+    assert judge(ballot_of(word[::-1])) is verdict
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4])
+def test_every_ballot_has_a_meaning(nodes):
+    """No combination of votes is left out, and asking what it means fails for none."""
+    for votes in product(LETTERS.values(), repeat=nodes):
+        assert judge(votes) in Verdict
+        assert verdict_when_split(votes) in (Verdict.TAKEN, Verdict.UNAVAILABLE)
+        assert acquire_is_decided(votes) in (True, False)
+        json.dumps(holder_of(votes))
+
+
+@given(nodes=sizes, data=st.data())
+def test_two_holders_never_both_have_a_quorum(nodes, data):
+    """A node keeps one token, so whatever nodes grant whom, at most one is granted the lock."""
+    holders = data.draw(st.lists(st.sampled_from("xyz-"), min_size=nodes, max_size=nodes))
+    winners = [
+        me
+        for me in "xyz"
+        if judge(
+            [
+                granted() if holder == me else SILENT if holder == "-" else refused(holder)
+                for holder in holders
+            ]
+        )
+        is Verdict.GRANTED
+    ]
+    assert len(winners) <= 1
+
+
+@given(ballot=ballots)
+def test_a_grant_takes_a_quorum_of_the_configured_nodes(ballot):
+    """However many nodes are silent, the majority is that of all of them."""
+    if judge(ballot) is Verdict.GRANTED:
+        assert 2 * count(ballot, VoteKind.GRANTED) > len(ballot)
+
+
+@given(ballot=ballots)
+def test_taken_means_that_others_keep_us_from_a_quorum(ballot):
+    """Taken, at once or after splits, takes more refusals than a quorum can spare."""
+    spare = len(ballot) - quorum(len(ballot))
+    is_out_of_reach = count(ballot, VoteKind.REFUSED) > spare
+    assert judge(ballot) is not Verdict.TAKEN or is_out_of_reach
+    assert (verdict_when_split(ballot) is Verdict.TAKEN) is is_out_of_reach
+
+
+@given(ballot=ballots)
+def test_unavailable_is_never_a_lock_that_is_taken(ballot):
+    """Where refusals alone keep us from a quorum, the nodes were there and have decided."""
+    if judge(ballot) is Verdict.UNAVAILABLE:
+        assert count(ballot, VoteKind.REFUSED) <= len(ballot) - quorum(len(ballot))
+
+
+@given(ballot=ballots)
+def test_a_marker_anywhere_counts(ballot):
+    """A marker is on a quorum, so one node that has it is enough; without one it is not marked."""
+    assert (judge(ballot) is Verdict.MARKED) is (count(ballot, VoteKind.MARKED) > 0)
+
+
+@given(ballot=ballots, data=st.data())
+def test_what_is_decided_stays_decided(ballot, data):
+    """Answers that come after the decision change nothing but add a marker."""
+    some = [vote if data.draw(st.booleans()) else SILENT for vote in ballot]
+    if acquire_is_decided(some) and not count(ballot, VoteKind.MARKED):
+        assert judge(some) is judge(ballot)
+
+
+@pytest.mark.parametrize(
+    ("word", "is_decided"),
+    [("GG-", True), ("xx-", True), ("M--", True), ("xy-", False), ("Gx-", False), ("G--", False),
+     ("UU-", False), ("---", False), ("GGxx-", False), ("xxx--", True), ("GGG--", True)],
+)  # fmt: skip
+def test_a_split_is_waited_out(word, is_decided):
+    """A quorum, one holder with a quorum, or a marker end a round; several holders do not."""
+    assert acquire_is_decided(ballot_of(word)) is is_decided
+
+
+@pytest.mark.parametrize(
+    ("leases", "more", "free"),
+    [([5.0, 3.0, 9.0], [], 5.0), ([5.0, 3.0], [granted()], 3.0), ([5.0], [unreachable()] * 2, None),
+     ([5.0, 3.0], [unreachable()], 5.0), ([], [granted()] * 3, None), ([], [SILENT] * 3, None)],
+)  # fmt: skip
+def test_the_hint_is_when_enough_leases_end(leases, more, free):
+    """As many of the shortest leases must end as nodes are missing from a quorum."""
+    assert earliest_free([refused(ttl=ttl) for ttl in leases] + more) == free
+
+
+@pytest.mark.parametrize(
+    ("waits", "more", "left"),
+    [([5.0, 3.0, 9.0], [], 5.0), ([5.0, 3.0], [granted()], 3.0), ([5.0], [refused()] * 2, None),
+     ([5.0], [unreachable()] * 2, None), ([4.0], [granted(), unreachable()], 4.0)],
+)  # fmt: skip
+def test_quarantines_tell_when_to_come_back(waits, more, left):
+    """The hint is when enough quarantines end, and none if it is not they that are missing."""
+    assert quarantine_left([quarantined(ttl) for ttl in waits] + more) == left
+
+
+def test_the_holder_is_the_one_most_nodes_named():
+    """What it told of itself is known, its token only by the part that proves nothing."""
+    holder = holder_of([refused("y", ttl=1.0), refused("x", ttl=4.0), refused("y", ttl=2.0)])
+    assert holder == {"token": token_of("y")[:8], "pid": 7, "ttl": 2.0}
+
+
+@pytest.mark.parametrize("ballot", [[], [granted()], [SILENT, unreachable()], [quarantined()]])
+def test_nobody_holds_what_nobody_refused(ballot):
+    """Without a refusal nothing is known of a holder."""
+    assert holder_of(ballot) == {}
+
+
+@pytest.mark.parametrize(
+    "value", [b"mine", b"\xff" * 60, token_of("y").encode() + b"[1]", token_of("y").encode()]
+)
+def test_a_foreign_value_is_a_holder_all_the_same(value):
+    """A key that somebody else wrote by hand is taken, and tells nothing."""
+    holder = holder_of([refused()._replace(value=value)])
+    assert set(holder) == {"token", "ttl"}
+    assert len(holder["token"]) <= 8
+
+
+def test_votes_are_told_without_tokens():
+    """Each node's answer is put in words, in the order of the labels, and proves nothing."""
+    words = told([granted(), refused(), quarantined(), unreachable("no route"), SILENT], "abcde")
+    assert words == {
+        "a": "granted",
+        "b": "refused (5.0 s left)",
+        "c": "quarantined (5.0 s left)",
+        "d": "unreachable (no route)",
+        "e": "not waited for",
+    }

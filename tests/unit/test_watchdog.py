@@ -1,0 +1,514 @@
+"""The watchdog renews in time, tells of losses, and nothing that goes wrong makes it stop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from celery_redlock.lock import watchdog as module
+from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.watchdog import BATCH, STALE, Watchdog
+from support.fakes import FakeClock, lease_of
+
+#: How long a test waits for a thread before it fails [s].
+PATIENCE = 10.0
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that is moved by hand, for leases and watchdog alike."""
+    fake = FakeClock()
+    monkeypatch.setattr("celery_redlock.lock.clock.now", fake)
+    return fake
+
+
+class Nodes:
+    """
+    Answers renewals as a test says.
+
+    Attributes:
+        asked: Names of the locks in each round, and when.
+        answer: The next outcomes: ``"renew"``, None, the reason of a loss, or an error.
+    """
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.asked = []
+        self.answer = "renew"
+        self.takes = 0.0
+
+    def __call__(self, leases):
+        self.asked.append((self.clock(), [lease.name for lease in leases]))
+        started = self.clock()
+        self.clock.advance(self.takes)
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        if self.answer != "renew":
+            return [self.answer] * len(leases)
+        return [replace(lease, valid_until=started + lease.ttl * 0.95) for lease in leases]
+
+
+class Threadless(Watchdog):
+    """A watchdog that runs when a test ticks it."""
+
+    def _start(self):
+        """Start nothing."""
+
+    def tick(self):
+        """Do what the thread would do now, and return how many leases were due."""
+        batch = self.take_due()
+        if batch:
+            self.renew(batch)
+        return len(batch)
+
+    def next_due(self):
+        """Return when the next lease is due [s]; the thread sleeps until then."""
+        return self._due[0][0]
+
+
+@pytest.fixture
+def nodes(clock):
+    """The nodes."""
+    return Nodes(clock)
+
+
+@pytest.fixture
+def told():
+    """What the watchdog told: lock name and margin, None for a loss."""
+    return []
+
+
+@pytest.fixture
+def watchdog(clock, nodes, told):
+    """A watchdog that is ticked."""
+    return Threadless(nodes, lambda held, margin: told.append((held.name, margin)), clock)
+
+
+@pytest.fixture
+def take(watchdog, clock):
+    """Take a lock just now and have it watched."""
+
+    def taken(name="k", on_lost=None, ttl=30.0):
+        held = HeldLock(lease_of(clock, name, ttl=ttl, valid_until=clock() + ttl * 0.95), on_lost)
+        watchdog.watch(held, clock())
+        return held
+
+    return taken
+
+
+# -- in time ---------------------------------------------------------------------------
+
+
+def test_a_lease_is_renewed_at_a_third_of_its_ttl(take, watchdog, clock, nodes):
+    """Not before, and again a third after the renewal began."""
+    held, begun = take(), clock()
+    nodes.takes = 0.5
+    clock.time = begun + 9.99
+    assert not watchdog.tick()
+    clock.time = begun + 10.0
+    assert watchdog.tick()
+    assert watchdog.next_due() == begun + 20.0
+    clock.time = begun + 20.0
+    assert watchdog.tick()
+    assert [at for at, _ in nodes.asked] == [begun + 10.0, begun + 20.0]
+    assert (held.renewals, held.lease.valid_until) == (2, begun + 20.0 + 28.5)
+
+
+def test_a_renewal_is_told_with_what_was_left(take, watchdog, clock, nodes, told):
+    """The margin is that of the old lease when the new one stood."""
+    take()
+    clock.advance(10.0)
+    nodes.takes = 0.5
+    watchdog.tick()
+    assert told == [("k", 18.0)]
+
+
+def test_an_undecided_renewal_is_tried_again_soon(take, watchdog, clock, nodes, told):
+    """Every twelfth of the TTL, a quarter more or less, while the lease is still good."""
+    held, begun = take(), clock()
+    clock.advance(10.0)
+    nodes.answer = None
+    pauses = []
+    while watchdog.next_due() < begun + 28.5:
+        before, clock.time = clock.time, watchdog.next_due()
+        pauses.append(clock.time - before)
+        watchdog.tick()
+        assert not held.is_lost
+    assert all(2.5 * 0.75 <= pause <= 2.5 * 1.25 for pause in pauses[1:])
+    assert len(set(pauses)) == len(pauses) > 4
+    assert told == []
+
+
+def test_retries_end_with_the_lease(take, watchdog, clock, nodes, told):
+    """The last look is at the deadline itself; then the lock is lost and its holder told."""
+    lost = []
+    held, begun = take(on_lost=lost.append), clock()
+    nodes.answer = None
+    while watchdog._due:
+        clock.time = watchdog.next_due()
+        watchdog.tick()
+    assert clock.time == begun + 28.5
+    assert (held.lost_reason, lost, told) == ("deadline", [held], [("k", None)])
+    assert watchdog.held == []
+
+
+def test_a_renewal_that_succeeds_at_last_goes_on_as_usual(take, watchdog, clock, nodes):
+    """After failures the next renewal is due a third after the one that worked."""
+    held, begun = take(), clock()
+    nodes.answer = None
+    clock.advance(10.0)
+    watchdog.tick()
+    nodes.answer = "renew"
+    clock.time = worked = watchdog.next_due()
+    watchdog.tick()
+    assert worked > begun + 10.0
+    assert watchdog.next_due() == worked + 10.0
+    assert held.renewals == 1
+
+
+def test_a_lease_that_ended_is_not_renewed(take, watchdog, clock, nodes):
+    """A thread that got to run too late asks nobody: nothing may be set again."""
+    held = take()
+    clock.advance(28.5)
+    watchdog.tick()
+    assert nodes.asked == []
+    assert held.lost_reason == "deadline"
+
+
+def test_an_answer_after_the_deadline_revives_nothing(take, watchdog, clock, nodes, told):
+    """Even if the nodes would have it so."""
+    held = take()
+    clock.advance(28.0)
+    nodes.takes = 1.0
+    watchdog.tick()
+    assert (held.lost_reason, told, watchdog.held) == ("deadline", [("k", None)], [])
+
+
+@pytest.mark.parametrize("reason", ["stolen", "deadline"])
+def test_a_loss_is_told_at_once_and_for_ever(take, watchdog, clock, nodes, told, reason):
+    """The holder hears of it before its lease ends, once, and nothing is asked any more."""
+    lost = []
+    held = take(on_lost=lost.append)
+    nodes.answer = reason
+    clock.advance(10.0)
+    watchdog.tick()
+    assert (held.lost_reason, lost, told) == (reason, [held], [("k", None)])
+    clock.advance(1000.0)
+    assert not watchdog.tick()
+    assert len(nodes.asked) == 1
+
+
+# -- given back ------------------------------------------------------------------------
+
+
+def test_a_lease_given_back_early_is_never_renewed(take, watchdog, clock, nodes, told):
+    """A task that ends before a third of its TTL costs the nodes nothing."""
+    held = take()
+    clock.advance(9.0)
+    watchdog.unwatch(held)
+    clock.advance(100.0)
+    assert not watchdog.tick()
+    assert (nodes.asked, told, watchdog.held) == ([], [], [])
+
+
+def test_giving_back_twice_is_no_error(take, watchdog):
+    """Nor is giving back what was never watched."""
+    held = take()
+    watchdog.unwatch(held)
+    watchdog.unwatch(held)
+    assert watchdog.held == []
+
+
+@pytest.mark.parametrize("answer", ["renew", None, "stolen"])
+def test_a_lock_given_back_during_its_renewal_is_left_alone(watchdog, take, clock, told, answer):
+    """Neither a loss nor a renewal is told of it, and it is not due again."""
+    held = take(on_lost=told.append)
+
+    def extend(leases):
+        watchdog._held.discard(held)  # as another thread would
+        held.released()
+        outcome = replace(leases[0], valid_until=clock() + 28.5) if answer == "renew" else answer
+        return [outcome]
+
+    watchdog._extend = extend
+    clock.advance(10.0)
+    watchdog.tick()
+    assert (told, watchdog._due, held.lost_reason) == ([], [], "released")
+
+
+def test_a_lock_given_back_just_before_its_renewal_is_not_renewed(watchdog, take, clock, nodes):
+    """It was due and taken off the heap, and still nothing is sent for it."""
+    held, other = take(), take("other")
+    clock.advance(10.0)
+    batch = watchdog.take_due()
+    watchdog.unwatch(held)
+    watchdog.renew(batch)
+    assert nodes.asked == [(clock(), ["other"])]
+    assert (other.renewals, held.renewals) == (1, 0)
+
+
+def test_the_heap_is_swept(take, watchdog):
+    """Many short tasks leave no trail behind: what is gone is dropped, what is held stays."""
+    kept = [take(f"kept-{i}") for i in range(3)]
+    for i in range(20 * STALE):
+        watchdog.unwatch(take(f"gone-{i}"))
+    assert len(watchdog._due) <= STALE + 2 * len(kept) + 1
+    assert set(watchdog.held) == set(kept)
+    assert {held for _, _, held in watchdog._due} >= set(kept)
+    assert watchdog._due[0] == min(watchdog._due, key=lambda entry: entry[:2])
+
+
+# -- many at once ------------------------------------------------------------------------
+
+
+def test_what_is_due_together_is_renewed_together(take, watchdog, clock, nodes):
+    """One round for all that are due, up to a batch; the rest follows at once."""
+    locks = [take(f"k{i}") for i in range(BATCH + 7)]
+    clock.advance(5.0)
+    take("later")
+    clock.advance(5.0)
+    assert [watchdog.tick(), watchdog.tick(), watchdog.tick()] == [BATCH, 7, 0]
+    names = [name for _, asked in nodes.asked for name in asked]
+    assert names == [held.name for held in locks]
+
+
+def test_each_lock_has_its_own_outcome(take, watchdog, clock, told):
+    """One round can renew one lock, lose another, and leave a third undecided."""
+    locks = {name: take(name) for name in ("renewed", "stolen", "unknown")}
+
+    def extend(leases):
+        return [
+            {"renewed": replace(lease, valid_until=clock() + 28.5), "stolen": "stolen"}.get(
+                lease.name
+            )
+            for lease in leases
+        ]
+
+    watchdog._extend = extend
+    clock.advance(10.0)
+    watchdog.tick()
+    assert {name: held.lost_reason for name, held in locks.items()} == {
+        "renewed": None,
+        "stolen": "stolen",
+        "unknown": None,
+    }
+    assert told == [("renewed", 18.5), ("stolen", None)]
+    assert watchdog.next_due() < clock() + 4.0
+
+
+def test_locks_of_all_ttls_come_up_in_their_time(take, watchdog, clock, nodes):
+    """A short lease taken later is due before a long one taken earlier."""
+    take("long", ttl=60.0)
+    take("short", ttl=3.0)
+    clock.advance(1.0)
+    watchdog.tick()
+    assert nodes.asked[0][1] == ["short"]
+
+
+# -- what goes wrong ---------------------------------------------------------------------
+
+
+def test_a_holders_callback_that_fails_harms_no_other_lock(watchdog, take, clock, nodes, told):
+    """What it raises is logged; the loss is told, and the others are settled as they must."""
+
+    def fails(held):
+        raise ValueError("no such thread")
+
+    first, second, third = take("first"), take("second", on_lost=fails), take("third")
+
+    def extend(leases):
+        return ["stolen" if x.name == "second" else nodes([x])[0] for x in leases]
+
+    watchdog._extend = extend
+    clock.advance(10.0)
+    watchdog.tick()
+    assert (first.renewals, third.renewals, second.lost_reason) == (1, 1, "stolen")
+    assert told == [("first", 18.5), ("second", None), ("third", 18.5)]
+    assert len(watchdog._due) == 2
+
+
+def test_a_late_thread_says_so(take, watchdog, clock, caplog):
+    """More than a sixth of the TTL behind, leases are at risk: something starves the process."""
+    take()
+    clock.advance(10.0 + 5.1)
+    with caplog.at_level(logging.WARNING):
+        watchdog.tick()
+    assert "5.1 s late" in caplog.text
+
+
+def test_a_thread_that_is_nearly_in_time_says_nothing(take, watchdog, clock, caplog):
+    """Up to a sixth of the TTL is nothing to complain about."""
+    take()
+    clock.advance(10.0 + 4.9)
+    watchdog.tick()
+    assert caplog.text == ""
+
+
+# -- the thread ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Make watchdogs with a thread; each ends with the test that started it."""
+    threads, made = [], []
+    real, ended = threading.Thread, threading.Event()
+
+    def thread(*args, **kwargs):
+        threads.append(real(*args, **kwargs))
+        return threads[-1]
+
+    monkeypatch.setattr(module.threading, "Thread", thread)
+
+    class Mortal(Watchdog):
+        def _run(self):
+            with contextlib.suppress(SystemExit):
+                super()._run()
+
+        def take_due(self):
+            if ended.is_set():
+                raise SystemExit
+            return super().take_due()
+
+    def started(extend, told=lambda held, margin: None):
+        made.append(Mortal(extend, told, time.monotonic))
+        return made[-1]
+
+    yield started
+    ended.set()
+    for watchdog in made:
+        with watchdog._changed:
+            watchdog._changed.notify_all()
+    for each in threads:
+        each.join(PATIENCE)
+        assert not each.is_alive()
+
+
+def due_now(watchdog, name="k"):
+    """Have a lock watched whose renewal is due already."""
+    held = HeldLock(lease_of(time.monotonic, name, valid_until=float("inf")))
+    watchdog.watch(held, time.monotonic() - 10.0)
+    return held
+
+
+def test_the_thread_starts_with_the_first_lease(start):
+    """Without a lease there is no thread; with one it renews by itself, and tells."""
+    renewed = threading.Event()
+    before = threading.active_count()
+    watchdog = start(
+        lambda leases: [replace(x, ttl=1e6) for x in leases], lambda held, margin: renewed.set()
+    )
+    assert threading.active_count() == before
+    held = due_now(watchdog)
+    assert renewed.wait(PATIENCE)
+    assert held.renewals == 1
+
+
+def test_a_sleeping_thread_is_woken_for_an_earlier_lease(start):
+    """A lease that is due before all others does not wait for them."""
+    asked = threading.Event()
+
+    def extend(leases):
+        if leases[0].name == "soon":
+            asked.set()
+        return ["stolen"] * len(leases)
+
+    watchdog = start(extend)
+    watchdog.watch(HeldLock(lease_of(time.monotonic, "late", ttl=3e5)), time.monotonic())
+    due_now(watchdog, "soon")
+    assert asked.wait(PATIENCE)
+
+
+def test_an_error_in_a_round_does_not_kill_the_thread(start, caplog):
+    """It is logged, and the leases of that round are tried again."""
+    rounds, worked = [], threading.Event()
+
+    def extend(leases):
+        rounds.append(len(leases))
+        if len(rounds) == 1:
+            raise ValueError("no file descriptors")
+        worked.set()
+        return ["stolen"] * len(leases)
+
+    held = HeldLock(lease_of(time.monotonic, ttl=0.001, valid_until=float("inf")))
+    start(extend).watch(held, 0.0)
+    assert worked.wait(PATIENCE)
+    assert "no file descriptors" in caplog.text
+
+
+def test_a_thread_that_died_is_replaced(start):
+    """Whatever killed it, the next lease has a watchdog again."""
+    asked = threading.Event()
+
+    def extend(leases):
+        if leases[0].name == "killer":
+            raise SystemExit
+        asked.set()
+        return ["stolen"] * len(leases)
+
+    watchdog = start(extend)
+    due_now(watchdog, "killer")
+    watchdog._thread.join(PATIENCE)
+    due_now(watchdog, "next")
+    assert asked.wait(PATIENCE)
+
+
+def test_a_thread_that_cannot_start_is_tried_again(watchdog, clock, monkeypatch):
+    """A process out of threads fails this lease, and not all that follow."""
+    started = []
+
+    def start():
+        started.append(1)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(watchdog, "_start", start)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            watchdog.watch(HeldLock(lease_of(clock)), clock())
+    assert len(started) == 2
+
+
+def test_giving_back_waits_for_a_renewal_under_way(start):
+    """Sent after the release, the renewal would set the key again, and nobody would hold it."""
+    log = []
+    asking, may_answer = threading.Event(), threading.Event()
+
+    def extend(leases):
+        asking.set()
+        assert may_answer.wait(PATIENCE)
+        log.append("renewal sent")
+        return [None] * len(leases)
+
+    watchdog = start(extend)
+    held = due_now(watchdog)
+    assert asking.wait(PATIENCE)
+
+    def give_back():
+        watchdog.unwatch(held)
+        log.append("release sent")
+
+    giver = threading.Thread(target=give_back)
+    giver.start()
+    while giver.is_alive() and not watchdog._changed._waiters:
+        pass
+    may_answer.set()
+    giver.join(PATIENCE)
+    assert log == ["renewal sent", "release sent"]
+
+
+def test_a_child_process_watches_nothing(take, watchdog):
+    """After a fork the leases are the parent's, and so is the thread."""
+    take()
+    watchdog.after_fork_in_child()
+    assert (watchdog.held, watchdog._due, watchdog._thread) == ([], [], None)
+
+
+def test_all_watchdogs_are_reset_by_a_fork(take, watchdog):
+    """The hook that runs in a forked child reaches each of them."""
+    take()
+    module._forget_parent()
+    assert watchdog.held == []
