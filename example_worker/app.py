@@ -1,5 +1,5 @@
 """
-A small shop: invoices that must be billed once, an import that takes long, a periodic report.
+A small shop: invoices with a lock each, an import that takes long, a periodic report.
 
     celery -A example_worker.app worker
     celery -A example_worker.app beat
@@ -54,12 +54,19 @@ app.conf.update(
 
 @app.task(base=RedlockTask, bind=True, lock_key="invoice:{invoice_id}", on_conflict="skip")
 def bill(self: RedlockTask, invoice_id: int, seconds: float = 2.0) -> str:
-    """Bill an invoice; a second copy that comes meanwhile is skipped."""
+    """
+    Bill an invoice, once.
+
+    A second copy that comes meanwhile is skipped. One that comes later runs, and looks first:
+    the lock is what makes it safe to look and then to act.
+    """
+    lock, entry = self.lock, f"invoice {invoice_id}"
+    if ledger.read(entry) is not None:
+        return f"{entry} was billed before"
     time.sleep(seconds)  # the card has to be charged somewhere
-    lock = self.lock
     lock.ensure_held()
-    ledger.write(lock.name, lock.fence, f"invoice {invoice_id}", f"billed by {self.request.id}")
-    return f"invoice {invoice_id} billed with fence {lock.fence}"
+    ledger.write(lock.name, lock.fence, entry, f"billed by {self.request.id}")
+    return f"{entry} billed with fence {lock.fence}"
 
 
 @app.task(

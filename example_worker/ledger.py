@@ -70,6 +70,13 @@ def write(lock: str, fence: int | None, name: str, content: str) -> None:
         db.execute(WRITE, {"name": name, "content": content, "fence": fence})
 
 
+def read(name: str) -> str | None:
+    """Return the content of one entry, None if there is none."""
+    with transaction() as db:
+        found = db.execute("SELECT content FROM entry WHERE name = ?", (name,)).fetchone()
+        return None if found is None else str(found[0])
+
+
 def count() -> int:
     """Return how many entries there are."""
     with transaction() as db:

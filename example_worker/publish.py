@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog="python -m example_worker.publish", description=__doc__)
     made.add_argument("--invoices", type=int, default=3, help="how many invoices (default 3)")
+    made.add_argument("--first", type=int, default=int(time.time()), help="number (default: new)")
     made.add_argument("--copies", type=int, default=3, help="of each invoice (default 3)")
     made.add_argument("--seconds", type=float, default=2.0, help="per invoice (default 2)")
     made.add_argument("--loads", type=int, default=2, help="imports of one file (default 2)")
@@ -40,7 +42,7 @@ def publish(options: argparse.Namespace) -> list[tuple[AsyncResult, str]]:
     bills = [
         (bill.delay(number, seconds=options.seconds), f"bill {number}")
         for _ in range(options.copies)
-        for number in range(1, options.invoices + 1)
+        for number in range(options.first, options.first + options.invoices)
     ]
     loads = [
         (load.delay("stock.csv", rows=options.rows), "load stock.csv") for _ in range(options.loads)

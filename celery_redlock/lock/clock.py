@@ -15,6 +15,8 @@ __all__ = ["ClockReading", "jump_between", "now"]
 
 #: How much a node's clock may disagree with ours before it counts as a jump [s].
 JUMP_TOLERANCE = 0.05
+#: To what a node tells its time [s].
+RESOLUTION = 0.001
 
 
 if hasattr(time, "CLOCK_BOOTTIME"):
@@ -49,8 +51,12 @@ class ClockReading(NamedTuple):
 
     @classmethod
     def of(cls, sent: float, received: float, node_now: float) -> ClockReading:
-        """Return the reading of a node that said *node_now* between *sent* and *received* [s]."""
-        return cls(node_now - received, node_now - sent, received)
+        """
+        Return the reading of a node that said *node_now* between *sent* and *received* [s].
+
+        Nodes tell whole milliseconds, cut off: theirs may be up to one later.
+        """
+        return cls(node_now - received, node_now + RESOLUTION - sent, received)
 
 
 def jump_between(before: ClockReading, after: ClockReading, drift_factor: float) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
@@ -101,11 +101,8 @@ def pack_guarded(head: tuple[bytes, ...]) -> bytes:
     return b"*%d\r\n" % (len(head) + 1) + pack(*head).partition(b"\r\n")[2]
 
 
-class Owed(NamedTuple):
-    """A reply that a node owes: to which call, and since when [s]; None for one of our own."""
-
-    call: Call | None
-    sent: float
+#: A reply that a node owes: to which call (None for one of our own), and since when [s].
+Owed = tuple["Call | None", float]
 
 
 class Node:
@@ -172,10 +169,10 @@ class Node:
         connection, self.connection = self.connection, None
         self.fail(problem)
         owed, self._owed = self._owed, deque()
-        for reply in owed:
-            if reply.call is not None:
-                reply.call.take(self.position, self._unreachable())
-                self._keep(reply.call, reply.sent)
+        for call, sent in owed:
+            if call is not None:
+                call.take(self.position, self._unreachable())
+                self._keep(call, sent)
         if connection is not None:
             connection.disconnect()
 
@@ -193,7 +190,7 @@ class Node:
 
     def is_late(self, now: float) -> bool:
         """Return whether the node has owed an answer for longer than a round waits."""
-        return bool(self._owed) and now - self._owed[0].sent > self._rules.node_timeout
+        return bool(self._owed) and now - self._owed[0][1] > self._rules.node_timeout
 
     def suspect(self, since: float) -> None:
         """Note that a round gave up on this node; it is not waited for until it has answered."""
@@ -222,14 +219,14 @@ class Node:
                 self._keep(call, now)
             return
         if self.is_late(now):
-            if now - self._owed[0].sent > PATIENCE:
+            if now - self._owed[0][1] > PATIENCE:
                 msg = f"no answer for {PATIENCE:g} s"
                 raise Gone(msg)
             self.suspect(now)
         if self.suspect_since is not None:
             calls = self._only_notes(calls)
         if calls:
-            self._owed.extend([Owed(call, now) for call in calls])
+            self._owed.extend([(call, now) for call in calls])
             self._write(b"".join([self._bytes(call) for call in calls]))
 
     def _only_notes(self, calls: Sequence[Call]) -> list[Call]:
@@ -271,7 +268,7 @@ class Node:
             msg = "sent a reply that nobody asked for"
             raise Gone(msg)
         call, sent = self._owed[0]
-        if call is not None and not isinstance(reply, NoScriptError):
+        if call is not None and call.is_open and not isinstance(reply, NoScriptError):
             call.take(self.position, self._vote(call, reply, sent, now))
         self._owed.popleft()
         if call is not None and isinstance(reply, NoScriptError):
@@ -288,7 +285,7 @@ class Node:
         except (LookupError, TypeError, ValueError) as error:
             msg = "sent a reply that makes no sense"
             raise Gone(msg) from error
-        return self._checked(vote, sent, now)
+        return self._checked(vote, sent, now) if vote.node_now else vote
 
     def _send_source(self, call: Call, now: float) -> None:
         """Repeat a call whose script the node forgot; not a grant that nobody waits for."""
@@ -297,13 +294,11 @@ class Node:
         request = call.request
         head = (b"EVAL", request.script.source, b"%d" % len(request.keys))
         whole = (*head, *request.keys, *request.arguments)
-        self._owed.append(Owed(call, now))
+        self._owed.append((call, now))
         self._write(pack_guarded(whole) + self._boot if request.script.guarded else pack(*whole))
 
     def _checked(self, vote: Vote, sent: float, now: float) -> Vote:
         """Return *vote*, or none at all if the node's clock has jumped since its last one."""
-        if not vote.node_now:
-            return vote
         reading = ClockReading.of(sent, now, vote.node_now)
         before, self._reading = self._reading, reading
         if before is None:
@@ -320,7 +315,7 @@ class Node:
     def _quarantine(self, now: float) -> None:
         """Keep this node from voting for anybody: keys may have expired before their time."""
         keys, left = Keys.of(self._rules.prefix, ""), self._rules.quarantine
-        self._owed.append(Owed(None, now))
+        self._owed.append((None, now))
         self._write(pack(b"SET", keys.quarantine, b"1", b"PX", ms(left)))
         self._news.append(NodeQuarantined(self.label, left))
 
@@ -329,9 +324,12 @@ class Node:
 
     def _write(self, data: bytes) -> None:
         try:
-            self.connection.send_packed_command([data], check_health=False)  # type: ignore[union-attr]
-        except (RedisError, OSError) as error:
+            sent = self.sock.send(data)
+        except OSError as error:
             raise Gone(str(error)) from error
+        if sent < len(data):  # so much unread by the node: it hangs
+            msg = "takes no more requests"
+            raise Gone(msg)
 
     def _unreachable(self) -> Vote:
         if self.suspect_since is not None:

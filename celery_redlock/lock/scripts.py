@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from celery_redlock.lock.votes import TOKEN_LENGTH, Vote, VoteKind
@@ -43,17 +44,16 @@ FOREIGN = "enrolled for another list of nodes or redlock_max_ttl"
 # belongs to clients of another configuration, and votes for nobody here (-6).
 GUARD = (
     """
-local function standing(boot, quarantine, boot_id, quarantine_ms)
+local function standing(found, held_back, boot, quarantine, boot_id, quarantine_ms)
   if quarantine_ms == '0' then return 1 end
-  local found = redis.call('GET', boot)
   if found ~= boot_id then
     if found and string.sub(found, 1, 41) == string.sub(boot_id, 1, 41) then return -6, 0 end
     redis.call('SET', boot, boot_id, 'PX', '%d')
     redis.call('SET', quarantine, '1', 'PX', quarantine_ms)
+    held_back = true
   end
-  local left = redis.call('PTTL', quarantine)
-  if left == -2 then return 1 end
-  return -2, left
+  if held_back then return -2, redis.call('PTTL', quarantine) end
+  return 1
 end
 local function now_ms()
   local t = redis.call('TIME')
@@ -68,21 +68,18 @@ end
 #      7 quarantine or '0' 8 boot id
 ACQUIRE_LUA = """
 local now = now_ms()
-local code, left = standing(KEYS[4], KEYS[5], ARGV[8], ARGV[7])
+local cur, seen, marker, found, held_back = unpack(redis.call('MGET', unpack(KEYS)))
+local code, left = standing(found, held_back, KEYS[4], KEYS[5], ARGV[8], ARGV[7])
 if code ~= 1 then return {code, now, left} end
-if KEYS[3] ~= KEYS[1] then
-  local marker = redis.call('GET', KEYS[3])
-  if marker then return {-3, now, marker} end
-end
-local cur = redis.call('GET', KEYS[1])
+if marker and KEYS[3] ~= KEYS[1] then return {-3, now, marker} end
 if cur and string.sub(cur, 1, %d) ~= ARGV[1] then
-  return {0, now, redis.call('PTTL', KEYS[1]), cur, redis.call('GET', KEYS[2]) or '0'}
+  return {0, now, redis.call('PTTL', KEYS[1]), cur, seen or '0'}
 end
 local fence = '0'
 if ARGV[4] ~= '0' then
   local proposed = tonumber(ARGV[4])
   if proposed > (now + tonumber(ARGV[6])) * 4096 then return {-5, now} end
-  local f = tonumber(redis.call('GET', KEYS[2]) or '0') + 1
+  local f = tonumber(seen or '0') + 1
   if proposed > f then f = proposed end
   fence = string.format('%%.0f', f)
   redis.call('SET', KEYS[2], fence, 'PX', ARGV[5])
@@ -98,18 +95,18 @@ return {1, now, fence}
 RENEW_LUA = (
     """
 local now = now_ms()
-local code, left = standing(KEYS[3], KEYS[4], ARGV[8], ARGV[7])
-local cur = redis.call('GET', KEYS[1])
+local cur, seen, found, held_back = unpack(redis.call('MGET', unpack(KEYS)))
+local code, left = standing(found, held_back, KEYS[3], KEYS[4], ARGV[8], ARGV[7])
 local kind = 1
 if not cur and ARGV[6] == '1' then kind = 2
 elseif not cur or string.sub(cur, 1, %d) ~= ARGV[1] then
   local ttl = redis.call('PTTL', KEYS[1])
-  return {0, now, ttl, cur or '', redis.call('GET', KEYS[2]) or '0'}
+  return {0, now, ttl, cur or '', seen or '0'}
 end
 redis.call('SET', KEYS[1], ARGV[1] .. ARGV[2], 'PX', ARGV[3])
 local fence = '0'
 if ARGV[4] ~= '0' then
-  local f = tonumber(redis.call('GET', KEYS[2]) or '0')
+  local f = tonumber(seen or '0')
   local m = tonumber(ARGV[4])
   if m > f then f = m end
   fence = string.format('%%.0f', f)
@@ -154,7 +151,8 @@ if not found and ARGV[3] == 'trust' then
 elseif found and string.sub(found, 41) ~= string.sub(ARGV[1], 41) then
   return {'foreign', now, 0, found}
 end
-local code, left = standing(KEYS[1], KEYS[2], ARGV[1], ARGV[2])
+local held_back = redis.call('EXISTS', KEYS[2]) == 1
+local code, left = standing(redis.call('GET', KEYS[1]), held_back, KEYS[1], KEYS[2], ARGV[1], ARGV[2])
 return {'enrolled', now, left or 0, found or ''}
 """ % (BOOT_RETENTION, BOOT_RETENTION)  # noqa: UP031
 
@@ -191,11 +189,12 @@ class Keys(NamedTuple):
     boot: bytes
     quarantine: bytes
 
-    @classmethod
-    def of(cls, prefix: str, name: str) -> Keys:
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def of(prefix: str, name: str) -> Keys:
         """Return the keys of *name*; each is shorter than 200 bytes."""
         short = shorten(name)
-        return cls(
+        return Keys(
             *(f"{prefix}:{part}".encode() for part in (f"lock:{short}", f"fence:{short}")),
             *(f"{prefix}:node:{part}".encode() for part in ("boot", "quarantine")),
         )

@@ -263,7 +263,7 @@ class Execution:
                 kin, taken = self._kinship(error.holder), error
         if kin is None:
             raise taken
-        raise set_aside(self.task, self.request, taken.holder.get("ttl", LOOK_AGAIN))
+        raise set_aside(self.task, self.request, taken.holder.get("ttl", LOOK_AGAIN), taken)
 
     def _take(self, wait: float) -> HeldLock:
         options = self.options

@@ -14,7 +14,6 @@ from typing import Any
 
 from celery.exceptions import Ignore, Reject
 
-from celery_redlock.errors import LockNotAcquired
 from celery_redlock.plugin import first_url
 
 __all__ = ["come_again", "longest_countdown", "set_aside", "times_put_off", "warn_if_forgetful"]
@@ -66,7 +65,7 @@ def times_put_off(request: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def set_aside(task: Any, request: Any, after: float) -> Ignore:
+def set_aside(task: Any, request: Any, after: float, otherwise: Exception | None = None) -> Ignore:
     """
     Publish a copy for later and return what ends this delivery without writing a state.
 
@@ -74,13 +73,20 @@ def set_aside(task: Any, request: Any, after: float) -> Ignore:
         task: The task.
         request: Of the delivery that must not run now.
         after: When the copy may have its turn [s from now].
+        otherwise: As of `come_again`.
     """
     countdown = max(1, math.ceil(min(after, longest_countdown(task.app))))
-    come_again(task, request, countdown)
+    come_again(task, request, countdown, otherwise)
     return Ignore(f"set aside for {countdown} s: this execution is still running")
 
 
-def come_again(task: Any, request: Any, countdown: int, put_off: int | None = None) -> None:
+def come_again(
+    task: Any,
+    request: Any,
+    countdown: int,
+    otherwise: Exception | None = None,
+    put_off: int | None = None,
+) -> None:
     """
     Publish the task again with all it carries, `retries` unchanged.
 
@@ -88,12 +94,12 @@ def come_again(task: Any, request: Any, countdown: int, put_off: int | None = No
         task: The task.
         request: Of this delivery.
         countdown: When [whole s from now, >= 1: quorum queues take nothing else].
+        otherwise: How the task is to fail, visibly, if it could not be published and the
+            delivered message was acknowledged early.
         put_off: New value of the counter in the header; None leaves it as it is.
 
     Raises:
         Reject: It could not be published, and the broker still has the delivered message.
-        LockNotAcquired: It could not be published, and the delivered message was
-            acknowledged early: the task fails visibly.
     """
     headers = dict(request.headers or {})
     if put_off is not None:
@@ -104,8 +110,7 @@ def come_again(task: Any, request: Any, countdown: int, put_off: int | None = No
     try:
         again.apply_async(add_to_parent=False)
     except Exception as error:
-        if task.acks_late:
-            raise Reject(error, requeue=True) from error
-        raise LockNotAcquired(
-            task.name, {"broker": f"could not put the task off: {error}"}
-        ) from error
+        logger.exception("%s[%s] could not be published again", task.name, request.id)
+        if otherwise is not None and not task.acks_late:
+            raise otherwise from error
+        raise Reject(error, requeue=True) from error

@@ -104,7 +104,7 @@ def reschedule(
     if policy.max_reschedules is not None and times >= policy.max_reschedules:
         raise error
     countdown = policy.countdown(times, longest_countdown(task.app))
-    come_again(task, request, countdown, put_off=times + 1)
+    come_again(task, request, countdown, error, put_off=times + 1)
     notify(
         TaskRescheduled(error.name, task.name, request.id, cause_of(error), countdown, times + 1)
     )

@@ -75,7 +75,7 @@ def trusted(five_nodes, settings):
 def publish(env, *arguments):
     """Run publish.py and return its lines as ``(what, outcome)``, and its exit code."""
     done = subprocess.run(
-        [*PUBLISH, *arguments],
+        [*PUBLISH, "--first", "1", *arguments],
         cwd=ROOT,
         env={**os.environ, **env},
         capture_output=True,
@@ -111,6 +111,10 @@ def test_copies_published_together_run_once(trusted, start_worker, events):
         says_who = rf"skipped \(conflict\): task [0-9a-f]{{8}} runs on \S+, process {body.pid}"
         assert all(re.fullmatch(says_who, words) for words in others), others
     assert ledger(trusted) == {"invoice 1": 1, "invoice 2": 1, "invoice 3": 1, "report": 1}
+    lines, _ = publish(trusted, "--loads", "0", "--copies", "1")
+    assert [words for _, words in lines] == [
+        f"SUCCESS: invoice {number} was billed before" for number in (1, 2, 3)
+    ]
 
 
 def test_an_import_longer_than_its_lease_is_never_overtaken(trusted, start_worker, events):

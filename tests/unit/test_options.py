@@ -21,7 +21,7 @@ def declare(app, base=RedlockTask, **options):
     """Declare a task as a user does, and have it registered."""
 
     @app.task(base=base, name="shop.bill", shared=False, **options)
-    def bill(invoice_id, dry_run=False):
+    def bill(invoice_id, *, dry_run=False):
         return invoice_id
 
     return app.tasks["shop.bill"]

@@ -1,0 +1,663 @@
+"""
+What happens when servers, network and clients fail; and that each protection is needed.
+
+A protection's test has a twin that switches the protection off and must see the harm:
+two holders at once, a lock that leaks, or a loss that nobody notices. Otherwise the
+first would prove nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+import celery_redlock
+from celery_redlock import events
+from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable
+from celery_redlock.lock import clock, held, node, requests, rounds, survey, votes
+from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.lock.rounds import Wanted
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import RELEASE_LUA, Keys, Script, read_release
+from celery_redlock.lock.watchdog import Watchdog
+from support.waiting import eventually
+
+ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}
+BRIEF = {"ttl": 0.9, "max_ttl": 1.0, "node_timeout": 0.3}
+
+protection = pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
+
+
+@pytest.fixture
+def locks():
+    """Return a function that makes a `Redlock` on servers, which enrols them first."""
+    with contextlib.ExitStack() as stack:
+
+        def make(servers, *, bootstrap=True, observers=(), **settings):
+            urls = [server.url for server in servers]
+            rules = Rules(**{**ROOMY, **settings})
+            if bootstrap:
+                told = survey.bootstrap(urls, rules)
+                assert set(told.values()) == {"enrolled"}, told
+            made = Redlock(urls, rules, observers)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def paused():
+    """Return a function that stops servers until the test ends, or until it is called again."""
+    stopped = []
+
+    def pause(*servers):
+        for server in stopped:
+            server.resume()
+        stopped[:] = servers
+        for server in servers:
+            server.pause()
+
+    yield pause
+    pause()
+
+
+def value_of(server, name):
+    """Return the lock's value on one server."""
+    with redis.Redis.from_url(server.url) as client:
+        return client.get(Keys.of("redlock", name).lock)
+
+
+def grants(lock, name):
+    """Return whether *name* is to be had."""
+    try:
+        lock.acquire(name)
+    except (LockTaken, QuorumUnavailable):
+        return False
+    return True
+
+
+# -- every protection, and what happens without it -----------------------------------------
+
+
+@protection
+def test_a_late_release_does_not_free_the_next_holders_lock(five_nodes, locks, monkeypatch, on):
+    """The token is compared. Without that a release by one who lost frees what another holds."""
+    if not on:
+        blind = Script(RELEASE_LUA.replace("== ARGV[1]", "~= nil"), read_release, guarded=False)
+        monkeypatch.setattr(requests, "RELEASE", blind)
+        monkeypatch.setattr(node, "NOTES", (blind,))
+    slow = locks(five_nodes[:3], **BRIEF)
+    second, third = (locks(five_nodes[:3], bootstrap=False, **BRIEF) for _ in range(2))
+    late = slow.acquire("report")
+    holder = second.acquire("report", wait=5)
+    slow.release(late)
+    stolen = grants(third, "report")
+    assert holder.remaining() > 0
+    assert stolen is not on
+
+
+@protection
+def test_the_quorum_is_over_the_configured_nodes(
+    redis_nodes, proxied_nodes, locks, monkeypatch, on
+):
+    """Parted clients cannot both have a lock, unless they count the nodes they reach."""
+    if not on:
+        for module in (votes, rounds, node):
+            monkeypatch.setattr(module, "quorum", lambda reached: 2)
+    servers = redis_nodes(5)
+    ways = [proxied_nodes(servers), proxied_nodes(servers)]
+    parted = []
+    for links, reached in zip(ways, ((0, 1), (3, 4)), strict=True):
+        parted.append(locks(links, node_timeout=0.2, prefix=f"{len(parted)}", restart_guard=False))
+        for number, link in enumerate(links):
+            if number not in reached:
+                link.refuse()
+    # One prefix for both; the guard is another test's subject, and knows nodes by their labels.
+    parted = [Redlock([link.url for link in links], parted[0].rules) for links in ways]
+    try:
+        assert [grants(lock, "report") for lock in parted] == [not on, not on]
+    finally:
+        for lock in parted:
+            lock.close()
+
+
+@protection
+def test_a_release_goes_behind_what_it_undoes(five_nodes, proxied_nodes, locks, monkeypatch, on):
+    """On one connection a late request is undone; by way of another one it leaves a lock."""
+    links = proxied_nodes(five_nodes[:1])
+    lock = locks(links, node_timeout=0.1)
+    if not on:
+
+        def elsewhere(call, skip=frozenset()):
+            request = call.request
+            with redis.Redis.from_url(five_nodes[0].url) as client:
+                client.eval(request.script.source, 2, *request.keys, *request.arguments)
+
+        monkeypatch.setattr(lock._fanout, "tell", elsewhere)
+    lock.inspect("report")  # connects
+    links[0].blackhole()
+    with pytest.raises(QuorumUnavailable):
+        lock.acquire("report")
+    links[0].pass_through()
+    _catch_up(lock)
+    assert (value_of(five_nodes[0], "report") is None) is on
+
+
+def _catch_up(lock):
+    """Read all that the nodes owe."""
+
+    def owes_nothing():
+        lock.inspect("another")
+        return not any(node._owed for node in lock._fanout.nodes if node.connection)
+
+    eventually(owes_nothing, "end of all debts")
+
+
+def test_a_stopped_server_keeps_nothing_of_an_attempt_that_was_given_up(redis_nodes, locks, paused):
+    """SIGSTOP, a round, SIGCONT: request and release lie in the socket in their order."""
+    servers = redis_nodes(1)
+    lock = locks(servers, node_timeout=0.1)
+    lock.inspect("report")
+    paused(*servers)
+    for _ in range(5):
+        assert not grants(lock, "report")
+    paused()
+    _catch_up(lock)
+    assert value_of(servers[0], "report") is None
+    lock.acquire("report")
+
+
+@protection
+def test_every_attempt_has_a_token_of_its_own(five_nodes, locks, on):
+    """Who shares a token shares the lock: a second client is let in beside the first."""
+    one, two = locks(five_nodes[:3]), locks(five_nodes[:3], bootstrap=False)
+    if not on:
+        one._client.new_token = two._client.new_token = lambda: "c" * 40
+    holder = one.acquire("report")
+    assert grants(two, "report") is not on
+    assert holder.remaining() > 0
+
+
+@protection
+def test_a_restarted_majority_does_not_vote_at_once(redis_nodes, locks, on):
+    """Empty nodes know of no holder: without quarantine they grant a lock that is held."""
+    servers = redis_nodes(3)
+    settings = {**BRIEF, "ttl": 0.95, "restart_guard": on}
+    one, two = locks(servers, **settings), locks(servers, bootstrap=False, **settings)
+    assert grants(two, "another")  # connects
+    for server in servers[:2]:
+        server.kill()
+    holder_needs = one.acquire  # noqa: F841
+    for server in servers[:2]:
+        server.start()
+    _reconnect(one, two)
+    if on:
+        survey.bootstrap(one.nodes, one.rules)
+    holder = one.acquire("report", wait=3)
+    for server in servers[:2]:
+        server.kill()
+    for server in servers[:2]:
+        server.start()
+    _reconnect(two)
+    granted = grants(two, "report")
+    assert holder.remaining() > 0, "the machine is too slow for this test"
+    assert granted is not on
+
+
+def _reconnect(*all_locks):
+    for lock in all_locks:
+        eventually(
+            lambda lock=lock: not any(view.problem for view in lock.inspect("another")),
+            "return of all nodes",
+        )
+
+
+STOPPED = textwrap.dedent(
+    """
+    import sys, time
+    from celery_redlock.errors import LockLost
+    from celery_redlock.lock import held
+    from celery_redlock.lock.redlock import Redlock
+
+    *urls, checks = sys.argv[1:]
+    if checks == "off":
+        held.clock = type("Stopped", (), {"now": staticmethod(lambda: 0.0)})
+    lock = Redlock.from_urls(urls, ttl=0.9, max_ttl=1.0, node_timeout=0.3)
+    with lock.hold("report") as mine:
+        print("held", flush=True)
+        sys.stdin.readline()          # is stopped while it waits here
+        try:
+            mine.ensure_held()
+        except LockLost as lost:
+            print("lost", lost.reason, flush=True)
+        else:
+            print("goes on", flush=True)
+        mine._reason = mine._reason or "test"
+        import os
+        os._exit(0)
+    """
+)
+
+
+@protection
+def test_a_stopped_client_finds_its_lock_lost_at_once(five_nodes, locks, on):
+    """After SIGCONT the clock is looked at before anything else; without that it would go on."""
+    rival = locks(five_nodes[:3], **BRIEF)
+    urls = [server.url for server in five_nodes[:3]]
+    with _script(STOPPED, *urls, "on" if on else "off") as client:
+        assert client.stdout.readline() == "held\n"
+        # With its watchdog's socket stopped too, nobody renews on its behalf.
+        os.kill(client.pid, signal.SIGSTOP)
+        lease = rival.acquire("report", wait=10)
+        # What wakes up first is the main thread: its line is there before it may run.
+        client.stdin.write("go\n")
+        client.stdin.flush()
+        os.kill(client.pid, signal.SIGCONT)
+        told = client.stdout.readline()
+        assert lease.remaining() > 0, "the machine is too slow for this test"
+    assert told == ("lost deadline\n" if on else "goes on\n")
+
+
+@contextlib.contextmanager
+def _script(source, *arguments):
+    path = [str(Path(celery_redlock.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    with subprocess.Popen(
+        [sys.executable, "-c", source, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@protection
+def test_a_renewal_after_the_deadline_revives_nothing(five_nodes, locks, monkeypatch, on):
+    """A lease that another may have had in between stays lost, whatever the nodes say now."""
+    lock, rival = locks(five_nodes[:3], **BRIEF), locks(five_nodes[:3], bootstrap=False, **BRIEF)
+    late = lock.acquire("report")
+    rival.release(rival.acquire("report", wait=5))
+    if not on:
+        monkeypatch.setattr(lock._client, "now", lambda: late.valid_until - 0.1)
+    try:
+        lock.extend(late)
+        revived = True
+    except LockLost:
+        revived = False
+    assert revived is not on
+
+
+@protection
+def test_a_renewal_that_overtakes_its_release_leaves_no_lock_behind(
+    five_nodes, locks, monkeypatch, on
+):
+    """A lock given back while the watchdog was about to renew it is free all the same."""
+    lock = locks(five_nodes[:3])
+    if not on:
+        monkeypatch.setattr(lock, "_release_again", lambda leases: None)
+    mine = lock.take(Wanted("report", 10.0))
+    lease = mine.lease
+    lock.give_back(mine)
+    lock._extend_all([lease])  # the watchdog had looked before, and comes too late
+    _catch_up(lock)
+    assert (value_of(five_nodes[0], "report") is None) is on
+
+
+@protection
+def test_a_release_without_a_connection_is_made_up_for(five_nodes, proxied_nodes, locks, on):
+    """What could not be released in a failing network is released when it is back."""
+    links = proxied_nodes(five_nodes[:3])
+    lock = locks(links)
+    lease = lock.acquire("report")
+    eventually(lambda: all(value_of(server, "report") for server in five_nodes[:3]), "all grants")
+    for link in links:
+        link.refuse()
+    assert lock.release(lease) is ReleaseOutcome.UNKNOWN
+    if not on:
+        for one in lock._fanout.nodes:
+            one._undelivered.clear()
+    for link in links:
+        link.pass_through()
+    _reconnect(lock)
+    assert grants(lock, "report") is on
+
+
+@protection
+def test_a_jump_of_a_nodes_clock_voids_its_vote(five_nodes, locks, monkeypatch, on):
+    """A node whose keys may have expired early neither votes nor is believed by anybody else."""
+    told = []
+    lock = locks(five_nodes[:1], observers=[told.append])
+    other = locks(five_nodes[:1], bootstrap=False)
+    lock.release(lock.acquire("report"))
+    if not on:
+        monkeypatch.setattr("celery_redlock.lock.clock.JUMP_TOLERANCE", 1e9)
+    _step_clock(monkeypatch, lock, 30.0)
+    assert grants(lock, "report") is not on
+    if on:
+        _catch_up(lock)
+        (jump,) = [event for event in told if isinstance(event, events.NodeClockJump)]
+        assert jump.jump == pytest.approx(30.0, abs=1.0)
+        assert [event for event in told if isinstance(event, events.NodeQuarantined)]
+        with pytest.raises(QuorumUnavailable, match="quarantined"):
+            other.acquire("report")
+
+
+def _step_clock(monkeypatch, lock, step):
+    """Make the first node's clock say *step* more, to this client."""
+    first = lock._fanout.nodes[0]
+    checked = first._checked
+
+    def stepped(vote, sent, now):
+        return checked(vote._replace(node_now=vote.node_now and vote.node_now + step), sent, now)
+
+    monkeypatch.setattr(first, "_checked", stepped)
+
+
+def test_a_backward_jump_is_told_and_costs_one_vote_only(five_nodes, locks, monkeypatch):
+    """Keys live too long then, which is no danger: no quarantine, and the next vote counts."""
+    told = []
+    lock = locks(five_nodes[:1], observers=[told.append])
+    lock.release(lock.acquire("report"))
+    _step_clock(monkeypatch, lock, -30.0)
+    assert not grants(lock, "report")
+    assert grants(lock, "report")
+    (jump,) = [event for event in told if isinstance(event, events.NodeClockJump)]
+    assert jump.jump == pytest.approx(-30.0, abs=1.0)
+    assert not [event for event in told if isinstance(event, events.NodeQuarantined)]
+
+
+def test_a_slow_reply_is_no_jump(five_nodes, proxied_nodes, locks):
+    """However long an answer was under way, the clocks are not to blame."""
+    told = []
+    links = proxied_nodes(five_nodes[:1])
+    lock = locks(links, observers=[told.append], node_timeout=1.0)
+    for delay in (0.0, 0.15, 0.0, 0.3, 0.0):
+        links[0].delay(delay)
+        lock.release(lock.acquire("report"))
+    assert not [event for event in told if isinstance(event, events.NodeClockJump)]
+
+
+# -- nodes that fail --------------------------------------------------------------------------
+
+
+def _cycle(lock, name="report"):
+    began = time.perf_counter()
+    lease = lock.acquire(name)
+    assert lock.release(lease) is ReleaseOutcome.RELEASED
+    return time.perf_counter() - began
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_failed_minority_costs_nothing_after_the_first_round(
+    five_nodes, redis_nodes, locks, paused, how
+):
+    """With two of five nodes gone, a cycle takes as long as on five healthy ones."""
+    servers = redis_nodes(5)
+    healthy, ailing = locks(five_nodes), locks(servers)
+    for lock in (healthy, ailing):
+        _cycle(lock)
+    if how == "killed":
+        for server in servers[:2]:
+            server.kill()
+    else:
+        paused(*servers[:2])
+    _cycle(ailing)
+    _cycle(ailing)
+    times = {healthy: [], ailing: []}
+    for _ in range(400):  # by turns, so that both see the same load of the machine
+        for lock, seen in times.items():
+            seen.append(_cycle(lock))
+    ratio = statistics.median(times[ailing]) / statistics.median(times[healthy])
+    assert ratio <= 1.5
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_node_that_returns_is_used_again(redis_nodes, locks, paused, how):
+    """It is told down and up, and after its return its vote counts: the others may go then."""
+    servers = redis_nodes(3)
+    told = []
+    lock = locks(servers, observers=[told.append])
+    _cycle(lock)
+    first = lock.labels[0]
+    if how == "killed":
+        servers[0].kill()
+    else:
+        paused(servers[0])
+
+    def told_of(kind):
+        _cycle(lock)
+        return [event for event in told if isinstance(event, kind) and event.node == first]
+
+    eventually(lambda: told_of(events.NodeDown), "NodeDown")
+    ups = len(told_of(events.NodeUp))
+    if how == "killed":
+        servers[0].start()
+    else:
+        paused()
+    eventually(lambda: len(told_of(events.NodeUp)) > ups, "NodeUp")
+    survey.bootstrap(lock.nodes, lock.rules)
+    servers[1].kill()
+    _cycle(lock)
+
+
+def test_a_stopped_node_is_used_again_however_long_it_was_away(redis_nodes, locks, paused):
+    """Also after its connection was given up: it is greeted anew when it goes on."""
+    servers = redis_nodes(3)
+    lock = locks(servers)
+    _cycle(lock)
+    paused(servers[0])
+    first = lock._fanout.nodes[0]
+
+    def given_up():
+        _cycle(lock)
+        return first.connection is None
+
+    eventually(given_up, "end of patience")
+    paused()
+    eventually(lambda: _cycle(lock) and first.connection is not None, "return of the node")
+    servers[1].kill()
+    _cycle(lock)
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_without_a_majority_it_is_said_soon_that_nobody_can_decide(
+    redis_nodes, locks, paused, how
+):
+    """With three of five nodes gone: unavailable, not taken, within little more than a round."""
+    servers = redis_nodes(5)
+    lock = locks(servers, node_timeout=0.2)
+    _cycle(lock)
+    if how == "killed":
+        for server in servers[:3]:
+            server.kill()
+    else:
+        paused(*servers[:3])
+    for _ in range(5):
+        began = time.monotonic()
+        with pytest.raises(QuorumUnavailable) as refusal:
+            lock.acquire("report")
+        assert time.monotonic() - began < 0.2 + 0.5
+        votes_told = list(refusal.value.votes.values())
+        assert sum(vote.startswith("unreachable") for vote in votes_told) >= 3
+    assert value_of(servers[4], "report") is None or _released(lock, servers[4])
+
+
+def _released(lock, server):
+    eventually(lambda: value_of(server, "report") is None, "release of the minority's votes")
+    return True
+
+
+def test_a_hung_majority_is_waited_for_once_and_not_in_every_round(redis_nodes, locks, paused):
+    """After the first timeout a node that owes an answer is not waited for until it gives it."""
+    servers = redis_nodes(3)
+    lock = locks(servers, node_timeout=0.4)
+    _cycle(lock)
+    paused(*servers[:2])
+    assert not grants(lock, "report")
+    began = time.monotonic()
+    for _ in range(10):
+        assert not grants(lock, "report")
+    assert time.monotonic() - began < 0.4
+    paused()
+    eventually(lambda: grants(lock, "report"), "return of the quorum", timeout=5)
+
+
+def test_nodes_that_hung_up_while_nobody_asked_are_back_before_the_next_round(
+    five_nodes, locks, monkeypatch
+):
+    """A server may close idle connections; the first request afterwards still finds a quorum."""
+    monkeypatch.setattr("celery_redlock.lock.fanout.QUIET", 0.0)
+    lock = locks(five_nodes[:3])
+    for _ in range(3):
+        _cycle(lock)
+        for server in five_nodes[:3]:
+            with redis.Redis.from_url(server.url) as client:
+                client.client_kill_filter(_type="normal", skipme=True)
+    _cycle(lock)
+
+
+def test_connections_that_break_in_the_middle_of_rounds_harm_no_round_after(
+    five_nodes, proxied_nodes, locks
+):
+    """Resets at any moment end in an outcome, and when they stop all nodes are used again."""
+    links = proxied_nodes(five_nodes[:3])
+    lock = locks(links)
+    _cycle(lock)
+    outcomes = {True: 0, False: 0}
+    for number in range(60):
+        link = links[number % 3]
+        breaker = threading.Thread(target=lambda link=link: (link.reset(), link.pass_through()))
+        breaker.start()
+        try:
+            _cycle(lock, f"n{number}")
+            outcomes[True] += 1
+        except (AssertionError, QuorumUnavailable):
+            outcomes[False] += 1
+        breaker.join()
+    _reconnect(lock)
+    _cycle(lock)
+    assert outcomes[True] > 30
+    assert not any(one._owed for one in lock._fanout.nodes) or _catch_up(lock) is None
+
+
+def test_dropped_replies_do_not_shift_those_that_follow(redis_nodes, locks, paused):
+    """Through many rounds with a node that stops and goes on, each answer finds its question."""
+    servers = redis_nodes(3)
+    lock = locks(servers, node_timeout=0.15)
+    for number in range(8):
+        paused(servers[number % 3])
+        leases = [lock.acquire(f"lock:{number}:{i}") for i in range(3)]
+        paused()
+        for lease in leases:
+            views = lock.inspect(lease.name)
+            told = {view.holder.get("token") for view in views if not view.problem}
+            assert told <= {lease.token[:8], None}
+            assert lease.token[:8] in told
+        for lease in leases:
+            lock.release(lease)
+    _catch_up(lock)
+
+
+# -- the watchdog -----------------------------------------------------------------------------
+
+
+def test_the_watchdog_keeps_a_lock_while_a_minority_dies(redis_nodes, locks):
+    """Over more than three TTLs and through two deaths, nobody else gets the lock."""
+    servers = redis_nodes(5)
+    lock, rival = locks(servers, ttl=1.2), locks(servers, bootstrap=False)
+    with lock.hold("report") as mine:
+        began = time.monotonic()
+        doomed = list(servers[:2])
+        while (past := time.monotonic() - began) < 3.8:
+            mine.ensure_held()
+            assert not grants(rival, "report")
+            if doomed and past > 1.2 * (3 - len(doomed)):
+                doomed.pop().kill()
+    assert mine.renewals >= 6
+
+
+def test_the_watchdog_keeps_a_lock_while_a_minority_hangs(redis_nodes, locks, paused):
+    """A stopped node delays a renewal by one round at most."""
+    servers = redis_nodes(3)
+    lock = locks(servers, ttl=1.2)
+    with lock.hold("report") as mine:
+        paused(servers[0])
+        until = time.monotonic() + 2.4
+        while time.monotonic() < until:
+            mine.ensure_held()
+            time.sleep(0.01)
+
+
+def test_a_lock_without_a_majority_is_lost_at_its_deadline_and_not_before(redis_nodes, locks):
+    """While nobody knows, the holder goes on; when the lease ends, it is told."""
+    servers = redis_nodes(3)
+    lock = locks(servers, ttl=1.2)
+    lost_at = []
+    mine = lock.take(Wanted("report", 1.2), lambda held: lost_at.append(clock.now()))
+    for server in servers[:2]:
+        server.kill()
+    deadline = mine.lease.valid_until
+    eventually(lambda: lost_at, "loss", timeout=5)
+    assert mine.lost_reason == "deadline"
+    assert deadline <= lost_at[0] < deadline + 0.6
+    with pytest.raises(LockLost):
+        mine.ensure_held()
+
+
+@protection
+def test_a_lock_is_lost_by_the_clock_even_if_the_watchdog_never_runs(
+    five_nodes, locks, monkeypatch, on
+):
+    """The holder looks at the clock itself; one who relied on the thread would go on for ever."""
+    monkeypatch.setattr(Watchdog, "_start", lambda self: None)
+    if not on:
+        monkeypatch.setattr(held.HeldLock, "lost_reason", None)
+    lock, rival = locks(five_nodes[:3], **BRIEF), locks(five_nodes[:3], bootstrap=False, **BRIEF)
+    mine = lock.take(Wanted("report", 0.9))
+    mine.ensure_held()
+    rival.acquire("report", wait=5)
+    try:
+        mine.ensure_held()
+        noticed = False
+    except LockLost as lost:
+        noticed = lost.reason == "deadline"
+    assert noticed is on
+
+
+def test_a_lost_lock_ends_before_anybody_else_can_have_it(five_nodes, locks, monkeypatch):
+    """The holder's last good moment is before the next holder's first, by the drift."""
+    monkeypatch.setattr(Watchdog, "_start", lambda self: None)
+    lock, rival = locks(five_nodes[:3], **BRIEF), locks(five_nodes[:3], bootstrap=False, **BRIEF)
+    last_good = []
+
+    def use():
+        with contextlib.suppress(LockLost):
+            while True:
+                mine.ensure_held()
+                last_good[:] = [clock.now()]
+
+    for _ in range(3):
+        mine = lock.take(Wanted("report", 0.9))
+        user = threading.Thread(target=use)
+        user.start()
+        lease = rival.acquire("report", wait=5)
+        granted = clock.now()
+        user.join()
+        assert last_good[0] < granted
+        assert mine.lease.valid_until < granted
+        rival.release(lease)

@@ -1,0 +1,879 @@
+"""What `RedlockTask` does in one process: ``apply()``, eager mode, direct calls, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import itertools
+import json
+import pickle
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import redis
+from celery import Celery, Task
+from celery.contrib.testing.worker import start_worker
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+
+from celery_redlock import (
+    ConfigurationError,
+    HeldLock,
+    LockKeyError,
+    LockLost,
+    LockNotAcquired,
+    LockTaken,
+    QuorumUnavailable,
+    Redlock,
+    RedlockTask,
+    Reschedule,
+    Retry,
+    RunUnlocked,
+    Skip,
+    Skipped,
+    current_lock,
+)
+from celery_redlock.lock.held import NotLocked
+from celery_redlock.lock.survey import bootstrap
+from celery_redlock.plugin import plugin_for
+from celery_redlock.testing import locks_disabled
+from support.waiting import eventually
+
+DEAD = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]  # nobody listens there
+
+
+def make_app(**conf):
+    """Return an app whose messages and results stay in this process."""
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(redlock_node_timeout=0.5, redlock_ttl=5.0, **conf)
+    return app
+
+
+@pytest.fixture
+def app(five_nodes):
+    """An app on five nodes that are enrolled."""
+    app = make_app(redlock_nodes=[node.url for node in five_nodes])
+    plugin = plugin_for(app)
+    assert set(bootstrap(app.conf.redlock_nodes, plugin.settings.rules).values()) == {"enrolled"}
+    yield app
+    plugin.locks.close()
+    app.close()
+
+
+@pytest.fixture
+def dead_app():
+    """An app of whose nodes none can be reached."""
+    app = make_app(redlock_nodes=DEAD)
+    yield app
+    plugin_for(app).locks.close()
+    app.close()
+
+
+@pytest.fixture
+def keys(five_nodes):
+    """Read the keys of all locks past the library: ``keys()`` -> one set per node."""
+    clients = [redis.Redis.from_url(node.url) for node in five_nodes]
+
+    def read():
+        return [{key.decode() for key in client.keys("redlock:lock:*")} for client in clients]
+
+    yield read
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def rival(app):
+    """Somebody else who locks on the same nodes."""
+    rival = Redlock(app.conf.redlock_nodes, plugin_for(app).settings.rules)
+    yield rival
+    rival.close()
+
+
+@pytest.fixture
+def steal(five_nodes):
+    """Give the lock *name* to somebody else on three of the nodes, past the library."""
+
+    def steal(name):
+        for node in five_nodes[:3]:
+            with redis.Redis.from_url(node.url) as client:
+                client.set(f"redlock:lock:{name}", "f" * 40, px=10_000)
+
+    return steal
+
+
+def task_of(app, base=RedlockTask, **options):
+    """Return a decorator that declares a task with *options* and registers it."""
+
+    def declare(function):
+        app.task(base=base, name="shop.bill", shared=False, **options)(function)
+        return app.tasks["shop.bill"]
+
+    return declare
+
+
+def free(keys):
+    """Return whether no node knows of a lock."""
+    return not any(keys())
+
+
+def test_apply_takes_a_real_lock_and_gives_it_back(app, keys):
+    """While the body runs a majority stores the key; afterwards no node does."""
+
+    @task_of(app, lock_key="invoice:{invoice_id}")
+    def bill(invoice_id):
+        eventually(lambda: sum("redlock:lock:invoice:7" in node for node in keys()) >= 3, "the key")
+        return "billed"
+
+    assert bill.apply((7,)).get() == "billed"
+    eventually(lambda: free(keys), "release on every node")
+
+
+@pytest.mark.parametrize("call", ["delay", "apply_async", "apply"])
+def test_eager_mode_takes_a_real_lock(app, rival, call):
+    """``task_always_eager`` is ``apply()`` under another name, for us too."""
+    app.conf.task_always_eager = True
+
+    @task_of(app, lock_key="invoice:{invoice_id}")
+    def bill(invoice_id):
+        with pytest.raises(LockTaken):
+            rival.acquire("invoice:7")
+        return current_lock().fence
+
+    result = {"delay": bill.delay, "apply": lambda n: bill.apply((n,))}.get(
+        call, lambda n: bill.apply_async((n,))
+    )(7)
+    assert result.get() > 0
+    rival.release(rival.acquire("invoice:7", wait=5))
+
+
+def test_the_lock_tells_the_body_what_it_holds(app):
+    """``current_lock()`` is ``self.lock``, and both say what DESIGN promises."""
+
+    @task_of(app, bind=True, lock_ttl=4)
+    def bill(self, invoice_id):
+        lock = current_lock()
+        assert lock is self.lock
+        assert isinstance(lock, HeldLock)
+        assert lock.name == self.lock_name((invoice_id,))
+        assert isinstance(lock.fence, int)
+        assert len(lock.token) >= 40
+        assert (lock.ttl, lock.is_lost, lock.lost_reason) == (4.0, False, None)
+        assert 0 < lock.remaining() <= 4
+        assert abs(time.time() - lock.since) < 3
+        lock.ensure_held()
+        return lock
+
+    lock = bill.apply((7,)).get()
+    assert lock.is_lost
+    assert lock.lost_reason == "released"
+    with pytest.raises(LockLost):
+        lock.ensure_held()
+
+
+def test_fences_grow_from_run_to_run(app):
+    """Every execution has a larger number than the one before it."""
+
+    @task_of(app, unique_on=())
+    def bill(invoice_id):
+        return current_lock().fence
+
+    fences = [bill.apply((n,)).get() for n in range(10)]
+    assert fences == sorted(set(fences))
+
+
+def test_a_task_may_do_without_a_fence(app):
+    """``fence=False`` asks for none."""
+
+    @task_of(app, fence=False)
+    def bill():
+        return current_lock().fence
+
+    assert bill.apply().get() is None
+
+
+def test_no_lock_is_held_outside_of_a_body(app):
+    """``current_lock()`` raises before, after, and in a thread that the body did not hand it to."""
+    found = []
+
+    @task_of(app)
+    def bill():
+        def look():
+            with pytest.raises(RuntimeError):
+                found.append(current_lock())
+
+        for run in (look, lambda: contextvars.copy_context().run(current_lock)):
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+            run = None
+
+    with pytest.raises(RuntimeError, match="No lock is held"):
+        current_lock()
+    bill.apply().get()
+    with pytest.raises(RuntimeError, match="No lock is held"):
+        current_lock()
+    assert found == []
+
+
+def test_a_direct_call_takes_no_lock(app, rival, keys):
+    """``task(...)`` is a function call: nothing is asked, nothing is held, nothing refuses it."""
+
+    @task_of(app, bind=True, lock_key="invoice:{invoice_id}")
+    def bill(self, invoice_id):
+        with pytest.raises(RuntimeError):
+            current_lock()
+        with pytest.raises(RuntimeError):
+            _ = self.lock
+        return invoice_id
+
+    lease = rival.acquire("invoice:7")
+    assert bill(7) == 7
+    rival.release(lease)
+    assert bill(7) == 7
+    eventually(lambda: free(keys), "release of the rival's lock")
+
+
+def test_a_recursion_runs_under_the_lock_of_the_first_call(app):
+    """``self(n - 1)`` in a body is a direct call: it neither locks again nor loses to itself."""
+
+    @task_of(app, bind=True, unique_on=(), on_conflict="fail")
+    def bill(self, n):
+        return [current_lock().token, *(self(n - 1) if n else [])]
+
+    assert len(set(bill.apply((5,)).get())) == 1
+
+
+# -- conflicts ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["skip", "fail", "retry", "reschedule", Retry(0), Reschedule()])
+def test_a_conflict_ends_at_once_by_policy(app, rival, policy):
+    """Skip is a value; all else fails, for nothing can come later; the holder keeps its lock."""
+    ran = []
+
+    @task_of(app, lock_key="invoice:{invoice_id}", on_conflict=policy)
+    def bill(invoice_id):
+        ran.append(invoice_id)
+
+    lease = rival.acquire("invoice:7", ttl=5)
+    result = bill.apply((7,))
+    assert result.ready()
+    if policy == "skip":
+        value = result.get()
+        assert isinstance(value, Skipped)
+        assert (value["skipped"], value["lock"]) == ("conflict", "invoice:7")
+        assert value["holder"]["pid"]
+        assert json.loads(json.dumps(value)) == value
+    else:
+        with pytest.raises(LockTaken) as taken:
+            result.get()
+        assert taken.value.name == "invoice:7"
+        assert len(taken.value.votes) == 5
+    assert ran == []
+    rival.extend(lease)  # raises LockLost if anybody touched it
+    rival.release(lease)
+    bill.apply((7,)).get()
+    assert ran == [7]
+
+
+@pytest.mark.parametrize("policy", ["skip", "fail", "retry", "reschedule", Skip()])
+def test_without_a_quorum_it_ends_at_once_by_policy(dead_app, policy):
+    """The cause is told as what it is: not a conflict."""
+    ran = []
+
+    @task_of(dead_app, on_conflict="skip", on_unavailable=policy)
+    def bill():
+        ran.append(1)
+
+    result = bill.apply()
+    if policy in ("skip", Skip()):
+        assert result.get()["skipped"] == "unavailable"
+        assert result.get()["holder"] == {}
+    else:
+        with pytest.raises(QuorumUnavailable) as undecided:
+            result.get()
+        assert set(undecided.value.votes) == {f"127.0.0.1:{port}/0" for port in (1, 2, 3)}
+    assert ran == []
+
+
+@pytest.mark.parametrize("policy", ["run_unlocked", RunUnlocked()])
+def test_running_unlocked_says_so(dead_app, policy, caplog):
+    """The body runs, its lock says that there is none, and the log says it loudly."""
+
+    @task_of(dead_app, on_unavailable=policy)
+    def bill():
+        lock = current_lock()
+        lock.ensure_held()
+        return type(lock), lock.fence, lock.is_lost, lock.why
+
+    kind, fence, is_lost, why = bill.apply().get()
+    assert (kind, fence, is_lost) == (NotLocked, None, False)
+    assert "no quorum" in why
+    assert "WITHOUT its lock" in caplog.text
+
+
+def test_waiting_for_a_lock_is_worth_it(app, rival):
+    """``lock_wait`` spans the time until the holder gives the lock back."""
+
+    @task_of(app, lock_key="invoice", lock_wait=20, on_conflict="fail")
+    def bill():
+        return "billed"
+
+    lease = rival.acquire("invoice")
+    threading.Timer(0.3, rival.release, [lease]).start()
+    started = time.monotonic()
+    assert bill.apply().get() == "billed"
+    assert 0.2 < time.monotonic() - started < 10
+
+
+def test_arguments_that_make_no_key_fail_the_task(app, keys):
+    """Nothing runs under a lock that might be somebody else's."""
+
+    @task_of(app)
+    def bill(invoice):
+        return invoice
+
+    with pytest.raises(LockKeyError, match="invoice"):
+        bill.apply((object(),)).get()
+    assert free(keys)
+
+
+def test_a_lock_may_outlast_its_task(app, rival):
+    """``min_hold`` keeps the key for a while after a short body, and no longer."""
+
+    @task_of(app, lock_key="tick", min_hold=1.0)
+    def bill():
+        return None
+
+    started = time.monotonic()
+    bill.apply().get()
+    with pytest.raises(LockTaken):
+        rival.acquire("tick")
+    rival.acquire("tick", wait=20)
+    assert time.monotonic() - started > 0.9
+
+
+# -- the same as plain Celery ------------------------------------------------------------
+
+
+def bodies():
+    """Return bodies that retry in every way, by name; each notes what it sees of its request."""
+
+    def note(self, seen):
+        request = self.request
+        fields = (request.id, request.retries, request.is_eager, request.called_directly)
+        seen.append((*fields, request.args, request.kwargs))
+
+    def retries(self, seen, times):
+        note(self, seen)
+        if self.request.retries < times:
+            raise self.retry(countdown=0)
+        return self.request.retries
+
+    def retries_with_cause(self, seen, times):
+        note(self, seen)
+        if self.request.retries < times:
+            try:
+                _ = 1 / 0
+            except ZeroDivisionError as error:
+                raise self.retry(exc=error, countdown=0) from None
+        return self.request.retries
+
+    def fails(self, seen, times):
+        note(self, seen)
+        if self.request.retries < times:
+            raise KeyError(times)
+        return self.request.retries
+
+    def changes(self, seen, times):
+        note(self, seen)
+        if times:
+            raise self.retry(args=(seen, times - 1), countdown=0)
+        return self.request.retries
+
+    return [retries, retries_with_cause, fails, changes]
+
+
+def outcome_of(base, body, times, **options):
+    """Run *body* eagerly as a task of *base*; returns how it ended and what it saw."""
+    app = make_app() if base is Task else base
+    task = task_of(app, Task if base is Task else RedlockTask, bind=True, **options)(body)
+    seen = []
+    result = task.apply((seen, times), task_id="the-id")
+    request = [entry[:4] + (len(entry[4]), entry[5]) for entry in seen]
+    return result.state, result.id, repr(result.result), request
+
+
+@pytest.mark.parametrize("times", [0, 2, 5])
+@pytest.mark.parametrize("options", [{}, {"autoretry_for": (KeyError,), "retry_backoff": False}])
+@pytest.mark.parametrize("body", bodies(), ids=lambda body: body.__name__)
+def test_an_eager_retry_is_plain_celerys(app, body, options, times):
+    """Id, retries, states and results are those of a plain task, also past the last retry."""
+    options = {**options, "max_retries": 3, "default_retry_delay": 0}
+    protected = {**options, "unique_on": (), "on_conflict": "fail"}
+    assert outcome_of(app, body, times, **protected) == outcome_of(Task, body, times, **options)
+
+
+def test_a_base_with_its_own_call_still_works(app):
+    """``__call__`` is cooperative: a user's base may wrap it on either side of ours."""
+    order = []
+
+    class Outside(RedlockTask):
+        abstract = True
+
+        def __call__(self, *args, **kwargs):
+            order.append("outside")
+            return super().__call__(*args, **kwargs)
+
+    class Inside(Task):
+        abstract = True
+
+        def __call__(self, *args, **kwargs):
+            order.append("inside")
+            return super().__call__(*args, **kwargs)
+
+    class Both(Outside, Inside):
+        abstract = True
+
+    @task_of(app, base=Both)
+    def bill():
+        order.append(type(current_lock()).__name__)
+
+    bill.apply().get()
+    assert order == ["outside", "inside", "HeldLock"]
+
+
+# -- every way out -----------------------------------------------------------------
+
+
+def ends():
+    """Return ways for a body to end, by name."""
+
+    def raises(error):
+        def end(self):
+            raise error
+
+        return end
+
+    def replaces(self):
+        raise self.replace(self.app.tasks["shop.other"].si())
+
+    def retries(self):
+        raise self.retry(countdown=0)
+
+    errors = [ValueError("no"), Ignore(), Reject(requeue=False), Reject(requeue=True)]
+    errors += [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), SoftTimeLimitExceeded()]
+    named = {f"{type(e).__name__}{getattr(e, 'requeue', '')}": raises(e) for e in errors}
+    return {**named, "replace": replaces, "retry": retries}
+
+
+@pytest.mark.parametrize("end", ends())
+def test_the_lock_is_given_back_on_every_way_out(app, keys, end):
+    """However a body ends, no node knows of its lock afterwards, and nothing renews it."""
+
+    @app.task(base=RedlockTask, name="shop.other", shared=False)
+    def other():
+        return None
+
+    @task_of(app, bind=True, max_retries=2)
+    def bill(self):
+        eventually(lambda: any(keys()), "the key")
+        ends()[end](self)
+
+    with contextlib.suppress(BaseException):
+        bill.apply()
+    eventually(lambda: free(keys), "release on every node")
+    assert plugin_for(app).locks.held == []
+    with pytest.raises(RuntimeError):
+        current_lock()
+
+
+# -- tasks in tasks -----------------------------------------------------------------
+
+
+def test_a_task_in_a_task_has_its_own_lock(app):
+    """``apply()`` in a body is an execution of its own, and hands the outer lock back after it."""
+
+    @app.task(base=RedlockTask, name="shop.inner", shared=False)
+    def inner():
+        return current_lock().name
+
+    @task_of(app)
+    def bill():
+        before = current_lock()
+        name = inner.apply().get()
+        assert current_lock() is before
+        before.ensure_held()
+        return before.name, name
+
+    assert len(set(bill.apply().get())) == 2
+
+
+def test_a_task_in_a_task_meets_the_outer_lock(app):
+    """Nobody enters a lock twice: the inner one is refused, and the outer one keeps it."""
+
+    @app.task(base=RedlockTask, name="shop.inner", lock_key="same", shared=False)
+    def inner():
+        return "ran"
+
+    @task_of(app, lock_key="same")
+    def bill():
+        refused = inner.apply().get()
+        current_lock().ensure_held()
+        return refused
+
+    assert bill.apply().get()["skipped"] == "conflict"
+
+
+# -- errors ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
+@pytest.mark.parametrize("kind", [LockTaken, QuorumUnavailable, LockLost])
+def test_a_real_error_comes_home_with_all_its_fields(app, dead_app, rival, serializer, kind):
+    """What real nodes made of an error survives every result backend."""
+
+    def body():
+        raise LockLost("invoice", "deadline")
+
+    def failed(app):
+        task = task_of(app, lock_key="invoice", on_conflict="fail", on_unavailable="fail")(body)
+        return task.apply().result
+
+    if kind is LockTaken:
+        lease = rival.acquire("invoice")
+        error = failed(app)
+        rival.release(lease)
+    else:
+        error = failed(dead_app if kind is QuorumUnavailable else app)
+    assert type(error) is kind
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), vars(copy), str(copy)) == (kind, vars(error), str(error))
+    backend = make_app(result_serializer=serializer, result_accept_content=[serializer]).backend
+    stored = backend.decode(backend.encode(backend.prepare_exception(error)))
+    back = backend.exception_to_python(stored)
+    assert (type(back), vars(back), str(back)) == (kind, vars(error), str(error))
+
+
+# -- without servers ----------------------------------------------------------------
+
+
+def test_locks_can_be_switched_off():
+    """In users' suites bodies run without servers and without a word about them."""
+    app = make_app()
+
+    @task_of(app, bind=True, lock_key="invoice:{invoice_id}")
+    def bill(self, invoice_id):
+        lock = current_lock()
+        assert lock is self.lock
+        lock.ensure_held()
+        return type(lock), lock.name, lock.fence, lock.is_lost
+
+    with locks_disabled():
+        with locks_disabled():
+            pass
+        assert bill.apply((7,)).get() == (NotLocked, "invoice:7", None, False)
+        assert bill(7) if False else True
+    with pytest.raises(ConfigurationError):
+        bill.apply((7,)).get()
+
+
+def test_locks_can_be_switched_off_for_a_function():
+    """``locks_disabled()`` decorates a test as often as it runs, also one that fails."""
+    app = make_app()
+
+    @task_of(app)
+    def bill():
+        return "billed"
+
+    @locks_disabled()
+    def run(*, fail):
+        assert bill.apply().get() == "billed"
+        assert not fail
+
+    for fail in (False, True, False):
+        with pytest.raises(AssertionError) if fail else contextlib.nullcontext():
+            run(fail=fail)
+    with pytest.raises(ConfigurationError):
+        bill.apply().get()
+
+
+def test_a_worker_in_a_users_suite_needs_no_servers():
+    """Celery's own ``celery_worker`` fixture works while locks are switched off."""
+    app = make_app()
+
+    @task_of(app)
+    def bill():
+        return type(current_lock()).__name__
+
+    with locks_disabled(), start_worker(app, pool="solo", perform_ping_check=False):
+        assert bill.delay().get(timeout=10) == "NotLocked"
+
+
+# -- a lock that is lost -------------------------------------------------------------
+
+
+def spin(seconds):
+    """Compute for *seconds* in pure Python."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        sum(range(100))
+
+
+def ask(seconds):
+    """Look at the lock all the time, without ever asking whether it is held."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        _ = current_lock().name, current_lock().ttl
+
+
+@pytest.mark.parametrize("work", [time.sleep, spin, ask])
+def test_a_body_whose_lock_is_lost_is_ended(app, steal, work):
+    """`LockLost` reaches computing and sleeping bodies alike, through any ``except Exception``."""
+
+    @task_of(app, bind=True, lock_key="invoice", lock_ttl=1.2)
+    def bill(self):
+        steal("invoice")
+        started = time.monotonic()
+        try:
+            while time.monotonic() - started < 20:
+                with contextlib.suppress(Exception):
+                    work(20)
+                _ = self.lock
+        finally:
+            self.lasted = time.monotonic() - started
+            assert self.lock.is_lost
+
+    with pytest.raises(LockLost) as lost:
+        bill.apply().get()
+    assert (lost.value.name, lost.value.reason) == ("invoice", "stolen")
+    assert bill.lasted < 10
+
+
+def test_a_body_in_a_thread_is_ended_between_two_bytecodes(app, steal):
+    """Where no signal reaches, Python raises as soon as it runs Python again."""
+
+    @task_of(app, lock_key="invoice", lock_ttl=1.2)
+    def bill():
+        steal("invoice")
+        spin(20)
+
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(bill.apply().result))
+    thread.start()
+    thread.join(15)
+    assert [type(error) for error in ended] == [LockLost]
+
+
+def test_a_body_that_asks_for_a_warning_runs_on(app, steal, caplog):
+    """``on_lock_lost="warn"``: the log tells, `is_lost` tells, `ensure_held` raises; no more."""
+
+    @task_of(app, lock_key="invoice", lock_ttl=1.2, on_lock_lost="warn")
+    def bill():
+        lock = current_lock()
+        steal("invoice")
+        eventually(lambda: lock.is_lost, "loss of the lock")
+        time.sleep(0.2)
+        with pytest.raises(LockLost):
+            lock.ensure_held()
+        return "went on"
+
+    assert bill.apply().get() == "went on"
+    assert "is lost (stolen)" in caplog.text
+
+
+def test_a_lost_lock_of_another_is_left_to_them(app, steal, five_nodes):
+    """The release of a lost lock does not touch whoever holds it now."""
+
+    @task_of(app, lock_key="invoice", lock_ttl=1.2)
+    def bill():
+        steal("invoice")
+        time.sleep(20)
+
+    with pytest.raises(LockLost):
+        bill.apply().get()
+    time.sleep(0.1)
+    for node in five_nodes[:3]:
+        with redis.Redis.from_url(node.url) as client:
+            assert client.get("redlock:lock:invoice") == b"f" * 40
+
+
+@pytest.mark.parametrize("work", [time.sleep, spin])
+@pytest.mark.parametrize("lost", ["outer", "inner"])
+def test_whose_lock_is_lost_is_whose_body_ends(app, steal, lost, work):
+    """Of two nested bodies the loss ends the one that it concerns, and names its lock."""
+
+    @app.task(base=RedlockTask, name="shop.inner", lock_key="inner", lock_ttl=1.2, shared=False)
+    def inner():
+        steal(lost)
+        work(20)
+
+    @task_of(app, lock_key="outer", lock_ttl=1.2)
+    def bill():
+        result = inner.apply()
+        current_lock().ensure_held()
+        return str(result.result)
+
+    started = time.monotonic()
+    result = bill.apply()
+    assert time.monotonic() - started < 10
+    if lost == "outer":
+        assert str(result.result) == "Lock 'outer' is lost (stolen)"
+    else:
+        assert result.get() == "Lock 'inner' is lost (stolen)"
+
+
+def test_a_loss_at_the_end_of_a_body_hurts_nobody_after_it(app, steal):
+    """What is raised for a body never reaches what comes after it."""
+
+    @task_of(app, lock_key="invoice", lock_ttl=0.3)
+    def bill(seconds):
+        steal("invoice")
+        spin(seconds)
+
+    app.conf.redlock_node_timeout = 0.1
+    plugin_for(app).__dict__.pop("settings", None)
+    for delay in range(40):
+        result = bill.apply((0.09 + delay * 0.0008,))
+        assert isinstance(result.result, (LockLost, type(None), dict))
+        eventually_free(app)
+        spin(0.002)
+
+
+def eventually_free(app):
+    """Take the stolen key away again."""
+    for url in app.conf.redlock_nodes:
+        with redis.Redis.from_url(url) as client:
+            client.delete("redlock:lock:invoice")
+
+
+# -- signals --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def soft_limit():
+    """Have SIGUSR1 raise SoftTimeLimitExceeded, as in a child of the prefork pool."""
+
+    def handler(_number, _frame):
+        raise SoftTimeLimitExceeded
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield handler
+    assert signal.getsignal(signal.SIGUSR1) is handler, "our deferral did not put it back"
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_time_limit_ends_the_wait_for_a_lock(app, rival, soft_limit):
+    """Signals are held back during our I/O only, not while we wait for somebody else."""
+
+    @task_of(app, lock_key="invoice", lock_wait=30)
+    def bill():
+        return None
+
+    lease = rival.acquire("invoice")
+    kick = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
+    kick.start()
+    started = time.monotonic()
+    result = bill.apply()
+    assert type(result.result) is SoftTimeLimitExceeded
+    assert time.monotonic() - started < 5
+    rival.extend(lease)
+    rival.release(lease)
+
+
+@contextlib.contextmanager
+def signal_at(line):
+    """Send SIGUSR1 when the *line*-th line of our package is about to run; yields the count."""
+    seen = itertools.count()
+    reached = []
+
+    def trace(frame, event, _arg):
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("celery_redlock.", "contextlib")):
+            return None
+        if event == "line" and next(seen) == line:
+            reached.append(f"{name}:{frame.f_lineno}")
+            signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield reached
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_a_time_limit_at_any_moment_leaves_no_lock_behind(app, soft_limit, acks_late):
+    """A signal at whatever line of ours: nothing is held, renewed or masked afterwards."""
+
+    @task_of(app, lock_key="invoice", lock_ttl=5, acks_late=acks_late)
+    def bill():
+        return None
+
+    bill.apply().get()
+    locks = plugin_for(app).locks
+    handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
+    for line in itertools.count():
+        with signal_at(line) as reached, contextlib.suppress(SoftTimeLimitExceeded):
+            bill.apply()
+        if not reached:
+            break
+        assert locks.held == [], reached
+        assert not any(view.holder for view in locks.inspect("invoice")), reached
+        now = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
+        assert now == handlers, reached
+    assert line > 100
+    assert bill.apply().state == "SUCCESS"
+
+
+def test_signals_that_arrive_together_all_take_effect(app, soft_limit):
+    """Of two signals held back during our I/O, the second is not lost to the first."""
+    from celery_redlock.task.deferral import signals_deferred
+
+    arrived = []
+    before = signal.signal(signal.SIGTERM, lambda *_: arrived.append("SIGTERM"))
+    try:
+        with pytest.raises(SoftTimeLimitExceeded), signals_deferred():
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGTERM)
+            assert arrived == []
+        assert arrived == ["SIGTERM"]
+        signal.raise_signal(signal.SIGTERM)
+        assert arrived == ["SIGTERM", "SIGTERM"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_many_threads_share_one_set_of_locks():
+    """However many threads are first, an app has one watchdog in a process."""
+    app = make_app(redlock_nodes=DEAD)
+    plugin = plugin_for(app)
+    start = threading.Barrier(8)
+    found = []
+
+    def look():
+        start.wait()
+        found.append(plugin.locks)
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, found))) == 1
+
+
+def test_a_lock_not_acquired_in_a_body_is_the_bodys_own_affair(app):
+    """Only the task's own lock goes by its policies; what its body raises is its failure."""
+
+    @task_of(app, on_conflict="skip")
+    def bill():
+        raise LockTaken("another lock", {})
+
+    with pytest.raises(LockNotAcquired, match="another lock"):
+        bill.apply().get()
