@@ -182,13 +182,13 @@ class Fanout:
     def _connect_until(self, suffices: Callable[[], bool], longest: float) -> None:
         """Wait until *suffices* or there is no node left that may still be connected."""
         deadline = clock.now() + longest
-        with self._mutex:
-            for node in self.nodes:
-                self._connector.reconnect(node)
         while not (suffices() or all(node.is_settled for node in self.nodes)):
             left = deadline - clock.now()
             if left <= 0:
                 return
+            with self._mutex:
+                for node in self.nodes:
+                    self._connector.reconnect(node)
             self._connector.arrival.clear()
             self._connector.arrival.wait(min(0.01, left))
 
@@ -220,10 +220,10 @@ class Fanout:
         return reader is not None and reader.calls is not but and clock.now() < reader.deadline
 
     def _look(self) -> None:
-        """Read what came while nobody asked; nodes may have hung up in the meantime."""
+        """Read what came while nobody asked, to the end: nodes may have hung up after it."""
         with self._mutex:
-            if not self._has_reader():
-                self._read(self._selector.select(0))
+            while not self._has_reader() and (ready := self._selector.select(0)):
+                self._read(ready)
 
     def _wait(self, waiter: _Waiter) -> None:
         """Drive the connections, or sleep while somebody else does."""

@@ -216,16 +216,20 @@ class Redlock:
             lease: Of this process or another; only its own token is deleted.
             wait: Whether to wait for the nodes' answers; False writes and returns UNKNOWN.
         """
-        request = requests.release_request(self.rules, lease.name, lease.token)
-        if wait:
-            outcome = self._release(request)
-        else:
-            self._tell(request)
-            outcome = ReleaseOutcome.UNKNOWN
+        try:
+            outcome = self._release(lease) if wait else self._let_go(lease)
+        except BaseException:  # interrupted, perhaps before a byte was sent
+            self._let_go(lease)
+            raise
         self._notify(LockReleased(lease.name, max(0.0, time.time() - lease.since)))
         return outcome
 
-    def _release(self, request: Request) -> ReleaseOutcome:
+    def _let_go(self, lease: Lease) -> ReleaseOutcome:
+        self._tell(requests.release_request(self.rules, lease.name, lease.token))
+        return ReleaseOutcome.UNKNOWN
+
+    def _release(self, lease: Lease) -> ReleaseOutcome:
+        request = requests.release_request(self.rules, lease.name, lease.token)
         majority = quorum(len(self.labels))
 
         def decided(ballot: Ballot) -> bool:
@@ -294,12 +298,15 @@ class Redlock:
             LockTaken, QuorumUnavailable, rounds.MarkerStands: As `rounds.acquire`.
         """
         lease = self._acquire(wanted)
-        with self._given_back_if_interrupted(lease):
+        try:
             held = HeldLock(lease, on_lost)
             drift = self.rules.drift_factor
             started = lease.valid_until - lease.ttl * (1.0 - drift)
             self._watchdog.watch(held, started)
-            return held
+        except BaseException:
+            self._take_back(lease)
+            raise
+        return held
 
     def give_back(self, held: HeldLock, *, keep: float = 0.0, marker: Marker | None = None) -> None:
         """
@@ -310,19 +317,19 @@ class Redlock:
             keep: Let the key stand for so much longer instead [s].
             marker: To be set in the same step.
         """
-        request = requests.release_request(
-            self.rules, held.name, held.token, keep=keep, marker=marker
-        )
         try:
-            self._watchdog.unwatch(held)
-            held.released()
-            self._tell(request)
+            self._give_back(held, keep, marker)
         except BaseException:  # interrupted, perhaps before a byte was sent
-            self._watchdog.unwatch(held)
-            held.released()
-            self._tell(request)
+            self._give_back(held, keep, marker)
             raise
         self._notify(LockReleased(held.name, max(0.0, time.time() - held.since)))
+
+    def _give_back(self, held: HeldLock, keep: float, marker: Marker | None) -> None:
+        self._watchdog.unwatch(held)
+        held.released()
+        self._tell(
+            requests.release_request(self.rules, held.name, held.token, keep=keep, marker=marker)
+        )
 
     def mark(self, marker: Marker) -> None:
         """Set *marker* on all nodes, or take it away if its ttl is 0; waits for nothing."""
@@ -348,18 +355,19 @@ class Redlock:
         except QuorumUnavailable as error:
             self._notify(LockUnavailable(wanted.name, error.votes, clock.now() - started))
             raise
-        with self._given_back_if_interrupted(lease):
+        try:
             self._notify(LockAcquired(wanted.name, lease.fence, clock.now() - started))
+        except BaseException:
+            self._take_back(lease)
+            raise
         return lease
 
-    @contextlib.contextmanager
-    def _given_back_if_interrupted(self, lease: Lease) -> Iterator[None]:
-        """Release *lease* if the body of the ``with`` fails: its caller will never see it."""
-        try:
-            yield
-        except BaseException:
-            self._tell(requests.release_request(self.rules, lease.name, lease.token))
-            raise
+    def _take_back(self, lease: Lease) -> None:
+        """Release a lease that its caller will never see, because of an interruption."""
+        for held in self._watchdog.held:
+            if held.token == lease.token:
+                self._watchdog.unwatch(held)
+        self._let_go(lease)
 
     def _drive(self, steps: Generator[Any, Any, Lease]) -> Lease:
         """Do what *steps* say until they end; an interruption is theirs to clean up after."""
@@ -412,7 +420,7 @@ class Redlock:
         held = {held.token for held in self._watchdog.held}
         for lease in leases:
             if lease.token not in held:
-                self._tell(requests.release_request(self.rules, lease.name, lease.token))
+                self._let_go(lease)
 
     def _tell_renewal(self, held: HeldLock, margin: float | None) -> None:
         if margin is None:

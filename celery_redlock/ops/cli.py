@@ -9,7 +9,6 @@ lock and tells nobody a token or a password.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import wraps
@@ -20,14 +19,9 @@ from celery.bin.base import CeleryCommand, CLIContext, handle_preload_options
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.survey import (
-    LockView,
-    NodeStatus,
-    bootstrap,
-    live_locks,
-    node_statuses,
-)
-from celery_redlock.ops.text import duration, one_line, show_json, show_table
+from celery_redlock.lock.survey import LockView, bootstrap, live_locks, node_statuses
+from celery_redlock.ops.listing import count_up, lock_as_json, show_locks, show_nodes, verdict
+from celery_redlock.ops.text import one_line, show_json
 from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import Settings
 
@@ -147,46 +141,6 @@ def status(settings: Settings, *, as_json: bool) -> None:
     click.get_current_context().exit(0 if voting >= needed else UNWELL)
 
 
-def count_up(nodes: Sequence[NodeStatus]) -> int:
-    """Return how many of *nodes* vote."""
-    return sum(1 for node in nodes if node.state == "up")
-
-
-def show_nodes(nodes: Sequence[NodeStatus]) -> None:
-    """Print a line for each of *nodes*."""
-    rows = [
-        (
-            node.node,
-            node.state,
-            node.version,
-            duration(node.uptime) if node.version else "",
-            f"{node.quarantine:.1f} s left" if node.quarantine else "",
-            one_line(node.problem),
-        )
-        for node in nodes
-    ]
-    show_table(("NODE", "STATE", "VERSION", "UPTIME", "QUARANTINE", "PROBLEM"), rows)
-
-
-def verdict(nodes: Sequence[NodeStatus], settings: Settings) -> str:
-    """Return in words whether *nodes* can grant locks, and what helps if not."""
-    voting, needed = count_up(nodes), quorum(len(nodes))
-    counted = f"{voting} of {len(nodes)} nodes can vote, {needed} are needed."
-    if voting >= needed:
-        return f"Quorum: yes. {counted}"
-    lines = [f"Quorum: NO. {counted} No lock can be taken or renewed."]
-    states = {node.state for node in nodes}
-    if "unmarked" in states:
-        lines.append(
-            "An unmarked node is new or has lost its memory. It votes at most "
-            f"{settings.rules.quarantine:.0f} s after the first worker finds it, or at once after "
-            "'celery -A APP redlock bootstrap'."
-        )
-    if "quarantined" in states:
-        lines.append("A quarantined node votes by itself as soon as its quarantine is over.")
-    return "\n".join(lines)
-
-
 # -- ls ----------------------------------------------------------------------------
 
 
@@ -198,47 +152,19 @@ def ls(settings: Settings, *, as_json: bool) -> None:
     List the live locks and who holds them.
 
     VOTES says on how many nodes a lock stands; with fewer than a majority it is an attempt
-    under way, or what is left of one. Exits with 1 if fewer than a majority of nodes answered:
-    the list may then have gaps.
+    under way, or what is left of one. Exits with 1 if a majority of nodes is down: the list may
+    then have gaps.
     """
-    silent = [n.node for n in node_statuses(settings.nodes, settings.rules) if n.state == "down"]
+    total = len(settings.nodes)
+    down = [n.node for n in node_statuses(settings.nodes, settings.rules) if n.state == "down"]
     locks = live_locks(settings.nodes, settings.rules)
     if as_json:
-        nodes = len(settings.nodes)
-        show_json({"locks": [lock_as_json(lock, nodes) for lock in locks], "silent_nodes": silent})
+        show_json({"locks": [lock_as_json(lock, total) for lock in locks], "down": down})
     else:
-        show_locks(locks, len(settings.nodes))
-    if silent:
-        click.echo(f"Note: no answer from {', '.join(silent)}.", err=True)
-    answered = len(settings.nodes) - len(silent)
-    click.get_current_context().exit(0 if answered >= quorum(len(settings.nodes)) else UNWELL)
-
-
-def show_locks(locks: Sequence[LockView], nodes: int) -> None:
-    """Print a line for each of *locks*, which stand on some of so many *nodes*."""
-    if not locks:
-        click.echo("No live locks.")
-        return
-    rows = []
-    for lock in locks:
-        who = lock_as_json(lock, nodes)
-        names = [str(who[field] or "?") for field in ("name", "task_id", "task", "host", "pid")]
-        age = "?" if who["age"] is None else duration(who["age"])
-        rows.append((*map(one_line, names), age, f"{lock.ttl:.1f} s", f"{len(lock.votes)}/{nodes}"))
-    show_table(("LOCK", "TASK ID", "TASK", "HOST", "PID", "AGE", "TTL LEFT", "VOTES"), rows)
-
-
-def lock_as_json(lock: LockView, nodes: int) -> dict[str, Any]:
-    """Return what may be told of *lock*, which stands on some of so many *nodes*; no token."""
-    holder, since = lock.holder, lock.holder.get("since")
-    return {
-        "name": lock.name,
-        **{field: holder.get(field) for field in ("task_id", "task", "execution", "host", "pid")},
-        "age": max(0.0, time.time() - since) if isinstance(since, (int, float)) else None,
-        "ttl": lock.ttl,
-        "votes": lock.votes,
-        "held": len(lock.votes) >= quorum(nodes),
-    }
+        show_locks(locks, total)
+    if down:
+        click.echo(f"Note: down: {', '.join(down)}; why, says 'redlock status'.", err=True)
+    click.get_current_context().exit(0 if total - len(down) >= quorum(total) else UNWELL)
 
 
 # -- bootstrap ---------------------------------------------------------------------

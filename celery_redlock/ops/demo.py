@@ -15,7 +15,7 @@ from celery_redlock.ops.demo_screen import Claim, Screen
 from celery_redlock.ops.demo_stage import LOCK_SERVERS, Broken, Stage, staged
 from celery_redlock.ops.demo_stop import Stopped, StopRequests
 from celery_redlock.ops.demo_story import story
-from celery_redlock.ops.demo_worker import PROCESSES, forget_own_celery_settings
+from celery_redlock.ops.demo_worker import PROCESSES
 
 __all__ = ["run"]
 
@@ -42,7 +42,6 @@ def run(stop: StopRequests, *, without_locks: bool = False) -> int:
         0 if every claim was seen to hold, 1 if one was not or something broke, 128 and the
         number of the signal if somebody asked for the end.
     """
-    forget_own_celery_settings()
     screen = Screen()
     began = time.monotonic()
     introduce(screen, without_locks=without_locks)

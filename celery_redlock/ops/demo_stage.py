@@ -11,16 +11,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
-from celery.result import AsyncResult
 from rich.text import Text
 
 from celery_redlock.lock.survey import bootstrap, node_statuses
 from celery_redlock.ops import demo_app
-from celery_redlock.ops.demo_record import Run, read_runs
+from celery_redlock.ops.demo_orders import Order, Orders, Tally
 from celery_redlock.ops.demo_screen import Screen
 from celery_redlock.ops.demo_stop import StopRequests
 from celery_redlock.ops.demo_worker import DemoWorker
@@ -28,10 +25,7 @@ from celery_redlock.ops.reaper import reaper
 from celery_redlock.ops.servers import Server, servers
 from celery_redlock.plugin import plugin_for
 
-__all__ = ["LOCK_SERVERS", "Broken", "Order", "Stage", "Tally", "staged"]
-
-#: An order is a Celery message, known by its result.
-Order: TypeAlias = "AsyncResult[Any]"
+__all__ = ["LOCK_SERVERS", "Broken", "Stage", "staged"]
 
 LOCK_SERVERS = 5
 #: Longest start of the worker [s]; on an idle machine it takes two.
@@ -44,32 +38,6 @@ ASK_AGAIN = 0.4
 
 class Broken(Exception):
     """The demo itself cannot go on; says why."""
-
-
-@dataclass(frozen=True)
-class Tally:
-    """
-    What became of some orders.
-
-    Attributes:
-        runs: Of the bodies, as the bodies wrote down.
-        skipped: How many orders ended without a run.
-        open: How many orders have no result yet.
-    """
-
-    runs: list[Run]
-    skipped: int
-    open: int
-
-    @property
-    def running(self) -> int:
-        """How many bodies run at this moment."""
-        return sum(run.ended is None for run in self.runs)
-
-    @property
-    def done(self) -> int:
-        """How many bodies have ended."""
-        return len(self.runs) - self.running
 
 
 class Stage:
@@ -87,7 +55,8 @@ class Stage:
     Attributes:
         began: When [s, `time.monotonic`].
         rules: Of the locks.
-        sent: All orders.
+        orders: What was ordered, and what became of it.
+        worker: The Celery worker.
     """
 
     def __init__(
@@ -103,16 +72,16 @@ class Stage:
         self.screen = screen
         self._nodes = nodes
         self.began = time.monotonic()
-        self.sent: list[Order] = []
         self._stop = stop
-        self._record = folder / "record.jsonl"
+        record = folder / "record.jsonl"
+        self.orders = Orders(record)
         self._urls = [node.url for node in nodes]
         self._states = ["up"] * len(nodes)
         self._asked = 0.0
         environment = {
             demo_app.BROKER: broker.url,
             demo_app.NODES: " ".join(self._urls),
-            demo_app.RECORD: str(self._record),
+            demo_app.RECORD: str(record),
             demo_app.WITHOUT_LOCKS: "" if with_locks else "yes",
         }
         demo_app.app.conf.update(demo_app.settings_in(environment))
@@ -130,30 +99,6 @@ class Stage:
         if not self.wait(lambda: line, lambda: self.worker.is_ready, WORKER_START):
             msg = f"the Celery worker was not ready after {WORKER_START:g} s"
             raise Broken(msg)
-
-    # -- orders --------------------------------------------------------------------
-
-    def bill(self, invoices: Sequence[int], seconds: float) -> list[Order]:
-        """Order the billing of *invoices*; one takes so many *seconds*."""
-        return [self._send(demo_app.bill.delay(invoice, seconds)) for invoice in invoices]
-
-    def count_stock(self, seconds: float) -> Order:
-        """Order one count of the stock, which takes so many *seconds*."""
-        return self._send(demo_app.count_stock.delay(seconds))
-
-    def _send(self, order: Order) -> Order:
-        self.sent.append(order)
-        return order
-
-    def runs(self, *jobs: str) -> list[Run]:
-        """Return the runs of *jobs*, or of all jobs, by start."""
-        return [run for run in read_runs(self._record) if not jobs or run.job in jobs]
-
-    def tally(self, orders: Sequence[Order], *jobs: str) -> Tally:
-        """Return what became of *orders*, which are all orders of *jobs* so far."""
-        ready = [order for order in orders if order.ready()]
-        skipped = sum(isinstance(o.result, dict) and "skipped" in o.result for o in ready)
-        return Tally(self.runs(*jobs), skipped, len(orders) - len(ready))
 
     # -- waiting -------------------------------------------------------------------
 
@@ -185,11 +130,11 @@ class Stage:
 
     def finish(self, orders: Sequence[Order], *jobs: str, longest: float = 15.0) -> Tally:
         """Wait until all *orders* of *jobs* have ended, show it, and return what became of them."""
-        tally = self.tally(orders, *jobs)
+        tally = self.orders.tally(orders, *jobs)
 
         def ended() -> bool:
             nonlocal tally
-            tally = self.tally(orders, *jobs)
+            tally = self.orders.tally(orders, *jobs)
             return not (tally.open or tally.running)
 
         self.wait(lambda: self.picture(tally), ended, longest)
@@ -197,8 +142,8 @@ class Stage:
 
     def watch(self, orders: Sequence[Order], *jobs: str, seconds: float) -> Tally:
         """Show for so many *seconds* what becomes of *orders*, and return it."""
-        self.wait(lambda: self.picture(self.tally(orders, *jobs)), lambda: False, seconds)
-        return self.tally(orders, *jobs)
+        self.wait(lambda: self.picture(self.orders.tally(orders, *jobs)), lambda: False, seconds)
+        return self.orders.tally(orders, *jobs)
 
     def pause(self, seconds: float) -> None:
         """Leave a person time to read; a log needs none."""
@@ -230,6 +175,7 @@ class Stage:
             "running": tally.running,
             "done": tally.done,
             "skipped": tally.skipped,
+            "failed": tally.failed,
             "waiting": max(0, tally.open - tally.running),
         }
         told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
@@ -251,17 +197,26 @@ def staged(screen: Screen, stop: StopRequests, *, with_locks: bool) -> Iterator[
     Raises:
         Broken: Something did not start.
     """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(temporary_folder())
+        try:
+            *nodes, broker = stack.enter_context(servers(LOCK_SERVERS + 1))
+        except RuntimeError as error:
+            raise Broken(str(error)) from error
+        stop.check()
+        stage = Stage(screen, stop, nodes, broker, folder=folder, with_locks=with_locks)
+        stack.callback(demo_app.app.close)
+        stack.callback(stage.worker.stop)
+        yield stage
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder that is gone after the ``with``, and even if this process is killed."""
     folder = Path(tempfile.mkdtemp(prefix="redlock-demo-"))
     reaper.watch(str(folder), None, folder=folder)
     try:
-        with servers(LOCK_SERVERS + 1) as (*nodes, broker):
-            stop.check()
-            stage = Stage(screen, stop, nodes, broker, folder=folder, with_locks=with_locks)
-            try:
-                yield stage
-            finally:
-                stage.worker.stop()
-                demo_app.app.close()
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         reaper.forget(str(folder))

@@ -14,9 +14,10 @@ from itertools import pairwise
 from rich.text import Text
 
 from celery_redlock.ops.demo_app import TTL
+from celery_redlock.ops.demo_orders import Order, Tally
 from celery_redlock.ops.demo_record import overlapping
 from celery_redlock.ops.demo_screen import Claim
-from celery_redlock.ops.demo_stage import Order, Stage, Tally
+from celery_redlock.ops.demo_stage import Stage
 
 __all__ = ["story"]
 
@@ -64,7 +65,7 @@ def too_often(stage: Stage) -> Claim:
         "worker takes all of them at once. A task that finds its lock taken is skipped: it ends "
         "without doing the work, and its result says so.",
     )
-    orders = stage.bill([1, 2, 3, 4] * 5, SHORT)
+    orders = stage.orders.bill([1, 2, 3, 4] * 5, SHORT)
     tally = stage.finish(orders, *invoices(1, 4))
     return Claim(
         "20 orders of 4 invoices",
@@ -84,7 +85,7 @@ def two_die(stage: Stage) -> Claim:
         "4 new invoices arrive.",
     )
     stage.kill(1, 2)
-    tally = stage.finish(stage.bill([5, 6, 7, 8], SHORT), *invoices(5, 8))
+    tally = stage.finish(stage.orders.bill([5, 6, 7, 8], SHORT), *invoices(5, 8))
     return Claim(
         "2 of 5 servers dead",
         "4 runs",
@@ -103,7 +104,7 @@ def third_dies(stage: Stage) -> tuple[Sequence[Order], Claim]:
         "No task is thrown away either: it is put off, and tries again a little later.",
     )
     stage.kill(3)
-    orders = stage.bill([9, 10, 11, 12], SHORT)
+    orders = stage.orders.bill([9, 10, 11, 12], SHORT)
     tally = stage.watch(orders, *invoices(9, 12), seconds=PATIENCE)
     waiting = tally.open - tally.running
     return orders, Claim(
@@ -123,7 +124,7 @@ def all_come_back(stage: Stage, orders: Sequence[Order]) -> Iterator[Claim]:
         "The three servers come back",
         "Their memory is empty. One of them may have granted a lock before it died, and must not "
         "grant it to somebody else now. So each keeps silent until every lock that it may have "
-        f"forgotten has ended: {silence:.1f} seconds here, about a minute with the default settings.",
+        f"forgotten has ended: {silence:.1f} seconds here, about a minute by default.",
     )
     back = time.monotonic()
     stage.restart(1, 2, 3)
@@ -149,11 +150,11 @@ def long_task(stage: Stage) -> Iterator[Claim]:
         stage,
         5,
         "A task that takes longer than its lock lives",
-        f"A lock ends by itself, here after {TTL:g} seconds, so that a worker that crashes blocks nobody "
-        f"for long. The next task takes {LONG:.1f} seconds. Its lock is renewed while it runs. "
-        f"The same job is ordered {REPEATS} more times meanwhile.",
+        f"A lock ends by itself, here after {TTL:g} seconds, so that a worker that crashes blocks "
+        f"nobody for long. The next task takes {LONG:.1f} seconds, and its lock is renewed as "
+        f"long as it runs. The same job is ordered {REPEATS} more times meanwhile.",
     )
-    orders = [stage.count_stock(LONG)]
+    orders = [stage.orders.count_stock(LONG)]
     stage.wait(lambda: long_line(stage, orders), lambda: has_repeated(stage, orders), LONG + 10)
     tally = stage.finish(orders, "stock")
     yield Claim(
@@ -174,19 +175,19 @@ def long_task(stage: Stage) -> Iterator[Claim]:
 
 def has_repeated(stage: Stage, orders: list[Order]) -> bool:
     """Order the long job again when it is time to; return whether it is over."""
-    runs = stage.runs("stock")
+    runs = stage.orders.runs("stock")
     if not runs:
         return False
     repeats = len(orders) - 1
     if repeats < REPEATS and time.monotonic() > runs[0].started + (repeats + 0.7) * TTL:
-        orders.append(stage.count_stock(LONG))
+        orders.append(stage.orders.count_stock(LONG))
     return runs[0].ended is not None
 
 
 def long_line(stage: Stage, orders: Sequence[Order]) -> Text:
     """Return what goes on while the long job runs."""
-    line = stage.picture(stage.tally(orders, "stock"))
-    for run in stage.runs("stock")[:1]:
+    line = stage.picture(stage.orders.tally(orders, "stock"))
+    for run in stage.orders.runs("stock")[:1]:
         line += Text(f"  {run.lasted:.1f} s, lock renewed {run.renewals} times")
     return line
 
@@ -201,13 +202,13 @@ def numbers_grow(stage: Stage) -> Claim:
         "writer that was stopped in mid-task and wakes up too late. Invoice 1 is billed twice "
         "again, to compare its numbers from before and after the failures.",
     )
-    before = len(stage.runs("invoice 1"))
+    before = len(stage.orders.runs("invoice 1"))
     for _ in range(2):
-        stage.finish(stage.bill([1], SHORT / 3), "invoice 1")
-    runs = stage.runs("invoice 1")
+        stage.finish(stage.orders.bill([1], SHORT / 3), "invoice 1")
+    runs = stage.orders.runs("invoice 1")
     for i, run in enumerate(runs):
-        when = "before" if i < before else "after "
-        stage.screen.happened(f"invoice 1, {when} the failures: number {run.fence or '(none)'}")
+        when = "before the failures:" if i < before else "after the failures: "
+        stage.screen.happened(f"invoice 1, {when} number {run.fence or '(none)'}")
     numbers = [run.fence for run in runs if run.fence]
     grow = before < len(numbers) == len(runs) and all(a < b for a, b in pairwise(numbers))
     return Claim(
@@ -220,7 +221,7 @@ def numbers_grow(stage: Stage) -> Claim:
 
 def never_two(stage: Stage) -> Claim:
     """Look whether a job ever ran twice at the same time."""
-    runs = stage.runs()
+    runs = stage.orders.runs()
     twice = overlapping(runs)
     return Claim(
         "one job twice at once",
@@ -232,13 +233,13 @@ def never_two(stage: Stage) -> Claim:
 
 def nothing_lost(stage: Stage) -> Claim:
     """Look whether every order has ended in a run or a skip."""
-    tally = stage.tally(stage.sent)
-    lost = len(stage.sent) - tally.done - tally.skipped
+    tally = stage.orders.tally(stage.orders.sent)
+    lost = len(stage.orders.sent) - tally.done - tally.skipped
     return Claim(
         "orders lost",
-        f"0 of {len(stage.sent)}",
-        f"{lost} of {len(stage.sent)}",
-        holds=lost == tally.open == 0,
+        f"0 of {len(stage.orders.sent)}",
+        f"{lost} of {len(stage.orders.sent)}",
+        holds=lost == tally.open == tally.failed == 0,
     )
 
 
@@ -250,7 +251,7 @@ def invoices(first: int, last: int) -> list[str]:
 def each_once(tally: Tally, jobs: Sequence[str]) -> bool:
     """Return whether all that was ordered has ended, and each of *jobs* has run once."""
     jobs_run = sorted(run.job for run in tally.runs)
-    return jobs_run == sorted(jobs) and not (tally.open or tally.running)
+    return jobs_run == sorted(jobs) and not (tally.open or tally.running or tally.failed)
 
 
 def counted(number: int, word: str) -> str:

@@ -13,29 +13,21 @@ from pathlib import Path
 from celery_redlock.ops import demo_app
 from celery_redlock.ops.reaper import reaper
 
-__all__ = ["PROCESSES", "DemoWorker", "forget_own_celery_settings"]
+__all__ = ["PROCESSES", "DemoWorker"]
 
 #: As many as can run all bodies of a chapter and still look at what else arrives.
 PROCESSES = 8
-#: What makes Celery look at an app, a broker or a Django project of the user's.
-NAMES = ("APP", "BROKER_URL", "CONFIG_MODULE", "DJANGO_SETTINGS_MODULE", "LOADER", "RESULT_BACKEND")
-PREFIXES = ("CELERY_", "REDLOCK_")
 # Our import path and no other: `python -m celery` would import a celery.py of the folder it is
-# started in.
+# started in. The first look is for the moment in which the reaper does not know of it yet.
 PROGRAM = """
 import os, sys
+if os.getppid() != int(os.environ.pop("REDLOCK_DEMO_OWNER")):
+    sys.exit("the demo is gone")
 sys.path[:] = os.environ.pop("REDLOCK_DEMO_PATH").split(os.pathsep)
 sys.argv[0] = "celery"
 from celery.__main__ import main
 main()
 """
-
-
-def forget_own_celery_settings() -> None:
-    """Take out of the environment what was exported for another project."""
-    for name in list(os.environ):
-        if name in NAMES or name.startswith(PREFIXES):
-            del os.environ[name]
 
 
 class DemoWorker:
@@ -71,14 +63,13 @@ class DemoWorker:
 
     def start(self) -> None:
         """Start it and return at once; see `is_ready`."""
-        path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
         with (self._folder / "worker.log").open("ab") as log:
             # A session of its own: a terminal's Ctrl-C must not reach it, but `stop` must
             # reach its children.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, *self._options()],
                 cwd=self._folder,
-                env={**os.environ, **self._environment, "REDLOCK_DEMO_PATH": path},
+                env=self._whole_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -86,6 +77,13 @@ class DemoWorker:
             )
         key = str(self._folder)
         reaper.watch(key, self._process.pid, group=True, folder=self._folder)
+
+    def _whole_environment(self) -> dict[str, str]:
+        path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
+        # Killed, it cannot take its temporary files along: they go with the folder.
+        own = {"TMPDIR": str(self._folder)}
+        program = {"REDLOCK_DEMO_PATH": path, "REDLOCK_DEMO_OWNER": str(os.getpid())}
+        return {**os.environ, **self._environment, **own, **program}
 
     @staticmethod
     def _options() -> list[str]:

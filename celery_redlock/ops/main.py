@@ -8,6 +8,7 @@ heavy is imported before it is known to be wanted.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 
 import click
@@ -16,6 +17,12 @@ __all__ = ["main"]
 
 #: Exit code when the extra is not installed; click's own for wrong usage, too.
 NOT_INSTALLED = 2
+
+#: What makes Celery look at an app, a broker or a Django project of the user's.
+OTHER_PROJECTS = (
+    *("APP", "BROKER_URL", "CONFIG_MODULE", "LOADER", "RESULT_BACKEND", "DJANGO_SETTINGS_MODULE"),
+    *("CELERY_", "REDLOCK_"),  # and whatever begins so
+)
 
 EXAMPLES = """\b
 Examples:
@@ -57,10 +64,18 @@ def demo(*, without_locks: bool) -> None:
 
     with StopRequests() as stop:
         require_extra()
+        forget_other_projects()
         from celery_redlock.ops.demo import run  # noqa: PLC0415
 
         code = run(stop, without_locks=without_locks)
     sys.exit(code)
+
+
+def forget_other_projects() -> None:
+    """Take out of the environment what would lead the demo to somebody's real broker."""
+    for name in list(os.environ):
+        if name in OTHER_PROJECTS or name.startswith(OTHER_PROJECTS[-2:]):
+            del os.environ[name]
 
 
 def require_extra() -> None:

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def publish(env, *arguments):
 
 def ledger(env):
     """Return how often each entry of the ledger was written, by name."""
-    with sqlite3.connect(env["LEDGER"]) as db:
+    with closing(sqlite3.connect(env["LEDGER"])) as db:
         return dict(db.execute("SELECT name, writes FROM entry"))
 
 

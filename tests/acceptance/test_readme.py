@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
 import celery_redlock
 from celery_redlock.lock.lease import quarantine_for, quorum, valid_until
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.survey import bootstrap
+from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import KNOWN, Settings
 from celery_redlock.task import policies
 from celery_redlock.task.options import OPTIONS
@@ -79,21 +83,31 @@ def text_for_servers(five_nodes, broker):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_examples_of_a_page_run_one_after_the_other(page, text_for_servers):
     """Every Python block runs, with what the blocks before it have left."""
+    with examples(page, text_for_servers):
+        pass
+
+
+@contextmanager
+def examples(page, text_for_servers):
+    """Run the examples of *page* and hand over what they have left; then close it."""
     namespace = {"__name__": "page"}
-    for block in blocks(page, "python"):
-        exec(compile(text_for_servers(block), page, "exec"), namespace)
+    try:
+        for block in blocks(page, "python"):
+            exec(compile(text_for_servers(block), page, "exec"), namespace)
+        yield namespace
+    finally:
+        for left in namespace.values():
+            if isinstance(left, Celery):
+                plugin_for(left).locks.close()
+            if isinstance(left, (Celery, celery_redlock.Redlock, sqlite3.Connection)):
+                left.close()
 
 
 @pytest.fixture
 def readme(text_for_servers):
     """What the examples of the README have left when all of them have run."""
-    namespace = {"__name__": "page"}
-    for block in blocks(README, "python"):
-        exec(compile(text_for_servers(block), README, "exec"), namespace)
-    yield namespace
-    namespace["locks"].close()
-    for app in ("app", "small"):
-        celery_redlock.plugin.plugin_for(namespace[app]).locks.close()
+    with examples(README, text_for_servers) as left:
+        yield left
 
 
 def test_the_examples_do_what_the_text_says(readme):
@@ -126,7 +140,7 @@ def test_one_server_is_enough(readme):
     """Without redlock_nodes the result backend is the one node, as the text says."""
     small = readme["small"]
     assert readme["tidy"].apply().get() == "tidied"
-    settings = celery_redlock.plugin.plugin_for(small).settings
+    settings = plugin_for(small).settings
     assert settings.is_fallback
     assert settings.nodes == [small.conf.result_backend]
 

@@ -34,7 +34,7 @@ from celery_redlock.lock.watchdog import Watchdog
 from support.waiting import eventually
 
 ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}
-BRIEF = {"ttl": 0.9, "max_ttl": 1.0, "node_timeout": 0.3}
+BRIEF = {**ROOMY, "ttl": 0.9, "node_timeout": 0.3}
 
 protection = pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 
@@ -99,7 +99,7 @@ def test_a_late_release_does_not_free_the_next_holders_lock(five_nodes, locks, m
         monkeypatch.setattr(requests, "RELEASE", blind)
         monkeypatch.setattr(node, "NOTES", (blind,))
     slow = locks(five_nodes[:3], **BRIEF)
-    second, third = (locks(five_nodes[:3], bootstrap=False, **BRIEF) for _ in range(2))
+    second, third = (locks(five_nodes[:3], bootstrap=False) for _ in range(2))
     late = slow.acquire("report")
     holder = second.acquire("report", wait=5)
     slow.release(late)
@@ -117,20 +117,15 @@ def test_the_quorum_is_over_the_configured_nodes(
         for module in (votes, rounds, node):
             monkeypatch.setattr(module, "quorum", lambda reached: 2)
     servers = redis_nodes(5)
-    ways = [proxied_nodes(servers), proxied_nodes(servers)]
     parted = []
-    for links, reached in zip(ways, ((0, 1), (3, 4)), strict=True):
-        parted.append(locks(links, node_timeout=0.2, prefix=f"{len(parted)}", restart_guard=False))
+    for reached in ((0, 1), (3, 4)):
+        links = proxied_nodes(servers)
         for number, link in enumerate(links):
             if number not in reached:
                 link.refuse()
-    # One prefix for both; the guard is another test's subject, and knows nodes by their labels.
-    parted = [Redlock([link.url for link in links], parted[0].rules) for links in ways]
-    try:
-        assert [grants(lock, "report") for lock in parted] == [not on, not on]
-    finally:
-        for lock in parted:
-            lock.close()
+        # The restart guard knows nodes by their addresses, which differ here by the proxy.
+        parted.append(locks(links, bootstrap=False, restart_guard=False))
+    assert [grants(lock, "report") for lock in parted] == [not on, not on]
 
 
 @protection
@@ -194,25 +189,15 @@ def test_every_attempt_has_a_token_of_its_own(five_nodes, locks, on):
 def test_a_restarted_majority_does_not_vote_at_once(redis_nodes, locks, on):
     """Empty nodes know of no holder: without quarantine they grant a lock that is held."""
     servers = redis_nodes(3)
-    settings = {**BRIEF, "ttl": 0.95, "restart_guard": on}
-    one, two = locks(servers, **settings), locks(servers, bootstrap=False, **settings)
+    one = locks(servers, restart_guard=on)
+    two = locks(servers, bootstrap=False, restart_guard=on)
     assert grants(two, "another")  # connects
+    holder = one.acquire("report")
     for server in servers[:2]:
-        server.kill()
-    holder_needs = one.acquire  # noqa: F841
-    for server in servers[:2]:
-        server.start()
-    _reconnect(one, two)
-    if on:
-        survey.bootstrap(one.nodes, one.rules)
-    holder = one.acquire("report", wait=3)
-    for server in servers[:2]:
-        server.kill()
-    for server in servers[:2]:
-        server.start()
+        server.restart()
     _reconnect(two)
     granted = grants(two, "report")
-    assert holder.remaining() > 0, "the machine is too slow for this test"
+    assert holder.remaining() > 0
     assert granted is not on
 
 
@@ -226,15 +211,17 @@ def _reconnect(*all_locks):
 
 STOPPED = textwrap.dedent(
     """
-    import sys, time
+    import os, sys
     from celery_redlock.errors import LockLost
     from celery_redlock.lock import held
     from celery_redlock.lock.redlock import Redlock
+    from celery_redlock.lock.watchdog import Watchdog
 
+    Watchdog._start = lambda self: None   # nobody else notices
     *urls, checks = sys.argv[1:]
     if checks == "off":
         held.clock = type("Stopped", (), {"now": staticmethod(lambda: 0.0)})
-    lock = Redlock.from_urls(urls, ttl=0.9, max_ttl=1.0, node_timeout=0.3)
+    lock = Redlock.from_urls(urls, ttl=0.9, max_ttl=20.0, node_timeout=0.3)
     with lock.hold("report") as mine:
         print("held", flush=True)
         sys.stdin.readline()          # is stopped while it waits here
@@ -244,8 +231,6 @@ STOPPED = textwrap.dedent(
             print("lost", lost.reason, flush=True)
         else:
             print("goes on", flush=True)
-        mine._reason = mine._reason or "test"
-        import os
         os._exit(0)
     """
 )
@@ -254,19 +239,17 @@ STOPPED = textwrap.dedent(
 @protection
 def test_a_stopped_client_finds_its_lock_lost_at_once(five_nodes, locks, on):
     """After SIGCONT the clock is looked at before anything else; without that it would go on."""
-    rival = locks(five_nodes[:3], **BRIEF)
+    rival = locks(five_nodes[:3])
     urls = [server.url for server in five_nodes[:3]]
     with _script(STOPPED, *urls, "on" if on else "off") as client:
         assert client.stdout.readline() == "held\n"
-        # With its watchdog's socket stopped too, nobody renews on its behalf.
         os.kill(client.pid, signal.SIGSTOP)
         lease = rival.acquire("report", wait=10)
-        # What wakes up first is the main thread: its line is there before it may run.
         client.stdin.write("go\n")
         client.stdin.flush()
         os.kill(client.pid, signal.SIGCONT)
         told = client.stdout.readline()
-        assert lease.remaining() > 0, "the machine is too slow for this test"
+        assert lease.remaining() > 0
     assert told == ("lost deadline\n" if on else "goes on\n")
 
 
@@ -494,12 +477,7 @@ def test_without_a_majority_it_is_said_soon_that_nobody_can_decide(
         assert time.monotonic() - began < 0.2 + 0.5
         votes_told = list(refusal.value.votes.values())
         assert sum(vote.startswith("unreachable") for vote in votes_told) >= 3
-    assert value_of(servers[4], "report") is None or _released(lock, servers[4])
-
-
-def _released(lock, server):
-    eventually(lambda: value_of(server, "report") is None, "release of the minority's votes")
-    return True
+    eventually(lambda: value_of(servers[4], "report") is None, "release of the minority's votes")
 
 
 def test_a_hung_majority_is_waited_for_once_and_not_in_every_round(redis_nodes, locks, paused):
@@ -528,38 +506,35 @@ def test_nodes_that_hung_up_while_nobody_asked_are_back_before_the_next_round(
         for server in five_nodes[:3]:
             with redis.Redis.from_url(server.url) as client:
                 client.client_kill_filter(_type="normal", skipme=True)
+                eventually(lambda client=client: len(client.client_list()) == 1, "hanging up")
     _cycle(lock)
 
 
-def test_connections_that_break_in_the_middle_of_rounds_harm_no_round_after(
+def test_a_connection_that_breaks_in_the_middle_of_a_round_costs_nothing(
     five_nodes, proxied_nodes, locks
 ):
-    """Resets at any moment end in an outcome, and when they stop all nodes are used again."""
+    """Reset at any moment, one of three nodes does not count, and the other two decide."""
     links = proxied_nodes(five_nodes[:3])
     lock = locks(links)
-    _cycle(lock)
-    outcomes = {True: 0, False: 0}
-    for number in range(60):
+    for number in range(30):
+        _reconnect(lock)
         link = links[number % 3]
-        breaker = threading.Thread(target=lambda link=link: (link.reset(), link.pass_through()))
+        breaker = threading.Timer(number * 0.0001, link.reset)
         breaker.start()
-        try:
-            _cycle(lock, f"n{number}")
-            outcomes[True] += 1
-        except (AssertionError, QuorumUnavailable):
-            outcomes[False] += 1
+        for part in range(5):
+            _cycle(lock, f"n{number}:{part}")
         breaker.join()
+        link.pass_through()
     _reconnect(lock)
-    _cycle(lock)
-    assert outcomes[True] > 30
-    assert not any(one._owed for one in lock._fanout.nodes) or _catch_up(lock) is None
+    _catch_up(lock)
 
 
 def test_dropped_replies_do_not_shift_those_that_follow(redis_nodes, locks, paused):
     """Through many rounds with a node that stops and goes on, each answer finds its question."""
     servers = redis_nodes(3)
     lock = locks(servers, node_timeout=0.15)
-    for number in range(8):
+    for number in range(6):
+        _reconnect(lock)
         paused(servers[number % 3])
         leases = [lock.acquire(f"lock:{number}:{i}") for i in range(3)]
         paused()
@@ -651,7 +626,7 @@ def test_a_lost_lock_ends_before_anybody_else_can_have_it(five_nodes, locks, mon
                 mine.ensure_held()
                 last_good[:] = [clock.now()]
 
-    for _ in range(3):
+    for _ in range(2):
         mine = lock.take(Wanted("report", 0.9))
         user = threading.Thread(target=use)
         user.start()

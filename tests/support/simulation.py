@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -32,7 +32,7 @@ from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Request, release_request
 from celery_redlock.lock.rounds import Ask, Client, Pause, Tell, Wanted, acquire
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import ACQUIRE, MARK, RELEASE, RENEW
+from celery_redlock.lock.scripts import ACQUIRE, MARK, RELEASE, RENEW, Script
 from celery_redlock.lock.votes import TOKEN_LENGTH, Vote, VoteKind
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "Hold",
     "Host",
     "Interrupted",
+    "Link",
     "SimulatedNode",
     "SwingingClock",
     "World",
@@ -62,6 +63,8 @@ NAME = "k"
 BEGIN = 1_700_000_000.0
 #: A quarter of the period in which a node's clock gains and loses time [s].
 SWING = 0.5
+#: When a lease ends that is lost [s, any clock].
+LOST = float("-inf")
 #: Rounding of floating-point times [s].
 GRAIN = 1e-9
 
@@ -379,7 +382,9 @@ class Link:
 
     def _take(self, call: Call, number: int, reply: list[Any]) -> None:
         if number == self.number and not self.is_broken:
-            call.take(self.node.position, call.request.script.read(reply))
+            vote = call.request.script.read(reply)
+            self.world.met.add((call.request.script, vote.kind))
+            call.take(self.node.position, vote)
 
     def break_off(self) -> None:
         """Break the connection: yes votes that came through it are void until it is decided."""
@@ -516,21 +521,25 @@ class Crew:
         world: Where they live.
         until: When they stop [s, true time]; afterwards each takes the lock once more.
         fence: Whether they ask for fences.
+        hold: How long they hold the lock on average [ttl], and rest at most.
     """
 
-    def __init__(self, world: World, until: float, *, fence: bool = True) -> None:
+    def __init__(
+        self, world: World, until: float, *, fence: bool = True, hold: float = 1.0
+    ) -> None:
         self.world = world
         self.until = until
         self.fence = fence
+        self.length = hold * world.rules.ttl
 
     def work(self, host: Host) -> Process:
         """Yield what one client does."""
         world, chance, ttl = self.world, self.world.chance, self.world.rules.ttl
         while world.now < self.until:
-            yield Pause(chance.uniform(0.0, ttl / 2))
+            yield Pause(chance.uniform(0.0, self.length / 2))
             lease = yield from self.take(host, chance.uniform(0.0, 2 * ttl))
             if lease is not None:
-                yield from self.hold(host, lease, chance.expovariate(1.0 / ttl))
+                yield from self.hold(host, lease, chance.expovariate(1.0 / self.length))
         # All is well again, and whatever was left behind has lapsed.
         yield Pause(world.rules.quarantine + 2 * ttl)
         lease = yield from self.take(host, wait=20.0)
@@ -560,7 +569,7 @@ class Crew:
         while host.now() < ends and not self.is_over(host, lease):
             if host.now() >= due:
                 lease, due = yield from self.renew(host, lease)
-            yield Pause(max(0.0, min(due, ends, lease.valid_until) - host.now()) + GRAIN)
+            yield Pause(max(0.0, min(due, ends, self.deadline(lease)) - host.now()) + GRAIN)
         if habit > 0.9:  # noqa: PLR2004  it dies, and the lease lapses by itself
             return
         self.end(lease)
@@ -571,25 +580,25 @@ class Crew:
         renewal = Renewal(host.kernel, lease)
         ballot = yield Ask(renewal.request(), renewal.decided)
         outcome = renewal.outcome(ballot)
+        if isinstance(outcome, str) or self.is_over(host, lease):  # as HeldLock.renewed has it
+            self.end(lease)
+            return replace(lease, valid_until=LOST), float("inf")
         if isinstance(outcome, Lease):
             self.world.renewed(host, outcome)
             return outcome, renew_at(renewal.started, lease.ttl)
-        if isinstance(outcome, str):
-            self.end(lease)
-            return self.lost(lease), float("inf")
         return lease, renewal.started + lease.ttl / 12.0 * self.world.chance.uniform(0.75, 1.25)
-
-    def lost(self, lease: Lease) -> Lease:
-        """Return a lease that is over."""
-        return Lease(lease.name, lease.token, lease.fence, lease.ttl, float("-inf"), lease.since)
 
     def is_over(self, host: Host, lease: Lease) -> bool:
         """Return whether the holder's own clock says that its lease has ended."""
-        return host.now() >= lease.valid_until
+        return host.now() >= self.deadline(lease)
+
+    def deadline(self, lease: Lease) -> float:
+        """Return when the holder stops on its own [s, its clock]."""
+        return lease.valid_until
 
     def end(self, lease: Lease) -> None:
         """Note that the holder trusts its lock no longer."""
-        hold = self.world.holds[lease.token]
+        hold = self.world.held[lease.token]
         hold.ended = min(hold.ended, self.world.now)
 
     def release(self, host: Host, lease: Lease) -> Tell:
@@ -610,8 +619,11 @@ class World:
         chaos: How often what goes wrong.
         is_fifo: Whether a client's messages to a node stay in order.
         delay: How long messages are under way; random by default.
-        holds: All grants so far, by token.
+        holds: All grants so far.
+        held: The last one of each token.
+        asked: When a token was last sent in an acquire.
         progressed: Numbers of the clients that got the lock when all was well again.
+        met: Which answers came to which requests.
     """
 
     seed: int = 0
@@ -622,9 +634,11 @@ class World:
     is_fifo: bool = True
     delay: Delay | None = None  # type: ignore[assignment]  # never None once made
     now: float = 0.0
-    holds: dict[str, Hold] = field(default_factory=dict)
+    holds: list[Hold] = field(default_factory=list)
+    held: dict[str, Hold] = field(default_factory=dict)
     asked: dict[str, float] = field(default_factory=dict)
     progressed: set[int] = field(default_factory=set)
+    met: set[tuple[Script, VoteKind]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
@@ -672,9 +686,9 @@ class World:
             self.now = max(self.now, when)
             what(*arguments)
 
-    def live(self, seconds: float, *, fence: bool = True) -> World:
+    def live(self, seconds: float, **crew_does: Any) -> World:
         """Let everybody work for *seconds* while things go wrong, and then in peace."""
-        crew = Crew(self, seconds, fence=fence)
+        crew = Crew(self, seconds, **crew_does)
         for host in self.hosts:
             host.run(crew.work(host))
         for name, happen in self._faults().items():
@@ -738,21 +752,21 @@ class World:
     def granted(self, host: Host, lease: Lease) -> None:
         """Note a grant."""
         until = host.clock.when(lease.valid_until)
-        self.holds[lease.token] = Hold(
-            lease.token, lease.fence or 0, self.asked[lease.token], self.now, until
-        )
+        hold = Hold(lease.token, lease.fence or 0, self.asked[lease.token], self.now, until)
+        self.held[lease.token] = hold
+        self.holds.append(hold)
 
     def renewed(self, host: Host, lease: Lease) -> None:
         """Note that a lease goes on."""
-        self.holds[lease.token].until = host.clock.when(lease.valid_until)
+        self.held[lease.token].until = host.clock.when(lease.valid_until)
 
     def overlaps(self) -> list[tuple[Hold, Hold]]:
         """Return who trusted the lock at the same time."""
-        return overlaps(self.holds.values())
+        return overlaps(self.holds)
 
     def disorder(self) -> list[tuple[Hold, Hold]]:
         """Return whose fences are equal or out of order."""
-        return disorder(self.holds.values())
+        return disorder(self.holds)
 
     def leftovers(self) -> list[bytes]:
         """Return the locks that any node still stores."""

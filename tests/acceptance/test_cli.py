@@ -1,0 +1,325 @@
+"""``celery -A shop redlock ...`` as an operator types it, on real nodes in every state."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import redis
+
+from celery_redlock import Redlock
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.survey import bootstrap, node_statuses
+from support.waiting import eventually
+
+RULES = Rules(ttl=20, max_ttl=20)
+SHOP = """
+    import os, time
+    from celery import Celery
+    from celery_redlock import RedlockTask
+
+    app = Celery("shop", broker=os.environ.get("BROKER", "memory://"))
+    if "NODES" in os.environ:
+        app.conf.redlock_nodes = os.environ["NODES"].split()
+    app.conf.redlock_ttl = app.conf.redlock_max_ttl = 20
+
+    @app.task(base=RedlockTask, lock_key="nightly")
+    def nap():
+        print("held", flush=True)
+        time.sleep(60)
+"""
+
+
+def _urls(nodes):
+    return [getattr(node, "url", node) for node in nodes]
+
+
+@pytest.fixture
+def shop(tmp_path):
+    """Run a process of the shop's: ``shop(nodes, *command, **options of subprocess.Popen)``."""
+    (tmp_path / "shop.py").write_text(textwrap.dedent(SHOP))
+    started = []
+
+    def start(nodes, *command, **options):
+        environment = {**os.environ, "NO_COLOR": "1"}
+        if nodes:
+            environment["NODES"] = " ".join(_urls(nodes))
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            **{
+                "env": environment | options.pop("env", {}),
+                "cwd": tmp_path,
+                "stdin": subprocess.DEVNULL,
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.PIPE,
+                "text": True,
+                **options,
+            },
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def redlock(shop):
+    """Run ``celery -A shop redlock ...`` to its end: returns exit code, stdout and stderr."""
+
+    def run(nodes, *words, app="shop", **options):
+        app_option = ["-A", app] if app else []
+        process = shop(nodes, "-m", "celery", *app_option, "redlock", *words, **options)
+        out, err = process.communicate(timeout=30)
+        return process.returncode, out, err
+
+    return run
+
+
+def _states(nodes):
+    return [status.state for status in node_statuses(_urls(nodes), RULES)]
+
+
+def _quarantined(nodes, index):
+    """Restart a node, and have a client find out that it has lost its memory."""
+    nodes[index].restart()
+    locks = Redlock.from_urls(_urls(nodes), ttl=20, max_ttl=20)
+    locks.release(locks.acquire("find out"))
+    eventually(lambda: _states(nodes)[index] == "quarantined", "quarantine")
+
+
+# -- status ----------------------------------------------------------------------------
+
+
+def test_status_says_that_all_is_well(redis_nodes, redlock):
+    """Every node has its line, the verdict is yes, and the exit code is 0."""
+    nodes = redis_nodes(3)
+    bootstrap(_urls(nodes), RULES)
+    code, out, err = redlock(nodes, "status")
+    assert (code, err) == (0, "")
+    for node in nodes:
+        (line,) = [
+            line for line in out.splitlines() if line.startswith(f"127.0.0.1:{node.port}/0 ")
+        ]
+        assert " up " in line
+    assert "Quorum: yes. 3 of 3 nodes can vote, 2 are needed." in out
+
+
+def test_status_tells_the_states_apart(redis_nodes, redlock):
+    """Down, quarantined and unmarked nodes are named as such, and a quorum of others suffices."""
+    nodes = redis_nodes(7)
+    bootstrap(_urls(nodes), RULES)
+    nodes[0].kill()
+    _quarantined(nodes, 1)
+    nodes[2].restart()
+    code, out, err = redlock(nodes, "status", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert (told["quorum"], told["voting"], told["needed"]) == (True, 4, 4)
+    down, quarantined, unmarked, *rest = told["nodes"]
+    assert (down["state"], quarantined["state"], unmarked["state"]) == (
+        "down",
+        "quarantined",
+        "unmarked",
+    )
+    assert {node["state"] for node in rest} == {"up"}
+    assert "refused" in down["problem"].lower()
+    assert 0 < quarantined["quarantine"] <= RULES.quarantine
+    assert rest[0]["version"]
+    code, out, _ = redlock(nodes, "status")
+    assert code == 0
+    assert " s left" in out
+
+
+def test_status_fails_without_a_majority(redis_nodes, redlock):
+    """With most nodes dead the verdict is no, and the exit code is 1."""
+    nodes = redis_nodes(3)
+    bootstrap(_urls(nodes), RULES)
+    nodes[0].kill()
+    nodes[1].kill()
+    code, out, _ = redlock(nodes, "status")
+    assert code == 1
+    assert "Quorum: NO. 1 of 3 nodes can vote, 2 are needed." in out
+    code, out, _ = redlock(nodes, "status", "--json")
+    assert (code, json.loads(out)["quorum"]) == (1, False)
+
+
+def test_status_of_new_nodes_says_what_to_do(redis_nodes, redlock):
+    """Nodes that nobody has used yet cannot vote, and the way out is named."""
+    code, out, _ = redlock(redis_nodes(3), "status")
+    assert code == 1
+    assert out.count("unmarked") >= 3
+    assert "redlock bootstrap" in out
+
+
+# -- ls --------------------------------------------------------------------------------
+
+
+def test_ls_names_the_holder_in_another_process(redis_nodes, shop, redlock):
+    """Name, task, task id, host, process, age, rest of the lease and votes of a held lock."""
+    nodes = redis_nodes(3)
+    bootstrap(_urls(nodes), RULES)
+    assert redlock(nodes, "ls") == (0, "No live locks.\n", "")
+    holder = shop(nodes, "-c", "import shop; shop.nap.apply(task_id='task-1')")
+    assert holder.stdout.readline() == "held\n"
+    nodes[2].kill()
+    code, out, err = redlock(nodes, "ls")
+    assert code == 0
+    assert f"127.0.0.1:{nodes[2].port}/0" in err
+    (line,) = [line for line in out.splitlines() if "nightly" in line]
+    for part in ("task-1", "shop.nap", socket.gethostname(), str(holder.pid), "2/3"):
+        assert part in line.split()
+    code, out, _ = redlock(nodes, "ls", "--json")
+    (lock,) = json.loads(out)["locks"]
+    assert (lock["name"], lock["task_id"], lock["pid"]) == ("nightly", "task-1", holder.pid)
+    assert (lock["task"], lock["host"]) == ("shop.nap", socket.gethostname())
+    assert 0 < lock["ttl"] <= 20
+    assert 0 <= lock["age"] < 30
+    assert len(lock["votes"]) == 2
+    assert lock["held"] is True
+    assert json.loads(out)["down"] == [f"127.0.0.1:{nodes[2].port}/0"]
+
+
+def test_ls_fails_when_its_list_may_have_gaps(redis_nodes, redlock):
+    """With most nodes down an empty list means nothing, and the exit code says so."""
+    nodes = redis_nodes(3)
+    nodes[0].kill()
+    nodes[1].kill()
+    code, _, err = redlock(nodes, "ls")
+    assert code == 1
+    assert f"127.0.0.1:{nodes[0].port}/0, 127.0.0.1:{nodes[1].port}/0" in err
+
+
+# -- bootstrap -------------------------------------------------------------------------
+
+
+def test_bootstrap_lets_new_nodes_vote_at_once(redis_nodes, redlock):
+    """Each node has its result, and the status is well afterwards."""
+    nodes = redis_nodes(3)
+    code, out, err = redlock(nodes, "bootstrap")
+    assert (code, err) == (0, "")
+    assert out.count(": may vote") == 3
+    assert _states(nodes) == ["up"] * 3
+
+
+def test_bootstrap_refuses_while_somebody_holds_a_lock(redis_nodes, redlock):
+    """It names the holder and changes nothing, ``--yes`` or not; ``--force`` goes on."""
+    nodes = redis_nodes(3)
+    bootstrap(_urls(nodes), RULES)
+    _quarantined(nodes, 0)
+    locks = Redlock.from_urls(_urls(nodes), ttl=20, max_ttl=20)
+    locks.acquire("precious")
+    for words in ([], ["--yes"]):
+        code, out, err = redlock(nodes, "bootstrap", *words)
+        assert code == 1
+        assert "precious" in out
+        assert str(os.getpid()) in out
+        assert "nothing was changed" in err
+    code, out, _ = redlock(nodes, "bootstrap", "--json")
+    assert (code, json.loads(out)["refused"]) == (1, True)
+    assert json.loads(out)["live_locks"][0]["name"] == "precious"
+    assert _states(nodes) == ["quarantined", "up", "up"]
+    code, out, _ = redlock(nodes, "bootstrap", "--force", "--json")
+    assert code == 0
+    assert [node["enrolled"] for node in json.loads(out)["nodes"]] == [True] * 3
+    assert _states(nodes) == ["up"] * 3
+
+
+def test_bootstrap_fails_if_a_node_does_not_take_part(redis_nodes, redlock):
+    """The others may vote, the dead one has its reason, and the exit code is 1."""
+    nodes = redis_nodes(3)
+    nodes[1].kill()
+    code, out, _ = redlock(nodes, "bootstrap", "--yes")
+    assert code == 1
+    assert out.count(": may vote") == 2
+    assert "refused" in out.lower()
+    assert _states(nodes) == ["up", "down", "up"]
+
+
+@pytest.mark.parametrize(("answer", "code", "state"), [("n", 1, "unmarked"), ("y", 0, "up")])
+def test_bootstrap_asks_a_person_first(redis_nodes, shop, answer, code, state):
+    """On a terminal nothing is changed without a yes."""
+    nodes = redis_nodes(1)
+    ours, theirs = os.openpty()
+    try:
+        command = ["-m", "celery", "-A", "shop", "redlock", "bootstrap"]
+        process = shop(nodes, *command, stdin=theirs)
+        os.write(ours, f"{answer}\n".encode())
+        _, err = process.communicate(timeout=30)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "[y/N]" in err
+    assert process.returncode == code
+    assert _states(nodes) == [state]
+
+
+# -- all of them -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["status", "ls", "bootstrap"])
+def test_settings_that_make_no_sense_are_a_clean_error(redlock, command):
+    """One line on stderr that names the setting, no traceback, exit code 2."""
+    code, out, err = redlock(["redis://:s3cret@lock-1/0", "redis://:s3cret@lock-1/0"], command)
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: redlock_nodes names lock-1:6379/0 more than once")
+    assert "s3cret" not in err
+
+
+def test_without_nodes_the_fallback_is_said(redlock, broker):
+    """Where the broker stands in as the one node, the operator is told."""
+    code, out, err = redlock([], "status", env={"BROKER": broker.url})
+    assert code == 1
+    assert f"127.0.0.1:{broker.port}/0" in out
+    assert "redlock_nodes is not set" in err
+
+
+def test_without_an_app_the_way_to_name_one_is_said(redlock):
+    """Forgetting ``-A`` is the likeliest mistake."""
+    code, _, err = redlock([], "status", app=None)
+    assert code == 2
+    assert "celery -A APP redlock" in err
+
+
+def test_passwords_and_tokens_are_told_nobody(redis_nodes, redlock):
+    """Neither right nor wrong passwords, nor any token, in any output."""
+    nodes = redis_nodes(3)
+    for node in nodes:
+        with redis.Redis.from_url(node.url) as client:
+            client.config_set("requirepass", "s3cret")
+    urls = [node.url.replace("redis://", "redis://:s3cret@") for node in nodes]
+    bootstrap(urls, RULES)
+    lease = Redlock.from_urls(urls, ttl=20, max_ttl=20).acquire("name")
+    wrong = [*urls[:2], urls[2].replace("s3cret", "wr0ng")]
+    for command in (["status"], ["ls"], ["bootstrap"], ["bootstrap", "--force"]):
+        for words in ([], ["--json"]):
+            for configured in (urls, wrong):
+                _, out, err = redlock(configured, *command, *words)
+                for secret in ("s3cret", "wr0ng", lease.token[:8]):
+                    assert secret not in out + err
+
+
+def test_options_that_an_app_adds_to_every_command_do_no_harm(tmp_path, redis_nodes, redlock):
+    """An app's preload options reach the plug-in, too."""
+    (tmp_path / "preloading.py").write_text(
+        "import click\nfrom shop import app\n"
+        "app.user_options['preload'].add(click.Option(['-Z', '--zone'], default='here'))\n"
+    )
+    nodes = redis_nodes(1)
+    code, out, _ = redlock(nodes, "bootstrap", app="preloading")
+    assert (code, out.count("may vote")) == (0, 1)
+
+
+@pytest.mark.parametrize("words", [[], ["status"], ["ls"], ["bootstrap"]])
+def test_help_has_examples(redlock, words):
+    """Help is there without any node, and shows what to type."""
+    code, out, _ = redlock([], *words, "--help")
+    assert code == 0
+    assert "celery -A shop redlock" in out

@@ -1,0 +1,578 @@
+"""Many threads, forks, signals, green threads and the end of a process: the lock stays a lock."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import redis
+
+import celery_redlock
+from celery_redlock.lock import survey
+from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import Keys
+from support.waiting import eventually
+
+ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and signals")
+
+
+def enrol(servers, **settings):
+    """Enrol servers under the rules that all tests here use, and return their URLs."""
+    urls = [server.url for server in servers]
+    told = survey.bootstrap(urls, Rules(**{**ROOMY, **settings}))
+    assert set(told.values()) == {"enrolled"}, told
+    return urls
+
+
+@pytest.fixture
+def locks(five_nodes):
+    """Locks on five servers."""
+    made = Redlock(enrol(five_nodes), Rules(**ROOMY))
+    yield made
+    made.close()
+
+
+#: What every script begins with: `lock` on the servers of its arguments, `tell` to the test.
+HEAD = """
+import contextlib, json, os, signal, sys, threading, time
+
+from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
+from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.lock.rounds import Wanted
+
+def tell(**what):
+    os.write(1, json.dumps(what).encode() + b"\\n")
+
+lock = Redlock.from_urls(sys.argv[1:], **{"max_ttl": 20.0, "node_timeout": 0.5, **SETTINGS})
+"""
+
+
+def run(source, urls, *, before="", timeout=60, **settings):
+    """
+    Run a script to its end in a process of its own.
+
+    Returns:
+        What it told, one dict per line, and when it had ended [s, as `time.monotonic`].
+    """
+    whole = f"{before}\nSETTINGS = {({'ttl': 10.0} | settings)!r}\n{HEAD}\n{textwrap.dedent(source)}"
+    path = [str(Path(celery_redlock.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", whole, *urls],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+            ended = time.monotonic()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err, err
+    return [json.loads(line) for line in out.splitlines()], ended
+
+
+# -- threads -----------------------------------------------------------------------------------
+
+
+def test_sixteen_threads_never_hold_a_lock_together(locks):
+    """However they contend for four names, at any time one thread at most is inside."""
+    inside, worst, entered = Counter(), Counter(), Counter()
+    guard, failures = threading.Lock(), []
+    most_threads = []
+
+    def work(number):
+        name = f"n{number % 4}"
+        try:
+            for _ in range(15):
+                lease = locks.acquire(name, wait=30)
+                with guard:
+                    inside[name] += 1
+                    entered[name] += 1
+                    worst[name] = max(worst[name], inside[name])
+                    most_threads.append(threading.active_count())
+                with guard:
+                    inside[name] -= 1
+                locks.release(lease)
+        except BaseException as error:  # noqa: BLE001  shown by the test
+            failures.append(error)
+
+    before = threading.active_count()
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert worst == dict.fromkeys(["n0", "n1", "n2", "n3"], 1)
+    assert sum(entered.values()) == 16 * 15
+    # A thread that connects a node may still be ending; none is started for a lock or a call.
+    assert max(most_threads) <= before + 16 + 5
+
+
+def test_threads_that_do_not_contend_do_not_wait_for_each_other(locks, five_nodes):
+    """Rounds of different names run side by side, all with an outcome, also with a node away."""
+    five_nodes[4].pause()
+    try:
+        slowest, failures = [], []
+
+        def work(number):
+            try:
+                for cycle in range(25):
+                    began = time.monotonic()
+                    lease = locks.acquire(f"{number}:{cycle}")
+                    assert locks.release(lease) is ReleaseOutcome.RELEASED
+                    slowest.append(time.monotonic() - began)
+            except BaseException as error:  # noqa: BLE001  shown by the test
+                failures.append(error)
+
+        locks.release(locks.acquire("first"))
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        five_nodes[4].resume()
+    assert not failures
+    assert sorted(slowest)[len(slowest) // 2] < 0.25
+
+
+def test_many_cycles_leave_nothing_behind(locks, five_nodes):
+    """Threads, descriptors and everything the kernel keeps are the same after 3000 cycles."""
+
+    def cycles(count):
+        for number in range(count):
+            locks.release(locks.acquire(f"n{number}"), wait=number % 2 == 0)
+        eventually(lambda: locks.inspect("x") and not _debts(locks), "end of all debts")
+
+    def kept():
+        fanout = locks._fanout
+        return {
+            "threads": threading.active_count(),
+            "descriptors": len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0,
+            "waiters": len(fanout._waiters),
+            "news": len(fanout._news),
+            "undelivered": [len(node._undelivered) for node in fanout.nodes],
+            "watched": len(locks._watchdog._due),
+        }
+
+    cycles(50)
+    before = kept()
+    cycles(3000)
+    assert kept() == before
+
+
+def _debts(locks):
+    return sum(len(node._owed) for node in locks._fanout.nodes)
+
+
+def test_many_held_locks_need_one_thread(locks):
+    """A hundred locks are renewed by the same thread, in batches, and all at once given back."""
+    before = threading.active_count()
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(locks.hold(f"n{number}", ttl=1.5)) for number in range(100)]
+        assert threading.active_count() <= before + 1
+        eventually(lambda: all(one.renewals >= 2 for one in held), "renewal of all", timeout=5)
+        for one in held:
+            one.ensure_held()
+    assert locks.held == []
+
+
+# -- fork ----------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_not_inherited_by_a_child(five_nodes):
+    """The child's copy is lost, the child locks on connections of its own, the parent goes on."""
+    told, _ = run(
+        """
+        with lock.hold("report", ttl=1.2) as held:
+            parents = [node.sock.fileno() for node in lock._fanout.nodes]
+            if os.fork() == 0:
+                try:
+                    held.ensure_held()
+                except LockLost as lost:
+                    reason = lost.reason
+                open_ones = [fd for fd in parents if os.path.exists(f"/proc/self/fd/{fd}")]
+                names = [t.name for t in threading.enumerate()]
+                try:
+                    lock.acquire("report")
+                    outcome = "granted"
+                except LockTaken:
+                    outcome = "taken"
+                other = lock.acquire("other")
+                released = lock.release(other).value
+                tell(reason=reason, open_ones=open_ones, threads=names, outcome=outcome,
+                     released=released, watched=len(lock.held))
+                os._exit(0)
+            os.wait()
+            began = time.monotonic()
+            while time.monotonic() - began < 2.0:
+                held.ensure_held()
+            tell(renewals=held.renewals, same=lock.inspect("report")[0].holder["token"] == held.token[:8])
+        """,
+        enrol(five_nodes),
+    )
+    child, parent = told
+    assert child.pop("open_ones") == [] or sys.platform == "darwin"
+    assert child == {
+        "reason": "fork",
+        "threads": ["MainThread"],
+        "outcome": "taken",
+        "released": "RELEASED",
+        "watched": 0,
+    }
+    assert parent["renewals"] >= 3
+    assert parent["same"]
+
+
+def test_a_child_that_ends_does_not_release_its_parents_lock(five_nodes):
+    """Leaving the body in the child, or giving the copy back there, is the child's own business."""
+    told, _ = run(
+        """
+        with lock.hold("report") as held:
+            if os.fork() == 0:
+                sys.exit()          # runs through the end of the with, as a worker's child may
+            os.wait()
+            tell(lost=held.is_lost, holders=[view.holder.get("token") for view in lock.inspect("report")],
+                 token=held.token[:8])
+        """,
+        enrol(five_nodes),
+    )
+    (parent,) = told
+    assert not parent["lost"]
+    assert parent["holders"] == [parent["token"]] * 5
+
+
+def test_forks_in_the_middle_of_rounds_harm_neither_side(five_nodes):
+    """A hundred children, forked while threads ask: each can lock, and no parent's round fails."""
+    told, _ = run(
+        """
+        stop, failures, rounds = threading.Event(), [], [0]
+        def work(number):
+            while not stop.is_set():
+                try:
+                    lease = lock.acquire(f"parent:{number}")
+                    assert lock.release(lease) is ReleaseOutcome.RELEASED
+                    rounds[0] += 1
+                except BaseException as error:
+                    failures.append(repr(error))
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        codes = []
+        for number in range(100):
+            pid = os.fork()
+            if pid == 0:
+                code = 1
+                try:
+                    if number % 5 == 0:
+                        lease = lock.acquire(f"child:{number}")
+                        code = 0 if lock.release(lease) is ReleaseOutcome.RELEASED else 2
+                    else:
+                        code = 0
+                finally:
+                    os._exit(code)
+            codes.append(os.waitpid(pid, 0)[1])
+        stop.set()
+        for thread in threads:
+            thread.join()
+        tell(codes=[code for code in codes if code], failures=failures[:3], rounds=rounds[0])
+        """,
+        enrol(five_nodes),
+    )
+    (outcome,) = told
+    assert outcome["codes"] == []
+    assert outcome["failures"] == []
+    assert outcome["rounds"] > 50
+
+
+# -- exceptions out of nowhere --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["acquire", "hold"])
+def test_exceptions_at_random_moments_leave_the_kernel_sound(five_nodes, verb):
+    """A soft time limit may strike anywhere: no dead end, no shifted reply, no lock left behind."""
+    told, _ = run(
+        f"""
+        import random
+        verb = {verb!r}
+        class Soft(Exception):
+            pass
+        armed = False
+        def strike(number, frame):
+            if armed:
+                raise Soft
+        signal.signal(signal.SIGALRM, strike)
+        chance, hits, failures = random.Random(5), 0, []
+        lock.release(lock.acquire("warm"))
+        began = time.perf_counter()
+        for number in range(50):
+            lock.release(lock.acquire("warm"))
+        usual = (time.perf_counter() - began) / 50
+        for number in range(500):
+            name = f"n{{number}}"
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00001, 1.3 * usual))
+            try:
+                armed = True
+                if verb == "hold":
+                    with lock.hold(name):
+                        pass
+                else:
+                    lease = lock.acquire(name)
+                    lock.release(lease, wait=bool(number % 2))
+                armed = False
+            except Soft:
+                armed = False
+                hits += 1
+            except RedlockError as error:
+                armed = False
+                failures.append(repr(error))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            del lock._client.new_token     # see below
+            if number % 10 == 0:
+                try:
+                    lease = lock.acquire(f"check{{number}}", wait=5)
+                    views = [view.holder.get("token") for view in lock.inspect(f"check{{number}}") if not view.problem]
+                    if views.count(lease.token[:8]) < 3:
+                        failures.append(["shifted", number, views])
+                    if lock.release(lease) is not ReleaseOutcome.RELEASED:
+                        failures.append(["not released", number])
+                except RedlockError as error:
+                    failures.append(repr(error))
+        seconds = []
+        for _ in range(20):
+            began = time.perf_counter()
+            lock.release(lock.acquire("after", wait=5))
+            seconds.append(time.perf_counter() - began)
+        tell(hits=hits, failures=failures[:5], slow=sorted(seconds)[10] / usual, held=len(lock.held),
+             waiters=len(lock._fanout._waiters))
+        """.replace("            del lock._client.new_token     # see below\n", ""),
+        enrol(five_nodes),
+    )
+    (outcome,) = told
+    assert outcome["hits"] > 100, outcome
+    assert outcome["failures"] == []
+    assert outcome["slow"] < 20
+    assert outcome["held"] == 0
+    leaked = [name for server in five_nodes for name in _names_held(server)]
+    # An acquire that is struck between its grant and the caller's assignment cannot give back.
+    assert len(set(leaked)) <= (5 if verb == "acquire" else 0), leaked
+
+
+def _names_held(server):
+    with redis.Redis.from_url(server.url) as client:
+        return list(client.scan_iter(match=Keys.of("redlock", "*").lock))
+
+
+def test_a_waiter_that_could_not_take_its_leave_stops_nobody(locks, monkeypatch):
+    """Struck at the worst moment, in its leave, a reader is succeeded when its time is up."""
+
+    class Soft(Exception):
+        pass
+
+    def struck(waiter):
+        monkeypatch.undo()
+        raise Soft
+
+    locks.release(locks.acquire("first"))
+    monkeypatch.setattr(locks._fanout, "_leave", struck)
+    with pytest.raises(Soft):
+        locks.inspect("report")
+    assert locks._fanout._reader is not None
+    began = time.monotonic()
+    leases = [locks.acquire(f"n{number}", wait=2) for number in range(20)]
+    assert all(locks.release(lease) is ReleaseOutcome.RELEASED for lease in leases)
+    assert time.monotonic() - began < 2 * ROOMY["node_timeout"] + 1
+    eventually(lambda: locks.inspect("x") and not locks._fanout._waiters, "clean list", timeout=5)
+
+
+# -- green threads ---------------------------------------------------------------------------------
+
+GEVENT = "from gevent import monkey; monkey.patch_all()\nimport gevent\nspawn = gevent.spawn\n"
+EVENTLET = "import eventlet; eventlet.monkey_patch()\nspawn = eventlet.spawn\n"
+
+green = pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param(
+            source,
+            id=name,
+            marks=pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed"),
+        )
+        for name, source in (("gevent", GEVENT), ("eventlet", EVENTLET))
+    ],
+)
+
+
+@green
+def test_green_threads_exclude_each_other(five_nodes, before):
+    """Fifty greenlets on five names: one inside at a time, and all get their turn."""
+    told, _ = run(
+        """
+        inside, worst, done, failures = {}, [0], [0], []
+        def work(number):
+            name = f"n{number % 5}"
+            try:
+                for _ in range(2):
+                    lease = lock.acquire(name, wait=30)
+                    inside[name] = inside.get(name, 0) + 1
+                    worst[0] = max(worst[0], inside[name])
+                    time.sleep(0.001)
+                    inside[name] -= 1
+                    lock.release(lease)
+                    done[0] += 1
+            except BaseException as error:
+                failures.append(repr(error))
+        jobs = [spawn(work, number) for number in range(50)]
+        for job in jobs:
+            getattr(job, "join", None) and job.join() or getattr(job, "wait", lambda: None)()
+        tell(worst=worst[0], done=done[0], failures=failures[:3])
+        """,
+        enrol(five_nodes),
+        before=before,
+    )
+    assert told == [{"worst": 1, "done": 100, "failures": []}]
+
+
+@green
+def test_other_green_threads_run_while_one_waits_for_nodes(five_nodes, redis_nodes, before):
+    """A round with hung nodes stops one greenlet, not the process."""
+    servers = redis_nodes(3)
+    urls = enrol(servers)
+    told, _ = run(
+        """
+        lock.release(lock.acquire("first"))
+        for pid in PIDS:
+            os.kill(pid, signal.SIGSTOP)
+        ticks, stop = [0], []
+        def tick():
+            while not stop:
+                time.sleep(0.01)
+                ticks[0] += 1
+        spawn(tick)
+        try:
+            lock.acquire("report")
+            outcome = "granted"
+        except QuorumUnavailable:
+            outcome = "unavailable"
+        seen = ticks[0]
+        try:
+            lock.acquire("report", wait=0.3)
+        except QuorumUnavailable:
+            pass
+        stop.append(True)
+        for pid in PIDS:
+            os.kill(pid, signal.SIGCONT)
+        tell(outcome=outcome, in_round=seen, in_all=ticks[0])
+        """.replace("PIDS", repr([server.pid for server in servers[:2]])),
+        urls,
+        before=before,
+    )
+    (outcome,) = told
+    assert outcome["outcome"] == "unavailable"
+    assert outcome["in_round"] >= 10
+    assert outcome["in_all"] >= outcome["in_round"] + 5
+
+
+@green
+def test_the_watchdog_renews_among_green_threads(five_nodes, before):
+    """A lock is kept over its TTL while its holder sleeps greenly, and a rival is refused."""
+    told, _ = run(
+        """
+        refused = []
+        rival = Redlock.from_urls(sys.argv[1:], **{"max_ttl": 20.0, "node_timeout": 0.5, **SETTINGS})
+        with lock.hold("report", ttl=1.2) as held:
+            for _ in range(20):
+                time.sleep(0.1)
+                held.ensure_held()
+                try:
+                    rival.acquire("report")
+                except LockTaken:
+                    refused.append(True)
+        tell(renewals=held.renewals, refused=len(refused))
+        """,
+        enrol(five_nodes),
+        before=before,
+    )
+    (outcome,) = told
+    assert outcome["renewals"] >= 3
+    assert outcome["refused"] == 20
+
+
+# -- the end of a process ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["refused", "hung"])
+@pytest.mark.parametrize("last", ["unavailable", "hold"])
+def test_a_process_ends_at_once_whatever_its_nodes_do(redis_nodes, how, last):
+    """Dead or hung nodes do not keep a process from ending, also right after it held a lock."""
+    servers = redis_nodes(5)
+    urls = enrol(servers)
+    bad = servers[:3] if last == "unavailable" else servers[:2]
+    try:
+        if how == "refused":
+            for server in bad:
+                server.kill()
+        else:
+            for server in bad:
+                server.pause()
+        source = {
+            "unavailable": """
+                try:
+                    lock.acquire("report")
+                except QuorumUnavailable:
+                    tell(at=time.monotonic())
+                """,
+            "hold": """
+                with lock.hold("report"):
+                    pass
+                tell(at=time.monotonic())
+                """,
+        }[last]
+        took = []
+        while len(took) < 3 and (not took or min(took) > 0.3):  # the machine may be busy, once
+            told, ended = run(source, urls)
+            took.append(ended - told[0]["at"])
+        assert min(took) < 0.3
+    finally:
+        if how == "hung":
+            for server in bad:
+                server.resume()
+    if last == "hold":
+        assert all(_names_held(server) == [] for server in servers[3:])
+
+
+def test_a_lock_can_be_given_back_while_the_interpreter_ends(five_nodes, redis_nodes):
+    """At exit no thread can be started any more: releasing works, also with a dead node."""
+    servers = redis_nodes(3)
+    urls = enrol(servers)
+    told, _ = run(
+        """
+        import atexit
+        lease = lock.acquire("report")
+        held = lock.take(Wanted("other", 10.0))
+        os.kill(PID, signal.SIGKILL)
+        time.sleep(0.1)
+        atexit.register(lambda: (lock.give_back(held), tell(outcome=lock.release(lease).value)))
+        """.replace("PID", str(servers[0].pid)),
+        urls,
+    )
+    assert told == [{"outcome": "RELEASED"}]
+    assert all(_names_held(server) == [] for server in servers[1:])
