@@ -19,13 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import inspect
-import os
-import socket
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError, LockLost, LockTaken, QuorumUnavailable
@@ -110,7 +106,6 @@ class Redlock:
         self._fanout = Fanout(addresses_of(nodes), self.rules, self._notify)
         self._client = Client(self.rules, self._fanout.labels)
         self._watchdog = Watchdog(self._extend_all, self._tell_renewal)
-        self._host = socket.gethostname()
 
     @classmethod
     def from_urls(
@@ -345,8 +340,6 @@ class Redlock:
 
     def _acquire(self, wanted: Wanted) -> Lease:
         started = clock.now()
-        who = {**wanted.info, "host": self._host, "pid": os.getpid()}
-        wanted = Wanted(wanted.name, wanted.ttl, wanted.wait, wanted.fence, who, wanted.marker)
         try:
             lease = self._drive(rounds.acquire(self._client, wanted))
         except LockTaken as error:
@@ -371,16 +364,19 @@ class Redlock:
 
     def _drive(self, steps: Generator[Any, Any, Lease]) -> Lease:
         """Do what *steps* say until they end; an interruption is theirs to clean up after."""
-        advance: Callable[[], Any] = partial(next, steps)
+        answer: Ballot | None = None
+        problem: BaseException | None = None
         while True:
             try:
-                advance = partial(steps.send, self._do(advance()))
+                step = steps.send(answer) if problem is None else steps.throw(problem)
+                answer = problem = None
+                answer = self._do(step)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
             except BaseException as error:
-                if inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED:  # their own last word
+                if steps.gi_frame is None:  # it has ended: this is its own last word
                     raise
-                advance = partial(steps.throw, error)
+                problem = error
 
     def _do(self, step: Ask | Tell | Pause) -> Ballot | None:
         if isinstance(step, Ask):

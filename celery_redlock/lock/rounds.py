@@ -22,8 +22,10 @@ safety argument, in the order of the code:
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
+import socket
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -147,6 +149,7 @@ class Client:
         rules: What all clients agree on.
         labels: One per configured node, in their order.
         seen: Largest fencing number that any node ever told this client.
+        host: Name of this machine, for others to see who holds a lock.
     """
 
     rules: Rules
@@ -156,6 +159,7 @@ class Client:
     wall: Callable[[], float] = time.time
     chance: Callable[[float, float], float] = random.uniform
     new_token: Callable[[], str] = lambda: secrets.token_hex(20)
+    host: str = field(default_factory=socket.gethostname)
 
     def propose(self) -> int:
         """
@@ -268,7 +272,12 @@ class _Attempt:
         self.token = token
         self.started = started
         self.since = client.wall()
-        self.info = {**wanted.info, "since": round(self.since, 3)}
+        self.info = {
+            **wanted.info,
+            "host": client.host,
+            "pid": os.getpid(),
+            "since": round(self.since, 3),
+        }
 
     def request(self) -> Request:
         """Return what is put to every node first."""

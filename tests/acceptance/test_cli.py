@@ -297,13 +297,20 @@ def test_passwords_and_tokens_are_told_nobody(redis_nodes, redlock):
     urls = [node.url.replace("redis://", "redis://:s3cret@") for node in nodes]
     bootstrap(urls, RULES)
     lease = Redlock.from_urls(urls, ttl=20, max_ttl=20).acquire("name")
-    wrong = [*urls[:2], urls[2].replace("s3cret", "wr0ng")]
-    for command in (["status"], ["ls"], ["bootstrap"], ["bootstrap", "--force"]):
-        for words in ([], ["--json"]):
-            for configured in (urls, wrong):
-                _, out, err = redlock(configured, *command, *words)
-                for secret in ("s3cret", "wr0ng", lease.token[:8]):
-                    assert secret not in out + err
+    partly_wrong = [*urls[:2], urls[2].replace("s3cret", "wr0ng")]
+    commands = (
+        "status",
+        "status --json",
+        "ls",
+        "ls --json",
+        "bootstrap --json",
+        "bootstrap --force",
+    )
+    for command in commands:
+        _, out, err = redlock(partly_wrong, *command.split())
+        assert str(nodes[0].port) in out + err
+        for secret in ("s3cret", "wr0ng", lease.token[:8]):
+            assert secret not in out + err
 
 
 def test_options_that_an_app_adds_to_every_command_do_no_harm(tmp_path, redis_nodes, redlock):

