@@ -58,7 +58,9 @@ class UrlAddress(Address):
         self.label = label_of(self._pool.connection_kwargs)
 
     def connection(self) -> AbstractConnection:
-        return cast("AbstractConnection", self._pool.make_connection())
+        # Not from the pool, which counts: redis-py 8 makes a hundred and then no more.
+        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        return cast("AbstractConnection", connection)
 
 
 class SentinelAddress(Address):

@@ -314,8 +314,8 @@ class Execution:
                 if self._held is not None and self.options.aborts_on_loss:
                     held.ensure_held()  # it may have been lost before there was a body to interrupt
                 return body(*args, **kwargs)
-        except LockInterrupt:
-            if not self._interrupt.has_fired:
+        except LockInterrupt as error:
+            if error.interrupt is not self._interrupt:
                 raise  # meant for the task that called apply() in its body
             raise LockLost(held.name, held.lost_reason or "deadline") from None
         finally:

@@ -34,7 +34,18 @@ AGAIN = 0.02
 
 
 class LockInterrupt(BaseException):
-    """The lock of the running body is lost. Never leaves `RedlockTask.__call__`."""
+    """
+    The lock of the running body is lost. Never leaves `RedlockTask.__call__`.
+
+    Attributes:
+        interrupt: Whose body is meant.
+    """
+
+    interrupt: Interrupt
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interrupt.has_raised = True
 
 
 class Interrupt:
@@ -43,16 +54,21 @@ class Interrupt:
 
     Use as a context manager around the body; `fire` may be called from any thread. Bodies
     can be nested (``apply()`` in a task): what is raised for the outer one passes through
-    the inner one, which knows by `has_fired` that it is not meant.
+    the inner one.
+
+    Attributes:
+        outer: What was armed before, in the main thread.
+        has_raised: Whether the body was told.
     """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._armed = self._raised = False
+        self._armed = self._fired = False
         self._thread = threading.get_ident()
         self._by_signal = SIGNAL is not None and in_main_thread()
+        self._error: type[LockInterrupt] = LockInterrupt
         self.outer: Interrupt | None = None
-        self.has_fired = False
+        self.has_raised = False
 
     def __enter__(self) -> Self:
         if self._by_signal:
@@ -64,23 +80,40 @@ class Interrupt:
     def __exit__(self, *_: object) -> None:
         with self._mutex:
             self._armed = False
-            if self.has_fired and not self._by_signal:
-                raise_in_thread(self._thread, None)  # in case it is still to come
-        if self._by_signal:
-            _Main.interrupt = self.outer
-            if self.outer is not None and self.outer.is_due:
-                self.outer.fire_again_soon()  # two signals at once may have reached us as one
+        if not self._by_signal:
+            self._let_it_come()
+            return
+        _Main.interrupt = self.outer
+        if self.outer is not None and self.outer.is_due:
+            self.outer.fire_again_soon()  # two signals at once may have reached us as one
+
+    def _let_it_come(self) -> None:
+        """
+        Wait for what was fired and is still to come, and drop it.
+
+        It must not hit what comes after the body, and cannot be taken back: Python up to 3.12
+        would look for it for ever, in all threads.
+        """
+        try:
+            for _ in range(1000):
+                if not self._fired or self.has_raised:
+                    return
+        except LockInterrupt as error:
+            if error.interrupt is not self:
+                raise
 
     def fire(self) -> None:
         """Raise in the thread that armed this, unless its body is over."""
         with self._mutex:
-            if not self._armed or self.has_fired or is_green():
+            if not self._armed or self._fired or is_green():
                 return
-            self.has_fired = True
+            # Where no signal can be sent, only a class can be raised, and has to tell whose it is.
+            self._error = type("LockInterrupt", (LockInterrupt,), {"interrupt": self})
+            self._fired = True
             if self._by_signal:
                 signal.pthread_kill(self._thread, SIGNAL)  # type: ignore[arg-type]
             else:
-                raise_in_thread(self._thread, LockInterrupt)
+                raise_in_thread(self._thread, self._error)
 
     def fire_again_soon(self) -> None:
         """Send the signal once more, after it came in a moment in which nothing may be raised."""
@@ -96,12 +129,11 @@ class Interrupt:
     @property
     def is_due(self) -> bool:
         """Whether it was fired, nothing was raised yet, and the body still runs."""
-        return self._armed and self.has_fired and not self._raised
+        return self._armed and self._fired and not self.has_raised
 
     def interrupt(self) -> None:
         """Raise; called in the thread of the body."""
-        self._raised = True
-        raise LockInterrupt
+        raise self._error
 
 
 class _Main:
@@ -129,11 +161,9 @@ def on_signal(_number: int, frame: FrameType | None) -> None:
         interrupt.interrupt()
 
 
-def raise_in_thread(thread: int, error: type[BaseException] | None) -> None:
-    """Raise *error* in *thread* at its next bytecode; None takes back what was not raised yet."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
-    )
+def raise_in_thread(thread: int, error: type[BaseException]) -> None:
+    """Raise *error* in *thread* at its next bytecode."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 def is_green() -> bool:

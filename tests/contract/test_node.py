@@ -541,6 +541,15 @@ def test_a_master_that_became_a_replica_is_left(redis_nodes, line):
     assert asked.ballot[0].kind is VoteKind.UNREACHABLE
 
 
+def test_a_node_can_be_connected_any_number_of_times(contract_node):
+    """A node that was away for long, and was tried all the while, is still connected in the end."""
+    address = address_of(contract_node.url)
+    for _ in range(300):
+        connection = address.connection()
+    connection.connect()
+    connection.disconnect()
+
+
 # -- who may connect, and to what -------------------------------------------------------------
 
 

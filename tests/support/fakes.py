@@ -40,6 +40,7 @@ class FakeClock:
         self.time = begin
 
     def __call__(self) -> float:
+        """Return what it shows."""
         return self.time
 
     def advance(self, seconds: float) -> None:

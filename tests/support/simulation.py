@@ -260,7 +260,7 @@ class SimulatedNode:
             self.put(boot, boot_id, b"2592000000")
             self.put(quarantine, b"1", length)
         left = self.pttl(quarantine)
-        return (1, 0) if left == -2 else (-2, left)  # noqa: PLR2004  as PTTL says it
+        return (1, 0) if left == -2 else (-2, left)
 
     def acquire(self, keys: Sequence[bytes], arguments: Sequence[bytes]) -> list[Any]:
         """As ACQUIRE_LUA."""
@@ -370,7 +370,7 @@ class Link:
         node, world = self.node, self.world
         if not node.is_up or node.boots != boots:
             return  # it was sent to a process that is no more
-        if number != self.number and world.chance.random() < 0.5:  # noqa: PLR2004
+        if number != self.number and world.chance.random() < 0.5:
             return  # the connection broke; what the server had not read may be lost
         if node.frozen_until > world.now:
             world.at(node.frozen_until, self._arrive, call, number, boots, boot_id)
@@ -565,12 +565,12 @@ class Crew:
         """Hold the lock for *length* [s], renewing it as the watchdog would, or not at all."""
         habit = self.world.chance.random()
         ends = host.now() + length
-        due = renew_at(host.now(), lease.ttl) if habit < 0.8 else float("inf")  # noqa: PLR2004
+        due = renew_at(host.now(), lease.ttl) if habit < 0.8 else float("inf")
         while host.now() < ends and not self.is_over(host, lease):
             if host.now() >= due:
                 lease, due = yield from self.renew(host, lease)
             yield Pause(max(0.0, min(due, ends, self.deadline(lease)) - host.now()) + GRAIN)
-        if habit > 0.9:  # noqa: PLR2004  it dies, and the lease lapses by itself
+        if habit > 0.9:
             return
         self.end(lease)
         yield self.release(host, lease)
@@ -723,7 +723,7 @@ class World:
         if not node.is_up:
             return
         node.crash()
-        self.at(self.now + length, setattr, node, "is_up", True)  # noqa: FBT003
+        self.at(self.now + length, setattr, node, "is_up", True)
         for host in self.hosts:  # each learns of it when it does
             self.at(
                 self.now + self.delay(host.links[node.position], None), self._notice, host, node

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import datetime as dt
 
 import pytest
 from hypothesis import given
@@ -68,7 +68,7 @@ def test_a_lease_is_trusted_for_less_than_its_keys_stand(started, ttl, drift):
 
 @given(ttl=ttls, drift=drifts, fast=st.floats(0, 1), slow=st.floats(0, 1))
 def test_the_drift_factor_covers_what_it_says(ttl, drift, fast, slow):
-    """With our clock slow and the node's fast by the drift factor together, ours still ends first."""
+    """Our clock slow and the node's fast, together by the drift factor: ours still ends first."""
     share = fast / (fast + slow) if fast + slow else 0.5
     ours, node = 1 - drift * (1 - share), 1 / (1 - drift * share)
     trusted = valid_until(0.0, ttl, drift) / ours
@@ -111,7 +111,7 @@ def test_a_later_proposal_is_no_smaller(wall, later, seen):
 
 def test_fences_fit_a_double_until_2039():
     """Lua counts in doubles: a fence stays below 2**53 to the end of August 2039."""
-    end = datetime.datetime(2039, 9, 1, tzinfo=datetime.timezone.utc)
+    end = dt.datetime(2039, 9, 1, tzinfo=dt.timezone.utc)
     assert fence_proposal(int(end.timestamp() * 1000), 0) < 2**53
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 
 import pytest
@@ -67,11 +69,12 @@ def test_a_lease_counts_from_before_the_question():
 
 def test_the_question_carries_what_a_node_must_know():
     """Token, who we are, TTL, and a fence above the wall clock go to every node alike."""
-    drive = Drive(info={"pid": 7})
+    drive = Drive(info={"task": "shop.bill"})
     token, info, ttl, fence, *_ = drive.step.request.arguments
     assert drive.step.request.script is ACQUIRE
     assert (token.decode(), ttl, int(fence)) == (token_of("t1-"), b"30000", NOW)
-    assert json.loads(info) == {"pid": 7, "since": 1.7e9}
+    who = {"host": socket.gethostname(), "pid": os.getpid(), "since": 1.7e9}
+    assert json.loads(info) == {"task": "shop.bill", **who}
 
 
 def test_without_a_fence_none_is_asked_for():

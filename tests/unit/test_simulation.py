@@ -247,7 +247,7 @@ class Schedule(World):
 
 def late_confirmation(*, is_cut_off=False):
     """
-    y asks C and B, sleeps past its lease on C, and confirms on A and B.
+    Let y ask C and B, sleep past its lease on C, and confirm on A and B.
 
     While it sleeps x is granted A and C, and is done. Numbers: B gives y 2 and C gives it
     1; A and C give x 2. When y is back, A has counted on to 3 for it, and B stores 2.
@@ -306,7 +306,7 @@ def test_a_confirmation_sets_no_key_again(monkeypatch):
 
 
 def slow_quorum():
-    """x stands still while its answers lie there, and y takes the lock when x's keys lapse."""
+    """Let x stand still while its answers lie there, and y take the lock when x's keys lapse."""
     world = Schedule()
     world.x.run(world.take_and_release(world.x, at=0.0, length=1.0))
     world.at(0.0015, world.stop, world.x, 0.15)
@@ -340,7 +340,7 @@ def test_a_lease_must_not_count_from_the_answers(count_from_the_end):
 
 def repair_in_quarantine(*, y_learns):
     """
-    x holds A and B; y is granted C, which then loses its memory; x renews on A and C.
+    Let x hold A and B; y is granted C, which then loses its memory; x renews on A and C.
 
     B's copy of x's key lapses, y's message arrives there, and y has B and what C said
     before its crash. (PROTOCOL 3.4, option 5)
@@ -363,7 +363,9 @@ def repair_in_quarantine(*, y_learns):
 @pytest.fixture
 def quarantined_repairs_count(monkeypatch):
     """A node in quarantine whose renewals count."""
-    monkeypatch.setattr(SimulatedNode, "renewal_vote", lambda node, kind, code, told, left: [kind, *told])
+    monkeypatch.setattr(
+        SimulatedNode, "renewal_vote", lambda node, kind, code, told, left: [kind, *told]
+    )
 
 
 @pytest.fixture
@@ -373,7 +375,7 @@ def dead_connections_count(monkeypatch):
 
 
 def test_a_node_in_quarantine_counts_for_nobody():
-    """x loses the lock, as C cannot know whom it has forgotten; y has it alone."""
+    """Holder x loses the lock, as C cannot know whom it has forgotten; y has it alone."""
     world = repair_in_quarantine(y_learns=False)
     assert [hold.token[:2] for hold in world.holds] == ["00", "01"]
     assert world.overlaps() == []
@@ -395,7 +397,7 @@ def test_a_yes_from_the_dead_must_not_count(quarantined_repairs_count, dead_conn
 
 
 def late_renewal():
-    """x renews in time, but the nodes hear of it after y has taken the lock and given it back."""
+    """Let x renew in time, while the nodes hear of it after y took the lock and gave it back."""
     world = Schedule()
     world.ways = {(world.x, node): [0.001, 0.042] for node in (A, B, C)}
     world.x.run(world.take_and_renew(world.x, at=0.280))

@@ -43,6 +43,7 @@ class Nodes:
         self.takes = 0.0
 
     def __call__(self, leases):
+        """Answer one round."""
         self.asked.append((self.clock(), [lease.name for lease in leases]))
         started = self.clock()
         self.clock.advance(self.takes)
