@@ -1,0 +1,251 @@
+"""A real worker never runs one name twice at once, and loses nothing; each law with its twin."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from celery import Celery, chain, chord
+from kombu import pools
+
+from celery_redlock import LockLost
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.survey import bootstrap, live_locks
+from support import events as recording
+from support.waiting import eventually
+
+HERE = Path(__file__).parent
+PATH = os.pathsep.join(str(folder) for folder in (HERE, HERE.parent, HERE.parents[1]))
+READY = {"SUCCESS", "FAILURE", "REVOKED"}
+
+
+class Shop:
+    """Workers of the app in ``shop.py``, its nodes, and a client."""
+
+    def __init__(self, start_worker, broker, nodes, events):
+        self._start = start_worker
+        self.broker, self.nodes, self.events = broker, nodes, events
+        self.client = Celery("client", broker=broker.url, backend=broker.url, set_as_current=False)
+        self.ttl = 10.0
+
+    def open(self, ttl=10.0, **options):
+        """Enrol the nodes and start a worker."""
+        self.ttl = ttl
+        if not getattr(self, "is_open", False):
+            told = bootstrap(self.urls, self.rules)
+            assert set(told.values()) == {"enrolled"}
+        self.is_open = True
+        env = {
+            "BROKER": self.broker.url,
+            "NODES": ",".join(self.urls),
+            "TTL": str(ttl),
+            "PYTHONPATH": PATH,
+            **options.pop("env", {}),
+        }
+        return self._start("shop", env=env, **options)
+
+    def close(self):
+        """Let go of the client's connections."""
+        backend = self.client.backend
+        backend.result_consumer.stop()
+        backend.client.connection_pool.disconnect()
+        self.client.close()
+        pools.reset()
+
+    @property
+    def urls(self):
+        """Of the lock nodes."""
+        return [node.url for node in self.nodes]
+
+    @property
+    def rules(self):
+        """As the worker has them."""
+        return Rules(ttl=self.ttl, max_ttl=max(self.ttl, 3.0))
+
+    def task(self, name, *args, **options):
+        """Return the signature of a task."""
+        return self.client.signature(f"shop.{name}", args=args, **options)
+
+    def publish(self, name, *args, **options):
+        """Publish a task and return its result."""
+        return self.task(name, *args, **options).apply_async()
+
+    def recorded(self, kind=None):
+        """Return what the bodies recorded."""
+        return recording.read(self.events, kind)
+
+    def started(self, name):
+        """Wait until a body of *name* runs, and return its start."""
+        return eventually(
+            lambda: [e for e in self.recorded("start") if e["name"] == name],
+            f"start of {name}",
+            timeout=20,
+        )[0]
+
+
+@pytest.fixture
+def shop(start_worker, broker, five_nodes, events):
+    """A shop on nodes that are left running."""
+    with closing(Shop(start_worker, broker, five_nodes, events)) as made:
+        yield made
+
+
+@pytest.fixture
+def frail_shop(start_worker, broker, redis_nodes, events):
+    """A shop whose nodes may be killed."""
+    with closing(Shop(start_worker, broker, redis_nodes(5), events)) as made:
+        yield made
+
+
+def all_ready(results, timeout=60):
+    """Wait until every result has a state that its caller can read, and return the states."""
+    eventually(lambda: all(r.state in READY for r in results), "end of all", timeout=timeout)
+    return [r.state for r in results]
+
+
+@pytest.mark.parametrize("locks", ["on", "off"])
+def test_a_thousand_publishes_of_fifty_names_never_meet(shop, locks):
+    """No two bodies of a name overlap and every publish ends; without locks bodies do overlap."""
+    shop.open(concurrency=4, env={"LOCKS": locks})
+    results = [shop.publish("bill", n // 20) for n in range(1000)]
+    assert set(all_ready(results)) == {"SUCCESS"}
+    values = [result.result for result in results]
+    ran = [value for value in values if "billed" in value]
+    overlaps = recording.overlaps(shop.recorded())
+    assert len(ran) == len(shop.recorded("end"))
+    if locks == "off":
+        assert overlaps
+        return
+    assert not overlaps
+    assert all(value in ran or value["skipped"] == "conflict" for value in values)
+    assert {value["billed"] for value in ran} == set(range(50))
+    for invoice in range(50):  # in the order of their starts, fences grow
+        starts = [e["task"] for e in shop.recorded("start") if e["name"] == f"bill {invoice}"]
+        fences = [r.result["fence"] for task in starts for r in results if r.id == task]
+        assert fences == sorted(set(fences))
+
+
+def test_a_task_of_four_ttls_keeps_its_lock_while_two_nodes_die(frail_shop):
+    """The watchdog renews on those that are left; a second publish meanwhile is skipped."""
+    frail_shop.open(ttl=1.5)
+    long = frail_shop.publish("keep", "it", 6.0)
+    frail_shop.started("keep it")
+    for node in frail_shop.nodes[:2]:
+        node.kill()
+    time.sleep(4.5)  # three TTLs: what is shown is that time passes and the lock stays
+    assert frail_shop.publish("keep", "it", 0.1).get(timeout=10)["skipped"] == "conflict"
+    assert long.get(timeout=10) >= 8
+
+
+@pytest.mark.parametrize(
+    ("pool", "task"),
+    [
+        ("prefork", "lose_asleep"),
+        ("prefork", "lose_busy"),
+        ("solo", "lose_asleep"),
+        ("solo", "lose_busy"),
+        ("threads", "lose_busy"),
+    ],
+)
+def test_a_body_is_told_that_its_lock_is_lost_before_another_can_have_it(frail_shop, pool, task):
+    """With three of five nodes dead the body ends within one TTL, with LockLost."""
+    frail_shop.open(ttl=1.5, pool=pool)
+    result = frail_shop.publish(task, "it", 10.0)
+    frail_shop.started("lose it")
+    killed = recording.now()
+    for node in frail_shop.nodes[:3]:
+        node.kill()
+    with pytest.raises(Exception, match="is lost") as failure:
+        result.get(timeout=10)
+    assert isinstance(failure.value, LockLost)
+    assert failure.value.reason == "deadline"
+    (ended,) = frail_shop.recorded("end")
+    assert ended["at"] - killed < 1.5 + 0.25
+    assert not frail_shop.recorded("swallowed")
+
+
+def test_a_body_that_asked_for_a_warning_only_goes_on(frail_shop):
+    """With on_lock_lost="warn" nothing is raised, and the body can see for itself."""
+    worker = frail_shop.open(ttl=1.5)
+    result = frail_shop.publish("lose_warned", "it", 3.0)
+    frail_shop.started("lose it")
+    for node in frail_shop.nodes[:3]:
+        node.kill()
+    assert result.get(timeout=10) is True
+    assert "Lock 'lose:it' is lost (deadline)" in worker.log()
+
+
+def test_a_retry_is_never_refused_by_its_own_lock(shop):
+    """Twenty retries at once, on two processes, all run."""
+    shop.open()
+    assert shop.publish("again", 20).get(timeout=30) == 20
+    runs = sorted(e["retries"] for e in shop.recorded("start"))
+    assert runs == list(range(21))
+
+
+def test_a_chain_of_one_lock_runs_to_its_end(shop):
+    """No member is refused by the one before it."""
+    shop.open()
+    links = chain(shop.task("link", 0), *(shop.task("link") for _ in range(14)))
+    assert links.apply_async().get(timeout=30) == 15
+    assert len(shop.recorded("start")) == 15
+
+
+@pytest.mark.parametrize("locks", ["on", "off"])
+def test_a_redelivered_task_runs_once(shop, locks):
+    """Two deliveries of one message: one body, the real result; plain tasks run both."""
+    for name in ("w1", "w2"):
+        shop.open(env={"VISIBILITY": "2", "LOCKS": locks}, concurrency=2, name=name)
+    result = shop.publish("load", "it", 6.0)
+    seen = set()
+    eventually(lambda: seen.add(result.state) or result.state in READY, "result", timeout=30)
+    time.sleep(4.0)  # two visibility timeouts more, in which late copies may turn up
+    starts = shop.recorded("start")
+    assert result.get() == "loaded it"
+    if locks == "off":
+        assert len(starts) > 1
+        return
+    assert len(starts) == 1
+    assert seen <= {"PENDING", "STARTED", "SUCCESS"}
+
+
+def test_a_task_whose_worker_was_killed_runs_on_the_other(shop):
+    """The copy that was set aside takes over when the dead worker's lease has ended."""
+    first = shop.open(ttl=2.0, env={"VISIBILITY": "2"}, name="w1")
+    result = shop.publish("load", "it", 4.0)
+    shop.started("load it")
+    shop.open(ttl=2.0, env={"VISIBILITY": "2"}, name="w2")
+    first.kill()
+    assert result.get(timeout=30) == "loaded it"
+    assert not recording.overlaps(shop.recorded())
+    assert len(shop.recorded("end")) == 1
+
+
+def test_a_chord_of_duplicates_ends(shop):
+    """Members that were skipped count as members; their values say so."""
+    shop.open(concurrency=4)
+    members = [shop.task("bill", "same", 0.5) for _ in range(4)]
+    values = chord(members)(shop.task("total")).get(timeout=30)
+    assert len(values) == 4
+    assert sum("billed" in value for value in values) >= 1
+    assert all("billed" in value or value["skipped"] == "conflict" for value in values)
+    assert not recording.overlaps(shop.recorded())
+
+
+def test_every_way_out_of_a_body_gives_the_lock_back(shop):
+    """Return, error, Ignore, Reject, replace, SystemExit and a soft limit leave no lock behind."""
+    shop.open(concurrency=2)
+    ways = ["ignore", "reject", "exit", "error", "replace", "0"]
+    for way in ways:
+        shop.publish("end", way, way)
+    results = [
+        shop.publish("end", n, "5", soft_time_limit=0.1 + n / 50, time_limit=30) for n in range(12)
+    ]
+    assert all_ready(results) == ["FAILURE"] * 12
+    expected = len(ways) + len(results)
+    eventually(lambda: len(shop.recorded("end")) >= expected, "end of each body", timeout=20)
+    # far below the TTL
+    eventually(lambda: not live_locks(shop.urls, shop.rules), "end of all locks", timeout=3)
