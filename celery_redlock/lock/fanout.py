@@ -30,6 +30,7 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.connector import Connector
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.node import Call, Gone, Node
+from celery_redlock.lock.selector import new_selector
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -96,7 +97,7 @@ class Fanout:
         """Forget everything; what belonged to a parent process is left to it."""
         self._mutex = threading.Lock()
         self._news: deque[Event] = deque()
-        self._selector = selectors.DefaultSelector()
+        self._selector = new_selector()
         self._waiters: list[_Waiter] = []
         self._reader: _Waiter | None = None
         self._looked = 0.0

@@ -25,7 +25,7 @@ from celery_redlock.lock.scripts import ENROL, SCRIPTS, Keys, ms
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["Greeting", "check_together", "enrol", "greet", "is_new_cluster"]
+__all__ = ["Greeting", "Unfit", "check_together", "enrol", "greet", "is_new_cluster"]
 
 
 class Unfit(ConfigurationError):

@@ -167,7 +167,11 @@ class Redlock:
             yield held
             held.ensure_held()
         finally:
-            self.give_back(held)
+            try:
+                self.give_back(held)
+            except BaseException:  # interrupted, perhaps before a byte was sent
+                self.give_back(held)
+                raise
 
     def acquire(self, name: str, *, ttl: float | None = None, wait: float | None = None) -> Lease:
         """
@@ -195,9 +199,12 @@ class Redlock:
                 be extended again until it ends.
         """
         renewal = Renewal(self._client, lease)
+        if renewal.started >= lease.valid_until:  # asking now would set the keys again, for nobody
+            raise LockLost(lease.name, "deadline")
         ballot = self._ask(Ask(renewal.request(), renewal.decided))
         outcome = renewal.outcome(ballot)
         if isinstance(outcome, str):
+            self._let_go(lease)
             raise LockLost(lease.name, outcome)
         if outcome is None:
             raise QuorumUnavailable(lease.name, told(ballot, self.labels))
@@ -312,19 +319,12 @@ class Redlock:
             keep: Let the key stand for so much longer instead [s].
             marker: To be set in the same step.
         """
-        try:
-            self._give_back(held, keep, marker)
-        except BaseException:  # interrupted, perhaps before a byte was sent
-            self._give_back(held, keep, marker)
-            raise
-        self._notify(LockReleased(held.name, max(0.0, time.time() - held.since)))
-
-    def _give_back(self, held: HeldLock, keep: float, marker: Marker | None) -> None:
         self._watchdog.unwatch(held)
         held.released()
         self._tell(
             requests.release_request(self.rules, held.name, held.token, keep=keep, marker=marker)
         )
+        self._notify(LockReleased(held.name, max(0.0, time.time() - held.since)))
 
     def mark(self, marker: Marker) -> None:
         """Set *marker* on all nodes, or take it away if its ttl is 0; waits for nothing."""
@@ -368,9 +368,10 @@ class Redlock:
         problem: BaseException | None = None
         while True:
             try:
-                step = steps.send(answer) if problem is None else steps.throw(problem)
-                answer = problem = None
-                answer = self._do(step)
+                while True:
+                    step = steps.send(answer) if problem is None else steps.throw(problem)
+                    answer = problem = None
+                    answer = self._do(step)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
             except BaseException as error:
@@ -404,19 +405,7 @@ class Redlock:
         renewals = [Renewal(self._client, lease) for lease in leases]
         calls = [Call(r.request(), len(self.labels), r.decided) for r in renewals]
         self._fanout.ask(calls)
-        self._release_again(leases)
         return [r.outcome(call.ballot) for r, call in zip(renewals, calls, strict=True)]
-
-    def _release_again(self, leases: Sequence[Lease]) -> None:
-        """
-        Undo the renewal of leases that were given back meanwhile.
-
-        A renewal that overtakes its lock's release sets the keys again, for nobody.
-        """
-        held = {held.token for held in self._watchdog.held}
-        for lease in leases:
-            if lease.token not in held:
-                self._let_go(lease)
 
     def _tell_renewal(self, held: HeldLock, margin: float | None) -> None:
         if margin is None:

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.guard import Greeting, enrol, exchange, greet
+from celery_redlock.lock.guard import Greeting, Unfit, enrol, exchange, greet
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import read_holder
 
@@ -39,11 +39,11 @@ class NodeStatus:
     Attributes:
         node: Its label.
         state: ``"up"``, ``"quarantined"``, ``"unmarked"`` (nobody has used it as a lock
-            node yet) or ``"down"``.
+            node yet), ``"unfit"`` (it answers but must not be a lock node) or ``"down"``.
         version: Of the server.
         uptime: Of the server process [s].
         quarantine: For how long it does not vote yet [s].
-        problem: Why it is down, in plain words.
+        problem: Why it is down or unfit, in plain words.
     """
 
     node: str
@@ -85,29 +85,48 @@ def bootstrap(nodes: Sequence[Any], rules: Rules) -> dict[str, str]:
     """
     addresses = addresses_of(nodes)
     fingerprint = rules.fingerprint(address.label for address in addresses)
+    seen = Seen()
 
     def ask(connection: AbstractConnection, greeting: Greeting) -> str:
+        seen.check(greeting)
         return enrol(connection, rules, greeting.run_id, fingerprint, "bootstrap")[0]
 
     return {address.label: each(address, ask, str) for address in addresses}
+
+
+class Seen:
+    """The servers met so far: two addresses of one server are one node, not two."""
+
+    def __init__(self) -> None:
+        self._run_ids: set[str] = set()
+
+    def check(self, greeting: Greeting) -> None:
+        """Raise Unfit if this server was met before."""
+        if greeting.run_id in self._run_ids:
+            raise Unfit("is the same server as another node; every node must be one of its own")
+        self._run_ids.add(greeting.run_id)
 
 
 def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
     """Return how each of *nodes* is, in their order; changes nothing on an enrolled node."""
     addresses = addresses_of(nodes)
     fingerprint = rules.fingerprint(address.label for address in addresses)
+    seen = Seen()
 
     def status(address: Address) -> NodeStatus:
         def ask(connection: AbstractConnection, greeting: Greeting) -> NodeStatus:
+            seen.check(greeting)
             state, left = "enrolled", 0.0
             if rules.restart_guard:
                 state, left, _ = enrol(connection, rules, greeting.run_id, fingerprint, "look")
             shown = "quarantined" if left else {"enrolled": "up"}.get(state, state)
             return NodeStatus(address.label, shown, greeting.version, greeting.uptime, left)
 
-        return each(
-            address, ask, lambda error: NodeStatus(address.label, "down", problem=str(error))
-        )
+        def failed(error: Exception) -> NodeStatus:
+            state = "unfit" if isinstance(error, Unfit) else "down"
+            return NodeStatus(address.label, state, problem=str(error))
+
+        return each(address, ask, failed)
 
     return [status(address) for address in addresses]
 

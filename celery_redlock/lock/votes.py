@@ -157,7 +157,7 @@ def earliest_free(ballot: Ballot) -> float | None:
 
     The k-th smallest of the leases that refused us, k being how many more nodes we need.
     """
-    leases = sorted(v.ttl for v in ballot if v is not None and v.kind is VoteKind.REFUSED)
+    leases = sorted(v.ttl for v in ballot if v is not None and v.kind is VoteKind.REFUSED and v.ttl)
     missing = quorum(len(ballot)) - count(ballot, VoteKind.GRANTED)
     return leases[missing - 1] if 0 < missing <= len(leases) else None
 

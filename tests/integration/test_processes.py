@@ -321,7 +321,8 @@ def test_exceptions_at_random_moments_leave_the_kernel_sound(five_nodes, verb):
                 raise Soft
         signal.signal(signal.SIGALRM, strike)
         chance, hits, failures = random.Random(5), 0, []
-        lock.release(lock.acquire("warm"))
+        with lock.hold("warm"):            # starts the watchdog's thread
+            pass
         began = time.perf_counter()
         for number in range(50):
             lock.release(lock.acquire("warm"))
@@ -345,7 +346,6 @@ def test_exceptions_at_random_moments_leave_the_kernel_sound(five_nodes, verb):
                 armed = False
                 failures.append(repr(error))
             signal.setitimer(signal.ITIMER_REAL, 0)
-            del lock._client.new_token     # see below
             if number % 10 == 0:
                 try:
                     lease = lock.acquire(f"check{{number}}", wait=5)
@@ -361,9 +361,11 @@ def test_exceptions_at_random_moments_leave_the_kernel_sound(five_nodes, verb):
             began = time.perf_counter()
             lock.release(lock.acquire("after", wait=5))
             seconds.append(time.perf_counter() - began)
+        while any(view.problem for view in lock.inspect("x")):
+            time.sleep(0.01)               # until all nodes are back, and have their releases
         tell(hits=hits, failures=failures[:5], slow=sorted(seconds)[10] / usual, held=len(lock.held),
              waiters=len(lock._fanout._waiters))
-        """.replace("            del lock._client.new_token     # see below\n", ""),
+        """,
         enrol(five_nodes),
     )
     (outcome,) = told
@@ -371,9 +373,10 @@ def test_exceptions_at_random_moments_leave_the_kernel_sound(five_nodes, verb):
     assert outcome["failures"] == []
     assert outcome["slow"] < 20
     assert outcome["held"] == 0
-    leaked = [name for server in five_nodes for name in _names_held(server)]
+    held = Counter(name for server in five_nodes for name in _names_held(server))
+    leaked = [name for name, nodes in held.items() if nodes >= 3]
     # An acquire that is struck between its grant and the caller's assignment cannot give back.
-    assert len(set(leaked)) <= (5 if verb == "acquire" else 0), leaked
+    assert len(leaked) <= (10 if verb == "acquire" else 0), leaked
 
 
 def _names_held(server):
@@ -467,11 +470,16 @@ def test_other_green_threads_run_while_one_waits_for_nodes(five_nodes, redis_nod
                 time.sleep(0.01)
                 ticks[0] += 1
         spawn(tick)
-        try:
-            lock.acquire("report")
-            outcome = "granted"
-        except QuorumUnavailable:
-            outcome = "unavailable"
+        outcomes = []
+        def work(number):
+            try:
+                lock.acquire(f"report:{number}")
+                outcomes.append("granted")
+            except BaseException as error:
+                outcomes.append(type(error).__name__)
+        for number in range(5):
+            spawn(work, number)
+        work(5)
         seen = ticks[0]
         try:
             lock.acquire("report", wait=0.3)
@@ -480,13 +488,13 @@ def test_other_green_threads_run_while_one_waits_for_nodes(five_nodes, redis_nod
         stop.append(True)
         for pid in PIDS:
             os.kill(pid, signal.SIGCONT)
-        tell(outcome=outcome, in_round=seen, in_all=ticks[0])
+        tell(outcomes=outcomes, in_round=seen, in_all=ticks[0])
         """.replace("PIDS", repr([server.pid for server in servers[:2]])),
         urls,
         before=before,
     )
     (outcome,) = told
-    assert outcome["outcome"] == "unavailable"
+    assert outcome["outcomes"] == ["QuorumUnavailable"] * 6
     assert outcome["in_round"] >= 10
     assert outcome["in_all"] >= outcome["in_round"] + 5
 
@@ -496,17 +504,19 @@ def test_the_watchdog_renews_among_green_threads(five_nodes, before):
     """A lock is kept over its TTL while its holder sleeps greenly, and a rival is refused."""
     told, _ = run(
         """
-        refused = []
+        refused, sleeps = [], []
         rival = Redlock.from_urls(sys.argv[1:], **{"max_ttl": 20.0, "node_timeout": 0.5, **SETTINGS})
         with lock.hold("report", ttl=1.2) as held:
             for _ in range(20):
+                began = time.monotonic()
                 time.sleep(0.1)
+                sleeps.append(time.monotonic() - began)
                 held.ensure_held()
                 try:
                     rival.acquire("report")
                 except LockTaken:
                     refused.append(True)
-        tell(renewals=held.renewals, refused=len(refused))
+        tell(renewals=held.renewals, refused=len(refused), shortest=min(sleeps))
         """,
         enrol(five_nodes),
         before=before,
@@ -514,6 +524,7 @@ def test_the_watchdog_renews_among_green_threads(five_nodes, before):
     (outcome,) = told
     assert outcome["renewals"] >= 3
     assert outcome["refused"] == 20
+    assert outcome["shortest"] > 0.09  # nothing of ours wakes a body up
 
 
 # -- the end of a process ----------------------------------------------------------------------------

@@ -1,0 +1,352 @@
+"""What becomes of a task that is not granted its lock, with real workers of every pool."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+import pytest
+import redis
+from celery import chain, chord, group
+
+from celery_redlock import (
+    LockTaken,
+    QuorumUnavailable,
+    RedlockTask,
+    Reschedule,
+    Retry,
+    RunUnlocked,
+    current_lock,
+)
+from support.events import body, read
+from support.stage import stage
+from support.waiting import eventually
+
+
+def facts(request):
+    """Return all of a request that a task may rely on, as plain JSON."""
+    headers = dict(request.headers or {})
+    headers.pop("redlock_put_off", None)
+    info = request.delivery_info or {}
+    return {
+        "id": request.id,
+        "retries": request.retries,
+        "args": list(request.args),
+        "kwargs": request.kwargs,
+        "headers": headers,
+        "priority": info.get("priority"),
+        "queue": info.get("routing_key"),
+        "expires": request.expires,
+        "timelimit": request.timelimit,
+        "root_id": request.root_id,
+        "parent_id": request.parent_id,
+        "group": request.group,
+        "group_index": request.group_index,
+        "chord": bool(request.chord),
+        "chain": len(request.chain or ()),
+        "link": len(request.callbacks or ()),
+        "link_error": len(request.errbacks or ()),
+        "reply_to": request.reply_to,
+        "shadow": request.shadow,
+        "ignore_result": request.ignore_result,
+    }
+
+
+def declare(app):
+    """Declare one task per policy; each records its body and returns what it saw."""
+
+    def policy(name, **options):
+        def run(self, lock, value=None):
+            with body(os.environ["EVENTS"], lock, task=self.name, id=self.request.id):
+                found = current_lock()
+            return {"lock": type(found).__name__, "fence": found.fence, **facts(self.request)}
+
+        app.task(
+            name=name, base=RedlockTask, bind=True, shared=False, lock_key="{lock}", **options
+        )(run)
+
+    @app.task(name="collect", shared=False)
+    def collect(values):
+        return values
+
+    policy("skip", on_conflict="skip")
+    policy("fail", on_conflict="fail")
+    policy("retry", on_conflict="retry", default_retry_delay=1, max_retries=2)
+    policy("retry_soon", on_conflict=Retry(countdown=0), max_retries=100)
+    policy("reschedule", on_conflict=Reschedule(cap=1.0), max_retries=0)
+    policy("reschedule_once", on_conflict=Reschedule(cap=1.0, max_reschedules=1))
+    policy("wait", on_conflict="fail", lock_wait=30)
+    policy("no_quorum_skip", on_unavailable="skip")
+    policy("no_quorum_fail", on_unavailable="fail")
+    policy("no_quorum_wait", on_unavailable="fail", lock_wait=1)
+    policy("no_quorum_retry", on_unavailable=Retry(countdown=1), max_retries=100)
+    policy("no_quorum_default")
+    policy("no_quorum_once", on_unavailable=Reschedule(max_reschedules=1))
+    policy("no_quorum_unlocked", on_unavailable=RunUnlocked())
+
+
+@pytest.fixture(scope="module", params=["prefork", "threads", "solo"])
+def it(request, tmp_path_factory):
+    """A stage with one worker of each pool in turn."""
+    folder = tmp_path_factory.mktemp(request.param)
+    with stage(__file__, folder, redlock_ttl=5.0) as it:
+        it.worker(pool=request.param, concurrency=4)
+        yield it
+
+
+def put_off(it, result):
+    """Wait until the task of *result* was put off, and return it."""
+    it.wait_for_log(rf"{result.id}\] comes again in 1 s")
+    return result
+
+
+# -- a conflict --------------------------------------------------------------------
+
+
+def test_a_skipped_task_succeeds_with_a_value_that_tells_why(it):
+    """The body does not run, and nobody who waits for the task waits in vain."""
+    with it.held("skip me"):
+        result = it.task("skip").delay("skip me")
+        value = result.get(timeout=20)
+    assert (value["skipped"], value["lock"]) == ("conflict", "skip me")
+    assert value["holder"]["pid"] == os.getpid()
+    assert result.state == "SUCCESS"
+    assert it.bodies("skip me") == []
+    it.wait_for_log(rf"WARNING.*Skipped task skip\[{result.id}\].*'skip me'")
+
+
+def test_a_failing_task_comes_home_with_the_error(it):
+    """The caller gets `LockTaken` with all its fields."""
+    with it.held("fail me"), pytest.raises(LockTaken) as failed:
+        it.task("fail").delay("fail me").get(timeout=20)
+    assert failed.value.name == "fail me"
+    assert failed.value.holder["pid"] == os.getpid()
+    assert len(failed.value.votes) == 5
+    assert it.bodies("fail me") == []
+
+
+def test_a_retry_is_a_retry_of_the_task(it):
+    """It shows as RETRY, waits ``default_retry_delay``, counts, and then runs."""
+    with it.held("retry me"):
+        began = time.monotonic()
+        result = it.task("retry").delay("retry me")
+        eventually(lambda: result.state == "RETRY", "state RETRY", timeout=20)
+    assert result.get(timeout=20)["retries"] == 1
+    assert time.monotonic() - began >= 1
+
+
+def test_retries_come_to_an_end(it):
+    """They count toward ``max_retries``; past that the task fails with the cause."""
+    with it.held("retry me in vain"):
+        began = time.monotonic()
+        with pytest.raises(LockTaken, match="retry me in vain"):
+            it.task("retry").delay("retry me in vain").get(timeout=30)
+        assert time.monotonic() - began >= 2
+    assert it.bodies("retry me in vain") == []
+
+
+def test_a_rescheduled_task_comes_again_with_all_it_had(it):
+    """But for the time nothing tells a task that was put off from one that was not."""
+
+    def call(lock):
+        return it.task("reschedule").apply_async(
+            (lock,),
+            {"value": [1, {"a": None}]},
+            headers={"tenant": "acme"},
+            priority=6,
+            expires=60,
+            shadow="put off",
+            time_limit=50,
+            soft_time_limit=40,
+            link=it.task("collect").s(),
+            link_error=it.task("collect").s(),
+        )
+
+    unhindered = call("nobody holds me").get(timeout=20)
+    with it.held("reschedule me"):
+        result = put_off(it, call("reschedule me"))
+        assert result.state in ("PENDING", "STARTED")
+    found = result.get(timeout=20)
+    assert found["id"] == result.id
+    # Celery makes a task that publishes itself its own parent, also when it retries.
+    for own in ("id", "root_id", "parent_id", "args", "expires", "fence"):
+        del unhindered[own], found[own]
+    assert found == unhindered
+    assert (found["headers"], found["priority"]) == ({"tenant": "acme"}, 6)
+    assert len(it.bodies("reschedule me")) == 1
+
+
+def test_a_rescheduled_task_keeps_its_retries(it):
+    """Being put off costs none of them, here with ``max_retries=0``, and changes none."""
+    with it.held("keep my retries"):
+        result = put_off(it, it.task("reschedule").apply_async(("keep my retries",), retries=7))
+    assert result.get(timeout=20)["retries"] == 7
+
+
+def test_a_rescheduled_task_expires(it):
+    """What was to run by a certain time does not come again for ever."""
+    with it.held("too late"):
+        result = put_off(it, it.task("reschedule").apply_async(("too late",), expires=2))
+        eventually(lambda: result.state == "REVOKED", "end of the task", timeout=20)
+    assert it.bodies("too late") == []
+
+
+def test_a_task_is_rescheduled_so_often_and_no_more(it):
+    """Past ``max_reschedules`` it fails with the cause."""
+    with it.held("once"), pytest.raises(LockTaken, match="once"):
+        it.task("reschedule_once").delay("once").get(timeout=30)
+    assert it.log().count("(put off 1 times): lock 'once'") == 1
+    assert it.bodies("once") == []
+
+
+@pytest.mark.parametrize("policy", ["reschedule", "retry_soon"])
+def test_workflows_wait_for_a_member_that_comes_later(it, policy):
+    """Group, chord and chain go on when the member that was put off has run."""
+    late, soon = it.task(policy), it.task("fail")
+    name = f"workflow {policy}"
+    with it.held(name):
+        grouped = group(late.si(name), soon.si(f"{name} 1")).apply_async()
+        chorded = chord([late.si(name), soon.si(f"{name} 2")], it.task("collect").s()).apply_async()
+        chained = chain(late.si(name), soon.si(f"{name} 3")).apply_async()
+        for result in (grouped[0], chorded.parent[0], chained.parent):
+            if policy == "reschedule":
+                put_off(it, result)
+            else:
+                eventually(lambda r=result: r.state == "RETRY", "state RETRY", timeout=20)
+    for values in (grouped.get(timeout=30), chorded.get(timeout=30)):
+        first, second = values
+        assert (first["args"], second["args"][0][:-2]) == ([name], name)
+    assert chained.get(timeout=30)["args"] == [f"{name} 3"]
+    assert chained.get()["parent_id"] == chained.parent.id
+    assert len(it.bodies(name)) == 3
+
+
+def test_a_group_reads_a_skipped_member_as_a_value(it):
+    """Group and chord end, the skipped member being one of their values."""
+    skip, collect = it.task("skip"), it.task("collect")
+    with it.held("skip us"):
+        grouped = group(skip.si("skip us"), skip.si("not us 1")).apply_async()
+        chorded = chord([skip.si("skip us"), skip.si("not us 2")], collect.s()).apply_async()
+        for values in (grouped.get(timeout=20), chorded.get(timeout=20)):
+            assert ["skipped" in value for value in values] == [True, False]
+
+
+def test_a_task_may_wait_in_its_slot(it):
+    """With ``lock_wait`` it gets the lock as soon as the holder gives it back."""
+    with it.held("wait for me"):
+        result = it.task("wait").delay("wait for me")
+        eventually(lambda: result.state == "STARTED", "start of the wait", timeout=20)
+        time.sleep(0.3)
+    began = time.monotonic()
+    assert result.get(timeout=20)["lock"] == "HeldLock"
+    assert time.monotonic() - began < 5
+
+
+# -- no quorum ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def outage(tmp_path_factory):
+    """A stage on which three of five nodes are killed, and later come back without memory."""
+    folder = tmp_path_factory.mktemp("outage")
+    with stage(__file__, folder, redlock_ttl=2.0, redlock_max_ttl=3.0) as it:
+        it.worker(concurrency=4)
+        assert it.task("no_quorum_fail").delay("before").get(timeout=20)["lock"] == "HeldLock"
+        it.silent = after_silence(it)
+        for node in it.nodes[:3]:
+            node.kill()
+        names = [name for name in it.app.tasks if name.startswith("no_quorum")]
+        it.results = {name: it.task(name).delay(name) for name in names}
+        yield it
+
+
+def after_silence(it):
+    """Return the error of a task for which three nodes take their requests and never answer."""
+    for node in it.nodes[:3]:
+        node.pause()
+    try:
+        result = it.task("no_quorum_fail").delay("silence")
+        result.get(timeout=20, propagate=False)
+    finally:
+        for node in it.nodes[:3]:
+            node.resume()
+    # Suspects are waited for no more; they are in again when they have answered.
+    again = [it.task("no_quorum_fail").delay(f"again {n}") for n in range(8)]
+    for result_of_them in again:
+        result_of_them.get(timeout=20, propagate=False)
+    return result.result
+
+
+def waited(it, lock):
+    """Return how long a quorum was waited for, as the log tells [s]."""
+    return float(re.search(rf"No quorum for lock '{lock}' after ([\d.]+) s", it.log())[1])
+
+
+def test_without_a_quorum_a_task_may_be_skipped(outage):
+    """The value says that nobody could decide; the body does not run."""
+    value = outage.results["no_quorum_skip"].get(timeout=20)
+    assert value == {"skipped": "unavailable", "lock": "no_quorum_skip", "holder": {}}
+    assert outage.bodies("no_quorum_skip") == []
+
+
+def test_without_a_quorum_a_task_may_fail(outage):
+    """At once, with the answers of all nodes, and never as a conflict."""
+    with pytest.raises(QuorumUnavailable) as failed:
+        outage.results["no_quorum_fail"].get(timeout=20)
+    votes = list(failed.value.votes.values())
+    assert len(votes) == 5
+    assert sum(vote.startswith("unreachable") for vote in votes) == 3
+    assert waited(outage, "no_quorum_fail") < 0.5
+    assert outage.bodies("no_quorum_fail") == []
+
+
+def test_silent_nodes_cost_one_node_timeout(outage):
+    """Nodes that are stopped are waited for as long as ``redlock_node_timeout`` says."""
+    assert isinstance(outage.silent, QuorumUnavailable)
+    assert 0.45 < waited(outage, "silence") < 2
+
+
+def test_a_quorum_is_waited_for_as_long_as_asked(outage):
+    """``lock_wait`` is also the time for nodes to come back."""
+    with pytest.raises(QuorumUnavailable):
+        outage.results["no_quorum_wait"].get(timeout=20)
+    assert 0.95 < waited(outage, "no_quorum_wait") < 3
+
+
+def test_without_a_quorum_a_task_may_run_unlocked(outage):
+    """Loudly, with a lock that says so and has no fence."""
+    found = outage.results["no_quorum_unlocked"].get(timeout=20)
+    assert (found["lock"], found["fence"]) == ("NotLocked", None)
+    outage.wait_for_log(r"WARNING.*Running no_quorum_unlocked\[.*WITHOUT its lock")
+
+
+def test_a_task_without_a_quorum_is_put_off_so_often_and_no_more(outage):
+    """Past ``max_reschedules`` it fails with the cause."""
+    with pytest.raises(QuorumUnavailable):
+        outage.results["no_quorum_once"].get(timeout=30)
+
+
+def test_what_waits_for_a_quorum_runs_when_there_is_one(outage):
+    """By default and with retry nothing is lost: both run once the quarantine is over."""
+    late = {name: outage.results[name] for name in ("no_quorum_default", "no_quorum_retry")}
+    eventually(lambda: late["no_quorum_retry"].state == "RETRY", "state RETRY", timeout=20)
+    put_off_times = rf"{late['no_quorum_default'].id}\] comes again"
+    outage.wait_for_log(put_off_times)
+    for node in outage.nodes[:3]:
+        node.start()
+    found = {name: result.get(timeout=60) for name, result in late.items()}
+    assert {facts["lock"] for facts in found.values()} == {"HeldLock"}
+    assert found["no_quorum_default"]["retries"] == 0
+    assert found["no_quorum_retry"]["retries"] >= 1
+    for name in late:
+        assert len(outage.bodies(name)) == 1
+        assert len([e for e in read(outage.events, "start") if e["name"] == name]) == 1
+
+
+def test_nothing_is_left_in_the_queue(outage):
+    """After an outage no copy of any task goes round for ever."""
+    for result in outage.results.values():
+        result.get(timeout=60, propagate=False)
+    with redis.Redis.from_url(outage.conf["broker_url"]) as client:
+        eventually(lambda: not client.llen("celery") and not client.hlen("unacked"), "quiet")

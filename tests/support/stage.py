@@ -1,0 +1,207 @@
+"""
+A stage for acceptance tests: lock nodes, a broker, workers, and their app as a client sees it.
+
+The tasks stand in the test's own file, in a function ``declare(app)``. The test calls it for
+its client, and every worker, which is started with ``-A support.stage``, calls it for itself:
+
+    with stage(__file__, tmp_path, redlock_ttl=3.0) as it:
+        it.worker(pool="threads")
+        it.task("nap").delay(0.1).get(timeout=20)
+
+One stage serves all tests of a module, so names of locks have to differ between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import redis
+from celery import Celery
+
+from celery_redlock import Redlock
+from celery_redlock.lock.survey import bootstrap
+from celery_redlock.ops.servers import Server, servers
+from celery_redlock.plugin import plugin_for
+from support.events import Body, bodies, read
+from support.waiting import eventually
+from support.worker import Worker
+
+__all__ = ["Stage", "stage"]
+
+READY = {"SUCCESS", "FAILURE", "REVOKED"}
+DEFAULTS = {
+    "broker_connection_retry_on_startup": True,
+    "worker_prefetch_multiplier": 1,
+    "task_track_started": True,
+    # So long that a loaded machine makes no node late; a test that is about it has its own.
+    "redlock_node_timeout": 0.5,
+}
+
+
+def make_app(file: str, conf: dict[str, Any], *, is_worker: bool) -> Celery:
+    """Return an app with *conf* and the tasks that *file* declares."""
+    app = Celery("stage", set_as_current=is_worker)
+    app.conf.update(conf)
+    declared_in(file)(app)
+    return app
+
+
+def declared_in(file: str) -> Callable[[Celery], None]:
+    """Return the function ``declare`` of *file*."""
+    spec = importlib.util.spec_from_file_location("declared_tasks", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    declare: Callable[[Celery], None] = module.declare
+    return declare
+
+
+class Stage:
+    """
+    Everything that is on the stage.
+
+    Attributes:
+        nodes: The lock nodes.
+        broker: The server for messages (database 0) and results (database 1).
+        events: File that the tasks record to; workers have its name as ``EVENTS``.
+        app: The app as a client sees it.
+        workers: All workers, in the order of their start.
+    """
+
+    def __init__(
+        self, file: str, folder: Path, broker: Server, nodes: list[Server], conf: dict[str, Any]
+    ) -> None:
+        self.nodes = nodes
+        self.broker = broker
+        self.events = folder / "events.jsonl"
+        own = {
+            "broker_url": broker.url,
+            "result_backend": f"redis://127.0.0.1:{broker.port}/1",
+            "redlock_nodes": [node.url for node in nodes],
+        }
+        self._file = file
+        self.conf = {**DEFAULTS, **own, **conf}
+        self.app = make_app(file, self.conf, is_worker=False)
+        self.workers: list[Worker] = []
+        self._folder = folder
+        self._stack = ExitStack()
+
+    def bootstrap(self) -> None:
+        """Enrol the nodes; to be called while no lock is held."""
+        rules = plugin_for(self.app).settings.rules
+        told = bootstrap(self.conf["redlock_nodes"], rules)
+        assert set(told.values()) == {"enrolled"}, told
+
+    def worker(self, **options: Any) -> Worker:
+        """Start a worker; *options* are those of `support.worker.Worker`."""
+        env = {"EVENTS": str(self.events), "STAGE": json.dumps([self._file, self.conf])}
+        options = {"name": f"w{len(self.workers) + 1}", "cwd": self._folder, **options}
+        worker = Worker("support.stage", env={**env, **options.pop("env", {})}, **options)
+        self.workers.append(self._stack.enter_context(worker))
+        return worker
+
+    def close(self) -> None:
+        """End all workers and the client."""
+        self._stack.close()
+        plugin_for(self.app).locks.close()
+        self.app.close()
+
+    def task(self, name: str) -> Any:
+        """Return a task by its name."""
+        return self.app.tasks[name]
+
+    def locks(self, **settings: Any) -> Redlock:
+        """Return locks of somebody else on the same nodes, with the app's rules or *settings*."""
+        rules = plugin_for(self.app).settings.rules
+        return Redlock.from_urls(
+            [*self.conf["redlock_nodes"]],
+            max_ttl=rules.max_ttl,
+            ttl=rules.ttl,
+            node_timeout=rules.node_timeout,
+            **settings,
+        )
+
+    @contextlib.contextmanager
+    def held(self, name: str) -> Iterator[None]:
+        """Hold the lock *name* as somebody else, for the body of a ``with``."""
+        locks = self.locks()
+        try:
+            with locks.hold(name):
+                yield
+        finally:
+            locks.close()
+
+    def bodies(self, name: str) -> list[Body]:
+        """Return the bodies that ran under *name* so far, in the order of their starts."""
+        return [body for body in bodies(read(self.events)) if body.name == name]
+
+    def started(self, name: str, times: int = 1) -> list[Body]:
+        """Wait until *times* bodies of *name* have started, and return them."""
+        return eventually(
+            lambda: found if len(found := self.bodies(name)) >= times else None,
+            f"start number {times} of {name!r}",
+            timeout=30,
+        )
+
+    def keys(self, pattern: str) -> set[str]:
+        """Return the names of the keys on any node that fit *pattern*, past the library."""
+        found: set[str] = set()
+        for node in self.nodes:
+            with redis.Redis.from_url(node.url) as client:
+                found |= {key.decode() for key in client.keys(pattern)}
+        return found
+
+    def wait_until_free(self, *names: str) -> None:
+        """Wait until no node stores any of the locks *names*; without names: any lock at all."""
+        patterns = [f"redlock:lock:{name}" for name in names] or ["redlock:lock:*"]
+        eventually(
+            lambda: not any(self.keys(pattern) for pattern in patterns),
+            f"release of {names or 'all locks'}",
+        )
+
+    def meta(self, task_id: str) -> dict[str, Any]:
+        """Return what the result backend stores of a task, past Celery; ``{}`` for nothing."""
+        with redis.Redis.from_url(self.conf["result_backend"]) as client:
+            stored = client.get(f"celery-task-meta-{task_id}")
+        return dict(json.loads(stored)) if stored else {}
+
+    def log(self) -> str:
+        """Return what all workers wrote."""
+        return "\n".join(worker.log() for worker in self.workers)
+
+    def wait_for_log(self, pattern: str, *, timeout: float = 30.0) -> None:
+        """Wait until some worker has written what fits *pattern*."""
+        eventually(lambda: re.search(pattern, self.log()), f"{pattern!r} logged", timeout=timeout)
+
+
+@contextlib.contextmanager
+def stage(file: str, folder: Path, *, nodes: int = 5, **conf: Any) -> Iterator[Stage]:
+    """
+    Set the stage for the tasks that *file* declares.
+
+    Args:
+        file: A Python file with a function ``declare(app)``.
+        folder: An empty one.
+        nodes: How many lock nodes, enrolled for the app's rules.
+        **conf: Settings of the app, which win over those of the stage.
+    """
+    with ExitStack() as stack:
+        broker, *farm = stack.enter_context(servers(nodes + 1))
+        it = Stage(file, folder, broker, farm, conf)
+        stack.callback(it.close)
+        if farm and "redlock_nodes" not in conf:
+            it.bootstrap()
+        yield it
+
+
+if "STAGE" in os.environ:
+    app = make_app(*json.loads(os.environ["STAGE"]), is_worker=True)
