@@ -1,5 +1,7 @@
 """Celery tasks that must not run twice: a quorum lock around every execution."""
 
+from __future__ import annotations
+
 from celery_redlock.errors import (
     ConfigurationError,
     DuplicateTask,

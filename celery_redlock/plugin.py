@@ -16,6 +16,7 @@ from typing import Any
 
 from celery import bootsteps, signals
 
+from celery_redlock.deferral import pause
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Notify, broadcast
 from celery_redlock.lock.redlock import Redlock
@@ -57,11 +58,8 @@ class Plugin:
     What celery-redlock has for one app in one process.
 
     Attributes:
-        locks_class: What makes the locks; `celery_redlock.task.execution` sets its own.
         options: Task name -> its options, filled by `celery_redlock.task.execution`.
     """
-
-    locks_class: type[Redlock] = Redlock
 
     def __init__(self, app: Any) -> None:
         self._app = weakref.ref(app)
@@ -91,8 +89,8 @@ class Plugin:
         if self._locks is None:
             with _building:  # two of them would know nothing of each other's leases
                 if self._locks is None:
-                    settings = self.settings
-                    self._locks = self.locks_class(settings.nodes, settings.rules, [log_event])
+                    nodes, rules = self.settings.nodes, self.settings.rules
+                    self._locks = Redlock(nodes, rules, [log_event], sleep=pause)
         return self._locks
 
     def install(self) -> None:

@@ -102,7 +102,10 @@ def addresses_of(nodes: object) -> tuple[Address, ...]:
     labels = [address.label for address in addresses]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
-        msg = f"redlock_nodes names {', '.join(twice)} more than once; every node must be a server of its own"
+        msg = (
+            f"redlock_nodes names {', '.join(twice)} more than once; "
+            "every node must be a server of its own"
+        )
         raise ConfigurationError(msg)
     if len(addresses) % 2 == 0:
         msg = (

@@ -42,9 +42,6 @@ class Connector:
         labels: Of all nodes, in their order.
         mutex: Guards the nodes.
         attach: Takes over a connection that may be used.
-
-    Attributes:
-        arrival: Is set whenever a node was connected or has failed to be.
     """
 
     def __init__(
@@ -58,7 +55,6 @@ class Connector:
         self._greetings: list[Greeting | None] = [None] * len(labels)
         self._new: set[int] = set()
         self._stop = threading.Event()
-        self.arrival = threading.Event()
 
     def stop(self) -> None:
         """Connect nothing any more."""
@@ -90,11 +86,9 @@ class Connector:
                 with self._mutex:
                     if node.connection is None:
                         node.fail(error)
-                self.arrival.set()
                 self._stop.wait(random.uniform(pause / 2, pause))  # noqa: S311  jitter, no secret
                 pause = min(2 * pause, LONGEST_BACKOFF)
             else:
-                self.arrival.set()
                 return
 
     def _greet(self, node: Node) -> None:

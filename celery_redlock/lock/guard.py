@@ -98,7 +98,10 @@ def check_fit(info: dict[str, str]) -> None:
         msg = "answers, but not as a Redis or Valkey server does (INFO names no role or run_id)"
         raise Unfit(msg)
     if info["role"] != "master":
-        msg = f"is a {info['role']}, but a lock node must be a master; name the master, or a Sentinel service"
+        msg = (
+            f"is a {info['role']}, but a lock node must be a master; "
+            "name the master, or a Sentinel service"
+        )
         raise Unfit(msg)
     if info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster":
         msg = "runs in cluster mode; lock nodes are independent servers (cluster-enabled no)"
@@ -137,9 +140,9 @@ def enrol(
     ((state, now, left, _),) = exchange(connection, evalsha)
     if state == b"foreign":
         msg = (
-            "is enrolled by clients with other redlock_nodes or another redlock_max_ttl; make them "
-            "equal everywhere, or after a wanted change: stop all clients, wait for redlock_max_ttl, "
-            "run 'celery -A APP redlock bootstrap'"
+            "is enrolled by clients with other redlock_nodes or another redlock_max_ttl; make "
+            "them equal everywhere, or after a wanted change: stop all clients, wait for "
+            "redlock_max_ttl, run 'celery -A APP redlock bootstrap'"
         )
         raise Unfit(msg)
     return state.decode(), max(0, left) / 1000.0, now / 1000.0

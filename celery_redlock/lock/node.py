@@ -12,7 +12,7 @@ from __future__ import annotations
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
@@ -44,7 +44,7 @@ NOTES = (RELEASE, MARK)
 NO_ANSWER = Vote(VoteKind.UNREACHABLE, reason="no answer in time")
 
 
-class Gone(Exception):  # noqa: N818  a fact for the fan-out, never seen by a caller
+class Gone(Exception):
     """The connection to a node is of no use any more; says why."""
 
 
@@ -146,7 +146,8 @@ class Node:
         self.greeting = greeting
         self.suspect_since = self.problem = None
         self.is_settled, self.is_connecting = True, False
-        self.sock: Any = connection._sock  # noqa: SLF001  redis-py has no public way to its socket
+        # redis-py has no public way to the socket of its connection.
+        self.sock = cast("Any", connection)._sock  # noqa: SLF001
         self.sock.settimeout(0)
         self.connection = connection
         self._news.append(NodeUp(self.label))
@@ -263,7 +264,7 @@ class Node:
             self.suspect_since = None
             self._news.append(NodeUp(self.label))
 
-    def _take(self, reply: Any, now: float) -> None:  # noqa: ANN401
+    def _take(self, reply: Any, now: float) -> None:
         if not self._owed:
             msg = "sent a reply that nobody asked for"
             raise Gone(msg)
@@ -276,7 +277,7 @@ class Node:
         if isinstance(reply, ReadOnlyError):  # a replica by now: to be greeted anew
             raise Gone(str(reply))
 
-    def _vote(self, call: Call, reply: Any, sent: float, now: float) -> Vote:  # noqa: ANN401
+    def _vote(self, call: Call, reply: Any, sent: float, now: float) -> Vote:
         """Return the vote in *reply*; one that no script of ours can give is none."""
         if isinstance(reply, Exception):
             return Vote(VoteKind.UNREACHABLE, reason=str(reply))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import inspect
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -92,17 +93,23 @@ class Redlock:
         nodes: URLs or Sentinel services, as the setting ``redlock_nodes``; an odd number.
         rules: What all clients of these nodes agree on.
         observers: Are told of events.
+        sleep: Waits between two attempts [s].
 
     Raises:
         ConfigurationError: The nodes make no sense.
     """
 
     def __init__(
-        self, nodes: Sequence[Any], rules: Rules | None = None, observers: Iterable[Observer] = ()
+        self,
+        nodes: Sequence[Any],
+        rules: Rules | None = None,
+        observers: Iterable[Observer] = (),
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.rules = rules or Rules()
         self.nodes = tuple(nodes)
         self._notify = broadcast(observers)
+        self._sleep = sleep
         self._fanout = Fanout(addresses_of(nodes), self.rules, self._notify)
         self._client = Client(self.rules, self._fanout.labels)
         self._watchdog = Watchdog(self._extend_all, self._tell_renewal)
@@ -126,7 +133,7 @@ class Redlock:
         unknown = set(settings) - set(Rules.__dataclass_fields__)
         if unknown:
             known = ", ".join(sorted(Rules.__dataclass_fields__))
-            msg = f"unknown setting {sorted(unknown)[0]!r}; known are {known}"
+            msg = f"unknown setting {min(unknown)!r}; known are {known}"
             raise ConfigurationError(msg)
         return cls(urls, Rules(**settings), observers)
 
@@ -375,7 +382,7 @@ class Redlock:
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
             except BaseException as error:
-                if steps.gi_frame is None:  # it has ended: this is its own last word
+                if inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED:  # its own last word
                     raise
                 problem = error
 
@@ -385,7 +392,7 @@ class Redlock:
         if isinstance(step, Tell):
             self._tell(step.request, step.skip)
         else:
-            time.sleep(step.seconds)
+            self._sleep(step.seconds)
         return None
 
     def _tell(self, request: Request, skip: frozenset[int] = frozenset()) -> None:

@@ -1,8 +1,8 @@
-"""
+r"""
 The algorithm, sans I/O: generators that say what to do next and are told what came of it.
 
     acquire():   Ask(ACQUIRE) --granted by a quorum, one fence--> Lease
-                     |   \\--granted, fences differ--> Ask(RENEW) to agree on one --> Lease
+                     |   \--granted, fences differ--> Ask(RENEW) to agree on one --> Lease
                      |--refused / too late / split--> Tell(RELEASE) -> Pause -> again, new token
                      '--out of time--> LockTaken or QuorumUnavailable
 
@@ -81,7 +81,7 @@ CONFIRM_ROUNDS = 3
 
 @dataclass(frozen=True)
 class Ask:
-    """Put *request* to every node at once; the answer is the ballot when *decided*, or timed out."""
+    """Put *request* to every node at once; the answer is the ballot, *decided* or timed out."""
 
     request: Request
     decided: Callable[[Ballot], bool]
@@ -222,7 +222,7 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
         yield Pause(pause)
 
 
-def _pause_after(  # noqa: PLR0913  a pure function of all that matters
+def _pause_after(
     client: Client, verdict: Verdict, ballot: Ballot, tries: int, splits: int, left: float
 ) -> float | None:
     """Return how long to wait before the next attempt [s], None for giving up."""

@@ -54,7 +54,10 @@ class Rules:
         for name in ("restart_guard", "fence"):
             flag(f"redlock_{name}", getattr(self, name))
         if not self.drift_factor < 0.5:  # noqa: PLR2004  half a lease is not drift but a broken clock
-            msg = f"redlock_drift_factor must be below 0.5, got {self.drift_factor!r}; the default is 0.05"
+            msg = (
+                f"redlock_drift_factor must be below 0.5, got {self.drift_factor!r}; "
+                "the default is 0.05"
+            )
             raise ConfigurationError(msg)
         self.check_ttl(self.ttl, "redlock_ttl")
         check_prefix(self.prefix)

@@ -36,19 +36,26 @@ __all__ = [
 #: How long a node remembers that it is enrolled after the last grant or renewal [ms]: 30 days.
 BOOT_RETENTION = 30 * 24 * 3600 * 1000
 LONGEST_NAME = 110
-FOREIGN = "enrolled for another list of nodes or redlock_max_ttl"
+#: Why a node answered with one of these codes instead of a vote.
+NO_VOTE = {
+    -5: "our clock is too far ahead of the node's",
+    -6: "enrolled for another list of nodes or redlock_max_ttl",
+}
+
+CONSTANTS = f"local TOKEN, REMEMBERED = {TOKEN_LENGTH}, '{BOOT_RETENTION}'"
 
 # Common head of the scripts that vote: a node whose boot marker is not the run id that this
 # connection saw has lost its memory (restart, flush, failover) and must not vote for a while (-2).
 # A boot id is 'run id:fingerprint', the run id 40 characters; with another fingerprint the node
 # belongs to clients of another configuration, and votes for nobody here (-6).
 GUARD = (
-    """
+    CONSTANTS
+    + """
 local function standing(found, held_back, boot, quarantine, boot_id, quarantine_ms)
   if quarantine_ms == '0' then return 1 end
   if found ~= boot_id then
     if found and string.sub(found, 1, 41) == string.sub(boot_id, 1, 41) then return -6, 0 end
-    redis.call('SET', boot, boot_id, 'PX', '%d')
+    redis.call('SET', boot, boot_id, 'PX', REMEMBERED)
     redis.call('SET', quarantine, '1', 'PX', quarantine_ms)
     held_back = true
   end
@@ -60,8 +67,7 @@ local function now_ms()
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 """
-    % BOOT_RETENTION
-)  # noqa: UP031  braces would need escaping throughout
+)
 
 # KEYS 1 lock 2 fence 3 marker, or the lock again for none 4 boot 5 quarantine
 # ARGV 1 token 2 info 3 ttl 4 proposed fence or '0' 5 fence retention 6 skew allowed
@@ -72,7 +78,7 @@ local cur, seen, marker, found, held_back = unpack(redis.call('MGET', unpack(KEY
 local code, left = standing(found, held_back, KEYS[4], KEYS[5], ARGV[8], ARGV[7])
 if code ~= 1 then return {code, now, left} end
 if marker and KEYS[3] ~= KEYS[1] then return {-3, now, marker} end
-if cur and string.sub(cur, 1, %d) ~= ARGV[1] then
+if cur and string.sub(cur, 1, TOKEN) ~= ARGV[1] then
   return {0, now, redis.call('PTTL', KEYS[1]), cur, seen or '0'}
 end
 local fence = '0'
@@ -81,25 +87,24 @@ if ARGV[4] ~= '0' then
   if proposed > (now + tonumber(ARGV[6])) * 4096 then return {-5, now} end
   local f = tonumber(seen or '0') + 1
   if proposed > f then f = proposed end
-  fence = string.format('%%.0f', f)
+  fence = string.format('%.0f', f)
   redis.call('SET', KEYS[2], fence, 'PX', ARGV[5])
 end
 redis.call('SET', KEYS[1], ARGV[1] .. ARGV[2], 'PX', ARGV[3])
-if ARGV[7] ~= '0' then redis.call('PEXPIRE', KEYS[4], '%d') end
+if ARGV[7] ~= '0' then redis.call('PEXPIRE', KEYS[4], REMEMBERED) end
 return {1, now, fence}
-""" % (TOKEN_LENGTH, BOOT_RETENTION)  # noqa: UP031
+"""
 
 # KEYS 1 lock 2 fence 3 boot 4 quarantine
 # ARGV 1 token 2 info 3 ttl 4 fence or '0' 5 fence retention 6 repair ('1' or '0')
 #      7 quarantine or '0' 8 boot id
-RENEW_LUA = (
-    """
+RENEW_LUA = """
 local now = now_ms()
 local cur, seen, found, held_back = unpack(redis.call('MGET', unpack(KEYS)))
 local code, left = standing(found, held_back, KEYS[3], KEYS[4], ARGV[8], ARGV[7])
 local kind = 1
 if not cur and ARGV[6] == '1' then kind = 2
-elseif not cur or string.sub(cur, 1, %d) ~= ARGV[1] then
+elseif not cur or string.sub(cur, 1, TOKEN) ~= ARGV[1] then
   local ttl = redis.call('PTTL', KEYS[1])
   return {0, now, ttl, cur or '', seen or '0'}
 end
@@ -109,52 +114,49 @@ if ARGV[4] ~= '0' then
   local f = tonumber(seen or '0')
   local m = tonumber(ARGV[4])
   if m > f then f = m end
-  fence = string.format('%%.0f', f)
+  fence = string.format('%.0f', f)
   redis.call('SET', KEYS[2], fence, 'PX', ARGV[5])
 end
 if code ~= 1 then return {code, now, left} end
-if ARGV[7] ~= '0' then redis.call('PEXPIRE', KEYS[3], '%d') end
+if ARGV[7] ~= '0' then redis.call('PEXPIRE', KEYS[3], REMEMBERED) end
 return {kind, now, fence}
 """
-    % (TOKEN_LENGTH, BOOT_RETENTION)
-)  # noqa: UP031
 
 # KEYS 1 lock 2 marker, or the lock again for none: a user may be allowed our keys only
 # ARGV 1 token 2 keep the key for so long yet, or '0' 3 marker value 4 marker ttl
-RELEASE_LUA = (
-    """
+RELEASE_LUA = """
 local cur = redis.call('GET', KEYS[1])
-local mine = cur and string.sub(cur, 1, %d) == ARGV[1]
+local mine = cur and string.sub(cur, 1, TOKEN) == ARGV[1]
 if mine then
   if ARGV[2] == '0' then redis.call('DEL', KEYS[1]) else redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 end
 if KEYS[2] ~= KEYS[1] then redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4]) end
 return {mine and 1 or 0, 0}
 """
-    % TOKEN_LENGTH
-)  # noqa: UP031
 
-# KEYS 1 boot 2 quarantine ; ARGV 1 boot id 2 quarantine 3 'look', 'trust', 'quarantine' or 'bootstrap'
+# KEYS 1 boot 2 quarantine
+# ARGV 1 boot id 2 quarantine 3 'look', 'trust', 'quarantine' or 'bootstrap'
 # A marker is 'run id:fingerprint'. Answers the state found, the clock, what is left of a
 # quarantine, and the marker found.
 ENROL_LUA = """
 local now = now_ms()
 local found = redis.call('GET', KEYS[1])
 if ARGV[3] == 'bootstrap' then
-  redis.call('SET', KEYS[1], ARGV[1], 'PX', '%d')
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', REMEMBERED)
   redis.call('DEL', KEYS[2])
   return {'enrolled', now, 0, ARGV[1]}
 end
 if not found and ARGV[3] == 'look' then return {'unmarked', now, 0, ''} end
 if not found and ARGV[3] == 'trust' then
-  redis.call('SET', KEYS[1], ARGV[1], 'PX', '%d')
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', REMEMBERED)
 elseif found and string.sub(found, 41) ~= string.sub(ARGV[1], 41) then
   return {'foreign', now, 0, found}
 end
 local held_back = redis.call('EXISTS', KEYS[2]) == 1
-local code, left = standing(redis.call('GET', KEYS[1]), held_back, KEYS[1], KEYS[2], ARGV[1], ARGV[2])
+found = redis.call('GET', KEYS[1])
+local code, left = standing(found, held_back, KEYS[1], KEYS[2], ARGV[1], ARGV[2])
 return {'enrolled', now, left or 0, found or ''}
-""" % (BOOT_RETENTION, BOOT_RETENTION)  # noqa: UP031
+"""
 
 
 # KEYS 1 marker ; ARGV 1 value 2 ttl, or '0' to take the marker away
@@ -226,7 +228,7 @@ def ms(seconds: float) -> bytes:
     return b"%d" % max(1, round(seconds * 1000))
 
 
-def read_vote(reply: Any) -> Vote:  # noqa: ANN401  whatever the parser made of the node's bytes
+def read_vote(reply: Any) -> Vote:
     """Return the vote in the reply of `ACQUIRE` or `RENEW`."""
     code, now = reply[0], reply[1] / 1000.0
     if code == 1:
@@ -240,14 +242,10 @@ def read_vote(reply: Any) -> Vote:  # noqa: ANN401  whatever the parser made of 
         return Vote(VoteKind.QUARANTINED, ttl=max(0, reply[2]) / 1000.0, node_now=now)
     if code == -3:  # noqa: PLR2004
         return Vote(VoteKind.MARKED, value=reply[2], node_now=now)
-    if code == -6:  # noqa: PLR2004
-        return Vote(VoteKind.UNREACHABLE, node_now=now, reason=FOREIGN)
-    return Vote(
-        VoteKind.UNREACHABLE, node_now=now, reason="our clock is too far ahead of the node's"
-    )
+    return Vote(VoteKind.UNREACHABLE, node_now=now, reason=NO_VOTE[code])
 
 
-def read_release(reply: Any) -> Vote:  # noqa: ANN401
+def read_release(reply: Any) -> Vote:
     """Return the vote in the reply of `RELEASE`: granted if the lock was ours."""
     return Vote(VoteKind.GRANTED if reply[0] == 1 else VoteKind.REFUSED)
 
@@ -272,7 +270,7 @@ class Script:
 
 ACQUIRE = Script(GUARD + ACQUIRE_LUA, read_vote, guarded=True)
 RENEW = Script(GUARD + RENEW_LUA, read_vote, guarded=True)
-RELEASE = Script(RELEASE_LUA, read_release, guarded=False)
+RELEASE = Script(GUARD + RELEASE_LUA, read_release, guarded=False)
 ENROL = Script(GUARD + ENROL_LUA, read_vote, guarded=False)
 MARK = Script(MARK_LUA, read_release, guarded=False)
 INSPECT = Script(GUARD + INSPECT_LUA, read_vote, guarded=False)

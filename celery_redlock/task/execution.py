@@ -17,13 +17,13 @@ from typing import Any
 from celery import Task, states
 from celery.exceptions import Ignore, Reject
 
+from celery_redlock.deferral import signals_deferred
 from celery_redlock.errors import LockLost, LockNotAcquired, LockTaken, QuorumUnavailable
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import MarkerStands, Wanted
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.task.current import _current, current_lock
-from celery_redlock.task.deferral import InterruptibleRedlock, signals_deferred
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt
 from celery_redlock.task.keys import LockName
 from celery_redlock.task.options import LockOptions, check_declared
@@ -372,6 +372,3 @@ def has_finished(error: Exception) -> bool:
     like SystemExit or the end of a greenlet, tore the body apart: that has not finished.)
     """
     return not isinstance(error, (Ignore, Reject))
-
-
-Plugin.locks_class = InterruptibleRedlock

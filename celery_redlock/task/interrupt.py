@@ -18,7 +18,7 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from celery_redlock.task.deferral import SIGNAL, in_main_thread
+from celery_redlock.deferral import SIGNAL, in_main_thread
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing only since Python 3.11
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["Interrupt", "LockInterrupt"]
 
 #: Modules in whose own frames a body has not begun yet, or is over.
-AROUND_BODY = tuple(
-    f"celery_redlock.task.{name}" for name in ("deferral", "execution", "interrupt")
+AROUND_BODY = (
+    "celery_redlock.deferral",
+    "celery_redlock.task.execution",
+    "celery_redlock.task.interrupt",
 )
 #: When to try again to raise in a body that was in one of those [s].
 AGAIN = 0.02

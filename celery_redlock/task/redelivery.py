@@ -77,7 +77,9 @@ def set_aside(task: Any, request: Any, after: float, otherwise: Exception | None
     """
     countdown = max(1, math.ceil(min(after, longest_countdown(task.app))))
     come_again(task, request, countdown, otherwise)
-    return Ignore(f"set aside for {countdown} s: this execution is still running")
+    told = f"set aside for {countdown} s: it is running already, or what came before it is"
+    logger.info("%s[%s] %s", task.name, request.id, told)
+    return Ignore(told)
 
 
 def come_again(

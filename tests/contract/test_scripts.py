@@ -17,7 +17,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import (
     BOOT_RETENTION,
     ENROL,
-    FOREIGN,
+    NO_VOTE,
     SCRIPTS,
     Keys,
     marker_key,
@@ -272,7 +272,7 @@ def test_a_node_of_other_clients_does_not_vote(bench):
     before = bench.everything()
     foreign = boot_marker(bench.run_id, "e" * 16)
     vote = bench.acquire(boot=foreign)
-    assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, FOREIGN)
+    assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-6])
     assert bench.everything() == before
     assert bench.get("boot") == bench.boot
     assert bench.acquire().kind is VoteKind.GRANTED

@@ -10,17 +10,12 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.rounds import Ask, Pause, Tell
-
-if TYPE_CHECKING:
-    from celery_redlock.lock.votes import Ballot
-
-__all__ = ["SIGNAL", "InterruptibleRedlock", "in_main_thread", "signals_deferred"]
+__all__ = ["SIGNAL", "in_main_thread", "pause", "signals_deferred"]
 
 #: Ours, by which a body learns that its lock is lost; billiard maps others to an exit.
 SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
@@ -103,11 +98,7 @@ def signals_admitted() -> Iterator[None]:
         deferral.begin()
 
 
-class InterruptibleRedlock(Redlock):
-    """Locks whose I/O no signal tears apart, while the wait for one still ends at once."""
-
-    def _do(self, step: Ask | Tell | Pause) -> Ballot | None:
-        if not isinstance(step, Pause):
-            return super()._do(step)
-        with signals_admitted():
-            return super()._do(step)
+def pause(seconds: float) -> None:
+    """Sleep for *seconds*, unless a signal that was held back or arrives now has it otherwise."""
+    with signals_admitted():
+        time.sleep(seconds)

@@ -1,0 +1,592 @@
+"""One execution from its delivery to its end, with real workers, and all that comes in between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import threading
+import time
+from collections import Counter
+
+import pytest
+import redis
+from celery import Task, chain, chord, group
+from celery.exceptions import Ignore, Reject, TaskRevokedError
+
+from celery_redlock import LockLost, LockTaken, QuorumUnavailable, RedlockTask, current_lock
+from support.events import body, now, overlaps, read, record
+from support.proxy import proxied
+from support.stage import stage
+from support.waiting import eventually
+
+READY = {"SUCCESS", "FAILURE", "REVOKED"}
+
+
+def declare(app):
+    """Declare the tasks of this file."""
+    declare_short(app)
+    declare_ends(app)
+    declare_losing(app)
+    declare_redelivered(app)
+
+
+def declare_short(app):
+    """Declare tasks that run and end."""
+
+    @app.task(name="nap", base=RedlockTask, shared=False, lock_key="{lock}")
+    def nap(lock, seconds=0.0, value=None):
+        with body(os.environ["EVENTS"], lock):
+            time.sleep(seconds)
+        return {"value": value, "renewals": current_lock().renewals}
+
+    @app.task(name="again", base=RedlockTask, bind=True, shared=False, max_retries=None)
+    def again(self, times):
+        with body(os.environ["EVENTS"], "again"):
+            if self.request.retries < times:
+                raise self.retry(countdown=0)
+        return self.request.retries
+
+    @app.task(name="link", base=RedlockTask, shared=False, unique_on=())
+    def link(count):
+        with body(os.environ["EVENTS"], "link"):
+            return count + 1
+
+    @app.task(name="recurse", base=RedlockTask, bind=True, shared=False, unique_on=())
+    def recurse(self, times):
+        mine = current_lock().fence
+        return [mine, *(self(times - 1) if times else [])]
+
+    for policy in ("stop", "continue"):
+
+        @app.task(
+            name=f"skip_{policy}",
+            base=RedlockTask,
+            shared=False,
+            lock_key="{lock}",
+            chain_on_skip=policy,
+        )
+        def skipped(lock):
+            return lock
+
+    @app.task(name="follow", shared=False)
+    def follow(*values):
+        record(os.environ["EVENTS"], "follow", values=values)
+        return list(values)
+
+
+def declare_ends(app):
+    """Declare a task that ends in every way a body can end."""
+
+    def ends(self, way):
+        if way == "replace":
+            raise self.replace(self.app.tasks["nap"].si(f"instead of {self.request.id}"))
+        error = {
+            "error": ValueError("no"),
+            "ignore": Ignore(),
+            "reject": Reject("no", requeue=False),
+            "exit": SystemExit(1),
+        }[way]
+        raise error
+
+    def run(self, lock, way, seconds=0.0):
+        with body(os.environ["EVENTS"], lock):
+            if way == "sleep":
+                time.sleep(seconds)
+            elif way != "return":
+                ends(self, way)
+
+    for name, late in (("end", False), ("end_late", True)):
+        app.task(
+            name=name, base=RedlockTask, bind=True, shared=False, lock_key="{lock}", acks_late=late
+        )(run)
+
+
+def declare_losing(app):
+    """Declare tasks that hold a lock for long, and are not told what happens to it."""
+
+    def hold(self, lock, how):
+        with body(os.environ["EVENTS"], lock):
+            ends = time.monotonic() + 30
+            while time.monotonic() < ends:
+                with contextlib.suppress(Exception):  # as many a body does
+                    if how == "sleep":
+                        time.sleep(30)
+                    sum(range(1000))
+                if how == "warn" and self.lock.is_lost:
+                    time.sleep(0.5)
+                    return self.lock.lost_reason
+        return "was never told"
+
+    options = {"base": RedlockTask, "bind": True, "shared": False, "lock_key": "{lock}"}
+    app.task(name="lose", **options)(hold)
+    app.task(name="lose_and_warn", on_lock_lost="warn", **options)(hold)
+
+
+def declare_redelivered(app):
+    """Declare tasks that run longer than the broker waits for their acknowledgement."""
+
+    def work(self, lock, seconds):
+        first = not any(e["name"] == lock for e in read(os.environ["EVENTS"], "start"))
+        with body(os.environ["EVENTS"], lock, host=self.request.hostname):
+            time.sleep(seconds if first else 0)
+        return "the real result" if first else "a result of another run"
+
+    options = {"bind": True, "shared": False, "acks_late": True}
+    app.task(name="late", base=RedlockTask, lock_key="{lock}", **options)(work)
+    app.task(name="late_no_dedup", base=RedlockTask, lock_key="{lock}", dedup_ttl=0, **options)(
+        work
+    )
+    app.task(name="late_plain", base=Task, **options)(work)
+
+
+# -- a busy worker --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory):
+    """A stage with one worker of four processes."""
+    with stage(
+        __file__, tmp_path_factory.mktemp("busy"), redlock_ttl=3.0, redlock_max_ttl=3.0
+    ) as it:
+        it.worker(concurrency=4)
+        yield it
+
+
+def test_a_thousand_tasks_of_fifty_names_never_meet(it):
+    """No two bodies of one name at once, and every publish ends in a state that tells how."""
+    nap = it.task("nap")
+    names = [f"busy {n // 4 % 50}" for n in range(1000)]
+    results = [nap.delay(name, 0.004, n) for n, name in enumerate(names)]
+    ended = eventually(
+        lambda: all(it.meta(r.id).get("status") in READY for r in results[::-1]),
+        "end of every task",
+        timeout=90,
+        every=0.2,
+    )
+    assert ended
+    metas = [it.meta(r.id) for r in results]
+    assert Counter(meta["status"] for meta in metas) == {"SUCCESS": 1000}
+    ran = [n for n, meta in enumerate(metas) if meta["result"].get("value") == n]
+    skipped = [meta["result"] for meta in metas if "skipped" in meta["result"]]
+    assert len(ran) + len(skipped) == 1000
+    assert {s["skipped"] for s in skipped} == {"conflict"}
+    assert len(skipped) >= 20, "too few met to prove anything"
+    events = [e for e in read(it.events) if e.get("name", "").startswith("busy")]
+    assert overlaps(events) == []
+    assert sum(len(it.bodies(name)) for name in set(names)) == len(ran)
+    it.wait_until_free()
+
+
+def test_a_lock_is_kept_while_a_minority_of_nodes_dies(it):
+    """A body of many leases runs on, renewed, and nobody else gets in, two nodes being dead."""
+    locks, granted = it.locks(), []
+    result = it.task("nap").delay("long", 6.0)
+    (running,) = it.started("long")
+    for node in it.nodes[3:]:
+        node.kill()
+    try:
+        while not result.ready():
+            with contextlib.suppress(LockTaken, QuorumUnavailable):
+                granted.append(locks.acquire("long"))
+                break
+            time.sleep(0.05)
+    finally:
+        locks.close()
+        for node in it.nodes[3:]:
+            node.start()
+    assert result.get(timeout=20)["renewals"] >= 4
+    (ran,) = it.bodies("long")
+    assert ran.finished
+    assert ran.ended - running.started >= 5.9
+    assert granted == []
+
+
+def test_a_retry_is_never_refused_by_its_own_lock(it):
+    """``retry(countdown=0)`` comes back while its predecessor is still on its way out."""
+    assert it.task("again").delay(30).get(timeout=60) == 30
+    bodies = it.bodies("again")
+    assert len(bodies) == 31
+    assert overlaps(e for e in read(it.events) if e.get("name") == "again") == []
+
+
+def test_a_chain_of_tasks_of_one_name_runs_to_its_end(it):
+    """A member never meets the lock of the one before it."""
+    link = it.task("link")
+    workflow = chain(link.s(0), *(link.s() for _ in range(19)))
+    assert workflow.apply_async().get(timeout=60) == 20
+    assert len(it.bodies("link")) == 20
+
+
+def test_a_recursion_in_a_worker_runs_under_one_lock(it):
+    """``self(n - 1)`` neither locks again nor loses to itself."""
+    assert len(set(it.task("recurse").delay(5).get(timeout=20))) == 1
+
+
+def test_a_chord_with_equal_members_ends(it):
+    """One of them runs, the others are skipped, and the chord's body is told of all."""
+    nap = it.task("nap")
+    members = [nap.si("twin", 0.5, "ran") for _ in range(4)]
+    values = chord(members, it.task("follow").s()).apply_async().get(timeout=30)
+    (values,) = values
+    assert sorted("skipped" in value for value in values) == [False, True, True, True]
+    assert len(it.bodies("twin")) == 1
+
+
+@pytest.mark.parametrize("shape", ["task", "group", "chord"])
+def test_a_skip_stops_the_chain(it, shape):
+    """What would have followed is revoked with the reason; nobody waits for it in vain."""
+    follow = it.task("follow")
+    rest = {
+        "task": [follow.s("stopped")],
+        "group": [group(follow.s("stopped"), follow.s("stopped"))],
+        "chord": [group(follow.s("stopped"), follow.s("stopped")), follow.s("stopped")],
+    }[shape]
+    with it.held("stop"):
+        result = chain(it.task("skip_stop").si("stop"), *rest).apply_async()
+        with pytest.raises(TaskRevokedError, match=r"skip_stop.*was skipped: conflict"):
+            result.get(timeout=20)
+    first = result
+    while first.parent is not None:
+        first = first.parent
+    assert first.get(timeout=20)["skipped"] == "conflict"
+    assert not [e for e in read(it.events, "follow") if "stopped" in e["values"]]
+
+
+def test_a_skip_may_be_passed_on(it):
+    """With ``chain_on_skip="continue"`` the next member gets the skipped value."""
+    with it.held("continue"):
+        workflow = chain(it.task("skip_continue").si("continue"), it.task("follow").s("went on"))
+        skipped, word = workflow.apply_async().get(timeout=20)
+    assert (skipped["skipped"], word) == ("conflict", "went on")
+
+
+ENDS = {
+    "return": "SUCCESS",
+    "error": "FAILURE",
+    "ignore": "STARTED",
+    "reject": "FAILURE",
+    "exit": "FAILURE",
+    "replace": "SUCCESS",
+}
+
+
+@pytest.mark.parametrize("task", ["end", "end_late"])
+def test_no_way_out_of_a_body_leaves_a_lock_behind(it, task):
+    """Return, error, Ignore, Reject, SystemExit, replace, soft limit: the key is soon gone."""
+    ways = {way: f"{task} by {way}" for way in ENDS}
+    results = {way: it.task(task).delay(lock, way) for way, lock in ways.items()}
+    limit = f"{task} by limit"
+    limited = it.task(task).apply_async((limit, "sleep", 20), soft_time_limit=1)
+    assert type(limited.get(timeout=20, propagate=False)).__name__ == "SoftTimeLimitExceeded"
+    for way, result in results.items():
+        eventually(
+            lambda r=result, s=ENDS[way]: r.state == s, f"{way} ends {ENDS[way]}", timeout=20
+        )
+    it.wait_until_free(*ways.values(), limit, "instead*")
+    for lock in (*ways.values(), limit):
+        assert len(it.bodies(lock)) == 1, lock
+
+
+def test_soft_limits_at_any_moment_leave_no_lock_behind(it):
+    """Around acquire, body and release alike: every task ends, and no key is renewed for ever."""
+    rng = random.Random(7)
+    end = it.task("end_late")
+    results = [
+        end.apply_async((f"limit {n % 40}", "sleep", rng.uniform(0, 0.02)), soft_time_limit=limit)
+        for n in range(240)
+        for limit in [rng.uniform(0.001, 0.03)]
+    ]
+    for result in results:
+        eventually(
+            lambda r=result: it.meta(r.id).get("status") in READY, f"end of {result.id}", timeout=60
+        )
+    kinds = Counter(type(r.result).__name__ for r in results)
+    assert kinds["SoftTimeLimitExceeded"] >= 10, kinds
+    it.wait_until_free()
+    assert overlaps(e for e in read(it.events) if e.get("name", "").startswith("limit")) == []
+
+
+# -- a lock that is lost --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def losing(tmp_path_factory):
+    """Workers of three pools that reach their lock nodes through a network we control."""
+    folder = tmp_path_factory.mktemp("losing")
+    # A wide drift factor: how soon a loaded machine lets a body end is not what is tried here.
+    conf = {"redlock_ttl": 3.0, "redlock_max_ttl": 3.0, "redlock_drift_factor": 0.2}
+    with stage(__file__, folder, nodes=5, redlock_nodes=[], **conf) as it:
+        with proxied([node.port for node in it.nodes]) as links:  # noqa: SIM117
+            it.conf["redlock_nodes"] = [link.url for link in links]
+            it.app.conf.redlock_nodes = [link.url for link in links]
+            it.bootstrap()
+            it.links = links
+            pools = [("prefork", 4), ("threads", 3), ("solo", 1), ("solo", 1)]
+            starts = [
+                threading.Thread(target=it.worker, kwargs=options)
+                for options in worker_options(pools)
+            ]
+            for start in starts:
+                start.start()
+            for start in starts:
+                start.join()
+            assert len(it.workers) == len(pools)
+            yield it
+
+
+def worker_options(pools):
+    """Yield the options of one worker for each of *pools*, each with a queue of its own."""
+    for number, (pool, concurrency) in enumerate(pools):
+        name = f"{pool}{number}"
+        yield {
+            "pool": pool,
+            "concurrency": concurrency,
+            "name": name,
+            "args": ["-Q", name],
+        }
+
+
+BODIES = [
+    ("lose", "prefork0", "sleep"),
+    ("lose", "prefork0", "spin"),
+    ("lose", "threads1", "spin"),
+    ("lose", "solo2", "sleep"),
+    ("lose", "solo3", "spin"),
+    ("lose_and_warn", "prefork0", "warn"),
+    ("lose_and_warn", "threads1", "warn"),
+]
+
+
+@pytest.fixture(scope="module", params=["partitioned", "flushed"])
+def lost(request, losing):
+    """All kinds of bodies, in all pools, of which each loses its lock; and a rival for each."""
+    it, how = losing, request.param
+    results = {}
+    for task, queue, kind in BODIES:
+        lock = f"{how} {queue} {kind}"
+        results[lock] = it.task(task).apply_async((lock, kind), queue=queue)
+    for lock in results:
+        it.started(lock)
+    time.sleep(1.2)  # until each was renewed
+    if how == "partitioned":
+        for link in it.links[:3]:
+            link.blackhole()
+        # The rival's network is in order. It knows the nodes by other names than the workers
+        # do, so it must not look at how they are enrolled.
+        urls, guard = [node.url for node in it.nodes], False
+    else:
+        for node in it.nodes[:3]:
+            with redis.Redis.from_url(node.url) as client:
+                client.flushall()
+        urls, guard = [link.url for link in it.links], True
+    granted = rival_grants(it, results, urls, guard)
+    for link in it.links:
+        link.pass_through()
+    it.results, it.granted, it.how = results, granted, how
+    return it
+
+
+def rival_grants(it, locks, urls, guard):
+    """Have somebody else acquire each of *locks* as soon as the nodes let him; returns when."""
+    from celery_redlock import Redlock
+
+    rival = Redlock.from_urls(
+        urls, ttl=1.0, max_ttl=3.0, drift_factor=0.2, node_timeout=0.3, restart_guard=guard
+    )
+    granted, deadline = {}, time.monotonic() + 30
+    while len(granted) < len(locks) and time.monotonic() < deadline:
+        for lock in set(locks) - set(granted):
+            with contextlib.suppress(LockTaken, QuorumUnavailable):
+                lease = rival.acquire(lock, ttl=1.0)
+                granted[lock] = now()
+                rival.release(lease)
+        time.sleep(0.005)
+    rival.close()
+    return granted
+
+
+@pytest.mark.parametrize(
+    ("queue", "kind"), [(queue, kind) for task, queue, kind in BODIES if task == "lose"]
+)
+def test_a_body_ends_before_its_lock_is_granted_elsewhere(lost, queue, kind):
+    """`LockLost` ends computing and sleeping bodies in time, through any ``except Exception``."""
+    lock = f"{lost.how} {queue} {kind}"
+    with pytest.raises(LockLost, match=lock):
+        lost.results[lock].get(timeout=20)
+    (ran,) = lost.bodies(lock)
+    assert ran.finished
+    assert ran.ended < lost.granted[lock]
+
+
+@pytest.mark.parametrize(
+    ("queue", "kind"), [(queue, kind) for task, queue, kind in BODIES if task != "lose"]
+)
+def test_a_body_that_wants_a_warning_runs_on(lost, queue, kind):
+    """``on_lock_lost="warn"``: the body sees ``is_lost``, and the log has it; nothing is raised."""
+    lock = f"{lost.how} {queue} {kind}"
+    assert lost.results[lock].get(timeout=20) in ("deadline", "stolen")
+    lost.wait_for_log(rf"ERROR.*Lock '{lock}' is lost")
+
+
+# -- a message that is delivered again ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def redelivered(tmp_path_factory):
+    """Two workers of a broker that waits three seconds for an acknowledgement."""
+    transport = {
+        "visibility_timeout": 3,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    }
+    with stage(
+        __file__,
+        tmp_path_factory.mktemp("redelivered"),
+        redlock_ttl=3.0,
+        redlock_max_ttl=3.0,
+        broker_transport_options=transport,
+    ) as it:
+        for _ in range(2):
+            it.worker(concurrency=4)
+        names = ("late", "late_no_dedup", "late_plain")
+        it.results = {name: it.task(name).delay(name, 7.0) for name in names}
+        it.seen = set()
+        while (meta := it.meta(it.results["late"].id)).get("status") not in READY:
+            it.seen.add((meta.get("status"), meta.get("result") and str(meta["result"])))
+            time.sleep(0.02)
+        it.first = meta
+        yield it
+
+
+def test_a_message_delivered_again_does_not_run_again(redelivered):
+    """While the first delivery runs, and after it: one body, one result, never another."""
+    result = redelivered.results["late"]
+    assert redelivered.first["result"] == "the real result"
+    assert {status for status, _ in redelivered.seen} <= {None, "STARTED"}
+    assert f"late[{result.id}] set aside" in redelivered.log()
+    redelivered.wait_for_log(rf"late\[{result.id}\] has finished before; this copy ends")
+    time.sleep(1.5)
+    assert redelivered.meta(result.id) == redelivered.first
+    (ran,) = redelivered.bodies("late")
+    assert ran.ended - ran.started >= 6.9
+
+
+def test_copies_do_not_multiply(redelivered):
+    """A copy that is set aside is one message, however often it comes back."""
+    result = redelivered.results["late"]
+    received = redelivered.log().count(f"late[{result.id}] received")
+    assert 2 <= received <= 12
+
+
+def test_without_the_memory_of_what_finished_it_runs_again(redelivered):
+    """The twin: with ``dedup_ttl=0`` the copy waits for the first to end, and then runs."""
+    first, second, *_ = redelivered.started("late_no_dedup", 2)
+    assert second.started >= first.ended
+
+
+def test_a_plain_task_runs_twice_at_once(redelivered):
+    """The other twin: without us the broker's copy runs beside the first delivery."""
+    first, second, *_ = redelivered.started("late_plain", 2)
+    assert second.started < first.ended
+
+
+def test_a_copy_after_the_end_touches_nothing(redelivered):
+    """A late copy ends without a body and without a word in the result backend."""
+    result = redelivered.results["late"]
+    before = redelivered.log().count("has finished before")
+    redelivered.task("late").apply_async(("late", 0.0), task_id=result.id)
+    eventually(lambda: redelivered.log().count("has finished before") > before, "its end")
+    time.sleep(0.3)
+    meta = redelivered.meta(result.id)
+    assert meta["result"] == "the real result"
+    assert len(redelivered.bodies("late")) == 1
+
+
+def test_a_worker_that_is_killed_loses_no_task(redelivered):
+    """The copy that was set aside runs once the dead worker's lease has ended."""
+    result = redelivered.task("late").delay("killed", 60.0)
+    (running,) = redelivered.started("killed")
+    redelivered.wait_for_log(rf"late\[{result.id}\] set aside")
+    host = next(e["host"] for e in read(redelivered.events, "start") if e["name"] == "killed")
+    (worker,) = [w for w in redelivered.workers if f"{host} ready." in w.log()]
+    worker.kill()
+    killed = now()
+    assert result.get(timeout=30) == "a result of another run"
+    second = redelivered.bodies("killed")[1]
+    assert killed < second.started < killed + 20
+    assert running.pid != second.pid
+
+
+# -- starting and stopping --------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A stage for one test, without lock nodes."""
+    with stage(__file__, tmp_path, nodes=0, redlock_nodes=None) as it:
+        yield it
+
+
+DEAD = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0", "redis://127.0.0.1:3/0"]
+
+
+@pytest.mark.parametrize(
+    ("conf", "words"),
+    [
+        ({"redlock_tll": 5}, "redlock_tll; did you mean redlock_ttl"),
+        ({"redlock_ttl": 90.0}, "redlock_ttl must be at most redlock_max_ttl"),
+        ({"redlock_on_conflict": "skipp"}, "redlock_on_conflict = 'skipp'; did you mean 'skip'"),
+        ({"redlock_nodes": DEAD[:2]}, "redlock_nodes must be an odd number"),
+        ({"task_annotations": {"nap": {"lock_ttl": 90.0}}}, "nap: lock_ttl must be at most"),
+        (
+            {"result_backend": "cache+memory://", "broker_url": "memory://"},
+            "redlock_nodes is not set",
+        ),
+    ],
+)
+def test_a_worker_does_not_start_with_a_mistake(alone, conf, words):
+    """It ends at once, not with 0, and the log names the setting."""
+    alone.conf.update({"redlock_nodes": DEAD, **conf})
+    if "broker_url" in conf:
+        del alone.conf["redlock_nodes"]
+    with pytest.raises(AssertionError, match="has ended") as ended:
+        alone.worker(pool="solo")
+    assert re.search(words.replace("; ", ".*"), str(ended.value))
+    assert "ready." not in str(ended.value)
+
+
+def test_one_server_is_enough_with_a_warning(alone):
+    """Without nodes the result backend keeps the locks; the log says once what that means."""
+    del alone.conf["redlock_nodes"]
+    worker = alone.worker(concurrency=2)
+    warnings = re.findall(r"WARNING.*redlock_nodes is not set.*", worker.log())
+    assert len(warnings) == 1
+    assert "survives no node failure" in warnings[0]
+    assert f"127.0.0.1:{alone.broker.port}/1" in warnings[0]
+
+
+def test_a_worker_says_that_it_remembers_too_little(alone):
+    """A message may come again after its execution was forgotten: the log says for which task."""
+    alone.conf.update(redlock_nodes=DEAD, redlock_dedup_ttl=60.0)
+    worker = alone.worker(pool="solo")
+    assert re.search(
+        r"WARNING.*late: dedup_ttl \(60 s\).*visibility timeout \(3600 s\)", worker.log()
+    )
+    assert "nap: dedup_ttl" not in worker.log()
+    assert "late_no_dedup: dedup_ttl" not in worker.log()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_worker_whose_nodes_are_dead_ends_in_time(alone, pool):
+    """It starts, tells which nodes do not answer, puts tasks off, and shuts down warmly."""
+    alone.conf.update(redlock_nodes=DEAD)
+    worker = alone.worker(pool=pool)
+    assert re.search(r"WARNING.*Lock node 127\.0\.0\.1:1/0 does not answer", worker.log())
+    alone.task("nap").delay("anything")
+    worker.wait_for_log(r"nap\[.*comes again")
+    began = time.monotonic()
+    worker.terminate(timeout=20)
+    assert time.monotonic() - began < 10
+    assert worker.process.wait() == 0
