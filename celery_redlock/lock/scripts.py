@@ -270,7 +270,7 @@ class Script:
 
 ACQUIRE = Script(GUARD + ACQUIRE_LUA, read_vote, guarded=True)
 RENEW = Script(GUARD + RENEW_LUA, read_vote, guarded=True)
-RELEASE = Script(GUARD + RELEASE_LUA, read_release, guarded=False)
+RELEASE = Script(CONSTANTS + RELEASE_LUA, read_release, guarded=False)
 ENROL = Script(GUARD + ENROL_LUA, read_vote, guarded=False)
 MARK = Script(MARK_LUA, read_release, guarded=False)
 INSPECT = Script(GUARD + INSPECT_LUA, read_vote, guarded=False)

@@ -29,7 +29,7 @@ from celery_redlock.lock import clock, held, node, requests, rounds, survey, vot
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import RELEASE_LUA, Keys, Script, read_release
+from celery_redlock.lock.scripts import CONSTANTS, RELEASE_LUA, Keys, Script, read_release
 from celery_redlock.lock.watchdog import Watchdog
 from support.waiting import eventually
 
@@ -95,7 +95,8 @@ def grants(lock, name):
 def test_a_late_release_does_not_free_the_next_holders_lock(five_nodes, locks, monkeypatch, on):
     """The token is compared. Without that a release by one who lost frees what another holds."""
     if not on:
-        blind = Script(RELEASE_LUA.replace("== ARGV[1]", "~= nil"), read_release, guarded=False)
+        source = CONSTANTS + RELEASE_LUA.replace("== ARGV[1]", "~= nil")
+        blind = Script(source, read_release, guarded=False)
         monkeypatch.setattr(requests, "RELEASE", blind)
         monkeypatch.setattr(node, "NOTES", (blind,))
     slow = locks(five_nodes[:3], **BRIEF)
@@ -289,14 +290,25 @@ def test_a_renewal_after_the_deadline_revives_nothing(five_nodes, locks, monkeyp
 def test_a_renewal_that_overtakes_its_release_leaves_no_lock_behind(
     five_nodes, locks, monkeypatch, on
 ):
-    """A lock given back while the watchdog was about to renew it is free all the same."""
+    """A lock given back while the watchdog is about to renew it is free: the release waits."""
     lock = locks(five_nodes[:3])
+    begun, go_on, extend = threading.Event(), threading.Event(), lock._watchdog._extend
+
+    def extend_late(leases):
+        begun.set()
+        go_on.wait(5)
+        return extend(leases)
+
+    monkeypatch.setattr(lock._watchdog, "_extend", extend_late)
     if not on:
-        monkeypatch.setattr(lock, "_release_again", lambda leases: None)
+        monkeypatch.setattr(lock._watchdog, "unwatch", lambda held: None)
     mine = lock.take(Wanted("report", 10.0))
-    lease = mine.lease
+    renewing = threading.Thread(target=lock._watchdog.renew, args=([mine],))
+    renewing.start()
+    assert begun.wait(5)
+    threading.Timer(0.2, go_on.set).start()
     lock.give_back(mine)
-    lock._extend_all([lease])  # the watchdog had looked before, and comes too late
+    renewing.join()
     _catch_up(lock)
     assert (value_of(five_nodes[0], "report") is None) is on
 
