@@ -7,6 +7,8 @@ the node is there. It hands the connection over with the mutex of the fan-out he
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401  see below
+import importlib.metadata
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -28,6 +30,10 @@ __all__ = ["Connector"]
 ENROL_PATIENCE = 0.5
 SHORTEST_BACKOFF = 0.05
 LONGEST_BACKOFF = 2.0
+
+# What connecting would import by itself, in its thread, is imported here: a process that forks
+# in the middle of that leaves its child half a module.
+importlib.metadata.version("redis")
 
 #: Takes a connection that was greeted over; called with the mutex held.
 Attach = Callable[["Node", "AbstractConnection", Greeting], None]

@@ -247,6 +247,20 @@ def test_a_lock_is_not_inherited_by_a_child(five_nodes):
     assert parent["same"]
 
 
+def test_connecting_imports_nothing(five_nodes):
+    """A fork in the middle of an import, in another thread, would leave the child half a module."""
+    told, _ = run(
+        """
+        before = set(sys.modules)
+        with lock.hold("report"):
+            lock.inspect("report")
+        tell(imported=sorted(set(sys.modules) - before))
+        """,
+        enrol(five_nodes),
+    )
+    assert told == [{"imported": []}]
+
+
 def test_a_child_that_ends_does_not_release_its_parents_lock(five_nodes):
     """Leaving the body in the child, or giving the copy back there, is the child's own business."""
     told, _ = run(

@@ -363,7 +363,7 @@ class Link:
         self.world.at(self.last_up, self._arrive, call, self.number, self.boots, self.boot_id)
 
     def _arrival(self, last: float, request: Request | None) -> float:
-        arrival = max(self.world.now, self.cut_until) + self.world.delay(self, request)
+        arrival: float = max(self.world.now, self.cut_until) + self.world.delay(self, request)
         return max(arrival, last) if self.world.is_fifo else arrival
 
     def _arrive(self, call: Call, number: int, boots: int, boot_id: bytes) -> None:
@@ -632,7 +632,7 @@ class World:
     rules: Rules = RULES
     chaos: Chaos = CALM
     is_fifo: bool = True
-    delay: Delay | None = None  # type: ignore[assignment]  # never None once made
+    delay: Any = None  # a Delay once made
     now: float = 0.0
     holds: list[Hold] = field(default_factory=list)
     held: dict[str, Hold] = field(default_factory=dict)
