@@ -8,12 +8,13 @@ the node is there. It hands the connection over with the mutex of the fan-out he
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401  see below
-import importlib.metadata
 import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from redis.utils import get_lib_version
 
 from celery_redlock.lock import clock
 from celery_redlock.lock.guard import Greeting, check_together, enrol, greet, is_new_cluster
@@ -33,7 +34,7 @@ LONGEST_BACKOFF = 2.0
 
 # What connecting would import by itself, in its thread, is imported here: a process that forks
 # in the middle of that leaves its child half a module.
-importlib.metadata.version("redis")
+get_lib_version()
 
 #: Takes a connection that was greeted over; called with the mutex held.
 Attach = Callable[["Node", "AbstractConnection", Greeting], None]
