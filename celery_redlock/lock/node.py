@@ -145,11 +145,11 @@ class Node:
         self._reading = None
         self.greeting = greeting
         self.suspect_since = self.problem = None
-        self.is_settled, self.is_connecting = True, False
         # redis-py has no public way to the socket of its connection.
         self.sock = cast("Any", connection)._sock  # noqa: SLF001
         self.sock.settimeout(0)
         self.connection = connection
+        self.is_settled, self.is_connecting = True, False  # looked at without the mutex: last
         self._news.append(NodeUp(self.label))
         if greeting.quarantine:
             self._news.append(NodeQuarantined(self.label, greeting.quarantine))

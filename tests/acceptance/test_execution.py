@@ -292,20 +292,18 @@ def test_no_way_out_of_a_body_leaves_a_lock_behind(it, task):
 def test_soft_limits_at_any_moment_leave_no_lock_behind(it):
     """Around acquire, body and release alike: every task ends, and no key is renewed for ever."""
     rng = random.Random(7)
-    end = it.task("end_late")
-    results = [
-        end.apply_async((f"limit {n % 40}", "sleep", rng.uniform(0, 0.02)), soft_time_limit=limit)
-        for n in range(240)
-        for limit in [rng.uniform(0.001, 0.03)]
-    ]
-    for result in results:
-        eventually(
-            lambda r=result: it.meta(r.id).get("status") in READY, f"end of {result.id}", timeout=60
+    for n in range(240):
+        # Without results: a signal may break redis-py's connection to the result backend.
+        it.task("end_late").apply_async(
+            (f"limit {n % 40}", "sleep", rng.uniform(0, 0.02)),
+            soft_time_limit=rng.uniform(0.001, 0.03),
+            ignore_result=True,
         )
-    kinds = Counter(type(r.result).__name__ for r in results)
-    assert kinds["SoftTimeLimitExceeded"] >= 10, kinds
+    it.wait_until_quiet()
     it.wait_until_free()
+    assert len(re.findall(r"end_late\[\S+\] raised unexpected: SoftTimeLimit", it.log())) >= 20
     assert overlaps(e for e in read(it.events) if e.get("name", "").startswith("limit")) == []
+    assert it.task("nap").delay("after all limits").get(timeout=20)
 
 
 # -- a lock that is lost --------------------------------------------------------------
@@ -564,7 +562,7 @@ def test_one_server_is_enough_with_a_warning(alone):
     warnings = re.findall(r"WARNING.*redlock_nodes is not set.*", worker.log())
     assert len(warnings) == 1
     assert "survives no node failure" in warnings[0]
-    assert f"127.0.0.1:{alone.broker.port}/1" in warnings[0]
+    assert f"127.0.0.1:{alone.broker.port}/0" in warnings[0]
 
 
 def test_a_worker_says_that_it_remembers_too_little(alone):

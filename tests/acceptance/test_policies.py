@@ -7,7 +7,6 @@ import re
 import time
 
 import pytest
-import redis
 from celery import chain, chord, group
 
 from celery_redlock import (
@@ -348,5 +347,4 @@ def test_nothing_is_left_in_the_queue(outage):
     """After an outage no copy of any task goes round for ever."""
     for result in outage.results.values():
         result.get(timeout=60, propagate=False)
-    with redis.Redis.from_url(outage.conf["broker_url"]) as client:
-        eventually(lambda: not client.llen("celery") and not client.hlen("unacked"), "quiet")
+    outage.wait_until_quiet()

@@ -470,9 +470,7 @@ def test_a_stopped_node_is_used_again_however_long_it_was_away(redis_nodes, lock
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_without_a_majority_it_is_said_soon_that_nobody_can_decide(
-    redis_nodes, locks, paused, how
-):
+def test_without_a_majority_it_is_said_soon_that_nobody_can_decide(redis_nodes, locks, paused, how):
     """With three of five nodes gone: unavailable, not taken, within little more than a round."""
     servers = redis_nodes(5)
     lock = locks(servers, node_timeout=0.2)

@@ -417,7 +417,9 @@ def test_checking_tells_who_does_not_answer(redis_nodes, locks):
         servers[2].resume()
     assert set(problems) == {lock.labels[1], lock.labels[2]}
     assert all(problems.values())
-    eventually(lambda: (lock.inspect("report"), lock.check().keys())[1] == {lock.labels[1]}, "return")
+    eventually(
+        lambda: (lock.inspect("report"), lock.check().keys())[1] == {lock.labels[1]}, "return"
+    )
 
 
 def test_checking_first_waits_for_a_slow_node(five_nodes, proxied_nodes, locks):
@@ -557,7 +559,9 @@ def test_a_new_cluster_is_trusted_at_once(new_cluster, locks):
     assert not [event for event in told if isinstance(event, NodeQuarantined)]
 
 
-@pytest.mark.parametrize("flaw", ["one is down", "one is enrolled", "one is young", "one was flushed"])
+@pytest.mark.parametrize(
+    "flaw", ["one is down", "one is enrolled", "one is young", "one was flushed"]
+)
 def test_a_cluster_that_may_be_old_is_not_trusted(new_cluster, locks, flaw):
     """A single doubt is enough for a quarantine of all that are not enrolled."""
     servers = new_cluster

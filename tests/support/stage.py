@@ -36,7 +36,6 @@ from support.worker import Worker
 
 __all__ = ["Stage", "stage"]
 
-READY = {"SUCCESS", "FAILURE", "REVOKED"}
 DEFAULTS = {
     "broker_connection_retry_on_startup": True,
     "worker_prefetch_multiplier": 1,
@@ -71,7 +70,7 @@ class Stage:
 
     Attributes:
         nodes: The lock nodes.
-        broker: The server for messages (database 0) and results (database 1).
+        broker: The server for messages and results.
         events: File that the tasks record to; workers have its name as ``EVENTS``.
         app: The app as a client sees it.
         workers: All workers, in the order of their start.
@@ -85,7 +84,8 @@ class Stage:
         self.events = folder / "events.jsonl"
         own = {
             "broker_url": broker.url,
-            "result_backend": f"redis://127.0.0.1:{broker.port}/1",
+            # The same database: a signal that hits redis-py while it connects costs its SELECT.
+            "result_backend": broker.url,
             "redlock_nodes": [node.url for node in nodes],
         }
         self._file = file
@@ -161,12 +161,27 @@ class Stage:
         return found
 
     def wait_until_free(self, *names: str) -> None:
-        """Wait until no node stores any of the locks *names*; without names: any lock at all."""
+        """
+        Wait until no node stores any of the locks *names*; without names: any lock at all.
+
+        Less long than a lease lasts, so that keys that were forgotten do not pass for released.
+        """
         patterns = [f"redlock:lock:{name}" for name in names] or ["redlock:lock:*"]
         eventually(
             lambda: not any(self.keys(pattern) for pattern in patterns),
             f"release of {names or 'all locks'}",
+            timeout=self.conf["redlock_ttl"] / 2,
         )
+
+    def wait_until_quiet(self) -> None:
+        """Wait until the broker has no message left, neither waiting nor unacknowledged."""
+        with redis.Redis.from_url(self.conf["broker_url"]) as client:
+            eventually(
+                lambda: not any(client.keys("celery")) and not client.exists("unacked"),
+                "quiet at the broker",
+                timeout=60,
+                every=0.1,
+            )
 
     def meta(self, task_id: str) -> dict[str, Any]:
         """Return what the result backend stores of a task, past Celery; ``{}`` for nothing."""
