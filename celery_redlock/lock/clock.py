@@ -1,5 +1,5 @@
 """
-Clocks: ours, and how a node's clock moves against it.
+Clocks: ours, and how a node's clock moves against it; and the jitter that pauses need.
 
 Leases are counted on a clock that goes on while the machine is suspended
 (`CLOCK_BOOTTIME`); `time.monotonic` stops there on Linux, and a laptop that
@@ -8,10 +8,15 @@ wakes up would trust a lease that ended hours ago.
 
 from __future__ import annotations
 
+import random
 import time
 from typing import NamedTuple
 
-__all__ = ["ClockReading", "jump_between", "now"]
+__all__ = ["ClockReading", "jitter", "jump_between", "now"]
+
+#: Draws a number between two bounds. From the system, so that forked children differ, and that
+#: a background thread does not disturb the sequence that a user has seeded.
+jitter = random.SystemRandom().uniform
 
 #: How much a node's clock may disagree with ours before it counts as a jump [s].
 JUMP_TOLERANCE = 0.05

@@ -8,7 +8,6 @@ the node is there. It hands the connection over with the mutex of the fan-out he
 from __future__ import annotations
 
 import encodings.idna  # noqa: F401  see below
-import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -93,7 +92,7 @@ class Connector:
                 with self._mutex:
                     if node.connection is None:
                         node.fail(error)
-                self._stop.wait(random.uniform(pause / 2, pause))  # noqa: S311  jitter, no secret
+                self._stop.wait(clock.jitter(pause / 2, pause))
                 pause = min(2 * pause, LONGEST_BACKOFF)
             else:
                 return
@@ -143,7 +142,7 @@ class Connector:
 
         Other clients may be doing the same: after the wait the node is looked at again.
         """
-        deadline = clock.now() + ENROL_PATIENCE * random.uniform(0.6, 1.0)  # noqa: S311
+        deadline = clock.now() + ENROL_PATIENCE * clock.jitter(0.6, 1.0)
         with self._mutex:
             self._greetings[node.position] = replace(greeting, state="unmarked")
         while True:

@@ -23,7 +23,6 @@ safety argument, in the order of the code:
 from __future__ import annotations
 
 import os
-import random
 import secrets
 import socket
 import time
@@ -157,7 +156,7 @@ class Client:
     seen: int = 0
     now: Callable[[], float] = clock.now
     wall: Callable[[], float] = time.time
-    chance: Callable[[float, float], float] = random.uniform
+    chance: Callable[[float, float], float] = clock.jitter
     new_token: Callable[[], str] = lambda: secrets.token_hex(20)
     host: str = field(default_factory=socket.gethostname)
 

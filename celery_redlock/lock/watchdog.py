@@ -20,7 +20,6 @@ import heapq
 import itertools
 import logging
 import os
-import random
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -187,7 +186,7 @@ class Watchdog:
 
     def _again(self, held: HeldLock, started: float) -> None:
         """Try an undecided renewal again soon, at the latest when the lease ends."""
-        pause = held.ttl / 12.0 * random.uniform(0.75, 1.25)  # noqa: S311  jitter, no secret
+        pause = held.ttl / 12.0 * clock.jitter(0.75, 1.25)
         self._at(min(started + pause, held.lease.valid_until), held)
 
     def _put_back(self, batch: Sequence[HeldLock]) -> None:

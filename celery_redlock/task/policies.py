@@ -7,11 +7,11 @@ A policy decides nothing and does nothing by itself: `celery_redlock.task.refuse
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.clock import jitter
 from celery_redlock.lock.rules import number
 from celery_redlock.settings import one_of
 
@@ -77,7 +77,7 @@ class Reschedule:
             raise ConfigurationError(msg)
 
     def countdown(
-        self, times: int, longest: float, chance: Callable[[float, float], float] = random.uniform
+        self, times: int, longest: float, chance: Callable[[float, float], float] = jitter
     ) -> int:
         """
         Return when to come again [whole s, >= 1]: exponential backoff with full jitter.

@@ -6,7 +6,6 @@ import os
 
 import pytest
 from celery import chain, chord, group
-from celery.exceptions import TimeoutError as NoResult
 
 from celery_redlock import RedlockTask
 from support.events import read, record
@@ -18,6 +17,13 @@ def declare(app):
     """Declare tasks without a word about locks, all of them protected if the app says so."""
     if app.conf.get("everything_protected"):
         app.Task = RedlockTask
+    declare_plain(app)
+    declare_retrying(app)
+    declare_special(app)
+
+
+def declare_plain(app):
+    """Declare tasks that return, fail and take notes."""
 
     @app.task(name="add", shared=False)
     def add(x, y):
@@ -35,9 +41,13 @@ def declare(app):
     def note(*args):
         record(os.environ["EVENTS"], "note", args=[str(arg) for arg in args])
 
-    @app.task(name="note_error", bind=True, shared=False)
-    def note_error(self, request, error, _traceback, what):
+    @app.task(name="note_error", shared=False)
+    def note_error(request, error, traceback, what):
         record(os.environ["EVENTS"], "note", args=[what, repr(error), request.args])
+
+
+def declare_retrying(app):
+    """Declare tasks that try again."""
 
     @app.task(name="tries", bind=True, shared=False, max_retries=2, default_retry_delay=0)
     def tries(self, what, enough):
@@ -69,8 +79,13 @@ def declare(app):
             raise KeyError(what)
         return self.request.retries
 
+
+def declare_special(app):
+    """Declare tasks that become others, or tell of themselves."""
+
     @app.task(name="become", bind=True, shared=False)
     def become(self, x, y):
+        add = self.app.tasks["add"]
         raise self.replace(chain(add.s(x, y), add.s(1)))
 
     @app.task(name="forget", shared=False, ignore_result=True)
@@ -200,11 +215,9 @@ def results_ignored(it):
         it.task("add").apply_async((1, 70), ignore_result=True),
     ]
     ran = notes(it, "ignored", 1)
-    for result in forgotten:
-        with pytest.raises(NoResult):
-            result.get(timeout=0.3)
+    it.wait_until_quiet()
     kept = it.task("forget").apply_async(("kept",), ignore_result=False)
-    return ran, [result.state for result in forgotten], ends(kept)
+    return ran, [it.meta(result.id) for result in forgotten], ends(kept)
 
 
 def manual_retries(it):

@@ -556,7 +556,7 @@ def test_the_watchdog_renews_among_green_threads(five_nodes, before):
     assert outcome["shortest"] > 0.09  # nothing of ours wakes a body up
 
 
-# -- the end of a process ----------------------------------------------------------------------------
+# -- the end of a process ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["refused", "hung"])

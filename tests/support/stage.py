@@ -112,7 +112,8 @@ class Stage:
     def close(self) -> None:
         """End all workers and the client."""
         self._stack.close()
-        plugin_for(self.app).locks.close()
+        if self.conf["redlock_nodes"]:
+            plugin_for(self.app).locks.close()
         self.app.close()
 
     def task(self, name: str) -> Any:
