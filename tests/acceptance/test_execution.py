@@ -58,6 +58,20 @@ def declare_short(app):
         mine = current_lock().fence
         return [mine, *(self(times - 1) if times else [])]
 
+    @app.task(
+        name="parent",
+        base=RedlockTask,
+        bind=True,
+        shared=False,
+        unique_on=(),
+        on_conflict="fail",
+    )
+    def parent(self, seconds):
+        with body(os.environ["EVENTS"], "parent"):
+            child = self.delay(0.0).id if seconds else None
+            time.sleep(seconds)
+        return child
+
     for policy in ("stop", "continue"):
 
         @app.task(
@@ -91,10 +105,13 @@ def declare_ends(app):
         raise error
 
     def run(self, lock, way, seconds=0.0):
+        again = any(e.get("name") == lock for e in read(os.environ["EVENTS"], "start"))
         with body(os.environ["EVENTS"], lock):
+            if way == "requeue" and not again:
+                raise Reject("not now", requeue=True)
             if way == "sleep":
                 time.sleep(seconds)
-            elif way != "return":
+            elif way not in ("return", "requeue"):
                 ends(self, way)
 
     for name, late in (("end", False), ("end_late", True)):
@@ -224,6 +241,23 @@ def test_a_recursion_in_a_worker_runs_under_one_lock(it):
     assert len(set(it.task("recurse").delay(5).get(timeout=20))) == 1
 
 
+def test_a_child_never_loses_to_the_parent_that_published_it(it):
+    """It is waited for, however long it goes on, where a stranger would be a conflict."""
+    child = it.task("parent").delay(2.5).get(timeout=20)
+    result = it.app.AsyncResult(child)
+    assert result.get(timeout=20) is None
+    assert re.search(rf"parent\[{child}\] set aside", it.log())
+    first, second = it.bodies("parent")
+    assert second.started >= first.ended
+
+
+def test_a_message_that_was_put_back_runs_again(it):
+    """``Reject(requeue=True)`` is no end: what comes again is not taken for a copy."""
+    result = it.task("end_late").delay("put back", "requeue")
+    eventually(lambda: result.state == "SUCCESS", "end of the second run", timeout=20)
+    assert len(it.bodies("put back")) == 2
+
+
 def test_a_chord_with_equal_members_ends(it):
     """One of them runs, the others are skipped, and the chord's body is told of all."""
     nap = it.task("nap")
@@ -315,8 +349,8 @@ def losing(tmp_path_factory):
     folder = tmp_path_factory.mktemp("losing")
     # A wide drift factor: how soon a loaded machine lets a body end is not what is tried here.
     conf = {"redlock_ttl": 3.0, "redlock_max_ttl": 3.0, "redlock_drift_factor": 0.2}
-    with stage(__file__, folder, nodes=5, redlock_nodes=[], **conf) as it:
-        with proxied([node.port for node in it.nodes]) as links:  # noqa: SIM117
+    with stage(__file__, folder, nodes=5, redlock_nodes=[], **conf) as it:  # noqa: SIM117
+        with proxied([node.port for node in it.nodes]) as links:
             it.conf["redlock_nodes"] = [link.url for link in links]
             it.app.conf.redlock_nodes = [link.url for link in links]
             it.bootstrap()

@@ -38,7 +38,7 @@ version: str = celery_redlock.__version__
 app = Celery("shop", broker="redis://broker/0", backend="redis://broker/1")
 app.conf.redlock_nodes = NODES
 app.conf.update(redlock_ttl=20.0, redlock_on_conflict="fail")
-app.Task = RedlockTask
+app.Task = RedlockTask  # type: ignore[misc]  # celery-types takes it for read-only; it is not
 everything = Celery("shop", task_cls="celery_redlock:RedlockTask")
 
 

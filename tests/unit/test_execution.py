@@ -1,0 +1,267 @@
+"""One execution against scripted answers of the nodes: every answer, and what is made of it."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_redlock import LockTaken, RedlockTask, Skipped
+from celery_redlock.lock import clock
+from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.rounds import MarkerStands
+from celery_redlock.plugin import plugin_for
+from celery_redlock.task.execution import FINISHING, PREDECESSOR_GRACE
+
+
+class ScriptedLocks:
+    """Answers to `take`, one after the other; what was asked, given back and marked."""
+
+    def __init__(self):
+        self.answers = []
+        self.wanted = []
+        self.released = []
+        self.marked = []
+
+    def take(self, wanted, on_lost=None):
+        """Return the next answer, or raise it."""
+        self.wanted.append(wanted)
+        answer = self.answers.pop(0) if self.answers else None
+        if answer is not None:
+            raise answer
+        until = clock.now() + 100
+        return HeldLock(Lease(wanted.name, "t" * 40, 1, wanted.ttl, until, 0.0), on_lost)
+
+    def give_back(self, held, *, keep=0.0, marker=None):
+        """Note what is released."""
+        self.released.append((held.name, marker))
+
+    def mark(self, marker):
+        """Note what is marked."""
+        self.marked.append(marker)
+
+
+@pytest.fixture
+def app(monkeypatch):
+    """An app that publishes into a list, and asks scripted locks."""
+    app = Celery("shop", broker="redis://broker/0", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://one:1/0"]
+    app.conf.broker_transport_options = {"visibility_timeout": 30}
+    app.sent = []
+
+    def send_task(name, args=None, kwargs=None, **options):
+        app.sent.append((name, args, options))
+        return app.AsyncResult(options["task_id"])
+
+    monkeypatch.setattr(app, "send_task", send_task)
+    app.locks = plugin_for(app)._locks = ScriptedLocks()
+    return app
+
+
+def deliver(app, *answers, body=None, options=None, **request):
+    """Deliver a task once, the nodes giving *answers*; returns the task's result."""
+    app.locks.answers = [*answers]
+    app.tasks.pop("shop.bill", None)
+    plugin_for(app).options.clear()
+
+    @app.task(base=RedlockTask, bind=True, name="shop.bill", shared=False, **(options or {}))
+    def bill(self, number):
+        return body(self) if body else number
+
+    task = app.tasks["shop.bill"]
+    request = {"id": "me", "args": (7,), "kwargs": {}, "called_directly": False, **request}
+    task.push_request(**request)
+    try:
+        return task(7)
+    finally:
+        execution = getattr(task.request, "_redlock", None)
+        task.pop_request()
+        app.execution = execution
+
+
+def taken(**holder):
+    """Return the answer that somebody holds the lock."""
+    return LockTaken("shop.bill", {}, holder)
+
+
+STRANGER = {"task_id": "other", "execution": "other/0/0", "ttl": 4.2}
+MYSELF = {"task_id": "me", "execution": "me/0/0", "ttl": 4.2}
+
+
+def test_a_granted_lock_runs_the_body_and_is_given_back(app):
+    """One question, one body, one release with the word that this execution is done."""
+    assert deliver(app) == 7
+    (wanted,) = app.locks.wanted
+    assert wanted.marker == "me/0/0"
+    assert wanted.info == {"task": "shop.bill", "task_id": "me", "execution": "me/0/0"}
+    ((_, marker),) = app.locks.released
+    assert (marker.name, marker.state, marker.ttl) == ("me/0/0", "done", 3600.0)
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "execution"),
+    [
+        ({}, "me/0/0"),
+        ({"retries": 3}, "me/3/0"),
+        ({"replaced_task_nesting": 2}, "me/0/2"),
+        ({"redelivered": True, "delivery_info": {"redelivered": True}}, "me/0/0"),
+    ],
+)
+def test_an_execution_is_one_try_of_one_task(app, request_fields, execution):
+    """A retry and a replacement are executions of their own, a message delivered again is not."""
+    deliver(app, **request_fields)
+    assert app.locks.wanted[0].info["execution"] == execution
+
+
+@pytest.mark.parametrize("policy", ["skip", "fail", "retry", "reschedule"])
+def test_a_task_never_loses_to_itself(app, policy):
+    """A copy of a running execution is set aside by every policy; nothing is stored or counted."""
+    with pytest.raises(Ignore):
+        deliver(app, taken(**MYSELF), options={"on_conflict": policy}, headers={"a": 1})
+    ((name, args, sent),) = app.sent
+    assert (name, args, sent["task_id"], sent["retries"]) == ("shop.bill", (7,), "me", 0)
+    assert sent["countdown"] == 5
+    assert sent["headers"] == {"a": 1}
+    assert app.locks.released == []
+
+
+@pytest.mark.parametrize(("ttl", "countdown"), [(0.0, 1), (0.3, 1), (4.2, 5), (60.0, 10)])
+def test_a_copy_comes_back_in_time(app, ttl, countdown):
+    """When the lease may have ended, in whole seconds, well below the visibility timeout."""
+    with pytest.raises(Ignore):
+        deliver(app, taken(**{**MYSELF, "ttl": ttl}))
+    assert app.sent[0][2]["countdown"] == countdown
+
+
+@pytest.mark.parametrize(
+    "kin",
+    [
+        {"task_id": "me", "execution": "me/1/0", "ttl": 1.0},  # the retry before this one
+        {"task_id": "me", "execution": "me/2/1", "ttl": 1.0},  # what this one replaced
+        {"task_id": "parent", "execution": "parent/0/0", "ttl": 1.0},  # the chain's last member
+    ],
+)
+def test_what_came_before_a_task_is_waited_for(app, kin):
+    """It is about to give the lock back: wait briefly, then set aside; never a conflict."""
+    fields = {"retries": 2, "parent_id": "parent", "options": {"on_conflict": "fail"}}
+    assert deliver(app, taken(**kin), **fields) == 7
+    assert [wanted.wait for wanted in app.locks.wanted] == [0.0, PREDECESSOR_GRACE]
+    assert app.sent == []
+    with pytest.raises(Ignore):
+        deliver(app, taken(**kin), taken(**kin), **fields)
+    assert len(app.sent) == 1
+
+
+def test_a_stranger_who_comes_first_after_all_is_a_conflict(app):
+    """Once the predecessor is gone and somebody else holds the lock, the policy decides."""
+    kin = {"task_id": "parent", "execution": "parent/0/0"}
+    with pytest.raises(LockTaken):
+        deliver(
+            app,
+            taken(**kin),
+            taken(**STRANGER),
+            parent_id="parent",
+            options={"on_conflict": "fail"},
+        )
+    assert app.sent == []
+
+
+@pytest.mark.parametrize("holder", [STRANGER, {}, {"token": "x"}, {"execution": "me/0/0"}])
+def test_a_stranger_is_a_conflict(app, holder):
+    """Also one that tells nothing of itself."""
+    value = deliver(app, taken(**holder), parent_id="parent")
+    assert value["skipped"] == "conflict"
+    assert type(value) is dict
+    assert not isinstance(value, Skipped)
+    assert (app.sent, app.locks.released) == ([], [])
+
+
+def test_what_has_finished_does_not_run_again(app):
+    """The copy ends without a state and without a further copy."""
+    with pytest.raises(Ignore):
+        deliver(app, MarkerStands("done"), body=lambda _: pytest.fail("ran again"))
+    assert (app.sent, app.locks.released) == ([], [])
+
+
+def test_what_is_about_to_finish_is_looked_at_again(app):
+    """Until the result is stored a copy waits: the first may still die."""
+    with pytest.raises(Ignore):
+        deliver(app, MarkerStands("finishing"), body=lambda _: pytest.fail("ran again"))
+    ((_, _, sent),) = app.sent
+    assert (sent["task_id"], sent["countdown"]) == ("me", 1)
+
+
+def raises(error):
+    """Return a body that raises *error*."""
+
+    def body(_):
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("error", "is_over"),
+    [
+        (ValueError(), True),
+        (Retry(), True),
+        (Ignore(), False),
+        (Reject(requeue=True), False),
+        (SystemExit(), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_only_what_has_ended_by_itself_is_remembered(app, error, is_over):
+    """After Ignore, Reject and a forced end the message may be meant to come again."""
+    with pytest.raises(type(error)):
+        deliver(app, body=raises(error))
+    ((_, marker),) = app.locks.released
+    assert (marker is not None) == is_over
+
+
+@pytest.mark.parametrize(
+    ("state", "ttl"),
+    [("SUCCESS", 3600.0), ("FAILURE", 3600.0), ("RETRY", 3600.0), (None, 0.0), ("IGNORED", 0.0)],
+)
+def test_a_message_acknowledged_late_is_remembered_in_two_steps(app, state, ttl):
+    """It is finishing with the release, and done once the result is stored, else forgotten."""
+    deliver(app, options={"acks_late": True})
+    ((_, marker),) = app.locks.released
+    assert (marker.name, marker.state, marker.ttl) == ("me/0/0", "finishing", FINISHING)
+    app.execution.stored(state)
+    ((name, word, lasts),) = [(m.name, m.state, m.ttl) for m in app.locks.marked]
+    assert (name, word, lasts) == ("me/0/0", "done", ttl)
+
+
+def test_without_memory_nothing_is_marked(app):
+    """``dedup_ttl=0`` neither asks for a marker nor sets one."""
+    deliver(app, options={"acks_late": True, "dedup_ttl": 0})
+    assert app.locks.wanted[0].marker is None
+    assert [marker for _, marker in app.locks.released] == [None]
+    app.execution.stored("SUCCESS")
+    assert app.locks.marked == []
+
+
+def test_a_release_that_fails_is_not_the_tasks_affair(app, monkeypatch, caplog):
+    """The lease ends by itself; the task's own outcome stands."""
+
+    def broken(*_, **__):
+        raise OSError
+
+    monkeypatch.setattr(app.locks, "give_back", broken)
+    assert deliver(app) == 7
+    assert "Releasing lock" in caplog.text
+
+
+def test_a_lock_that_was_lost_before_the_body_began_runs_nothing(app, monkeypatch):
+    """Between the grant and the body a process may be stopped for longer than its lease."""
+    from celery_redlock import LockLost
+
+    def take(wanted, on_lost=None):
+        return HeldLock(Lease(wanted.name, "t" * 40, 1, 1.0, clock.now() - 1, 0.0), on_lost)
+
+    monkeypatch.setattr(app.locks, "take", take)
+    with pytest.raises(LockLost):
+        deliver(app, body=lambda _: pytest.fail("ran without its lock"))
+    assert deliver(app, options={"on_lock_lost": "warn", "lock_key": "x"}) == 7
