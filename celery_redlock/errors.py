@@ -22,6 +22,11 @@ __all__ = [
 ]
 
 
+def in_words(votes: dict[str, str]) -> str:
+    """Return what each node answered, in one line."""
+    return ", ".join(f"{node}: {vote}" for node, vote in votes.items())
+
+
 class RedlockError(Exception):
     """Anything that celery-redlock raises."""
 
@@ -60,8 +65,7 @@ class LockNotAcquired(RedlockError):
         self.votes = votes
 
     def __str__(self) -> str:
-        told = ", ".join(f"{node}: {vote}" for node, vote in self.votes.items())
-        return f"Lock {self.name!r} {self.cause} [{told}]"
+        return f"Lock {self.name!r} {self.cause} [{in_words(self.votes)}]"
 
 
 class LockTaken(LockNotAcquired):
@@ -108,15 +112,19 @@ class LockLost(RedlockError):
         reason: ``"deadline"`` (the lease ended before it was renewed), ``"stolen"``
             (a quorum no longer holds our token), ``"released"`` or ``"fork"`` (a
             child process does not inherit a lock).
+        votes: What each node answered when it was found out, by node label; empty where no
+            node was asked, because our own clock decided.
     """
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name, reason)
+    def __init__(self, name: str, reason: str, votes: dict[str, str] | None = None) -> None:
         self.name = name
         self.reason = reason
+        self.votes = votes or {}
+        super().__init__(name, reason, self.votes)
 
     def __str__(self) -> str:
-        return f"Lock {self.name!r} is lost ({self.reason})"
+        told = f" [{in_words(self.votes)}]" if self.votes else ""
+        return f"Lock {self.name!r} is lost ({self.reason}){told}"
 
 
 class DuplicateTask(RedlockError):

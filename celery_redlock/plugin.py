@@ -21,7 +21,7 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Notify, broadcast
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.observers.logging import log_event
-from celery_redlock.settings import PREFIX, Settings
+from celery_redlock.settings import KNOWN, PREFIX, Settings
 
 __all__ = ["Plugin", "first_url", "locking", "plugin_for"]
 
@@ -152,6 +152,8 @@ def redlock_conf(app: Any) -> dict[str, Any]:
         try:
             conf[name] = app.conf[name]
         except KeyError:
+            if name.removeprefix(PREFIX) not in KNOWN:
+                continue  # somebody else's setting in a file that we share
             right = f"{namespace}{name.upper()}" if namespace else name
             msg = f"{key} is not read by Celery under this name; write {right}"
             raise ConfigurationError(msg) from None

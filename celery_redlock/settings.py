@@ -88,7 +88,7 @@ class Settings:
                 '["redis://lock-1/0", "redis://lock-2/0", "redis://lock-3/0"]'
             )
             raise ConfigurationError(msg)
-        rules = Rules(**{name: value for name, value in given.items() if name in RULES})
+        rules = Rules.of(**{name: value for name, value in given.items() if name in RULES})
         own = {name: value for name, value in given.items() if name not in RULES}
         return cls(
             nodes=[fallback] if nodes is None else nodes,

@@ -82,6 +82,11 @@ class NodeView:
     fence: int
     problem: str
 
+    @property
+    def since(self) -> float | None:
+        """When the holder acquired the lock [s, Unix time]; None if nobody holds it there."""
+        return self.holder.get("since")
+
 
 class Redlock:
     """
@@ -135,7 +140,7 @@ class Redlock:
             known = ", ".join(sorted(Rules.__dataclass_fields__))
             msg = f"unknown setting {min(unknown)!r}; known are {known}"
             raise ConfigurationError(msg)
-        return cls(urls, Rules(**settings), observers)
+        return cls(urls, Rules.of(**settings), observers)
 
     def __repr__(self) -> str:
         return f"<Redlock on {', '.join(self.labels)}>"
@@ -212,7 +217,7 @@ class Redlock:
         outcome = renewal.outcome(ballot)
         if isinstance(outcome, str):
             self._let_go(lease)
-            raise LockLost(lease.name, outcome)
+            raise LockLost(lease.name, outcome, told(ballot, self.labels))
         if outcome is None:
             raise QuorumUnavailable(lease.name, told(ballot, self.labels))
         return outcome
@@ -341,8 +346,8 @@ class Redlock:
 
     def _ttl_and_wait(self, ttl: float | None, wait: float | None) -> tuple[float, float]:
         return (
-            self.rules.ttl if ttl is None else self.rules.check_ttl(ttl),
-            self.rules.wait if wait is None else number("wait", wait),
+            float(self.rules.ttl) if ttl is None else self.rules.check_ttl(ttl),
+            float(self.rules.wait) if wait is None else number("wait", wait),
         )
 
     def _acquire(self, wanted: Wanted) -> Lease:

@@ -19,7 +19,9 @@ class Renewal:
     Counts nodes that extended our key and, *only while the old lease is still valid*,
     nodes on which it was missing and has been set again: until then a majority stores
     our token, so nobody else can have had one in between. A quarantined node counts for
-    nobody. After the deadline nothing revives a lease.
+    nobody, and a node that gave a larger fence to another since repairs nothing. If the key
+    was missing on a majority, the lock was given back or taken away, and another may have
+    had it. After the deadline nothing revives a lease.
 
     Source:
         PROTOCOL 3.6.
@@ -44,6 +46,8 @@ class Renewal:
         majority = quorum(len(ballot))
         if self.client.now() >= self.lease.valid_until:
             return "deadline"
+        if count(ballot, VoteKind.REPAIRED) >= majority:
+            return "stolen"
         if _kept(ballot) >= majority:
             until = valid_until(self.started, self.lease.ttl, self.client.rules.drift_factor)
             return replace(self.lease, valid_until=max(until, self.lease.valid_until))

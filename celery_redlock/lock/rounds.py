@@ -30,7 +30,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_redlock.errors import LockNotAcquired, LockTaken, QuorumUnavailable, RedlockError
+from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, QuorumUnavailable, RedlockError
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import (
     Lease,
@@ -129,6 +129,9 @@ class Wanted:
         fence: Whether to ask for a fencing number.
         info: What the holder tells of itself; plain JSON values.
         marker: Name of a marker that, where it stands, makes the lock needless.
+
+    Raises:
+        LockKeyError: The name is no string, or empty.
     """
 
     name: str
@@ -137,6 +140,11 @@ class Wanted:
     fence: bool = True
     info: dict[str, Any] = field(default_factory=dict)
     marker: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            msg = f"a lock name is a string with something in it, not {type(self.name).__name__}"
+            raise LockKeyError(msg)
 
 
 @dataclass

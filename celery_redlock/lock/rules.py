@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.lease import quarantine_for
@@ -61,6 +62,14 @@ class Rules:
             raise ConfigurationError(msg)
         self.check_ttl(self.ttl, "redlock_ttl")
         check_prefix(self.prefix)
+
+    @classmethod
+    def of(cls, **settings: Any) -> Rules:
+        """Return rules with *settings*; a ``ttl`` that is not given is at most ``max_ttl``."""
+        if "ttl" not in settings:
+            longest = positive("redlock_max_ttl", settings.get("max_ttl", cls.max_ttl))
+            settings["ttl"] = min(cls.ttl, longest)
+        return cls(**settings)
 
     def check_ttl(self, ttl: float, name: str = "ttl") -> float:
         """Return *ttl* if a lease may have it; raise ConfigurationError otherwise."""

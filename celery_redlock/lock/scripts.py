@@ -103,7 +103,8 @@ local now = now_ms()
 local cur, seen, found, held_back = unpack(redis.call('MGET', unpack(KEYS)))
 local code, left = standing(found, held_back, KEYS[3], KEYS[4], ARGV[8], ARGV[7])
 local kind = 1
-if not cur and ARGV[6] == '1' then kind = 2
+local passed = ARGV[4] ~= '0' and tonumber(seen or '0') > tonumber(ARGV[4])
+if not cur and ARGV[6] == '1' and not passed then kind = 2
 elseif not cur or string.sub(cur, 1, TOKEN) ~= ARGV[1] then
   local ttl = redis.call('PTTL', KEYS[1])
   return {0, now, ttl, cur or '', seen or '0'}

@@ -31,7 +31,8 @@ OPTIONS = {
 }
 #: Not options, but names of ours that a task may override.
 METHODS = ("lock", "lock_name", "check_lock")
-LATER = ("unique_until", "unique_for", "on_duplicate")
+#: Options of a later release, and the one value that means nothing yet.
+LATER = {"unique_until": None, "unique_for": None, "on_duplicate": "join"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +140,9 @@ def check_spelling(task: str, attribute: str, value: object) -> None:
     """Raise ConfigurationError if an attribute of a task looks like an option misspelt."""
     if attribute in OPTIONS or attribute in METHODS or attribute.startswith("_"):
         return
-    if attribute in LATER and value is not None:
+    if attribute in LATER:
+        if value == LATER[attribute]:
+            return
         msg = (
             f"{task}: {attribute} is not part of this release; "
             "uniqueness at publish comes with a later one"

@@ -447,7 +447,8 @@ class Model:
 
     def renew(self, token, fence, repair):
         """As `RENEW`."""
-        if self.holder != token and not (self.holder is None and repair):
+        passed = 0 < fence < self.fence
+        if self.holder != token and not (self.holder is None and repair and not passed):
             return VoteKind.REFUSED, self.fence
         kind = VoteKind.GRANTED if self.holder == token else VoteKind.REPAIRED
         self.holder, self.fence = token, max(self.fence, fence)

@@ -199,6 +199,9 @@ def disorder(holds: Iterable[Hold]) -> list[tuple[Hold, Hold]]:
 class SimulatedNode:
     """A lock node: the Lua scripts in Python, over a dict with expiry."""
 
+    #: Whether it repairs nothing once it gave a larger fence to another.
+    heeds_fences = True
+
     def __init__(self, world: World, position: int, clock: Clock | SwingingClock) -> None:
         self.world = world
         self.position = position
@@ -293,7 +296,8 @@ class SimulatedNode:
         code, left = self.standing(boot, quarantine, boot_id, length)
         held = self.get(lock)
         kind = 1
-        if held is None and repair == b"1":
+        passed = self.heeds_fences and 0 < int(least) < int(self.get(fence_key) or 0)
+        if held is None and repair == b"1" and not passed:
             kind = 2
         elif held is None or held[:TOKEN_LENGTH] != token:
             return [0, now, self.pttl(lock), held or b"", self.get(fence_key) or b"0"]

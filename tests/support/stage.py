@@ -112,8 +112,11 @@ class Stage:
     def close(self) -> None:
         """End all workers and the client."""
         self._stack.close()
-        if self.conf["redlock_nodes"]:
+        if self.conf.get("redlock_nodes"):
             plugin_for(self.app).locks.close()
+        # A result that is forgotten later would try to unsubscribe from a server that is gone.
+        backend: Any = self.app.backend
+        backend.remove_pending_result = lambda result: result
         self.app.close()
 
     def task(self, name: str) -> Any:

@@ -425,21 +425,34 @@ def holders_ignore_the_clock(monkeypatch):
     monkeypatch.setattr(Crew, "deadline", lambda crew, lease: float("inf"))
 
 
+@pytest.fixture
+def nodes_ignore_fences(monkeypatch):
+    """A node that sets a missing key again although another had the lock since."""
+    monkeypatch.setattr(SimulatedNode, "heeds_fences", False)
+
+
 def test_a_lease_that_has_ended_is_not_revived():
     """The nodes would have it so, and y was there in between."""
     assert late_renewal() == []
 
 
-def test_the_holders_own_clock_is_enough(late_renewals_are_accepted):
+def test_the_holders_own_clock_is_enough(late_renewals_are_accepted, nodes_ignore_fences):
     """It does not take over a lease that comes after the end of the old one."""
     assert late_renewal() == []
 
 
-def test_the_deadline_of_a_renewal_is_enough(holders_ignore_the_clock):
+def test_the_deadline_of_a_renewal_is_enough(holders_ignore_the_clock, nodes_ignore_fences):
     """Whoever asks the nodes does not return a lease after the end of the old one."""
     assert late_renewal() == []
 
 
-def test_somebody_must_look_at_the_clock(late_renewals_are_accepted, holders_ignore_the_clock):
-    """With both guards off x holds the lock throughout, and y within."""
+def test_a_larger_fence_is_enough(late_renewals_are_accepted, holders_ignore_the_clock):
+    """A node that gave a larger number to another since does not set our key again."""
+    assert late_renewal() == []
+
+
+def test_somebody_must_see_that_the_lease_has_ended(
+    late_renewals_are_accepted, holders_ignore_the_clock, nodes_ignore_fences
+):
+    """With all three guards off x holds the lock throughout, and y within."""
     assert len(late_renewal()) == 1
