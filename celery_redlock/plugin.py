@@ -58,12 +58,15 @@ class Plugin:
     What celery-redlock has for one app in one process.
 
     Attributes:
-        options: Task name -> its options, filled by `celery_redlock.task.execution`.
+        options: Task name -> its own attributes and the options that they make, filled by
+            `celery_redlock.task.execution`.
     """
 
     def __init__(self, app: Any) -> None:
         self._app = weakref.ref(app)
         self._is_installed = False
+        self._conf: dict[str, Any] = {}
+        self._settings: Settings | None = None
         self._locks: Redlock | None = None
         self.options: dict[str, Any] = {}
 
@@ -72,11 +75,23 @@ class Plugin:
         """The Celery app."""
         return self._app()
 
-    @cached_property
+    @property
     def settings(self) -> Settings:
-        """The app's settings; raises ConfigurationError."""
-        conf = redlock_conf(self.app)
-        return Settings.from_conf(conf, fallback=redis_of(self.app.conf))
+        """The app's settings, read once; raises ConfigurationError."""
+        if self._settings is None:
+            self._conf = redlock_conf(self.app)
+            self._settings = Settings.from_conf(self._conf, fallback=redis_of(self.app.conf))
+        return self._settings
+
+    def refresh(self) -> None:
+        """Read the settings again if they have changed, as those of an app under test may."""
+        if self._settings is None or redlock_conf(self.app) == self._conf:
+            return
+        with _building:
+            locks, self._locks, self._settings = self._locks, None, None
+            self.options.clear()
+        if locks is not None:
+            locks.close()
 
     @cached_property
     def notify(self) -> Notify:

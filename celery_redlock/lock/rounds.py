@@ -30,7 +30,13 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, QuorumUnavailable, RedlockError
+from celery_redlock.errors import (
+    LockKeyError,
+    LockNotAcquired,
+    LockTaken,
+    QuorumUnavailable,
+    RedlockError,
+)
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import (
     Lease,

@@ -26,7 +26,7 @@ from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.task.current import _current, current_lock
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt
 from celery_redlock.task.keys import LockName
-from celery_redlock.task.options import LockOptions, check_declared
+from celery_redlock.task.options import OPTIONS, LockOptions, check_declared
 from celery_redlock.task.policies import Policy, RunUnlocked
 from celery_redlock.task.redelivery import set_aside, warn_if_forgetful
 from celery_redlock.task.refused import policy_for, refuse
@@ -163,10 +163,11 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         return LockName.of_task(self, lock_key=cls.lock_key, unique_on=cls.unique_on)
 
     def _lock_options(self, plugin: Plugin) -> LockOptions:
-        options = plugin.options.get(self.name)
-        if options is None:
-            options = plugin.options[self.name] = LockOptions.of(self, plugin.settings)
-        return options
+        own = [getattr(self, option) for option in OPTIONS]
+        known = plugin.options.get(self.name)
+        if known is None or known[0] != own:
+            known = plugin.options[self.name] = own, LockOptions.of(self, plugin.settings)
+        return known[1]
 
 
 class Execution:
@@ -185,6 +186,8 @@ class Execution:
         self.name = name
         self.id = f"{request.id}/{request.retries or 0}/{request.replaced_task_nesting or 0}"
         self._plugin = plugin_for(task.app)
+        if request.is_eager:
+            self._plugin.refresh()
         self._interrupt = Interrupt()
         self._held: HeldLock | None = None
         self._has_ended = self._finishing = False
@@ -233,6 +236,9 @@ class Execution:
         """
         if locking.disabled:
             return NotLocked(self.name, "locks are disabled in this process", time.time())
+        outer = _current.get()
+        if outer is not None and self._is_part_of(outer):
+            return outer
         try:
             return self._take_or_wait_for_kin()
         except MarkerStands as marker:
@@ -244,6 +250,11 @@ class Execution:
                 "Running %s[%s] WITHOUT its lock: %s", self.task.name, self.request.id, error
             )
             return NotLocked(self.name, "no quorum of lock nodes; run_unlocked", time.time())
+
+    def _is_part_of(self, outer: HeldLock) -> bool:
+        """Return whether this runs in the body that holds *outer* and has become this one."""
+        is_ours = outer.lease.info.get("task_id") == self.request.id
+        return bool(self.request.is_eager) and outer.name == self.name and is_ours
 
     def refused(self, error: LockNotAcquired) -> Any:
         """Act on *error* by policy; returns the result of the task, or raises."""

@@ -11,7 +11,13 @@ from types import SimpleNamespace
 import pytest
 import redis
 
-from celery_redlock.errors import ConfigurationError, LockLost, LockTaken, QuorumUnavailable
+from celery_redlock.errors import (
+    ConfigurationError,
+    LockKeyError,
+    LockLost,
+    LockTaken,
+    QuorumUnavailable,
+)
 from celery_redlock.events import (
     LeaseLost,
     LockAcquired,
@@ -739,3 +745,45 @@ def test_closing_while_others_ask_harms_none_of_them(five_nodes, locks):
         thread.join()
     assert not failures
     assert lock.release(lock.acquire("report", wait=5)) is ReleaseOutcome.RELEASED
+
+
+@pytest.mark.parametrize("fence", [True, False])
+def test_a_lease_that_was_given_back_cannot_be_extended(five_nodes, locks, fence):
+    """What was released is lost, and the attempt leaves no key behind."""
+    lock = locks(five_nodes, fence=fence)
+    lease = lock.acquire("report")
+    assert lock.release(lease) is ReleaseOutcome.RELEASED
+    with pytest.raises(LockLost) as lost:
+        lock.extend(lease)
+    assert lost.value.reason == "stolen"
+    assert set(lost.value.votes) == set(lock.labels)
+    eventually(lambda: not any(view.holder for view in lock.inspect("report")), "no key")
+
+
+def test_a_lease_that_another_passed_by_is_lost(five_nodes, locks):
+    """Once a larger fence was given out, ours is not set again where its key is missing."""
+    lock, other = locks(five_nodes), locks(five_nodes, bootstrap=False)
+    lease = lock.acquire("report")
+    for node in five_nodes:
+        with redis.Redis.from_url(node.url) as client:
+            client.delete(Keys.of("redlock", "report").lock)
+    passing = other.acquire("report")
+    other.release(passing)
+    assert passing.fence > lease.fence
+    with pytest.raises(LockLost):
+        lock.extend(lease)
+
+
+@pytest.mark.parametrize("name", ["", 5, b"x", None])
+def test_a_lock_needs_a_name(five_nodes, locks, name):
+    """Anything but a string with something in it is refused before a node is asked."""
+    lock = locks(five_nodes)
+    with pytest.raises(LockKeyError, match="lock name"):
+        lock.acquire(name)
+
+
+def test_a_short_max_ttl_shortens_a_ttl_that_nobody_set():
+    """Only an explicit ttl has to fit."""
+    assert Redlock.from_urls(["redis://127.0.0.1:1"], max_ttl=5).rules.ttl == 5
+    with pytest.raises(ConfigurationError, match="redlock_ttl"):
+        Redlock.from_urls(["redis://127.0.0.1:1"], max_ttl=5, ttl=6)

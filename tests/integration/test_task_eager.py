@@ -908,3 +908,36 @@ def test_a_lock_not_acquired_in_a_body_is_the_bodys_own_affair(app):
 
     with pytest.raises(LockNotAcquired, match="another lock"):
         bill.apply().get()
+
+
+def test_an_eager_replacement_of_the_same_name_runs_under_the_lock_it_stands_in(app, keys):
+    """A task never loses to itself, not even where its replacement runs inside its body."""
+
+    @app.task(base=RedlockTask, lock_key="bill", name="second")
+    def second():
+        return current_lock().fence
+
+    @app.task(base=RedlockTask, lock_key="bill", name="first", bind=True)
+    def first(self):
+        return self.lock.fence, self.replace(second.s())
+
+    mine, theirs = first.apply().get()
+    assert mine == theirs
+    assert not any(keys())
+
+
+def test_an_app_that_is_configured_again_is_believed_in_eager_mode(app, rival):
+    """Suites that change settings or options between their tests see the change."""
+
+    @app.task(base=RedlockTask, lock_key="bill", name="bill")
+    def bill():
+        return "billed"
+
+    assert bill.apply().get() == "billed"
+    rival.acquire("bill")
+    assert bill.apply().get()["skipped"] == "conflict"
+    app.conf.redlock_on_conflict = "fail"
+    with pytest.raises(LockTaken):
+        bill.apply().get()
+    bill.on_conflict = Skip()
+    assert bill.apply().get()["skipped"] == "conflict"
