@@ -820,7 +820,8 @@ def run_with_signal_at(line, call):
         if event == "line" and next(seen) == line:
             text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
             reached.append(f"{frame.f_code.co_filename}:{frame.f_lineno}: {text}")
-            if text != "try:":  # Python looks for signals at calls and in loops, so never there
+            # Python looks for signals at calls and in loops, so never at a line that is a word.
+            if text not in ("try:", "else:"):
                 signal.raise_signal(signal.SIGUSR1)
         return trace
 
