@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import urlsplit
 
 import redis
@@ -30,9 +30,9 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-class Address:
+class Address(Protocol):
     """
-    Where one node is.
+    Where one node is: by URL (`UrlAddress`), or by name (`SentinelAddress`).
 
     Attributes:
         label: How the node is called in errors and logs: host, port and database, no password.
@@ -42,10 +42,9 @@ class Address:
 
     def connection(self) -> AbstractConnection:
         """Return a connection that is not connected yet, and that never retries by itself."""
-        raise NotImplementedError
 
 
-class UrlAddress(Address):
+class UrlAddress:
     """A node by URL: ``redis://``, ``rediss://`` or ``unix://``, all that redis-py understands."""
 
     def __init__(self, url: str) -> None:
@@ -63,7 +62,7 @@ class UrlAddress(Address):
         return cast("AbstractConnection", connection)
 
 
-class SentinelAddress(Address):
+class SentinelAddress:
     """A node by name: ``{"sentinels": ["redis://host:26379", ...], "service": "lock-1"}``."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
