@@ -242,7 +242,7 @@ class Server:
     def _launch_again(self) -> None:
         """Launch after another process was faster at our port: on a new one, if we still may."""
         if self._known:
-            time.sleep(0.05)
+            time.sleep(0.05)  # the port may be on its way out of another's hands
         else:
             self.port = _free_port()
         self.launch()

@@ -201,11 +201,13 @@ def chains(it):
 def links(it):
     """Called with the value of a success, and with the error of a failure."""
     add, fail, note, note_error = (it.task(n) for n in ("add", "fail", "note", "note_error"))
-    linked = add.apply_async((4, 60), link=[note.si("link"), note.si("link"), add.s(1)])
+    # Different arguments, as the same ones would be one lock name, and might rightly conflict.
+    linked = add.apply_async((4, 60), link=[note.si("link one"), note.si("link two"), add.s(1)])
     failed = fail.apply_async(("linked",), link_error=note_error.s("link error"))
     silent = add.apply_async((4, 61), link_error=note_error.s("no link error"))
     found = (ends(linked), ends(failed), ends(silent))
-    return found, notes(it, "link", 2), notes(it, "link error", 1), len(linked.children)
+    both = notes(it, "link one", 1), notes(it, "link two", 1)
+    return found, both, notes(it, "link error", 1), len(linked.children)
 
 
 def results_ignored(it):

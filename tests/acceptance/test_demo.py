@@ -182,7 +182,7 @@ def test_a_terminal_is_as_it_was_after_ctrl_c(demo):
         while CHAPTER_1.encode() not in written:
             written += terminal.read(1024)
         processes = _descendants(running.process.pid)
-        time.sleep(0.5)
+        time.sleep(0.5)  # into the middle of the chapter, whatever it does there
         running.process.send_signal(signal.SIGINT)
         try:
             while more := terminal.read(1024):

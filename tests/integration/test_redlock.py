@@ -760,6 +760,19 @@ def test_a_lease_that_was_given_back_cannot_be_extended(five_nodes, locks, fence
     eventually(lambda: not any(view.holder for view in lock.inspect("report")), "no key")
 
 
+def test_a_lease_that_has_ended_is_not_even_asked_for(five_nodes, locks, monkeypatch):
+    """Asking would set the keys again, in the way of whoever is next."""
+    lock = locks(five_nodes, drift_factor=0.4)
+    lease = lock.acquire("report", ttl=1.5)
+    asked = []
+    monkeypatch.setattr(lock._fanout, "ask", asked.append)
+    eventually(lambda: clock.now() >= lease.valid_until, "deadline")
+    with pytest.raises(LockLost) as lost:
+        lock.extend(lease)
+    assert lost.value.reason == "deadline"
+    assert not asked
+
+
 def test_a_lease_that_another_passed_by_is_lost(five_nodes, locks):
     """Once a larger fence was given out, ours is not set again where its key is missing."""
     lock, other = locks(five_nodes), locks(five_nodes, bootstrap=False)
