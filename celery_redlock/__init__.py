@@ -15,8 +15,8 @@ from celery_redlock.errors import (
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.task.base import RedlockTask
 from celery_redlock.task.current import current_lock
-from celery_redlock.task.execution import RedlockTask
 from celery_redlock.task.policies import Fail, Reschedule, Retry, RunUnlocked, Skip
 from celery_redlock.task.refused import Skipped
 

@@ -8,6 +8,7 @@ declared; a worker builds it at its start, so that what is wrong is said there.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 import weakref
@@ -15,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from celery import bootsteps, signals
+from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.deferral import pause
 from celery_redlock.errors import ConfigurationError
@@ -28,6 +30,10 @@ __all__ = ["Plugin", "first_url", "locking", "plugin_for"]
 logger = logging.getLogger(__name__)
 _plugins: weakref.WeakKeyDictionary[Any, Plugin] = weakref.WeakKeyDictionary()
 _building = threading.RLock()
+#: How often a worker looks for children that have died [s].
+LOOK_FOR_DEATHS = 0.25
+#: The pool whose tasks run in children; by its name, as only a worker has need of it.
+PREFORK = "celery.concurrency.prefork:TaskPool"
 
 
 class Locking:
@@ -59,7 +65,8 @@ class Plugin:
 
     Attributes:
         options: Task name -> its own attributes and the options that they make, filled by
-            `celery_redlock.task.execution`.
+            `celery_redlock.task.base`.
+        has_children: Whether this is the parent process of a worker whose tasks run in children.
     """
 
     def __init__(self, app: Any) -> None:
@@ -69,6 +76,7 @@ class Plugin:
         self._settings: Settings | None = None
         self._locks: Redlock | None = None
         self.options: dict[str, Any] = {}
+        self.has_children = False
 
     @property
     def app(self) -> Any:
@@ -112,7 +120,8 @@ class Plugin:
         """Have a worker of this app check everything before it takes its first task."""
         with _building:
             if not self._is_installed:
-                self.app.steps["worker"].add(CheckLocks)
+                for step in (CheckLocks, NoteDeaths):
+                    self.app.steps["worker"].add(step)
                 self._is_installed = True
 
     def check(self) -> None:
@@ -144,11 +153,29 @@ class CheckLocks(bootsteps.Step):
         super().__init__(worker, **kwargs)
         if locking.disabled:
             return
+        plugin = plugin_for(worker.app)
+        plugin.has_children = issubclass(worker.pool_cls, symbol_by_name(PREFORK))
         try:
-            plugin_for(worker.app).check()
+            plugin.check()
         except ConfigurationError as error:
             logger.critical("celery-redlock: %s", error)
             raise
+
+
+class NoteDeaths(bootsteps.StartStopStep):
+    """
+    Has a worker look for children that have died more often than Celery does.
+
+    Celery is told of a death by a pipe that closes a moment before the process can be waited
+    for. When it looks too early, it looks again with its timer, after up to five seconds.
+    Until then the task is not lost, not put back, and its lock not released.
+    """
+
+    def register_with_event_loop(self, worker: Any, hub: Any) -> None:
+        """Set the timer; called by Celery with each new connection to the broker."""
+        look = getattr(worker.pool, "maintain_pool", None)
+        if plugin_for(worker.app).has_children and look is not None:
+            hub.call_repeatedly(LOOK_FOR_DEATHS, look)
 
 
 def redlock_conf(app: Any) -> dict[str, Any]:
@@ -190,6 +217,16 @@ def first_url(url: Any) -> str:
     """Return *url*, or the first where there are several to fail over to; "" for None."""
     first = url[0] if isinstance(url, (list, tuple)) and url else url
     return str(first or "").split(";")[0]
+
+
+def _forget_parent() -> None:
+    """After a fork: another thread of the parent may have been building, and is not here."""
+    global _building  # noqa: PLW0603  a lock that is held for ever can only be replaced
+    _building = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)
 
 
 @signals.task_postrun.connect(weak=False)

@@ -16,7 +16,8 @@ from typing import Any
 
 # First of all: what a developer exported for a shop of their own must not reach a test.
 for _name in [name for name in os.environ if name.startswith(("REDLOCK_", "CELERY_"))]:
-    if _name != "REDLOCK_SIM_SEEDS":  # how long to search, for whoever wants to search longer
+    # How long to search, for whoever wants to search longer.
+    if not _name.startswith(("REDLOCK_SIM_", "REDLOCK_SPREE_")):
         del os.environ[_name]
 
 import hypothesis
@@ -26,6 +27,7 @@ from celery import _state
 
 from celery_redlock.ops.servers import Server, find_binary, servers
 from support.proxy import Link, proxied
+from support.rabbitmq import RabbitMQ, find_rabbitmq, rabbitmq
 from support.worker import Worker
 
 IN_CI = os.environ.get("CI") == "true"
@@ -119,6 +121,19 @@ def broker(broker_server: Server) -> Server:
     """An empty server for Celery's messages and results, which the test must leave running."""
     _empty(broker_server)
     return broker_server
+
+
+@pytest.fixture(scope="module")
+def rabbit() -> Iterator[RabbitMQ]:
+    """A RabbitMQ of the module; without one a test is skipped at home and fails in CI."""
+    try:
+        commands = find_rabbitmq()
+    except RuntimeError as failure:
+        if IN_CI:
+            raise
+        pytest.skip(str(failure))
+    with rabbitmq(commands) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session", params=sorted(BINARIES) or ["none"])

@@ -231,7 +231,7 @@ class Redlock:
             wait: Whether to wait for the nodes' answers; False writes and returns UNKNOWN.
         """
         try:
-            outcome = self._release(lease) if wait else self._let_go(lease)
+            outcome = self._release(lease.name, lease.token) if wait else self._let_go(lease)
         except BaseException:  # interrupted, perhaps before a byte was sent
             self._let_go(lease)
             raise
@@ -242,8 +242,8 @@ class Redlock:
         self._tell(requests.release_request(self.rules, lease.name, lease.token))
         return ReleaseOutcome.UNKNOWN
 
-    def _release(self, lease: Lease) -> ReleaseOutcome:
-        request = requests.release_request(self.rules, lease.name, lease.token)
+    def _release(self, name: str, token: str, keep: float = 0.0) -> ReleaseOutcome:
+        request = requests.release_request(self.rules, name, token, keep=keep)
         majority = quorum(len(self.labels))
 
         def decided(ballot: Ballot) -> bool:
@@ -338,9 +338,37 @@ class Redlock:
         )
         self._notify(LockReleased(held.name, max(0.0, time.time() - held.since)))
 
-    def mark(self, marker: Marker) -> None:
-        """Set *marker* on all nodes, or take it away if its ttl is 0; waits for nothing."""
-        self._tell(requests.mark_request(self.rules, marker))
+    def release_for(
+        self, name: str, owner: str, *, since: float, keep: float = 0.0
+    ) -> ReleaseOutcome:
+        """
+        Release the lock in the place of a holder that cannot do it any more.
+
+        Args:
+            name: Lock name.
+            owner: As in `rounds.Wanted`; somebody else's lock stays what it is.
+            since: When the holder began [s, Unix time], for those who are told.
+            keep: Let the key stand for so much longer instead [s].
+        """
+        outcome = self._release(name, owner, keep)
+        if outcome is ReleaseOutcome.RELEASED:
+            self._notify(LockReleased(name, max(0.0, time.time() - since)))
+        return outcome
+
+    def mark(self, marker: Marker, *, wait: bool = False) -> None:
+        """
+        Set *marker* on all nodes; with a ttl of 0, take one of its name and state away.
+
+        Args:
+            marker: What is to be remembered.
+            wait: Whether to wait for the answers of a majority, and for connections before.
+        """
+        request = requests.mark_request(self.rules, marker)
+        if wait:
+            majority = quorum(len(self.labels))
+            self._ask(Ask(request, lambda ballot: count(ballot, VoteKind.GRANTED) >= majority))
+        else:
+            self._tell(request)
 
     # -- driving the algorithm ------------------------------------------------------
 

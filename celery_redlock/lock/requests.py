@@ -110,12 +110,12 @@ def release_request(
     rules: Rules, name: str, token: str, *, keep: float = 0.0, marker: Marker | None = None
 ) -> Request:
     """
-    Return what releases the lock on a node if *token* holds it.
+    Return what releases the lock on a node if *token*, or the owner it begins with, holds it.
 
     Args:
         rules: Of the cluster.
         name: Lock name.
-        token: Whose lock.
+        token: Whose lock: a token, or a `celery_redlock.lock.rounds.Wanted.owner`.
         keep: Let the key stand for so much longer instead of deleting it [s].
         marker: To be set in the same step, whoever holds the lock.
     """
@@ -132,7 +132,7 @@ def release_request(
 
 
 def mark_request(rules: Rules, marker: Marker) -> Request:
-    """Return what sets *marker* on a node, or takes it away if its ttl is 0."""
+    """Return what sets *marker* on a node; with a ttl of 0, takes one of its state away."""
     ttl = ms(marker.ttl) if marker.ttl > 0 else b"0"
     return Request(MARK, (marker_key(rules.prefix, marker.name),), (marker.state.encode(), ttl))
 

@@ -53,6 +53,7 @@ from celery_redlock.lock.requests import (
 )
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import (
+    OWNER_LENGTH,
     Ballot,
     Verdict,
     VoteKind,
@@ -73,6 +74,7 @@ __all__ = [
     "Tell",
     "Wanted",
     "acquire",
+    "new_owner",
 ]
 
 #: How often a split vote is tried again before it is called taken or unavailable.
@@ -135,6 +137,8 @@ class Wanted:
         fence: Whether to ask for a fencing number.
         info: What the holder tells of itself; plain JSON values.
         marker: Name of a marker that, where it stands, makes the lock needless.
+        owner: 32 hexadecimal digits that all tokens of this begin with, so that whoever knows
+            them can release for a holder that is dead; None for tokens that nobody else knows.
 
     Raises:
         LockKeyError: The name is no string, or empty.
@@ -146,6 +150,7 @@ class Wanted:
     fence: bool = True
     info: dict[str, Any] = field(default_factory=dict)
     marker: str | None = None
+    owner: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -193,6 +198,17 @@ class Client:
         return largest
 
 
+def new_owner() -> str:
+    """Return what a token is to begin with, for `Wanted.owner`: 128 random bits."""
+    return secrets.token_hex(OWNER_LENGTH // 2)
+
+
+def fresh_token(client: Client, owner: str | None) -> str:
+    """Return the token of an attempt: 160 random bits, of which the first may be *owner*."""
+    token = client.new_token()
+    return token if owner is None else owner + token[OWNER_LENGTH:]
+
+
 def acquire(client: Client, wanted: Wanted) -> Steps:
     """
     Acquire the lock, trying until it is granted or *wanted.wait* has passed.
@@ -208,7 +224,7 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
     give_up = client.now() + wanted.wait
     tries = splits = 0
     while True:
-        attempt = _Attempt(client, wanted, client.new_token(), client.now())
+        attempt = _Attempt(client, wanted, fresh_token(client, wanted.owner), client.now())
         try:
             ballot = yield Ask(attempt.request(), acquire_is_decided)
             verdict = judge(ballot)

@@ -6,7 +6,7 @@ strings made with ``%.0f``: Lua's own conversion keeps 14 digits of a fence's 16
 Every write carries an expiry.
 
 A lock's value is ``token`` (40 characters) followed by what the holder tells of
-itself, as JSON. Only the token is compared.
+itself, as JSON. Only the token is compared; in RELEASE the owner's part of it suffices.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from celery_redlock.lock.votes import TOKEN_LENGTH, Vote, VoteKind
+from celery_redlock.lock.votes import OWNER_LENGTH, TOKEN_LENGTH, Vote, VoteKind
 
 __all__ = [
     "ACQUIRE",
@@ -42,7 +42,7 @@ NO_VOTE = {
     -6: "enrolled for another list of nodes or redlock_max_ttl",
 }
 
-CONSTANTS = f"local TOKEN, REMEMBERED = {TOKEN_LENGTH}, '{BOOT_RETENTION}'"
+CONSTANTS = f"local TOKEN, OWNER, REMEMBERED = {TOKEN_LENGTH}, {OWNER_LENGTH}, '{BOOT_RETENTION}'"
 
 # Common head of the scripts that vote: a node whose boot marker is not the run id that this
 # connection saw has lost its memory (restart, flush, failover) and must not vote for a while (-2).
@@ -123,15 +123,19 @@ if ARGV[7] ~= '0' then redis.call('PEXPIRE', KEYS[3], REMEMBERED) end
 return {kind, now, fence}
 """
 
-# KEYS 1 lock 2 marker, or the lock again for none: a user may be allowed our keys only
-# ARGV 1 token 2 keep the key for so long yet, or '0' 3 marker value 4 marker ttl
+# KEYS 1 lock 2 marker, or the lock again for none: a user may be allowed our keys only. What is
+#      done stays done: a child that was killed while it finished may speak last
+# ARGV 1 token, or its owner's part of it 2 keep the key for so long yet, or '0' 3 marker value
+#      4 marker ttl
 RELEASE_LUA = """
 local cur = redis.call('GET', KEYS[1])
-local mine = cur and string.sub(cur, 1, TOKEN) == ARGV[1]
+local mine = cur and #ARGV[1] >= OWNER and string.sub(cur, 1, #ARGV[1]) == ARGV[1]
 if mine then
   if ARGV[2] == '0' then redis.call('DEL', KEYS[1]) else redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 end
-if KEYS[2] ~= KEYS[1] then redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4]) end
+if KEYS[2] ~= KEYS[1] and (ARGV[3] == 'done' or redis.call('GET', KEYS[2]) ~= 'done') then
+  redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
+end
 return {mine and 1 or 0, 0}
 """
 
@@ -160,9 +164,10 @@ return {'enrolled', now, left or 0, found or ''}
 """
 
 
-# KEYS 1 marker ; ARGV 1 value 2 ttl, or '0' to take the marker away
+# KEYS 1 marker ; ARGV 1 value 2 ttl, or '0' to take a marker of this value away
 MARK_LUA = """
-if ARGV[2] == '0' then redis.call('DEL', KEYS[1])
+if ARGV[2] == '0' then
+  if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 else redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
 return {1, 0}
 """

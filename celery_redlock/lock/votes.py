@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 TOKEN_LENGTH = 40
+#: How much of a token tells whose it is, where several attempts have one owner.
+OWNER_LENGTH = 32
 PUBLIC_TOKEN_LENGTH = 8
 
 

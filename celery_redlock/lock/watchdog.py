@@ -37,6 +37,9 @@ __all__ = ["Watchdog"]
 Extend = Callable[[Sequence[Lease]], Sequence["Lease | str | None"]]
 #: Leases renewed in one write per node: far less than a socket buffer holds.
 BATCH = 50
+#: A round is over within the node timeout, which is less than half a lease; more than so much of
+#: a lease [1] and it was not the nodes that it waited for.
+LONGEST_ROUND = 2.0 / 3.0
 #: How many entries of locks that are gone the heap may hold before it is swept.
 STALE = 256
 
@@ -76,6 +79,7 @@ class Watchdog:
         self._asked: frozenset[HeldLock] = frozenset()  # those in the round under way
         self._thread: threading.Thread | None = None
         self._sleeps_until = 0.0
+        self._warned_at = 0.0
 
     @property
     def held(self) -> list[HeldLock]:
@@ -96,8 +100,12 @@ class Watchdog:
         Renew *held* no more. Its entry in the heap is passed over when it comes up.
 
         Waits for a round under way that renews it: sent after the release, the renewal would
-        set the key again, and leave a lock that nobody holds.
+        set the key again, and leave a lock that nobody holds. A lease that has ended before
+        the thread got to run is told of here: its holder ran on without a lock.
         """
+        if held.is_lost and held in self._held:
+            self._warn_if_starved()
+            self._is_over(held)
         with self._changed:
             self._held.discard(held)
             if len(self._due) > STALE + 2 * len(self._held):
@@ -126,11 +134,12 @@ class Watchdog:
                 self._put_back(batch)
 
     def _wait_for_due(self) -> list[HeldLock]:
-        with self._changed:
+        changed = self._changed
+        with changed:
             while not (batch := self.take_due()):
                 self._sleeps_until = self._due[0][0] if self._due else float("inf")
                 left = self._sleeps_until - self._now()
-                self._changed.wait(None if left == float("inf") else max(0.0, left))
+                changed.wait(None if left == float("inf") else max(0.0, left))
                 self._sleeps_until = 0.0
             return batch
 
@@ -139,17 +148,36 @@ class Watchdog:
         now = self._now()
         batch: list[HeldLock] = []
         while self._due and self._due[0][0] <= now and len(batch) < BATCH:
-            due, _, held = heapq.heappop(self._due)
+            due, _, held = self._due[0]
             if held in self._held:
                 batch.append(held)
-                warn_if_starved(held, now - due)
+                if is_too_late(now - due, held):
+                    self._warn_if_starved()
+            heapq.heappop(self._due)
         return batch
+
+    def _warn_if_starved(self) -> None:
+        """Say so, once per wake-up, if the thread runs so late that leases are at risk."""
+        now, before = self._now(), self._warned_at
+        with self._changed:
+            late = [
+                (now - due, held.ttl)
+                for due, _, held in self._due
+                if held in self._held and due > before and is_too_late(now - due, held)
+            ]
+        if late:
+            self._warned_at = now
+            warn_of_starvation(late)
 
     def renew(self, batch: Sequence[HeldLock]) -> None:
         """Ask for all of *batch* in one round, and tell each holder what came of it."""
         started = self._now()
         live = [held for held in batch if not self._is_over(held)]
         live, outcomes = self._ask(live)
+        took = self._now() - started
+        late = [(took, held.ttl) for held in live if took > LONGEST_ROUND * held.ttl]
+        if late:
+            warn_of_starvation(late)
         for held, outcome in zip(live, outcomes, strict=True):
             self._settle(held, outcome, started)
 
@@ -214,15 +242,22 @@ class Watchdog:
         self._start_over()
 
 
-def warn_if_starved(held: HeldLock, late: float) -> None:
-    """Say so if the thread got to run so late that leases are at risk."""
-    if late > held.ttl / 6.0:
-        logger.warning(
-            "The watchdog ran %.1f s late (lease %.1f s): something keeps this process from "
-            "switching threads; shorten its CPU-bound stretches or raise lock_ttl",
-            late,
-            held.ttl,
-        )
+def is_too_late(late: float, held: HeldLock) -> bool:
+    """Return whether a thread that runs *late* [s] puts *held* at risk."""
+    return late > held.ttl / 6.0
+
+
+def warn_of_starvation(late: Sequence[tuple[float, float]]) -> None:
+    """Say that something kept the thread from running; *late* has delay and TTL of leases [s]."""
+    logger.warning(
+        "The watchdog ran %.1f s late for %d lease%s (of %.1f s): something kept this process "
+        "from switching threads or greenlets; have long computations give way (time.sleep(0)), "
+        "run them in the prefork pool, or raise lock_ttl",
+        max(delay for delay, _ in late),
+        len(late),
+        "" if len(late) == 1 else "s",
+        min(ttl for _, ttl in late),
+    )
 
 
 def _forget_parent() -> None:

@@ -1,9 +1,12 @@
 """
-Tell a running body that its lock is lost, by raising in the thread that runs it.
+Tell a running body that its lock is lost, by raising in the thread or greenlet that runs it.
 
-In a main thread (prefork, solo) a signal ends even a blocking call. In another thread
-(the threads pool) Python raises between two bytecodes, so a call that blocks in C goes on
-until it returns. In greenlets nothing is raised yet: ask `current_lock().ensure_held()`.
+    fire() --> struck in the body's thread --> LockInterrupt is raised in the body, once
+       '-- held back: our own I/O, in the body of a task that the body called --> raised after it
+       '-- the body is over --> nothing
+
+How it is raised, and how soon, depends on the pool: `celery_redlock.task.raising`, and
+docs/lost-leases.md for users.
 
 What is raised is a BaseException, so that an ``except Exception`` of the body does not
 swallow it; `celery_redlock.task.execution` turns it into `LockLost`.
@@ -11,28 +14,18 @@ swallow it; `celery_redlock.task.execution` turns it into `LockLost`.
 
 from __future__ import annotations
 
-import ctypes
-import signal
-import sys
+import contextlib
 import threading
-from types import FrameType
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from celery_redlock.deferral import SIGNAL, in_main_thread
+from celery_redlock.deferral import signals_deferred
+from celery_redlock.task.raising import Strike, way_here
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing only since Python 3.11
 
-__all__ = ["Interrupt", "LockInterrupt"]
-
-#: Modules in whose own frames a body has not begun yet, or is over.
-AROUND_BODY = (
-    "celery_redlock.deferral",
-    "celery_redlock.task.execution",
-    "celery_redlock.task.interrupt",
-)
-#: When to try again to raise in a body that was in one of those [s].
-AGAIN = 0.02
+__all__ = ["Interrupt", "LockInterrupt", "undisturbed"]
 
 
 class LockInterrupt(BaseException):
@@ -50,129 +43,161 @@ class LockInterrupt(BaseException):
         self.interrupt.has_raised = True
 
 
+class Here(threading.local):
+    """
+    What is armed in this thread, or greenlet.
+
+    Attributes:
+        interrupt: The innermost one.
+    """
+
+    interrupt: Interrupt | None = None
+
+
+here = Here()
+
+
 class Interrupt:
     """
-    Raises `LockInterrupt` in the current thread while it is armed, at most once.
+    Raises `LockInterrupt` where it was armed, as long as it is armed, at most once.
 
     Use as a context manager around the body; `fire` may be called from any thread. Bodies
     can be nested (``apply()`` in a task): what is raised for the outer one passes through
     the inner one.
 
     Attributes:
-        outer: What was armed before, in the main thread.
+        outer: What was armed before in the same thread.
+        error: What to raise.
+        is_armed: Whether the body runs.
         has_raised: Whether the body was told.
     """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._armed = self._fired = False
-        self._thread = threading.get_ident()
-        self._by_signal = SIGNAL is not None and in_main_thread()
-        self._error: type[LockInterrupt] = LockInterrupt
+        self.is_armed = self._fired = self._held_back = False
+        self._strike: Strike | None = None
+        self.error: type[LockInterrupt] = LockInterrupt
         self.outer: Interrupt | None = None
         self.has_raised = False
 
     def __enter__(self) -> Self:
-        if self._by_signal:
-            self.outer, _Main.interrupt = _Main.interrupt, self
-            install_handler()
-        self._armed = True
-        return self
+        self._strike, self.outer = way_here(self), innermost()
+        try:
+            here.interrupt = self
+            self.is_armed = True
+            return self  # noqa: TRY300  in the try, since a soft time limit may strike here
+        except BaseException:  # there will be no __exit__
+            self.disarm()
+            raise
 
     def __exit__(self, *_: object) -> None:
-        with self._mutex:
-            self._armed = False
-        if not self._by_signal:
+        try:
+            with self._mutex:
+                self.is_armed = False
             self._let_it_come()
-            return
-        _Main.interrupt = self.outer
-        if self.outer is not None and self.outer.is_due:
-            self.outer.fire_again_soon()  # two signals at once may have reached us as one
+        finally:
+            self.disarm()
+        if self.outer is not None:
+            self.outer.remind()  # of two that were fired at once, one may have hidden the other
+
+    def disarm(self) -> None:
+        """Raise nothing from now on; may be called again."""
+        self.is_armed = False
+        self._strike = None  # it knows us, and we need not wait for the garbage collector
+        if here.interrupt is self:
+            here.interrupt = self.outer
+
+    def fire(self) -> None:
+        """Raise where this was armed, unless that is over."""
+        with self._mutex:
+            if not self.is_armed or self._fired:
+                return
+            # A class, because that is all that can be raised in another thread; one that tells
+            # whose it is.
+            self.error = type("LockInterrupt", (LockInterrupt,), {"interrupt": self})
+            self._fired = True
+        self.remind()
+
+    def remind(self) -> None:
+        """Strike, or strike again, for whatever is due of this and those around it."""
+        for each in self.and_outer():
+            if each.is_due:
+                each.strike()
+
+    def strike(self) -> None:
+        """Have this raised, unless that is over by now."""
+        with self._mutex:
+            if self.is_due and self._strike is not None:
+                self._strike(self.error)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it was fired, nothing was raised yet, and nothing is against it."""
+        return self.is_armed and self._fired and not (self.has_raised or self._held_back)
+
+    def due(self) -> type[LockInterrupt] | None:
+        """Return what is to be raised in the thread of the body at this moment, if anything."""
+        return next((each.error for each in self.and_outer() if each.is_due), None)
+
+    def and_outer(self) -> Iterator[Interrupt]:
+        """Yield this and those around it, from the inside out."""
+        interrupt: Interrupt | None = self
+        while interrupt is not None:
+            yield interrupt
+            interrupt = interrupt.outer
+
+    def hold_back(self) -> None:
+        """Have nothing raised until `let_through`; called in the thread of the body."""
+        with self._mutex:
+            self._held_back = True
+        self._let_it_come()
+
+    def let_through(self) -> None:
+        """End what `hold_back` began; the caller asks for what is `due` then."""
+        with self._mutex:
+            self._held_back = False
 
     def _let_it_come(self) -> None:
         """
-        Wait for what was fired and is still to come, and drop it.
+        Wait for what has struck and is still to come, which hits this very line.
 
-        It must not hit what comes after the body, and cannot be taken back: Python up to 3.12
-        would look for it for ever, in all threads.
+        It must not hit what comes after, and in a thread it cannot be taken back: Python up
+        to 3.12 would look for it for ever, in all threads.
         """
         try:
             for _ in range(1000):
                 if not self._fired or self.has_raised:
                     return
         except LockInterrupt as error:
-            if error.interrupt is not self:
+            if error.interrupt is not self or self.is_armed:
                 raise
 
-    def fire(self) -> None:
-        """Raise in the thread that armed this, unless its body is over."""
-        with self._mutex:
-            if not self._armed or self._fired or is_green():
-                return
-            # Where no signal can be sent, only a class can be raised, and has to tell whose it is.
-            self._error = type("LockInterrupt", (LockInterrupt,), {"interrupt": self})
-            self._fired = True
-            if self._by_signal:
-                signal.pthread_kill(self._thread, SIGNAL)  # type: ignore[arg-type]
-            else:
-                raise_in_thread(self._thread, self._error)
 
-    def fire_again_soon(self) -> None:
-        """Send the signal once more, after it came in a moment in which nothing may be raised."""
-        again = threading.Timer(AGAIN, self._fire_again)
-        again.daemon = True
-        again.start()
-
-    def _fire_again(self) -> None:
-        with self._mutex:
-            if self.is_due:
-                signal.pthread_kill(self._thread, SIGNAL)  # type: ignore[arg-type]
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it was fired, nothing was raised yet, and the body still runs."""
-        return self._armed and self._fired and not self.has_raised
-
-    def interrupt(self) -> None:
-        """Raise; called in the thread of the body."""
-        raise self._error
+def innermost() -> Interrupt | None:
+    """Return the innermost interrupt that is armed in this thread."""
+    while here.interrupt is not None and not here.interrupt.is_armed:
+        here.interrupt = here.interrupt.outer  # a soft time limit struck in its __exit__
+    return here.interrupt
 
 
-class _Main:
-    """The innermost interrupt that the main thread has armed."""
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """
+    Keep signals and interrupts out of our own I/O, for the body of a ``with``.
 
-    interrupt: Interrupt | None = None
-
-
-def install_handler() -> None:
-    """Let our signal raise in the main thread; cheap when that is so already."""
-    if signal.getsignal(SIGNAL) is not on_signal:  # type: ignore[arg-type]
-        signal.signal(SIGNAL, on_signal)  # type: ignore[arg-type]
-
-
-def on_signal(_number: int, frame: FrameType | None) -> None:
-    """Raise in the body whose lock is lost, but not while our own code around it runs."""
-    interrupt = _Main.interrupt
-    while interrupt is not None and not interrupt.is_due:
-        interrupt = interrupt.outer
-    if interrupt is None:
-        return
-    if frame is not None and frame.f_globals.get("__name__") in AROUND_BODY:
-        interrupt.fire_again_soon()
-    else:
-        interrupt.interrupt()
-
-
-def raise_in_thread(thread: int, error: type[BaseException]) -> None:
-    """Raise *error* in *thread* at its next bytecode."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
-
-
-def is_green() -> bool:
-    """Return whether threads here are greenlets, in which nothing can be raised from outside."""
-    gevent = sys.modules.get("gevent.monkey")
-    eventlet = sys.modules.get("eventlet.patcher")
-    return bool(
-        (gevent is not None and gevent.is_module_patched("threading"))
-        or (eventlet is not None and eventlet.is_monkey_patched("thread"))
-    )
+    Around that I/O nothing is armed but the interrupts of tasks which called this one with
+    ``apply()`` in their bodies. What arrives for them is raised right after.
+    """
+    inner = innermost()
+    armed = [] if inner is None else list(inner.and_outer())
+    with signals_deferred():
+        try:
+            for each in armed:
+                each.hold_back()
+            yield
+        finally:
+            for each in armed:
+                each.let_through()
+            error = None if inner is None else inner.due()
+            if error is not None:
+                raise error

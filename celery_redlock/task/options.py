@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from celery_redlock.lock.rules import flag, number, positive
 from celery_redlock.settings import PREFIX, Settings, one_of
 from celery_redlock.task.policies import Policy, policy_of
 
-__all__ = ["OPTIONS", "LockOptions", "check_declared"]
+__all__ = ["OPTIONS", "LockOptions", "check_declared", "classes_before"]
 
 #: Task attribute -> setting without the prefix; "" for attributes without a setting.
 OPTIONS = {
@@ -29,7 +28,7 @@ OPTIONS = {
     "dedup_ttl": "dedup_ttl",
     "chain_on_skip": "",
 }
-#: Not options, but names of ours that a task may override.
+#: Not options, but names of ours that are not misspelt either.
 METHODS = ("lock", "lock_name", "check_lock")
 #: Options of a later release, and the one value that means nothing yet.
 LATER = {"unique_until": None, "unique_for": None, "on_duplicate": "join"}
@@ -101,9 +100,13 @@ class LockOptions:
         )
 
 
-def check_declared(task: Any) -> None:
+def check_declared(task: Any, base: type) -> None:
     """
     Check what *task* declares by itself, before any setting is known.
+
+    Args:
+        task: A registered task.
+        base: Our class among its bases.
 
     Raises:
         ConfigurationError: An option has an impossible value, or looks like one misspelt.
@@ -124,16 +127,21 @@ def check_declared(task: Any) -> None:
         value = getattr(task, option)
         if value is not None:
             check(value)
-    for attribute, value in declared(task).items():
+    for attribute, value in declared(task, base).items():
         check_spelling(name, attribute, value)
 
 
-def declared(task: Any) -> dict[str, Any]:
+def declared(task: Any, base: type) -> dict[str, Any]:
     """Return what the author of *task* wrote down: the attributes of all classes before ours."""
-    theirs = itertools.takewhile(
-        lambda cls: not cls.__module__.startswith("celery_redlock."), type(task).__mro__
-    )
-    return {name: value for cls in reversed([*theirs]) for name, value in vars(cls).items()}
+    classes = reversed(classes_before(task, base))
+    return {name: value for cls in classes for name, value in vars(cls).items()}
+
+
+def classes_before(task: Any, base: type) -> list[type]:
+    """Return the user's classes that *task* is made of and that stand before *base*."""
+    bases = type(task).__mro__
+    # Among them may be one that Celery made of ours for an app.
+    return [c for c in bases[: bases.index(base)] if not c.__module__.startswith("celery_redlock.")]
 
 
 def check_spelling(task: str, attribute: str, value: object) -> None:

@@ -8,15 +8,32 @@ without publishing another would throw the running original's message away.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from celery.exceptions import Ignore, Reject
+from kombu import Exchange, Queue, pools
 
 from celery_redlock.plugin import first_url
 
-__all__ = ["come_again", "longest_countdown", "set_aside", "times_put_off", "warn_if_forgetful"]
+try:
+    from celery.utils.quorum_queues import detect_quorum_queues
+except ImportError:  # before Celery 5.5 what is to come later always waits in a worker
+    detect_quorum_queues = None  # type: ignore[assignment]
+
+__all__ = [
+    "come_again",
+    "headers_of",
+    "longest_countdown",
+    "set_aside",
+    "times_put_off",
+    "warn_if_forgetful",
+    "way_back",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +41,13 @@ logger = logging.getLogger(__name__)
 PUT_OFF = "redlock_put_off"
 #: The broker's default time after which an unacknowledged message is delivered again [s].
 VISIBILITY_TIMEOUTS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
+#: What RabbitMQ notes of a delayed message. Before 4.0.1 it would take a copy that carries
+#: them along for one that goes in circles, and drop it.
+DEATHS = ("x-death", "x-first-death-", "x-last-death-")
+#: Where a message comes from that the broker held back, and what its routing key then begins
+#: with: the delay in binary.
+DELAYED_DELIVERY = "celery_delayed_delivery"
+WAITED = re.compile(r"^(?:[01]\.){28}")
 
 
 def visibility_timeout(app: Any) -> float | None:
@@ -103,16 +127,78 @@ def come_again(
     Raises:
         Reject: It could not be published, and the broker still has the delivered message.
     """
-    headers = dict(request.headers or {})
+    headers = headers_of(request)
     if put_off is not None:
         headers[PUT_OFF] = put_off
     again = task.signature_from_request(
-        request, countdown=countdown, retries=request.retries, headers=headers
+        request, countdown=countdown, retries=request.retries, headers=headers, **as_called(request)
     )
     try:
-        again.apply_async(add_to_parent=False)
+        with sure_producer(task.app) as producer:
+            again.apply_async(add_to_parent=False, producer=producer, **way_back(task.app, request))
     except Exception as error:
         logger.exception("%s[%s] could not be published again", task.name, request.id)
         if otherwise is not None and not task.acks_late:
             raise otherwise from error
         raise Reject(error, requeue=True) from error
+
+
+def headers_of(request: Any) -> dict[str, Any]:
+    """Return the headers that a copy of a delivery is to carry."""
+    return {k: v for k, v in (request.headers or {}).items() if not k.startswith(DEATHS)}
+
+
+@contextlib.contextmanager
+def sure_producer(app: Any) -> Iterator[Any]:
+    """
+    Yield a producer whose publish returns when the broker has the message.
+
+    With AMQP it otherwise returns when it is written to a socket. The delivered message is
+    acknowledged right after, and the copy, on a connection that breaks at that moment, would be
+    the only one. None where Celery's own producer is as sure.
+    """
+    if driver_of(app) != "amqp":
+        yield None
+        return
+    connection = app.connection_for_write(transport_options={"confirm_publish": True})
+    with pools.producers[connection].acquire(block=True) as producer:
+        yield producer
+
+
+def way_back(app: Any, request: Any) -> dict[str, Any]:
+    """
+    Return the option that brings a delayed copy back to the queue that this delivery came from.
+
+    With quorum queues the delay is the broker's, and Celery (5.6, 5.7) makes the copy's way from
+    the option ``queue`` alone. Without one that is the default queue, whatever exchange and
+    routing key the message came with; the workers there may be others, or none.
+    """
+    info = request.delivery_info or {}
+    exchange, key = info.get("exchange"), info.get("routing_key")
+    if not exchange or not key or not delays_in_broker(app):
+        return {}
+    if exchange == DELAYED_DELIVERY:  # nothing that came this way belongs to a direct exchange
+        kind, key = "topic", WAITED.sub("", key)
+    else:
+        known = (queue.exchange for queue in app.amqp.queues.values() if queue.exchange)
+        # What nobody knows waits in the worker, as it does for a direct exchange.
+        kind = next((found.type for found in known if found.name == exchange), "direct")
+    return {"queue": Queue(key, Exchange(exchange, kind), key, no_declare=True)}
+
+
+def delays_in_broker(app: Any) -> bool:
+    """Return whether Celery lets the broker hold back what is to come later."""
+    if detect_quorum_queues is None:
+        return False
+    return bool(detect_quorum_queues(app, driver_of(app))[0])
+
+
+def driver_of(app: Any) -> str:
+    """Return the kind of broker that *app* publishes to, as ``"amqp"`` or ``"redis"``."""
+    return str(app.producer_pool.connections.connection.transport.driver_type)
+
+
+def as_called(request: Any) -> dict[str, Any]:
+    """Return what the caller said about the result; before 5.7 Celery does not carry it along."""
+    said = vars(request).get("ignore_result")  # the class has a False that nobody said
+    return {} if said is None else {"ignore_result": said}

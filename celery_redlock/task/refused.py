@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from celery.app.task import Context
 from celery.exceptions import Ignore
 from celery.utils.time import get_exponential_backoff_interval
 
 from celery_redlock.errors import LockNotAcquired, LockTaken
 from celery_redlock.events import Notify, TaskRescheduled, TaskSkipped
+from celery_redlock.task.followers import fail_followers, stop_chain
 from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip
-from celery_redlock.task.redelivery import come_again, longest_countdown, times_put_off
+from celery_redlock.task.redelivery import (
+    come_again,
+    headers_of,
+    longest_countdown,
+    times_put_off,
+    way_back,
+)
 
 if TYPE_CHECKING:
     from celery_redlock.task.options import LockOptions
@@ -46,7 +51,7 @@ def refuse(
     task: Any, request: Any, error: LockNotAcquired, options: LockOptions, notify: Notify
 ) -> Skipped:
     """
-    Act on *error* by policy.
+    Act on *error* by policy, and see to it that nobody waits in vain for what was to follow.
 
     In eager mode nothing can come later, so retry and reschedule fail there.
 
@@ -60,12 +65,17 @@ def refuse(
     policy = policy_for(error, options)
     if request.is_eager and isinstance(policy, (Retry, Reschedule)):
         policy = Fail()
-    if isinstance(policy, Skip):
-        return skip(task, request, error, options, notify)
-    if isinstance(policy, Retry):
-        retry(task, request, error, policy)
-    if isinstance(policy, Reschedule):
-        reschedule(task, request, error, policy, notify)
+    try:
+        if isinstance(policy, Skip):
+            return skip(task, request, error, options, notify)
+        if isinstance(policy, Retry):
+            retry(task, request, error, policy)
+        if isinstance(policy, Reschedule):
+            reschedule(task, request, error, policy, notify)
+    except LockNotAcquired:  # it was put off as often as it may be
+        fail_followers(task, request, error)
+        raise
+    fail_followers(task, request, error)
     raise error
 
 
@@ -93,7 +103,8 @@ def retry(task: Any, request: Any, error: LockNotAcquired, policy: Retry) -> NoR
         )
     if countdown is None:
         countdown = task.default_retry_delay
-    raise task.retry(exc=error, countdown=math.ceil(countdown))
+    again = {"headers": headers_of(request), **way_back(task.app, request)}
+    raise task.retry(exc=error, countdown=math.ceil(countdown), **again)
 
 
 def reschedule(
@@ -110,39 +121,3 @@ def reschedule(
     )
     msg = f"comes again in {countdown} s"
     raise Ignore(msg)
-
-
-def stop_chain(task: Any, request: Any, reason: str) -> None:
-    """Mark what would have followed in the chain as revoked, and call no links."""
-    rest = list(request.chain or ())
-    request.chain = request.callbacks = None
-    for options in options_within(rest):
-        context = context_of(options, request.reply_to)
-        task.backend.mark_as_revoked(options["task_id"], reason, request=context)
-
-
-def options_within(elements: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the options of every task in *elements*, those of groups, chords and chains too."""
-    for element in elements:
-        options = element.get("options") or {}
-        if element.get("subtask_type") in ("chain", "chord", "group"):
-            kwargs = element.get("kwargs") or {}
-            for part in (kwargs.get("tasks"), kwargs.get("header"), kwargs.get("body")):
-                yield from options_within([part] if isinstance(part, dict) else part or ())
-        elif options.get("task_id"):
-            yield options
-
-
-def context_of(options: dict[str, Any], reply_to: str | None) -> Context:
-    """Return the request that a task with *options* would have had, for its result backend."""
-    return Context(
-        {
-            "id": options["task_id"],
-            "group": options.get("group_id"),
-            "group_index": options.get("group_index"),
-            "chord": options.get("chord"),
-            "errbacks": None,
-            "reply_to": reply_to,
-            "correlation_id": options["task_id"],
-        }
-    )

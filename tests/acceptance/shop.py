@@ -29,11 +29,6 @@ app.conf.update(
     redlock_max_ttl=max(TTL, 3.0),
     redlock_node_timeout=0.3,
     broker_connection_retry_on_startup=True,
-    broker_transport_options={
-        "visibility_timeout": int(os.environ.get("VISIBILITY", "60")),
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-    },
     task_track_started=True,
     worker_prefetch_multiplier=1,
 )
@@ -50,14 +45,6 @@ def bill(self, invoice, seconds=0.01):
     with body(EVENTS, f"bill {invoice}", task=self.request.id):
         time.sleep(seconds)
     return {"billed": invoice, "fence": getattr(lock_or_none(), "fence", None)}
-
-
-@app.task(base=BASE, bind=True, acks_late=True, lock_key="load:{name}")
-def load(self, name, seconds):
-    """Load something for *seconds*; the message is acknowledged afterwards."""
-    with body(EVENTS, f"load {name}", task=self.request.id):
-        time.sleep(seconds)
-    return f"loaded {name}"
 
 
 @app.task(base=BASE, bind=True, lock_key="keep:{name}")

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
 
 import pytest
-from celery import chain, chord, group
+from celery import chain, chord, current_task, group, signals
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.utils import uuid
 
 from celery_redlock import RedlockTask
 from support.events import read, record
 from support.stage import stage
+from support.versions import CELERY
 from support.waiting import eventually
 
 
@@ -20,6 +29,9 @@ def declare(app):
     declare_plain(app)
     declare_retrying(app)
     declare_special(app)
+    declare_ends(app)
+    if "EVENTS" in os.environ:
+        tell_of_signals()
 
 
 def declare_plain(app):
@@ -105,15 +117,144 @@ def declare_special(app):
             "called_directly": request.called_directly,
         }
 
+    @app.task(name="tell", bind=True, shared=False)
+    def tell(self, what):
+        return {key: value for key, value in vars(self.request).items() if key in STEADY}
+
+
+#: What a request has that is the same in every run.
+STEADY = {
+    "argsrepr",
+    "called_directly",
+    "delivery_info",
+    "expires",
+    "headers",
+    "ignore_result",
+    "is_eager",
+    "kwargsrepr",
+    "lang",
+    "replaced_task_nesting",
+    "retries",
+    "shadow",
+    "soft_time_limit",
+    "stamped_headers",
+    "stamps",
+    "task",
+    "tenant",
+    "time_limit",
+    "timelimit",
+}
+
+
+def declare_ends(app):
+    """Declare a task that ends in every way there is, acknowledged early and late."""
+
+    def end(self, way, what):
+        record(os.environ["EVENTS"], "note", args=[what, way, self.request.retries])
+        is_first = len(notes_of(os.environ["EVENTS"], what)) == 1
+        if way in SLEEPING:
+            sleep(way)
+        elif way in KILLED:
+            if is_first or way == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+        elif way == "hold":
+            go = Path(os.environ["EVENTS"]).with_name(f"go {what}")
+            eventually(go.exists, "word to go on", timeout=60)
+        elif way in ERRORS:
+            raise ERRORS[way]
+        else:
+            by_itself(self, way, what, is_first=is_first)
+        return f"{way} over"
+
+    app.task(name="end", bind=True, shared=False)(end)
+    app.task(name="end_late", bind=True, shared=False, acks_late=True)(end)
+    lost = {"acks_late": True, "reject_on_worker_lost": True}
+    app.task(name="end_lost", bind=True, shared=False, **lost)(end)
+
+
+SLEEPING = ("soft", "soft caught", "hard")
+KILLED = ("killed", "killed once")
+ERRORS = {
+    "fail": ValueError("no"),
+    "ignore": Ignore("no"),
+    "reject": Reject("no", requeue=False),
+    "exit": SystemExit(1),
+}
+
+
+def sleep(way):
+    """Sleep until a limit ends it, which only one way survives."""
+    try:
+        time.sleep(60)
+    except SoftTimeLimitExceeded:
+        if way != "soft caught":
+            raise
+
+
+def by_itself(task, way, what, *, is_first):
+    """End in a way for which the task itself is needed, or just go on."""
+    if way == "progress":
+        task.update_state(state="PROGRESS", meta={"done": 1})
+    if way == "replace":
+        raise task.replace(task.app.tasks["total"].si([len(what), 7000]))
+    if way == "retry" and not task.request.retries:
+        # At once would be too soon: Celery might store RETRY over the result of the next try.
+        raise task.retry(countdown=1)
+    if way == "requeue" and is_first:
+        raise Reject("not now", requeue=True)
+
+
+TASK_SIGNALS = (
+    "before_task_publish",
+    "after_task_publish",
+    "task_received",
+    "task_prerun",
+    "task_success",
+    "task_failure",
+    "task_retry",
+    "task_revoked",
+    "task_internal_error",
+    "task_postrun",
+)
+MAIN = os.getpid()
+
+
+def which_run():
+    """Return which run of a task this is: after how many retries and replacements."""
+    request = current_task.request if current_task else None
+    return [request.retries, request.replaced_task_nesting or 0] if request else [0, 0]
+
+
+def tell_of_signals():
+    """Record every signal of a task, where it was sent and what it said."""
+    for name in TASK_SIGNALS:
+
+        def receive(sender=None, name=name, **told):
+            told_id = told.get("task_id") or (told.get("headers") or {}).get("id")
+            if told_id is None:
+                request = told.get("request") or sender.request
+                told_id = request.id
+            record(
+                os.environ["EVENTS"],
+                "signal",
+                id=told_id,
+                name=name,
+                where="parent" if os.getpid() == MAIN else "child",
+                run=which_run(),
+                told=[str(told.get(key)) for key in ("state", "expired", "terminated", "signum")],
+            )
+
+        getattr(signals, name).connect(receive, weak=False)
+
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     """A plain app and a protected one, each with a worker of its own."""
+    same = {"result_extended": True, "worker_send_task_events": True, "redlock_ttl": 5.0}
+    folders = [tmp_path_factory.mktemp(name) for name in ("plain", "protected")]
     with (
-        stage(__file__, tmp_path_factory.mktemp("plain"), nodes=0, redlock_nodes=[]) as plain,
-        stage(
-            __file__, tmp_path_factory.mktemp("protected"), nodes=3, everything_protected=True
-        ) as protected,
+        stage(__file__, folders[0], nodes=0, redlock_nodes=[], **same) as plain,
+        stage(__file__, folders[1], nodes=3, everything_protected=True, **same) as protected,
     ):
         for it in (plain, protected):
             it.worker(concurrency=2)
@@ -137,19 +278,18 @@ def ends_of_all(result):
     return found
 
 
+def notes_of(events, what):
+    """Return the notes about *what* so far, in their order."""
+    return [event["args"] for event in read(events, "note") if event["args"][0] == what]
+
+
 def notes(it, what, times):
     """Wait for *times* notes about *what*, and return them in their order."""
-    found = eventually(
-        lambda: (
-            matching
-            if len(matching := [e for e in read(it.events, "note") if e["args"][0] == what])
-            >= times
-            else None
-        ),
+    return eventually(
+        lambda: found if len(found := notes_of(it.events, what)) >= times else None,
         f"{times} notes about {what}",
         timeout=30,
     )
-    return [event["args"] for event in found]
 
 
 def groups(it):
@@ -185,7 +325,7 @@ def chains(it):
     """To the end, broken in the middle, and through a group."""
     add, total, fail = it.task("add"), it.task("total"), it.task("fail")
     whole = chain(add.s(1, 1), add.s(1), add.si(5, 50), add.s(2)).apply_async()
-    broken = chain(add.s(2, 1), fail.s("chain"), add.s(1)).apply_async()
+    broken = chain(add.s(2, 51), fail.s("chain"), add.s(1)).apply_async()
     # The last one never comes to be; whoever waits for it is told by its parent.
     with pytest.raises(ValueError, match="chain") as told:
         broken.get(timeout=30)
@@ -212,14 +352,15 @@ def links(it):
 
 def results_ignored(it):
     """Nothing is stored; the body runs."""
-    forgotten = [
-        it.task("forget").delay("ignored"),
-        it.task("add").apply_async((1, 70), ignore_result=True),
-    ]
+    forgotten = [it.task("forget").delay("ignored")]
+    if CELERY >= (5, 6):  # before, the task alone has a say, not its caller
+        forgotten.append(it.task("add").apply_async((1, 70), ignore_result=True))
     ran = notes(it, "ignored", 1)
     it.wait_until_quiet()
-    kept = it.task("forget").apply_async(("kept",), ignore_result=False)
-    return ran, [it.meta(result.id) for result in forgotten], ends(kept)
+    stored = [it.meta(result.id) for result in forgotten]
+    if CELERY >= (5, 6):
+        stored.append(ends(it.task("forget").apply_async(("kept",), ignore_result=False)))
+    return ran, stored
 
 
 def manual_retries(it):
@@ -271,6 +412,107 @@ def expiry(it):
     return ends(late), [e for e in read(it.events, "note") if e["args"][0] == "late"]
 
 
+def told(it, result):
+    """Return the signals of a task that the parent sent, and those that its children sent."""
+    mine = [event for event in read(it.events, "signal") if event["id"] == result.id]
+    mine.sort(key=lambda event: event["run"])  # a retry may begin before its cause is over
+    return {
+        where: [(e["name"], *e["run"], *e["told"]) for e in mine if e["where"] == where]
+        for where in ("parent", "child")
+    }
+
+
+def messages(it):
+    """What a message carries: headers, stamps, priority, limits, a name to be shown."""
+    tell = it.task("tell")
+    stamped = tell.si("stamped")
+    stamped.stamp(customer="acme", stamped_headers=["customer"])
+    found = [
+        tell.apply_async(("headers",), headers={"tenant": "acme"}),
+        stamped.apply_async(),
+        tell.apply_async(("priority",), priority=3),
+        tell.apply_async(("limits",), time_limit=30, soft_time_limit=20, expires=60),
+        tell.apply_async(("shadow",), shadow="shown"),
+        chain(tell.si("first"), tell.si("second").set(priority=5)).apply_async(priority=2),
+    ]
+    values = [result.get(timeout=30) for result in found]
+    for value in values:
+        value["expires"] = bool(value.get("expires"))
+    return values
+
+
+def states(it):
+    """What is to be read of a task while it runs."""
+    result = it.task("end").delay("hold", "seen")
+    notes(it, "seen", 1)
+    started = eventually(lambda: it.meta(result.id), "a state")
+    it.events.with_name("go seen").touch()
+    found = started["status"], sorted(started["result"]), ends(result)
+    progress = it.task("end").delay("progress", "progress")
+    return found, ends(progress)
+
+
+def revocations(it):
+    """Before it is published, while it waits for its time, and while it runs."""
+    end, control, never = it.task("end"), it.app.control, uuid()
+    control.revoke(never)
+    waiting = end.apply_async(("return", "revoked"), countdown=5)
+    eventually(lambda: told(it, waiting)["parent"], "sign that it waits", timeout=30)
+    waiting.revoke()
+    eventually(
+        lambda: {never, waiting.id} <= set(*(control.inspect().revoked() or {}).values()),
+        "word of the revocations",
+        timeout=30,
+    )
+    early = end.apply_async(("return", "revoked"), task_id=never)
+    found = [ends(early), ends(waiting), notes_of(it.events, "revoked")]
+    running = end.delay("hold", "terminated")
+
+    def is_known_to_run():
+        active = [task for tasks in (control.inspect().active() or {}).values() for task in tasks]
+        return any(task["id"] == running.id and task["worker_pid"] for task in active)
+
+    notes(it, "terminated", 1)
+    eventually(is_known_to_run, "word that the task runs", timeout=30)
+    running.revoke(terminate=True)
+    ended, _ = ends(running)  # the word of why is chance: up to Celery 5.6 two places write it
+    time.sleep(0.5)  # for signals that are sent once the state is stored
+    return found, ended, [told(it, result)["parent"] for result in (early, waiting, running)]
+
+
+def eager_runs(it):
+    """``apply()`` of everything, with the signals that are sent."""
+    seen = []
+    add, fail, total, tries, retries, become = (
+        it.task(name) for name in ("add", "fail", "total", "tries", "retries", "become")
+    )
+
+    def apply():
+        yield add.apply((1, 90))
+        yield fail.apply(("eager",))
+        yield from (tries.apply((f"eager {n}", n)) for n in range(4))
+        yield from (retries.apply((f"eager auto {n}", n)) for n in range(4))
+        yield become.apply((1, 91))
+        yield chain(add.s(1, 92), add.s(1), become.s(5)).apply()
+        yield from group(add.s(n, 93) for n in range(2)).apply().results
+        yield chord([add.s(n, 94) for n in range(2)], total.s()).apply()
+        yield add.apply((1, 95), link=add.s(1), link_error=add.s(2))
+        yield it.task("tell").apply(("eager",), headers={"tenant": "acme"})
+
+    receivers = {}
+    for name in TASK_SIGNALS:
+        receivers[name] = lambda sender=None, name=name, **_: seen.append((name, str(sender)))
+        getattr(signals, name).connect(receivers[name], weak=False)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EVENTS", str(it.events))
+            found = [(r.state, repr(r.result).partition("[")[0]) for r in apply()]
+    finally:
+        for name, receiver in receivers.items():
+            getattr(signals, name).disconnect(receiver)
+    return [(name, sender.partition(" ")[0]) for name, sender in seen], found
+
+
 WORKFLOWS = [
     groups,
     chords,
@@ -283,6 +525,10 @@ WORKFLOWS = [
     maps,
     requests,
     expiry,
+    messages,
+    states,
+    revocations,
+    eager_runs,
 ]
 
 
@@ -292,6 +538,135 @@ def test_a_protected_app_does_what_a_plain_one_does(both, workflow):
     plain, protected = both
     expected = workflow(plain)
     assert workflow(protected) == expected
+
+
+# -- every end of a task ----------------------------------------------------------------
+
+#: Ways to end, and what a task is published with.
+ENDS = {
+    "return": {},
+    "fail": {},
+    "retry": {},
+    "replace": {},
+    "ignore": {},
+    "reject": {},
+    "requeue": {},
+    "exit": {},
+    "soft": {"soft_time_limit": 1},
+    "soft caught": {"soft_time_limit": 1},
+    "hard": {"time_limit": 1},
+    "killed": {},
+}
+READY = {"SUCCESS", "FAILURE", "REVOKED"}
+
+
+class Witness(threading.Thread):
+    """Sees the events that a stage's worker sends to whoever monitors it."""
+
+    def __init__(self, it):
+        super().__init__(daemon=True)
+        self._app, self._seen = it.app, []
+        self._receiver = None
+
+    def __enter__(self):
+        self.start()
+        eventually(lambda: self._seen, "heartbeat of the worker", timeout=30)
+        return self
+
+    def __exit__(self, *_):
+        self._receiver.should_stop = True
+        self.join()
+
+    def run(self):
+        """Look until it is over."""
+        with self._app.connection_for_read() as connection:
+            self._receiver = self._app.events.Receiver(connection, {"*": self._seen.append})
+            self._receiver.capture(wakeup=False)
+
+    def of(self, result):
+        """Return the events about a task, in their order, without what differs in each run."""
+        steady = ("type", "name", "args", "kwargs", "retries", "result", "exception", "signum")
+        return [
+            {key: event[key] for key in steady if key in event}
+            for event in self._seen
+            if event.get("uuid") == result.id and not event["type"].startswith("task-redlock-")
+        ]
+
+
+@pytest.fixture(scope="module")
+def witnesses(both):
+    """Witnesses of the plain app's worker and of the protected one's."""
+    with Witness(both[0]) as plain, Witness(both[1]) as protected:
+        yield plain, protected
+
+
+def stored(it, result):
+    """Return what the result backend stores, without what differs from run to run."""
+    drop = ("date_done", "task_id", "worker", "traceback", "parent_id", "group_id")
+    meta = json.loads(re.sub(r"Job: \d+", "Job", json.dumps(it.meta(result.id))))
+    found = {key: value for key, value in meta.items() if key not in drop}
+    return {**found, "result": None} if found.get("status") == "STARTED" else found
+
+
+def wait_for_the_end(it, witness, result, what, times):
+    """Wait until nothing more can come of a task whose body is to run so many *times*."""
+    notes(it, what, times)
+    last_word = {"task-succeeded", "task-failed", "task-rejected", "task-revoked"}
+
+    without_state = ["IGNORED", "REJECTED"]
+    if CELERY < (5, 7) and what.endswith(" exit"):
+        without_state.append("None")  # in words of a signal
+
+    def is_over():
+        last = told(it, result)["child"][-1]
+        has_no_state = last[0] == "task_postrun" and last[3] in without_state
+        return it.meta(result.id).get("status") in READY or has_no_state
+
+    eventually(is_over, f"end of {what}", timeout=60, every=0.1)
+    it.wait_until_quiet()
+    if it.meta(result.id).get("status") in READY:
+        eventually(
+            lambda: last_word & {event["type"] for event in witness.of(result)},
+            f"event that tells of the end of {what}",
+            timeout=30,
+        )
+    time.sleep(0.5)  # for what more might be sent
+
+
+@pytest.mark.parametrize("way", ENDS)
+@pytest.mark.parametrize("name", ["end", "end_late"])
+def test_every_end_is_the_end_that_celery_makes_of_it(both, witnesses, name, way):
+    """State, result, number of bodies, signals and events are those of a plain task."""
+    what = f"{name} {way}"
+    results = [it.task(name).apply_async((way, what), **ENDS[way]) for it in both]
+    times = 2 if way == "retry" or what == "end_late requeue" else 1
+    stories = []
+    for it, result, witness in zip(both, results, witnesses, strict=True):
+        wait_for_the_end(it, witness, result, what, times)
+        story = {
+            "notes": notes_of(it.events, what),
+            "stored": stored(it, result),
+            "signals": told(it, result),
+            "events": witness.of(result),
+        }
+        if way == "hard":  # whether the child gets to say a last word is chance
+            story["signals"]["child"] = [
+                s for s in story["signals"]["child"] if s[0] == "task_prerun"
+            ]
+        if way in ("retry", "replace"):  # the parent may hear of the next run before this one ends
+            story["events"].sort(key=str)
+        stories.append(story)
+    assert stories[1] == stories[0]
+    assert stories[0]["events"]
+    assert stories[0]["signals"]["parent"]
+
+
+def test_a_task_whose_process_was_lost_comes_again_as_ever(both):
+    """With ``reject_on_worker_lost`` it is delivered again, and its second body is the last."""
+    results = [it.task("end_lost").delay("killed once", "lost") for it in both]
+    found = [(ends(r), notes(it, "lost", 2)) for it, r in zip(both, results, strict=True)]
+    assert found[1] == found[0]
+    assert found[0][0] == ("SUCCESS", "'killed once over'")
 
 
 def test_no_lock_is_left_behind(both):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support import events as recording
+from support.clients import let_go
 from support.waiting import eventually
 
 APP = """
@@ -36,7 +37,7 @@ def shop(tmp_path, broker, monkeypatch):
     import harness_shop
 
     yield harness_shop
-    harness_shop.app.close()
+    let_go(harness_shop.app)
 
 
 def _there(pid):

@@ -15,6 +15,7 @@ from celery_redlock import LockLost
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.survey import bootstrap, live_locks
 from support import events as recording
+from support.clients import let_go
 from support.waiting import eventually
 
 HERE = Path(__file__).parent
@@ -49,10 +50,7 @@ class Shop:
 
     def close(self):
         """Let go of the client's connections."""
-        backend = self.client.backend
-        backend.result_consumer.stop()
-        backend.client.connection_pool.disconnect()
-        self.client.close()
+        let_go(self.client)
         pools.reset()
 
     @property
@@ -192,36 +190,6 @@ def test_a_chain_of_one_lock_runs_to_its_end(shop):
     links = chain(shop.task("link", 0), *(shop.task("link") for _ in range(14)))
     assert links.apply_async().get(timeout=30) == 15
     assert len(shop.recorded("start")) == 15
-
-
-@pytest.mark.parametrize("locks", ["on", "off"])
-def test_a_redelivered_task_runs_once(shop, locks):
-    """Two deliveries of one message: one body, the real result; plain tasks run both."""
-    for name in ("w1", "w2"):
-        shop.open(env={"VISIBILITY": "2", "LOCKS": locks}, concurrency=2, name=name)
-    result = shop.publish("load", "it", 6.0)
-    seen = set()
-    eventually(lambda: seen.add(result.state) or result.state in READY, "result", timeout=30)
-    time.sleep(4.0)  # two visibility timeouts more, in which late copies may turn up
-    starts = shop.recorded("start")
-    assert result.get() == "loaded it"
-    if locks == "off":
-        assert len(starts) > 1
-        return
-    assert len(starts) == 1
-    assert seen <= {"PENDING", "STARTED", "SUCCESS"}
-
-
-def test_a_task_whose_worker_was_killed_runs_on_the_other(shop):
-    """The copy that was set aside takes over when the dead worker's lease has ended."""
-    first = shop.open(ttl=2.0, env={"VISIBILITY": "2"}, name="w1")
-    result = shop.publish("load", "it", 4.0)
-    shop.started("load it")
-    shop.open(ttl=2.0, env={"VISIBILITY": "2"}, name="w2")
-    first.kill()
-    assert result.get(timeout=30) == "loaded it"
-    assert not recording.overlaps(shop.recorded())
-    assert len(shop.recorded("end")) == 1
 
 
 def test_a_chord_of_duplicates_ends(shop):

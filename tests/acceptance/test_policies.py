@@ -235,7 +235,7 @@ def test_a_task_may_wait_in_its_slot(it):
     """With ``lock_wait`` it gets the lock as soon as the holder gives it back."""
     with it.held("wait for me"):
         result = it.task("wait").delay("wait for me")
-        eventually(lambda: result.state == "STARTED", "start of the wait", timeout=20)
+        it.wait_for_log(rf"wait\[{result.id}\] received")
         time.sleep(0.3)
     began = time.monotonic()
     assert result.get(timeout=20)["lock"] == "HeldLock"

@@ -25,6 +25,7 @@ from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import KNOWN, Settings
 from celery_redlock.task import policies
 from celery_redlock.task.options import OPTIONS
+from support.clients import let_go
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -158,7 +159,7 @@ def test_the_first_example_runs_in_a_worker(text_for_servers, start_worker, tmp_
     results = [readme_shop.bill.delay(number) for number in (7, 8)]
     for number, result in zip((7, 8), results, strict=True):
         assert result.get(timeout=20).startswith(f"invoice {number} billed with fence ")
-    readme_shop.app.close()
+    let_go(readme_shop.app)
     worker.terminate()
 
 
@@ -233,12 +234,13 @@ def test_the_numbers_of_the_text_are_those_of_the_code():
 
 def test_versions_are_those_of_the_package():
     """The versions that the text promises are those that pyproject.toml admits."""
-    words = "Python 3.10 to 3.13,\nCelery 5.6 or newer, redis-py 6.4 to 8."
+    words = "Python 3.10 to 3.13,\nCelery 5.4 to 5.7, redis-py 6.4 to 8."
     assert words in README.read_text()
-    for promised in ('">=3.10"', '"celery>=5.6,<6"', '"redis>=6.4,<9"'):
+    for promised in ('">=3.10"', '"celery>=5.4,<6"', '"redis>=6.4,<9"'):
         assert promised in PYPROJECT.read_text()
     newest = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PYPROJECT.read_text())[-1]
     assert newest == "3.13"
+    assert "CELERYS ?= 5.4 5.5 5.6 5.7\n" in (ROOT / "Makefile").read_text()
 
 
 # -- commands and links -------------------------------------------------------------------
@@ -308,12 +310,12 @@ def test_files_that_pages_name_exist():
 
 
 def test_the_page_on_architecture_knows_the_rooms():
-    """Every file of the lock has its line, and every file on the way down is there."""
+    """Every file of the lock and of a task has its line; every file on the way down is there."""
     page = (ROOT / "docs" / "architecture.md").read_text()
-    rooms = page.partition("Inside `lock/`")[2].partition("## ")[0]
-    lock = ROOT / "celery_redlock" / "lock"
-    files = {path.name for path in lock.glob("*.py")} - {"__init__.py"}
-    assert set(re.findall(r"`(\w+\.py)`", rooms)) == files
+    rooms = page.partition("Inside `lock/`")[2].partition("## ")[0].partition("in `task/`")
+    for room, told in (("lock", rooms[0]), ("task", rooms[2])):
+        files = {path.name for path in (ROOT / "celery_redlock" / room).glob("*.py")}
+        assert set(re.findall(r"`(\w+\.py)`", told)) == files - {"__init__.py"}
     flow = page.partition("## One execution")[2].partition("## ")[0]
     for name in re.findall(r"(?:lock|task)/\w+\.py", flow):
         assert (ROOT / "celery_redlock" / name).exists(), name

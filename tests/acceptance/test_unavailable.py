@@ -23,6 +23,8 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.servers import servers
 from support import events as recording
+from support.clients import let_go
+from support.versions import CELERY
 from support.waiting import eventually
 from support.worker import Worker
 
@@ -105,8 +107,7 @@ def shop(some_binary, tmp_path_factory):
                 yield made
                 print(made.worker.log())  # noqa: T201  pytest shows it if a test failed
         finally:
-            made.client.backend.result_consumer.stop()
-            made.client.close()
+            let_go(made.client)
 
 
 @pytest.fixture
@@ -309,7 +310,9 @@ def test_what_was_put_off_expires_when_its_time_is_over(dead):
 
 def test_a_worker_without_lock_nodes_shuts_down_soon_and_keeps_its_messages(dead, start_worker):
     """SIGTERM ends it within 3 s, and what it had put off is in the queue for the next one."""
-    leaving = start_worker(APP, env=dead.env, name="leaving", args=["-Q", "leaving"])
+    # Before Celery 5.7 a pool of processes now and then waits for one for ever, whatever its tasks.
+    pool = "prefork" if CELERY >= (5, 7) else "threads"
+    leaving = start_worker(APP, env=dead.env, name="leaving", pool=pool, args=["-Q", "leaving"])
     task = dead.send("retrying", queue="leaving")
     eventually(lambda: task.result.state == "RETRY", "state RETRY")
     told = time.monotonic()

@@ -226,9 +226,11 @@ def test_a_marker_makes_the_lock_needless(bench):
 
 
 def test_a_marker_can_be_taken_away(bench):
-    """A marker with no time left is deleted."""
-    bench.ask(requests.mark_request(RULES, Marker("done:7", "done", 30.0)))
-    bench.ask(requests.mark_request(RULES, Marker("done:7", "", 0.0)))
+    """By its name and state: what it says may have changed."""
+    bench.ask(requests.mark_request(RULES, Marker("done:7", "finishing", 30.0)))
+    bench.ask(requests.mark_request(RULES, Marker("done:7", "another", 0.0)))
+    assert bench.acquire(marker="done:7").kind is VoteKind.MARKED
+    bench.ask(requests.mark_request(RULES, Marker("done:7", "finishing", 0.0)))
     assert bench.acquire(marker="done:7").kind is VoteKind.GRANTED
 
 
@@ -395,6 +397,15 @@ def test_a_release_deletes_only_its_own_token(bench):
     assert bench.get("fence") == b"10"
 
 
+def test_an_owner_can_release_what_any_of_its_tokens_holds(bench):
+    """The part of a token that its owner shares suffices; less of it, or nothing, does not."""
+    bench.acquire(A)
+    for stranger in (B[:32], A[:31], "", A[:31] + B[:1]):
+        assert bench.release(stranger).kind is VoteKind.REFUSED
+    assert bench.release(A[:32]).kind is VoteKind.GRANTED
+    assert bench.get("lock") is None
+
+
 def test_a_release_can_keep_the_key_for_a_while(bench):
     """With keep the lock stands for so long yet, for everybody, and then ends."""
     bench.acquire(A)
@@ -410,6 +421,19 @@ def test_a_release_sets_its_marker_whoever_holds_the_lock(bench):
     assert bench.client.get(marker_key("redlock", "run:1")) == b"finishing"
     assert 29_000 < bench.client.pttl(marker_key("redlock", "run:1")) <= 30_000
     assert bench.get("lock").startswith(B.encode())
+
+
+def test_what_is_done_stays_done(bench):
+    """A child that was killed while it finished may speak last; its parent has said the word."""
+    key = marker_key("redlock", "run:1")
+    bench.ask(requests.mark_request(bench.rules, Marker("run:1", "done", 60.0)))
+    bench.release(A, marker=Marker("run:1", "finishing", 30.0))
+    assert bench.client.get(key) == b"done"
+    assert bench.client.pttl(key) > 59_000
+    bench.ask(requests.mark_request(bench.rules, Marker("run:1", "finishing", 0.0)))
+    assert bench.client.get(key) == b"done"
+    bench.release(A, marker=Marker("run:1", "done", 90.0))
+    assert bench.client.pttl(key) > 89_000
 
 
 # -- inspect -----------------------------------------------------------------------------

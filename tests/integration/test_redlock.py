@@ -31,6 +31,8 @@ from celery_redlock.events import (
 from celery_redlock.lock import clock, connector, survey
 from celery_redlock.lock.guard import Greeting
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.rounds import MarkerStands, Wanted, new_owner
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys
 from celery_redlock.ops.servers import servers as start_servers
@@ -194,10 +196,38 @@ def test_a_release_without_a_quorum_is_unknown(redis_nodes, locks):
 
 
 def test_a_lease_can_be_released_by_another_process(five_nodes, locks):
-    """The token is all it takes: this is how a worker's parent releases for a dead child."""
+    """The token is all it takes."""
     lease = locks(five_nodes[:3]).acquire("report")
     other = locks(five_nodes[:3], bootstrap=False)
     assert other.release(lease) is ReleaseOutcome.RELEASED
+
+
+def test_a_lock_can_be_released_for_its_owner(five_nodes, locks):
+    """A worker's parent knows no token, but what they begin with: nobody else's lock is hit."""
+    child, seen = locks(five_nodes[:3]), []
+    parent = locks(five_nodes[:3], bootstrap=False, observers=[seen.append])
+    owner, other = new_owner(), new_owner()
+    first = child.take(Wanted("report", 5.0, owner=owner))
+    assert first.token.startswith(owner)
+    assert len(first.token) == 40
+    assert parent.release_for("report", other, since=first.since) is ReleaseOutcome.EXPIRED
+    assert not first.is_lost
+    assert parent.release_for("report", owner, since=first.since) is ReleaseOutcome.RELEASED
+    assert [e.name for e in seen if isinstance(e, LockReleased)] == ["report"]
+    again = child.take(Wanted("report", 5.0, owner=owner))
+    assert again.token != first.token
+    outcome = parent.release_for("report", owner, since=again.since, keep=2.0)
+    assert outcome is ReleaseOutcome.RELEASED
+    with pytest.raises(LockTaken):
+        parent.acquire("report")
+
+
+def test_a_marker_can_be_waited_for_by_who_never_connected(five_nodes, locks):
+    """A majority has it when the call returns."""
+    locks(five_nodes[:3]).acquire("report")
+    locks(five_nodes[:3], bootstrap=False).mark(Marker("run:1", "done", 9.0), wait=True)
+    with pytest.raises(MarkerStands):
+        locks(five_nodes[:3], bootstrap=False).take(Wanted("it", 5.0, marker="run:1"))
 
 
 @each_size

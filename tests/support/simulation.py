@@ -33,7 +33,7 @@ from celery_redlock.lock.requests import Request, release_request
 from celery_redlock.lock.rounds import Ask, Client, Pause, Tell, Wanted, acquire
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import ACQUIRE, MARK, RELEASE, RENEW, Script
-from celery_redlock.lock.votes import TOKEN_LENGTH, Vote, VoteKind
+from celery_redlock.lock.votes import OWNER_LENGTH, TOKEN_LENGTH, Vote, VoteKind
 
 __all__ = [
     "CALM",
@@ -322,19 +322,20 @@ class SimulatedNode:
             del self.store[lock]
         elif mine:
             self.put(lock, held or b"", kept)
-        if marker_key != lock:
+        if marker_key != lock and (state == b"done" or self.get(marker_key) != b"done"):
             self.put(marker_key, state, marker_ttl)
         return [1 if mine else 0, 0]
 
     def is_owner(self, held: bytes, token: bytes) -> bool:
-        """Return whether the value of a lock begins with *token*."""
-        return held[:TOKEN_LENGTH] == token
+        """Return whether the value of a lock begins with *token*, or with its owner's part."""
+        return len(token) >= OWNER_LENGTH and held.startswith(token)
 
     def mark(self, keys: Sequence[bytes], arguments: Sequence[bytes]) -> list[Any]:
         """As MARK_LUA."""
         state, ttl = arguments
         if ttl == b"0":
-            self.store.pop(keys[0], None)
+            if self.get(keys[0]) == state:
+                del self.store[keys[0]]
         else:
             self.put(keys[0], state, ttl)
         return [1, 0]

@@ -18,7 +18,8 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from celery_redlock import Redlock
 from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.servers import Server, servers
 from celery_redlock.plugin import plugin_for
+from support.clients import let_go
 from support.events import Body, bodies, read
+from support.redelivery import look_often
 from support.waiting import eventually
 from support.worker import Worker
 
@@ -47,6 +50,8 @@ DEFAULTS = {
 
 def make_app(file: str, conf: dict[str, Any], *, is_worker: bool) -> Celery:
     """Return an app with *conf* and the tasks that *file* declares."""
+    if is_worker:
+        look_often()
     app = Celery("stage", set_as_current=is_worker)
     app.conf.update(conf)
     declared_in(file)(app)
@@ -109,15 +114,17 @@ class Stage:
         self.workers.append(self._stack.enter_context(worker))
         return worker
 
+    def start_workers(self, all_options: Iterable[dict[str, Any]]) -> None:
+        """Start several workers at the same time; each has options of `support.worker.Worker`."""
+        with ThreadPoolExecutor(max_workers=16) as starters:
+            list(starters.map(lambda options: self.worker(**options), all_options))
+
     def close(self) -> None:
         """End all workers and the client."""
         self._stack.close()
         if self.conf.get("redlock_nodes"):
             plugin_for(self.app).locks.close()
-        # A result that is forgotten later would try to unsubscribe from a server that is gone.
-        backend: Any = self.app.backend
-        backend.remove_pending_result = lambda result: result
-        self.app.close()
+        let_go(self.app)
 
     def task(self, name: str) -> Any:
         """Return a task by its name."""

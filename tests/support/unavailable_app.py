@@ -13,7 +13,7 @@ from typing import Any
 from celery import Celery
 
 from celery_redlock import Reschedule, Retry, current_lock
-from celery_redlock.task.execution import RedlockTask
+from celery_redlock.task.base import RedlockTask
 from support.events import body
 
 app = Celery("unavailable", broker=os.environ["BROKER"], backend=os.environ["BROKER"])

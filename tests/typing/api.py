@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
 
 import celery_redlock
 from celery_redlock import (
@@ -29,6 +29,7 @@ from celery_redlock import (
     Skipped,
     current_lock,
 )
+from celery_redlock.task.forced_ends import RedlockRequest
 from celery_redlock.testing import locks_disabled
 
 NODES = ["redis://lock-1/0", "redis://lock-2/0", "redis://lock-3/0"]
@@ -120,6 +121,53 @@ class Shop(RedlockTask):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Wrap the body."""
         return super().__call__(*args, **kwargs)
+
+
+class Elsewhere(Task[..., Any]):
+    """A base class of somebody else's."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body, and nothing else."""
+        return self.run(*args, **kwargs)
+
+
+class Timed:
+    """A mixin that is no task."""
+
+    def on_success(
+        self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Override a hook."""
+
+
+class Both(Elsewhere, RedlockTask):
+    """Two bases, ours behind."""
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Override a hook."""
+
+    def lock_name(
+        self, args: tuple[Any, ...] | list[Any] | None = None, kwargs: dict[str, Any] | None = None
+    ) -> str:
+        """Make a lock name by hand."""
+        return f"tenant:{super().lock_name(args, kwargs)}"
+
+
+class BothAgain(Timed, RedlockTask, Elsewhere):
+    """Two bases, ours before, and a mixin."""
+
+    lock_ttl = 20.0
+
+
+class OwnRequest(RedlockRequest):
+    """What a worker makes of a delivery."""
+
+
+class Watched(RedlockTask):
+    """A base with a request of its own."""
+
+    Request = "shop:OwnRequest"
 
 
 def publish() -> None:

@@ -6,13 +6,14 @@ import pytest
 from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_redlock import LockTaken, RedlockTask, Skipped
+from celery_redlock import LockTaken, RedlockTask, Skipped, current_lock
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.rounds import MarkerStands
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.execution import FINISHING, PREDECESSOR_GRACE
+from celery_redlock.task.interrupt import Interrupt
 
 
 class ScriptedLocks:
@@ -97,6 +98,20 @@ def test_a_granted_lock_runs_the_body_and_is_given_back(app):
     assert wanted.info == {"task": "shop.bill", "task_id": "me", "execution": "me/0/0"}
     ((_, marker),) = app.locks.released
     assert (marker.name, marker.state, marker.ttl) == ("me/0/0", "done", 3600.0)
+
+
+def test_a_signal_on_the_way_out_leaves_no_lock_in_the_bodys_place(app, monkeypatch):
+    """It may strike before the body's own end is cleared away: the next body finds nothing."""
+
+    def strike(self):
+        raise SystemExit
+
+    monkeypatch.setattr(Interrupt, "disarm", strike)
+    with pytest.raises(SystemExit):
+        deliver(app)
+    with pytest.raises(RuntimeError):
+        current_lock()
+    assert len(app.locks.released) == 1
 
 
 @pytest.mark.parametrize(
@@ -221,17 +236,23 @@ def test_only_what_has_ended_by_itself_is_remembered(app, error, is_over):
 
 
 @pytest.mark.parametrize(
-    ("state", "ttl"),
-    [("SUCCESS", 3600.0), ("FAILURE", 3600.0), ("RETRY", 3600.0), (None, 0.0), ("IGNORED", 0.0)],
+    ("state", "word", "ttl"),
+    [
+        ("SUCCESS", "done", 3600.0),
+        ("FAILURE", "done", 3600.0),
+        ("RETRY", "done", 3600.0),
+        (None, "finishing", 0.0),
+        ("IGNORED", "finishing", 0.0),
+    ],
 )
-def test_a_message_acknowledged_late_is_remembered_in_two_steps(app, state, ttl):
+def test_a_message_acknowledged_late_is_remembered_in_two_steps(app, state, word, ttl):
     """It is finishing with the release, and done once the result is stored, else forgotten."""
     deliver(app, options={"acks_late": True})
     ((_, marker),) = app.locks.released
     assert (marker.name, marker.state, marker.ttl) == ("me/0/0", "finishing", FINISHING)
     app.execution.stored(state)
-    ((name, word, lasts),) = [(m.name, m.state, m.ttl) for m in app.locks.marked]
-    assert (name, word, lasts) == ("me/0/0", "done", ttl)
+    (marked,) = [(m.name, m.state, m.ttl) for m in app.locks.marked]
+    assert marked == ("me/0/0", word, ttl)
 
 
 def test_without_memory_nothing_is_marked(app):

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
+import hypothesis
 import pytest
 from celery import Celery, chain, chord, group
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as CeleryRetry
 from celery.result import ResultSet
+from hypothesis import strategies as st
 from kombu.serialization import dumps, loads
 
 from celery_redlock import (
@@ -28,6 +31,7 @@ from celery_redlock.task.refused import refuse
 
 HOLDER = {"token": "01234567", "task_id": "other", "execution": "other/0/0", "ttl": 1.5}
 TAKEN = LockTaken("shop.bill:1", {"one:1/0": "refused"}, HOLDER)
+DEATH = ("exchange", "queue", "reason")
 UNDECIDED = QuorumUnavailable("shop.bill:1", {"one:1/0": "unreachable"}, 3.0)
 
 
@@ -224,6 +228,35 @@ def test_a_reschedule_carries_everything_along(app, published):
     assert {key: sent.get(key) for key in expected} == expected
 
 
+@pytest.mark.parametrize("of_task", [None, False, True])
+@pytest.mark.parametrize("of_call", [None, False, True])
+def test_whether_a_result_is_wanted_stays_as_it_was(app, published, of_task, of_call):
+    """What the caller said wins over the task, also when the task comes again."""
+    task = declare(app, on_conflict=Reschedule(), ignore_result=of_task)
+    said = {} if of_call is None else {"ignore_result": of_call}
+    with pytest.raises(Ignore):
+        act(task, delivery(task, **said), TAKEN)
+    sent = published[0][3]
+    assert bool(sent["ignore_result"]) is bool(of_task if of_call is None else of_call)
+
+
+def test_what_a_broker_noted_of_the_past_stays_behind(app, published):
+    """RabbitMQ before 4.0.1 drops a delayed message that comes along with what it was before."""
+    task = declare(app, on_conflict=Reschedule())
+    deaths = {
+        "x-death": [{"queue": "celery_delayed_0", "reason": "expired", "count": 1}],
+        **{f"x-{which}-death-{what}": "x" for which in ("first", "last") for what in DEATH},
+    }
+    headers = {"tenant": "acme", "x-tenant": "acme", **deaths}
+    with pytest.raises(Ignore):
+        act(task, delivery(task, headers=headers), TAKEN)
+    assert published[0][3]["headers"] == {
+        "tenant": "acme",
+        "x-tenant": "acme",
+        "redlock_put_off": 1,
+    }
+
+
 def test_every_reschedule_is_counted(app, published):
     """The counter grows, an event tells of it, and the limit makes the task fail."""
     task = declare(app, on_conflict=Reschedule(max_reschedules=2))
@@ -353,3 +386,135 @@ def test_a_chain_may_go_on_with_the_skipped_value(app, published):
     assert isinstance(result, Skipped)
     assert (request.chain, request.callbacks) == (rest, [{"task": "shop.link"}])
     assert app.AsyncResult("next").state == "PENDING"
+
+
+def begun(app, published, shape):
+    """Publish a workflow; returns its first task, that task's request and all other results."""
+    is_declared = "shop.next" in app.tasks
+    names = ("shop.bill", "shop.next")
+    first, then = [app.tasks[name] for name in names] if is_declared else tasks_of(app)
+    published.clear()
+    waiting = results_within(shape(first, then).apply_async())
+    ((_, _, _, sent),) = published
+    del waiting[sent["task_id"]]
+    carried = json.loads(json.dumps({"chain": sent.get("chain"), "callbacks": sent.get("link")}))
+    return first, delivery(first, **carried), waiting
+
+
+def fail_as_celery(app, request):
+    """Do what a worker does when a task has raised."""
+    app.backend.mark_as_failure(request.id, TAKEN, request=request)
+
+
+def links(first, then):
+    """Return a chain that is held together by links, as with the old message format."""
+    return chain(first.si(1), then.s(), group(then.s(), then.s()), use_link=True)
+
+
+@pytest.mark.parametrize("shape", ["chain", "group", "chord", "deep", "body", "links"])
+def test_whatever_followed_a_failed_task_fails_along(app, published, shape):
+    """Celery forgets groups and links; with what it does itself every result has the error."""
+    make = links if shape == "links" else lambda *tasks: workflows(*tasks)[shape]
+    task, request, waiting = begun(app, published, make)
+    task.on_conflict = "fail"
+    with pytest.raises(LockTaken):
+        act(task, request, TAKEN)
+    fail_as_celery(app, request)
+    assert {type(result.result) for result in waiting.values()} == {LockTaken}
+    assert len(published) == 1
+
+
+def test_celery_alone_forgets_groups_and_links(app, published):
+    """If this fails, Celery has learnt it, and `fail_followers` may go."""
+    for make in (links, lambda *tasks: workflows(*tasks)["group"]):
+        _, request, waiting = begun(app, published, make)
+        fail_as_celery(app, request)
+        assert {result.state for result in waiting.values()} == {"PENDING"}
+
+
+def test_a_skip_stops_links_that_somebody_waits_for(app, published):
+    """A link with an id of its own, as in a chain of links, is revoked like a chain."""
+    task, request, waiting = begun(app, published, links)
+    act(task, request, TAKEN)
+    assert {result.state for result in waiting.values()} == {"REVOKED"}
+
+
+def test_a_chord_that_never_began_is_not_told_of_its_members(app, caplog):
+    """They are revoked with it, but nobody counts them, and no error callback is called."""
+    task = declare(app, on_conflict="skip")
+    body = {"task": "shop.total", "options": {"task_id": "body"}}
+    member = {"task": "shop.next", "options": {"task_id": "a", "group_id": "g", "chord": body}}
+    kwargs = {"header": [member], "body": body}
+    rest = [{"task": "celery.chord", "subtask_type": "chord", "kwargs": kwargs, "options": {}}]
+    act(task, delivery(task, chain=rest), TAKEN)
+    assert {app.AsyncResult(each).state for each in ("a", "body")} == {"REVOKED"}
+    assert caplog.records == []
+
+
+def test_a_revoked_result_tells_what_it_would_have_been(app, published):
+    """With ``result_extended`` name and arguments are stored, as of any other task."""
+    app.conf.result_extended = True
+
+    def make(first, then):
+        return chain(first.si(1), then.s("x", y=2))
+
+    task, request, waiting = begun(app, published, make)
+    act(task, request, TAKEN)
+    (result,) = waiting.values()
+    assert (result.name, result.args, result.kwargs) == ("shop.next", ["x"], {"y": 2})
+
+
+def test_what_could_not_be_revoked_fails_with_the_task(app, published, monkeypatch):
+    """If the result backend fails in between, the chain is left to Celery's own error handling."""
+    task, request, _ = begun(app, published, lambda *tasks: workflows(*tasks)["chain"])
+
+    def broken(*_, **__):
+        raise ConnectionError
+
+    monkeypatch.setattr(app.backend, "mark_as_revoked", broken)
+    with pytest.raises(ConnectionError):
+        act(task, request, TAKEN)
+    assert len(request.chain) == 2
+
+
+@pytest.mark.parametrize("policy", ["skip", "fail"])
+def test_in_eager_mode_no_result_is_stored(app, policy, monkeypatch):
+    """There, no result backend need be in reach."""
+    task = declare(app, on_conflict=policy)
+    monkeypatch.setattr(type(task), "backend", None)
+    callbacks = [{"task": "shop.link", "options": {"task_id": "link"}}]
+    request = delivery(task, is_eager=True, callbacks=callbacks)
+    with pytest.raises(LockTaken) if policy == "fail" else nullcontext():
+        act(task, request, TAKEN)
+
+
+def canvases(then):
+    """Return a strategy of whatever can follow in a chain."""
+
+    def combined(inner):
+        some = st.lists(inner, min_size=2, max_size=3)
+        return st.one_of(
+            some.map(lambda tasks: chain(*tasks)),
+            some.map(lambda tasks: group(*tasks)),
+            st.tuples(some, inner).map(lambda parts: chord(*parts)),
+        )
+
+    return st.recursive(st.builds(then.s), combined, max_leaves=7)
+
+
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(data=st.data(), policy=st.sampled_from(["skip", "fail"]))
+def test_nothing_that_followed_is_forgotten(app, published, data, policy):
+    """However a workflow goes on, no result of it is waited for in vain."""
+
+    def make(first, then):
+        return chain(first.si(1), *data.draw(st.lists(canvases(then), min_size=1, max_size=3)))
+
+    task, request, waiting = begun(app, published, make)
+    task.on_conflict = policy
+    with pytest.raises(LockTaken) if policy == "fail" else nullcontext():
+        act(task, request, TAKEN)
+    if policy == "fail":
+        fail_as_celery(app, request)
+    due = {"skip": "REVOKED", "fail": "FAILURE"}[policy]
+    assert {result.state for result in waiting.values()} == {due}

@@ -1,0 +1,181 @@
+"""The base class of tasks that run under a lock: their options, and where Celery calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery import Task
+
+from celery_redlock.errors import LockKeyError
+from celery_redlock.lock.held import HeldLock
+from celery_redlock.plugin import Plugin, plugin_for
+from celery_redlock.task.current import current_lock
+from celery_redlock.task.execution import Execution
+from celery_redlock.task.keys import LockName
+from celery_redlock.task.options import OPTIONS, LockOptions, check_declared
+from celery_redlock.task.overrides import check_bases, check_request, protect
+from celery_redlock.task.policies import Policy
+from celery_redlock.task.redelivery import warn_if_forgetful
+
+__all__ = ["RedlockTask"]
+
+#: Built-in tasks of Celery; they inherit from us under ``task_cls`` and take no lock.
+BUILT_IN = "celery."
+
+
+class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at run time before 5.4
+    """
+    A Celery task whose body runs under a quorum lock.
+
+    ``@app.task(base=RedlockTask)`` alone locks on the task's name and all its arguments.
+    ``None`` means: as in the app's setting of the same meaning. A ``__call__`` of your own, or
+    of another base, runs under the lock, whether or not it calls ours.
+
+    Attributes:
+        lock_key: None, a template like ``"invoice:{invoice_id}"``, or a callable
+            ``(task, args, kwargs) -> str``; the whole lock name.
+        unique_on: Names of the arguments that make the default name; ``()`` for none.
+        lock_ttl: Lease written to every node [s]; the watchdog renews it.
+        lock_wait: How long to keep trying before the policy applies [s].
+        on_conflict: Policy when another execution holds the lock.
+        on_unavailable: Policy when no quorum could decide.
+        on_lock_lost: ``"abort"`` or ``"warn"``.
+        fence: Whether to ask for a fencing number.
+        min_hold: Keep the key at least so long after the grant [s].
+        dedup_ttl: How long a finished execution is remembered [s]; 0 for not at all.
+        chain_on_skip: ``"stop"`` or ``"continue"``.
+    """
+
+    abstract = True
+    #: What a worker makes of every delivery; it releases for children that were killed.
+    Request = "celery_redlock.task.forced_ends:RedlockRequest"
+
+    lock_key: str | Callable[[Any, tuple[Any, ...], dict[str, Any]], str] | None = None
+    unique_on: tuple[str, ...] | list[str] | None = None
+    lock_ttl: float | None = None
+    lock_wait: float | None = None
+    on_conflict: Policy | str | None = None
+    on_unavailable: Policy | str | None = None
+    on_lock_lost: str | None = None
+    fence: bool | None = None
+    min_hold: float = 0.0
+    dedup_ttl: float | None = None
+    chain_on_skip: str = "stop"
+
+    _lock_name: LockName | None = None
+    _tells_started = False
+
+    @classmethod
+    def bind(cls, app: Any) -> Any:
+        """
+        Take the task into *app*: lock its ``__call__`` and check what it declares.
+
+        Celery calls this when a task is registered and when its app is finalized. Users
+        override ``on_bound``, which is part of it, and often forget ``super()`` there.
+        """
+        bound = super().bind(app)
+        protect(cls, RedlockTask)
+        plugin_for(app).install()
+        registered = app._tasks.values()  # noqa: SLF001  app.tasks would finalize the app here
+        task = next((task for task in reversed(registered) if type(task) is cls), None)
+        if task is not None:
+            task._check_declared()  # noqa: SLF001  an instance of ours
+            task._take_over_started()  # noqa: SLF001
+        return bound
+
+    def _check_declared(self) -> None:
+        if not self._is_built_in:
+            check_bases(self, RedlockTask)
+            check_declared(self, RedlockTask)
+            self._lock_name = self._make_lock_name()
+
+    def _take_over_started(self) -> None:
+        """Have STARTED told by the delivery that has the lock, and by no other; see `Execution`."""
+        if self.track_started and not self._is_built_in:
+            self.track_started, self._tells_started = False, True
+
+    def lock_name(
+        self, args: tuple[Any, ...] | list[Any] | None = None, kwargs: dict[str, Any] | None = None
+    ) -> str:
+        """
+        Return the lock name of a call with these arguments; the same on client and worker.
+
+        Args:
+            args: Positional arguments, without ``self``.
+            kwargs: Keyword arguments.
+
+        Raises:
+            LockKeyError: They do not fit the signature, or cannot be told apart reliably.
+        """
+        if self._lock_name is None:
+            self._lock_name = self._make_lock_name()
+        return self._lock_name.name(args, kwargs)
+
+    @property
+    def lock(self) -> HeldLock:
+        """The lock that this task holds while its body runs; RuntimeError elsewhere."""
+        return current_lock()
+
+    def check_lock(self) -> None:
+        """Check this task against the app's settings; raises ConfigurationError."""
+        protect(type(self), RedlockTask)  # it may have got another __call__ since
+        if not self._is_built_in:
+            options = self._lock_options(plugin_for(self.app))
+            check_request(self, RedlockTask)
+            if self.acks_late:
+                warn_if_forgetful(self, options.dedup_ttl)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body under its lock; called directly, without one."""
+        return self._run_locked(super().__call__, args, kwargs)
+
+    def _run_locked(
+        self, inherited: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the next ``__call__``, under the lock if this is the first one of an execution."""
+        request = self.request
+        inner = self._past_celerys(request, inherited)
+        if not self._takes_lock(request):
+            return inner(*args, **kwargs)
+        name = self.lock_name(args, kwargs)
+        if not (isinstance(name, str) and name):  # a lock_name() of the user's
+            raise LockKeyError(f"Task {self.name!r}: lock_name() returned no name")
+        return Execution(self, request, name).run(inner, args, kwargs)
+
+    def _past_celerys(self, request: Any, inherited: Callable[..., Any]) -> Callable[..., Any]:
+        """
+        Return what runs the body.
+
+        In a worker that is the next ``__call__``. In eager mode Celery's own would push a
+        second request, a copy (up to 5.4 an empty one), and what the body changes in it is lost.
+        """
+        is_celerys = getattr(inherited, "__func__", None) is Task.__call__
+        if not (is_celerys and request.is_eager) or request._protected:  # noqa: SLF001
+            return inherited
+        request._protected = 1  # noqa: SLF001  Celery's own mark, and its own way in a worker
+        return self.run
+
+    def _takes_lock(self, request: Any) -> bool:
+        """Return whether this call is an execution: not direct, not nested, not a built-in."""
+        return not (
+            request.called_directly
+            or request.id is None
+            or self._is_built_in
+            or getattr(request, "_redlock", None) is not None
+        )
+
+    @property
+    def _is_built_in(self) -> bool:
+        return self.name.startswith(BUILT_IN) and self.lock_key is None and self.unique_on is None
+
+    def _make_lock_name(self) -> LockName:
+        cls = type(self)  # a callable lock_key is no method: take it from the class, unbound
+        return LockName.of_task(self, lock_key=cls.lock_key, unique_on=cls.unique_on)
+
+    def _lock_options(self, plugin: Plugin) -> LockOptions:
+        own = [getattr(self, option) for option in OPTIONS]
+        known = plugin.options.get(self.name)
+        if known is None or known[0] != own:
+            known = plugin.options[self.name] = own, LockOptions.of(self, plugin.settings)
+        return known[1]

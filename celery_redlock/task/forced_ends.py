@@ -1,0 +1,208 @@
+"""
+Release for a child that was killed: by a hard time limit, a revoke, or the system.
+
+    parent: delivery --> owner minted --> child takes the lock as that owner
+            the child is lost --> marker "done", if Celery will not bring the message back
+                              --> proven dead --> release what that owner holds
+
+The parent never releases on the strength of what Celery says: its hooks for a hard limit and
+a revoke run while the body still does. What the body of a child has started on its own, other
+processes for example, is not known here.
+
+Source:
+    FACTS 6; the custom request class is Celery's `Task.Request`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker.request import Request
+
+from celery_redlock.errors import RedlockError
+from celery_redlock.lock.redlock import ReleaseOutcome
+from celery_redlock.lock.requests import Marker
+from celery_redlock.plugin import locking, plugin_for
+from celery_redlock.task.death import wait_until_dead
+from celery_redlock.task.delivery import execution_id, mint_owner
+from celery_redlock.task.execution import left_of
+
+__all__ = ["RedlockRequest"]
+
+logger = logging.getLogger(__name__)
+
+#: How the parent learns that a child did not come to its own end.
+FORCED = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
+#: How long to wait for a child that was told to die [s]. One that ignores it releases by itself
+#: when its body ends, or is lost later and comes up again.
+LONGEST_DYING = 600.0
+#: Pause between two tries to release while the nodes do not answer [s].
+AGAIN = 0.5
+
+
+class RedlockRequest(Request):
+    """One delivery of a message of a `RedlockTask`, in the worker's parent process."""
+
+    worker_pid: Any  # of the child; in other pools of who knows what
+    _request_dict: dict[str, Any]
+    _already_cancelled: bool
+    _was_put_back = False
+    _seen_to: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._owner = mint_owner(self._request_dict)
+
+    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  Celery's signature
+        """Reject the message, and remember whether the broker is to deliver it again."""
+        self._was_put_back = self._was_put_back or (requeue and not self.acknowledged)
+        super().reject(requeue=requeue)
+
+    def on_failure(
+        self,
+        exc_info: Any,
+        send_failed_event: bool = True,  # noqa: FBT001, FBT002  Celery's signature
+        return_ok: bool = False,  # noqa: FBT001, FBT002
+    ) -> Any:
+        """
+        Let Celery decide what becomes of the task; then release for a child that is lost.
+
+        One that could return its error (*return_ok*), whatever that is, has released by itself.
+        """
+        try:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        finally:
+            if not return_ok and is_forced(exc_info.exception):
+                self._see_to_child()
+
+    def terminate(self, *args: Any, **kwargs: Any) -> None:
+        """Terminate the task; Celery may take seconds to note that the child is dead."""
+        super().terminate(*args, **kwargs)
+        self._see_to_child()
+
+    def cancel(self, *args: Any, **kwargs: Any) -> None:
+        """As `terminate`, for a shutdown or a lost connection."""
+        super().cancel(*args, **kwargs)
+        self._see_to_child()
+
+    def _see_to_child(self) -> None:
+        if self._ran_in_child and self._seen_to != self.worker_pid:  # a revoke, and then its end
+            self._seen_to = self.worker_pid
+            self._end().see_to_it()
+
+    @property
+    def _ran_in_child(self) -> bool:
+        """
+        Whether a child process of this one has begun with the task.
+
+        Of a task that is put back before that, the pool tells our own process id.
+        """
+        has_begun = self.worker_pid not in (None, os.getpid())
+        return has_begun and plugin_for(self.task.app).has_children and not locking.disabled
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether Celery is done with this execution, so that no copy of it may run."""
+        return self.acknowledged and not self._was_put_back and not self._already_cancelled
+
+    def _end(self) -> ForcedEnd:
+        known = self._request_dict
+        execution = execution_id(self.id, known.get("retries"), known.get("replaced_task_nesting"))
+        return ForcedEnd(
+            task=self.task,
+            args=self.args,
+            kwargs=self.kwargs,
+            execution=execution,
+            owner=self._owner,
+            pid=self.worker_pid,
+            since=self.time_start or time.time(),
+            is_over=self._is_over,
+        )
+
+
+def is_forced(error: BaseException) -> bool:
+    """Return whether *error* tells of a child that was lost, not of a body that failed."""
+    return isinstance(error.exc if isinstance(error, ExceptionWithTraceback) else error, FORCED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForcedEnd:
+    """
+    What is to be cleared away after a child.
+
+    Attributes:
+        task: Its task.
+        args: Positional arguments, as delivered.
+        kwargs: Keyword arguments, as delivered.
+        execution: Id of its execution.
+        owner: As which it took its lock.
+        pid: Its process.
+        since: When it began [s, Unix time]; its lock was granted then, or later.
+        is_over: Whether this execution must not run again.
+    """
+
+    task: Any
+    args: Any
+    kwargs: Any
+    execution: str
+    owner: str
+    pid: int
+    since: float
+    is_over: bool
+
+    def see_to_it(self) -> None:
+        """Clear away in a thread of its own: the parent's event loop must not wait for a death."""
+        name = f"redlock-forced-end-{self.pid}"
+        try:
+            threading.Thread(target=self._clear_away, name=name, daemon=True).start()
+        except RuntimeError:  # out of threads, or out of time; Celery's own work must go on
+            logger.warning("No thread to release for %s; its lock ends by itself", self._told)
+
+    def _clear_away(self) -> None:
+        try:
+            name = self.task.lock_name(self.args, self.kwargs)
+            plugin = plugin_for(self.task.app)
+            options = self.task._lock_options(plugin)  # noqa: SLF001  an instance of ours
+            locks = plugin.locks
+            holders = [view.holder for view in locks.inspect(name) if view.holder]
+            if self.is_over and options.dedup_ttl and not self._is_held_by_another(holders):
+                locks.mark(Marker(self.execution, "done", options.dedup_ttl), wait=True)
+            since = next((h.get("since") for h in holders if self._is_ours(h)), None) or self.since
+            if wait_until_dead(self.pid, LONGEST_DYING):
+                self._release(locks, name, options, since)
+        except RedlockError as error:  # the arguments make no name, the settings no locks
+            logger.warning("Nothing to release for %s: %s", self._told, error)
+        except Exception:
+            logger.exception("Releasing for %s failed; its lock ends by itself", self._told)
+
+    def _is_ours(self, holder: dict[str, Any]) -> bool:
+        """Return whether *holder* is the child; of a token only the beginning is told."""
+        return bool(holder.get("token")) and self.owner.startswith(holder["token"])
+
+    def _is_held_by_another(self, holders: list[dict[str, Any]]) -> bool:
+        """Return whether another delivery of this execution runs: then it is not over at all."""
+        return any(h.get("execution") == self.execution and not self._is_ours(h) for h in holders)
+
+    def _release(self, locks: Any, name: str, options: Any, since: float) -> None:
+        """Release until a majority has answered, or the lease has ended without us."""
+        died = time.monotonic()
+        while True:
+            keep = left_of(options.min_hold, since)
+            outcome = locks.release_for(name, self.owner, since=since, keep=keep)
+            if outcome is ReleaseOutcome.RELEASED:
+                logger.info("Released lock %r for %s", name, self._told)
+            if outcome is not ReleaseOutcome.UNKNOWN or time.monotonic() > died + options.ttl:
+                return
+            time.sleep(AGAIN)
+
+    @property
+    def _told(self) -> str:
+        task_id = self.execution.partition("/")[0]
+        return f"{self.task.name}[{task_id}], whose process {self.pid} was lost"

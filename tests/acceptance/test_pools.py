@@ -1,0 +1,238 @@
+"""The same acceptance suite in every pool: prefork, threads, solo, gevent, eventlet."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+from celery import Task, chain, chord, group
+from celery.exceptions import Ignore, Reject, TaskRevokedError
+
+from celery_redlock import LockTaken, RedlockTask, Reschedule, Retry, current_lock
+from support.events import body, overlaps, read
+from support.stage import stage
+from support.waiting import eventually
+
+GREEN = ("gevent", "eventlet")
+POOLS = {"prefork": 4, "threads": 4, "solo": 1, "gevent": 10, "eventlet": 10}
+VISIBILITY = 3.0
+TTL = 3.0
+READY = {"SUCCESS", "FAILURE", "REVOKED"}
+
+
+def declare(app):
+    """Declare the tasks of this file."""
+    declare_naps(app)
+    declare_others(app)
+
+
+OURS = {"base": RedlockTask, "shared": False, "lock_key": "{lock}"}
+
+
+def declare_naps(app):
+    """Declare the same body under every policy, and without a lock."""
+
+    def nap(lock, seconds=0.0, value=None):
+        with body(os.environ["EVENTS"], lock):
+            time.sleep(seconds)
+        return value
+
+    policies = {
+        "skip": "skip",
+        "fail": "fail",
+        "retry": Retry(countdown=1),
+        "reschedule": Reschedule(base=1.0, cap=1.0),
+    }
+    for name, policy in policies.items():
+        app.task(name=name, on_conflict=policy, max_retries=None, **OURS)(nap)
+    app.task(name="plain", base=Task, shared=False)(nap)
+
+
+def declare_others(app):
+    """Declare tasks that come again, follow one another, end in every way, or take long."""
+
+    @app.task(name="again", bind=True, max_retries=None, **OURS)
+    def again(self, lock, times):
+        with body(os.environ["EVENTS"], lock):
+            if self.request.retries < times:
+                raise self.retry(countdown=0)
+        return self.request.retries
+
+    @app.task(name="link", **{**OURS, "lock_key": None, "unique_on": ()})
+    def link(count):
+        with body(os.environ["EVENTS"], "link"):
+            return count + 1
+
+    @app.task(name="relay", bind=True, **OURS)
+    def relay(self, lock, times):
+        with body(os.environ["EVENTS"], lock):
+            return self.delay(lock, times - 1).id if times else None
+
+    @app.task(name="end", bind=True, **OURS)
+    def end(self, lock, way):
+        with body(os.environ["EVENTS"], lock):
+            if way == "replace":
+                raise self.replace(self.app.tasks["skip"].si(f"instead of {lock}"))
+            if way != "return":
+                errors = {"error": ValueError(lock), "ignore": Ignore()}
+                raise errors.get(way, Reject(lock, requeue=False))
+
+    @app.task(name="late", acks_late=True, **OURS)
+    def late(lock, seconds):
+        with body(os.environ["EVENTS"], lock):
+            time.sleep(seconds)
+        return "the real result", current_lock().renewals
+
+    @app.task(name="gather", shared=False)
+    def gather(values):
+        return values
+
+
+@pytest.fixture(scope="module", params=POOLS)
+def it(request, tmp_path_factory):
+    """A stage with two workers of one pool, and a broker that is impatient."""
+    transport = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1}
+    conf = {
+        "redlock_ttl": TTL,
+        "redlock_max_ttl": TTL,
+        "broker_transport_options": {**transport, "unacked_restore_throttle": 1},
+    }
+    with stage(__file__, tmp_path_factory.mktemp(request.param), **conf) as it:
+        it.pool = request.param
+        options = {"pool": it.pool, "concurrency": POOLS[it.pool]}
+        it.start_workers({"name": f"{it.pool}{n}", **options} for n in range(2))
+        if request.param in GREEN:  # there kombu never looks for what was not acknowledged
+            it.worker(pool="solo", name="looker", args=["-Q", "nothing"])
+        yield it
+
+
+def of(it, prefix):
+    """Return the events of the bodies whose names begin with *prefix*."""
+    return [e for e in read(it.events) if e.get("name", "").startswith(prefix)]
+
+
+@pytest.mark.parametrize("task", ["skip", "plain"])
+def test_bodies_of_one_name_never_meet(it, task):
+    """Many publishes of few names, in both workers: no overlap; twin: plain tasks do overlap."""
+    rng = random.Random(it.pool)
+    results = [
+        it.task(task).delay(f"{task} {rng.randrange(4)}", rng.uniform(0.02, 0.06), n)
+        for n in range(60)
+    ]
+    values = [result.get(timeout=40) for result in results]
+    if task == "plain":
+        assert overlaps(of(it, task))
+        return
+    assert overlaps(of(it, task)) == []
+    ran = [value for value in values if isinstance(value, int)]
+    assert len(ran) == sum(e["kind"] == "end" for e in of(it, task))
+    assert all(v["skipped"] == "conflict" for v in values if not isinstance(v, int))
+
+
+@pytest.mark.parametrize("policy", ["skip", "fail", "retry", "reschedule"])
+def test_a_conflict_ends_as_its_policy_says(it, policy):
+    """Another holds the lock for a while: a value, an error, or the body's own result later."""
+    lock = f"policy {policy}"
+    with it.held(lock):
+        result = it.task(policy).delay(lock, 0.0, "ran")
+        if policy == "skip":
+            assert result.get(timeout=20)["skipped"] == "conflict"
+        elif policy == "fail":
+            with pytest.raises(LockTaken):
+                result.get(timeout=20)
+        elif policy == "retry":
+            eventually(lambda: result.state == "RETRY", "a retry", timeout=20)
+        else:
+            it.wait_for_log(rf"{policy}\[{result.id}\].*comes again")
+    if policy in ("retry", "reschedule"):
+        assert result.get(timeout=20) == "ran"
+    assert len(it.bodies(lock)) == (policy in ("retry", "reschedule"))
+
+
+def test_nothing_is_refused_by_its_own_lock_or_its_predecessors(it):
+    """Retries at once, a chain of one name, and a task that publishes itself all run."""
+    again = it.task("again").delay("again", 8)
+    link = it.task("link")
+    links = chain(link.s(0), *(link.s() for _ in range(8))).apply_async()
+    relay = it.task("relay").delay("relay", 4)
+    assert again.get(timeout=40) == 8
+    assert links.get(timeout=40) == 9
+    for _ in range(4):
+        relay = it.app.AsyncResult(relay.get(timeout=20))
+    assert relay.get(timeout=20) is None
+    assert [len(it.bodies(name)) for name in ("again", "link", "relay")] == [9, 9, 5]
+    assert overlaps(of(it, "again") + of(it, "link") + of(it, "relay")) == []
+
+
+def test_no_way_out_of_a_body_leaves_a_lock_behind(it):
+    """Return, error, Ignore, Reject, replace: the lock is free long before its lease ends."""
+    ways = ("return", "error", "ignore", "reject", "replace")
+    for way in ways:
+        it.task("end").delay(f"end by {way}", way)
+    for way in ways:
+        it.started(f"end by {way}")
+    it.started("instead of end by replace")
+    it.wait_until_free("end by *", "instead of*")
+
+
+def test_a_chord_and_a_group_with_equal_members_end(it):
+    """One member runs, the others are skipped, and the chord's body is told of all."""
+    members = [it.task("skip").si("twin", 0.5, "ran") for _ in range(4)]
+    values = chord(members, it.task("gather").s()).apply_async().get(timeout=30)
+    assert "ran" in values
+    assert all(value == "ran" or value["skipped"] == "conflict" for value in values)
+    values = group(members).apply_async().get(timeout=30)
+    assert len(values) == 4
+    assert overlaps(of(it, "twin")) == []
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+def test_a_task_that_was_put_off_can_be_called_off(it, end):
+    """Revoked or expired between two turns, it ends as revoked and does not run."""
+    lock = f"put off {end}"
+    with it.held(lock):
+        result = it.task("reschedule").apply_async(
+            (lock,), expires=2.0 if end == "expired" else None
+        )
+        it.wait_for_log(rf"reschedule\[{result.id}\].*comes again")
+        if end == "revoked":
+            result.revoke()
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=20)
+    assert it.task("skip").delay(lock, 0.0, "next").get(timeout=20) == "next"
+    assert len(it.bodies(lock)) == 1
+
+
+def test_a_message_delivered_again_does_not_run_again(it):
+    """A body of two visibility timeouts and leases: one start, renewed, with its real result."""
+    result = it.task("late").delay("redelivered", 2.3 * VISIBILITY)
+    it.started("redelivered")
+    value, renewals = result.get(timeout=40)
+    assert value == "the real result"
+    assert renewals >= 3
+    it.wait_for_log(rf"late\[{result.id}\] set aside")
+    it.wait_for_log(rf"late\[{result.id}\] has finished before; this copy ends")
+    assert len(it.bodies("redelivered")) == 1
+    assert result.state == "SUCCESS"
+
+
+def test_a_warm_shutdown_keeps_the_lock_to_the_end_of_the_task(it):
+    """The last test of a pool: whichever worker runs it is told to end, and does it first."""
+    result = it.task("late").delay("warm", 2.0)
+    it.started("warm")
+    for worker in it.workers:
+        worker.signal(signal.SIGTERM)
+    locks = it.locks()
+    try:
+        granted = locks.acquire("warm", wait=20)
+        locks.release(granted)
+    finally:
+        locks.close()
+    (ran,) = it.bodies("warm")
+    assert ran.finished
+    assert result.get(timeout=10)[0] == "the real result"
+    for worker in it.workers:
+        worker.wait(timeout=30)

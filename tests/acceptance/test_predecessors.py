@@ -1,0 +1,149 @@
+"""
+What comes after a task of the same lock: its retries, its replacement, the next in a chain.
+
+None of them is refused by the lock of the one before, which may still be on its way out in
+another process. The policy is "fail", so that a refusal shows.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from celery import chain
+
+from celery_redlock import RedlockTask
+from support.events import body, overlaps, read
+from support.stage import stage
+from support.waiting import eventually
+
+TIMES = 25
+
+
+def declare(app):
+    """Declare the tasks of this file, and take the protection away where a test asks for it."""
+    if os.environ.get("SWITCHED_OFF"):
+        release_late_and_know_nobody()
+    options = {"base": RedlockTask, "bind": True, "shared": False, "on_conflict": "fail"}
+    options |= {"lock_key": "{lock}", "max_retries": None}
+    declare_retries(app, options)
+    declare_successors(app, options)
+
+
+def declare_retries(app, options):
+    """Declare tasks that retry at once, by themselves or by Celery."""
+
+    def again(self, lock):
+        with body(os.environ["EVENTS"], lock):
+            if self.request.retries < TIMES:
+                raise self.retry(countdown=0)
+        return self.request.retries
+
+    app.task(name="retry", **options)(again)
+    app.task(name="retry_late", acks_late=True, **options)(again)
+
+    def stumble(self, lock):
+        with body(os.environ["EVENTS"], lock):
+            if self.request.retries < TIMES:
+                raise ConnectionError(lock)
+        return self.request.retries
+
+    auto = {"autoretry_for": (ConnectionError,), "default_retry_delay": 0}
+    app.task(name="autoretry", **auto, **options)(stumble)
+    app.task(name="autoretry_late", acks_late=True, **auto, **options)(stumble)
+
+
+def declare_successors(app, options):
+    """Declare tasks that are followed by others of their name."""
+
+    @app.task(name="link", **options)
+    def link(self, count, lock):
+        with body(os.environ["EVENTS"], lock):
+            return count + 1
+
+    @app.task(name="replace", **options)
+    def replace(self, lock, times):
+        with body(os.environ["EVENTS"], lock):
+            if times:
+                raise self.replace(self.si(lock, times - 1).set(queue="whole"))
+        return "the last"
+
+    @app.task(name="relay", **options)
+    def relay(self, lock, times):
+        with body(os.environ["EVENTS"], lock):
+            if not times:
+                return None
+            return self.apply_async((lock, times - 1), queue="whole").id
+
+
+def release_late_and_know_nobody():
+    """Release when Celery is through with the task, and take every holder for a stranger."""
+    from celery_redlock.task.execution import Execution
+
+    give_back, stored = Execution._give_back, Execution.stored
+
+    def release_then(self, state):
+        time.sleep(0.5)  # on a busy machine another process needs that to take the retry
+        give_back(self)
+        stored(self, state)
+
+    Execution._give_back = lambda self: None
+    Execution.stored = release_then
+    Execution._kinship = lambda self, holder: None
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory):
+    """A worker as it is, and one without the protection, each of several processes."""
+    with stage(
+        __file__, tmp_path_factory.mktemp("kin"), redlock_max_ttl=5.0, redlock_ttl=5.0
+    ) as it:
+        it.start_workers(
+            {"name": name, "concurrency": 4, "args": ["-Q", name], "env": env}
+            for name, env in (("whole", {}), ("broken", {"SWITCHED_OFF": "1"}))
+        )
+        yield it
+
+
+@pytest.mark.parametrize("task", ["retry", "retry_late", "autoretry", "autoretry_late"])
+def test_a_retry_is_not_refused(it, task):
+    """Twenty-five at once, one after the other, whoever acknowledges when."""
+    assert it.task(task).apply_async((task,), queue="whole").get(timeout=60) == TIMES
+    assert len(it.bodies(task)) == TIMES + 1
+    assert overlaps(e for e in read(it.events) if e.get("name") == task) == []
+
+
+def test_a_chain_of_one_lock_is_not_refused(it):
+    """Nor is one that follows by a link."""
+    link = it.task("link")
+    links = chain(*(link.s(*first, "chain").set(queue="whole") for first in [(0,)] + 24 * [()]))
+    assert links.apply_async().get(timeout=60) == 25
+    link.apply_async((0, "by link"), link=link.s("by link").set(queue="whole"), queue="whole")
+    eventually(lambda: sum(b.finished for b in it.bodies("by link")) == 2, "the link", timeout=20)
+    names = ("chain", "by link")
+    assert overlaps(e for e in read(it.events) if e.get("name") in names) == []
+
+
+def test_a_replacement_is_not_refused(it):
+    """Ten of them, each in the place of the one before."""
+    result = it.task("replace").apply_async(("replace", 10), queue="whole")
+    assert result.get(timeout=60) == "the last"
+    assert len(it.bodies("replace")) == 11
+    assert overlaps(e for e in read(it.events) if e.get("name") == "replace") == []
+
+
+def test_a_task_that_publishes_itself_is_not_refused(it):
+    """The child finds the parent still in its body, or on its way out."""
+    result = it.task("relay").apply_async(("relay", 10), queue="whole")
+    while (child := result.get(timeout=20)) is not None:
+        result = it.app.AsyncResult(child)
+    assert len(it.bodies("relay")) == 11
+
+
+def test_without_it_some_are_refused_by_their_own_predecessors(it):
+    """Twin: released late, and not knowing its kin, a task fails on its own lock."""
+    for n in range(9):
+        it.task("retry").apply_async((f"broken {n}",), queue="broken", retries=n)
+    # In the log: the RETRY of the one before may be stored over this FAILURE.
+    it.wait_for_log(r"Task retry\[.*LockTaken")

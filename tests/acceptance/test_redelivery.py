@@ -1,0 +1,243 @@
+"""
+A message that Redis delivers again while its first delivery still runs, or after it.
+
+The broker waits three seconds for an acknowledgement, bodies run for longer, and two workers
+take what comes. What ran is what the bodies themselves recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+import redis
+from celery import Task
+
+from celery_redlock import RedlockTask
+from support.events import body, now, overlaps, read
+from support.stage import stage
+from support.waiting import eventually
+
+READY = {"SUCCESS", "FAILURE", "REVOKED"}
+VISIBILITY = 3.0
+TTL = 3.0
+
+
+def declare(app):
+    """Declare the tasks of this file, and what a test wants to break."""
+
+    def work(self, lock, seconds):
+        first = not any(e["name"] == lock for e in read(os.environ["EVENTS"], "start"))
+        with body(os.environ["EVENTS"], lock, host=self.request.hostname):
+            time.sleep(seconds if first else 0)
+        return "the real result" if first else "a result of another run"
+
+    options = {"bind": True, "shared": False, "acks_late": True}
+    ours = {"base": RedlockTask, "lock_key": "{lock}", **options}
+    app.task(name="late", **ours)(work)
+    app.task(name="late_no_dedup", dedup_ttl=0, **ours)(work)
+    app.task(name="put_back", reject_on_worker_lost=True, **ours)(work)
+    app.task(name="plain", base=Task, **options)(work)
+
+    def fail(self, lock, seconds):
+        time.sleep(seconds)
+        raise ValueError(lock)
+
+    app.task(name="failing", **ours)(fail)
+    app.task(name="failing_and_told_by_celery", **ours)(fail)
+    app.on_after_finalize.connect(let_celery_tell, weak=False)
+    broken = os.environ.get("BROKEN")
+    if broken == "countdown":
+        set_aside_for_long()
+    if broken == "store":
+        die_while_storing(app)
+
+
+def let_celery_tell(sender, **_):
+    """Let Celery store STARTED for every delivery of a task, as it does without us."""
+    sender.tasks["failing_and_told_by_celery"].track_started = True
+
+
+def set_aside_for_long():
+    """Let copies wait longer than the broker waits for them."""
+    from celery_redlock.task import redelivery
+
+    come_again = redelivery.come_again
+    redelivery.come_again = lambda task, request, countdown, *args: come_again(
+        task, request, int(VISIBILITY) + 2, *args
+    )
+
+
+def die_while_storing(app):
+    """Kill the first process that has a result to store, between its body and the result."""
+    from celery_redlock.task import execution
+
+    execution.FINISHING = 4.0
+    store = app.backend.store_result
+
+    def store_or_die(task_id, result, state, *args, **kwargs):
+        starts = [e for e in read(os.environ["EVENTS"], "start") if e["name"] == "unstored"]
+        if state == "SUCCESS" and len(starts) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return store(task_id, result, state, *args, **kwargs)
+
+    app.backend.store_result = store_or_die
+
+
+class Watcher:
+    """What a caller sees of one task, and what the broker has of it, from its publish on."""
+
+    def __init__(self, it, result):
+        self._it, self._result = it, result
+        self.seen, self.copies = [], 0
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self):
+        with redis.Redis.from_url(self._it.conf["broker_url"]) as client:
+            while not self.seen or self.seen[-1][0] not in READY:
+                meta = self._it.meta(self._result.id)
+                state = meta.get("status"), str(meta.get("result"))
+                if not self.seen or self.seen[-1] != state:
+                    self.seen.append(state)
+                self.copies = max(self.copies, live_copies(client, self._result.id))
+                time.sleep(0.02)
+
+    def wait(self):
+        """Wait for the end of the task."""
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the task did not end"
+
+
+def live_copies(client, task_id):
+    """Return how many messages of a task the broker has, waiting or unacknowledged."""
+    waiting = [json.loads(raw) for key in client.keys("q_*") for raw in client.lrange(key, 0, -1)]
+    taken = [json.loads(raw)[0] for raw in client.hvals("unacked")]
+    return sum(message["headers"]["id"] == task_id for message in waiting + taken)
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory):
+    """Two workers of one queue, and some of queues of their own of which a test needs to be rid."""
+    transport = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1}
+    conf = {
+        "redlock_ttl": TTL,
+        "redlock_max_ttl": TTL,
+        "broker_transport_options": {**transport, "unacked_restore_throttle": 1},
+    }
+    with stage(__file__, tmp_path_factory.mktemp("redelivered"), **conf) as it:
+        workers = [("q_both", {})] * 2 + [("q_broken", {"BROKEN": "countdown"})] * 2
+        workers += [("q_killed", {}), ("q_store", {"BROKEN": "store"})]
+        it.start_workers(
+            {"name": f"w{n}", "concurrency": 6, "args": ["-Q", queue], "env": env}
+            for n, (queue, env) in enumerate(workers)
+        )
+        yield it
+
+
+@pytest.fixture(scope="module")
+def long(it):
+    """Bodies of three and of five visibility timeouts, with and without a protection."""
+
+    def publish(task, seconds, queue="q_both"):
+        result = it.task(task).apply_async((f"{task} {seconds} {queue}", seconds), queue=queue)
+        return Watcher(it, result)
+
+    watchers = {
+        "three": publish("late", 9.0),
+        "five": publish("late", 15.0),
+        "plain": publish("plain", 9.0),
+        "no dedup": publish("late_no_dedup", 9.0),
+        "long countdown": publish("late", 15.0, "q_broken"),
+        "failing": publish("failing", 5.0),
+        "failing, told by Celery": publish("failing_and_told_by_celery", 5.0),
+    }
+    for watcher in watchers.values():
+        watcher.wait()
+    return watchers
+
+
+@pytest.mark.parametrize(("which", "seconds"), [("three", 9.0), ("five", 15.0)])
+def test_a_message_delivered_again_does_not_run_again(it, long, which, seconds):
+    """One start; the caller sees STARTED, then SUCCESS with the real value, never anything else."""
+    (ran,) = it.bodies(f"late {seconds} q_both")
+    assert ran.ended - ran.started >= seconds - 0.1
+    seen = [state for state in long[which].seen if state[0] is not None]
+    assert [status for status, _ in seen] == ["STARTED", "SUCCESS"]
+    assert seen[-1][1] == "the real result"
+    task_id = long[which]._result.id
+    assert f"late[{task_id}] set aside" in it.log()
+
+
+def test_a_late_copy_does_not_write_over_a_failure(it, long):
+    """Celery would store STARTED for the copy, over the FAILURE. Twin: told by Celery, it does."""
+    for which, state in (("failing", "FAILURE"), ("failing, told by Celery", "STARTED")):
+        result = long[which]._result
+        it.wait_for_log(rf"\[{result.id}\] has finished before; this copy ends")
+        time.sleep(0.5)
+        assert it.meta(result.id)["status"] == state
+
+
+def test_copies_do_not_multiply(it, long):
+    """Through five visibility timeouts: the message that runs, and one copy that comes and goes."""
+    assert long["five"].copies <= 2
+    received = it.log().count(f"late[{long['five']._result.id}] received")
+    assert 5 <= received <= 2 + 15.0 / (VISIBILITY / 3)
+
+
+def test_copies_that_wait_for_too_long_do_multiply(long):
+    """Twin: set aside for more than a visibility timeout, copies are themselves copied."""
+    assert long["long countdown"].copies >= 4
+
+
+def test_a_plain_task_runs_twice_at_once(it, long):
+    """Twin: without us the broker's copy runs beside the first delivery."""
+    first, second, *_ = it.started("plain 9.0 q_both", 2)
+    assert second.started < first.ended
+
+
+def test_without_the_memory_of_what_finished_it_runs_again(it, long):
+    """Twin: with ``dedup_ttl=0`` the copy waits for the first to end, and then runs."""
+    first, second, *_ = it.started("late_no_dedup 9.0 q_both", 2)
+    assert second.started >= first.ended
+
+
+def test_a_late_copy_touches_nothing(it, long):
+    """Those that come after the end go without a body and without a word to the backend."""
+    result = long["three"]._result
+    it.wait_for_log(rf"late\[{result.id}\] has finished before; this copy ends")
+    before = it.log().count("has finished before")
+    it.task("late").apply_async(("late 9.0 q_both", 0.0), task_id=result.id, queue="q_both")
+    eventually(lambda: it.log().count("has finished before") > before, "its end")
+    time.sleep(0.5)
+    assert it.meta(result.id)["result"] == "the real result"
+    assert len(it.bodies("late 9.0 q_both")) == 1
+
+
+def test_a_result_that_was_not_stored_is_made_again(it):
+    """A death between the body and the result: another run, and no sooner than it must."""
+    result = it.task("put_back").apply_async(("unstored", 0.5), queue="q_store")
+    assert result.get(timeout=40) == "a result of another run"
+    first, second = it.bodies("unstored")
+    assert first.finished
+    assert second.started - first.ended > 1.0, "it did not wait for the first to be stored"
+
+
+def test_a_worker_that_is_killed_loses_no_task(it):
+    """The other worker completes it within TTL + visibility timeout + 5 s."""
+    (worker,) = [w for w in it.workers if "q_killed" in w.command]
+    result = it.task("late").apply_async(("killed", 9.0), queue="q_killed")
+    it.started("killed")
+    time.sleep(4.5)  # midway; by now there is a copy
+    worker.kill()
+    killed = now()
+    it.worker(name="heir", args=["-Q", "q_killed"])
+    assert result.get(timeout=30) == "a result of another run"
+    first, second = it.bodies("killed")
+    assert not first.finished
+    assert second.ended - killed < TTL + VISIBILITY + 5
+    assert overlaps(e for e in read(it.events) if e.get("name") == "killed") == []

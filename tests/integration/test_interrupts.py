@@ -1,0 +1,304 @@
+"""
+What is raised in a body from outside is raised in the body and nowhere else.
+
+In a main thread, another thread, and in greenlets of gevent and eventlet: each in a process of
+its own, without lock nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import celery_redlock
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs signals")
+
+#: How each kind of thread is made: `run` calls a function in one, and returns at its end.
+SETUPS = {
+    "main": "def run(work): work()\n",
+    "thread": """
+import threading
+def run(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+""",
+    "gevent": """
+from gevent import monkey; monkey.patch_all()
+import gevent
+def run(work): gevent.spawn(work).get()
+""",
+    "eventlet": """
+import eventlet; eventlet.monkey_patch()
+def run(work): eventlet.spawn(work).wait()
+""",
+}
+
+HEAD = """
+import contextlib, json, os, random, socket, sys, threading, time
+from celery_redlock.task.interrupt import Interrupt, LockInterrupt, here, undisturbed
+
+def tell(**what):
+    os.write(1, json.dumps(what).encode() + b"\\n")
+
+def later(seconds, *works):
+    def wait():
+        time.sleep(seconds)
+        for work in works:
+            work()
+    threading.Thread(target=wait, daemon=True).start()
+
+def busy(seconds):
+    # In Python, and giving way: can be interrupted in every setup.
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        time.sleep(0.001)
+"""
+
+everywhere = pytest.mark.parametrize("setup", sorted(SETUPS))
+green = pytest.mark.parametrize("setup", ["eventlet", "gevent"])
+
+
+def run(setup, source):
+    """Run a script in one kind of thread, and return what it told."""
+    if setup in ("gevent", "eventlet") and not find_spec(setup):
+        pytest.skip(f"{setup} is not installed")
+    whole = f"{SETUPS[setup]}\n{HEAD}\n{textwrap.dedent(source)}"
+    root = str(Path(celery_redlock.__file__).parents[1])
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", whole],
+        cwd=root,  # so that it imports what the test imports
+        capture_output=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert b"Traceback" not in ended.stderr, ended.stderr.decode()
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+@everywhere
+def test_it_is_raised_once_where_it_was_armed(setup):
+    """In the body's own thread, soon, with whose it is; firing again changes nothing."""
+    (told,) = run(
+        setup,
+        """
+        def work():
+            mine, began, caught = Interrupt(), time.monotonic(), []
+            with mine:
+                later(0.05, mine.fire, mine.fire)
+                for _ in range(2):
+                    try:
+                        busy(0.3)
+                    except LockInterrupt as error:
+                        caught.append(error.interrupt is mine)
+            mine.fire()
+            busy(0.1)
+            tell(caught=caught, armed=here.interrupt is not None)
+        run(work)
+        """,
+    )
+    assert told == {"caught": [True], "armed": False}
+
+
+@everywhere
+def test_nothing_is_raised_before_or_after(setup):
+    """Fired too early, too late, or just at the end: code around the body runs undisturbed."""
+    (told,) = run(
+        setup,
+        """
+        def work():
+            early = Interrupt()
+            early.fire()
+            with early:
+                busy(0.05)
+            inside = outside = 0
+            for _ in range(300):
+                mine = Interrupt()
+                try:
+                    try:
+                        with mine:
+                            later(random.uniform(0.001, 0.004), mine.fire)
+                            busy(0.002)
+                    except LockInterrupt:
+                        inside += 1
+                    for _ in range(100):
+                        sum(range(10))
+                    time.sleep(0)
+                except LockInterrupt:
+                    outside += 1
+            busy(0.1)
+            tell(inside=inside, outside=outside)
+        run(work)
+        """,
+    )
+    assert told["outside"] == 0
+    assert 5 < told["inside"] < 295
+
+
+@everywhere
+@pytest.mark.parametrize("order", ["outer first", "inner first"])
+def test_two_that_are_lost_at_once_are_both_raised(setup, order):
+    """In nested bodies: each in its own, and neither hides the other."""
+    (told,) = run(
+        setup,
+        f"""
+        def work():
+            outer, inner, caught = Interrupt(), Interrupt(), []
+            fire = [outer.fire, inner.fire]
+            if {order!r} == "inner first":
+                fire.reverse()
+            try:
+                with outer:
+                    try:
+                        with inner:
+                            later(0.02, *fire)
+                            busy(2)
+                    except LockInterrupt as error:
+                        caught.append("inner" if error.interrupt is inner else "outer")
+                    busy(2)
+            except LockInterrupt as error:
+                caught.append("inner" if error.interrupt is inner else "outer")
+            busy(0.1)
+            tell(caught=caught, armed=here.interrupt is not None)
+        run(work)
+        """,
+    )
+    # Raised for the outer one, it ends the inner body too; nothing is left to raise there then.
+    assert told["armed"] is False
+    assert "outer" in told["caught"]
+    assert len(set(told["caught"])) == len(told["caught"])
+
+
+@everywhere
+def test_our_own_io_in_a_nested_task_is_not_disturbed(setup):
+    """What is fired meanwhile is raised right after; so is what was fired just before."""
+    (told,) = run(
+        setup,
+        """
+        def work():
+            broken = raised = 0
+            for n in range(150):
+                outer, done = Interrupt(), []
+                try:
+                    with outer:
+                        later(random.uniform(0.0, 0.004), outer.fire)
+                        for _ in range(3):
+                            done.append("began")
+                            try:
+                                with undisturbed():
+                                    done[-1] = "inside"
+                                    busy(0.0015)
+                                    done[-1] = "whole"
+                            except LockInterrupt:
+                                broken += done[-1] == "inside"
+                                raise
+                        busy(1)
+                except LockInterrupt:
+                    raised += 1
+            tell(broken=broken, raised=raised, armed=here.interrupt is not None)
+        run(work)
+        """,
+    )
+    assert told == {"broken": 0, "raised": 150, "armed": False}
+
+
+@green
+@pytest.mark.parametrize(
+    "waits",
+    [
+        "time.sleep(30)",
+        "here.recv(1)",
+        "queue.get()",
+        "lock.acquire()",
+        "event.wait()",
+        "event.wait(30)",
+        "thread.join()",
+    ],
+)
+def test_a_greenlet_is_woken_from_whatever_it_waits_for(setup, waits):
+    """At once; and it leaves nothing behind: its next waits take their time, others their turn."""
+    (told,) = run(
+        setup,
+        f"""
+        import queue as queues
+        def work():
+            mine, queue, event = Interrupt(), queues.Queue(), threading.Event()
+            here, there = socket.socketpair()
+            lock = threading.Lock()
+            lock.acquire()
+            thread = threading.Thread(target=time.sleep, args=(30,), daemon=True)
+            thread.start()
+            began = time.monotonic()
+            try:
+                with mine:
+                    later(0.05, mine.fire)
+                    {waits}
+            except LockInterrupt:
+                took = time.monotonic() - began
+            there.send(b"x")
+            queue.put("x")
+            event.set()
+            lock.release()
+            sleeps = []
+            for _ in range(5):
+                began = time.monotonic()
+                time.sleep(0.1)
+                sleeps.append(time.monotonic() - began)
+            tell(took=took, shortest=min(sleeps), left=[here.recv(1) == b"x", queue.get()],
+                 free=lock.acquire(timeout=1))
+        run(work)
+        """,
+    )
+    assert told["took"] < 5
+    assert told["shortest"] > 0.09
+    assert told["left"] == [True, "x"]
+    assert told["free"]
+
+
+@green
+def test_a_greenlet_that_never_gives_way_is_told_when_it_does(setup):
+    """Not before: its own loop runs on; then at its first wait."""
+    (told,) = run(
+        setup,
+        """
+        def work():
+            mine, said = Interrupt(), []
+            try:
+                with mine:
+                    later(0.01, mine.fire)
+                    time.sleep(0)
+                    ends = time.monotonic() + 0.5
+                    while time.monotonic() < ends:
+                        pass
+                    said.append("hogged")
+                    time.sleep(30)
+                    said.append("slept")
+            except LockInterrupt:
+                said.append("told")
+            tell(said=said)
+        run(work)
+        """,
+    )
+    assert told == {"said": ["hogged", "told"]}
+
+
+def test_nothing_green_is_imported():
+    """Where threads are threads, neither gevent nor eventlet is loaded to find that out."""
+    (told,) = run(
+        "main",
+        """
+        with Interrupt():
+            pass
+        tell(loaded=[name for name in ("gevent", "eventlet") if name in sys.modules])
+        """,
+    )
+    assert told == {"loaded": []}

@@ -1,0 +1,261 @@
+"""
+A RabbitMQ of the tests' own: on the loopback interface, in a folder of its own, gone at the end.
+
+    with rabbitmq(find_rabbitmq()) as broker:
+        ...Celery(broker=broker.url)...
+        broker.close_all_connections()  # what a worker has not acknowledged is delivered again
+        broker.queues()                 # how many messages wait where
+
+Nothing of it is the machine's: neither its cookie, nor its name server (epmd), nor its ports. It
+ends at the end of its ``with``, and, by the reaper process, when the test run itself is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import amqp
+
+from celery_redlock.ops.reaper import reaper
+from celery_redlock.ops.servers import PORTS
+from support.waiting import eventually
+
+__all__ = ["Depth", "RabbitMQ", "find_rabbitmq", "rabbitmq"]
+
+HOST = "127.0.0.1"
+# Debian's commands on PATH become the user "rabbitmq" before they do anything; these do not.
+DEBIAN = Path("/usr/lib/rabbitmq/bin")
+LOOPBACK_ONLY = "-kernel inet_dist_use_interface {127,0,0,1}"
+CONF = """\
+listeners.tcp.1 = {host}:{port}
+# How much memory and disk others on this machine have left is not what a test is about.
+disk_free_limit.absolute = 1MB
+vm_memory_high_watermark.absolute = 1GB
+"""
+
+# How often a quorum queue counts its messages for those who ask; 5 s if not told [s].
+COUNTED_EVERY = 0.25
+ADVANCED = f"[{{rabbit, [{{quorum_tick_interval, {round(COUNTED_EVERY * 1000)}}}]}}].\n"
+
+
+def find_rabbitmq() -> Path:
+    """
+    Return the folder with ``rabbitmq-server`` and ``rabbitmqctl``.
+
+    Raises:
+        RuntimeError: There is none, or Erlang is missing; the message says how to get it.
+    """
+    found = shutil.which("rabbitmq-server", path=DEBIAN) or shutil.which("rabbitmq-server")
+    missing = [name for name in ("erl", "epmd") if shutil.which(name) is None]
+    if found is None or missing:
+        what = " and ".join(missing if found else ["rabbitmq-server"])
+        msg = (
+            f"no {what} found: install RabbitMQ (on Debian and Ubuntu the package rabbitmq-server, "
+            "with Homebrew rabbitmq)"
+        )
+        raise RuntimeError(msg)
+    return Path(found).parent
+
+
+@dataclass(frozen=True)
+class Depth:
+    """
+    How many messages a queue has.
+
+    Attributes:
+        ready: They wait in the broker.
+        unacked: They were delivered to a worker, which has not acknowledged them.
+    """
+
+    ready: int
+    unacked: int
+
+
+class RabbitMQ:
+    """
+    One broker with its name server.
+
+    Args:
+        commands: Folder of ``rabbitmq-server`` and ``rabbitmqctl``.
+
+    Attributes:
+        port: TCP port of AMQP.
+    """
+
+    def __init__(self, commands: Path) -> None:
+        self.commands = commands
+        self.folder = Path(tempfile.mkdtemp(prefix="redlock-rabbitmq-"))
+        self.port, self._dist, self._epmd = free_ports(3)
+        self._env = self._environment()
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def url(self) -> str:
+        """The URL of its one virtual host."""
+        return f"amqp://guest:guest@{HOST}:{self.port}//"
+
+    def start(self) -> None:
+        """
+        Start it and wait until it serves AMQP.
+
+        Raises:
+            AssertionError: It ended or was not ready in time; the message has its log.
+        """
+        (self.folder / "rabbitmq.conf").write_text(CONF.format(host=HOST, port=self.port))
+        (self.folder / "advanced.config").write_text(ADVANCED)
+        (self.folder / "plugins").write_text("[].\n")
+        # Ours, as a child: the one that Erlang starts for itself becomes a daemon, and stays.
+        self._launch(["epmd", "-port", str(self._epmd), "-address", HOST])
+        eventually(lambda: self._listens(self._epmd), "answer of epmd", timeout=20)
+        self._launch([str(self.commands / "rabbitmq-server")])
+        # Generous, because everything else on the machine may be starting at the same time.
+        eventually(self._serves, "sign of readiness of RabbitMQ", timeout=90, every=0.05)
+
+    def _launch(self, command: list[str]) -> None:
+        with (self.folder / "log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        # The helpers of Erlang's machine are in groups of their own, and end when it has ended.
+        reaper.watch(f"{self.folder} {process.pid}", process.pid, group=True, folder=self.folder)
+
+    def _listens(self, port: int) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+            return True
+        return False
+
+    def _serves(self) -> bool:
+        for process in self._processes:
+            assert process.poll() is None, f"{process.args!r} has ended:\n{self.log()}"
+        # The port is open a moment before the last step of its start.
+        if "Server startup complete" not in self.log():
+            return False
+        with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=5) as connection:
+            return bool(connection.connected)
+
+    def stop(self) -> None:
+        """End it with everything it started, and remove its folder; may be called again."""
+        for process in reversed(self._processes):
+            with contextlib.suppress(ProcessLookupError):
+                # It keeps nothing that is worth an orderly end, which takes seconds.
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            reaper.forget(f"{self.folder} {process.pid}")
+        self._processes.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log(self) -> str:
+        """Return all it wrote so far."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    # -- what a test does to it --------------------------------------------------------
+
+    def close_all_connections(self) -> None:
+        """Close every client's connection, as a restart of a load balancer does."""
+        self.ctl("close_all_connections", "closed by a test")
+
+    def queues(self) -> dict[str, Depth]:
+        """Return the depths of all queues that had a message a moment ago, by name."""
+        columns = ("name", "messages_ready", "messages_unacknowledged")
+        rows = self.ctl("list_queues", "--no-table-headers", *columns)
+        found = {}
+        for row in rows:
+            name, ready, unacked = row.split("\t")
+            if int(ready) or int(unacked):
+                found[name] = Depth(int(ready), int(unacked))
+        return found
+
+    def wait_until_quiet(self, *, timeout: float = 60.0) -> None:
+        """Wait until no queue has a message, neither waiting nor unacknowledged."""
+
+        def is_quiet() -> bool:
+            if self.queues():
+                return False
+            time.sleep(2 * COUNTED_EVERY)  # what was on its way meanwhile is counted now
+            return not self.queues()
+
+        eventually(is_quiet, "quiet at the broker", timeout=timeout)
+
+    def ctl(self, *words: str) -> list[str]:
+        """Return the lines that ``rabbitmqctl`` answers; takes half a second."""
+        command = [str(self.commands / "rabbitmqctl"), "--quiet", *words]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self._env, capture_output=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, f"{command}: {(done.stdout + done.stderr).decode()}"
+        return done.stdout.decode().splitlines()
+
+    def _environment(self) -> dict[str, str]:
+        folder = self.folder
+        # Without what the machine's own broker or the developer's Erlang may have been told.
+        theirs = ("RABBITMQ_", "ERL_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
+        return {
+            **kept,
+            "HOME": str(folder),  # where Erlang keeps its cookie
+            "ERL_EPMD_ADDRESS": HOST,
+            "ERL_EPMD_PORT": str(self._epmd),
+            "ERL_CRASH_DUMP_BYTES": "0",
+            "RABBITMQ_NODENAME": f"test-{uuid.uuid4().hex[:12]}@localhost",
+            "RABBITMQ_DIST_PORT": str(self._dist),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": LOOPBACK_ONLY,
+            "RABBITMQ_CTL_ERL_ARGS": LOOPBACK_ONLY,
+            "RABBITMQ_CONF_ENV_FILE": str(folder / "no-such-file"),
+            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+            "RABBITMQ_CONFIG_FILES": str(folder / "conf.d"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+            "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(folder / "config"),
+            "RABBITMQ_FEATURE_FLAGS_FILE": str(folder / "feature_flags"),
+            "RABBITMQ_PID_FILE": str(folder / "pid"),
+            "RABBITMQ_LOG_BASE": str(folder / "logs"),
+            "RABBITMQ_LOGS": "-",
+        }
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens at, and that no outgoing connection is given."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(PORTS, 100):
+        if len(found) == count:
+            break
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            found.append(port)
+    return found
+
+
+@contextlib.contextmanager
+def rabbitmq(commands: Path) -> Iterator[RabbitMQ]:
+    """
+    Run a broker for the body of a ``with``, and end it whatever happens.
+
+    Args:
+        commands: As of :class:`RabbitMQ`.
+    """
+    broker = RabbitMQ(commands)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()

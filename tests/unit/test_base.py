@@ -1,0 +1,538 @@
+"""What users' classes may override, in which order they may stand, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+import pytest
+from celery import Celery, Task
+from celery.app import trace
+from celery.worker.request import Request
+
+from celery_redlock import ConfigurationError, LockKeyError, RedlockTask, current_lock
+from celery_redlock.lock.held import NotLocked
+from celery_redlock.plugin import CheckLocks, plugin_for
+from celery_redlock.task import base, overrides
+from celery_redlock.testing import locks_disabled
+
+NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
+
+
+@pytest.fixture
+def app():
+    """An app that is configured, and never connected."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.redlock_nodes = NODES
+    return app
+
+
+@pytest.fixture
+def executions(monkeypatch):
+    """The lock names of all executions so far."""
+    names = []
+
+    class Noted(base.Execution):
+        def __init__(self, task, request, name):
+            names.append(name)
+            super().__init__(task, request, name)
+
+    monkeypatch.setattr(base, "Execution", Noted)
+    return names
+
+
+def declare(app, base=RedlockTask, **options):
+    """Declare and register a task that returns its argument and the kind of its lock."""
+
+    @app.task(base=base, name="shop.bill", shared=False, **options)
+    def bill(invoice_id=None):
+        return invoice_id, type(current_lock())
+
+    return app.tasks["shop.bill"]
+
+
+# -- __call__ ---------------------------------------------------------------------------
+
+
+def own_call():
+    """A class with a ``__call__`` of its own."""
+
+    class Own(RedlockTask):
+        def __call__(self, *args, **kwargs):
+            return self.run(*args, **kwargs)
+
+    return Own
+
+
+def own_call_that_calls_super():
+    """A class that wraps ours."""
+
+    class Own(RedlockTask):
+        def __call__(self, *args, **kwargs):
+            return super().__call__(*args, **kwargs)
+
+    return Own
+
+
+class Plain(Task):
+    """Somebody else's base, which knows of no other."""
+
+    abstract = True
+
+    def __call__(self, *args, **kwargs):
+        """Run the body, and nothing else."""
+        return self.run(*args, **kwargs)
+
+
+class Mixin:
+    """No task at all."""
+
+    def __call__(self, *args, **kwargs):
+        """Run the body, and nothing else."""
+        return self.run(*args, **kwargs)
+
+
+class Cooperative:
+    """No task at all, and well-behaved."""
+
+    def __call__(self, *args, **kwargs):
+        """Run whatever comes next."""
+        return super().__call__(*args, **kwargs)
+
+
+def bases(*classes):
+    """Return what makes a class of *classes*."""
+    return lambda: type("Mixed", classes, {"abstract": True})
+
+
+def subclass_of_a_subclass():
+    """Two classes, the upper one of which ends the chain of calls."""
+
+    class Lower(own_call()):
+        def __call__(self, *args, **kwargs):
+            return super().__call__(*args, **kwargs)
+
+    return Lower
+
+
+def assigned():
+    """A ``__call__`` that is put there once the class exists."""
+
+    class Late(RedlockTask):
+        pass
+
+    Late.__call__ = Mixin.__call__
+    return Late
+
+
+def an_object():
+    """A ``__call__`` that is no function, and is not told of its task."""
+
+    class Teller:
+        def __call__(self, *args):
+            return (*args, type(current_lock()))
+
+    class Odd(RedlockTask):
+        __call__ = Teller()
+
+    return Odd
+
+
+def decorated_with_ours():
+    """A ``__call__`` that looks like ours and is not."""
+
+    class Looks(RedlockTask):
+        @functools.wraps(RedlockTask.__call__)
+        def __call__(self, *args, **kwargs):
+            return self.run(*args, **kwargs)
+
+    return Looks
+
+
+FORMS = {
+    "none": lambda: RedlockTask,
+    "own": own_call,
+    "own_super": own_call_that_calls_super,
+    "plain_first": bases(Plain, RedlockTask),
+    "plain_last": bases(RedlockTask, Plain),
+    "mixin_first": bases(Mixin, RedlockTask),
+    "mixin_last": bases(RedlockTask, Mixin),
+    "cooperative_first": bases(Cooperative, RedlockTask),
+    "cooperative_and_plain": bases(Cooperative, Plain, RedlockTask),
+    "subclass_of_a_subclass": subclass_of_a_subclass,
+    "assigned": assigned,
+    "an_object": an_object,
+    "decorated_with_ours": decorated_with_ours,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_call_is_one_execution(app, executions, form):
+    """Whatever ``__call__`` a class has, its body has the lock, and only one is taken."""
+    task = declare(app, base=FORMS[form]())
+    with locks_disabled():
+        assert task.apply((7,)).get() == (7, NotLocked)
+    assert executions == [task.lock_name((7,))]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_class_that_is_registered_by_itself_is_protected_too(app, executions, form):
+    """``app.register_task`` makes no class of its own; that of the user gets the lock."""
+
+    class Bill(FORMS[form]()):
+        name = "shop.bill"
+
+        def run(self, invoice_id):
+            return invoice_id, type(current_lock())
+
+    task = app.register_task(Bill())
+    with locks_disabled():
+        assert task.apply((7,)).get() == (7, NotLocked)
+    assert executions == [task.lock_name((7,))]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_direct_call_stays_a_call(app, executions, form):
+    """Without an execution a ``__call__`` of any form runs without a lock."""
+
+    @app.task(base=FORMS[form](), name="shop.bill", shared=False)
+    def bill(invoice_id):
+        return invoice_id
+
+    if form != "an_object":  # which asks for the lock
+        assert app.tasks["shop.bill"](7) == 7
+        assert executions == []
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "an_object"])
+def test_a_recursion_is_no_second_execution(app, executions, form):
+    """``self(n - 1)`` in a body stays in the execution, whatever ``__call__`` stands between."""
+
+    @app.task(base=FORMS[form](), name="shop.bill", bind=True, shared=False)
+    def bill(self, n):
+        return [type(current_lock()), *(self(n - 1) if n else [])]
+
+    with locks_disabled():
+        assert app.tasks["shop.bill"].apply((3,)).get() == [NotLocked] * 4
+    assert len(executions) == 1
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "an_object"])
+def test_an_eager_body_sees_its_own_request(app, form):
+    """Celery's own ``__call__`` would push a second one; no form of call brings that back."""
+
+    @app.task(base=FORMS[form](), name="shop.bill", bind=True, shared=False)
+    def bill(self):
+        return self.request.id, self.request.is_eager, len(self.request_stack)
+
+    with locks_disabled():
+        result = app.tasks["shop.bill"].apply(task_id="the-id")
+    assert result.get() == ("the-id", True, 1)
+
+
+def test_an_eager_recursion_is_a_direct_call_as_ever(app):
+    """Only the body that Celery runs has the request; those that it calls get one of their own."""
+
+    def seen(base):
+        @app.task(base=base, name=f"shop.{base.__name__}", bind=True, shared=False)
+        def bill(self, n):
+            mine = self.request.called_directly, len(self.request_stack)
+            return [mine, *(self(n - 1) if n else [])]
+
+        return app.tasks[f"shop.{base.__name__}"].apply((2,)).get()
+
+    with locks_disabled():
+        assert seen(RedlockTask) == seen(Task)
+
+
+def test_a_task_without_run_is_protected(app, executions):
+    """Celery lets a class have a ``__call__`` in place of ``run``."""
+
+    class Bill(RedlockTask):
+        name = "shop.bill"
+
+        def __call__(self, invoice_id):
+            return invoice_id, type(current_lock())
+
+    task = app.register_task(Bill())
+    with locks_disabled():
+        assert task.apply((7,)).get() == (7, NotLocked)
+    assert len(executions) == 1
+
+
+def test_a_call_that_comes_after_registration_is_protected_at_the_workers_start(app, executions):
+    """What is put there later is found by the check that every worker begins with."""
+    task = declare(app)
+    type(task).__call__ = Mixin.__call__
+    task.check_lock()
+    task.check_lock()
+    with locks_disabled():
+        assert task.apply((7,)).get() == (7, NotLocked)
+    assert len(executions) == 1
+
+
+@pytest.mark.parametrize("form", ["none", "own", "plain_first"])
+def test_monitoring_that_wraps_the_class_leaves_the_lock_in_place(
+    app, executions, monkeypatch, form
+):
+    """Sentry replaces ``__call__`` when Celery builds what runs the task."""
+    spans = []
+    build = trace.build_tracer
+
+    def monitored(name, task, *args, **kwargs):
+        def watch(inner):
+            @functools.wraps(inner)
+            def watched(*args, **kwargs):
+                spans.append(name)
+                return inner(*args, **kwargs)
+
+            return watched
+
+        assert trace.task_has_custom(task, "__call__")
+        type(task).__call__ = watch(type(task).__call__)
+        return build(name, task, *args, **kwargs)
+
+    monkeypatch.setattr(trace, "build_tracer", monitored)
+    task = declare(app, base=FORMS[form]())
+    with locks_disabled():
+        assert task.apply((7,)).get() == (7, NotLocked)
+        task.check_lock()  # a second worker in the process
+        assert len(executions) == 1
+        assert task.apply((8,)).get() == (8, NotLocked)
+    assert len(executions) == 2
+    assert set(spans) == {"shop.bill"}
+
+
+def test_an_annotation_of_call_is_protected(app, executions):
+    """``task_annotations`` can wrap any method, ``__call__`` too."""
+    wrapped = []
+
+    def around(inner):
+        def call(self, *args, **kwargs):
+            wrapped.append(inner)
+            return self.run(*args, **kwargs)
+
+        return call
+
+    app.conf.task_annotations = {"shop.bill": {"@__call__": around}}
+    task = declare(app)
+    with locks_disabled():
+        assert task.apply((7,)).get() == (7, NotLocked)
+    assert (len(executions), len(wrapped)) == (1, 1)
+
+
+def test_a_call_is_wrapped_only_once(app):
+    """Celery binds a task again when its app is finalized, and for each worker."""
+    task = declare(app, base=own_call())
+    first = type(task).__call__
+    task.bind(app)
+    task.check_lock()
+    assert type(task).__call__ is first
+    assert first.__qualname__.endswith("Own.__call__")
+
+
+@pytest.mark.parametrize("call", [None, 5, property(lambda self: self.run)])
+def test_what_cannot_be_protected_is_refused(app, call):
+    """A ``__call__`` that is no method is named when the task is registered."""
+    with pytest.raises(ConfigurationError, match=r"shop\.bill: __call__ must be a method"):
+        declare(app, base=type("Odd", (RedlockTask,), {"__call__": call}))
+
+
+def test_without_the_protection_a_call_without_super_has_no_lock(app, executions, monkeypatch):
+    """The twin: the tests above can see a task without a lock."""
+    monkeypatch.setattr(base, "protect", lambda *args: None)
+    task = declare(app, base=own_call())
+    with locks_disabled(), pytest.raises(RuntimeError, match="No lock is held"):
+        task.apply((7,)).get()
+    assert executions == []
+
+
+# -- hooks ------------------------------------------------------------------------------
+
+
+class Hooks(RedlockTask):
+    """Every hook, and none of them calls ours."""
+
+    abstract = True
+
+    @classmethod
+    def on_bound(cls, app):
+        """Replace ours, if there was one."""
+
+    def before_start(self, task_id, args, kwargs):
+        """Replace Celery's."""
+
+    def on_success(self, retval, task_id, args, kwargs):
+        """Replace Celery's."""
+
+    def on_failure(self, exc, task_id, args, kwargs, einfo):
+        """Replace Celery's."""
+
+    def on_retry(self, exc, task_id, args, kwargs, einfo):
+        """Replace Celery's."""
+
+    def after_return(self, status, retval, task_id, args, kwargs, einfo):
+        """Replace Celery's."""
+
+    def on_replace(self, sig):
+        """Replace Celery's."""
+
+
+def test_hooks_of_the_users_take_nothing_away(app, executions):
+    """Neither the lock, nor the check of options, nor that of a worker at its start."""
+    task = declare(app, base=Hooks)
+    with locks_disabled():
+        assert task.apply((7,)).get() == (7, NotLocked)
+    assert len(executions) == 1
+    assert CheckLocks in app.steps["worker"]
+
+
+@pytest.mark.parametrize("bad", [{"lock_tll": 5}, {"on_conflict": "skipp"}, {"lock_key": "{no}"}])
+def test_options_beside_hooks_of_the_users_are_checked(app, bad):
+    """An ``on_bound`` without ``super()`` hides no mistake."""
+    with pytest.raises(ConfigurationError, match=next(iter(bad))):
+        declare(app, base=Hooks, **bad)
+
+
+def test_on_bound_of_the_user_is_called_with_the_app(app):
+    """It is called as Celery calls it, for each time the task is bound."""
+    apps = []
+    hooks = type(
+        "Told", (RedlockTask,), {"on_bound": classmethod(lambda cls, app: apps.append(app))}
+    )
+    declare(app, base=hooks)
+    assert set(apps) == {app}
+
+
+# -- the worker's request ------------------------------------------------------------------
+
+
+class CeleryRequest(Request):
+    """A request of the user's that knows nothing of locks."""
+
+
+def with_request(request):
+    """Return a class whose request is *request*."""
+    return type("Custom", (RedlockTask,), {"abstract": True, "Request": request})
+
+
+def other_with_request(request):
+    """Return a class that has *request* by another base."""
+    other = type("Other", (Task,), {"abstract": True, "Request": request})
+    return type("Mixed", (other, RedlockTask), {"abstract": True})
+
+
+@pytest.mark.parametrize("request_of", [with_request, other_with_request])
+@pytest.mark.parametrize(
+    "custom",
+    [CeleryRequest, "celery.worker.request:Request", lambda *args, **kwargs: None],
+    ids=["class", "name", "function"],
+)
+def test_a_request_that_releases_nothing_is_refused_at_the_workers_start(app, request_of, custom):
+    """The error names task, class, and what to derive from."""
+    task = declare(app, base=request_of(custom))
+    words = (
+        r"shop\.bill: (Custom|Other)\.Request.*celery_redlock\.task\.forced_ends\.RedlockRequest"
+    )
+    with pytest.raises(ConfigurationError, match=words):
+        task.check_lock()
+    with pytest.raises(ConfigurationError, match=words):
+        plugin_for(app).check()
+
+
+@pytest.mark.parametrize("request_of", [with_request, other_with_request])
+def test_a_request_derived_from_ours_is_welcome(app, request_of):
+    """By class and by name."""
+    ours = overrides.symbol_by_name(RedlockTask.Request)
+    derived = type("Derived", (ours,), {})
+    declare(app, base=request_of(derived)).check_lock()
+    other = Celery("other", broker="memory://", set_as_current=False)
+    other.conf.redlock_nodes = NODES
+    declare(other, base=request_of(RedlockTask.Request)).check_lock()
+
+
+def test_our_own_request_is_not_looked_up(app, monkeypatch):
+    """That would import Celery's worker into a client."""
+    monkeypatch.setitem(sys.modules, "celery_redlock.task.forced_ends", None)
+    declare(app).check_lock()
+
+
+# -- names of ours ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "words"),
+    [
+        ("lock_name", "invoice:{invoice_id}", "lock_name is a method.*did you mean lock_key"),
+        ("lock_name", lambda self: "invoice", "lock_name is a method"),
+        ("lock_name", property(lambda self: "invoice"), "lock_name is a method"),
+        ("lock", "invoice", "lock is what RedlockTask needs"),
+        ("check_lock", lambda self: None, "check_lock is what RedlockTask needs"),
+        ("_lock_name", "invoice", "_lock_name is what RedlockTask needs"),
+        ("_lock_options", {}, "_lock_options is what RedlockTask needs"),
+        ("_run_locked", lambda self: None, "_run_locked is what RedlockTask needs"),
+    ],
+)
+@pytest.mark.parametrize("where", ["task", "class", "mixin"])
+def test_a_name_of_ours_is_not_taken(app, attribute, value, words, where):
+    """What would break us somewhere in a worker is refused at registration."""
+    taken = {attribute: value}
+    if where == "mixin":
+        base = bases(type("Mine", (), taken), RedlockTask)()
+    else:
+        base = type("Mine", (RedlockTask,), taken if where == "class" else {})
+    with pytest.raises(ConfigurationError, match=rf"shop\.bill: {words}"):
+        declare(app, base=base, **(taken if where == "task" else {}))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"), [("lock_ttl", 5.0), ("fence", False), ("lock", 5), ("lock_name", "x")]
+)
+def test_what_has_no_effect_behind_our_class_is_refused(app, attribute, value):
+    """``class MyTask(RedlockTask, Shop)``: an option of Shop would be ignored without a word."""
+    shop = type("Shop", (Task,), {"abstract": True, attribute: value})
+    with pytest.raises(ConfigurationError, match=rf"Shop\.{attribute} has no effect.*before"):
+        declare(app, base=bases(RedlockTask, shop)())
+    other = Celery("other", broker="memory://", set_as_current=False)
+    if attribute.startswith(("lock_ttl", "fence")):
+        assert getattr(declare(other, base=bases(shop, RedlockTask)()), attribute) == value
+
+
+def test_a_class_behind_one_that_celery_made_of_ours_is_checked(app):
+    """``app.Task`` is a class between the user's and ours, and hides no mistake behind it."""
+    app.task_cls = RedlockTask
+    shop = type("Shop", (RedlockTask,), {"abstract": True, "lock_tll": 5})
+    with pytest.raises(ConfigurationError, match="lock_tll"):
+        declare(app, base=bases(app.Task, shop)())
+
+
+def test_a_lock_name_of_the_users_is_the_name(app, executions):
+    """A method that fits may take the place of ours."""
+
+    class Named(RedlockTask):
+        abstract = True
+
+        def lock_name(self, args=None, kwargs=None):
+            return f"tenant:{super().lock_name(args, kwargs)}"
+
+    task = declare(app, base=Named)
+    with locks_disabled():
+        assert task.apply((7,)).get() == (7, NotLocked)
+    assert executions == [task.lock_name((7,))]
+    assert executions[0].startswith("tenant:shop.bill:")
+
+
+@pytest.mark.parametrize("name", [None, "", 5])
+def test_a_lock_name_of_the_users_that_is_none_fails_the_task(app, executions, name):
+    """It never runs under a lock that is not a name."""
+
+    class Named(RedlockTask):
+        abstract = True
+
+        def lock_name(self, args=None, kwargs=None):
+            return name
+
+    task = declare(app, base=Named)
+    with locks_disabled(), pytest.raises(LockKeyError, match=r"shop\.bill.*lock_name"):
+        task.apply((7,)).get()
+    assert executions == []

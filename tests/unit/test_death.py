@@ -1,0 +1,128 @@
+"""A child counts as dead when that is proven, and not before."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from celery_redlock.task import death
+from celery_redlock.task.death import wait_until_dead
+
+HAS_HANDLES = hasattr(os, "pidfd_open") and sys.platform == "linux"
+
+
+@pytest.fixture
+def child():
+    """A child that sleeps, and is reaped at the end."""
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture(params=["handles", "forbidden", "none"])
+def system(request, monkeypatch):
+    """Systems with handles on processes, where they may not be had, and without any."""
+    if request.param == "handles" and not HAS_HANDLES:
+        pytest.skip("this system has no pidfd")
+    if request.param == "forbidden":
+
+        def refuse(pid):
+            raise OSError(errno.EPERM, "not here")
+
+        monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+    if request.param == "none":
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    return request.param
+
+
+def test_a_child_that_lives_is_not_dead(system, child):
+    """It is waited for as long as was said, and no longer."""
+    began = time.monotonic()
+    assert not wait_until_dead(child.pid, 0.2)
+    assert 0.2 <= time.monotonic() - began < 5
+
+
+def test_a_child_that_was_killed_and_reaped_is_dead(system, child):
+    """There is no such process any more."""
+    child.kill()
+    child.wait()
+    assert wait_until_dead(child.pid, 1.0)
+
+
+def test_it_wakes_when_the_child_dies(system, child):
+    """The one who waits is told soon, once the child is reaped."""
+    told = []
+    waits = threading.Thread(target=lambda: told.append(wait_until_dead(child.pid, 30.0)))
+    waits.start()
+    time.sleep(0.2)
+    assert not told
+    child.kill()
+    child.wait()
+    waits.join(5)
+    assert told == [True]
+
+
+def test_a_dead_child_that_was_not_reaped(system, child):
+    """A handle tells at once that it is dead; its number alone does only when it was reaped."""
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert wait_until_dead(child.pid, 0.3) is (system == "handles")
+
+
+def test_a_stopped_child_is_not_dead(system, child):
+    """It can go on at any moment."""
+    child.send_signal(signal.SIGSTOP)
+    assert not wait_until_dead(child.pid, 0.2)
+
+
+@pytest.mark.skipif(not HAS_HANDLES, reason="this system has no pidfd")
+def test_a_number_that_is_anothers_now_means_that_the_child_is_gone():
+    """A child keeps its number until it is reaped, so whoever has it then is somebody else."""
+    assert wait_until_dead(os.getppid(), 0.1)
+
+
+@pytest.mark.skipif(not HAS_HANDLES, reason="this system has no pidfd")
+def test_no_handle_is_left_open(child):
+    """Whatever came of it."""
+    before = len([*Path("/proc/self/fd").iterdir()])
+    wait_until_dead(child.pid, 0.01)
+    wait_until_dead(os.getppid(), 0.01)
+    child.kill()
+    wait_until_dead(child.pid, 5)
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+@pytest.mark.skipif(not HAS_HANDLES, reason="this system has no pidfd")
+def test_only_own_children_are_own(child):
+    """Neither the parent, nor this process itself."""
+    handles = [os.pidfd_open(pid) for pid in (child.pid, os.getppid(), os.getpid())]
+    try:
+        assert [death.is_own_child(handle) for handle in handles] == [True, False, False]
+    finally:
+        for handle in handles:
+            os.close(handle)
+    child.kill()
+    child.wait()
+
+
+@pytest.mark.skipif(not HAS_HANDLES, reason="this system has no pidfd")
+def test_where_a_handle_cannot_be_asked_about_its_number_decides(monkeypatch, child):
+    """Linux 5.3 has the handles, and not the question."""
+
+    def refuse(*_):
+        raise OSError(errno.EINVAL, "not here")
+
+    monkeypatch.setattr(os, "waitid", refuse)
+    assert not wait_until_dead(child.pid, 0.2)
+    child.kill()
+    child.wait()
+    assert wait_until_dead(child.pid, 1.0)

@@ -1,0 +1,332 @@
+"""What the worker's parent does for a child that is lost, in every case that Celery knows."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery import Celery
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_redlock import ConfigurationError, RedlockTask
+from celery_redlock.lock.redlock import ReleaseOutcome
+from celery_redlock.plugin import plugin_for
+from celery_redlock.task import forced_ends
+from celery_redlock.task.delivery import take_owner
+from celery_redlock.task.forced_ends import ForcedEnd, RedlockRequest
+from celery_redlock.testing import locks_disabled
+from support.versions import since
+
+CHILD = 4711
+
+
+class ScriptedLocks:
+    """Outcomes of `release_for`, one after the other; what was marked and released, in order."""
+
+    def __init__(self):
+        self.outcomes = []
+        self.done = []
+        self.holders = []
+
+    def inspect(self, name):
+        """Tell who holds the lock, for each node."""
+        return [SimpleNamespace(holder=holder) for holder in self.holders]
+
+    def mark(self, marker, *, wait):
+        """Note what is marked."""
+        assert wait, "a process that never connected would send it to nobody"
+        self.done.append(("mark", marker.name, marker.state, marker.ttl))
+
+    def release_for(self, name, owner, *, since, keep):
+        """Note what is released."""
+        self.done.append(("release", name, owner, keep))
+        return self.outcomes.pop(0) if self.outcomes else ReleaseOutcome.RELEASED
+
+
+@pytest.fixture
+def app(monkeypatch):
+    """The app of a worker whose tasks run in children, and which waits for nothing."""
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://one:1/0"]
+    plugin = plugin_for(app)
+    plugin.has_children = True
+    app.locks = plugin._locks = ScriptedLocks()
+    app.deaths = []
+
+    def die(pid, longest):
+        app.locks.done.append(("death", pid))
+        return True
+
+    monkeypatch.setattr(forced_ends, "wait_until_dead", die)
+    monkeypatch.setattr(ForcedEnd, "see_to_it", ForcedEnd._clear_away)
+    monkeypatch.setattr(forced_ends, "AGAIN", 0.01)
+    yield app
+    app.close()
+
+
+def declare(app, **options):
+    """Declare a task."""
+
+    @app.task(name="bill", base=RedlockTask, shared=False, lock_key="{invoice}", **options)
+    def bill(invoice):
+        pass
+
+    app.finalize()
+    return app.tasks["bill"]
+
+
+def deliver(app, task, **headers):
+    """Return a delivery of the task, which a child has begun with."""
+    known = {"id": "me", "task": "bill", "lang": "py", "retries": 0, **headers}
+    message = SimpleNamespace(
+        headers=known,
+        body=b"",
+        payload=[["seven"], {}, {}],
+        content_type="application/json",
+        content_encoding="utf-8",
+        delivery_info={"routing_key": "celery"},
+        properties={"correlation_id": "me", "reply_to": "somebody"},
+    )
+    request = RedlockRequest(
+        message,
+        app=app,
+        task=task,
+        on_ack=lambda *_: app.locks.done.append("ack"),
+        on_reject=lambda _log, _errors, requeue: app.locks.done.append(("reject", requeue)),
+    )
+    request.worker_pid, request.time_start = CHILD, time.time()
+    return request
+
+
+def fail(request, error, *, return_ok=False):
+    """Tell the request how it ended."""
+    info = ExceptionInfo((type(error), error, tracebacks()))
+    request.on_failure(info, return_ok=return_ok)
+
+
+def tracebacks():
+    """Return a traceback, as every exception of a child has one."""
+    with pytest.raises(ZeroDivisionError) as failure:
+        _ = 1 / 0
+    return failure.tb
+
+
+LOST = WorkerLostError("signal 9")
+RELEASE = [("death", CHILD), "release"]
+DONE = ("mark", "me/0/0", "done", 3600.0)
+
+
+def told(app):
+    """Return what was done, without owners."""
+    return [d[0] if d[0] == "release" else d for d in app.locks.done]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "done"),
+    [
+        ({"acks_late": True}, LOST, ["ack", DONE, *RELEASE]),
+        ({"acks_late": True}, TimeLimitExceeded(1), ["ack", DONE, *RELEASE]),
+        ({"acks_late": True, "reject_on_worker_lost": True}, LOST, [("reject", True), *RELEASE]),
+        ({"acks_late": True, "dedup_ttl": 0}, LOST, ["ack", *RELEASE]),
+        ({"acks_late": True}, Terminated(15), ["ack", DONE, *RELEASE]),
+        pytest.param(
+            *({"acks_late": True}, SystemExit(), ["ack", DONE, *RELEASE]),
+            marks=since(5, 7, "the parent hears of a body that exits"),
+        ),
+        ({"acks_late": True}, ValueError("no"), ["ack"]),
+        ({"acks_late": True}, Ignore(), ["ack"]),
+        ({"acks_late": True}, Retry(exc=LOST), ["ack"]),
+        ({"acks_late": True}, Reject("no", requeue=True), [("reject", True)]),
+    ],
+)
+def test_what_is_done_for_a_child(app, options, error, done):
+    """
+    Released after its death; remembered as done, before it, if Celery will not try again.
+
+    What a body raised by itself is no forced end: its child has released.
+    """
+    request = deliver(app, declare(app, **options))
+    fail(request, error)
+    assert told(app) == done
+
+
+@pytest.mark.parametrize("error", [LOST, TimeLimitExceeded(1), Terminated(15)])
+def test_an_error_that_the_child_returned_is_no_forced_end(app, error):
+    """Whatever it is: one of these may come from a task that the body waited for."""
+    fail(deliver(app, declare(app, acks_late=True)), error, return_ok=True)
+    assert told(app) == ["ack"]
+
+
+def test_a_child_is_seen_to_once(app):
+    """A revoke, and then its end; after another child has begun with it, once more."""
+    request = deliver(app, declare(app))
+    request.terminate(SimpleNamespace(terminate_job=lambda pid, signal: None))
+    fail(request, Terminated(15))
+    assert told(app).count("release") == 1
+    request.worker_pid = CHILD + 1
+    fail(request, LOST)
+    assert told(app).count("release") == 2
+
+
+def test_what_was_never_begun_has_no_child(app):
+    """For a task that it puts back, the pool tells the id of the parent itself."""
+    request = deliver(app, declare(app, acks_late=True))
+    request.worker_pid = os.getpid()
+    fail(request, LOST)
+    assert told(app) == ["ack"]
+
+
+@pytest.mark.parametrize("execution", ["me/0/0", "me/1/0"])
+def test_an_execution_that_runs_elsewhere_is_not_over(app, execution):
+    """Only the copy was lost, that waited for it: what is remembered is for the first to say."""
+    task = declare(app, acks_late=True)
+    app.locks.holders = [{"execution": execution, "token": "another0", "since": 1.0}]
+    fail(deliver(app, task), LOST)
+    assert (DONE in app.locks.done) is (execution != "me/0/0")
+    assert "release" in told(app)
+
+
+def test_no_thread_is_no_harm(app, monkeypatch, caplog):
+    """Where none can be started, Celery goes on, and the lease ends by itself."""
+    caplog.set_level("INFO", "celery_redlock")
+    monkeypatch.undo()
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    fail(deliver(app, declare(app)), LOST)
+    assert "No thread to release for bill[me]" in caplog.text
+
+
+def test_a_message_acknowledged_early_is_over_with_its_child(app):
+    """Nothing can come again but a copy, and that must not run."""
+    request = deliver(app, declare(app))
+    request.acknowledge()
+    fail(request, LOST)
+    assert told(app) == ["ack", DONE, *RELEASE]
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_task_that_was_cancelled_may_run_again(app, late):
+    """A cold shutdown leaves it to the broker, or to a copy: nothing is remembered as done."""
+    request = deliver(app, declare(app, acks_late=late))
+    if not late:
+        request.acknowledge()
+    request._already_cancelled = True
+    fail(request, Terminated(15))
+    assert told(app) == ["ack"] * (not late) + RELEASE
+
+
+@pytest.mark.parametrize("when", ["waiting", "other pool", "disabled"])
+def test_where_there_is_nothing_to_release(app, when):
+    """Not begun yet; run in no child of ours, whatever the number says; locks switched off."""
+    request = deliver(app, declare(app, acks_late=True))
+    if when == "waiting":
+        request.worker_pid = None
+    plugin_for(app).has_children = when != "other pool"
+    if when == "disabled":
+        with locks_disabled():
+            fail(request, LOST)
+    else:
+        fail(request, LOST)
+    assert told(app) == ["ack"]
+
+
+def test_the_lock_is_that_of_the_child(app):
+    """Name, owner and execution are what the child had from the same message."""
+    task = declare(app, acks_late=True)
+    request = deliver(app, task, retries=2, replaced_task_nesting=1)
+    fail(request, LOST)
+    child = Context(request.request_dict, args=request.args, kwargs=request.kwargs)
+    owner = take_owner(child)
+    assert len(owner) == 32
+    assert ("release", task.lock_name(["seven"]), owner, 0.0) in app.locks.done
+    assert ("mark", "me/2/1", "done", 3600.0) in app.locks.done
+
+
+def test_min_hold_is_kept_for_a_dead_child_too(app):
+    """What is left of it goes with the release, counted from the grant, clock set or not."""
+    task = declare(app, min_hold=10.0)
+    for granted, left in ((-4, 6.0), (3600, 10.0), (-3600, 0.0)):
+        request = deliver(app, task)
+        request.time_start = time.time() - 1000
+        holder = {"token": request._owner[:8], "since": time.time() + granted}
+        app.locks.holders = [{}, holder, holder]
+        app.locks.done.clear()
+        fail(request, LOST)
+        (_, _, _, keep), *_ = [d for d in app.locks.done if d[0] == "release"]
+        assert keep == pytest.approx(left, abs=1.0)
+
+
+def test_nodes_that_do_not_answer_are_asked_again(app):
+    """Until they do, or the lease has ended by itself."""
+    app.locks.outcomes = [ReleaseOutcome.UNKNOWN] * 3 + [ReleaseOutcome.EXPIRED]
+    fail(deliver(app, declare(app)), LOST)
+    assert told(app).count("release") == 4
+    app.locks.outcomes = [ReleaseOutcome.UNKNOWN] * 1000
+    app.locks.done.clear()
+    app.tasks["bill"].lock_ttl = 0.2
+    fail(deliver(app, app.tasks["bill"]), LOST)
+    assert 2 <= told(app).count("release") <= 25
+
+
+def test_a_child_that_will_not_die_is_left_its_lock(app, monkeypatch):
+    """Whoever is not proven dead may still be at work."""
+    monkeypatch.setattr(forced_ends, "wait_until_dead", lambda pid, longest: False)
+    fail(deliver(app, declare(app, acks_late=True)), TimeLimitExceeded(1))
+    assert told(app) == ["ack", DONE]
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("no"), RuntimeError("no")])
+def test_a_failure_of_ours_is_told_and_does_no_harm(app, monkeypatch, caplog, error):
+    """A name that cannot be made again: the lease ends by itself, and Celery goes on."""
+    caplog.set_level("INFO", "celery_redlock")
+    task = declare(app)
+
+    def refuse(*_):
+        raise error
+
+    monkeypatch.setattr(type(task), "lock_name", refuse)
+    fail(deliver(app, task), LOST)
+    assert "whose process 4711 was lost" in caplog.text
+    assert "release" not in told(app)
+
+
+@pytest.mark.parametrize("how", ["terminate", "cancel"])
+def test_a_revoke_does_not_wait_for_celery_to_note_the_death(app, how):
+    """Celery may take seconds for that; the process has a handle."""
+    request = deliver(app, declare(app, acks_late=True))
+    pool = SimpleNamespace(terminate_job=lambda pid, signal: None)
+    getattr(request, how)(pool)
+    over = ["ack", DONE] if how == "terminate" else []
+    assert told(app) == [*over, *RELEASE]
+
+
+def test_an_owner_is_seen_by_the_child_alone(app):
+    """Fresh for every delivery; in no header, no `inspect`, and not before the body's eyes."""
+    task = declare(app)
+    first, second = deliver(app, task), deliver(app, task)
+    assert first._owner != second._owner
+    assert first._owner not in json.dumps(first.info(), default=str)
+    child = Context(first.request_dict, args=(), kwargs={})
+    assert first._owner not in str(child.headers)
+    assert take_owner(child) == first._owner
+    assert first._owner not in repr(child)
+    assert take_owner(child) is None
+
+
+@pytest.mark.parametrize(
+    "info",
+    [None, {}, *({"redlock_owner": forged} for forged in (7, "", "f" * 31, "F" * 32, "f" * 200))],
+)
+def test_a_request_without_an_owner_has_none(info):
+    """Eager, or made by somebody else, or forged: the child then makes its own tokens."""
+    assert take_owner(SimpleNamespace(delivery_info=info)) is None
