@@ -19,6 +19,7 @@ from celery_redlock.task.base import RedlockTask
 from celery_redlock.task.current import current_lock
 from celery_redlock.task.policies import Fail, Reschedule, Retry, RunUnlocked, Skip
 from celery_redlock.task.refused import Skipped
+from celery_redlock.task.result import UniqueResult
 
 __all__ = [
     "ConfigurationError",
@@ -40,6 +41,7 @@ __all__ = [
     "RunUnlocked",
     "Skip",
     "Skipped",
+    "UniqueResult",
     "current_lock",
 ]
 

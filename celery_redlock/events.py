@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 __all__ = [
+    "DuplicatePublished",
     "Event",
     "LeaseLost",
     "LockAcquired",
@@ -224,6 +225,25 @@ class TaskEvent(LockEvent):
     task: str
     task_id: str
     cause: str
+
+
+@dataclass(frozen=True)
+class DuplicatePublished(LockEvent):
+    """
+    A task was to be published that is queued or running already.
+
+    Attributes:
+        task: Task name.
+        holder_id: Id of the task that was there first.
+        on_duplicate: ``"join"``, ``"fail"`` or ``"rerun"``.
+        merged: How many triggers have been merged into the next run, this one included; 0 if
+            none was, or if this one is published as the next run.
+    """
+
+    task: str
+    holder_id: str
+    on_duplicate: str
+    merged: int = 0
 
 
 @dataclass(frozen=True)

@@ -116,11 +116,11 @@ class Plugin:
                     self._locks = Redlock(nodes, rules, [log_event], sleep=pause)
         return self._locks
 
-    def install(self) -> None:
-        """Have a worker of this app check everything before it takes its first task."""
+    def install(self, *steps: str) -> None:
+        """Have a worker of this app check everything at its start, and take *steps* of others."""
         with _building:
             if not self._is_installed:
-                for step in (CheckLocks, NoteDeaths):
+                for step in (CheckLocks, NoteDeaths, *steps):
                     self.app.steps["worker"].add(step)
                 self._is_installed = True
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.queued_scripts import QUEUED_SCRIPTS
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import ENROL, SCRIPTS, Keys, ms
 
@@ -72,7 +73,7 @@ def greet(connection: AbstractConnection) -> Greeting:
         Unfit: It is a replica or a cluster node, or evicts keys.
         redis.RedisError, OSError: It does not answer, or refuses us.
     """
-    loads = [(b"SCRIPT", b"LOAD", script.source) for script in SCRIPTS]
+    loads = [(b"SCRIPT", b"LOAD", script.source) for script in (*SCRIPTS, *QUEUED_SCRIPTS)]
     asked: list[Sequence[Any]] = [(b"INFO",), (b"INFO", b"commandstats"), *loads]
     told, stats, *_ = exchange(connection, *asked)
     info = read_info(told)

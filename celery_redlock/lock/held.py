@@ -26,6 +26,7 @@ class HeldLock:
         ttl: Lease written to every node [s].
         since: When the lock was acquired [s, Unix time].
         renewals: How often the lease was renewed [counted from 0].
+        merged: How many triggers were merged into this run, with ``on_duplicate="rerun"``.
     """
 
     def __init__(self, lease: Lease, on_lost: Callable[[HeldLock], None] | None = None) -> None:
@@ -34,6 +35,7 @@ class HeldLock:
         self._on_lost = on_lost
         self._pid = os.getpid()
         self.renewals = 0
+        self.merged = 0
 
     def __repr__(self) -> str:
         state = f"lost: {self.lost_reason}" if self.is_lost else f"{self.remaining():.1f} s left"

@@ -21,6 +21,7 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.clock import ClockReading, jump_between, sharper
 from celery_redlock.lock.guard import Greeting, boot_marker
 from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.queued_scripts import END, START
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import MARK, RELEASE, Keys, ms, pack
@@ -38,9 +39,9 @@ PATIENCE = 2.0
 #: How many replies a suspect may owe before its connection is given up.
 BACKLOG = 64
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-POSITIVE = (VoteKind.GRANTED, VoteKind.REPAIRED)
+POSITIVE = (VoteKind.GRANTED, VoteKind.REPAIRED, VoteKind.NEXT, VoteKind.MERGED)
 #: Scripts that nobody waits for, and that a node should get in any case, if need be later.
-NOTES = (RELEASE, MARK)
+NOTES = (RELEASE, MARK, START, END)
 NO_ANSWER = Vote(VoteKind.UNREACHABLE, reason="no answer in time")
 
 

@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import inspect
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,13 +37,15 @@ from celery_redlock.events import (
 )
 from celery_redlock.lock import clock, requests, rounds
 from celery_redlock.lock.address import addresses_of
+from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.fanout import Fanout
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, quorum
 from celery_redlock.lock.node import Call
+from celery_redlock.lock.queued import Queued
 from celery_redlock.lock.renewal import Renewal
-from celery_redlock.lock.requests import Marker, Request
-from celery_redlock.lock.rounds import Ask, Client, Pause, Tell, Wanted
+from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.rounds import Ask, Client, Wanted
 from celery_redlock.lock.rules import Rules, number
 from celery_redlock.lock.votes import Ballot, VoteKind, count, read_holder, told
 from celery_redlock.lock.watchdog import Watchdog
@@ -114,9 +115,11 @@ class Redlock:
         self.rules = rules or Rules()
         self.nodes = tuple(nodes)
         self._notify = broadcast(observers)
-        self._sleep = sleep
         self._fanout = Fanout(addresses_of(nodes), self.rules, self._notify)
         self._client = Client(self.rules, self._fanout.labels)
+        self._driver = Driver(self._fanout, sleep)
+        #: The markers that keep a second message of a task out of the queue.
+        self.queued = Queued(self._client, self._driver, self._notify)
         self._watchdog = Watchdog(self._extend_all, self._tell_renewal)
 
     @classmethod
@@ -213,7 +216,7 @@ class Redlock:
         renewal = Renewal(self._client, lease)
         if renewal.started >= lease.valid_until:  # asking now would set the keys again, for nobody
             raise LockLost(lease.name, "deadline")
-        ballot = self._ask(Ask(renewal.request(), renewal.decided))
+        ballot = self._driver.ask(Ask(renewal.request(), renewal.decided))
         outcome = renewal.outcome(ballot)
         if isinstance(outcome, str):
             self._let_go(lease)
@@ -239,7 +242,7 @@ class Redlock:
         return outcome
 
     def _let_go(self, lease: Lease) -> ReleaseOutcome:
-        self._tell(requests.release_request(self.rules, lease.name, lease.token))
+        self._driver.tell(requests.release_request(self.rules, lease.name, lease.token))
         return ReleaseOutcome.UNKNOWN
 
     def _release(self, name: str, token: str, keep: float = 0.0) -> ReleaseOutcome:
@@ -250,14 +253,14 @@ class Redlock:
             gone = count(ballot, VoteKind.REFUSED) > len(ballot) - majority
             return gone or count(ballot, VoteKind.GRANTED) >= majority
 
-        ballot = self._ask(Ask(request, decided))
+        ballot = self._driver.ask(Ask(request, decided))
         if count(ballot, VoteKind.GRANTED) >= majority:
             return ReleaseOutcome.RELEASED
         return ReleaseOutcome.EXPIRED if decided(ballot) else ReleaseOutcome.UNKNOWN
 
     def inspect(self, name: str) -> list[NodeView]:
         """Return what each node knows of the lock *name*, in the order of the nodes."""
-        ballot = self._ask(Ask(requests.inspect_request(self.rules, name), lambda _: False))
+        ballot = self._driver.ask(Ask(requests.inspect_request(self.rules, name), lambda _: False))
         return [
             NodeView(
                 node=label,
@@ -333,7 +336,7 @@ class Redlock:
         """
         self._watchdog.unwatch(held)
         held.released()
-        self._tell(
+        self._driver.tell(
             requests.release_request(self.rules, held.name, held.token, keep=keep, marker=marker)
         )
         self._notify(LockReleased(held.name, max(0.0, time.time() - held.since)))
@@ -366,9 +369,11 @@ class Redlock:
         request = requests.mark_request(self.rules, marker)
         if wait:
             majority = quorum(len(self.labels))
-            self._ask(Ask(request, lambda ballot: count(ballot, VoteKind.GRANTED) >= majority))
+            self._driver.ask(
+                Ask(request, lambda ballot: count(ballot, VoteKind.GRANTED) >= majority)
+            )
         else:
-            self._tell(request)
+            self._driver.tell(request)
 
     # -- driving the algorithm ------------------------------------------------------
 
@@ -381,7 +386,7 @@ class Redlock:
     def _acquire(self, wanted: Wanted) -> Lease:
         started = clock.now()
         try:
-            lease = self._drive(rounds.acquire(self._client, wanted))
+            lease = self._driver.drive(rounds.acquire(self._client, wanted))
         except LockTaken as error:
             self._notify(LockConflict(wanted.name, error.holder, clock.now() - started))
             raise
@@ -401,45 +406,6 @@ class Redlock:
             if held.token == lease.token:
                 self._watchdog.unwatch(held)
         self._let_go(lease)
-
-    def _drive(self, steps: Generator[Any, Any, Lease]) -> Lease:
-        """Do what *steps* say until they end; an interruption is theirs to clean up after."""
-        answer: Ballot | None = None
-        problem: BaseException | None = None
-        while True:
-            try:
-                while True:
-                    step = steps.send(answer) if problem is None else steps.throw(problem)
-                    answer = problem = None
-                    answer = self._do(step)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            except BaseException as error:
-                if inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED:  # its own last word
-                    raise
-                problem = error
-
-    def _do(self, step: Ask | Tell | Pause) -> Ballot | None:
-        if isinstance(step, Ask):
-            return self._ask(step)
-        if isinstance(step, Tell):
-            self._tell(step.request, step.skip)
-        else:
-            self._sleep(step.seconds)
-        return None
-
-    def _tell(self, request: Request, skip: frozenset[int] = frozenset()) -> None:
-        """Put *request* to the nodes, even if an interruption strikes; twice does no harm."""
-        try:
-            self._fanout.tell(Call(request, len(self.labels), None), skip)
-        except BaseException:
-            self._fanout.tell(Call(request, len(self.labels), None), skip)
-            raise
-
-    def _ask(self, step: Ask) -> Ballot:
-        call = Call(step.request, len(self.labels), step.decided)
-        self._fanout.ask([call])
-        return call.ballot
 
     def _extend_all(self, leases: Sequence[Lease]) -> list[Lease | str | None]:
         renewals = [Renewal(self._client, lease) for lease in leases]

@@ -40,6 +40,11 @@ class VoteKind(enum.Enum):
     QUARANTINED = "quarantined"
     UNREACHABLE = "unreachable"
     MARKED = "marked"
+    #: Of a queued marker: granted as the next one, merged into the one that waits, or somebody
+    #: else stands in its place.
+    NEXT = "next"
+    MERGED = "merged"
+    PASSED = "passed over"
 
 
 class Vote(NamedTuple):
@@ -53,6 +58,7 @@ class Vote(NamedTuple):
         value: The other holder's lock value, or the marker's.
         node_now: The node's wall clock [s, Unix time]; 0.0 when it did not tell.
         reason: Why there is no vote, in plain words.
+        merged: How many triggers were merged into a queued task.
     """
 
     kind: VoteKind
@@ -61,6 +67,7 @@ class Vote(NamedTuple):
     value: bytes = b""
     node_now: float = 0.0
     reason: str = ""
+    merged: int = 0
 
     def in_words(self) -> str:
         """Return the vote in plain words, without the token."""

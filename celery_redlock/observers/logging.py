@@ -52,6 +52,14 @@ def rescheduled(event: events.TaskRescheduled) -> str:
     )
 
 
+def duplicate(event: events.DuplicatePublished) -> str:
+    merged = f"; {event.merged} merged into the next run" if event.merged else ""
+    return (
+        f"Duplicate of task {event.task}[{event.holder_id}] at publish ({event.on_duplicate}): "
+        f"lock {event.name!r}{merged}"
+    )
+
+
 def unavailable(event: events.LockUnavailable) -> str:
     told = ", ".join(f"{node}: {vote}" for node, vote in event.votes.items())
     return f"No quorum for lock {event.name!r} after {event.waited:.2f} s: {told}"
@@ -69,6 +77,7 @@ def quarantined(event: events.NodeQuarantined) -> str:
 LINES: dict[type[events.Event], tuple[int, Callable[[Any], str]]] = {
     events.TaskSkipped: (logging.WARNING, skipped),
     events.TaskRescheduled: (logging.WARNING, rescheduled),
+    events.DuplicatePublished: (logging.INFO, duplicate),
     events.LockUnavailable: (logging.WARNING, unavailable),
     events.LeaseLost: (logging.ERROR, lambda e: f"Lock {e.name!r} is lost ({e.reason})"),
     events.NodeDown: (logging.WARNING, lambda e: f"Lock node {e.node} is down: {e.reason}"),

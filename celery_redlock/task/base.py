@@ -6,22 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import Task
+from celery.utils import uuid
 
 from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.plugin import Plugin, plugin_for
+from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.task.current import current_lock
 from celery_redlock.task.execution import Execution
 from celery_redlock.task.keys import LockName
 from celery_redlock.task.options import OPTIONS, LockOptions, check_declared
 from celery_redlock.task.overrides import check_bases, check_request, protect
 from celery_redlock.task.policies import Policy
+from celery_redlock.task.publish import is_alone, publish
 from celery_redlock.task.redelivery import warn_if_forgetful
+from celery_redlock.task.result import UniqueResult, unique
 
 __all__ = ["RedlockTask"]
 
 #: Built-in tasks of Celery; they inherit from us under ``task_cls`` and take no lock.
 BUILT_IN = "celery."
+#: By its name, as only a worker has need of it.
+NOTE_REVOKES = "celery_redlock.task.forced_ends:NoteRevokes"
 
 
 class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at run time before 5.4
@@ -45,6 +50,10 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         min_hold: Keep the key at least so long after the grant [s].
         dedup_ttl: How long a finished execution is remembered [s]; 0 for not at all.
         chain_on_skip: ``"stop"`` or ``"continue"``.
+        unique_until: Keep a second copy out of the queue until this one has ``"started"``, is
+            ``"finished"``, has ended in ``"success"``, or until its window has ``"expired"``.
+        unique_for: The window, or else the longest life of a marker that nobody ends [s].
+        on_duplicate: ``"join"``, ``"fail"`` or ``"rerun"``.
     """
 
     abstract = True
@@ -62,6 +71,9 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
     min_hold: float = 0.0
     dedup_ttl: float | None = None
     chain_on_skip: str = "stop"
+    unique_until: str | None = None
+    unique_for: float | None = None
+    on_duplicate: str = "join"
 
     _lock_name: LockName | None = None
     _tells_started = False
@@ -76,7 +88,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         """
         bound = super().bind(app)
         protect(cls, RedlockTask)
-        plugin_for(app).install()
+        plugin_for(app).install(NOTE_REVOKES)
         registered = app._tasks.values()  # noqa: SLF001  app.tasks would finalize the app here
         task = next((task for task in reversed(registered) if type(task) is cls), None)
         if task is not None:
@@ -126,6 +138,58 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
             if self.acks_late:
                 warn_if_forgetful(self, options.dedup_ttl)
 
+    def apply_async(  # noqa: PLR0917  Celery's signature
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """
+        Publish the task; with ``unique_until``, unless it is queued or running already.
+
+        Members of a workflow, tasks with callbacks, retries and whatever else comes again are
+        always published, and meet the lock when they run.
+
+        Returns:
+            A `UniqueResult`: the task's own, or that of the one that was there.
+
+        Raises:
+            DuplicateTask: It is there already, and ``on_duplicate`` is ``"fail"``.
+            QuorumUnavailable: No quorum could tell, and ``on_unavailable`` is ``"fail"``.
+            LockKeyError: The arguments make no lock name.
+        """
+        known = {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
+        options = {**options, **known, "task_id": task_id}
+        inherited = super().apply_async
+
+        def send(**options: Any) -> Any:
+            return inherited(args, kwargs, **options)
+
+        is_eager = self.app.conf.task_always_eager
+        if not self._is_unique or is_eager or locking.disabled or not is_alone(options):
+            return unique(send(**options))
+        self._check_arguments(args, kwargs)
+        options["task_id"] = task_id or uuid()
+        plugin = plugin_for(self.app)
+        return publish(self, plugin, self._lock_options(plugin), (args, kwargs), options, send)
+
+    def AsyncResult(self, task_id: str, **kwargs: Any) -> Any:  # noqa: N802  Celery's name
+        """Return the result of the task with this id."""
+        known = {"backend": self.backend, "task_name": self.name, "app": self.app}
+        return UniqueResult(task_id, **{**known, **kwargs})
+
+    def on_replace(self, sig: Any) -> Any:
+        """Let the replacement have the marker of this task, if it can end it."""
+        execution = getattr(self.request, "_redlock", None)
+        if execution is not None:
+            execution.hand_over_to(sig)
+        return super().on_replace(sig)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body under its lock; called directly, without one."""
         return self._run_locked(super().__call__, args, kwargs)
@@ -168,6 +232,16 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
     @property
     def _is_built_in(self) -> bool:
         return self.name.startswith(BUILT_IN) and self.lock_key is None and self.unique_on is None
+
+    @property
+    def _is_unique(self) -> bool:
+        return self.unique_until is not None and not self._is_built_in
+
+    def _check_arguments(self, args: Any, kwargs: Any) -> None:
+        """Raise TypeError for arguments that do not fit, before they are to make a name."""
+        check = getattr(self, "__header__", None)
+        if self.typing and check is not None:
+            check(*(args or ()), **(kwargs or {}))
 
     def _make_lock_name(self) -> LockName:
         cls = type(self)  # a callable lock_key is no method: take it from the class, unbound

@@ -13,14 +13,22 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 from typing import Any
 
 from celery import states
 from celery.app import trace
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, Retry
+from celery.utils.time import maybe_make_aware
 
 from celery_redlock.deferral import signals_deferred
-from celery_redlock.errors import LockLost, LockNotAcquired, LockTaken, QuorumUnavailable
+from celery_redlock.errors import (
+    LockKeyError,
+    LockLost,
+    LockNotAcquired,
+    LockTaken,
+    QuorumUnavailable,
+)
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import MarkerStands, Wanted
@@ -30,6 +38,15 @@ from celery_redlock.task.delivery import execution_id, take_owner
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt, undisturbed
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import RunUnlocked
+from celery_redlock.task.queued import (
+    AGAIN,
+    FINISHED,
+    NotItsTurn,
+    QueuedTask,
+    look_again,
+    newest_call,
+    outcome_of,
+)
 from celery_redlock.task.redelivery import set_aside
 from celery_redlock.task.refused import policy_for, refuse
 
@@ -74,7 +91,11 @@ class Execution:
         self._interrupt = Interrupt()
         self._outer = _current.get()
         self._held: HeldLock | None = None
-        self._has_ended = self._finishing = False
+        self._has_ended = self._finishing = self._is_replaced = False
+        headers = None if request.is_eager or locking.disabled else request.headers
+        self._queued = QueuedTask.of(headers, task.name, request.id)
+        self._became: str | None = None
+        self._comes_in = 0.0
         request._redlock = self  # noqa: SLF001  tells a nested call, and finds us in task_postrun
 
     @property
@@ -94,11 +115,13 @@ class Execution:
                 held = self.acquire()
             except LockNotAcquired as error:
                 return self.refused(error)
+            args, kwargs = self._take_turn(held, args, kwargs)
             self._tell_started()
             result = self._run_with(held, body, args, kwargs)
-            self._has_ended = True
+            self._has_ended, self._became = True, FINISHED
         except Exception as error:
             self._has_ended = has_finished(error)
+            self._note(error)
             raise
         else:
             return result
@@ -142,7 +165,14 @@ class Execution:
 
     def refused(self, error: LockNotAcquired) -> Any:
         """Act on *error* by policy; returns the result of the task, or raises."""
-        skipped = refuse(self.task, self.request, error, self.options, self._plugin.notify)
+        if self._queued is not None and self.options.reruns and isinstance(error, LockTaken):
+            raise self._wait_for_turn(look_again(error.holder.get("ttl", 0.0), error.holder), error)
+        try:
+            skipped = refuse(self.task, self.request, error, self.options, self._plugin.notify)
+        except Ignore:
+            self._became = AGAIN
+            raise
+        self._became = FINISHED
         return skipped if self.request.is_eager else dict(skipped)  # for every result serializer
 
     def _take_or_wait_for_kin(self) -> HeldLock:
@@ -158,6 +188,7 @@ class Execution:
                 kin, taken = self._kinship(error.holder), error
         if kin is None:
             raise taken
+        self._queued = None  # the one that runs has the marker, or the one before it ends
         raise set_aside(self.task, self.request, taken.holder.get("ttl", LOOK_AGAIN), taken)
 
     def _take(self, wait: float) -> HeldLock:
@@ -187,12 +218,75 @@ class Execution:
 
     def _finished_before(self, state: str) -> Ignore:
         """Return what ends a copy of an execution that has finished, or is about to."""
+        self._queued = None  # what has finished has seen to its marker
         if state == "done":
             logger.info(
                 "%s[%s] has finished before; this copy ends", self.task.name, self.request.id
             )
             return Ignore("this execution has finished before")
         return set_aside(self.task, self.request, LOOK_AGAIN)
+
+    # -- the queued marker ------------------------------------------------------------
+
+    def _take_turn(
+        self, held: HeldLock, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """
+        Note in the queued marker that this runs, and return the newest arguments for it.
+
+        Raises:
+            celery.exceptions.Ignore: Another task of this name is queued before this one; a
+                copy was published for later.
+            LockKeyError: What was merged into this task belongs to another name.
+        """
+        if self._queued is None:
+            return args, kwargs
+        try:
+            with undisturbed():
+                started = self._queued.start(
+                    self._plugin.locks.queued, self.options, held, comes_back=self.task.acks_late
+                )
+        except NotItsTurn as error:
+            raise self._wait_for_turn(error.after, LockTaken(self.name, {})) from None
+        held.merged = started.merged
+        newest = newest_call(started.arguments)
+        if newest is None:
+            return args, kwargs
+        if self.task.lock_name(*newest) != self.name:
+            raise LockKeyError(
+                f"Task {self.task.name!r}: what was merged into it makes another lock name"
+            )
+        self.request.args, self.request.kwargs = newest  # for a retry, or whoever comes again
+        return newest
+
+    def _wait_for_turn(self, after: float, otherwise: LockTaken) -> Ignore:
+        self._became, self._comes_in = AGAIN, after
+        return set_aside(self.task, self.request, after, otherwise)
+
+    def hand_over_to(self, sig: Any) -> None:
+        """Let *sig*, which is to replace this task, have the marker, if it is one of ours."""
+        task = self.task.app.tasks.get(sig.get("task"))
+        if self._queued is None or sig.get("subtask_type") or not hasattr(task, "check_lock"):
+            return
+        sig.set(headers={**(sig.options.get("headers") or {}), **self._queued.header})
+        self._is_replaced = True
+
+    def _note(self, error: Exception) -> None:
+        """Note what is to become of the marker, unless that is known already."""
+        if self._became is None:
+            self._became = outcome_of(error, is_replaced=self._is_replaced)
+        if isinstance(error, Retry):
+            self._comes_in = seconds_until(error.when)
+
+    def _end_queued(self) -> None:
+        queued, self._queued = self._queued, None
+        if queued is None or self._became is None:
+            return
+        try:
+            markers = self._plugin.locks.queued
+            queued.end(markers, self.options, self._became, delay=self._comes_in, wait=False)
+        except Exception:  # it ends by itself; the task's own outcome stands
+            logger.exception("Ending the queued marker of %r failed", queued.name)
 
     # -- the body ---------------------------------------------------------------------
 
@@ -239,9 +333,12 @@ class Execution:
     def _give_back(self) -> None:
         """Release the lock, once, undisturbed by signals; never fails the task."""
         _current.set(self._outer)  # a signal may have come in the way before
-        if self._held is None:
+        if self._held is None and self._queued is None:
             return
         with undisturbed():
+            self._end_queued()
+            if self._held is None:
+                return
             held, self._held = self._held, None
             keep = left_of(self.options.min_hold, held.since)
             try:
@@ -278,6 +375,13 @@ class Execution:
 def left_of(min_hold: float, since: float) -> float:
     """Return for how long a lock that is held since then has to be kept [s], clock set or not."""
     return min(min_hold, max(0.0, since + min_hold - time.time()))
+
+
+def seconds_until(when: Any) -> float:
+    """Return when a retry comes [s from now], which is told as a date or in seconds."""
+    if isinstance(when, datetime):
+        return (maybe_make_aware(when) - datetime.now(timezone.utc)).total_seconds()
+    return float(when or 0.0)
 
 
 def has_finished(error: Exception) -> bool:

@@ -19,12 +19,15 @@ import logging
 import os
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery import bootsteps
 from celery.worker.request import Request
+from celery.worker.state import revoked
 
 from celery_redlock.errors import RedlockError
 from celery_redlock.lock.redlock import ReleaseOutcome
@@ -33,8 +36,9 @@ from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.death import wait_until_dead
 from celery_redlock.task.delivery import execution_id, mint_owner
 from celery_redlock.task.execution import left_of
+from celery_redlock.task.queued import AGAIN, FAILED, REVOKED, QueuedTask
 
-__all__ = ["RedlockRequest"]
+__all__ = ["NoteRevokes", "RedlockRequest"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +47,10 @@ FORCED = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardIn
 #: How long to wait for a child that was told to die [s]. One that ignores it releases by itself
 #: when its body ends, or is lost later and comes up again.
 LONGEST_DYING = 600.0
+#: How often a worker looks whether a task that waits in it was revoked [s].
+LOOK_FOR_REVOKES = 0.5
 #: Pause between two tries to release while the nodes do not answer [s].
-AGAIN = 0.5
+PAUSE = 0.5
 
 
 class RedlockRequest(Request):
@@ -53,12 +59,16 @@ class RedlockRequest(Request):
     worker_pid: Any  # of the child; in other pools of who knows what
     _request_dict: dict[str, Any]
     _already_cancelled: bool
-    _was_put_back = False
+    _already_revoked: bool
+    _was_put_back = _is_retried = False
     _seen_to: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._owner = mint_owner(self._request_dict)
+        self._queued = QueuedTask.of(self._request_dict, self.task.name, self.id)
+        if self._queued is not None:
+            _queued_here.add(self)
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  Celery's signature
         """Reject the message, and remember whether the broker is to deliver it again."""
@@ -81,11 +91,50 @@ class RedlockRequest(Request):
         finally:
             if not return_ok and is_forced(exc_info.exception):
                 self._see_to_child()
+                self._leave_queue_without_child()
 
     def terminate(self, *args: Any, **kwargs: Any) -> None:
         """Terminate the task; Celery may take seconds to note that the child is dead."""
         super().terminate(*args, **kwargs)
         self._see_to_child()
+        self._leave_queue_without_child()
+
+    def revoked(self) -> bool:
+        """Return whether the task is revoked or has expired; then it stands for no name."""
+        is_revoked = bool(super().revoked())
+        if is_revoked:
+            self.leave_queue(REVOKED)
+        return is_revoked
+
+    def leave_queue(self, became: str) -> None:
+        """End the queued marker of a task that is not going to run, or to go on."""
+        queued, self._queued = self._queued, None
+        if queued is None or locking.disabled:
+            return
+        task: Any = self.task
+        plugin = plugin_for(task.app)
+        try:
+            options = task._lock_options(plugin)  # noqa: SLF001  an instance of ours
+            queued.end(plugin.locks.queued, options, became, wait=False)
+        except Exception:  # it ends by itself; Celery's own work must go on
+            logger.exception("Ending the queued marker of %s[%s] failed", self.task.name, self.id)
+
+    def _leave_queue_without_child(self) -> None:
+        """The same where the body ran in this process, so that Celery's word suffices."""
+        if self.worker_pid is not None and not plugin_for(self.task.app).has_children:
+            self.leave_queue(self._became)
+
+    @property
+    def _became(self) -> str:
+        """What became of the task, as far as the parent has to say it."""
+        if self._is_retried or self._was_put_back or self._already_cancelled:
+            return AGAIN
+        return REVOKED if self._already_revoked else FAILED
+
+    def _retry_worker_lost(self, *args: Any) -> bool:
+        """Publish a retry for a child that was lost (Celery 5.7), and remember that."""
+        self._is_retried = bool(super()._retry_worker_lost(*args))  # type: ignore[misc]
+        return self._is_retried
 
     def cancel(self, *args: Any, **kwargs: Any) -> None:
         """As `terminate`, for a shutdown or a lost connection."""
@@ -124,7 +173,36 @@ class RedlockRequest(Request):
             pid=self.worker_pid,
             since=self.time_start or time.time(),
             is_over=self._is_over,
+            queued=self._queued,
+            became=self._became,
         )
+
+
+#: Deliveries that carry a queued marker and have not come to an end.
+_queued_here: weakref.WeakSet[RedlockRequest] = weakref.WeakSet()
+
+
+def let_go_of_revoked() -> None:
+    """
+    End the queued markers of tasks that were revoked and wait in this worker.
+
+    Celery itself looks when their time has come: for one that was put off, or waits behind long
+    ones, that may be in an hour.
+    """
+    if revoked:
+        for request in list(_queued_here):
+            if request.id in revoked and request.time_start is None:
+                request.leave_queue(REVOKED)
+
+
+class NoteRevokes(bootsteps.StartStopStep):
+    """Has a worker look whether a task that waits in it was revoked."""
+
+    requires = ("celery.worker.components:Timer",)
+
+    def start(self, worker: Any) -> None:
+        """Set the timer."""
+        worker.timer.call_repeatedly(LOOK_FOR_REVOKES, let_go_of_revoked)
 
 
 def is_forced(error: BaseException) -> bool:
@@ -146,6 +224,8 @@ class ForcedEnd:
         pid: Its process.
         since: When it began [s, Unix time]; its lock was granted then, or later.
         is_over: Whether this execution must not run again.
+        queued: The marker that its message carries, if it does.
+        became: What became of it, as of `QueuedTask.end`.
     """
 
     task: Any
@@ -156,6 +236,8 @@ class ForcedEnd:
     pid: int
     since: float
     is_over: bool
+    queued: QueuedTask | None
+    became: str
 
     def see_to_it(self) -> None:
         """Clear away in a thread of its own: the parent's event loop must not wait for a death."""
@@ -176,6 +258,8 @@ class ForcedEnd:
                 locks.mark(Marker(self.execution, "done", options.dedup_ttl), wait=True)
             since = next((h.get("since") for h in holders if self._is_ours(h)), None) or self.since
             if wait_until_dead(self.pid, LONGEST_DYING):
+                if self.queued is not None:
+                    self.queued.end(locks.queued, options, self.became, wait=True)
                 self._release(locks, name, options, since)
         except RedlockError as error:  # the arguments make no name, the settings no locks
             logger.warning("Nothing to release for %s: %s", self._told, error)
@@ -200,7 +284,7 @@ class ForcedEnd:
                 logger.info("Released lock %r for %s", name, self._told)
             if outcome is not ReleaseOutcome.UNKNOWN or time.monotonic() > died + options.ttl:
                 return
-            time.sleep(AGAIN)
+            time.sleep(PAUSE)
 
     @property
     def _told(self) -> str:

@@ -27,11 +27,16 @@ OPTIONS = {
     "min_hold": "",
     "dedup_ttl": "dedup_ttl",
     "chain_on_skip": "",
+    "unique_until": "",
+    "unique_for": "",
+    "on_duplicate": "",
 }
 #: Not options, but names of ours that are not misspelt either.
 METHODS = ("lock", "lock_name", "check_lock")
-#: Options of a later release, and the one value that means nothing yet.
-LATER = {"unique_until": None, "unique_for": None, "on_duplicate": "join"}
+UNIQUE_UNTIL = ("started", "finished", "success", "expired")
+ON_DUPLICATE = ("join", "fail", "rerun")
+#: How long a queued marker stands by itself where the task does not say [s].
+UNIQUE_FOR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,9 @@ class LockOptions:
         min_hold: Keep the key at least so long after the grant [s].
         dedup_ttl: How long a finished execution is remembered [s]; 0 for not at all.
         stops_chain: Whether a skip ends the chain that the task is part of.
+        unique_until: What ends the queued marker; None for a task that takes none.
+        unique_for: How long the marker stands by itself [s].
+        on_duplicate: ``"join"``, ``"fail"`` or ``"rerun"``.
     """
 
     ttl: float
@@ -60,6 +68,14 @@ class LockOptions:
     min_hold: float
     dedup_ttl: float
     stops_chain: bool
+    unique_until: str | None
+    unique_for: float
+    on_duplicate: str
+
+    @property
+    def reruns(self) -> bool:
+        """Whether a duplicate is merged into the next run."""
+        return self.on_duplicate == "rerun"
 
     @classmethod
     def of(cls, task: Any, settings: Settings) -> LockOptions:
@@ -97,6 +113,9 @@ class LockOptions:
             min_hold=min_hold,
             dedup_ttl=number(f"{name}: dedup_ttl", chosen("dedup_ttl")),
             stops_chain=chain_word(name, task.chain_on_skip) == "stop",
+            unique_until=unique_word(name, task.unique_until),
+            unique_for=UNIQUE_FOR if task.unique_for is None else float(task.unique_for),
+            on_duplicate=duplicate_word(name, task.on_duplicate),
         )
 
 
@@ -122,13 +141,37 @@ def check_declared(task: Any, base: type) -> None:
         "min_hold": lambda value: number(f"{name}: min_hold", value),
         "dedup_ttl": lambda value: number(f"{name}: dedup_ttl", value),
         "chain_on_skip": lambda value: chain_word(name, value),
+        "unique_until": lambda value: unique_word(name, value),
+        "unique_for": lambda value: positive(f"{name}: unique_for", value),
+        "on_duplicate": lambda value: duplicate_word(name, value),
     }
     for option, check in checks.items():
         value = getattr(task, option)
         if value is not None:
             check(value)
+    check_unique(task)
     for attribute, value in declared(task, base).items():
         check_spelling(name, attribute, value)
+
+
+def check_unique(task: Any) -> None:
+    """Raise ConfigurationError if the options for uniqueness at publish go with no other."""
+    if task.unique_until == "expired" and task.unique_for is None:
+        msg = (
+            f"{task.name}: unique_until='expired' needs unique_for, the window in seconds in which "
+            "the task is published at most once, e.g. unique_for=60"
+        )
+        raise ConfigurationError(msg)
+    if task.unique_until is not None:
+        return
+    for option, unset in (("unique_for", None), ("on_duplicate", "join")):
+        value = getattr(task, option)
+        if value != unset:
+            msg = (
+                f"{task.name}: {option}={value!r} has no effect without unique_until; set that to "
+                f"one of {', '.join(map(repr, UNIQUE_UNTIL))}"
+            )
+            raise ConfigurationError(msg)
 
 
 def declared(task: Any, base: type) -> dict[str, Any]:
@@ -148,14 +191,6 @@ def check_spelling(task: str, attribute: str, value: object) -> None:
     """Raise ConfigurationError if an attribute of a task looks like an option misspelt."""
     if attribute in OPTIONS or attribute in METHODS or attribute.startswith("_"):
         return
-    if attribute in LATER:
-        if value == LATER[attribute]:
-            return
-        msg = (
-            f"{task}: {attribute} is not part of this release; "
-            "uniqueness at publish comes with a later one"
-        )
-        raise ConfigurationError(msg)
     meant = {f"{PREFIX}{setting}": option for option, setting in OPTIONS.items() if setting}
     near = difflib.get_close_matches(attribute, [*OPTIONS, *meant], 1, 0.85)
     if near:
@@ -174,3 +209,13 @@ def lost_word(task: str, value: object) -> str:
 def chain_word(task: str, value: object) -> str:
     """Return *value* if it is a word for ``chain_on_skip``."""
     return one_of(f"{task}: chain_on_skip", value, ("stop", "continue"))
+
+
+def unique_word(task: str, value: object) -> str | None:
+    """Return *value* if it is a word for ``unique_until``, or None."""
+    return None if value is None else one_of(f"{task}: unique_until", value, UNIQUE_UNTIL)
+
+
+def duplicate_word(task: str, value: object) -> str:
+    """Return *value* if it is a word for ``on_duplicate``."""
+    return one_of(f"{task}: on_duplicate", value, ON_DUPLICATE)

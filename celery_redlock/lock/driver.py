@@ -1,0 +1,81 @@
+"""
+Does what an algorithm without I/O says next: ask all nodes, tell all nodes, or pause.
+
+The algorithms are the generators of `celery_redlock.lock.rounds` and
+`celery_redlock.lock.queued`; the connections are those of `celery_redlock.lock.fanout`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from celery_redlock.lock.fanout import Fanout
+from celery_redlock.lock.node import Call
+from celery_redlock.lock.requests import Request
+from celery_redlock.lock.rounds import Ask, Pause, Tell
+from celery_redlock.lock.votes import Ballot
+
+__all__ = ["Driver"]
+
+T = TypeVar("T")
+
+
+class Driver:
+    """
+    Drives algorithms over the connections of one process. Safe from any thread.
+
+    Args:
+        fanout: The connections.
+        sleep: Waits between two attempts [s].
+    """
+
+    def __init__(self, fanout: Fanout, sleep: Callable[[float], None]) -> None:
+        self._fanout = fanout
+        self._sleep = sleep
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """One label per node, in their order."""
+        return self._fanout.labels
+
+    def drive(self, steps: Generator[Ask | Tell | Pause, Any, T]) -> T:
+        """Do what *steps* say until they end; an interruption is theirs to clean up after."""
+        answer: Ballot | None = None
+        problem: BaseException | None = None
+        while True:
+            try:
+                while True:
+                    step = steps.send(answer) if problem is None else steps.throw(problem)
+                    answer = problem = None
+                    answer = self._do(step)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            except BaseException as error:
+                if inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED:  # its own last word
+                    raise
+                problem = error
+
+    def _do(self, step: Ask | Tell | Pause) -> Ballot | None:
+        if isinstance(step, Ask):
+            return self.ask(step)
+        if isinstance(step, Tell):
+            self.tell(step.request, step.skip)
+        else:
+            self._sleep(step.seconds)
+        return None
+
+    def tell(self, request: Request, skip: frozenset[int] = frozenset()) -> None:
+        """Put *request* to the nodes, even if an interruption strikes; twice does no harm."""
+        try:
+            self._fanout.tell(Call(request, len(self.labels), None), skip)
+        except BaseException:
+            self._fanout.tell(Call(request, len(self.labels), None), skip)
+            raise
+
+    def ask(self, step: Ask) -> Ballot:
+        """Put a question to the nodes and return their votes, complete."""
+        call = Call(step.request, len(self.labels), step.decided)
+        self._fanout.ask([call])
+        return call.ballot

@@ -1,0 +1,381 @@
+"""
+The queued marker: keep a second message of a task out of the queue. Sans I/O, and its driver.
+
+    trigger --ENQUEUE--> nobody stands for the name     --> Placed: publish, the token goes along
+                         somebody does                  --> Duplicate: publish nothing
+                         somebody does, merging:
+                           and has not started yet      --> Duplicate, newest arguments handed over
+                           and runs, nobody is next     --> Placed as the next one
+                           and runs, somebody is next   --> Duplicate, newest arguments handed over
+    worker  --START-->   the marker lives on as long as the task's lock, or by itself
+            --END-->     it is taken away, by the token that the message carries
+
+A marker protects nobody: that is what the lock is for. It is written to a quorum like a
+lock, but may live longer than ``max_ttl``; a majority of nodes that loses its memory forgets
+it, which costs a second message, never an overlap.
+
+Arguments that are merged have versions, made like fencing numbers: a trigger counts as
+accepted when a majority stores one and the same version for it, so whoever reads a majority
+afterwards finds it, and nothing older wins.
+
+Source:
+    DESIGN section 5.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_redlock.errors import QuorumUnavailable
+from celery_redlock.events import LockUnavailable, Notify
+from celery_redlock.lock import clock
+from celery_redlock.lock.driver import Driver
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.queued_scripts import END, ENQUEUE, START
+from celery_redlock.lock.requests import Request, encode_info, quarantine_ms
+from celery_redlock.lock.rounds import Ask, Client, Pause, Tell, fresh_token, new_owner
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import Keys, ms, shorten
+from celery_redlock.lock.votes import (
+    TOKEN_LENGTH,
+    Ballot,
+    Vote,
+    VoteKind,
+    count,
+    quarantine_left,
+    read_holder,
+    told,
+)
+
+__all__ = ["AS_IT_IS", "OVER", "Duplicate", "Placed", "Queued", "Started", "Trigger"]
+
+#: How often triggers that met half-way try again.
+SPLIT_TRIES = 8
+#: How often a version is proposed anew before what a majority stores has to do.
+VERSION_TRIES = 3
+#: How long a node keeps the marker of a task that runs; it counts only while its lock is held.
+RETENTION = 7 * 24 * 3600.0
+#: For a marker that is not to change when its task starts, and for one that then ends.
+AS_IT_IS, OVER = "as it is", "over"
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """
+    Somebody wants a task to run.
+
+    Attributes:
+        name: Lock name.
+        life: How long the marker is to stand by itself [s].
+        info: What the owner tells of itself; plain JSON values, among them ``task_id``.
+        arguments: Of the call, as JSON, where a duplicate is to hand them over to the task that
+            is queued; empty where it is not.
+    """
+
+    name: str
+    life: float
+    info: dict[str, Any]
+    arguments: bytes = b""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """
+    The marker is ours: publish.
+
+    Attributes:
+        token: Proof of that; the message has to carry it.
+        before: Whose end the task has to wait for, as in `LockTaken.holder`; empty if nobody's.
+    """
+
+    token: str
+    before: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """
+    Somebody else stands for the name: publish nothing.
+
+    Attributes:
+        holder: Who, as in `LockTaken.holder`.
+        merged: How many triggers have been handed over to it, this one included; 0 for none.
+    """
+
+    holder: dict[str, Any]
+    merged: int = 0
+
+
+@dataclass(frozen=True)
+class Started:
+    """
+    The task may run in its marker's name.
+
+    Attributes:
+        arguments: Of the newest trigger that was merged into it, as JSON; empty for none.
+        merged: How many were.
+    """
+
+    arguments: bytes = b""
+    merged: int = 0
+
+
+# --- what is put to a node -------------------------------------------------------------
+
+
+def marker_keys(rules: Rules, name: str) -> tuple[bytes, bytes]:
+    """Return the keys of the markers of *name*: who is queued or runs, and who is next."""
+    short = shorten(name)
+    return f"{rules.prefix}:queued:{short}".encode(), f"{rules.prefix}:next:{short}".encode()
+
+
+def enqueue_request(rules: Rules, trigger: Trigger, token: str, version: int) -> Request:
+    """Return what takes the marker for *token*, or merges *trigger* into who has it."""
+    keys = Keys.of(rules.prefix, trigger.name)
+    return Request(
+        ENQUEUE,
+        (*marker_keys(rules, trigger.name), keys.lock, keys.boot, keys.quarantine),
+        (
+            token.encode(),
+            encode_info(trigger.info),
+            ms(trigger.life),
+            trigger.arguments,
+            b"%d" % version,
+            quarantine_ms(rules),
+        ),
+    )
+
+
+def start_request(
+    rules: Rules, name: str, token: str, info: dict[str, Any], lock_token: str, life: float | str
+) -> Request:
+    """Return what notes that the task of *token* runs; *life* as of `Queued.start`."""
+    alone = life if isinstance(life, str) else f"{life * 1000:.0f}"
+    return Request(
+        START,
+        (*marker_keys(rules, name), Keys.of(rules.prefix, name).lock),
+        (
+            token.encode(),
+            encode_info(info),
+            lock_token.encode(),
+            alone.encode(),
+            ms(max(RETENTION, 0.0 if isinstance(life, str) else life)),
+        ),
+    )
+
+
+def end_request(rules: Rules, name: str, token: str, how: str, life: float) -> Request:
+    """Return what ends the marker of *token*; *how* and *life* as of `Queued.end`."""
+    return Request(END, marker_keys(rules, name), (token.encode(), how.encode(), ms(life)))
+
+
+# --- the algorithm -----------------------------------------------------------------------
+
+#: What a node's answer says, and whom it names.
+Answer = tuple[VoteKind, bytes]
+
+
+def answer_of(vote: Vote) -> Answer | None:
+    """Return what *vote* says, None if it says nothing."""
+    if vote.kind in (VoteKind.GRANTED, VoteKind.NEXT):
+        return vote.kind, b""
+    if vote.kind in (VoteKind.MERGED, VoteKind.REFUSED):
+        return vote.kind, vote.value[:TOKEN_LENGTH]
+    return None
+
+
+def verdict(ballot: Ballot) -> list[Vote]:
+    """Return the votes of a majority that say the same; none if there is no such majority."""
+    votes: dict[Answer, list[Vote]] = {}
+    for vote in ballot:
+        answer = None if vote is None else answer_of(vote)
+        if vote is not None and answer is not None:
+            votes.setdefault(answer, []).append(vote)
+    largest = max(votes.values(), key=len, default=[])
+    return largest if len(largest) >= quorum(len(ballot)) else []
+
+
+def is_decided(ballot: Ballot) -> bool:
+    """Return whether further answers could not change what to do."""
+    return bool(verdict(ballot))
+
+
+def has_met_others(ballot: Ballot) -> bool:
+    """Return whether a majority answered, but not the same: others are at it, or were."""
+    answers = sum(1 for vote in ballot if vote is not None and answer_of(vote))
+    return answers >= quorum(len(ballot))
+
+
+def without_ours(ballot: Ballot) -> frozenset[int]:
+    """Return the positions of nodes that certainly stored no marker of ours."""
+    certain = (VoteKind.REFUSED, VoteKind.MERGED, VoteKind.QUARANTINED)
+    return frozenset(i for i, v in enumerate(ballot) if v is not None and v.kind in certain)
+
+
+Steps = Generator["Ask | Tell | Pause", Any, "Placed | Duplicate"]
+
+
+def enqueue(client: Client, trigger: Trigger) -> Steps:
+    """
+    Take the marker, or find out who has it.
+
+    Raises:
+        QuorumUnavailable: No quorum could decide.
+    """
+    owner = new_owner()
+    host = {"host": client.host, "pid": os.getpid(), "since": round(client.wall(), 3)}
+    known = Trigger(trigger.name, trigger.life, {**trigger.info, **host}, trigger.arguments)
+    for tries in range(SPLIT_TRIES):
+        token = fresh_token(client, owner)
+        try:
+            request = enqueue_request(client.rules, known, token, client.propose())
+            ballot = yield Ask(request, is_decided)
+            votes = verdict(ballot)
+            if votes and votes[0].kind is VoteKind.MERGED:
+                votes = yield from agree(client, known, token, votes)
+            clean = without_ours(ballot)
+            is_placed = votes and votes[0].kind in (VoteKind.GRANTED, VoteKind.NEXT)
+            if not is_placed and len(clean) < len(ballot):
+                yield Tell(end_request(client.rules, trigger.name, token, OVER, 0.0), clean)
+        except GeneratorExit:  # dropped by its driver: nobody is there to tell the nodes
+            raise
+        except BaseException:
+            yield Tell(end_request(client.rules, trigger.name, token, OVER, 0.0))
+            raise
+        if votes:
+            return outcome(votes, token)
+        if not has_met_others(ballot):
+            break
+        yield Pause(client.chance(0.0, min(0.06, 0.002 * 2**tries)))
+    raise QuorumUnavailable(trigger.name, told(ballot, client.labels), quarantine_left(ballot))
+
+
+def agree(
+    client: Client, trigger: Trigger, token: str, votes: list[Vote]
+) -> Generator[Ask, Ballot, list[Vote]]:
+    """Propose larger versions until a majority stores the same one for what was merged."""
+    for _ in range(VERSION_TRIES):
+        versions = {vote.fence for vote in votes}
+        if len(versions) <= 1:
+            break
+        larger = enqueue_request(client.rules, trigger, token, max(versions) + 1)
+        ballot = yield Ask(larger, is_decided)
+        votes = verdict(ballot)
+    return votes
+
+
+def outcome(votes: list[Vote], token: str) -> Placed | Duplicate:
+    """Return what the votes of a majority mean."""
+    first = votes[0]
+    if first.kind is VoteKind.GRANTED:
+        return Placed(token)
+    holder = {**read_holder(first.value), "ttl": max(vote.ttl for vote in votes)}
+    if first.kind is VoteKind.NEXT:
+        return Placed(token, holder)
+    return Duplicate(holder, max(vote.merged for vote in votes))
+
+
+# --- its driver --------------------------------------------------------------------------
+
+
+class Queued:
+    """
+    The queued markers on the nodes of one process. Safe from any thread.
+
+    Args:
+        client: What this client of the cluster knows.
+        driver: Does the I/O.
+        notify: Is told when no quorum could decide.
+    """
+
+    def __init__(self, client: Client, driver: Driver, notify: Notify) -> None:
+        self._client = client
+        self._driver = driver
+        self._notify = notify
+
+    def enqueue(self, trigger: Trigger) -> Placed | Duplicate:
+        """
+        Take the marker, or find out who has it; one round.
+
+        Raises:
+            QuorumUnavailable: No quorum could decide.
+        """
+        started = clock.now()
+        try:
+            return self._driver.drive(enqueue(self._client, trigger))
+        except QuorumUnavailable as error:
+            self._notify(LockUnavailable(trigger.name, error.votes, clock.now() - started))
+            raise
+
+    def start(
+        self,
+        name: str,
+        token: str,
+        info: dict[str, Any],
+        *,
+        lock_token: str,
+        life: float | str,
+        wait: bool,
+    ) -> Started | float | None:
+        """
+        Note that the task of the marker runs under its lock now.
+
+        Args:
+            name: Lock name.
+            token: Of the marker.
+            info: What the owner tells of itself, if the marker has lapsed and nobody else stands
+                for the name.
+            lock_token: Of the lock.
+            life: How long the marker is to stand by itself from now on [s], 0.0 for as long as
+                the lock is held; `AS_IT_IS`; or `OVER`.
+            wait: Whether to wait for all answers.
+
+        Returns:
+            What was merged into the task; or how long the one before it still stands by itself
+            [s], if it is not its turn yet; or None if no quorum told.
+        """
+        request = start_request(self._client.rules, name, token, info, lock_token, life)
+        if not wait:
+            self._driver.tell(request)
+            return Started()
+        # All of them: after a restart one node of the majority that knows may know nothing.
+        ballot = self._driver.ask(Ask(request, lambda _: False))
+        majority = quorum(len(ballot))
+        granted = [v for v in ballot if v is not None and v.kind is VoteKind.GRANTED]
+        if len(granted) >= majority:
+            newest = max(granted, key=lambda vote: vote.fence)
+            return Started(newest.value, max(vote.merged for vote in granted))
+        refused = [v for v in ballot if v is not None and v.kind is VoteKind.REFUSED]
+        if len(refused) + len(granted) >= majority and refused:
+            return max(vote.ttl for vote in refused)
+        if len(granted) + count(ballot, VoteKind.PASSED) >= majority:
+            return Started()
+        return None
+
+    def end(
+        self, name: str, token: str, how: str, *, life: float = 0.0, wait: bool = False
+    ) -> None:
+        """
+        End the marker of *token*; another's stays what it is.
+
+        Args:
+            name: Lock name.
+            token: Of the marker.
+            how: ``"over"``; ``"wait"`` if its task is queued again, for *life* at most;
+                ``"window"`` if it is to stand as long as it was first published for.
+            life: How long it is to stand by itself from now on [s].
+            wait: Whether to wait for the answers of a majority, and for connections before.
+        """
+        request = end_request(self._client.rules, name, token, how, life)
+        if not wait:
+            self._driver.tell(request)
+            return
+        majority = quorum(len(self._driver.labels))
+
+        def has_told(ballot: Ballot) -> bool:
+            return count(ballot, VoteKind.GRANTED) + count(ballot, VoteKind.REFUSED) >= majority
+
+        self._driver.ask(Ask(request, has_told))

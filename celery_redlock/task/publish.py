@@ -1,0 +1,166 @@
+"""
+Unique at publish: take the marker of the name, publish with its token, or tell of who has it.
+
+    apply_async --> part of a workflow, or coming again: publish as ever
+                --> lock name --> ENQUEUE, one round
+                      placed:     publish, the token in a header; ended if that fails
+                      duplicate:  join, fail, or rerun
+                      no quorum:  publish (the lock decides at run time), or fail by policy
+
+Members of a chord, group or chain are always published: dropping one would leave the rest
+waiting for ever. So is a task with a callback, which would be dropped along with it.
+
+Source:
+    DESIGN section 5, FACTS 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.utils import json
+
+from celery_redlock.errors import DuplicateTask, LockKeyError, QuorumUnavailable
+from celery_redlock.events import DuplicatePublished
+from celery_redlock.lock.queued import OVER, Duplicate, Placed, Trigger
+from celery_redlock.plugin import Plugin
+from celery_redlock.task.options import LockOptions
+from celery_redlock.task.policies import Fail
+from celery_redlock.task.queued import HEADER
+from celery_redlock.task.result import UniqueResult, unique
+
+__all__ = ["is_alone", "publish"]
+
+#: Options of a publish that make it part of something larger, or one that comes again. A task of
+#: a workflow is frozen, which leaves a `reply_to`.
+COMPANY = ("chain", "chord", "group_id", "link", "link_error", "reply_to", "retries")
+
+
+def is_alone(options: Mapping[str, Any]) -> bool:
+    """Return whether nothing waits for this publish but, perhaps, its own caller."""
+    headers = options.get("headers") or {}
+    return HEADER not in headers and not any(options.get(option) for option in COMPANY)
+
+
+def publish(
+    task: Any,
+    plugin: Plugin,
+    chosen: LockOptions,
+    call: tuple[Any, Any],
+    options: dict[str, Any],
+    send: Callable[..., Any],
+) -> UniqueResult:
+    """
+    Publish *task* unless one of its name is queued or running already.
+
+    Args:
+        task: A `RedlockTask` with ``unique_until``.
+        plugin: Of its app.
+        chosen: Its options.
+        call: Positional and keyword arguments, either may be None.
+        options: Of the publish, ``task_id`` among them.
+        send: Publishes: ``send(**options)``.
+
+    Raises:
+        DuplicateTask: There is one, and ``on_duplicate`` is ``"fail"``.
+        QuorumUnavailable: No quorum could decide, and ``on_unavailable`` is ``"fail"``.
+        LockKeyError: The arguments make no lock name.
+    """
+    name = task.lock_name(*call)
+    info = {"task": task.name, "task_id": options["task_id"]}
+    arguments = carried(task, call) if chosen.reruns else b""
+    life = life_of(chosen, {"expires": task.expires, **options}, task.app)
+    trigger = Trigger(name, life, info, arguments)
+    try:
+        placed = plugin.locks.queued.enqueue(trigger)
+    except QuorumUnavailable:
+        if isinstance(chosen.on_unavailable, Fail):
+            raise
+        return unique(send(**options), lock_name=name)
+    if isinstance(placed, Duplicate):
+        return joined(task, plugin, chosen, name, placed)
+    if placed.before:
+        wait_for_it(options, chosen, placed)
+        tell(task, plugin, chosen, name, placed.before, 0)
+    options["headers"] = {**(options.get("headers") or {}), HEADER: [name, placed.token]}
+    try:
+        result = send(**options)
+    except BaseException:  # not published, or nobody knows: a second message at the worst
+        plugin.locks.queued.end(name, placed.token, OVER)
+        raise
+    holder_id = placed.before.get("task_id")
+    return unique(result, lock_name=name, duplicate=bool(placed.before), holder_id=holder_id)
+
+
+def joined(
+    task: Any, plugin: Plugin, chosen: LockOptions, name: str, found: Duplicate
+) -> UniqueResult:
+    """Return the result of the task that is there; raises DuplicateTask where that is wanted."""
+    holder_id = str(found.holder.get("task_id", ""))
+    tell(task, plugin, chosen, name, found.holder, found.merged)
+    if chosen.on_duplicate == "fail":
+        raise DuplicateTask(holder_id, name)
+    result = task.AsyncResult(holder_id)
+    return unique(result, lock_name=name, duplicate=True, holder_id=holder_id)
+
+
+def tell(
+    task: Any, plugin: Plugin, chosen: LockOptions, name: str, holder: dict[str, Any], merged: int
+) -> None:
+    """Tell the observers of a duplicate."""
+    holder_id = str(holder.get("task_id", ""))
+    plugin.notify(DuplicatePublished(name, task.name, holder_id, chosen.on_duplicate, merged))
+
+
+def wait_for_it(options: dict[str, Any], chosen: LockOptions, placed: Placed) -> None:
+    """Let a task that is next begin when the window of the one before it ends."""
+    if chosen.unique_until == "expired" and "eta" not in options:
+        left = placed.before["ttl"]
+        options["countdown"] = max(options.get("countdown") or 0.0, left)
+
+
+def carried(task: Any, call: tuple[Any, Any]) -> bytes:
+    """
+    Return the arguments as the nodes keep them; nothing of them where the name says it all.
+
+    Raises:
+        LockKeyError: They are not what kombu's JSON carries.
+    """
+    if task.lock_key is None and task.unique_on is None:
+        return b"null"
+    args, kwargs = call
+    dump = getattr(task, "_dump_pydantic_arguments", None)  # since Celery 5.7
+    if dump is not None:
+        args, kwargs = dump(args, kwargs)
+    try:
+        return json.dumps([list(args or ()), dict(kwargs or {})]).encode()
+    except (TypeError, ValueError) as error:
+        raise LockKeyError(
+            f"Task {task.name!r}: on_duplicate='rerun' keeps the newest arguments on the lock "
+            f"nodes as JSON, which cannot carry these ({type(error).__name__}); pass plain values"
+        ) from None
+
+
+def life_of(chosen: LockOptions, options: Mapping[str, Any], app: Any) -> float:
+    """Return how long the marker of a task that is published now stands by itself [s]."""
+    delay = from_now(options.get("eta"), app)
+    if delay is None:
+        delay = options.get("countdown")
+    life = chosen.unique_for + max(0.0, delay or 0.0)
+    expires = from_now(options.get("expires"), app)
+    if expires is None or chosen.unique_until == "expired":
+        return life
+    return min(life, max(1.0, expires))  # a task that has expired does not run any more
+
+
+def from_now(moment: Any, app: Any) -> float | None:
+    """Return a moment as Celery takes it, a date or a number of seconds, as seconds from now."""
+    if isinstance(moment, str):
+        moment = maybe_iso8601(moment)
+    if isinstance(moment, datetime):
+        aware = maybe_make_aware(moment, app.timezone)
+        return (aware - datetime.now(timezone.utc)).total_seconds()
+    return None if moment is None else float(moment)

@@ -1,0 +1,106 @@
+"""What a caller gets for a task that was published, or that was there already."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from celery.result import AsyncResult, EagerResult
+
+__all__ = ["UniqueResult", "unique"]
+
+
+class UniqueResult(AsyncResult):  # type: ignore[type-arg]  # AsyncResult[Any] fails at run time
+    """
+    The result of a `RedlockTask`, as `apply_async` and `delay` return it.
+
+    Attributes:
+        duplicate: Whether a task of the same name was queued or running already. With
+            ``on_duplicate="join"`` this is that task's result; with ``"rerun"`` that of the run
+            which will have the arguments of this call, or newer ones.
+        holder_id: Id of the task that was there first; the own id where there was none.
+        lock_name: The name that both share; None for a task without ``unique_until``, and where
+            nobody asked for it: in a workflow, in eager mode, with locks disabled.
+    """
+
+    duplicate: bool = False
+    holder_id: str | None = None
+    lock_name: str | None = None
+
+    def __reduce_args__(self) -> tuple[Any, ...]:
+        return *super().__reduce_args__(), self.duplicate, self.holder_id, self.lock_name
+
+    def __init__(  # noqa: PLR0917  Celery's signature; the last three are for pickle and copy
+        self,
+        id: str,  # noqa: A002
+        backend: Any = None,
+        task_name: str | None = None,
+        app: Any = None,
+        parent: Any = None,
+        duplicate: bool = False,  # noqa: FBT001, FBT002
+        holder_id: str | None = None,
+        lock_name: str | None = None,
+    ) -> None:
+        super().__init__(id, backend, task_name, app, parent)
+        self.duplicate = duplicate
+        self.holder_id = holder_id or id
+        self.lock_name = lock_name
+
+    def __copy__(self) -> UniqueResult:
+        own = self.duplicate, self.holder_id, self.lock_name
+        return type(self)(self.id, self.backend, None, self.app, self.parent, *own)
+
+    def __del__(self) -> None:
+        """
+        Cancel what waits for this result, as Celery does, but not in the middle of a green wait.
+
+        Celery tells Redis so at once. Where the collector of cycles finds a result while
+        eventlet waits for a socket, the I/O within that wait leaves its greenlet hanging for
+        ever, and with it a task of the worker.
+        """
+        eventlet = sys.modules.get("eventlet")
+        if eventlet is None or self.backend is None or not is_green(eventlet):
+            super().__del__()
+        else:
+            backend: Any = self.backend
+            eventlet.spawn_n(backend.remove_pending_result, self)
+
+
+class UniqueEagerResult(EagerResult, UniqueResult):  # type: ignore[type-arg]
+    """The same in eager mode, where the task has run already."""
+
+    __init__ = EagerResult.__init__
+    __reduce_args__ = EagerResult.__reduce_args__
+    __copy__ = EagerResult.__copy__  # type: ignore[assignment]
+
+
+def is_green(eventlet: Any) -> bool:
+    """Return whether threads are greenlets of *eventlet* in this process."""
+    return bool(eventlet.patcher.is_monkey_patched("thread"))
+
+
+def unique(
+    result: Any,
+    *,
+    lock_name: str | None = None,
+    duplicate: bool = False,
+    holder_id: str | None = None,
+) -> UniqueResult:
+    """
+    Return *result*, which Celery made, with what there is to say of the publish.
+
+    Args:
+        result: Of `Task.apply_async`.
+        lock_name: As in `UniqueResult`, like the rest.
+        duplicate: Likewise.
+        holder_id: Likewise; its own id by default.
+    """
+    if not isinstance(result, EagerResult):
+        unique: UniqueResult = result
+    else:
+        unique = UniqueEagerResult.__new__(UniqueEagerResult)
+        vars(unique).update(vars(result))
+    unique.duplicate = duplicate
+    unique.holder_id = holder_id or unique.id
+    unique.lock_name = lock_name
+    return unique
