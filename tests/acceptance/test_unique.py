@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import signal
 import time
 from pathlib import Path
 
@@ -10,10 +12,12 @@ import pytest
 import redis
 from celery import Task, chain, chord, group
 from celery.exceptions import TaskRevokedError
+from kombu.exceptions import SerializerNotInstalled
 
-from celery_redlock import DuplicateTask, RedlockTask, UniqueResult
-from support.events import body
+from celery_redlock import DuplicateTask, QuorumUnavailable, RedlockTask, UniqueResult
+from support.events import body, read
 from support.stage import stage
+from support.versions import since
 from support.waiting import eventually
 
 UNTIL = ("started", "finished", "success", "expired")
@@ -21,6 +25,9 @@ WINDOW = 30.0
 TTL = 3.0
 #: How soon a marker is gone whose owner is: the worker looks for revoked tasks twice a second.
 SOON = 5.0
+
+
+UNIQUE = {"unique_until": "finished", "unique_for": 60}
 
 
 def declare(app):
@@ -40,7 +47,9 @@ def declare(app):
     ours = {"base": RedlockTask, "bind": True, "shared": False, "unique_on": ("name",)}
     for until in UNTIL:
         app.task(name=until, unique_until=until, unique_for=WINDOW, **ours)(job)
-        app.task(name=f"{until} late", unique_until=until, acks_late=True, unique_for=WINDOW, **ours)(job)
+        app.task(
+            name=f"{until} late", unique_until=until, acks_late=True, unique_for=WINDOW, **ours
+        )(job)
     app.task(name="refused", unique_until="finished", on_duplicate="fail", **ours)(job)
     app.task(name="brief", unique_until="finished", unique_for=1.5, **ours)(job)
     app.task(
@@ -53,11 +62,28 @@ def declare(app):
         **ours,
     )(job)
 
+    declare_others(app, ours)
+
+
+def declare_others(app, ours):
+    """Declare tasks that are replaced, die, or take too long, and plain ones."""
+
     @app.task(name="swap", unique_until="finished", **ours)
     def swap(self, name, into):
         with body(os.environ["EVENTS"], name):
             task = self.app.tasks[into]
             raise self.replace(task.si(f"{name} replaced", "gate"))
+
+    @app.task(name="dying", retry_on_worker_lost=True, default_retry_delay=2, **UNIQUE, **ours)
+    def dying(self, name):
+        with body(os.environ["EVENTS"], name, retries=self.request.retries):
+            if not self.request.retries:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    @app.task(name="hanging", time_limit=1, **UNIQUE, **ours)
+    def hanging(self, name):
+        with body(os.environ["EVENTS"], name):
+            time.sleep(60)  # until the hard time limit
 
     @app.task(name="plain", bind=True, base=Task, shared=False)
     def plain(self, name, way=""):
@@ -143,3 +169,267 @@ def test_a_second_publish_is_answered_as_the_table_says(it, until, when, late):
         if second.duplicate:
             assert (second.id, second.holder_id) == (first.id, first.id)
     (it.folder / f"{name}.open").touch()
+
+
+# --- by which a marker ends ----------------------------------------------------------------
+
+
+def drop_markers(it):
+    """Let the nodes forget every queued marker, as if its time had come."""
+    for node in it.nodes:
+        with redis.Redis.from_url(node.url) as client:
+            for key in client.keys("redlock:queued:*"):
+                client.delete(key)
+
+
+def test_a_late_finisher_does_not_end_a_newer_marker(it):
+    """The marker lapses while its task runs; what is queued by then stays queued."""
+    first = bring_about(it, "finished", "late finisher", "running")
+    drop_markers(it)
+    second = it.task("finished").apply_async(("late finisher",), queue="nobody")
+    assert not second.duplicate
+    (it.folder / "late finisher.open").touch()
+    first.get(timeout=20)
+    it.wait_until_free("finished:*")
+    third = it.task("finished").apply_async(("late finisher",), queue="nobody")
+    assert (third.duplicate, third.holder_id) == (True, second.id)
+
+
+def test_a_late_starter_does_not_end_a_newer_marker(it):
+    """The marker lapses while its message waits; both run, and the newer marker stands."""
+    first = it.task("brief").apply_async(("late starter",), queue="later")
+    eventually(lambda: not it.keys("redlock:queued:brief:*"), "the marker's end", timeout=SOON)
+    second = it.task("brief").apply_async(("late starter",), countdown=30)
+    assert not second.duplicate
+    it.app.control.add_consumer("later", reply=True)
+    assert first.get(timeout=20) == 0
+    assert is_duplicate(it, "brief", "late starter")
+
+
+def test_a_revoked_task_stands_for_nothing_once_a_worker_meets_it(it):
+    """Revoked while no worker had it: its marker ends as it is thrown away."""
+    first = it.task("finished").apply_async(("met",), queue="met")
+    first.revoke()
+    assert is_duplicate(it, "finished", "met")
+    it.app.control.add_consumer("met", reply=True)
+    eventually(lambda: not is_duplicate(it, "finished", "met"), "the marker's end", timeout=SOON)
+    with pytest.raises(TaskRevokedError):
+        first.get(timeout=20)
+
+
+def test_what_was_purged_stands_for_nothing_when_its_time_is_over(it):
+    """Nobody can tell of a message that was purged: its marker ends by itself."""
+    it.task("brief").apply_async(("purged",), queue="purged")
+    with it.app.connection_for_write() as connection:
+        assert connection.default_channel.queue_purge("purged") == 1
+    assert is_duplicate(it, "brief", "purged")
+    eventually(lambda: not is_duplicate(it, "brief", "purged"), "the marker's end", timeout=SOON)
+
+
+@pytest.mark.parametrize("by", ["expires", "countdown"])
+def test_an_expired_task_stands_for_nothing(it, by):
+    """With ``expires`` its marker stands no longer, whether or not a worker has the message."""
+    queue = {"queue": "nobody"} if by == "expires" else {"countdown": 45}
+    it.task("finished").apply_async((f"expired {by}",), expires=1.5, **queue)
+    assert is_duplicate(it, "finished", f"expired {by}")
+    eventually(
+        lambda: not is_duplicate(it, "finished", f"expired {by}"), "the marker's end", timeout=SOON
+    )
+
+
+def test_a_countdown_is_part_of_the_life_of_a_marker(it):
+    """A task that is to come later stands for its name until it does, and longer."""
+    published = time.monotonic()
+    result = it.task("brief").apply_async(("put off", "gate"), countdown=4)
+    while time.monotonic() < published + 3.5:
+        assert is_duplicate(it, "brief", "put off")
+        time.sleep(0.2)  # often enough to meet a gap
+    it.started("put off")
+    assert is_duplicate(it, "brief", "put off")
+    (it.folder / "put off.open").touch()
+    result.get(timeout=20)
+
+
+def test_a_publish_that_fails_leaves_no_marker(it):
+    """Nothing reached the broker: the next publish is the first."""
+    with pytest.raises(SerializerNotInstalled):
+        it.task("finished").apply_async(("unpublished",), serializer="unheard of")
+    assert not is_duplicate(it, "finished", "unpublished")
+
+
+@pytest.mark.parametrize("late", ["", " late"])
+@pytest.mark.parametrize("way", ["killed", "terminated"])
+def test_a_child_that_was_killed_stands_for_nothing(it, way, late):
+    """The parent ends the marker once the child is dead, long before it would lapse."""
+    name = f"{way}{late}"
+    result = bring_about(it, f"finished{late}", name, "running")
+    (it_runs,) = it.started(name)
+    if way == "killed":
+        os.kill(it_runs.pid, signal.SIGKILL)
+    else:
+        result.revoke(terminate=True, signal="SIGKILL")
+    eventually(lambda: not is_duplicate(it, "finished", name), "the marker's end", timeout=SOON)
+
+
+def test_a_task_beyond_its_hard_time_limit_stands_for_nothing(it):
+    """As with any other end of a child."""
+    result = it.task("hanging").delay("hangs")
+    it.started("hangs")
+    assert it.task("hanging").apply_async(("hangs",), queue="nobody").duplicate
+    result.get(timeout=20, propagate=False)
+    eventually(
+        lambda: not it.task("hanging").apply_async(("hangs",), queue="nobody").duplicate,
+        "the marker's end",
+        timeout=SOON,
+    )
+
+
+def test_a_worker_that_is_killed_leaves_the_name_free_with_its_lease(it):
+    """Acknowledged early, its message is lost with it; nobody has to clear away."""
+    worker = it.worker(name="doomed", args=["-Q", "doomed"])
+    it.task("finished").apply_async(("dead worker", "gate"), queue="doomed")
+    it.started("dead worker")
+    assert is_duplicate(it, "finished", "dead worker")
+    worker.kill()
+    killed = time.monotonic()
+    eventually(lambda: not is_duplicate(it, "finished", "dead worker"), "the lease's end")
+    assert time.monotonic() - killed < TTL + 1
+
+
+def test_a_message_that_is_delivered_again_keeps_its_marker(tmp_path):
+    """Acknowledged late, it stands for its name until another worker is through with it."""
+    transport = {"visibility_timeout": 4, "unacked_restore_interval": 1}
+    transport["unacked_restore_throttle"] = 1
+    conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, "broker_transport_options": transport}
+    with stage(__file__, tmp_path, **conf) as it:
+        worker = it.worker()
+        first = it.task("finished late").delay("again", "gate")
+        it.started("again")
+        worker.kill()
+        eventually(lambda: not it.keys("redlock:lock:*"), "the lease's end")
+        assert is_duplicate(it, "finished late", "again")
+        it.worker()
+        it.started("again", 2)
+        assert is_duplicate(it, "finished late", "again")
+        (tmp_path / "again.open").touch()
+        assert first.get(timeout=30) == 0
+        assert not is_duplicate(it, "finished late", "again")
+
+
+# --- what a task does itself is no duplicate of it --------------------------------------------
+
+
+@pytest.mark.parametrize(("task", "way"), [("finished", "retry now"), ("auto", "fail")])
+def test_a_retry_runs_as_often_as_it_is_asked_for(it, task, way):
+    """Neither ``self.retry`` nor ``autoretry_for`` meets the task's own marker."""
+    name = f"{task} {way}"
+    result = it.task(task).delay(name, way)
+    result.get(timeout=30, propagate=False)
+    retries = [e["retries"] for e in read(it.events) if e["name"] == name and e["kind"] == "start"]
+    assert retries == [0, 1, 2]
+    assert result.state == ("FAILURE" if way == "fail" else "SUCCESS")
+    assert not is_duplicate(it, task, name)
+
+
+@since(5, 7, "task_retry_on_worker_lost")
+def test_a_retry_for_a_child_that_was_lost_keeps_the_marker(it):
+    """From the death of the child to the end of the retry."""
+    result = it.task("dying").delay("dies once")
+    eventually(lambda: result.state == "RETRY", "a retry", timeout=20)
+    it.wait_until_free("dying:*")
+    assert it.task("dying").apply_async(("dies once",), queue="nobody").duplicate
+    result.get(timeout=20)
+    assert not it.task("dying").apply_async(("dies once",), queue="nobody").duplicate
+
+
+@pytest.mark.parametrize("into", ["finished", "plain"])
+def test_a_replacement_has_the_marker_if_it_can_end_it(it, into):
+    """One of ours ends it as it ends; anything else would leave it, so it ends before."""
+    name = f"swapped for {into}"
+    result = it.task("swap").delay(name, into)
+    if into == "finished":
+        it.started(f"{name} replaced")
+        assert it.task("swap").apply_async((name, into), queue="nobody").duplicate
+    (it.folder / f"{name} replaced.open").touch()
+    result.get(timeout=20)
+    assert not it.task("swap").apply_async((name, into), queue="nobody").duplicate
+
+
+# --- workflows, errors, nodes -----------------------------------------------------------------
+
+
+def test_members_of_a_workflow_are_always_published(it):
+    """A second one of the same name meets the lock, and the workflow ends."""
+    twins = [it.task("finished").si(f"twin {n // 2}") for n in range(4)]
+    gather = it.task("gather")
+    for workflow in (
+        chord(twins, gather.s()),
+        group(twins),
+        chain(*twins, gather.si([])),
+        group([chain(twins[0], twins[1]), twins[2]]),
+    ):
+        workflow.apply_async().get(timeout=30)
+
+
+def test_a_task_with_a_callback_is_always_published(it):
+    """Its callback would be dropped along with it."""
+    first = bring_about(it, "finished", "called back", "waiting")
+    second = it.task("finished").apply_async(
+        ("called back",), queue="nobody", link=it.task("plain").si("told")
+    )
+    assert not second.duplicate
+    assert second.id != first.id
+
+
+def test_a_duplicate_can_be_an_error(it):
+    """`DuplicateTask` names the task that is there, and survives a pickle."""
+    first = it.task("refused").apply_async(("twice",), queue="nobody")
+    for publish in (
+        lambda: it.task("refused").delay("twice"),
+        lambda: it.task("refused").s("twice").apply_async(),
+        lambda: it.task("refused").apply_async(kwargs={"name": "twice"}, countdown=5),
+    ):
+        with pytest.raises(DuplicateTask) as caught:
+            publish()
+        told = pickle.loads(pickle.dumps(caught.value))
+        assert told.holder_id == first.id
+        assert told.lock_name == it.task("refused").lock_name(("twice",)) == first.lock_name
+
+
+def test_a_joined_result_is_that_of_the_task_that_is_there(it):
+    """Whoever was second gets what the first one returns."""
+    first = bring_about(it, "finished", "joined", "running")
+    second = it.task("finished").delay("joined")
+    (it.folder / "joined.open").touch()
+    assert second.get(timeout=20) == first.get(timeout=20) == 0
+    assert len(it.bodies("joined")) == 1
+
+
+def test_wrong_arguments_are_a_type_error_as_with_any_task(it):
+    """Celery's own check comes first."""
+    with pytest.raises(TypeError):
+        it.task("finished").delay()
+
+
+@pytest.mark.parametrize("policy", ["fail", "reschedule"])
+def test_without_a_quorum_a_task_is_published_unless_it_is_to_fail(tmp_path, policy):
+    """The lock decides at run time; with ``"fail"`` the caller is told."""
+    with stage(__file__, tmp_path, redlock_on_unavailable=policy) as it:
+        publish = it.task("finished").apply_async
+        for node in it.nodes[:3]:
+            node.kill()
+        if policy == "fail":
+            with pytest.raises(QuorumUnavailable):
+                publish(("unavailable",))
+            return
+        assert not any(publish(("unavailable",)).duplicate for _ in range(2))
+        with redis.Redis.from_url(it.broker.url) as client:
+            assert client.llen("celery") == 2
+        it.worker()
+        eventually(
+            lambda: "comes again in" in it.log() or None, "a task that was put off", timeout=30
+        )
+        for node in it.nodes[:3]:
+            node.restart()
+        it.bootstrap()
+        it.started("unavailable")
