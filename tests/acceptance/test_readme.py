@@ -100,7 +100,8 @@ def examples(page, text_for_servers):
         for left in namespace.values():
             if isinstance(left, Celery):
                 plugin_for(left).locks.close()
-            if isinstance(left, (Celery, celery_redlock.Redlock, sqlite3.Connection)):
+                let_go(left)
+            if isinstance(left, (celery_redlock.Redlock, sqlite3.Connection)):
                 left.close()
 
 
@@ -120,6 +121,8 @@ def test_the_examples_do_what_the_text_says(readme):
     assert export.lock_name(("a",)) != export.lock_name(("b",))
     with pytest.raises(RuntimeError):  # a direct call takes no lock
         bill(7)
+    first, second = readme["first"], readme["second"]
+    assert (first.duplicate, second.duplicate, second.holder_id) == (False, True, first.id)
     assert readme["number"] > 0
     assert readme["outcome"] is celery_redlock.ReleaseOutcome.RELEASED
     assert len(readme["who"]) == 3
@@ -324,5 +327,5 @@ def test_the_page_on_architecture_knows_the_rooms():
 def test_nothing_is_promised_that_is_not_there():
     """Options of later releases are named nowhere in the README, not even as to come."""
     text = README.read_text()
-    for later in ("unique_until", "unique_for", "on_duplicate", "UniqueResult", "RedlockScheduler"):
+    for later in ("RedlockScheduler", "StaleFence"):
         assert later not in text
