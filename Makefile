@@ -42,8 +42,9 @@ lint: $(DEV) ## Check style, types, layers and spelling
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-bench: $(DEV) ## Measure what a lock costs
+bench: $(DEV) ## Measure what a lock costs, and a publish
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.lock_cycle $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.publish $(ARGS)
 
 matrix: matrix-redis matrix-celery ## Run tests with every Python, redis-py and Celery supported
 

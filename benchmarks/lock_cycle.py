@@ -8,18 +8,16 @@ down slows all of them; what counts is the ratio of the medians. Run it with
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any
 
 import pottery
 import redis
 
+from benchmarks import measure
+from benchmarks.measure import Candidate, Target, alternate, check, show
 from celery_redlock import Lease, Redlock
 from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.servers import Server, servers
@@ -29,73 +27,16 @@ ROUND_TRIP = 0.005
 TTL = 30.0
 
 
-def nothing(_: object = None) -> None:
-    """Do nothing."""
-
-
-@dataclass
-class Candidate:
-    """
-    Something to be measured.
-
-    Attributes:
-        name: As the tables have it.
-        cycle: What is measured.
-        undo: Takes what *cycle* returned; is not measured.
-        before: Is called before each turn.
-        after: Is called after each turn.
-        times: Of each cycle [s].
-    """
-
-    name: str
-    cycle: Callable[[], Any]
-    undo: Callable[[Any], object] = nothing
-    before: Callable[[], object] = nothing
-    after: Callable[[], object] = nothing
-    times: list[float] = field(default_factory=list)
-
-    def turn(self, cycles: int) -> None:
-        """Measure some cycles, after two that are not counted."""
-        self.before()
-        self.undo(self.cycle())
-        self.undo(self.cycle())
-        for _ in range(cycles):
-            started = time.perf_counter()
-            outcome = self.cycle()
-            self.times.append(time.perf_counter() - started)
-            self.undo(outcome)
-        self.after()
-
-    def quantile(self, share: float) -> float:
-        """Return the time that *share* of the cycles stay below [s]."""
-        ordered = sorted(self.times)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-    @property
-    def p50(self) -> float:
-        """Median [s]."""
-        return statistics.median(self.times)
-
-
-@dataclass(frozen=True)
-class Target:
-    """A promise: the median of *name* is at most *limit* times that of *against*."""
-
-    name: str
-    against: str
-    limit: float
-
-
 THEIRS, THEIRS_FAR = "redis-py Lock, 1 node", "redis-py Lock, 1 node, 5 ms away"
 OURS, OURS_FAR = "celery-redlock, 5 nodes", "celery-redlock, 5 nodes, 5 ms away"
 STOPPED = "celery-redlock, 5 nodes, 2 stopped"
 ALONE, TRIP = "celery-redlock, acquire alone, 5 ms away", "PING, 1 node, 5 ms away"
 
 TARGETS = (
-    Target(OURS, THEIRS, 2.5),
-    Target(STOPPED, OURS, 1.3),
-    Target(OURS_FAR, THEIRS_FAR, 0.75),
-    Target(ALONE, TRIP, 1.25),
+    Target(OURS, (THEIRS,), 2.5),
+    Target(STOPPED, (OURS,), 1.3),
+    Target(OURS_FAR, (THEIRS_FAR,), 0.75),
+    Target(ALONE, (TRIP,), 1.25),
 )
 
 
@@ -175,45 +116,9 @@ def behind_a_network(urls: Sequence[str]) -> list[Candidate]:
     ]
 
 
-def alternate(candidates: Sequence[Candidate], rounds: int, cycles: int) -> None:
-    """Give every candidate its turn in every round."""
-    for number in range(rounds):
-        for candidate in candidates:
-            candidate.turn(cycles)
-        print(f"\r  round {number + 1} of {rounds}", end="", file=sys.stderr, flush=True)
-    print("\r" + " " * 30 + "\r", end="", file=sys.stderr)
-
-
-def show(title: str, candidates: Sequence[Candidate]) -> None:
-    """Print medians and spread, and ratios to the first candidate."""
-    print(f"\n{title}\n")
-    print(f"{'[us]':42}{'p10':>9}{'p50':>9}{'p90':>9}{'p99':>9}{'ratio':>8}")
-    for one in candidates:
-        figures = [one.quantile(share) * 1e6 for share in (0.1, 0.5, 0.9, 0.99)]
-        ratio = one.p50 / candidates[0].p50
-        print(f"{one.name:42}" + "".join(f"{figure:9.0f}" for figure in figures) + f"{ratio:8.2f}")
-
-
-def check(candidates: Sequence[Candidate]) -> bool:
-    """Print whether each target was met in this run; return whether all were."""
-    p50 = {one.name: one.p50 for one in candidates}
-    print("\nTargets, as ratios of medians in this run\n")
-    met = []
-    for target in TARGETS:
-        ratio = p50[target.name] / p50[target.against]
-        met.append(ratio <= target.limit)
-        verdict = "met" if met[-1] else "MISSED"
-        print(f"{verdict:7}{ratio:6.2f} <= {target.limit:<5} {target.name} / {target.against}")
-    return all(met)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the tables; with ``--check`` return 1 if a target was missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20, help="turns of each candidate")
-    parser.add_argument("--cycles", type=int, default=50, help="cycles per turn on loopback")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
-    chosen = parser.parse_args(arguments)
+    chosen = measure.arguments(__doc__, arguments)
     with ExitStack() as stack:
         nodes = stack.enter_context(servers(5))
         near = on_loopback(nodes)
@@ -224,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         far = behind_a_network([link.url for link in links])
         alternate(far, chosen.rounds, max(3, chosen.cycles // 8))
         show("Behind a round trip of 5 ms", far)
-        all_met = check([*near, *far])
+        all_met = check([*near, *far], TARGETS)
     return 0 if all_met or not chosen.check else 1
 
 

@@ -7,13 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_lock_cycle_benchmark_measures_every_candidate_and_prints_every_target():
+@pytest.mark.parametrize(
+    ("benchmark", "candidates", "targets"), [("lock_cycle", 10, 4), ("publish", 7, 4)]
+)
+def test_a_benchmark_measures_every_candidate_and_prints_every_target(
+    benchmark, candidates, targets
+):
     """A short run ends well, with a row per candidate and a verdict per target."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.lock_cycle", "--rounds", "1", "--cycles", "16"],
+        [sys.executable, "-m", f"benchmarks.{benchmark}", "--rounds", "1", "--cycles", "16"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}"},
         capture_output=True,
@@ -25,9 +32,9 @@ def test_the_lock_cycle_benchmark_measures_every_candidate_and_prints_every_targ
     rows = [
         line
         for line in done.stdout.splitlines()
-        if line.startswith(("redis-py", "celery-", "pottery", "PING"))
+        if line.startswith(("redis-py", "celery-", "pottery", "PING", "lock", "delay"))
     ]
-    assert len(rows) == 10
+    assert len(rows) == candidates
     assert all(float(figure) > 0 for row in rows for figure in row.split()[-5:])
     verdicts = [line for line in done.stdout.splitlines() if line.startswith(("met", "MISSED"))]
-    assert len(verdicts) == 4
+    assert len(verdicts) == targets

@@ -1,0 +1,94 @@
+"""
+What it costs to publish a task that is unique, beside one that is not.
+
+A duplicate is to cost one round of the lock cycle and little more, a new task at most one
+round more than without. Run it with ``make bench``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from celery import Celery, Task
+
+from benchmarks import measure
+from benchmarks.lock_cycle import ROUND_TRIP, our_cycle, our_locks
+from benchmarks.measure import Candidate, Target, alternate, check, show
+from celery_redlock import RedlockTask
+from celery_redlock.ops.servers import servers
+from celery_redlock.plugin import plugin_for
+from support.proxy import proxied
+
+FAR = ", 5 ms away"
+CYCLE, PLAIN = "lock cycle, 5 nodes", "delay(), plain task"
+FRESH, DUPLICATE = "delay(), unique and new", "delay(), unique and a duplicate"
+
+TARGETS = (
+    Target(DUPLICATE, (CYCLE,), 1.2),
+    Target(FRESH, (PLAIN, CYCLE), 1.0),
+    Target(DUPLICATE + FAR, (CYCLE + FAR,), 1.2),
+    Target(FRESH + FAR, (PLAIN, CYCLE + FAR), 1.0),
+)
+
+
+def app_on(broker: str, nodes: Sequence[str], prefix: str) -> Celery:
+    """Return an app with a unique task, connected, and one of them queued."""
+    app = Celery("bench", broker=broker, set_as_current=False)
+    app.conf.update(redlock_nodes=list(nodes), redlock_prefix=prefix, task_ignore_result=True)
+
+    @app.task(name="plain", base=Task, shared=False)
+    def plain(number: int) -> None:
+        """Do nothing."""
+
+    @app.task(name="unique", base=RedlockTask, unique_until="finished", shared=False)
+    def unique(number: int) -> None:
+        """Do nothing."""
+
+    our_locks(nodes, prefix).close()
+    plugin_for(app).locks.check()
+    unique.delay(-1)
+    return app
+
+
+def candidates(broker: str, nodes: Sequence[str], suffix: str) -> list[Candidate]:
+    """Return what is compared on *nodes*."""
+    prefix = "far" if suffix else "near"
+    app = app_on(broker, nodes, prefix)
+    numbers = itertools.count()
+
+    def duplicate() -> None:
+        assert app.tasks["unique"].delay(-1).duplicate
+
+    def with_a_new_number(task: str) -> Callable[[], object]:
+        return lambda: app.tasks[task].delay(next(numbers))
+
+    return [
+        Candidate(CYCLE + suffix, our_cycle(our_locks(nodes, f"{prefix}-cycle"))),
+        Candidate(DUPLICATE + suffix, duplicate),
+        Candidate(FRESH + suffix, with_a_new_number("unique")),
+        *([] if suffix else [Candidate(PLAIN, with_a_new_number("plain"))]),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print the tables; with ``--check`` return 1 if a target was missed."""
+    chosen = measure.arguments(__doc__, arguments)
+    with ExitStack() as stack:
+        broker, *nodes = stack.enter_context(servers(6))
+        near = candidates(broker.url, [node.url for node in nodes], "")
+        alternate(near, chosen.rounds, chosen.cycles)
+        show("On loopback: six servers and the client share this machine", near)
+        ports = [node.port for node in nodes]
+        links = stack.enter_context(proxied(ports, delay=ROUND_TRIP / 2))
+        far = candidates(broker.url, [link.url for link in links], FAR)
+        alternate(far, chosen.rounds, max(3, chosen.cycles // 8))
+        show("Behind a round trip of 5 ms to the lock nodes", far)
+        all_met = check([*near, *far], TARGETS)
+    return 0 if all_met or not chosen.check else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
