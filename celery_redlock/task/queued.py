@@ -81,7 +81,9 @@ class QueuedTask:
         name, token = told
         if not (isinstance(name, str) and name and isinstance(token, str)):
             return None
-        return cls(name, token, task, task_id) if WELL_FORMED.fullmatch(token) else None
+        if not WELL_FORMED.fullmatch(token) or re.search("[\ud800-\udfff]", name):
+            return None
+        return cls(name, token, task, task_id)
 
     @property
     def header(self) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class UniqueResult(AsyncResult):  # type: ignore[type-arg]  # AsyncResult[Any] f
         eventlet waits for a socket, the I/O within that wait leaves its greenlet hanging for
         ever, and with it a task of the worker.
         """
+        if sys.is_finalizing():
+            return
         eventlet = sys.modules.get("eventlet")
         if eventlet is None or self.backend is None or not is_green(eventlet):
             super().__del__()
@@ -69,7 +71,10 @@ class UniqueResult(AsyncResult):  # type: ignore[type-arg]  # AsyncResult[Any] f
 class UniqueEagerResult(EagerResult, UniqueResult):  # type: ignore[type-arg]
     """The same in eager mode, where the task has run already."""
 
-    __init__ = EagerResult.__init__
+    def __init__(self, id: str, *args: Any) -> None:  # noqa: A002  Celery's signature
+        EagerResult.__init__(self, id, *args)
+        self.holder_id = id
+
     __reduce_args__ = EagerResult.__reduce_args__
     __copy__ = EagerResult.__copy__  # type: ignore[assignment]
 

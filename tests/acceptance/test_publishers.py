@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import make_dataclass
@@ -16,12 +19,11 @@ from decimal import Decimal
 from enum import Enum, IntEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 from uuid import UUID
 
 import pytest
 import redis
-from celery import Task
 from kombu.exceptions import EncodeError
 from kombu.utils import json as kombu_json
 from pydantic import create_model
@@ -39,7 +41,7 @@ NAMES = [f"n{number}" for number in range(25)]
 KINDS = ("started", "finished", "success", "expired", "rerun", "late", "not unique")
 
 Line = create_model("Line", sku=(str, ...), price=(Decimal, ...), at=(datetime, ...))
-Order = create_model("Order", id=(UUID, ...), lines=(list[Line], []), note=(Optional[str], None))
+Order = create_model("Order", id=(UUID, ...), lines=(list[Line], []), note=(str, ""))
 
 
 class Color(str, Enum):
@@ -73,13 +75,13 @@ def declare(app):
     app.task(name="rest", unique_until="finished", **ours)(rest)
     if CELERY >= (5, 5):
         app.task(name="model", unique_until="finished", pydantic=True, **ours)(model)
-    untils = {"rerun": "finished", "late": "finished", "not unique": None}
+    until = {"rerun": "finished", "late": "finished", "not unique": None}
     for kind in KINDS:
         app.task(
             name=kind,
             bind=True,
-            unique_until=untils.get(kind, kind),
-            unique_for=60.0 if kind != "not unique" else None,
+            unique_until=until.get(kind, kind),
+            unique_for=600.0 if kind != "not unique" else None,
             on_duplicate="rerun" if kind == "rerun" else "join",
             acks_late=kind == "late",
             unique_on=("name",),
@@ -101,7 +103,7 @@ def rest(first, *others, last=None, **more):
     return current_lock().name
 
 
-def model(order: Order, before: Optional[Order] = None) -> str:
+def model(order: Order, before: Order | None = None) -> str:
     """Return the same, with arguments that Celery makes models of."""
     assert isinstance(order, Order)
     return current_lock().name
@@ -125,6 +127,15 @@ def it(tmp_path_factory):
         it.folder = folder
         it.worker(concurrency=4)
         yield it
+        assert overlaps(read(it.events)) == []
+        no_key_is_for_ever(it)
+
+
+def no_key_is_for_ever(it):
+    """Every key of ours on every node has an expiry."""
+    for node in it.nodes:
+        with redis.Redis.from_url(node.url) as client:
+            assert [key for key in client.keys("redlock:*") if client.pttl(key) == -1] == []
 
 
 @pytest.fixture
@@ -188,37 +199,35 @@ def run(it, source, *args, before="", times=1):
     """
     root = str(Path(celery_redlock.__file__).parents[1])
     path = [str(Path(__file__).parents[1]), root, os.environ.get("PYTHONPATH", "")]
-    whole = f"{before}\n{HEAD}\n{source}"
-    told = []
+    command = [sys.executable, "-W", "ignore", "-c", f"{before}\n{HEAD}\n{source}"]
     with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-W", "ignore", "-c", whole]
-                    + [json.dumps([__file__, it.conf, args])],
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    start_new_session=True,
-                )
+        # A file, as a pipe may be full: a patched process would switch to another greenlet.
+        out = stack.enter_context(tempfile.TemporaryFile("a+b"))
+        processes = []
+        for _ in range(times):
+            process = subprocess.Popen(
+                [*command, json.dumps([__file__, it.conf, args])],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+                stdout=out,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
             )
-            for _ in range(times)
-        ]
-        for process in processes:
             stack.callback(end, process)
+            processes.append(process)
         for process in processes:
-            out, err = process.communicate(timeout=80)
+            _, err = process.communicate(timeout=80)
             assert process.returncode == 0, err
             assert "Traceback" not in err, err
-            told += [json.loads(line) for line in out.splitlines()]
-    return told
+        out.seek(0)
+        return [json.loads(line) for line in out]
 
 
 def end(process):
     """End *process* with all its children."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, 9)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def check_that_one_was_fresh(told, names, publishers):
@@ -392,12 +401,425 @@ def django(it):
         pytest.skip("Django is not installed")
 
     def run_django(source):
-        return {one.pop("when"): one for one in run(it, source, before="", django=True)}
+        return {one.pop("when"): one for one in run(it, DJANGO + source)}
 
     return run_django
 
 
 def shows(seen, *, markers, messages, rows):
-    """Return whether what was seen is that; of markers a majority is enough."""
+    """Return whether that is what was seen; of markers, a majority is enough."""
     is_marked = seen["markers"] >= 3 if markers else seen["markers"] == 0
     return is_marked and (seen["messages"], seen["rows"]) == (messages, rows)
+
+
+def test_django_takes_the_marker_with_the_commit(django):
+    """Within a transaction there is neither marker nor message; after the commit both are."""
+    seen = django("""
+with transaction.atomic():
+    insert("one")
+    bill.delay_on_commit("one")
+    look("within", "one")
+look("after", "one")
+with transaction.atomic():
+    insert("two")
+    with transaction.atomic():
+        bill.apply_async_on_commit(("two",), queue="bill")
+    look("after the inner", "two")
+look("after the outer", "two")
+bill.delay_on_commit("three")
+look("without a transaction", "three")
+""")
+    assert shows(seen["within"], markers=False, messages=0, rows=1)
+    assert shows(seen["after"], markers=True, messages=1, rows=1)
+    assert shows(seen["after the inner"], markers=False, messages=0, rows=1)
+    assert shows(seen["after the outer"], markers=True, messages=1, rows=1)
+    assert shows(seen["without a transaction"], markers=True, messages=1, rows=0)
+
+
+def test_django_leaves_nothing_of_what_is_rolled_back(django):
+    """After a rollback, of the transaction or of a savepoint, neither exists; the name is free."""
+    seen = django("""
+try:
+    with transaction.atomic():
+        insert("back")
+        bill.delay_on_commit("back")
+        look("within", "back")
+        raise Rollback
+except Rollback:
+    pass
+look("after", "back")
+with transaction.atomic():
+    insert("kept")
+    bill.delay_on_commit("kept")
+    try:
+        with transaction.atomic():
+            insert("undone")
+            bill.delay_on_commit("undone")
+            raise Rollback
+    except Rollback:
+        pass
+look("kept", "kept")
+look("undone", "undone")
+with transaction.atomic():
+    insert("back")
+    bill.delay_on_commit("back")
+look("again", "back")
+""")
+    assert shows(seen["within"], markers=False, messages=0, rows=1)
+    assert shows(seen["after"], markers=False, messages=0, rows=0)
+    assert shows(seen["kept"], markers=True, messages=1, rows=1)
+    assert shows(seen["undone"], markers=False, messages=0, rows=0)
+    assert shows(seen["again"], markers=True, messages=1, rows=1)
+
+
+def test_django_publishes_once_what_a_transaction_asks_for_twice(django):
+    """Two of the same name in one transaction, or in two, are one; another name is its own."""
+    seen = django("""
+with transaction.atomic():
+    insert("twice")
+    bill.delay_on_commit("twice")
+    bill.delay_on_commit("twice", note="the same name")
+    bill.delay_on_commit("other")
+    look("within", "twice")
+look("after", "twice")
+look("other", "other")
+with transaction.atomic():
+    bill.delay_on_commit("twice")
+look("later", "twice")
+""")
+    assert shows(seen["within"], markers=False, messages=0, rows=1)
+    assert shows(seen["after"], markers=True, messages=1, rows=1)
+    assert shows(seen["other"], markers=True, messages=1, rows=0)
+    assert shows(seen["later"], markers=True, messages=1, rows=1)
+
+
+def test_django_tells_of_a_duplicate_after_the_commit(django):
+    """With ``on_duplicate="fail"`` the error comes out of the commit, which has been done."""
+    seen = django("""
+first = strict.delay("refused").id
+try:
+    with transaction.atomic():
+        insert("refused")
+        strict.delay_on_commit("refused")
+        look("within", "refused", strict)
+except DuplicateTask as error:
+    tell(when="error", holder_id=error.holder_id, first=first)
+look("after", "refused", strict)
+""")
+    assert shows(seen["within"], markers=True, messages=1, rows=1)
+    assert seen["error"]["holder_id"] == seen["error"]["first"]
+    assert shows(seen["after"], markers=True, messages=1, rows=1)
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+UTC_NOON = datetime(2024, 5, 1, 12, 0, 0, 1, tzinfo=timezone.utc)
+EAST = timezone(timedelta(hours=5, minutes=30))
+IDENT = UUID("12345678-1234-5678-1234-567812345678")
+VALUES = {
+    "aware datetime": UTC_NOON,
+    "datetime with an offset": UTC_NOON.astimezone(EAST),
+    "naive datetime": datetime(2024, 5, 1, 12, 0, 0, 1),  # noqa: DTZ001  that is what is tested
+    "midnight": datetime(2024, 5, 1),  # noqa: DTZ001  likewise
+    "date": date(2024, 5, 1),
+    "time": time_of_day(12, 30, 0, 7),
+    "uuid": IDENT,
+    "decimal": Decimal("1.10"),
+    "decimal with another scale": Decimal("1.1"),
+    "large decimal": Decimal("1E+30"),
+    "str enum": Color.RED,
+    "int enum": Level.HIGH,
+    "tuple": (1, (2, "x"), ()),
+    "int-keyed dict": {2: "b", 1: "a", 10: {3: None}},
+    "keys of many types": {True: 1, None: 2, 1.5: 3, Color.RED: 4, Level.HIGH: 5},
+    "bytes": b"plain",
+    "bytes that are no text": b"\xff\x00\xfe",
+    "no bytes": b"",
+    "text": "Grüße \U0001f600 \u2028",
+    "text like an envelope": '{"__type__": "uuid"}',
+    "large integer": 2**200,
+    "float": 0.1 + 0.2,
+    "integral float": 3.0,
+    "infinity": float("inf"),
+    "nothing": None,
+    "yes": True,
+    "sent as it says": Sent("Elm", date(2024, 5, 1)),
+    "mixture": {
+        "who": (IDENT, Color.RED, Level.HIGH),
+        7: [{"when": UTC_NOON, "days": {date(2024, 5, n).isoformat(): n for n in (2, 1)}}],
+        "raw": {"a": b"\xff", "b": [(b"x", Decimal("0.00")), {}]},
+        "at": {1: {2: {3: (time_of_day(1), Sent("Oak", date(2024, 5, 2)))}}},
+    },
+    "tuple of all": (UTC_NOON, IDENT, b"\x80", Decimal(-0), {1: (Level.HIGH,)}, [Color.RED]),
+}
+
+
+def as_a_worker_reads(value):
+    """Return *value* after its journey."""
+    return kombu_json.loads(kombu_json.dumps(value))
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
+def test_client_and_worker_give_an_argument_the_same_name(it, value):
+    """What is published, what is run, and what anybody works out, have one name."""
+    task = it.task("named")
+    result = task.delay(value)
+    assert (result.duplicate, result.lock_name) == (False, task.lock_name((value,)))
+    assert result.get(timeout=20) == result.lock_name
+    assert task.lock_name(None, {"value": as_a_worker_reads(value)}) == result.lock_name
+
+
+def test_different_arguments_have_different_names(it):
+    """No two of them share a lock: neither ``True`` and 1 nor a date and its midnight."""
+    others = [1, "1", 1.0, "2024-05-01", str(IDENT), 3, "3", "None", "true", {}, []]
+    names = [it.task("named").lock_name((value,)) for value in [*VALUES.values(), *others]]
+    twins = {it.task("named").lock_name((3,))}  # Level.HIGH is sent as a 3
+    assert {name for name, times in Counter(names).items() if times > 1} == twins
+
+
+PRINTABLE = [
+    name for name, value in VALUES.items() if not isinstance(value, (dict, tuple, bytes, Sent))
+]
+
+
+@pytest.mark.parametrize("kind", PRINTABLE)
+def test_client_and_worker_print_an_argument_the_same_way(it, kind):
+    """A template gives the same text on both sides, for everything it may print."""
+    task, value = it.task("template"), VALUES[kind]
+    result = task.delay(value)
+    assert result.lock_name == task.lock_name((value,)) == f"is:{as_a_worker_reads(value)}"
+    assert result.get(timeout=20) == result.lock_name
+
+
+def test_client_and_worker_agree_on_arguments_of_every_kind(it):
+    """Positional, further, keyword-only and further keyword arguments make one name."""
+    task = it.task("rest")
+    args = (IDENT, UTC_NOON, (1, b"\xff"))
+    kwargs = {"last": {1: Color.RED}, "day": date(2024, 5, 1), "level": Level.HIGH}
+    result = task.apply_async(args, kwargs)
+    assert result.lock_name == task.lock_name(args, kwargs)
+    assert result.lock_name == task.lock_name(as_a_worker_reads(args), as_a_worker_reads(kwargs))
+    assert result.get(timeout=20) == result.lock_name
+    signed = task.s(*args, **kwargs).apply_async(queue="nobody")
+    assert signed.lock_name == result.lock_name
+    assert task.signature(args, kwargs).apply_async(queue="nobody").id == signed.id
+
+
+def task_module(task):
+    """Return the names in the module where the body of *task* stands."""
+    return inspect.unwrap(task.run).__globals__
+
+
+@since(5, 5, "pydantic=True")
+def test_client_and_worker_give_a_model_the_same_name(it):
+    """A model, the dict that is sent of it, and one with defaults left out or filled in."""
+    task = it.task("model")
+    # Not those of this file: the stage has imported it once more, under another name.
+    Line, Order = (task_module(task)[name] for name in ("Line", "Order"))  # noqa: N806
+    line = Line(sku="a", price=Decimal("1.10"), at=UTC_NOON)
+    order = Order(id=IDENT, lines=[line, line.model_copy(update={"sku": "b"})])
+    dumped = order.model_dump(mode="json")
+    short = order.model_dump(mode="json", exclude_defaults=True)
+    name = task.lock_name((order,))
+    forms = [((it_,), {}) for it_ in (order, dumped, short)] + [((), {"order": order})]
+    # Before Celery 5.7 a client dumps its models by itself.
+    for args, kwargs in forms if CELERY >= (5, 7) else forms[1:3]:
+        result = task.apply_async(args, kwargs)
+        assert (result.duplicate, result.lock_name) == (False, name)
+        assert task.lock_name(args, kwargs) == name
+        assert result.get(timeout=20) == name
+    assert task.lock_name((order, None)) == name
+    assert task.lock_name((order, order)) == task.lock_name((dumped, short)) != name
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_dataclass_has_the_name_of_its_fields_but_cannot_be_sent(it, nested):
+    """
+    A dataclass and the dict of its fields have one name, and the dict is what can be sent.
+
+    kombu's JSON refuses the dataclass itself, unless it has a ``__json__``; then nothing was
+    published, and the name is free.
+    """
+    task = it.task("named")
+    address = Address("Elm", 7 if nested else 8, date(2024, 5, 1))
+    fields = {"street": "Elm", "number": address.number, "since": date(2024, 5, 1)}
+    value, sent = ({"to": [address]}, {"to": [fields]}) if nested else (address, fields)
+    assert task.lock_name((value,)) == task.lock_name((sent,))
+    with pytest.raises((EncodeError, TypeError)):
+        task.delay(value)
+    eventually(lambda: not any(markers(it, task.lock_name((value,)))), "end of the marker")
+    result = task.delay(sent)
+    assert not result.duplicate
+    assert result.get(timeout=20) == result.lock_name == task.lock_name((value,))
+
+
+# -- messages of others ----------------------------------------------------------------------------
+
+
+def open_gate(it, name):
+    """Let the bodies of *name* go on."""
+    (it.folder / f"{name}.open").touch()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_another_producer_sends_runs_under_its_lock(it, kind):
+    """``send_task`` takes no marker, but its task takes the lock: two of them never meet."""
+    name = f"sent {kind}"
+    lock_name = it.task(kind).lock_name((name,))
+    first = it.app.send_task(kind, (name, True))
+    assert not isinstance(first, UniqueResult)
+    it.started(name)
+    assert it.keys(f"redlock:lock:{lock_name}")
+    assert not any(markers(it, lock_name))
+    second = it.app.send_task(kind, (name, True))
+    assert second.get(timeout=20)["skipped"] == "conflict"
+    open_gate(it, name)
+    held, fence = first.get(timeout=20)
+    assert (held, fence >= 1) == (lock_name, True)
+    assert len(it.bodies(name)) == 1
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("not unique", "expired")])
+def test_what_another_producer_sends_ends_no_marker(it, kind):
+    """A sent task runs while one of its name waits in the queue: that one's marker stays."""
+    name = f"beside {kind}"
+    task = it.task(kind)
+    waiting = task.apply_async((name,), queue="nobody")
+    before = markers(it, waiting.lock_name)
+    sent = it.app.send_task(kind, (name,))
+    assert sent.get(timeout=20)[0] == waiting.lock_name
+    it.wait_until_free(waiting.lock_name)
+    assert markers(it, waiting.lock_name) == before
+    assert sum(map(bool, before)) >= 3
+    again = task.apply_async((name,), queue="nobody")
+    assert (again.duplicate, again.holder_id) == (True, waiting.id)
+
+
+WRONG = "0" * 40
+LONG = "x" * 100_000
+
+
+def nested(depth):
+    """Return lists in lists."""
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+#: Headers that no publisher of ours makes; ``{name}`` stands for another task's lock name.
+FORGED = {
+    "nothing": None,
+    "a number": 7,
+    "a float": 1e308,
+    "yes": True,
+    "a word": "x",
+    "a word of two": "xy",
+    "a dict": {"name": "{name}", "token": WRONG},
+    "a dict of two": {"0": "{name}", "1": WRONG},
+    "empty": [],
+    "a name alone": ["{name}"],
+    "too many": ["{name}", WRONG, WRONG],
+    "numbers": [1, 2],
+    "no name": [None, WRONG],
+    "no token": ["{name}", None],
+    "an empty name": ["", WRONG],
+    "an empty token": ["{name}", ""],
+    "a short token": ["{name}", WRONG[1:]],
+    "a long token": ["{name}", WRONG + "0"],
+    "a token in capitals": ["{name}", "A" * 40],
+    "a token and a newline": ["{name}", WRONG + "\n"],
+    "a token of other digits": ["{name}", "\u0660" * 40],
+    "nested": [["{name}"], [WRONG]],
+    "nested twice": [[["{name}", WRONG]], [["{name}", WRONG]]],
+    "deep": nested(200),
+    "deep ones": [nested(200), nested(200)],
+    "a long name": [LONG, WRONG],
+    "a long token of digits": ["{name}", "0" * 100_000],
+    "both long": [LONG, LONG],
+    "a long word": LONG,
+    "many": [[WRONG] * 2000] * 2,
+    "another's": ["{name}", WRONG],
+    "a name with control characters": ["a\r\nDEL *\0", WRONG],
+    "a pattern": ["*", WRONG],
+    "half a character": ["\ud800", WRONG],
+}
+
+
+def of_another(forged, name):
+    """Return a forged header that speaks of another's lock *name*."""
+    return json.loads(json.dumps(forged).replace("{name}", name))
+
+
+@pytest.fixture(scope="module")
+def victims(it):
+    """A task of each kind that waits where nobody reads, and what the nodes store of it."""
+    waiting = {
+        kind: it.task(kind).apply_async((f"victim {kind}",), queue="nobody")
+        for kind in KINDS
+        if kind != "not unique"
+    }
+    return {kind: (result, markers(it, result.lock_name)) for kind, result in waiting.items()}
+
+
+#: A name that UTF-8 has no bytes for: `QueuedTask.of` lets it pass.
+@pytest.mark.parametrize("what", FORGED)
+def test_a_forged_header_harms_nobody(it, victims, what):
+    """The task runs under its own lock, the worker goes on, and no other's marker is touched."""
+    log = len(it.log())
+    results = {}
+    for kind in KINDS:
+        name = f"forged {what} {kind}"
+        victim, _ = victims.get(kind, victims["finished"])
+        headers = {"redlock_queued": of_another(FORGED[what], victim.lock_name)}
+        results[kind] = it.app.send_task(kind, (name,), headers=headers)
+    for result in results.values():  # all of them first: what fails late is of this test, too
+        result.get(timeout=20, propagate=False)
+    for kind, result in results.items():
+        held, fence = result.get()
+        assert held == it.task(kind).lock_name((f"forged {what} {kind}",))
+        assert fence >= 1
+        assert len(it.bodies(f"forged {what} {kind}")) == 1
+    it.wait_until_free()
+    for victim, before in victims.values():
+        assert sum(map(bool, before)) >= 3
+        assert markers(it, victim.lock_name) == before
+    assert it.workers[0].alive
+    assert "Traceback" not in it.log()[log:]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("not unique", "rerun")])
+def test_a_forged_token_does_not_end_the_marker_of_the_same_name(it, kind):
+    """A message of the very same task with a wrong token runs; who waits keeps its marker."""
+    name = f"same {kind}"
+    task = it.task(kind)
+    waiting = task.apply_async((name,), queue="nobody")
+    before = markers(it, waiting.lock_name)
+    forged = {"redlock_queued": [waiting.lock_name, WRONG]}
+    for send in (it.app.send_task, it.app.tasks[kind].apply_async):
+        first = (kind,) if send == it.app.send_task else ()
+        result = send(*first, (name,), headers=forged)
+        assert result.get(timeout=20)[0] == waiting.lock_name
+    it.wait_until_free(waiting.lock_name)
+    assert markers(it, waiting.lock_name) == before
+    again = task.apply_async((name,), queue="nobody")
+    assert (again.duplicate, again.holder_id) == (True, waiting.id)
+
+
+@pytest.mark.parametrize("what", ["another's", "half a character", "both long", "nested"])
+def test_revoking_a_task_with_a_forged_header_ends_no_marker(it, victims, what):
+    """What the parent does with a revoked task harms nobody else, either."""
+    victim, before = victims["finished"]
+    headers = {"redlock_queued": of_another(FORGED[what], victim.lock_name)}
+    name = f"revoked {what}"
+    sent = it.app.send_task("finished", (name,), headers=headers, countdown=60)
+    eventually(lambda: sent.id in str(it.app.control.inspect().scheduled()), "an ETA", timeout=20)
+    sent.revoke()
+    after = it.task("finished").delay(f"after {name}")  # in its parent, that comes after
+    assert after.get(timeout=20)
+    # A revoke ends a marker within half a second: this is to be sure that it does not.
+    time.sleep(1.0)
+    assert markers(it, victim.lock_name) == before
+    assert it.workers[0].alive
+    assert it.bodies(name) == []

@@ -1,4 +1,11 @@
-"""Merging into the next run, against real workers: the newest arguments win, none is lost."""
+"""
+``on_duplicate="rerun"`` against real workers: the newest arguments run, once more and alone.
+
+At most one task of a name runs and one is pending; what is triggered meanwhile is merged into
+the pending one, also while workers are killed. The length of the soak is a parameter:
+
+    REDLOCK_SPREE_TRIGGERS=20000 make test ARGS="tests/acceptance/test_rerun.py --timeout 1800"
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -15,9 +21,12 @@ from pathlib import Path
 
 import pytest
 import redis
-from celery import Task
+from billiard.exceptions import WorkerLostError
+from celery.exceptions import TaskRevokedError
 
 from celery_redlock import RedlockTask, current_lock
+from celery_redlock.events import DuplicatePublished
+from celery_redlock.lock.queued import Queued, Started
 from celery_redlock.plugin import plugin_for
 from support.events import body, now, overlaps, read, record
 from support.stage import make_app, stage
@@ -26,260 +35,494 @@ from support.worker import SUPPORT
 
 UNTIL = ("started", "finished", "success", "expired")
 TTL = 2.0
-TRIGGERS = int(os.environ.get("REDLOCK_SPREE_TRIGGERS", "1000"))
-SEED = int(os.environ.get("REDLOCK_SPREE_SEED", str(random.randrange(10**6))))
-PUBLISHERS = 4
-PACE = 0.08
 #: How long a marker stands by itself where a test waits for that, and where it must not matter [s].
 BRIEF, LONG = 3.0, 60.0
+#: After a run of some seconds a pending task looks again within 2 s; the rest is for the machine.
+LOOK_AGAIN, SLOW = 2.0, 3.0
+
+TRIGGERS = int(os.environ.get("REDLOCK_SPREE_TRIGGERS", "1000"))
+SEED = int(os.environ.get("REDLOCK_SPREE_SEED", str(random.randrange(10**6))))
+PUBLISHERS, NAMES = 4, 20
+#: Longest pause of a publisher between two triggers [s].
+PACE = 0.08
+
+
+def job(self, name, number, way=""):
+    """Do what *way* says, and return the number and how many triggers were merged."""
+    events, lock = os.environ["EVENTS"], current_lock()
+    again = {"retries": self.request.retries, "merged": lock.merged}
+    with body(events, name, number=number, id=self.request.id, **again):
+        gate = Path(events).with_name(f"{name} {number}.open")
+        while "gate" in way and not gate.exists():
+            time.sleep(0.01)
+        if "retry" in way and not self.request.retries:
+            own = (name, "own", way) if "own" in way else None
+            raise self.retry(args=own, countdown=2)
+        if "swap" in way and not self.request.replaced_task_nesting:
+            raise self.replace(self.si(name, "own", way))
+        if "fail" in way:
+            raise ValueError(name)
+    return [number, lock.merged]
+
+
+def short(self, name, number, seconds):
+    """Run for some time, and record that all along."""
+    with body(os.environ["EVENTS"], name, number=number) as mine:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            record(os.environ["EVENTS"], "tick", name=name, body=mine)
+            time.sleep(0.002)
 
 
 def declare(app):
     """Declare the same task for every value of ``unique_until``, and some of its own kind."""
-    events = os.environ.get("EVENTS", "")
+    if "STAGE" in os.environ and "BLIND" in os.environ:
+        forget_what_was_merged()
 
-    def job(self, name, number, way=""):
-        lock = current_lock()
-        again = {"retries": self.request.retries, "merged": lock.merged}
-        with body(events, name, number=number, id=self.request.id, **again):
-            gate = Path(events).with_name(f"{name} {number}.open")
-            while "gate" in way and not gate.exists():
-                time.sleep(0.01)
-            if "retry" in way and self.request.retries < 1:
-                args = (name, "retried", way) if "args" in way else None
-                raise self.retry(args=args, countdown=1)
-            if "swap" in way:
-                raise self.replace(self.app.tasks["finished"].si(name, "swapped"))
-            if "fail" in way:
-                raise ValueError(name)
-        return [number, lock.merged]
+    def declared(name, run=job, until="finished", life=LONG, **options):
+        options = {"lock_key": "{name}", "unique_until": until, "unique_for": life, **options}
+        ours = {"base": RedlockTask, "bind": True, "shared": False, "on_duplicate": "rerun"}
+        app.task(name=name, **ours, **options)(run)
 
-    ours = {"base": RedlockTask, "bind": True, "shared": False, "lock_key": "{name}"}
-    ours["on_duplicate"] = "rerun"
-    for until in UNTIL:
-        window = BRIEF if until == "expired" else LONG
-        app.task(name=until, unique_until=until, unique_for=window, **ours)(job)
-        late = {"acks_late": True, "reject_on_worker_lost": True}
-        app.task(name=f"{until} late", unique_until=until, unique_for=window, **late, **ours)(job)
     late = {"acks_late": True, "reject_on_worker_lost": True}
+    for until in UNTIL:
+        life = BRIEF if until == "expired" else LONG
+        declared(until, until=until, life=life)
+        declared(f"{until} late", until=until, life=life, **late)
+    declared("fail", on_conflict="fail")
+    declared("brief", life=BRIEF)
+    declared("success brief", until="success", life=BRIEF)
+    declared("soft", soft_time_limit=1)
+    declared("auto", autoretry_for=(ValueError,), retry_backoff=False, default_retry_delay=2)
+    declared("soak", short, life=600.0, **late)
 
-    @app.task(name="soak", unique_until="finished", unique_for=600.0, **late, **ours)
-    def soak(self, name, number, seconds):
-        with body(events, name, number=number, merged=current_lock().merged) as mine:
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                record(events, "tick", name=name, body=mine)
-                time.sleep(0.002)
 
-    app.task(name="brief", unique_until="finished", unique_for=BRIEF, **ours)(job)
+def forget_what_was_merged():
+    """Have a worker take its turn as ever, but not look what was merged into its task."""
+    start = Queued.start
+
+    def blind(*args, **kwargs):
+        told = start(*args, **kwargs)
+        return Started() if isinstance(told, Started) else told
+
+    Queued.start = blind
 
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
     """A stage with one worker."""
-    folder = tmp_path_factory.mktemp("rerun")
-    with stage(__file__, folder, redlock_ttl=TTL, redlock_max_ttl=TTL) as it:
-        it.folder = folder
+    with named_stage(tmp_path_factory.mktemp("rerun")) as it:
+        it.worker(concurrency=6)
+        yield it
+        no_key_is_for_ever(it)
+
+
+@pytest.fixture(scope="module")
+def lossless(rabbit, tmp_path_factory):
+    """A stage with one worker whose broker loses no message when a worker is killed."""
+    with named_stage(tmp_path_factory.mktemp("lossless"), broker_url=rabbit.url) as it:
+        it.worker(concurrency=4)
+        yield it
+        no_key_is_for_ever(it)
+
+
+@contextlib.contextmanager
+def named_stage(folder, **conf):
+    """Set a stage that can tell of its runs, and let a body go on."""
+    with stage(__file__, folder, redlock_ttl=TTL, redlock_max_ttl=TTL, **conf) as it:
         it.open = lambda name, number: (folder / f"{name} {number}.open").touch()
         it.runs = lambda name: [e for e in read(it.events, "start") if e["name"] == name]
-        it.worker(concurrency=4)
+        it.numbers = lambda name: [run["number"] for run in it.runs(name)]
         yield it
 
 
-@pytest.mark.parametrize("way", ["retry args", "swap"])
-def test_own_arguments_of_what_comes_next_stand(it, way):
-    """A retry or a replacement with arguments of its own runs with these, not with merged ones."""
-    name = f"own {way}"
-    task = it.task("finished")
-    later = {"countdown": 1}
-    first = task.apply_async((name, 0, way), **later)
-    second = task.delay(name, 1, way)
-    assert second.duplicate
-    first.get(timeout=20)
-    assert [r["number"] for r in it.runs(name)] == [1, "retried" if way != "swap" else "swapped"]
+@pytest.fixture
+def told(it, monkeypatch):
+    """What an observer in the publisher is told."""
+    events = []
+    monkeypatch.setitem(vars(plugin_for(it.app)), "notify", events.append)
+    return events
 
 
-def test_a_marker_that_lapses_before_its_message_is_read_loses_no_trigger(it):
-    """The queue was slower than unique_for: the newest arguments run all the same."""
-    task = it.task("brief")
-    first = task.apply_async(("lapse", 0), queue="slow")
-    time.sleep(BRIEF / 2)  # so that the trigger is merged in the middle of the marker's life
-    assert task.apply_async(("lapse", 1), queue="slow").id == first.id
-    eventually(lambda: not it.keys("redlock:queued:lapse"), "lapse")
-    it.worker(name="slow", concurrency=1, args=["-Q", "slow"])
-    first.get(timeout=20)
-    assert it.runs("lapse")[-1]["number"] == 1
+def no_key_is_for_ever(it):
+    """Every key of ours on every node has an expiry."""
+    for node in it.nodes:
+        with redis.Redis.from_url(node.url) as client:
+            keys = client.keys("redlock:*")
+            assert all(client.pttl(key) != -1 for key in keys), keys
 
 
-def test_expired(it):
-    """Windows do not overlap: the third run starts a window after the second."""
-    task = it.task("expired")
-    begun = now()
-    task.delay("windows", 0)
-    it.started("windows", 1)
-    task.delay("windows", 1)
-    it.started("windows", 2)
-    task.delay("windows", 2)
-    it.started("windows", 3)
-    starts = [r["at"] - begun for r in it.runs("windows")]
-    print(starts)
+def pending(it, name):
+    """Return the task ids of all messages at the broker, unacknowledged too, that stand for it."""
+    with redis.Redis.from_url(it.broker.url) as client:
+        messages = [json.loads(m) for m in client.lrange("celery", 0, -1)]
+        messages += [json.loads(m)[0] for m in client.hvals("unacked")]
+    return [
+        m["headers"]["id"] for m in messages if m["headers"].get("redlock_queued", [0])[0] == name
+    ]
+
+
+def merged_in(told):
+    """Return the numbers of merged triggers that an observer was told of."""
+    return [event.merged for event in told if isinstance(event, DuplicatePublished)]
+
+
+def is_over(it, name):
+    """Return whether no marker of *name* is left on any node."""
+    return not it.keys(f"redlock:queued:{name}") | it.keys(f"redlock:next:{name}")
+
+
+# -- one more run ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [*UNTIL, "finished late", "fail"])
+def test_ten_triggers_while_one_runs_make_one_more_run(it, told, task):
+    """The last arguments run once more, after the first, and every trigger's result is that run."""
+    name, publish = f"ten {task}", it.task(task).delay
+    began = now()
+    first = publish(name, 0, "gate")
+    it.started(name)
+    results = [publish(name, number) for number in range(1, 11)]
+
+    is_gone = task == "started"  # its marker: what comes next is no duplicate
+    assert [r.duplicate for r in results] == [not is_gone] + 9 * [True]
+    assert {r.id for r in results} == {results[0].id} != {first.id}
+    assert results[0].holder_id == (results[0].id if is_gone else first.id)
+    assert {r.holder_id for r in results[1:]} == {results[0].id}
+    assert merged_in(told) == [] + (not is_gone) * [0] + [*range(1, 10)]
+
+    # Not at once: between two commands of a worker a message is nowhere to be seen.
+    waiting = eventually(lambda: set(pending(it, name)) - {first.id}, "a message that waits")
+    assert waiting == {results[0].id}
+    it.open(name, 0)
+    assert [r.get(timeout=20) for r in results] == 10 * [[10, 9]]
+    assert first.get(timeout=20) == [0, 0]
+    assert it.numbers(name) == [0, 10]
+    assert overlaps(e for e in read(it.events) if e.get("name") == name) == []
+    if task == "expired":
+        assert it.runs(name)[1]["at"] >= began + BRIEF
+    else:
+        eventually(lambda: is_over(it, name), "end of the markers")
+
+
+def test_while_one_runs_there_is_one_message_however_often_it_looks(it):
+    """A pending task that is set aside again and again is one task, and one message at rest."""
+    name, publish = "looks", it.task("finished").delay
+    publish(name, 0, "gate")
+    it.started(name)
+    result = publish(name, 1)
+
+    def has_looked(times):
+        publish(name, 2)
+        assert set(pending(it, name)) <= {result.id}
+        return it.log().count(f"[{result.id}] set aside") >= times
+
+    eventually(lambda: has_looked(3), "third look", timeout=20, every=0.05)
+    eventually(lambda: pending(it, name) == [result.id], "one message")
+    it.open(name, 0)
+    assert result.get(timeout=20)[0] == 2
+    assert it.numbers(name) == [0, 2]
+
+
+@pytest.mark.parametrize("task", [*UNTIL, "finished late", "fail"])
+def test_ten_triggers_while_the_first_waits_are_one_run(it, told, task):
+    """The task that waits takes all of them along, and runs once, with the last arguments."""
+    name, publish = f"waits {task}", it.task(task).apply_async
+    first = publish((name, 0), queue=name)
+    results = [publish((name, number), queue=name) for number in range(1, 11)]
+    assert (first.duplicate, {r.duplicate for r in results}) == (False, {True})
+    assert {r.id for r in results} == {r.holder_id for r in results} == {first.id}
+    assert merged_in(told) == [*range(1, 11)]
+    it.app.control.add_consumer(name, reply=True)
+    assert [r.get(timeout=20) for r in [first, *results]] == 11 * [[10, 10]]
+    assert it.numbers(name) == [10]
+    if task != "expired":
+        eventually(lambda: is_over(it, name), "end of the markers")
+
+
+def test_windows_do_not_overlap(it):
+    """With "expired" each run starts when the window of the one before has ended, not earlier."""
+    name, publish = "windows", it.task("expired").delay
+    began = now()
+    for number in range(3):
+        publish(name, number)
+        it.started(name, number + 1)
+    assert it.numbers(name) == [0, 1, 2]
+    starts = [run["at"] - began for run in it.runs(name)]
     assert starts[1] >= BRIEF
     assert starts[2] >= 2 * BRIEF
 
 
-@pytest.mark.parametrize("until", UNTIL)
-def test_redelivered_keeps(it, until):
-    """Redelivered after kill."""
-    import signal
+def test_a_marker_that_lapses_before_its_message_is_read_loses_no_trigger(it):
+    """The queue was slower than ``unique_for``: the newest arguments run all the same."""
+    name, publish = "lapses", it.task("brief").apply_async
+    first = publish((name, 0), queue=name)
+    merged = publish((name, 1), queue=name)
+    assert merged.id == first.id
+    eventually(lambda: publish((name, 2), queue=name).id != first.id or "yet", "answer")
+    lapsed = now() + BRIEF
+    eventually(lambda: now() > lapsed, "lapse")  # of the marker, if nothing has prolonged it
+    it.app.control.add_consumer(name, reply=True)
+    first.get(timeout=20)
+    assert it.numbers(name)[-1] == 2
 
-    name = f"redelivered {until}"
-    task = it.task(f"{until} late")
-    first = task.apply_async((name, 0, "gate"), countdown=1)
-    second = task.delay(name, 1, "gate")
-    assert first.id == second.id
-    ran = it.started(name)[0]
-    os.kill(ran.pid, signal.SIGKILL)
-    it.started(name, 2)
-    it.open(name, 1)
+
+# -- retries, and what else comes again --------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["started", "finished", "success", "auto"])
+def test_in_the_countdown_of_a_retry_the_retry_keeps_its_arguments(it, task):
+    """The retry runs with its own arguments, and then the newest ones run exactly once."""
+    name, publish = f"retry {task}", it.task(task).delay
+    first = publish(name, 0, "fail" if task == "auto" else "retry")
+    eventually(lambda: first.state == "RETRY", "a retry")
+    results = [publish(name, number) for number in range(1, 11)]
+    assert {r.get(timeout=30)[0] for r in results} == {10}
+    if task == "auto":
+        with pytest.raises(ValueError, match=name):
+            first.get(timeout=20)
+    else:
+        assert first.get(timeout=20)[0] == 0
+    ran = [(run["number"], run["retries"]) for run in it.runs(name)]
+    tries = [(0, n) for n in range(4 if task == "auto" else 2)]
+    if task == "started":  # its marker has ended: nothing keeps the next one from passing it
+        ran.sort()
+    assert ran == [*tries, (10, 0)]
+
+
+@pytest.mark.parametrize("way", ["retry own", "swap"])
+def test_what_names_its_own_arguments_has_them(it, way):
+    """A retry or a replacement with new arguments runs with these, not with what was merged."""
+    name, publish = f"own {way}", it.task("finished").apply_async
+    first = publish((name, 0, way), queue=name)
+    assert publish((name, 1, way), queue=name).id == first.id
+    it.app.control.add_consumer(name, reply=True)
+    first.get(timeout=20)
+    assert it.numbers(name) == [1, "own"]
+
+
+# -- ends of other kinds -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["finished", "started", "success brief", "soft"])
+def test_after_a_failure_the_pending_one_runs(it, task):
+    """Of the body or by its soft limit: what was triggered runs, and the name is free again."""
+    name, publish = f"fails {task}", it.task(task).delay
+    first = publish(name, 0, "gate fail")
+    it.started(name)
+    results = [publish(name, number) for number in (1, 2)]
+    if task != "soft":
+        it.open(name, 0)
+    first.get(timeout=20, propagate=False)
+    assert first.state == "FAILURE"
+    assert results[1].get(timeout=20) == [2, 1]
+    eventually(lambda: is_over(it, name), "end of the markers")
+    last = publish(name, 3)
+    assert (last.duplicate, last.get(timeout=20)) == (False, [3, 0])
+    assert it.numbers(name) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("task", ["finished", "finished late", "success"])
+def test_after_a_revoke_of_the_running_one_the_pending_one_runs(it, task):
+    """A run that is terminated makes place for what was triggered while it ran."""
+    name, publish = f"terminated {task}", it.task(task).delay
+    first = publish(name, 0, "gate")
+    it.started(name)
+    results = [publish(name, number) for number in (1, 2)]
+    first.revoke(terminate=True, signal="SIGKILL")
+    assert results[1].get(timeout=20) == [2, 1]
+    assert it.numbers(name) == [0, 2]
+    eventually(lambda: is_over(it, name), "end of the markers")
+    assert not publish(name, 3).duplicate
+
+
+def test_after_a_revoke_of_the_pending_one_the_next_trigger_is_pending(it):
+    """What was revoked takes its merged triggers along; what is triggered after that runs."""
+    name, publish = "revoked", it.task("finished").delay
+    publish(name, 0, "gate")
+    it.started(name)
+    revoked = publish(name, 1)
+    assert publish(name, 2).id == revoked.id
+    revoked.revoke()
+    eventually(lambda: not it.keys(f"redlock:next:{name}"), "end of its marker", timeout=5)
+    results = [publish(name, number) for number in (3, 4)]
+    assert {r.id for r in results} == {results[0].id} != {revoked.id}
     it.open(name, 0)
-    assert [r["number"] for r in it.runs(name)] == [1, 1]
+    assert results[1].get(timeout=20) == [4, 1]
+    with pytest.raises(TaskRevokedError):
+        revoked.get(timeout=20)
+    assert it.numbers(name) == [0, 4]
+    eventually(lambda: is_over(it, name), "end of the markers")
 
 
-# -- the soak --------------------------------------------------------------------------
+# -- kills -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whom", ["child", "worker"])
+@pytest.mark.parametrize("task", ["finished", "started", "finished late", "started late"])
+def test_when_the_holder_is_killed_the_pending_one_runs(lossless, task, whom):
+    """Soon, with the newest arguments; a holder that comes again does so with those it had."""
+    it, name, is_late = lossless, f"{task} {whom}", task.endswith("late")
+    publish = it.task(task).apply_async
+    first = publish((name, 0, "gate"), queue=name)
+    assert publish((name, 1, "gate"), queue=name).id == first.id
+    doomed = it.worker(name=name.replace(" ", "-"), concurrency=1, args=["-Q", name])
+    (holder,) = it.started(name)
+    results = [publish((name, number)) for number in (2, 3)]
+    assert {r.id for r in results} == {results[0].id} != {first.id}
+
+    if whom == "child":
+        os.kill(holder.pid, signal.SIGKILL)
+    else:
+        doomed.kill(children=False)
+        it.app.control.add_consumer(name, reply=True)
+    killed = now()
+    if task == "finished late":  # the pending one has to wait until it has run
+        it.started(name, 2)
+        assert it.numbers(name) == [1, 1]
+        it.open(name, 1)
+    elif is_late:  # the two may run in any order; a wrong one is not to wait for ever
+        it.open(name, 1)
+        it.open(name, 0)
+    assert results[1].get(timeout=20)[0] == 3
+    newest = next(run for run in it.runs(name) if run["number"] == 3)
+    assert newest["at"] - killed < TTL + LOOK_AGAIN + SLOW
+    if is_late:
+        assert first.get(timeout=20)[0] == 1
+        assert sorted(it.numbers(name)) == [1, 1, 3]
+    else:
+        assert it.numbers(name) == [1, 3]
+        if whom == "child":
+            with pytest.raises(WorkerLostError):
+                first.get(timeout=20)
+    eventually(lambda: is_over(it, name), "end of the markers")
+
+
+# -- the soak ----------------------------------------------------------------------------
 
 
 class Soak:
-    """Workers of a stage, publishers, and somebody who kills workers and their children."""
+    """Publishers in processes of their own, and somebody who kills workers and their children."""
 
-    def __init__(self, it, rng, **worker):
-        self.it, self.rng, self._options = it, rng, worker
-        self._started = 0
-        self.kills = {"children": 0, "workers": 0}
-
-    def start(self):
-        """Start one worker."""
-        self._started += 1
-        return self.it.worker(name=f"n{self._started}", concurrency=4, **self._options)
+    def __init__(self, it, rng):
+        self.it, self.rng = it, rng
+        self.children = self.workers = 0
 
     def kill_child(self):
         """``kill -9`` a child of some worker."""
         worker = self.rng.choice([w for w in self.it.workers if w.alive])
         children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
         if children:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # it has just died of another cause
                 os.kill(int(self.rng.choice(children)), signal.SIGKILL)
-            self.kills["children"] += 1
+                self.children += 1
 
     def kill_worker(self):
         """``kill -9`` a whole worker, whose children die with it, and start another."""
         self.rng.choice([w for w in self.it.workers if w.alive]).kill(children=False)
-        self.kills["workers"] += 1
-        self.start()
+        self.workers += 1
+        self.it.worker(concurrency=4)
 
-    def publish(self, triggers, names):
-        """Publish from 4 processes while killing; ends when the last one has published."""
-        env = {"EVENTS": str(self.it.events), "PYTHONPATH": str(SUPPORT)}
-        conf = json.dumps(self.it.conf)
+    def publishing(self, triggers, names):
+        """Yield again and again while processes publish."""
+        paths = [str(SUPPORT), os.environ.get("PYTHONPATH")]
+        env = {"EVENTS": str(self.it.events), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        conf, share = json.dumps(self.it.conf), triggers // PUBLISHERS
         processes = []
-        for n in range(PUBLISHERS):
-            words = [conf, str(self.rng.random()), str(triggers // PUBLISHERS), str(names), str(n)]
-            command = [sys.executable, __file__, *words]
-            processes.append(subprocess.Popen(command, env={**os.environ, **env}))
         try:
+            for n in range(PUBLISHERS):
+                words = [conf, self.rng.random(), share, names, n]
+                command = [sys.executable, __file__, *map(str, words)]
+                processes.append(subprocess.Popen(command, env={**os.environ, **env}))
             while any(process.poll() is None for process in processes):
                 yield
         finally:
             for process in processes:
-                process.kill() if process.poll() is None else None
+                process.kill()
                 process.wait()
         assert [process.returncode for process in processes] == [0] * PUBLISHERS
 
 
 def publisher(conf, seed, triggers, names, number):
-    """Publish at random: the life of one of several processes."""
-    rng = random.Random(seed)
+    """Publish at random: the life of one of the processes."""
     app = make_app(__file__, json.loads(conf), is_worker=False)
-    events = os.environ["EVENTS"]
+    rng, events = random.Random(seed), os.environ["EVENTS"]
     for n in range(int(triggers)):
-        name = f"soak {rng.randrange(int(names))}"
-        mine, since = f"{number}.{n}", now()
+        name, mine = f"soak {rng.randrange(int(names))}", f"{number}.{n}"
+        since = now()
         result = app.tasks["soak"].delay(name, mine, rng.uniform(0.005, 0.05))
-        told = {"duplicate": result.duplicate, "id": result.id}
-        record(events, "trigger", lock=name, number=mine, since=since, **told)
-        time.sleep(rng.uniform(0.0, PACE))  # so that what is killed is now this, now that
+        record(events, "trigger", lock=name, number=mine, since=since, duplicate=result.duplicate)
+        time.sleep(rng.uniform(0.0, PACE))  # so that kills strike in the middle of all this
     plugin_for(app).locks.close()
+    app.close()
 
 
 def last_triggers(events):
-    """Return of each name the triggers after whose end no other one began, any may be the last."""
+    """Return of each name the triggers of which any may be the last: none began after their end."""
+    triggers = [event for event in events if event["kind"] == "trigger"]
     found = {}
-    for lock in {e["lock"] for e in events if e["kind"] == "trigger"}:
-        mine = [e for e in events if e["kind"] == "trigger" and e["lock"] == lock]
-        latest = max(e["since"] for e in mine)
-        found[lock] = [e for e in mine if e["at"] >= latest]
+    for name in {trigger["lock"] for trigger in triggers}:
+        of_name = [trigger for trigger in triggers if trigger["lock"] == name]
+        latest = max(trigger["since"] for trigger in of_name)
+        found[name] = [trigger for trigger in of_name if trigger["at"] >= latest]
     return found
 
 
 def lost(events):
     """Return the names whose last trigger was followed by no run with its arguments."""
-    starts = [e for e in events if e["kind"] == "start"]
-    return [
-        (name, last)
+    ran = {(e["name"], e["number"]): e["at"] for e in events if e["kind"] == "start"}
+    return {
+        name: last
         for name, last in last_triggers(events).items()
-        if not any(
-            s["name"] == name and s["number"] == t["number"] and s["at"] >= t["since"]
-            for t in last
-            for s in starts
-        )
-    ]
+        if not any(ran.get((name, t["number"]), 0.0) >= t["since"] for t in last)
+    }
 
 
 @pytest.mark.parametrize("broker", ["rabbitmq", "redis"])
-def test_soak(request, broker, tmp_path):
-    conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, "task_track_started": False}
-    triggers = TRIGGERS
-    if broker == "rabbitmq":
-        conf["broker_url"] = request.getfixturevalue("rabbit").url
-    else:
-        triggers //= 4
-    with stage(__file__, tmp_path, **conf) as it:
-        rng = random.Random(SEED)
+def test_whatever_is_killed_the_last_trigger_of_each_name_runs(request, broker, tmp_path):
+    """Never two at once, nothing lost, nothing left; Redis drops messages of a killed worker."""
+    rng = random.Random(SEED)
+    print(f"REDLOCK_SPREE_SEED={SEED}")  # noqa: T201  pytest shows it if the test fails
+    rabbit = request.getfixturevalue("rabbit") if broker == "rabbitmq" else None
+    triggers, conf = (TRIGGERS, {"broker_url": rabbit.url}) if rabbit else (TRIGGERS // 4, {})
+    with named_stage(tmp_path, task_default_queue="soak", task_track_started=False, **conf) as it:
+        it.start_workers([{"name": f"n{n}", "concurrency": 4} for n in range(2)])
         soak = Soak(it, rng)
-        it.start_workers([{"name": f"w{n}", "concurrency": 4} for n in range(2)])
-        for n, _ in enumerate(soak.publish(triggers, 20)):
-            time.sleep(rng.uniform(0.2, 0.8))
-            if broker == "rabbitmq" and n % 5 == 2:
-                soak.kill_worker()
-            else:
-                soak.kill_child()
-        t = now()
-        if broker == "rabbitmq":
-            request.getfixturevalue("rabbit").wait_until_quiet()
-        else:
-            it.wait_until_quiet()
+        for n, _ in enumerate(soak.publishing(triggers, NAMES)):
+            time.sleep(rng.uniform(0.2, 0.8))  # kills are spread over the time of the triggers
+            soak.kill_worker() if rabbit and n % 5 == 2 else soak.kill_child()
+            no_key_is_for_ever(it)
+        assert soak.children >= 3
+        assert soak.workers >= (2 if rabbit else 0)
+        eventually(lambda: is_over(it, "*"), "end of all markers", timeout=60, every=0.2)
+        eventually(lambda: is_quiet(it, rabbit), "quiet", timeout=60, every=0.1)
         events = read(it.events)
-        starts = [e for e in events if e["kind"] == "start"]
-        print(broker, soak.kills, len(starts), "quiet after", now() - t, "merged", sum(s["merged"] for s in starts))
-        trig = [e for e in events if e["kind"] == "trigger"]
-        print(len(trig), sum(e["duplicate"] for e in trig), max(e["at"] - e["since"] for e in trig), trig[-1]["at"] - trig[0]["at"])
-        print("skipped", len(re.findall("skipped", it.log())), "Traceback", len(re.findall("Traceback", it.log())))
-        print("overlaps", overlaps(events))
-        print("lost", lost(events))
-        last = last_triggers(events)
-        for name in last:
-            final = [s for s in starts if s["name"] == name][-1]
-            if final["number"] not in [l["number"] for l in last[name]]:
-                print("final", name, final, last[name])
-        try:
-            eventually(lambda: not it.keys("redlock:queued:*") | it.keys("redlock:next:*"), "quiet keys", timeout=5)
-        except AssertionError:
-            for k in it.keys("redlock:queued:*") | it.keys("redlock:next:*"):
-                for node in it.nodes:
-                    with redis.Redis.from_url(node.url) as c:
-                        print(k, c.hgetall(k), c.pttl(k))
-        (Path("/tmp/rerun") / f"{broker}.log").write_text(it.log())
-        (Path("/tmp/rerun") / f"{broker}.events").write_bytes(it.events.read_bytes())
-        assert 0
+        assert len([e for e in events if e["kind"] == "trigger"]) == triggers // 4 * 4
+        assert overlaps(events) == []
+        assert lost(events) == {}
+        assert is_over(it, "*")
+        no_key_is_for_ever(it)
+
+
+def is_quiet(it, rabbit):
+    """Return whether the broker has no message left, neither waiting nor unacknowledged."""
+    if rabbit:
+        return "soak" not in rabbit.queues()
+    with redis.Redis.from_url(it.broker.url) as client:
+        return not client.exists("soak", "unacked")
+
+
+@pytest.mark.parametrize("is_blind", [False, True])
+def test_the_check_of_the_soak_sees_a_worker_that_forgets(tmp_path, is_blind):
+    """Twin: where a start does not read what was merged, the last triggers are lost."""
+    with named_stage(tmp_path, task_default_queue="soak") as it:
+        for _ in Soak(it, random.Random(SEED)).publishing(40, 4):
+            time.sleep(0.01)  # they end by themselves, and nobody is there to run anything
+        it.worker(env={"BLIND": "1"} if is_blind else {})
+        eventually(lambda: is_over(it, "*"), "end of all markers", timeout=30)
+        events = read(it.events)
+        assert len([e for e in events if e["kind"] == "start"]) == len(last_triggers(events)) == 4
+        assert len(lost(events)) == (4 if is_blind else 0)
 
 
 if __name__ == "__main__":

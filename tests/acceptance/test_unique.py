@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from celery.exceptions import TaskRevokedError
 from kombu.exceptions import SerializerNotInstalled
 
 from celery_redlock import DuplicateTask, QuorumUnavailable, RedlockTask, UniqueResult
+from celery_redlock.plugin import plugin_for
 from support.events import body, read
 from support.stage import stage
 from support.versions import since
@@ -51,6 +53,7 @@ def declare(app):
             name=f"{until} late", unique_until=until, acks_late=True, unique_for=WINDOW, **ours
         )(job)
     app.task(name="refused", unique_until="finished", on_duplicate="fail", **ours)(job)
+    app.task(name="merging", on_duplicate="rerun", **UNIQUE, **ours)(job)
     app.task(name="brief", unique_until="finished", unique_for=1.5, **ours)(job)
     app.task(
         name="auto",
@@ -128,6 +131,28 @@ TABLE = {
     "success": {"waiting": 1, "running": 1, "retry": 1, "success": 0, "failure": 1, "revoked": 0},
     "expired": {"waiting": 1, "running": 1, "retry": 1, "success": 1, "failure": 1, "revoked": 1},
 }
+
+
+def test_the_readme_has_the_same_table():
+    """What is promised is what is tested."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    rows = re.findall(r'^\| `"(\w+)"` \| (yes .*) \|$', text, re.MULTILINE)
+    told = {until: [cell == "no" for cell in cells.split(" | ")] for until, cells in rows}
+    assert told == {until: [not cell for cell in row.values()] for until, row in TABLE.items()}
+
+
+@pytest.mark.parametrize("way", ["fresh", "duplicate", "merged"])
+def test_a_publish_asks_the_nodes_once(it, monkeypatch, way):
+    """A duplicate costs one round trip; a new task one more than it would without."""
+    publish = it.task("merging" if way == "merged" else "finished").apply_async
+    name = f"one round {way}"
+    if way != "fresh":
+        publish((name,), queue="nobody")
+    fanout = plugin_for(it.app).locks._fanout
+    asked, ask = [], fanout.ask
+    monkeypatch.setattr(fanout, "ask", lambda calls: (asked.append(calls), ask(calls)))
+    assert publish((name,), queue="nobody").duplicate == (way != "fresh")
+    assert len(asked) == 1
 
 
 def bring_about(it, task, name, when):

@@ -172,6 +172,13 @@ def test_a_copy_of_an_eager_result_still_has_its_value(eager, way):
     assert (other.duplicate, other.lock_name) == (False, None)
 
 
+@pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
+def test_a_copy_of_an_eager_result_is_its_own_holder(eager, way):
+    """The fields of an eager result go where it goes, as those of any other."""
+    result = eager.delay(2)
+    assert fields(way(result)) == fields(result)
+
+
 # -- its end --------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,896 @@
+"""What the queued markers do inside a node, rule by rule, on every server there is."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import redis
+
+from celery_redlock.lock.guard import boot_marker
+from celery_redlock.lock.queued import (
+    AS_IT_IS,
+    OVER,
+    RETENTION,
+    Trigger,
+    end_request,
+    enqueue_request,
+    marker_keys,
+    start_request,
+)
+from celery_redlock.lock.queued_scripts import QUEUED_SCRIPTS
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import BOOT_RETENTION, ENROL, NO_VOTE, Keys, marker_key, ms
+from celery_redlock.lock.votes import VoteKind
+from support.waiting import eventually
+
+RULES = Rules(ttl=20, max_ttl=30)
+NAME = "report:7"
+A, B, C, D = ("a" * 40, "b" * 40, "c" * 40, "d" * 40)
+LOCK, OTHER_LOCK = "1" * 40, "2" * 40
+WEEK = RETENTION * 1000
+
+
+def args_of(token):
+    """Return the arguments of a trigger, told by its token."""
+    return b'[["%b"],{}]' % token[:1].encode()
+
+
+class Bench:
+    """
+    One server, to which requests are put as a client that saw its run id would.
+
+    Whatever is asked of it, every key has an expiry afterwards.
+    """
+
+    def __init__(self, server, rules=RULES):
+        self.client = redis.Redis.from_url(server.url)
+        self.rules = rules
+        self.run_id = self.client.info("server")["run_id"]
+        self.boot = boot_marker(self.run_id, "f" * 16)
+        for script in (ENROL, *QUEUED_SCRIPTS):
+            self.client.script_load(script.source)
+
+    def ask(self, request, *, boot=None, quarantine=None):
+        """Return the vote on *request*; *quarantine* [ms] in place of the rules' one."""
+        arguments = list(request.arguments)
+        if request.script.guarded:
+            arguments[-1] = arguments[-1] if quarantine is None else b"%d" % quarantine
+            arguments.append(boot or self.boot)
+        script = request.script
+        reply = self.client.evalsha(script.sha, len(request.keys), *request.keys, *arguments)
+        eternal = [key for key in self.client.scan_iter(count=1000) if self.client.pttl(key) == -1]
+        assert eternal == []
+        return script.read(reply)
+
+    def enqueue(self, token=A, arguments=None, *, version=1, life=20.0, name=NAME, **how):
+        """Ask for the marker; *arguments* as of a trigger that is merged, None for one's own."""
+        arguments = args_of(token) if arguments is None else arguments
+        trigger = Trigger(name, life, {"task_id": f"id-{token[0]}"}, arguments)
+        return self.ask(enqueue_request(self.rules, trigger, token, version), **how)
+
+    def alone(self, token=A, **how):
+        """Ask for the marker without merging."""
+        return self.enqueue(token, b"", **how)
+
+    def start(self, token=A, life=0.0, *, lock=LOCK, name=NAME):
+        """Note that a task runs."""
+        info = {"task_id": f"id-{token[0]}", "again": True}
+        return self.ask(start_request(self.rules, name, token, info, lock, life))
+
+    def end(self, token=A, how=OVER, life=0.0, *, name=NAME):
+        """End a marker."""
+        return self.ask(end_request(self.rules, name, token, how, life))
+
+    def hold(self, lock=LOCK, seconds=20.0):
+        """Have the lock held."""
+        key = Keys.of(self.rules.prefix, NAME).lock
+        self.client.set(key, f'{lock}{{"pid":7}}', px=int(seconds * 1000))
+
+    def unhold(self):
+        """Have nobody hold the lock."""
+        self.client.delete(Keys.of(self.rules.prefix, NAME).lock)
+
+    def run(self, token=A, life=0.0, **publish):
+        """Have a task placed and started, under its lock."""
+        assert self.enqueue(token, **publish).kind is VoteKind.GRANTED
+        self.hold()
+        assert self.start(token, life).kind is VoteKind.GRANTED
+
+    @property
+    def queued(self):
+        """The marker of who is queued or runs, by field; empty if there is none."""
+        return self._fields(0)
+
+    @property
+    def next(self):
+        """The marker of who is next."""
+        return self._fields(1)
+
+    def _fields(self, which):
+        found = self.client.hgetall(marker_keys(self.rules, NAME)[which])
+        return {name.decode(): value for name, value in found.items()}
+
+    def pttl(self, which=0):
+        """Return how long a marker is kept yet [ms]; 1 for the next one."""
+        return self.client.pttl(marker_keys(self.rules, NAME)[which])
+
+    def left(self, which=0):
+        """Return how long a marker stands by itself yet [ms]."""
+        return int(self._fields(which)["until"]) - self.now_ms()
+
+    def now_ms(self):
+        """Return the node's clock [ms]."""
+        seconds, micros = self.client.time()
+        return seconds * 1000 + micros // 1000
+
+    def everything(self):
+        """Return all that is stored, by key."""
+        read = {b"hash": self.client.hgetall, b"string": self.client.get}
+        return {key: read[self.client.type(key)](key) for key in self.client.scan_iter(count=1000)}
+
+
+@pytest.fixture
+def fresh(contract_node):
+    """A node that nobody has enrolled."""
+    bench = Bench(contract_node)
+    yield bench
+    bench.client.close()
+
+
+@pytest.fixture
+def bench(fresh):
+    """A node that is enrolled and votes."""
+    keys = Keys.of(RULES.prefix, "")
+    quarantine = ms(RULES.quarantine)
+    fresh.client.evalsha(
+        ENROL.sha, 2, keys.boot, keys.quarantine, fresh.boot, quarantine, "bootstrap"
+    )
+    return fresh
+
+
+def near(milliseconds, seconds):
+    """Return whether a time that began to run out just now was *seconds*."""
+    return seconds * 1000 - 2000 < milliseconds <= seconds * 1000
+
+
+# -- enqueue: granted or refused -------------------------------------------------------
+
+
+def test_a_free_marker_is_granted_and_stored_with_what_its_owner_tells(bench):
+    """A grant stores who owns the marker, that it waits, and its window, for its life."""
+    vote = bench.enqueue(A)
+    assert (vote.kind, vote.fence, vote.value, vote.ttl) == (VoteKind.GRANTED, 0, b"", 0.0)
+    assert abs(vote.node_now - bench.now_ms() / 1000) < 5
+    stored = bench.queued
+    assert stored["token"] == A.encode()
+    assert json.loads(stored["info"]) == {"task_id": "id-a"}
+    assert stored["waiting"] == b"1"
+    assert (stored["version"], stored["merged"]) == (b"0", b"0")
+    assert stored["until"] == stored["window"]
+    assert {"newest", "lock", "by"}.isdisjoint(stored)
+    assert near(bench.left(), 20)
+    assert near(bench.pttl(), 20)
+    assert bench.next == {}
+
+
+def test_a_marker_that_waits_refuses_who_does_not_merge(bench):
+    """The refusal changes nothing and tells who stands for the name, and for how long."""
+    bench.enqueue(A)
+    before = bench.everything()
+    vote = bench.alone(B)
+    assert vote.kind is VoteKind.REFUSED
+    assert vote.value == A.encode() + b'{"task_id":"id-a"}'
+    assert near(vote.ttl * 1000, 20)
+    assert bench.everything() == before
+
+
+def test_a_marker_ends_with_its_life(bench):
+    """A marker that lapses while its message waits stands in nobody's way."""
+    bench.alone(A, life=0.1)
+    assert bench.alone(B).kind is VoteKind.REFUSED
+    eventually(lambda: bench.alone(B).kind is VoteKind.GRANTED, "grant")
+    assert bench.queued["token"] == B.encode()
+
+
+def test_a_marker_can_stand_by_its_tasks_lock_alone(bench):
+    """Without a life of its own it refuses as long as the lock does, and tells how long that is."""
+    bench.run(A)
+    assert bench.left() <= 0
+    vote = bench.alone(B)
+    assert (vote.kind, vote.value[:40]) == (VoteKind.REFUSED, A.encode())
+    assert near(vote.ttl * 1000, 20)
+
+
+@pytest.mark.parametrize("lock", [None, OTHER_LOCK, LOCK[:-1] + "9"])
+def test_a_marker_that_stands_by_its_lock_ends_with_it(bench, lock):
+    """When the lock is gone, or anybody else's, the marker stands for nothing and is replaced."""
+    bench.run(A)
+    bench.unhold()
+    if lock is not None:
+        bench.hold(lock)
+    assert bench.alone(B).kind is VoteKind.GRANTED
+    assert (bench.queued["token"], bench.queued["waiting"]) == (B.encode(), b"1")
+    assert "lock" not in bench.queued
+    assert near(bench.pttl(), 20)
+
+
+def test_a_marker_that_waits_does_not_stand_by_a_lock(bench):
+    """A lock of that name makes no marker: what runs without one keeps nobody out of the queue."""
+    bench.hold()
+    assert bench.alone(A).kind is VoteKind.GRANTED
+
+
+def test_a_refusal_tells_the_later_end_of_lock_and_marker(bench):
+    """It stands until the later of the two, so that is how long a caller is told."""
+    bench.run(A, life=60.0)
+    assert near(bench.alone(B).ttl * 1000, 60)
+    bench.hold(seconds=90.0)
+    assert near(bench.alone(B).ttl * 1000, 90)
+
+
+def test_the_own_token_is_granted_again(bench):
+    """A repeated request of the same attempt restarts its life and is no duplicate of itself."""
+    bench.alone(A, life=2.0)
+    assert bench.alone(A).kind is VoteKind.GRANTED
+    assert near(bench.pttl(), 20)
+
+
+def test_only_the_whole_token_is_the_own_one(bench):
+    """A token of the same owner's other attempt is another's."""
+    bench.alone(A)
+    sibling = A[:-1] + "b"
+    assert bench.alone(sibling).kind is VoteKind.REFUSED
+    assert bench.start(sibling, AS_IT_IS).kind is VoteKind.PASSED
+    assert bench.end(sibling).kind is VoteKind.REFUSED
+    assert bench.queued["token"] == A.encode()
+
+
+# -- enqueue: merged -------------------------------------------------------------------
+
+
+def test_a_trigger_is_merged_into_the_one_that_waits(bench):
+    """It stores its arguments, version and owner in the marker, which stays what it was."""
+    bench.enqueue(A)
+    before = bench.queued
+    vote = bench.enqueue(B, version=4096)
+    assert (vote.kind, vote.fence, vote.merged) == (VoteKind.MERGED, 4096, 1)
+    assert vote.value == A.encode() + b'{"task_id":"id-a"}'
+    assert near(vote.ttl * 1000, 20)
+    news = {"newest": args_of(B), "version": b"4096", "merged": b"1", "by": B[:32].encode()}
+    assert bench.queued == {**before, **news}
+    assert bench.next == {}
+
+
+def test_the_newest_arguments_win(bench):
+    """Each trigger that is merged replaces the arguments, and counts."""
+    bench.enqueue(A)
+    counts = [bench.enqueue(token, version=i).merged for i, token in enumerate((B, C, D), 1)]
+    assert counts == [1, 2, 3]
+    assert bench.queued["newest"] == args_of(D)
+
+
+@pytest.mark.parametrize(
+    ("stored", "proposed", "given"),
+    [
+        (5, 6, 6),
+        (5, 900, 900),
+        (7205759403792793, 7205759403792794, 7205759403792794),
+        (99_999_999_999_999, 999_999_999_999_999, 999_999_999_999_999),
+    ],
+)
+def test_a_version_keeps_all_its_digits(bench, stored, proposed, given):
+    """A version that is larger than the stored one is stored and told exactly."""
+    bench.enqueue(A)
+    bench.enqueue(B, version=stored)
+    assert bench.enqueue(C, version=proposed).fence == given
+    assert bench.queued["version"] == b"%d" % given
+
+
+@pytest.mark.parametrize("proposed", [1, 4, 5])
+@pytest.mark.parametrize("stored", [5, 99_999_999_999_999, 7205759403792793])
+def test_a_version_never_falls_nor_stays(bench, stored, proposed):
+    """What is told to a trigger is above what was stored, whatever it had proposed."""
+    bench.enqueue(A)
+    bench.enqueue(B, version=stored)
+    assert bench.enqueue(C, version=proposed).fence == stored + 1
+
+
+def test_versions_of_a_marker_only_grow(bench):
+    """Over any proposals of many triggers none falls, and each is told one above what was there."""
+    chance = random.Random(7)
+    bench.enqueue(A)
+    for number in range(200):
+        stored = int(bench.queued["version"])
+        told = bench.enqueue(f"{number:040d}", version=chance.randrange(1, 10**6)).fence
+        assert stored < told
+        assert stored <= int(bench.queued["version"]) <= told
+    assert stored > 900_000
+
+
+def test_an_older_trigger_that_comes_late_replaces_nothing(bench):
+    """
+    What a slow connection delivers after a newer trigger was stored leaves that one in place.
+
+    The older one may long be accepted by the other nodes, under the version it proposed; here
+    it would come back above the newer one, and win when the task starts.
+    """
+    bench.enqueue(A)
+    bench.enqueue(B, version=9)
+    assert bench.enqueue(C, version=5).kind is VoteKind.MERGED
+    started = bench.start(A)
+    assert (started.value, started.fence) == (args_of(B), 9)
+
+
+@pytest.mark.parametrize("place", ["first", "next", "next, and then first"])
+def test_asking_again_keeps_what_was_merged(bench, place):
+    """
+    Who asks again under its own token, to agree on a version, drops nobody's arguments.
+
+    Others may have been merged into its marker since, and told that they are accepted.
+    """
+    if place != "first":
+        bench.run(D)
+    bench.enqueue(A)
+    bench.enqueue(B, version=5)
+    if place == "next, and then first":
+        bench.end(D)
+    bench.enqueue(A, version=6)
+    bench.end(D)
+    assert bench.next == {} or place == "next"
+    started = bench.start(A)
+    assert (started.value, started.fence, started.merged) == (args_of(B), 5, 1)
+    assert bench.next == {}
+
+
+def test_an_owner_is_counted_once_however_often_it_asks(bench):
+    """The same trigger under a fresh token, or with a larger version, is not one more."""
+    bench.enqueue(A)
+    assert bench.enqueue(B, version=1).merged == 1
+    assert bench.enqueue(B, version=2).merged == 1
+    assert bench.enqueue(B[:32] + "c" * 8, version=3).merged == 1
+    assert bench.enqueue(B[:31] + "c" * 9, version=4).merged == 2
+
+
+def test_a_new_marker_knows_nothing_of_what_was_merged_before(bench):
+    """Arguments belong to the marker they were merged into, and go with it."""
+    bench.enqueue(A)
+    bench.enqueue(B, version=9)
+    bench.end(A)
+    assert bench.enqueue(C).kind is VoteKind.GRANTED
+    assert (bench.queued["version"], bench.queued["merged"]) == (b"0", b"0")
+    assert {"newest", "by"}.isdisjoint(bench.queued)
+    started = bench.start(C)
+    assert (started.value, started.fence, started.merged) == (b"", 0, 0)
+
+
+def test_merging_does_not_prolong_a_marker(bench):
+    """Triggers that keep coming do not keep alive a marker whose message may be lost."""
+    bench.enqueue(A, life=5.0)
+    bench.enqueue(B, life=60.0)
+    assert bench.left() <= 5000
+    assert bench.pttl() <= 5000
+
+
+# -- enqueue: next ---------------------------------------------------------------------
+
+
+def test_a_trigger_becomes_next_behind_one_that_runs(bench):
+    """It gets a marker of its own and is told whose end it waits for; that one's is untouched."""
+    bench.run(A, life=60.0)
+    before = bench.queued
+    vote = bench.enqueue(B, life=30.0)
+    assert (vote.kind, vote.fence, vote.merged) == (VoteKind.NEXT, 0, 0)
+    assert vote.value == A.encode() + b'{"task_id":"id-a"}'
+    assert near(vote.ttl * 1000, 60)
+    assert bench.queued == before
+    assert (bench.next["token"], bench.next["waiting"]) == (B.encode(), b"1")
+    assert near(bench.left(1), 30)
+    assert near(bench.pttl(1), 30)
+
+
+def test_who_runs_by_its_lock_alone_is_followed_too(bench):
+    """A marker that stands by its lock has a next one; once the lock is gone it has not."""
+    bench.run(A)
+    assert bench.enqueue(B).kind is VoteKind.NEXT
+    bench.end(B)
+    bench.unhold()
+    assert bench.enqueue(B).kind is VoteKind.GRANTED
+
+
+def test_nothing_is_merged_into_one_that_has_started(bench):
+    """Its arguments were handed to the body: what came later would be lost."""
+    bench.run(A)
+    bench.enqueue(B)
+    bench.enqueue(C)
+    assert "newest" not in bench.queued
+
+
+def test_later_triggers_are_merged_into_the_next_one(bench):
+    """One runs and one is next, however many come."""
+    bench.run(A)
+    bench.enqueue(B)
+    for count, token in enumerate((C, D), 1):
+        vote = bench.enqueue(token, version=count)
+        assert (vote.kind, vote.merged) == (VoteKind.MERGED, count)
+        assert vote.value[:40] == B.encode()
+    assert bench.next["newest"] == args_of(D)
+    assert bench.queued["token"] == A.encode()
+
+
+def test_who_is_next_stands_for_the_name_when_the_one_before_has_ended(bench):
+    """Between two runs a trigger is merged into the next one, or refused by it, not placed."""
+    bench.run(A)
+    bench.enqueue(B)
+    bench.unhold()
+    bench.end(A)
+    assert bench.enqueue(C).value[:40] == B.encode()
+    vote = bench.alone(D)
+    assert (vote.kind, vote.value[:40]) == (VoteKind.REFUSED, B.encode())
+    assert bench.queued == {}
+
+
+def test_who_is_next_ends_with_its_life_and_stands_by_no_lock(bench):
+    """A next one that lapses leaves its place to another."""
+    bench.run(A)
+    bench.enqueue(B, life=0.1)
+    eventually(lambda: bench.enqueue(C).kind is VoteKind.NEXT, "place")
+    assert bench.next["token"] == C.encode()
+
+
+def test_who_is_next_is_granted_again(bench):
+    """A repeated request of the same attempt is next again, and no duplicate of itself."""
+    bench.run(A)
+    assert bench.enqueue(B).kind is VoteKind.NEXT
+    assert bench.enqueue(B).kind is VoteKind.NEXT
+    assert bench.next["token"] == B.encode()
+
+
+def test_who_does_not_merge_is_never_next(bench):
+    """Without arguments to hand over, a trigger behind one that runs is a duplicate."""
+    bench.run(A)
+    assert bench.alone(B).kind is VoteKind.REFUSED
+    assert bench.next == {}
+
+
+# -- start -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("life", [0.0, 60.0, AS_IT_IS, OVER])
+def test_a_start_hands_over_what_was_merged(bench, life):
+    """The newest arguments, their version and the count, whatever becomes of the marker."""
+    bench.enqueue(A)
+    bench.enqueue(B, version=5)
+    bench.enqueue(C, version=9)
+    vote = bench.start(A, life)
+    assert (vote.kind, vote.value, vote.fence, vote.merged) == (
+        VoteKind.GRANTED,
+        args_of(C),
+        9,
+        2,
+    )
+    assert abs(vote.node_now - bench.now_ms() / 1000) < 5
+
+
+def test_a_start_can_be_repeated(bench):
+    """A task that is delivered again is told the same once more, and has its new lock noted."""
+    bench.enqueue(A)
+    bench.enqueue(B, version=5)
+    first = bench.start(A)
+    again = bench.start(A, lock=OTHER_LOCK)
+    assert (again.kind, again.value, again.fence) == (first.kind, first.value, first.fence)
+    assert bench.queued["lock"] == OTHER_LOCK.encode()
+
+
+def test_a_start_without_a_life_leaves_the_marker_to_the_lock(bench):
+    """It stands as long as the lock from now on, is kept for long, and its window is remembered."""
+    bench.enqueue(A)
+    window = bench.queued["window"]
+    bench.start(A, 0.0)
+    assert bench.left() <= 0
+    assert near(bench.pttl(), WEEK / 1000)
+    stored = bench.queued
+    assert (stored["waiting"], stored["lock"]) == (b"0", LOCK.encode())
+    assert stored["window"] == window
+
+
+@pytest.mark.parametrize("life", [60.0, RETENTION + 1000.0])
+def test_a_start_with_a_life_lets_the_marker_outlive_the_lock(bench, life):
+    """It stands by itself for so long from now, and is kept at least as long."""
+    bench.run(A, life)
+    bench.unhold()
+    assert near(bench.left(), life)
+    assert bench.pttl() >= bench.left()
+    assert bench.alone(B).kind is VoteKind.REFUSED
+
+
+def test_a_life_from_the_start_ends_by_the_nodes_clock(bench):
+    """After it the marker, which is kept longer, stands only by its lock."""
+    bench.run(A, 0.1)
+    bench.unhold()
+    eventually(lambda: bench.alone(B).kind is VoteKind.GRANTED, "grant")
+
+
+def test_a_start_can_leave_a_marker_as_it_is(bench):
+    """Its end does not move, only that its task runs is noted."""
+    bench.enqueue(A)
+    before, kept = bench.queued, bench.pttl()
+    bench.start(A, AS_IT_IS)
+    assert bench.queued == {**before, "waiting": b"0", "lock": LOCK.encode()}
+    assert kept - 5000 < bench.pttl() <= kept
+
+
+def test_a_start_can_end_a_marker(bench):
+    """Then the name is free for the next trigger at once."""
+    bench.enqueue(A)
+    assert bench.start(A, OVER).kind is VoteKind.GRANTED
+    assert bench.queued == {}
+    assert bench.enqueue(B).kind is VoteKind.GRANTED
+
+
+def test_ending_at_the_start_leaves_the_next_one(bench):
+    """What follows is another's marker."""
+    bench.run(A)
+    bench.enqueue(B)
+    bench.start(A, OVER)
+    assert bench.queued == {}
+    assert bench.next["token"] == B.encode()
+
+
+@pytest.mark.parametrize("life", [0.0, 60.0, AS_IT_IS, OVER])
+@pytest.mark.parametrize("before", ["waits", "runs by itself", "runs under its lock"])
+def test_who_is_next_does_not_start_before_its_turn(bench, before, life):
+    """While the one before it stands, nothing changes, and it is told who that is."""
+    bench.run(A, 60.0 if before == "runs by itself" else 0.0)
+    bench.enqueue(B)
+    if before == "waits":
+        bench.end(A, "wait", 60.0)
+    if before != "runs under its lock":
+        bench.unhold()
+    everything = bench.everything()
+    vote = bench.start(B, life, lock=OTHER_LOCK)
+    assert (vote.kind, vote.value[:40]) == (VoteKind.REFUSED, A.encode())
+    assert near(vote.ttl * 1000, 0 if before == "runs under its lock" else 60)
+    assert bench.everything() == everything
+
+
+@pytest.mark.parametrize("how", ["ended", "lost its lock"])
+def test_who_is_next_takes_the_place_of_one_that_does_not_stand(bench, how):
+    """Its marker becomes the first one, with all that was merged into it, and its place is free."""
+    bench.run(A)
+    bench.enqueue(B, life=30.0)
+    bench.enqueue(C, version=5)
+    if how == "ended":
+        bench.end(A)
+    bench.hold(OTHER_LOCK)
+    vote = bench.start(B, lock=OTHER_LOCK)
+    assert (vote.kind, vote.value, vote.fence, vote.merged) == (VoteKind.GRANTED, args_of(C), 5, 1)
+    stored = bench.queued
+    assert (stored["token"], stored["waiting"], stored["lock"]) == (
+        B.encode(),
+        b"0",
+        OTHER_LOCK.encode(),
+    )
+    assert bench.next == {}
+    assert near(bench.pttl(), WEEK / 1000)
+    assert bench.enqueue(D).kind is VoteKind.NEXT
+
+
+def test_who_is_next_can_be_promoted_as_it_is_or_for_its_end(bench):
+    """The promotion keeps its window; with 'over' nothing is left of it."""
+    bench.run(A)
+    bench.enqueue(B, life=30.0)
+    bench.end(A)
+    bench.start(B, AS_IT_IS)
+    assert near(bench.left(), 30)
+    assert near(bench.pttl(), 30)
+    assert bench.next == {}
+    bench.enqueue(C)
+    bench.end(B)
+    assert bench.start(C, OVER).kind is VoteKind.GRANTED
+    assert bench.queued == bench.next == {}
+
+
+@pytest.mark.parametrize("life", [0.0, 60.0])
+@pytest.mark.parametrize("left", ["nothing", "one that does not stand"])
+def test_a_marker_that_has_lapsed_is_taken_again(bench, life, left):
+    """Where nobody stands for the name a start makes the marker anew, as of a task that runs."""
+    if left != "nothing":
+        bench.run(B)
+    bench.hold(OTHER_LOCK)
+    vote = bench.start(A, life, lock=OTHER_LOCK)
+    assert (vote.kind, vote.value, vote.fence, vote.merged) == (VoteKind.GRANTED, b"", 0, 0)
+    stored = bench.queued
+    assert stored["token"] == A.encode()
+    assert json.loads(stored["info"]) == {"task_id": "id-a", "again": True}
+    assert (stored["waiting"], stored["lock"]) == (b"0", OTHER_LOCK.encode())
+    assert near(bench.left(), life)
+    assert near(bench.pttl(), WEEK / 1000)
+
+
+def stands_in_waiting(bench):
+    """Let another wait."""
+    bench.enqueue(B)
+
+
+def stands_in_running(bench):
+    """Let another run, by its life."""
+    bench.run(B, 60.0)
+
+
+def stands_in_under_its_lock(bench):
+    """Let another run, by its lock."""
+    bench.run(B)
+
+
+def stands_in_next(bench):
+    """Let another be next, behind one that has ended."""
+    bench.run(C)
+    bench.enqueue(B)
+    bench.end(C)
+
+
+@pytest.mark.parametrize(
+    "stands_in",
+    [stands_in_waiting, stands_in_running, stands_in_under_its_lock, stands_in_next],
+)
+@pytest.mark.parametrize("life", [0.0, 60.0, AS_IT_IS, OVER])
+def test_a_start_takes_nothing_that_somebody_else_stands_in_for(bench, stands_in, life):
+    """A task whose marker lapsed and was replaced is told so, and changes nothing."""
+    stands_in(bench)
+    before = bench.everything()
+    assert bench.start(A, life, lock=OTHER_LOCK).kind is VoteKind.PASSED
+    assert bench.everything() == before
+
+
+@pytest.mark.parametrize("life", [AS_IT_IS, OVER])
+def test_a_marker_that_need_not_be_there_is_not_made_anew(bench, life):
+    """One that would end now, or was to end by itself, is not brought back."""
+    before = bench.everything()
+    assert bench.start(A, life).kind is VoteKind.PASSED
+    assert bench.everything() == before
+
+
+# -- end -------------------------------------------------------------------------------
+
+
+def test_an_owner_ends_its_marker(bench):
+    """Queued, running or next: it is taken away, and a second time there is nothing to end."""
+    bench.run(A)
+    bench.enqueue(B)
+    assert bench.end(B).kind is VoteKind.GRANTED
+    assert bench.next == {}
+    assert bench.queued["token"] == A.encode()
+    assert bench.end(A).kind is VoteKind.GRANTED
+    assert bench.queued == {}
+    assert bench.end(A).kind is VoteKind.REFUSED
+
+
+@pytest.mark.parametrize("how", [OVER, "wait", "window"])
+def test_a_late_finisher_never_ends_a_newer_marker(bench, how):
+    """Whatever becomes of a task whose marker was replaced: the newer ones stay what they are."""
+    bench.run(A)
+    bench.unhold()
+    bench.run(B)
+    bench.enqueue(C)
+    before, kept = bench.everything(), (bench.pttl(0), bench.pttl(1))
+    assert bench.end(A, how, 3000.0).kind is VoteKind.REFUSED
+    assert bench.everything() == before
+    assert kept[0] - 5000 < bench.pttl(0) <= kept[0]
+    assert kept[1] - 5000 < bench.pttl(1) <= kept[1]
+
+
+@pytest.mark.parametrize("token", [A[:32], A + "a", A[:39]])
+def test_only_a_whole_token_ends_a_marker(bench, token):
+    """No part of it will do, not even the owner's, which is enough for a lock."""
+    bench.enqueue(A)
+    before = bench.everything()
+    assert bench.end(token).kind is VoteKind.REFUSED
+    assert bench.everything() == before
+
+
+def test_nothing_is_ended_where_nobody_stands(bench):
+    """No marker has no owner, and makes none."""
+    before = bench.everything()
+    for how in (OVER, "wait", "window"):
+        assert bench.end(A, how, 60.0).kind is VoteKind.REFUSED
+    assert bench.everything() == before
+
+
+def test_a_task_that_is_queued_again_is_waited_for(bench):
+    """For a retry the marker stands by itself, without the lock, for so long from now."""
+    bench.run(A)
+    bench.unhold()
+    assert bench.end(A, "wait", 60.0).kind is VoteKind.GRANTED
+    assert near(bench.left(), 60)
+    assert near(bench.pttl(), 60)
+    assert bench.alone(B).kind is VoteKind.REFUSED
+    assert bench.start(A).kind is VoteKind.GRANTED
+
+
+def test_waiting_never_shortens_a_marker(bench):
+    """One that would have stood for longer anyway does so."""
+    bench.enqueue(A, life=60.0)
+    bench.end(A, "wait", 5.0)
+    assert near(bench.left(), 60)
+    assert near(bench.pttl(), 60)
+
+
+def test_who_is_next_can_wait_longer(bench):
+    """A next one that is put off keeps its place for as long as it needs."""
+    bench.run(A)
+    bench.enqueue(B, life=5.0)
+    bench.end(B, "wait", 60.0)
+    assert near(bench.left(1), 60)
+    assert near(bench.pttl(1), 60)
+    assert bench.enqueue(C).value[:40] == B.encode()
+
+
+def test_a_task_that_waits_again_takes_no_more_arguments(bench):
+    """It has been handed its arguments: a trigger that comes between two tries is next."""
+    bench.run(A)
+    bench.unhold()
+    bench.end(A, "wait", 60.0)
+    assert bench.enqueue(B).kind is VoteKind.NEXT
+
+
+def test_a_marker_can_be_left_to_its_first_window(bench):
+    """After a failure it stands until the end of what it was published for, without the lock."""
+    bench.run(A, 3000.0)
+    assert bench.end(A, "window").kind is VoteKind.GRANTED
+    assert near(bench.left(), 20)
+    assert near(bench.pttl(), 20)
+    assert bench.queued["lock"] == b""
+    assert near(bench.alone(B).ttl * 1000, 20)
+
+
+def test_a_marker_that_is_left_to_its_window_does_not_stand_by_a_lock(bench):
+    """The lock may be another execution's by now; it tells nothing of the marker's end."""
+    bench.run(A)
+    bench.end(A, "window")
+    bench.hold(seconds=90.0)
+    assert near(bench.alone(B).ttl * 1000, 20)
+
+
+def test_a_window_that_is_over_is_over(bench):
+    """A marker whose window has passed while its task ran is taken away."""
+    bench.enqueue(A, life=0.05)
+    bench.hold()
+    bench.start(A, 60.0)
+    window = int(bench.queued["window"])
+    eventually(lambda: bench.now_ms() > window, "end of the window")
+    assert bench.end(A, "window").kind is VoteKind.GRANTED
+    assert bench.queued == {}
+
+
+# -- the restart guard -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [b"", b"null"])
+def test_a_node_that_was_another_process_has_no_vote(bench, arguments):
+    """A run id other than the enrolled one means lost memory: it places and merges nothing."""
+    bench.enqueue(A)
+    before = bench.queued
+    vote = bench.enqueue(B, arguments, boot=boot_marker("1" * 40, "f" * 16))
+    assert vote.kind is VoteKind.QUARANTINED
+    assert RULES.quarantine - 1 < vote.ttl <= RULES.quarantine
+    assert bench.queued == before
+    assert bench.next == {}
+
+
+def test_a_flushed_node_has_no_vote(bench):
+    """A node without its boot marker has lost its memory."""
+    bench.client.flushall()
+    assert bench.enqueue(A).kind is VoteKind.QUARANTINED
+    assert bench.queued == {}
+
+
+def test_a_quarantine_ends_by_itself(fresh):
+    """After the quarantine the node votes again, however often it was asked meanwhile."""
+    assert fresh.enqueue(A, quarantine=300).kind is VoteKind.QUARANTINED
+    eventually(lambda: fresh.enqueue(A, quarantine=300).kind is VoteKind.GRANTED, "vote", timeout=5)
+
+
+def test_a_node_of_other_clients_has_no_vote(bench):
+    """Enrolled for another configuration, it places nothing, keeps its marker, and says why."""
+    before = bench.everything()
+    vote = bench.enqueue(A, boot=boot_marker(bench.run_id, "e" * 16))
+    assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-6])
+    assert bench.everything() == before
+
+
+def test_who_runs_is_noted_on_a_node_in_quarantine_too(bench):
+    """A start and an end take no vote from anybody: a node that lost its memory is told both."""
+    bench.client.flushall()
+    bench.enqueue(B)
+    assert bench.start(A).kind is VoteKind.GRANTED
+    assert bench.queued["token"] == A.encode()
+    assert bench.end(A).kind is VoteKind.GRANTED
+    assert bench.enqueue(B).kind is VoteKind.QUARANTINED
+
+
+def test_without_the_guard_nothing_is_enrolled(contract_node):
+    """With the restart guard off a node votes at once and is not marked."""
+    rules = Rules(ttl=20, max_ttl=30, restart_guard=False)
+    bench = Bench(contract_node, rules)
+    assert bench.enqueue(A).kind is VoteKind.GRANTED
+    assert bench.enqueue(B).kind is VoteKind.MERGED
+    assert set(bench.everything()) == {marker_keys(rules, NAME)[0]}
+    bench.client.close()
+
+
+@pytest.mark.parametrize("place", ["first", "next"])
+def test_an_enrolment_is_refreshed_by_every_placing(bench, place):
+    """A node in use never forgets that it is enrolled."""
+    if place == "next":
+        bench.run(B)
+    boot = Keys.of("redlock", "").boot
+    bench.client.pexpire(boot, 60_000)
+    bench.enqueue(A)
+    assert bench.client.pttl(boot) > BOOT_RETENTION - 60_000
+
+
+# -- names, arguments, expiry ----------------------------------------------------------
+
+
+def test_arguments_of_any_size_and_kind_come_back_as_they_were(bench):
+    """Megabytes, bytes that are no text, and what looks like nothing."""
+    bench.enqueue(A)
+    every_byte = bytes(range(256))
+    for version, arguments in enumerate((b"x" * 5_000_000, every_byte * 100, b"0", b"null"), 1):
+        assert bench.enqueue(B, arguments, version=version).kind is VoteKind.MERGED
+        assert bench.start(A, AS_IT_IS).value == arguments
+        bench.end(A)
+        bench.enqueue(A)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x" * 5000, "é" * 500, "\U0001f512" * 300, "x" + "é" * 120, "a:b\n\r\0c" * 40, "счёт:7"],
+)
+def test_names_of_any_length_and_script_do_not_mix(bench, name):
+    """Each key is shorter than 200 bytes; names that differ at their very end are two names."""
+    for key in marker_keys(Rules(prefix="p" * 40), name):
+        assert len(key) < 200
+        key.decode()
+    assert bench.enqueue(A, name=name + "1").kind is VoteKind.GRANTED
+    assert bench.enqueue(B, name=name + "2").kind is VoteKind.GRANTED
+    assert bench.enqueue(B, name=name + "1").value[:40] == A.encode()
+    assert bench.start(A, name=name + "1").value == args_of(B)
+    assert bench.end(A, name=name + "2").kind is VoteKind.REFUSED
+    assert bench.end(A, name=name + "1").kind is VoteKind.GRANTED
+
+
+def test_no_key_of_a_marker_is_a_key_of_anything_else():
+    """Whatever a lock is called, its markers are neither another's nor a lock, nor the node's."""
+    names = ["boot", "node:boot", "", ":", "lock:x", "x", "next:x", "queued:x"]
+    rules = Rules(prefix="p")
+    keys = [
+        key
+        for name in names
+        for key in (*Keys.of("p", name)[:2], marker_key("p", name), *marker_keys(rules, name))
+    ]
+    assert len(set(keys) | {*Keys.of("p", "")[2:]}) == 5 * len(names) + 2
+
+
+def test_every_marker_carries_an_expiry(fresh):
+    """Through any sequence of the three scripts no key stays for ever; `ask` looks each time."""
+    chance, seen = random.Random(5), set()
+    for number in range(400):
+        token = chance.choice((A, B, C))
+        life = chance.choice((0.0, 30.0, AS_IT_IS, OVER))
+        step = chance.choice(
+            [
+                lambda t=token, n=number: fresh.enqueue(t, version=n + 1, quarantine=1),
+                lambda t=token: fresh.alone(t, quarantine=1),
+                lambda t=token, f=life: fresh.start(t, f),
+                lambda t=token: fresh.end(t, chance.choice([OVER, "wait", "window"]), 9.0),
+                fresh.hold,
+                fresh.unhold,
+            ]
+        )
+        vote = step()
+        seen |= {vote.kind} if vote else set()
+    kinds = {"GRANTED", "NEXT", "MERGED", "REFUSED", "PASSED", "QUARANTINED"}
+    assert seen == {VoteKind[kind] for kind in kinds}
