@@ -156,6 +156,8 @@ class Fanout:
 
     def tell(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
         """Send *call* to every node but those at the positions *skip*; wait for nothing."""
+        if clock.now() - self._looked > QUIET:
+            self._look()  # the first write to a connection that was ended seems to succeed
         with self._mutex:
             self._send([call], skip)
         self._publish()

@@ -36,6 +36,8 @@ __all__ = ["Call", "Gone", "Node"]
 
 #: Oldest unanswered request with which a connection is kept [s].
 PATIENCE = 2.0
+#: How many notes are kept for a node that is not connected: as many as go in one write.
+UNDELIVERED = 512
 #: How many replies a suspect may owe before its connection is given up.
 BACKLOG = 64
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -134,7 +136,7 @@ class Node:
         self.problem: Exception | None = None
         self.suspect_since: float | None = None
         self._owed: deque[Owed] = deque()
-        self._undelivered: deque[tuple[Call, float]] = deque(maxlen=BACKLOG)
+        self._undelivered: deque[tuple[Call, float]] = deque(maxlen=UNDELIVERED)
         self._boot = b""
         self._reading: ClockReading | None = None
 

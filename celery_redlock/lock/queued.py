@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_redlock.errors import QuorumUnavailable
@@ -50,7 +50,7 @@ from celery_redlock.lock.votes import (
     told,
 )
 
-__all__ = ["AS_IT_IS", "OVER", "Duplicate", "Placed", "Queued", "Started", "Trigger"]
+__all__ = ["AS_IT_IS", "OVER", "Begun", "Duplicate", "Placed", "Queued", "Started", "Trigger"]
 
 #: How often triggers that met half-way try again.
 SPLIT_TRIES = 8
@@ -71,6 +71,8 @@ class Trigger:
         name: Lock name.
         life: How long the marker is to stand by itself [s].
         info: What the owner tells of itself; plain JSON values, among them ``task_id``.
+        window: How long it is to stand after a failure, counted from the publish [s].
+        expires: Whether its message may end unrun, so that nobody else can rely on it.
         arguments: Of the call, as JSON, where a duplicate is to hand them over to the task that
             is queued; empty where it is not.
     """
@@ -78,6 +80,8 @@ class Trigger:
     name: str
     life: float
     info: dict[str, Any]
+    window: float = 0.0
+    expires: bool = False
     arguments: bytes = b""
 
 
@@ -110,6 +114,28 @@ class Duplicate:
 
 
 @dataclass(frozen=True)
+class Begun:
+    """
+    A task runs under its lock now.
+
+    Attributes:
+        info: What it tells of itself, for a marker that has lapsed while nobody else stands for
+            the name.
+        lock_token: Of the lock.
+        execution: Which execution of the task it is; merged arguments are for the first.
+        alone: For how long the marker is to stand by itself from now on [s], 0.0 for as long as
+            the lock is held; `AS_IT_IS`; or `OVER`.
+        life: How long a marker of this task stands by itself from its publish [s].
+    """
+
+    info: dict[str, Any]
+    lock_token: str
+    execution: str
+    alone: float | str
+    life: float
+
+
+@dataclass(frozen=True)
 class Started:
     """
     The task may run in its marker's name.
@@ -132,6 +158,11 @@ def marker_keys(rules: Rules, name: str) -> tuple[bytes, bytes]:
     return f"{rules.prefix}:queued:{short}".encode(), f"{rules.prefix}:next:{short}".encode()
 
 
+def end_all(rules: Rules, name: str, token: str) -> Request:
+    """Return what takes back whatever an attempt with *token* may have left behind."""
+    return end_request(rules, name, token, OVER, 0.0)
+
+
 def enqueue_request(rules: Rules, trigger: Trigger, token: str, version: int) -> Request:
     """Return what takes the marker for *token*, or merges *trigger* into who has it."""
     keys = Keys.of(rules.prefix, trigger.name)
@@ -142,34 +173,38 @@ def enqueue_request(rules: Rules, trigger: Trigger, token: str, version: int) ->
             token.encode(),
             encode_info(trigger.info),
             ms(trigger.life),
+            ms(trigger.window),
+            b"-" if trigger.expires else b"",
             trigger.arguments,
             b"%d" % version,
+            ms(RETENTION),
             quarantine_ms(rules),
         ),
     )
 
 
-def start_request(
-    rules: Rules, name: str, token: str, info: dict[str, Any], lock_token: str, life: float | str
-) -> Request:
-    """Return what notes that the task of *token* runs; *life* as of `Queued.start`."""
-    alone = life if isinstance(life, str) else f"{life * 1000:.0f}"
+def start_request(rules: Rules, name: str, token: str, begun: Begun) -> Request:
+    """Return what notes that the task of *token* runs."""
+    alone = begun.alone if isinstance(begun.alone, str) else f"{begun.alone * 1000:.0f}"
     return Request(
         START,
         (*marker_keys(rules, name), Keys.of(rules.prefix, name).lock),
         (
             token.encode(),
-            encode_info(info),
-            lock_token.encode(),
+            encode_info(begun.info),
+            begun.lock_token.encode(),
+            begun.execution.encode(),
             alone.encode(),
-            ms(max(RETENTION, 0.0 if isinstance(life, str) else life)),
+            ms(begun.life),
+            ms(max(RETENTION, begun.life)),
         ),
     )
 
 
 def end_request(rules: Rules, name: str, token: str, how: str, life: float) -> Request:
     """Return what ends the marker of *token*; *how* and *life* as of `Queued.end`."""
-    return Request(END, marker_keys(rules, name), (token.encode(), how.encode(), ms(life)))
+    keys = (*marker_keys(rules, name), Keys.of(rules.prefix, name).lock)
+    return Request(END, keys, (token.encode(), how.encode(), ms(life)))
 
 
 # --- the algorithm -----------------------------------------------------------------------
@@ -227,23 +262,30 @@ def enqueue(client: Client, trigger: Trigger) -> Steps:
     """
     owner = new_owner()
     host = {"host": client.host, "pid": os.getpid(), "since": round(client.wall(), 3)}
-    known = Trigger(trigger.name, trigger.life, {**trigger.info, **host}, trigger.arguments)
+    known = replace(trigger, info={**trigger.info, **host})
+    version = 0
     for tries in range(SPLIT_TRIES):
         token = fresh_token(client, owner)
         try:
-            request = enqueue_request(client.rules, known, token, client.propose())
-            ballot = yield Ask(request, is_decided)
-            votes = verdict(ballot)
-            if votes and votes[0].kind is VoteKind.MERGED:
-                votes = yield from agree(client, known, token, votes)
-            clean = without_ours(ballot)
+            version = max(client.propose(), version + 1)
+            ballot = yield Ask(enqueue_request(client.rules, known, token, version), is_decided)
+            votes, clean = verdict(ballot), without_ours(ballot)
+            for _ in range(VERSION_TRIES):
+                if holds(votes, version, ballot):
+                    break
+                version = max(vote.fence for vote in votes) + 1
+                larger = enqueue_request(client.rules, known, token, version)
+                ballot = yield Ask(larger, is_decided)
+                votes, clean = verdict(ballot), clean & without_ours(ballot)
+            if not holds(votes, version, ballot):
+                votes = []
             is_placed = votes and votes[0].kind in (VoteKind.GRANTED, VoteKind.NEXT)
             if not is_placed and len(clean) < len(ballot):
-                yield Tell(end_request(client.rules, trigger.name, token, OVER, 0.0), clean)
+                yield Tell(end_all(client.rules, trigger.name, token), clean)
         except GeneratorExit:  # dropped by its driver: nobody is there to tell the nodes
             raise
         except BaseException:
-            yield Tell(end_request(client.rules, trigger.name, token, OVER, 0.0))
+            yield Tell(end_all(client.rules, trigger.name, token))
             raise
         if votes:
             return outcome(votes, token)
@@ -253,18 +295,11 @@ def enqueue(client: Client, trigger: Trigger) -> Steps:
     raise QuorumUnavailable(trigger.name, told(ballot, client.labels), quarantine_left(ballot))
 
 
-def agree(
-    client: Client, trigger: Trigger, token: str, votes: list[Vote]
-) -> Generator[Ask, Ballot, list[Vote]]:
-    """Propose larger versions until a majority stores the same one for what was merged."""
-    for _ in range(VERSION_TRIES):
-        versions = {vote.fence for vote in votes}
-        if len(versions) <= 1:
-            break
-        larger = enqueue_request(client.rules, trigger, token, max(versions) + 1)
-        ballot = yield Ask(larger, is_decided)
-        votes = verdict(ballot)
-    return votes
+def holds(votes: list[Vote], version: int, ballot: Ballot) -> bool:
+    """Return whether what *votes* say is so: for a merge, a majority stores *version*."""
+    if not votes or votes[0].kind is not VoteKind.MERGED:
+        return True
+    return sum(1 for vote in votes if vote.fence == version) >= quorum(len(ballot))
 
 
 def outcome(votes: list[Vote], token: str) -> Placed | Duplicate:
@@ -311,33 +346,22 @@ class Queued:
             raise
 
     def start(
-        self,
-        name: str,
-        token: str,
-        info: dict[str, Any],
-        *,
-        lock_token: str,
-        life: float | str,
-        wait: bool,
-    ) -> Started | float | None:
+        self, name: str, token: str, begun: Begun, *, wait: bool
+    ) -> Started | dict[str, Any] | None:
         """
         Note that the task of the marker runs under its lock now.
 
         Args:
             name: Lock name.
             token: Of the marker.
-            info: What the owner tells of itself, if the marker has lapsed and nobody else stands
-                for the name.
-            lock_token: Of the lock.
-            life: How long the marker is to stand by itself from now on [s], 0.0 for as long as
-                the lock is held; `AS_IT_IS`; or `OVER`.
+            begun: What there is to note.
             wait: Whether to wait for all answers.
 
         Returns:
-            What was merged into the task; or how long the one before it still stands by itself
-            [s], if it is not its turn yet; or None if no quorum told.
+            What was merged into the task; or who stands before it, as in `LockTaken.holder`, if
+            it is not its turn yet; or None if no quorum told.
         """
-        request = start_request(self._client.rules, name, token, info, lock_token, life)
+        request = start_request(self._client.rules, name, token, begun)
         if not wait:
             self._driver.tell(request)
             return Started()
@@ -345,15 +369,14 @@ class Queued:
         ballot = self._driver.ask(Ask(request, lambda _: False))
         majority = quorum(len(ballot))
         granted = [v for v in ballot if v is not None and v.kind is VoteKind.GRANTED]
-        if len(granted) >= majority:
-            newest = max(granted, key=lambda vote: vote.fence)
-            return Started(newest.value, max(vote.merged for vote in granted))
         refused = [v for v in ballot if v is not None and v.kind is VoteKind.REFUSED]
-        if len(refused) + len(granted) >= majority and refused:
-            return max(vote.ttl for vote in refused)
-        if len(granted) + count(ballot, VoteKind.PASSED) >= majority:
-            return Started()
-        return None
+        passed = count(ballot, VoteKind.PASSED)
+        if len(granted) + len(refused) + passed < majority:
+            return None
+        if len(refused) >= majority or (refused and len(granted) + passed < majority):
+            return {**read_holder(refused[0].value), "ttl": max(vote.ttl for vote in refused)}
+        newest = max(granted, key=lambda vote: vote.fence, default=Vote(VoteKind.GRANTED))
+        return Started(newest.value, max((vote.merged for vote in granted), default=0))
 
     def end(
         self, name: str, token: str, how: str, *, life: float = 0.0, wait: bool = False
@@ -364,8 +387,11 @@ class Queued:
         Args:
             name: Lock name.
             token: Of the marker.
-            how: ``"over"``; ``"wait"`` if its task is queued again, for *life* at most;
-                ``"window"`` if it is to stand as long as it was first published for.
+            how: ``"over"``; ``"idle"`` for that unless its task runs, ``"unstarted"`` unless it
+                has ever run; ``"wait"`` if its task is queued again, for *life* at most; ``"hand"``
+                while a worker has it in hand and could lose it, for *life*; ``"window"`` if it
+                failed and is to stand for its window; ``"ran"`` if it is to stand as it does, but
+                no trigger can be merged into it any more.
             life: How long it is to stand by itself from now on [s].
             wait: Whether to wait for the answers of a majority, and for connections before.
         """

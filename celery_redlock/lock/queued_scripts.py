@@ -9,9 +9,10 @@ Each is a hash with an expiry:
     token    of the owner, whose message carries it
     info     what the owner tells of itself, as JSON
     until    up to when it stands by itself [node's ms]
-    window   `until` as it was at the publish
+    window   up to when it stands after a failure, if it does [node's ms]
     lock     token of the lock that its task runs under: it stands as long as that is held
-    waiting  1 until its task has started: only then can a trigger be merged into it
+    started  execution that started it, or `-`; empty while it waits for the first time, and only
+             then can a trigger be merged into it
     newest   arguments of the newest trigger that was merged into it, as JSON
     version  of these arguments; a larger one is newer
     merged   how many triggers were
@@ -32,68 +33,79 @@ __all__ = ["END", "ENQUEUE", "QUEUED_SCRIPTS", "START"]
 
 MARKERS = """
 local function read(key)
-  local m = {key = key}
-  local names = {'token', 'info', 'until', 'window', 'lock', 'waiting', 'newest', 'version',
-    'merged', 'by'}
-  for i, value in ipairs(redis.call('HMGET', key, unpack(names))) do m[names[i]] = value or '' end
-  return m
+  local t = redis.call('HMGET', key, 'token', 'info', 'until', 'window', 'lock', 'started',
+    'version', 'merged', 'by')
+  if not t[1] then return {key = key, token = '', info = '', lock = '', started = '', alone = 0,
+    window = 0, version = 0, merged = 0} end
+  return {key = key, token = t[1], info = t[2] or '', alone = tonumber(t[3]) or 0,
+    window = tonumber(t[4]) or 0, lock = t[5] or '', started = t[6] or '',
+    version = tonumber(t[7]) or 0, merged = tonumber(t[8]) or 0, by = t[9]}
 end
-local function alone(m, now) return math.max(0, (tonumber(m['until']) or now) - now) end
+local function left(m, now) return math.max(0, m.alone - now) end
 local function stands(m, now, lock)
-  if m.token == '' then return false end
-  if alone(m, now) > 0 then return true end
+  if m.alone > now then return true end
   return m.lock ~= '' and lock and string.sub(lock, 1, TOKEN) == m.lock
 end
 local function whole(n) return string.format('%.0f', n) end
-local function put(key, token, info, till, waiting, life)
+local function put(key, token, info, alone, window, started, life)
   redis.call('DEL', key)
-  redis.call('HSET', key, 'token', token, 'info', info, 'until', whole(till),
-    'window', whole(till), 'waiting', waiting, 'version', '0', 'merged', '0')
+  redis.call('HSET', key, 'token', token, 'info', info, 'until', whole(alone),
+    'window', whole(window), 'started', started)
   redis.call('PEXPIRE', key, life)
 end
 """
 
 # KEYS 1 queued 2 next 3 lock 4 boot 5 quarantine
-# ARGV 1 token 2 info 3 life 4 arguments, or '' where triggers are not merged 5 their version
-#      6 quarantine or '0' 7 boot id
+# ARGV 1 token 2 info 3 life 4 window 5 '' while a trigger can be merged into it 6 arguments, or ''
+#      where triggers are not merged 7 their version 8 how long merged ones are kept
+#      9 quarantine or '0' 10 boot id
 ENQUEUE_LUA = """
 local now = now_ms()
 local lock, found, held_back = unpack(redis.call('MGET', KEYS[3], KEYS[4], KEYS[5]))
-local code, left = standing(found, held_back, KEYS[4], KEYS[5], ARGV[7], ARGV[6])
-if code ~= 1 then return {code, now, left} end
+local code, wait = standing(found, held_back, KEYS[4], KEYS[5], ARGV[10], ARGV[9])
+if code ~= 1 then return {code, now, wait} end
 local function enqueue(key, how, before)
-  put(key, ARGV[1], ARGV[2], now + tonumber(ARGV[3]), '1', ARGV[3])
-  if ARGV[6] ~= '0' then redis.call('PEXPIRE', KEYS[4], REMEMBERED) end
-  return {how, now, '0', alone(before, now), before.token .. before.info, 0}
+  if redis.call('HGET', key, 'token') ~= ARGV[1] then
+    put(key, ARGV[1], ARGV[2], now + tonumber(ARGV[3]), now + tonumber(ARGV[4]), ARGV[5], ARGV[3])
+  end
+  if ARGV[9] ~= '0' then redis.call('PEXPIRE', KEYS[4], REMEMBERED) end
+  return {how, now, '0', left(before, now), before.token .. before.info, 0}
 end
 local function refuse(m)
-  local ttl = math.max(alone(m, now), m.lock ~= '' and redis.call('PTTL', KEYS[3]) or 0)
+  local ttl = math.max(left(m, now), m.lock ~= '' and redis.call('PTTL', KEYS[3]) or 0)
   return {0, now, ttl, m.token .. m.info, '0'}
 end
 local function merge(m)
-  local version, merged = tonumber(ARGV[5]), tonumber(m.merged)
+  if m.started ~= '' then return refuse(m) end
+  local version, merged = tonumber(ARGV[7]), m.merged
   local mine = string.sub(ARGV[1], 1, OWNER)
+  if version <= m.version then
+    return {4, now, whole(m.version + 1), left(m, now), m.token .. m.info, merged}
+  end
   if m.by ~= mine then merged = merged + 1 end
-  if version <= tonumber(m.version) then version = tonumber(m.version) + 1 end
-  redis.call('HSET', m.key, 'newest', ARGV[4], 'version', whole(version), 'merged', whole(merged),
+  redis.call('HSET', m.key, 'newest', ARGV[6], 'version', whole(version), 'merged', whole(merged),
     'by', mine)
-  return {4, now, whole(version), alone(m, now), m.token .. m.info, merged}
+  if redis.call('PTTL', m.key) < tonumber(ARGV[8]) then redis.call('PEXPIRE', m.key, ARGV[8]) end
+  return {4, now, whole(version), left(m, now), m.token .. m.info, merged}
 end
-local current, next = read(KEYS[1]), read(KEYS[2])
+local next = read(KEYS[2])
 if next.token ~= ARGV[1] and stands(next, now, false) then
-  return ARGV[4] ~= '' and merge(next) or refuse(next)
+  return ARGV[6] ~= '' and merge(next) or refuse(next)
 end
+local current = read(KEYS[1])
 if current.token ~= ARGV[1] and stands(current, now, lock) then
-  if ARGV[4] == '' then return refuse(current) end
-  if current.waiting == '1' then return merge(current) end
+  if ARGV[6] == '' then return refuse(current) end
+  if current.started == '' then return merge(current) end
   return enqueue(KEYS[2], 3, current)
 end
+if next.token == ARGV[1] then redis.call('RENAME', KEYS[2], KEYS[1]) end
 return enqueue(KEYS[1], 1, current)
 """
 
 # KEYS 1 queued 2 next 3 lock, held by who starts
-# ARGV 1 token 2 info 3 token of the lock 4 for how long the marker is to stand by itself from now:
-#      '0' as long as the lock is held, 'as it is', or 'over' to take it away 5 expiry
+# ARGV 1 token 2 info 3 token of the lock 4 execution 5 for how long the marker is to stand by
+#      itself from now: '0' as long as the lock is held, 'as it is', or 'over' to take it away
+#      6 life of one that is published now 7 expiry
 START_LUA = """
 local now = now_ms()
 local current, next = read(KEYS[1]), read(KEYS[2])
@@ -101,45 +113,64 @@ local mine = current
 if current.token ~= ARGV[1] then
   local others = stands(current, now, redis.call('GET', KEYS[3]))
   if next.token == ARGV[1] then
-    if others then
-      return {0, now, alone(current, now), current.token .. current.info, '0'}
-    end
+    if others then return {0, now, left(current, now), current.token .. current.info, '0'} end
     mine = next
     redis.call('RENAME', KEYS[2], KEYS[1])
-  elseif others or next.token ~= '' or ARGV[4] == 'as it is' or ARGV[4] == 'over' then
+    if ARGV[5] == 'as it is' then
+      local window = whole(now + tonumber(ARGV[6]))
+      redis.call('HSET', KEYS[1], 'until', window, 'window', window)
+      redis.call('PEXPIRE', KEYS[1], ARGV[6])
+    end
+  elseif others or next.token ~= '' or ARGV[5] == 'as it is' or ARGV[5] == 'over' then
     return {5, now}
   else
-    put(KEYS[1], ARGV[1], ARGV[2], now + tonumber(ARGV[4]), '0', ARGV[5])
+    put(KEYS[1], ARGV[1], ARGV[2], now + tonumber(ARGV[5]), now, ARGV[4], ARGV[7])
     mine = read(KEYS[1])
   end
 end
-if ARGV[4] == 'over' then redis.call('DEL', KEYS[1])
+local newest = ''
+if mine.started == '' or mine.started == ARGV[4] then
+  newest = redis.call('HGET', KEYS[1], 'newest') or ''
+end
+if ARGV[5] == 'over' then redis.call('DEL', KEYS[1])
 else
-  redis.call('HSET', KEYS[1], 'waiting', '0', 'lock', ARGV[3])
-  if ARGV[4] ~= 'as it is' then
-    redis.call('HSET', KEYS[1], 'until', whole(now + tonumber(ARGV[4])))
-    redis.call('PEXPIRE', KEYS[1], ARGV[5])
+  redis.call('HSET', KEYS[1], 'lock', ARGV[3])
+  if mine.started == '' then redis.call('HSET', KEYS[1], 'started', ARGV[4]) end
+  if ARGV[5] ~= 'as it is' then
+    redis.call('HSET', KEYS[1], 'until', whole(now + tonumber(ARGV[5])))
+    redis.call('PEXPIRE', KEYS[1], ARGV[7])
   end
 end
-return {1, now, mine.version, mine.newest, tonumber(mine.merged)}
+return {1, now, whole(mine.version), newest, mine.merged}
 """
 
-# KEYS 1 queued 2 next
-# ARGV 1 token 2 'over', 'wait' for being queued again, 'window' for standing as first published
-#      3 how long it is to stand by itself while it waits
+# KEYS 1 queued 2 next 3 lock
+# ARGV 1 token 2 'over'; 'idle' or 'unstarted' for the same unless the task runs, or has ever run;
+#      'wait' for being queued again; 'hand' for being in a worker's hand; 'window' for standing as
+#      first published; 'ran' for standing as it does, without merging
+#      3 how long it is to stand by itself while it waits, or is in hand
 END_LUA = """
-local now, ended = now_ms(), 0
-for _, key in ipairs(KEYS) do
+local now, ended, how = now_ms(), 0, ARGV[2]
+local lock = redis.call('GET', KEYS[3])
+for i = 1, 2 do
+  local key = KEYS[i]
   local m = read(key)
-  if m.token == ARGV[1] then
+  local runs = m.lock ~= '' and lock and string.sub(lock, 1, TOKEN) == m.lock
+  local spare = (how == 'idle' and runs) or (how == 'unstarted' and m.started ~= '')
+  if m.token == ARGV[1] and not spare then
     ended = 1
-    if ARGV[2] == 'wait' then
-      local till = math.max(tonumber(m['until']), now + tonumber(ARGV[3]))
-      redis.call('HSET', key, 'until', whole(till))
-      redis.call('PEXPIRE', key, whole(till - now))
-    elseif ARGV[2] == 'window' and tonumber(m.window) > now then
-      redis.call('HSET', key, 'until', m.window, 'lock', '')
-      redis.call('PEXPIRE', key, whole(tonumber(m.window) - now))
+    if how == 'ran' then
+      if m.started == '' then redis.call('HSET', key, 'started', '-') end
+    elseif how == 'hand' then
+      redis.call('HSET', key, 'until', whole(now + tonumber(ARGV[3])))
+    elseif how == 'wait' then
+      local alone = math.max(m.alone, now + tonumber(ARGV[3]))
+      local life = math.max(alone - now, redis.call('PTTL', key))
+      redis.call('HSET', key, 'until', whole(alone))
+      redis.call('PEXPIRE', key, whole(life))
+    elseif how == 'window' and m.window > now then
+      redis.call('HSET', key, 'until', whole(m.window), 'lock', '')
+      redis.call('PEXPIRE', key, whole(m.window - now))
     else redis.call('DEL', key) end
   end
 end

@@ -174,9 +174,8 @@ def earliest_free(ballot: Ballot) -> float | None:
 def quarantine_left(ballot: Ballot) -> float | None:
     """Return when enough quarantines end for a quorum [s from now], None if they are no cause."""
     waits = sorted(v.ttl for v in ballot if v is not None and v.kind is VoteKind.QUARANTINED)
-    missing = (
-        quorum(len(ballot)) - count(ballot, VoteKind.GRANTED) - count(ballot, VoteKind.REFUSED)
-    )
+    answers = (VoteKind.GRANTED, VoteKind.REFUSED, VoteKind.NEXT, VoteKind.MERGED)
+    missing = quorum(len(ballot)) - sum(count(ballot, kind) for kind in answers)
     return waits[missing - 1] if 0 < missing <= len(waits) else None
 
 

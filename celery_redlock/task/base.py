@@ -18,6 +18,7 @@ from celery_redlock.task.options import OPTIONS, LockOptions, check_declared
 from celery_redlock.task.overrides import check_bases, check_request, protect
 from celery_redlock.task.policies import Policy
 from celery_redlock.task.publish import is_alone, publish
+from celery_redlock.task.queued import QueuedTask
 from celery_redlock.task.redelivery import warn_if_forgetful
 from celery_redlock.task.result import UniqueResult, unique
 
@@ -182,6 +183,20 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         """Return the result of the task with this id."""
         known = {"backend": self.backend, "task_name": self.name, "app": self.app}
         return UniqueResult(task_id, **{**known, **kwargs})
+
+    def signature_from_request(
+        self,
+        request: Any = None,
+        args: Any = None,
+        kwargs: Any = None,
+        queue: Any = None,
+        **extra: Any,
+    ) -> Any:
+        """Return what comes again; headers of a retry's own do not cost it its marker."""
+        queued = QueuedTask.of((request or self.request).headers, (request or self.request).id)
+        if queued is not None and extra.get("headers") is not None:
+            extra["headers"] = {**extra["headers"], **queued.header}
+        return super().signature_from_request(request, args, kwargs, queue, **extra)
 
     def on_replace(self, sig: Any) -> Any:
         """Let the replacement have the marker of this task, if it can end it."""

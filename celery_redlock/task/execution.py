@@ -41,6 +41,8 @@ from celery_redlock.task.policies import RunUnlocked
 from celery_redlock.task.queued import (
     AGAIN,
     FINISHED,
+    IN_HAND,
+    UNSTARTED,
     NotItsTurn,
     QueuedTask,
     look_again,
@@ -93,7 +95,8 @@ class Execution:
         self._held: HeldLock | None = None
         self._has_ended = self._finishing = self._is_replaced = False
         headers = None if request.is_eager or locking.disabled else request.headers
-        self._queued = QueuedTask.of(headers, task.name, request.id)
+        self._queued = QueuedTask.of(headers, request.id)
+        self._ending: QueuedTask | None = None
         self._became: str | None = None
         self._comes_in = 0.0
         request._redlock = self  # noqa: SLF001  tells a nested call, and finds us in task_postrun
@@ -147,6 +150,7 @@ class Execution:
         if self._outer is not None and self._is_part_of(self._outer):
             return self._outer
         try:
+            self._stay_in_hand()
             return self._take_or_wait_for_kin()
         except MarkerStands as marker:
             raise self._finished_before(marker.state) from None
@@ -165,8 +169,9 @@ class Execution:
 
     def refused(self, error: LockNotAcquired) -> Any:
         """Act on *error* by policy; returns the result of the task, or raises."""
-        if self._queued is not None and self.options.reruns and isinstance(error, LockTaken):
-            raise self._wait_for_turn(look_again(error.holder.get("ttl", 0.0), error.holder), error)
+        is_next = self.options.reruns and not self.request.is_eager
+        if is_next and isinstance(error, LockTaken):
+            raise self._wait_for_turn(look_again(error.holder), error)
         try:
             skipped = refuse(self.task, self.request, error, self.options, self._plugin.notify)
         except Ignore:
@@ -193,13 +198,17 @@ class Execution:
 
     def _take(self, wait: float) -> HeldLock:
         options = self.options
-        info = {"task": self.task.name, "task_id": self.request.id, "execution": self.id}
         marker, owner = self._marker_name(), self._owner
-        wanted = Wanted(self.name, options.ttl, wait, options.fence, info, marker, owner)
+        wanted = Wanted(self.name, options.ttl, wait, options.fence, self._info, marker, owner)
         on_lost = self._on_lost if options.aborts_on_loss else None
         with undisturbed():  # or a lock that was granted might not be given back
             self._held = held = self._plugin.locks.take(wanted, on_lost)
         return held
+
+    @property
+    def _info(self) -> dict[str, Any]:
+        """What this tells others of itself."""
+        return {"task": self.task.name, "task_id": self.request.id, "execution": self.id}
 
     def _kinship(self, holder: dict[str, Any]) -> str | None:
         """Return how the holder is related: ``"same"`` execution, ``"predecessor"``, or not."""
@@ -218,7 +227,7 @@ class Execution:
 
     def _finished_before(self, state: str) -> Ignore:
         """Return what ends a copy of an execution that has finished, or is about to."""
-        self._queued = None  # what has finished has seen to its marker
+        self._became = UNSTARTED  # what has finished has seen to its marker, unless it had another
         if state == "done":
             logger.info(
                 "%s[%s] has finished before; this copy ends", self.task.name, self.request.id
@@ -227,6 +236,18 @@ class Execution:
         return set_aside(self.task, self.request, LOOK_AGAIN)
 
     # -- the queued marker ------------------------------------------------------------
+
+    def _stay_in_hand(self) -> None:
+        """
+        Let the marker not outlive the message by much, if the worker dies while this waits.
+
+        A message that was acknowledged early is in our hand alone until the lock is had.
+        """
+        if self._queued is None or self.task.acks_late or not self.options.wait:
+            return
+        longest = self.options.wait + PREDECESSOR_GRACE + self.options.ttl
+        markers = self._plugin.locks.queued
+        self._queued.end(markers, self.options, IN_HAND, delay=longest, wait=False)
 
     def _take_turn(
         self, held: HeldLock, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -243,8 +264,9 @@ class Execution:
             return args, kwargs
         try:
             with undisturbed():
+                markers, late = self._plugin.locks.queued, self.task.acks_late
                 started = self._queued.start(
-                    self._plugin.locks.queued, self.options, held, comes_back=self.task.acks_late
+                    markers, self.options, held, self._info, comes_back=late
                 )
         except NotItsTurn as error:
             raise self._wait_for_turn(error.after, LockTaken(self.name, {})) from None
@@ -260,8 +282,9 @@ class Execution:
         return newest
 
     def _wait_for_turn(self, after: float, otherwise: LockTaken) -> Ignore:
+        ignore = set_aside(self.task, self.request, after, otherwise)
         self._became, self._comes_in = AGAIN, after
-        return set_aside(self.task, self.request, after, otherwise)
+        return ignore
 
     def hand_over_to(self, sig: Any) -> None:
         """Let *sig*, which is to replace this task, have the marker, if it is one of ours."""
@@ -274,7 +297,8 @@ class Execution:
     def _note(self, error: Exception) -> None:
         """Note what is to become of the marker, unless that is known already."""
         if self._became is None:
-            self._became = outcome_of(error, is_replaced=self._is_replaced)
+            late = self.task.acks_late
+            self._became = outcome_of(error, is_replaced=self._is_replaced, is_late=late)
         if isinstance(error, Retry):
             self._comes_in = seconds_until(error.when)
 
@@ -282,9 +306,15 @@ class Execution:
         queued, self._queued = self._queued, None
         if queued is None or self._became is None:
             return
+        if self._finishing and self.options.reruns:  # or it would run once more, out of turn
+            self._ending = queued
+            return
+        self._end_marker(queued)
+
+    def _end_marker(self, queued: QueuedTask) -> None:
         try:
-            markers = self._plugin.locks.queued
-            queued.end(markers, self.options, self._became, delay=self._comes_in, wait=False)
+            markers, became = self._plugin.locks.queued, self._became or FINISHED
+            queued.end(markers, self.options, became, delay=self._comes_in, wait=False)
         except Exception:  # it ends by itself; the task's own outcome stands
             logger.exception("Ending the queued marker of %r failed", queued.name)
 
@@ -336,13 +366,14 @@ class Execution:
         if self._held is None and self._queued is None:
             return
         with undisturbed():
-            self._end_queued()
-            if self._held is None:
-                return
             held, self._held = self._held, None
+            marker = None if held is None else self._marker()
+            self._end_queued()
+            if held is None:
+                return
             keep = left_of(self.options.min_hold, held.since)
             try:
-                self._plugin.locks.give_back(held, keep=keep, marker=self._marker())
+                self._plugin.locks.give_back(held, keep=keep, marker=marker)
             except Exception:  # the lease ends by itself; the task's own outcome stands
                 logger.exception(
                     "Releasing lock %r failed; it ends within %g s", held.name, held.ttl
@@ -369,6 +400,8 @@ class Execution:
             is_stored = state in (states.SUCCESS, states.FAILURE, states.RETRY)
             done = Marker(self.id, "done", self.options.dedup_ttl)
             with signals_deferred():
+                if self._ending is not None and is_stored:
+                    self._end_marker(self._ending)
                 self._plugin.locks.mark(done if is_stored else Marker(self.id, UNSTORED, 0.0))
 
 

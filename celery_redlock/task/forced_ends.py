@@ -36,7 +36,7 @@ from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.death import wait_until_dead
 from celery_redlock.task.delivery import execution_id, mint_owner
 from celery_redlock.task.execution import left_of
-from celery_redlock.task.queued import AGAIN, FAILED, REVOKED, QueuedTask
+from celery_redlock.task.queued import AGAIN, FAILED, FINISHED, REVOKED, QueuedTask
 
 __all__ = ["NoteRevokes", "RedlockRequest"]
 
@@ -66,7 +66,7 @@ class RedlockRequest(Request):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._owner = mint_owner(self._request_dict)
-        self._queued = QueuedTask.of(self._request_dict, self.task.name, self.id)
+        self._queued = QueuedTask.of(self._request_dict, self.id)
         if self._queued is not None:
             _queued_here.add(self)
 
@@ -92,6 +92,12 @@ class RedlockRequest(Request):
             if not return_ok and is_forced(exc_info.exception):
                 self._see_to_child()
                 self._leave_queue_without_child()
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  Celery's signature
+        """Let Celery see to a time limit; in green pools it says no more of a hard one."""
+        super().on_timeout(soft, timeout)
+        if not soft:
+            self._leave_queue_without_child()
 
     def terminate(self, *args: Any, **kwargs: Any) -> None:
         """Terminate the task; Celery may take seconds to note that the child is dead."""
@@ -127,7 +133,8 @@ class RedlockRequest(Request):
     @property
     def _became(self) -> str:
         """What became of the task, as far as the parent has to say it."""
-        if self._is_retried or self._was_put_back or self._already_cancelled:
+        is_put_back = self._was_put_back or (self._already_cancelled and self.task.acks_late)
+        if self._is_retried or is_put_back:
             return AGAIN
         return REVOKED if self._already_revoked else FAILED
 
@@ -175,6 +182,7 @@ class RedlockRequest(Request):
             is_over=self._is_over,
             queued=self._queued,
             became=self._became,
+            comes_in=float(self.task.default_retry_delay or 0.0) if self._is_retried else 0.0,
         )
 
 
@@ -226,6 +234,7 @@ class ForcedEnd:
         is_over: Whether this execution must not run again.
         queued: The marker that its message carries, if it does.
         became: What became of it, as of `QueuedTask.end`.
+        comes_in: When it comes again, if it does [s].
     """
 
     task: Any
@@ -238,6 +247,7 @@ class ForcedEnd:
     is_over: bool
     queued: QueuedTask | None
     became: str
+    comes_in: float
 
     def see_to_it(self) -> None:
         """Clear away in a thread of its own: the parent's event loop must not wait for a death."""
@@ -259,7 +269,9 @@ class ForcedEnd:
             since = next((h.get("since") for h in holders if self._is_ours(h)), None) or self.since
             if wait_until_dead(self.pid, LONGEST_DYING):
                 if self.queued is not None:
-                    self.queued.end(locks.queued, options, self.became, wait=True)
+                    became = FINISHED if self.became == REVOKED else self.became
+                    comes_in = self.comes_in
+                    self.queued.end(locks.queued, options, became, delay=comes_in, wait=True)
                 self._release(locks, name, options, since)
         except RedlockError as error:  # the arguments make no name, the settings no locks
             logger.warning("Nothing to release for %s: %s", self._told, error)

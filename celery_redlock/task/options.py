@@ -35,8 +35,8 @@ OPTIONS = {
 METHODS = ("lock", "lock_name", "check_lock")
 UNIQUE_UNTIL = ("started", "finished", "success", "expired")
 ON_DUPLICATE = ("join", "fail", "rerun")
-#: How long a queued marker stands by itself where the task does not say [s].
-UNIQUE_FOR = 3600.0
+#: How long a queued marker stands by itself where the task does not say [s], and at most.
+UNIQUE_FOR, LONGEST_UNIQUE_FOR = 3600.0, 366 * 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ def check_declared(task: Any, base: type) -> None:
         "dedup_ttl": lambda value: number(f"{name}: dedup_ttl", value),
         "chain_on_skip": lambda value: chain_word(name, value),
         "unique_until": lambda value: unique_word(name, value),
-        "unique_for": lambda value: positive(f"{name}: unique_for", value),
+        "unique_for": lambda value: unique_time(name, value),
         "on_duplicate": lambda value: duplicate_word(name, value),
     }
     for option, check in checks.items():
@@ -214,6 +214,15 @@ def chain_word(task: str, value: object) -> str:
 def unique_word(task: str, value: object) -> str | None:
     """Return *value* if it is a word for ``unique_until``, or None."""
     return None if value is None else one_of(f"{task}: unique_until", value, UNIQUE_UNTIL)
+
+
+def unique_time(task: str, value: Any) -> float:
+    """Return *value* if it can be a ``unique_for``."""
+    seconds = positive(f"{task}: unique_for", value)
+    if seconds > LONGEST_UNIQUE_FOR:
+        msg = f"{task}: unique_for must be at most {LONGEST_UNIQUE_FOR:g} s, a year; got {value!r}"
+        raise ConfigurationError(msg)
+    return seconds
 
 
 def duplicate_word(task: str, value: object) -> str:

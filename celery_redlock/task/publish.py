@@ -16,6 +16,7 @@ Source:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -27,22 +28,24 @@ from celery_redlock.errors import DuplicateTask, LockKeyError, QuorumUnavailable
 from celery_redlock.events import DuplicatePublished
 from celery_redlock.lock.queued import OVER, Duplicate, Placed, Trigger
 from celery_redlock.plugin import Plugin
-from celery_redlock.task.options import LockOptions
+from celery_redlock.task.options import LONGEST_UNIQUE_FOR, LockOptions
 from celery_redlock.task.policies import Fail
-from celery_redlock.task.queued import HEADER
+from celery_redlock.task.queued import QueuedTask
 from celery_redlock.task.result import UniqueResult, unique
 
 __all__ = ["is_alone", "publish"]
 
 #: Options of a publish that make it part of something larger, or one that comes again. A task of
-#: a workflow is frozen, which leaves a `reply_to`.
-COMPANY = ("chain", "chord", "group_id", "link", "link_error", "reply_to", "retries")
+#: a workflow is frozen, which leaves a `reply_to`; a callback is told its parent.
+COMPANY = ("chain", "chord", "group_id", "link", "link_error", "parent_id", "reply_to")
 
 
 def is_alone(options: Mapping[str, Any]) -> bool:
     """Return whether nothing waits for this publish but, perhaps, its own caller."""
-    headers = options.get("headers") or {}
-    return HEADER not in headers and not any(options.get(option) for option in COMPANY)
+    if QueuedTask.of(options.get("headers"), options.get("task_id")) is not None:
+        return False
+    comes_again = options.get("retries") is not None  # 0 for one that was put off
+    return not comes_again and not any(options.get(option) for option in COMPANY)
 
 
 def publish(
@@ -72,31 +75,43 @@ def publish(
     name = task.lock_name(*call)
     info = {"task": task.name, "task_id": options["task_id"]}
     arguments = carried(task, call) if chosen.reruns else b""
-    life = life_of(chosen, {"expires": task.expires, **options}, task.app)
-    trigger = Trigger(name, life, info, arguments)
+    expires = from_now(options.get("expires", task.expires), task.app)
+    window = chosen.unique_for + delay_of(options, task.app)
+    life = life_of(chosen, window, expires)
+    trigger = Trigger(name, life, info, window, expires is not None, arguments)
     try:
         placed = plugin.locks.queued.enqueue(trigger)
     except QuorumUnavailable:
         if isinstance(chosen.on_unavailable, Fail):
             raise
         return unique(send(**options), lock_name=name)
-    if isinstance(placed, Duplicate):
-        return joined(task, plugin, chosen, name, placed)
+    if isinstance(placed, Duplicate) and not (chosen.reruns and not placed.merged):
+        return joined(task, plugin, chosen, name, placed, options)
+    if isinstance(placed, Duplicate):  # into what may expire nothing is merged: it could be lost
+        return unique(send(**options), lock_name=name)
+    is_duplicate = bool(placed.before) and chosen.unique_until != "started"
+    if is_duplicate:
+        tell(task, plugin, chosen, name, placed.before, 0)
     if placed.before:
         wait_for_it(options, chosen, placed)
-        tell(task, plugin, chosen, name, placed.before, 0)
-    options["headers"] = {**(options.get("headers") or {}), HEADER: [name, placed.token]}
+    queued = QueuedTask(name, placed.token, options["task_id"], str(chosen.unique_until))
+    options["headers"] = {**(options.get("headers") or {}), **queued.header}
     try:
         result = send(**options)
     except BaseException:  # not published, or nobody knows: a second message at the worst
         plugin.locks.queued.end(name, placed.token, OVER)
         raise
-    holder_id = placed.before.get("task_id")
-    return unique(result, lock_name=name, duplicate=bool(placed.before), holder_id=holder_id)
+    holder_id = placed.before.get("task_id") if is_duplicate else None
+    return unique(result, lock_name=name, duplicate=is_duplicate, holder_id=holder_id)
 
 
 def joined(
-    task: Any, plugin: Plugin, chosen: LockOptions, name: str, found: Duplicate
+    task: Any,
+    plugin: Plugin,
+    chosen: LockOptions,
+    name: str,
+    found: Duplicate,
+    options: Mapping[str, Any],
 ) -> UniqueResult:
     """Return the result of the task that is there; raises DuplicateTask where that is wanted."""
     holder_id = str(found.holder.get("task_id", ""))
@@ -104,6 +119,8 @@ def joined(
     if chosen.on_duplicate == "fail":
         raise DuplicateTask(holder_id, name)
     result = task.AsyncResult(holder_id)
+    said = options.get("ignore_result")
+    result.ignored = task.ignore_result if said is None else said
     return unique(result, lock_name=name, duplicate=True, holder_id=holder_id)
 
 
@@ -118,8 +135,8 @@ def tell(
 def wait_for_it(options: dict[str, Any], chosen: LockOptions, placed: Placed) -> None:
     """Let a task that is next begin when the window of the one before it ends."""
     if chosen.unique_until == "expired" and "eta" not in options:
-        left = placed.before["ttl"]
-        options["countdown"] = max(options.get("countdown") or 0.0, left)
+        left = math.ceil(placed.before["ttl"])  # in whole seconds: quorum queues take nothing else
+        options["countdown"] = max(options.get("countdown") or 0, left, 1)
 
 
 def carried(task: Any, call: tuple[Any, Any]) -> bytes:
@@ -144,16 +161,19 @@ def carried(task: Any, call: tuple[Any, Any]) -> bytes:
         ) from None
 
 
-def life_of(chosen: LockOptions, options: Mapping[str, Any], app: Any) -> float:
-    """Return how long the marker of a task that is published now stands by itself [s]."""
+def delay_of(options: Mapping[str, Any], app: Any) -> float:
+    """Return when a task that is published now is to run [s from now]."""
     delay = from_now(options.get("eta"), app)
     if delay is None:
         delay = options.get("countdown")
-    life = chosen.unique_for + max(0.0, delay or 0.0)
-    expires = from_now(options.get("expires"), app)
+    return min(max(0.0, delay or 0.0), LONGEST_UNIQUE_FOR)
+
+
+def life_of(chosen: LockOptions, window: float, expires: float | None) -> float:
+    """Return how long the marker of a task that is published now stands by itself [s]."""
     if expires is None or chosen.unique_until == "expired":
-        return life
-    return min(life, max(1.0, expires))  # a task that has expired does not run any more
+        return window
+    return min(window, max(1.0, expires))  # a task that has expired does not run any more
 
 
 def from_now(moment: Any, app: Any) -> float | None:

@@ -15,31 +15,35 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.utils import json
 
 from celery_redlock.errors import LockKeyError
-from celery_redlock.lock.queued import AS_IT_IS, OVER, Queued, Started
-from celery_redlock.task.options import LockOptions
+from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.queued import AS_IT_IS, OVER, Begun, Queued, Started
+from celery_redlock.task.options import UNIQUE_UNTIL, LockOptions
 
 __all__ = ["HEADER", "NotItsTurn", "QueuedTask", "outcome_of"]
 
 logger = logging.getLogger(__name__)
 
-#: Header that carries the lock name and the marker's token.
+#: Header that carries the lock name, the marker's token, the id of the task that it was published
+#: for, and its ``unique_until``.
 HEADER = "redlock_queued"
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{40}")
 #: Longest and shortest time after which a task that is next looks whether it is its turn [s].
 LOOK_AGAIN = 1.0, 10.0
-#: Share of the time that the one before it has run so far [1]: short runs are not kept waiting.
+#: Share of the time for which the one before it has been there [1]: after a short one it does not
+#: wait for long.
 PATIENCE = 0.25
 
 #: What became of a task, or of its turn.
 FINISHED, FAILED, AGAIN, REVOKED = "finished", "failed", "again", "revoked"
+IN_HAND, UNSTARTED = "in hand", "unstarted"
 
 
 class NotItsTurn(Exception):
@@ -63,40 +67,47 @@ class QueuedTask:
     Attributes:
         name: Lock name that the marker is for.
         token: Proof of ownership.
-        task: Task name, and `task_id` its id, for others to see.
-        task_id: See there.
+        task_id: Of the task.
+        until: Its ``unique_until`` when it was published; it may be replaced by another since.
     """
 
     name: str
     token: str
-    task: str
     task_id: str
+    until: str
 
     @classmethod
-    def of(cls, headers: Mapping[str, Any] | None, task: str, task_id: str) -> QueuedTask | None:
-        """Return what *headers* of a message say; None if it is nothing, or no sense."""
+    def of(cls, headers: Mapping[str, Any] | None, task_id: str | None) -> QueuedTask | None:
+        """
+        Return what *headers* of a message say; None if it is nothing, or no sense.
+
+        Nor if they speak of another task: headers are handed on, by those who trace for example.
+        """
         told = (headers or {}).get(HEADER)
-        if not (isinstance(told, (list, tuple)) and len(told) == 2):  # noqa: PLR2004  name, token
+        if not (isinstance(told, (list, tuple)) and len(told) == len(fields(cls))):
             return None
-        name, token = told
-        if not (isinstance(name, str) and name and isinstance(token, str)):
+        if not all(isinstance(part, str) and part for part in told):
+            return None
+        name, token, owner, until = told
+        if owner != task_id or until not in UNIQUE_UNTIL:
             return None
         if not WELL_FORMED.fullmatch(token) or re.search("[\ud800-\udfff]", name):
             return None
-        return cls(name, token, task, task_id)
+        return cls(name, token, owner, until)
 
     @property
     def header(self) -> dict[str, Any]:
         """What a message carries along."""
-        return {HEADER: [self.name, self.token]}
-
-    @property
-    def info(self) -> dict[str, Any]:
-        """What the marker tells of its owner."""
-        return {"task": self.task, "task_id": self.task_id}
+        return {HEADER: [self.name, self.token, self.task_id, self.until]}
 
     def start(
-        self, queued: Queued, options: LockOptions, lock: Any, *, comes_back: bool
+        self,
+        queued: Queued,
+        options: LockOptions,
+        lock: HeldLock,
+        info: dict[str, Any],
+        *,
+        comes_back: bool,
     ) -> Started:
         """
         Note that the task runs under *lock* now.
@@ -105,30 +116,30 @@ class QueuedTask:
             queued: The markers on the nodes.
             options: Of the task.
             lock: That it holds.
+            info: What it tells of itself, among it its ``execution``.
             comes_back: Whether its message is delivered again if the worker dies, so that the
                 marker has to outlive the lock.
 
         Raises:
             NotItsTurn: Another task of this name is queued before it.
         """
-        if options.unique_until == "expired" and not options.reruns:
+        if self.until == "expired" and not options.reruns:
             return Started()
-        told = queued.start(
-            self.name,
-            self.token,
-            self.info,
-            lock_token=lock.token,
-            life=self._life_from_start(options, lock, comes_back=comes_back),
-            wait=options.reruns,
-        )
+        alone = self._alone_from_start(options, lock, comes_back=comes_back)
+        begun = Begun(info, lock.token, info["execution"], alone, options.unique_for)
+        told = queued.start(self.name, self.token, begun, wait=options.reruns)
         if isinstance(told, Started):
             return told
-        raise NotItsTurn(LOOK_AGAIN[0] if told is None else look_again(told, {}))
+        if told is None and not lock.token:  # it is to run whatever the nodes say
+            return Started()
+        raise NotItsTurn(look_again(told or {}))
 
-    def _life_from_start(self, options: LockOptions, lock: Any, *, comes_back: bool) -> float | str:
-        if options.unique_until == "started":
+    def _alone_from_start(
+        self, options: LockOptions, lock: HeldLock, *, comes_back: bool
+    ) -> float | str:
+        if self.until == "started" and not options.reruns:
             return OVER
-        if options.unique_until == "expired":
+        if self.until == "expired":
             return AS_IT_IS
         is_under_lock = lock.name == self.name and lock.token
         return 0.0 if is_under_lock and not comes_back else options.unique_for
@@ -142,24 +153,31 @@ class QueuedTask:
         Args:
             queued: The markers on the nodes.
             options: Of the task.
-            became: ``"finished"``, ``"failed"``, ``"again"`` or ``"revoked"``.
-            delay: When it comes again [s from now].
+            became: ``"finished"``, ``"failed"``, ``"again"``, ``"revoked"``, ``"in hand"`` if a
+                worker has it and has not begun, or ``"unstarted"`` if it ends without having run.
+            delay: When it comes again, or how long it stays in hand at most [s from now].
             wait: As of `Queued.end`.
         """
-        if options.unique_until == "expired":
-            return
-        how = OVER
-        if became == AGAIN:
-            how = "wait"
-        elif became == FAILED and options.unique_until == "success":
-            how = "window"
-        queued.end(self.name, self.token, how, life=options.unique_for + delay, wait=wait)
+        how = self._how_it_ends(became, reruns=options.reruns)
+        life = delay if became == IN_HAND else options.unique_for + delay
+        if how is not None:
+            queued.end(self.name, self.token, how, life=life, wait=wait)
+
+    def _how_it_ends(self, became: str, *, reruns: bool) -> str | None:
+        """Return the word of `Queued.end`, None where nothing is to change."""
+        if self.until == "expired":  # a trigger must not be merged into what does not come any more
+            return "ran" if reruns and became not in (AGAIN, IN_HAND) else None
+        if became == FAILED and self.until == "success" and not reruns:
+            return "window"
+        words = {AGAIN: "wait", IN_HAND: "hand", REVOKED: "idle", UNSTARTED: "unstarted"}
+        return words.get(became, OVER)
 
 
-def outcome_of(error: BaseException | None, *, is_replaced: bool) -> str | None:
+def outcome_of(error: BaseException | None, *, is_replaced: bool, is_late: bool) -> str | None:
     """
     Return what became of a task that ended with *error*, None if that is not known here.
 
+    *is_late* tells whether the message is acknowledged only now, so that the broker still has it.
     What is not an Exception, like SystemExit or the end of a greenlet, tore the body apart: the
     message may come again, and what becomes of the marker is for the parent to say.
     """
@@ -170,19 +188,13 @@ def outcome_of(error: BaseException | None, *, is_replaced: bool) -> str | None:
     if isinstance(error, Ignore):
         return AGAIN if is_replaced else FINISHED
     if isinstance(error, Reject):
-        return AGAIN if error.requeue else FAILED  # type: ignore[attr-defined]
+        return AGAIN if error.requeue and is_late else FAILED  # type: ignore[attr-defined]
     return FAILED if isinstance(error, Exception) else None
 
 
-def look_again(ttl: float, holder: Mapping[str, Any]) -> float:
-    """
-    Return when to look whether it is the turn of a task that is next [s].
-
-    Args:
-        ttl: For how long the one before it stands at most [s]; 0.0 if nobody knows.
-        holder: As in `LockTaken.holder`.
-    """
-    since = holder.get("since")
+def look_again(holder: Mapping[str, Any]) -> float:
+    """Return when to look whether *holder*, as in `LockTaken.holder`, has made place [s]."""
+    since, ttl = holder.get("since"), holder.get("ttl")
     ran = time.time() - since if isinstance(since, (int, float)) else 0.0
     shortest, longest = LOOK_AGAIN
     patience = min(longest, max(shortest, PATIENCE * ran))
