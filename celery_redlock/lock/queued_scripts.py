@@ -65,8 +65,10 @@ local lock, found, held_back = unpack(redis.call('MGET', KEYS[3], KEYS[4], KEYS[
 local code, wait = standing(found, held_back, KEYS[4], KEYS[5], ARGV[10], ARGV[9])
 if code ~= 1 then return {code, now, wait} end
 local function enqueue(key, how, before)
+  local later = how == 3 and left(before, now) + 1000 or 0
   if redis.call('HGET', key, 'token') ~= ARGV[1] then
-    put(key, ARGV[1], ARGV[2], now + tonumber(ARGV[3]), now + tonumber(ARGV[4]), ARGV[5], ARGV[3])
+    local life = later + tonumber(ARGV[3])
+    put(key, ARGV[1], ARGV[2], now + life, now + later + tonumber(ARGV[4]), ARGV[5], whole(life))
   end
   if ARGV[9] ~= '0' then redis.call('PEXPIRE', KEYS[4], REMEMBERED) end
   return {how, now, '0', left(before, now), before.token .. before.info, 0}

@@ -13,6 +13,7 @@ from celery_redlock.lock.queued import (
     AS_IT_IS,
     OVER,
     RETENTION,
+    Begun,
     Trigger,
     end_request,
     enqueue_request,
@@ -30,6 +31,8 @@ NAME = "report:7"
 A, B, C, D = ("a" * 40, "b" * 40, "c" * 40, "d" * 40)
 LOCK, OTHER_LOCK = "1" * 40, "2" * 40
 WEEK = RETENTION * 1000
+#: What can become of a marker.
+WORDS = [OVER, "idle", "unstarted", "wait", "hand", "window", "ran"]
 
 
 def args_of(token):
@@ -64,20 +67,23 @@ class Bench:
         assert eternal == []
         return script.read(reply)
 
-    def enqueue(self, token=A, arguments=None, *, version=1, life=20.0, name=NAME, **how):
+    def enqueue(self, token=A, arguments=None, *, version=1, name=NAME, ask=(), **trigger):
         """Ask for the marker; *arguments* as of a trigger that is merged, None for one's own."""
         arguments = args_of(token) if arguments is None else arguments
-        trigger = Trigger(name, life, {"task_id": f"id-{token[0]}"}, arguments)
-        return self.ask(enqueue_request(self.rules, trigger, token, version), **how)
+        life = trigger.pop("life", 20.0)
+        known = {"window": life, "arguments": arguments, **trigger}
+        wanted = Trigger(name, life, {"task_id": f"id-{token[0]}"}, **known)
+        return self.ask(enqueue_request(self.rules, wanted, token, version), **dict(ask))
 
     def alone(self, token=A, **how):
         """Ask for the marker without merging."""
         return self.enqueue(token, b"", **how)
 
-    def start(self, token=A, life=0.0, *, lock=LOCK, name=NAME):
+    def start(self, token=A, alone=0.0, *, lock=LOCK, execution="first", life=20.0, name=NAME):
         """Note that a task runs."""
         info = {"task_id": f"id-{token[0]}", "again": True}
-        return self.ask(start_request(self.rules, name, token, info, lock, life))
+        begun = Begun(info, lock, execution, alone, life)
+        return self.ask(start_request(self.rules, name, token, begun))
 
     def end(self, token=A, how=OVER, life=0.0, *, name=NAME):
         """End a marker."""
@@ -92,11 +98,11 @@ class Bench:
         """Have nobody hold the lock."""
         self.client.delete(Keys.of(self.rules.prefix, NAME).lock)
 
-    def run(self, token=A, life=0.0, **publish):
+    def run(self, token=A, alone=0.0, **publish):
         """Have a task placed and started, under its lock."""
         assert self.enqueue(token, **publish).kind is VoteKind.GRANTED
         self.hold()
-        assert self.start(token, life).kind is VoteKind.GRANTED
+        assert self.start(token, alone).kind is VoteKind.GRANTED
 
     @property
     def queued(self):
@@ -159,20 +165,28 @@ def near(milliseconds, seconds):
 
 
 def test_a_free_marker_is_granted_and_stored_with_what_its_owner_tells(bench):
-    """A grant stores who owns the marker, that it waits, and its window, for its life."""
+    """A grant stores who owns the marker and its window, for its life, and that nobody started."""
     vote = bench.enqueue(A)
     assert (vote.kind, vote.fence, vote.value, vote.ttl) == (VoteKind.GRANTED, 0, b"", 0.0)
     assert abs(vote.node_now - bench.now_ms() / 1000) < 5
     stored = bench.queued
     assert stored["token"] == A.encode()
     assert json.loads(stored["info"]) == {"task_id": "id-a"}
-    assert stored["waiting"] == b"1"
-    assert (stored["version"], stored["merged"]) == (b"0", b"0")
+    assert stored["started"] == b""
     assert stored["until"] == stored["window"]
-    assert {"newest", "lock", "by"}.isdisjoint(stored)
+    assert set(stored) == {"token", "info", "until", "window", "started"}
     assert near(bench.left(), 20)
     assert near(bench.pttl(), 20)
     assert bench.next == {}
+
+
+@pytest.mark.parametrize(("life", "window"), [(5.0, 60.0), (60.0, 5.0)])
+def test_a_life_and_a_window_are_two_things(bench, life, window):
+    """A marker stands and is kept for its life; its window is only remembered."""
+    bench.enqueue(A, life=life, window=window)
+    assert near(bench.left(), life)
+    assert near(bench.pttl(), life)
+    assert near(int(bench.queued["window"]) - bench.now_ms(), window)
 
 
 def test_a_marker_that_waits_refuses_who_does_not_merge(bench):
@@ -211,7 +225,7 @@ def test_a_marker_that_stands_by_its_lock_ends_with_it(bench, lock):
     if lock is not None:
         bench.hold(lock)
     assert bench.alone(B).kind is VoteKind.GRANTED
-    assert (bench.queued["token"], bench.queued["waiting"]) == (B.encode(), b"1")
+    assert (bench.queued["token"], bench.queued["started"]) == (B.encode(), b"")
     assert "lock" not in bench.queued
     assert near(bench.pttl(), 20)
 
@@ -224,17 +238,28 @@ def test_a_marker_that_waits_does_not_stand_by_a_lock(bench):
 
 def test_a_refusal_tells_the_later_end_of_lock_and_marker(bench):
     """It stands until the later of the two, so that is how long a caller is told."""
-    bench.run(A, life=60.0)
+    bench.run(A, 60.0)
     assert near(bench.alone(B).ttl * 1000, 60)
     bench.hold(seconds=90.0)
     assert near(bench.alone(B).ttl * 1000, 90)
 
 
 def test_the_own_token_is_granted_again(bench):
-    """A repeated request of the same attempt restarts its life and is no duplicate of itself."""
-    bench.alone(A, life=2.0)
-    assert bench.alone(A).kind is VoteKind.GRANTED
-    assert near(bench.pttl(), 20)
+    """A repeated request of the same attempt is no duplicate of itself, and refreshes nothing."""
+    bench.alone(A, life=5.0)
+    before = bench.everything()
+    assert bench.alone(A, life=60.0).kind is VoteKind.GRANTED
+    assert bench.everything() == before
+    assert near(bench.pttl(), 5)
+
+
+def test_asking_again_late_changes_nothing_of_one_that_runs(bench):
+    """What a slow connection delivers after the start neither ends the run nor forgets it."""
+    bench.run(A, 60.0)
+    before = bench.everything()
+    assert bench.enqueue(A, version=9).kind is VoteKind.GRANTED
+    assert bench.everything() == before
+    assert near(bench.pttl(), WEEK / 1000)
 
 
 def test_only_the_whole_token_is_the_own_one(bench):
@@ -291,21 +316,36 @@ def test_a_version_keeps_all_its_digits(bench, stored, proposed, given):
 @pytest.mark.parametrize("proposed", [1, 4, 5])
 @pytest.mark.parametrize("stored", [5, 99_999_999_999_999, 7205759403792793])
 def test_a_version_never_falls_nor_stays(bench, stored, proposed):
-    """What is told to a trigger is above what was stored, whatever it had proposed."""
+    """Proposing no more than what is stored changes nothing, and is told what is above it."""
     bench.enqueue(A)
     bench.enqueue(B, version=stored)
-    assert bench.enqueue(C, version=proposed).fence == stored + 1
+    before = bench.everything()
+    vote = bench.enqueue(C, version=proposed)
+    assert (vote.kind, vote.fence, vote.merged) == (VoteKind.MERGED, stored + 1, 1)
+    assert vote.value == A.encode() + b'{"task_id":"id-a"}'
+    assert near(vote.ttl * 1000, 20)
+    assert bench.everything() == before
+
+
+def test_what_a_trigger_was_told_it_can_propose(bench):
+    """The number that it is told is the smallest that is stored, and then it counts."""
+    bench.enqueue(A)
+    bench.enqueue(B, version=7205759403792793)
+    told = bench.enqueue(C, version=5).fence
+    vote = bench.enqueue(C, version=told)
+    assert (vote.fence, vote.merged) == (told, 2)
+    assert bench.queued["newest"] == args_of(C)
 
 
 def test_versions_of_a_marker_only_grow(bench):
-    """Over any proposals of many triggers none falls, and each is told one above what was there."""
+    """Over any proposals of many triggers none falls, and each is told what is above the old."""
     chance = random.Random(7)
     bench.enqueue(A)
     for number in range(200):
-        stored = int(bench.queued["version"])
-        told = bench.enqueue(f"{number:040d}", version=chance.randrange(1, 10**6)).fence
-        assert stored < told
-        assert stored <= int(bench.queued["version"]) <= told
+        stored = int(bench.queued.get("version", 0))
+        proposed = chance.randrange(1, 10**6)
+        assert bench.enqueue(f"{number:040d}", version=proposed).fence == max(proposed, stored + 1)
+        assert int(bench.queued["version"]) == max(proposed, stored)
     assert stored > 900_000
 
 
@@ -359,8 +399,7 @@ def test_a_new_marker_knows_nothing_of_what_was_merged_before(bench):
     bench.enqueue(B, version=9)
     bench.end(A)
     assert bench.enqueue(C).kind is VoteKind.GRANTED
-    assert (bench.queued["version"], bench.queued["merged"]) == (b"0", b"0")
-    assert {"newest", "by"}.isdisjoint(bench.queued)
+    assert {"newest", "by", "version", "merged"}.isdisjoint(bench.queued)
     started = bench.start(C)
     assert (started.value, started.fence, started.merged) == (b"", 0, 0)
 
@@ -369,8 +408,103 @@ def test_merging_does_not_prolong_a_marker(bench):
     """Triggers that keep coming do not keep alive a marker whose message may be lost."""
     bench.enqueue(A, life=5.0)
     bench.enqueue(B, life=60.0)
-    assert bench.left() <= 5000
-    assert bench.pttl() <= 5000
+    assert near(bench.left(), 5)
+    assert near(bench.alone(C).ttl * 1000, 5)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("life", [20.0, RETENTION + 1000.0])
+def test_what_was_merged_is_kept_for_long(bench, which, life):
+    """The key outlives the marker by days, and is never kept for less than the marker stands."""
+    if which:
+        bench.run(D)
+    bench.enqueue(A, life=life)
+    stands_until, kept = bench.left(which), bench.pttl(which) / 1000
+    bench.enqueue(B)
+    assert stands_until - 1000 < bench.left(which) <= stands_until
+    assert near(bench.pttl(which), max(kept, RETENTION))
+
+
+@pytest.mark.parametrize("alone", [0.0, 60.0, AS_IT_IS, OVER])
+@pytest.mark.parametrize("place", ["first", "next"])
+def test_a_marker_that_lapses_while_its_message_waits_hands_over_what_was_merged(
+    bench, place, alone
+):
+    """It stands for nobody any more, but whoever was merged into it had been told so."""
+    if place == "next":
+        bench.run(D)
+    bench.enqueue(A, life=0.1)
+    bench.enqueue(B, version=5)
+    bench.end(D)
+    which = int(place == "next")
+    eventually(lambda: bench.left(which) <= 0, "end of its life")
+    vote = bench.start(A, alone)
+    assert (vote.kind, vote.value, vote.fence) == (VoteKind.GRANTED, args_of(B), 5)
+
+
+def test_what_was_merged_into_one_that_lapsed_keeps_nobody_out(bench):
+    """The key is there for its owner only: the next trigger is granted, and inherits nothing."""
+    bench.enqueue(A, life=0.1)
+    bench.enqueue(B, version=5)
+    eventually(lambda: bench.left() <= 0, "end of its life")
+    assert bench.enqueue(C).kind is VoteKind.GRANTED
+    assert near(bench.pttl(), 20)
+    assert bench.start(A).kind is VoteKind.PASSED
+    assert bench.start(C).value == b""
+
+
+# -- enqueue: what may expire ----------------------------------------------------------
+
+
+def test_nothing_is_merged_into_what_may_expire(bench):
+    """Its message may end unrun: who comes is next behind it, with a run of its own."""
+    bench.enqueue(A, expires=True)
+    before = bench.queued
+    assert before["started"] == b"-"
+    vote = bench.enqueue(B)
+    assert (vote.kind, vote.merged, vote.value[:40]) == (VoteKind.NEXT, 0, A.encode())
+    assert bench.queued == before
+    assert bench.next["started"] == b""
+
+
+@pytest.mark.parametrize("before", ["runs", "has ended"])
+def test_who_is_next_and_may_expire_refuses_who_would_merge(bench, before):
+    """There is no third place: the trigger is refused, by whom it is told, and changes nothing."""
+    bench.run(A)
+    bench.enqueue(B, expires=True)
+    if before == "has ended":
+        bench.end(A)
+    everything = bench.everything()
+    vote = bench.enqueue(C, version=9)
+    assert (vote.kind, vote.merged, vote.value[:40]) == (VoteKind.REFUSED, 0, B.encode())
+    assert abs(vote.ttl * 1000 - bench.left(1)) < 1000
+    assert bench.everything() == everything
+
+
+def test_a_trigger_that_may_expire_is_merged_into_another(bench):
+    """What counts is the message that waits, not the one that is not published."""
+    bench.enqueue(A)
+    assert bench.enqueue(B, expires=True).kind is VoteKind.MERGED
+    assert bench.queued["started"] == b""
+    assert bench.enqueue(C, version=2).merged == 2
+
+
+def test_what_may_expire_starts_like_any_other(bench):
+    """Started, with nothing to hand over, it is followed by who comes."""
+    bench.enqueue(A, expires=True)
+    bench.hold()
+    vote = bench.start(A)
+    assert (vote.kind, vote.value, vote.fence, vote.merged) == (VoteKind.GRANTED, b"", 0, 0)
+    assert bench.queued["lock"] == LOCK.encode()
+    assert bench.enqueue(B).kind is VoteKind.NEXT
+
+
+def test_who_is_next_waits_for_what_may_expire(bench):
+    """Its turn has come when the one before it has ended, or has lapsed."""
+    bench.enqueue(A, life=0.5, expires=True)
+    bench.enqueue(B)
+    assert bench.start(B).kind is VoteKind.REFUSED
+    eventually(lambda: bench.start(B).kind is VoteKind.GRANTED, "turn")
 
 
 # -- enqueue: next ---------------------------------------------------------------------
@@ -378,16 +512,24 @@ def test_merging_does_not_prolong_a_marker(bench):
 
 def test_a_trigger_becomes_next_behind_one_that_runs(bench):
     """It gets a marker of its own and is told whose end it waits for; that one's is untouched."""
-    bench.run(A, life=60.0)
+    bench.run(A, 60.0)
     before = bench.queued
     vote = bench.enqueue(B, life=30.0)
     assert (vote.kind, vote.fence, vote.merged) == (VoteKind.NEXT, 0, 0)
     assert vote.value == A.encode() + b'{"task_id":"id-a"}'
     assert near(vote.ttl * 1000, 60)
     assert bench.queued == before
-    assert (bench.next["token"], bench.next["waiting"]) == (B.encode(), b"1")
-    assert near(bench.left(1), 30)
-    assert near(bench.pttl(1), 30)
+    assert (bench.next["token"], bench.next["started"]) == (B.encode(), b"")
+
+
+@pytest.mark.parametrize(("alone", "later"), [(0.0, 1.0), (60.0, 61.0)])
+def test_who_is_next_has_its_life_from_the_end_of_the_one_before(bench, alone, later):
+    """However long that one stands by itself, it has yet as long as any other to be read."""
+    bench.run(A, alone)
+    bench.enqueue(B, life=30.0, window=40.0)
+    assert near(bench.left(1), 30 + later)
+    assert near(bench.pttl(1), 30 + later)
+    assert near(int(bench.next["window"]) - bench.now_ms(), 40 + later)
 
 
 def test_who_runs_by_its_lock_alone_is_followed_too(bench):
@@ -440,11 +582,13 @@ def test_who_is_next_ends_with_its_life_and_stands_by_no_lock(bench):
 
 
 def test_who_is_next_is_granted_again(bench):
-    """A repeated request of the same attempt is next again, and no duplicate of itself."""
+    """A repeated request of the same attempt is next again, no duplicate, and refreshes nothing."""
     bench.run(A)
-    assert bench.enqueue(B).kind is VoteKind.NEXT
-    assert bench.enqueue(B).kind is VoteKind.NEXT
-    assert bench.next["token"] == B.encode()
+    assert bench.enqueue(B, life=5.0).kind is VoteKind.NEXT
+    before, kept = bench.everything(), bench.pttl(1)
+    assert bench.enqueue(B, life=60.0).kind is VoteKind.NEXT
+    assert bench.everything() == before
+    assert bench.pttl(1) <= kept
 
 
 def test_who_does_not_merge_is_never_next(bench):
@@ -479,8 +623,37 @@ def test_a_start_can_be_repeated(bench):
     bench.enqueue(B, version=5)
     first = bench.start(A)
     again = bench.start(A, lock=OTHER_LOCK)
+    assert first.value == args_of(B)
     assert (again.kind, again.value, again.fence) == (first.kind, first.value, first.fence)
     assert bench.queued["lock"] == OTHER_LOCK.encode()
+
+
+@pytest.mark.parametrize("place", ["first", "next"])
+@pytest.mark.parametrize("alone", [0.0, 60.0, AS_IT_IS])
+def test_what_was_merged_is_for_the_execution_that_started_first(bench, place, alone):
+    """A retry has its own arguments; a late redelivery of the first one gets the newest again."""
+    if place == "next":
+        bench.run(D)
+    bench.enqueue(A)
+    bench.enqueue(B, version=5)
+    bench.end(D)
+    assert bench.start(A, alone).value == args_of(B)
+    assert bench.queued["started"] == b"first"
+    bench.end(A, "wait", 60.0)
+    retry = bench.start(A, alone, execution="second", lock=OTHER_LOCK)
+    assert (retry.kind, retry.value, retry.fence, retry.merged) == (VoteKind.GRANTED, b"", 5, 1)
+    assert (bench.queued["started"], bench.queued["lock"]) == (b"first", OTHER_LOCK.encode())
+    assert bench.start(A, alone).value == args_of(B)
+
+
+@pytest.mark.parametrize("alone", [0.0, 60.0, AS_IT_IS, OVER])
+def test_no_later_execution_gets_what_was_merged(bench, alone):
+    """However long the marker is to stand, not even if it ends with this start."""
+    bench.enqueue(A)
+    bench.enqueue(B)
+    bench.start(A)
+    assert bench.start(A, alone, execution="second").value == b""
+    assert (bench.queued == {}) == (alone == OVER)
 
 
 def test_a_start_without_a_life_leaves_the_marker_to_the_lock(bench):
@@ -491,14 +664,15 @@ def test_a_start_without_a_life_leaves_the_marker_to_the_lock(bench):
     assert bench.left() <= 0
     assert near(bench.pttl(), WEEK / 1000)
     stored = bench.queued
-    assert (stored["waiting"], stored["lock"]) == (b"0", LOCK.encode())
+    assert (stored["started"], stored["lock"]) == (b"first", LOCK.encode())
     assert stored["window"] == window
 
 
 @pytest.mark.parametrize("life", [60.0, RETENTION + 1000.0])
 def test_a_start_with_a_life_lets_the_marker_outlive_the_lock(bench, life):
     """It stands by itself for so long from now, and is kept at least as long."""
-    bench.run(A, life)
+    bench.run(A)
+    bench.start(A, life, life=life)
     bench.unhold()
     assert near(bench.left(), life)
     assert bench.pttl() >= bench.left()
@@ -517,7 +691,7 @@ def test_a_start_can_leave_a_marker_as_it_is(bench):
     bench.enqueue(A)
     before, kept = bench.queued, bench.pttl()
     bench.start(A, AS_IT_IS)
-    assert bench.queued == {**before, "waiting": b"0", "lock": LOCK.encode()}
+    assert bench.queued == {**before, "started": b"first", "lock": LOCK.encode()}
     assert kept - 5000 < bench.pttl() <= kept
 
 
@@ -567,29 +741,52 @@ def test_who_is_next_takes_the_place_of_one_that_does_not_stand(bench, how):
     vote = bench.start(B, lock=OTHER_LOCK)
     assert (vote.kind, vote.value, vote.fence, vote.merged) == (VoteKind.GRANTED, args_of(C), 5, 1)
     stored = bench.queued
-    assert (stored["token"], stored["waiting"], stored["lock"]) == (
-        B.encode(),
-        b"0",
-        OTHER_LOCK.encode(),
-    )
+    assert (stored["token"], stored["started"]) == (B.encode(), b"first")
+    assert stored["lock"] == OTHER_LOCK.encode()
     assert bench.next == {}
     assert near(bench.pttl(), WEEK / 1000)
     assert bench.enqueue(D).kind is VoteKind.NEXT
 
 
-def test_who_is_next_can_be_promoted_as_it_is_or_for_its_end(bench):
-    """The promotion keeps its window; with 'over' nothing is left of it."""
+@pytest.mark.parametrize("waited", [5.0, 90.0])
+def test_who_is_next_can_be_promoted_as_it_is_or_for_its_end(bench, waited):
+    """The promotion opens a new window, not the rest of its wait; 'over' leaves nothing of it."""
     bench.run(A)
-    bench.enqueue(B, life=30.0)
+    bench.enqueue(B, life=waited)
     bench.end(A)
-    bench.start(B, AS_IT_IS)
+    bench.start(B, AS_IT_IS, life=30.0)
     assert near(bench.left(), 30)
     assert near(bench.pttl(), 30)
+    assert bench.queued["window"] == bench.queued["until"]
     assert bench.next == {}
     bench.enqueue(C)
     bench.end(B)
     assert bench.start(C, OVER).kind is VoteKind.GRANTED
     assert bench.queued == bench.next == {}
+
+
+def test_a_window_is_opened_once(bench):
+    """A redelivery of what was promoted moves its end no further."""
+    bench.run(A)
+    bench.enqueue(B)
+    bench.end(A)
+    bench.start(B, AS_IT_IS, life=30.0)
+    before, kept = bench.queued, bench.pttl()
+    bench.start(B, AS_IT_IS, life=90.0)
+    assert bench.queued == before
+    assert bench.pttl() <= kept
+
+
+def test_a_new_window_keeps_what_was_merged(bench):
+    """A redelivery of what was promoted may come when its window has long been over."""
+    bench.run(A)
+    bench.enqueue(B)
+    bench.enqueue(C)
+    bench.end(A)
+    assert bench.start(B, AS_IT_IS, life=0.1).value == args_of(C)
+    assert near(bench.pttl(), RETENTION)
+    eventually(lambda: bench.now_ms() > int(bench.queued["until"]), "end of the window")
+    assert bench.start(B, AS_IT_IS).value == args_of(C)
 
 
 @pytest.mark.parametrize("life", [0.0, 60.0])
@@ -604,9 +801,11 @@ def test_a_marker_that_has_lapsed_is_taken_again(bench, life, left):
     stored = bench.queued
     assert stored["token"] == A.encode()
     assert json.loads(stored["info"]) == {"task_id": "id-a", "again": True}
-    assert (stored["waiting"], stored["lock"]) == (b"0", OTHER_LOCK.encode())
+    assert (stored["started"], stored["lock"]) == (b"first", OTHER_LOCK.encode())
     assert near(bench.left(), life)
     assert near(bench.pttl(), WEEK / 1000)
+    assert bench.end(A, "window").kind is VoteKind.GRANTED  # its window was over before
+    assert bench.queued == {}
 
 
 def stands_in_waiting(bench):
@@ -667,7 +866,7 @@ def test_an_owner_ends_its_marker(bench):
     assert bench.end(A).kind is VoteKind.REFUSED
 
 
-@pytest.mark.parametrize("how", [OVER, "wait", "window"])
+@pytest.mark.parametrize("how", WORDS)
 def test_a_late_finisher_never_ends_a_newer_marker(bench, how):
     """Whatever becomes of a task whose marker was replaced: the newer ones stay what they are."""
     bench.run(A)
@@ -693,7 +892,7 @@ def test_only_a_whole_token_ends_a_marker(bench, token):
 def test_nothing_is_ended_where_nobody_stands(bench):
     """No marker has no owner, and makes none."""
     before = bench.everything()
-    for how in (OVER, "wait", "window"):
+    for how in WORDS:
         assert bench.end(A, how, 60.0).kind is VoteKind.REFUSED
     assert bench.everything() == before
 
@@ -704,9 +903,27 @@ def test_a_task_that_is_queued_again_is_waited_for(bench):
     bench.unhold()
     assert bench.end(A, "wait", 60.0).kind is VoteKind.GRANTED
     assert near(bench.left(), 60)
-    assert near(bench.pttl(), 60)
+    assert bench.pttl() >= bench.left()
     assert bench.alone(B).kind is VoteKind.REFUSED
     assert bench.start(A).kind is VoteKind.GRANTED
+
+
+def test_one_that_waits_longer_than_it_was_kept_is_kept_as_long(bench):
+    """A countdown beyond its life moves the end of the key, too."""
+    bench.enqueue(A, life=5.0)
+    bench.end(A, "wait", 60.0)
+    assert near(bench.left(), 60)
+    assert near(bench.pttl(), 60)
+
+
+def test_waiting_keeps_what_was_merged(bench):
+    """A task that is put off before it has started can come later than its marker lapses."""
+    bench.enqueue(A)
+    bench.enqueue(B)
+    bench.end(A, "wait", 60.0)
+    assert near(bench.left(), 60)
+    assert near(bench.pttl(), RETENTION)
+    assert bench.start(A).value == args_of(B)
 
 
 def test_waiting_never_shortens_a_marker(bench):
@@ -764,6 +981,137 @@ def test_a_window_that_is_over_is_over(bench):
     assert bench.queued == {}
 
 
+def test_a_window_may_be_longer_than_the_life(bench):
+    """A message that expires soon may have run and failed all the same: then its window counts."""
+    bench.run(A, life=5.0, window=60.0)
+    assert bench.end(A, "window").kind is VoteKind.GRANTED
+    assert near(bench.left(), 60)
+    assert near(bench.pttl(), 60)
+
+
+@pytest.mark.parametrize("alone", [0.0, 60.0, AS_IT_IS])
+def test_who_runs_is_not_idle(bench, alone):
+    """Under its lock it is spared, untouched, and who asks is told that nothing has ended."""
+    bench.run(A, alone)
+    before, kept = bench.everything(), bench.pttl()
+    assert bench.end(A, "idle").kind is VoteKind.REFUSED
+    assert bench.everything() == before
+    assert kept - 5000 < bench.pttl() <= kept
+
+
+@pytest.mark.parametrize("lock", [None, OTHER_LOCK])
+@pytest.mark.parametrize("alone", [0.0, 60.0, AS_IT_IS])
+def test_who_has_lost_its_lock_is_idle(bench, alone, lock):
+    """It does not run, whoever else does, and it ends, however long it would have stood."""
+    bench.run(A, alone)
+    bench.unhold()
+    if lock is not None:
+        bench.hold(lock)
+    assert bench.end(A, "idle").kind is VoteKind.GRANTED
+    assert bench.queued == {}
+
+
+@pytest.mark.parametrize("how", ["idle", "unstarted"])
+@pytest.mark.parametrize("is_next", [False, True])
+def test_who_waits_is_idle_and_unstarted(bench, how, is_next):
+    """It ends, in the one place or the other; a lock of that name is another's."""
+    if is_next:
+        bench.run(B)
+    bench.hold()
+    bench.enqueue(A)
+    bench.enqueue(C)
+    before = bench.queued
+    assert bench.end(A, how).kind is VoteKind.GRANTED
+    assert (bench.queued, bench.next) == (before if is_next else {}, {})
+
+
+@pytest.mark.parametrize("since", ["runs", "has lost its lock", "waits again", "has failed"])
+def test_who_has_ever_started_is_not_unstarted(bench, since):
+    """A copy of it that ends without having run leaves the marker of the other one as it is."""
+    bench.run(A)
+    if since == "has lost its lock":
+        bench.unhold()
+    elif since == "waits again":
+        bench.end(A, "wait", 60.0)
+    elif since == "has failed":
+        bench.end(A, "window")
+    before = bench.everything()
+    assert bench.end(A, "unstarted").kind is VoteKind.REFUSED
+    assert bench.everything() == before
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+def test_what_may_expire_is_unstarted_until_it_starts(bench, has_started):
+    """That nothing can be merged into it does not mean that it has run."""
+    bench.enqueue(A, expires=True)
+    if has_started:
+        bench.start(A)
+    bench.end(A, "unstarted")
+    assert (bench.queued == {}) == (not has_started)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_in_hand_a_marker_can_stand_for_less_long(bench, which):
+    """It is not to outlive by much a message that dies with its worker; it goes on waiting."""
+    if which:
+        bench.run(B)
+    bench.enqueue(A, life=60.0)
+    before = (bench.queued, bench.next)[which]
+    assert bench.end(A, "hand", 5.0).kind is VoteKind.GRANTED
+    assert near(bench.left(which), 5)
+    after = (bench.queued, bench.next)[which]
+    assert after == {**before, "until": after["until"]}
+    assert bench.enqueue(C).kind is VoteKind.MERGED
+
+
+@pytest.mark.parametrize("life", [5.0, 60.0])
+def test_in_hand_a_marker_stands_for_as_long_as_was_said(bench, life):
+    """Its key is kept for no less, or somebody else has the name while it is in hand."""
+    bench.enqueue(A, life=20.0)
+    bench.end(A, "hand", life)
+    assert near(bench.left(), life)
+    assert bench.pttl() >= bench.left()
+
+
+def test_in_hand_a_marker_lapses_and_keeps_what_was_merged(bench):
+    """When its time is over the name is free; its arguments are there if it comes after all."""
+    bench.enqueue(A, life=60.0)
+    bench.enqueue(B)
+    bench.end(A, "hand", 0.1)
+    eventually(lambda: bench.left() <= 0, "end of its time in hand")
+    assert near(bench.pttl(), RETENTION)
+    assert bench.start(A).value == args_of(B)
+    bench.end(A, "hand", 0.1)
+    eventually(lambda: bench.alone(C).kind is VoteKind.GRANTED, "grant")
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_has_run_stands_as_it_does_without_merging(bench, which):
+    """It has its window to the end, and who comes is next, not merged into what comes no more."""
+    if which:
+        bench.run(D)
+    bench.enqueue(A)
+    bench.enqueue(B)
+    before, kept = (bench.queued, bench.next)[which], bench.pttl(which)
+    assert bench.end(A, "ran", 90.0).kind is VoteKind.GRANTED
+    assert (bench.queued, bench.next)[which] == {**before, "started": b"-"}
+    assert kept - 5000 < bench.pttl(which) <= kept
+    vote = bench.enqueue(C, version=9)
+    assert vote.kind is (VoteKind.REFUSED if which else VoteKind.NEXT)
+    assert vote.value[:40] == A.encode()
+
+
+def test_having_run_does_not_forget_who_started(bench):
+    """A redelivery of it gets again what was merged into it."""
+    bench.enqueue(A)
+    bench.enqueue(B)
+    bench.start(A, AS_IT_IS)
+    before = bench.everything()
+    bench.end(A, "ran")
+    assert bench.everything() == before
+    assert bench.start(A, AS_IT_IS).value == args_of(B)
+
+
 # -- the restart guard -----------------------------------------------------------------
 
 
@@ -772,7 +1120,7 @@ def test_a_node_that_was_another_process_has_no_vote(bench, arguments):
     """A run id other than the enrolled one means lost memory: it places and merges nothing."""
     bench.enqueue(A)
     before = bench.queued
-    vote = bench.enqueue(B, arguments, boot=boot_marker("1" * 40, "f" * 16))
+    vote = bench.enqueue(B, arguments, ask={"boot": boot_marker("1" * 40, "f" * 16)})
     assert vote.kind is VoteKind.QUARANTINED
     assert RULES.quarantine - 1 < vote.ttl <= RULES.quarantine
     assert bench.queued == before
@@ -788,14 +1136,15 @@ def test_a_flushed_node_has_no_vote(bench):
 
 def test_a_quarantine_ends_by_itself(fresh):
     """After the quarantine the node votes again, however often it was asked meanwhile."""
-    assert fresh.enqueue(A, quarantine=300).kind is VoteKind.QUARANTINED
-    eventually(lambda: fresh.enqueue(A, quarantine=300).kind is VoteKind.GRANTED, "vote", timeout=5)
+    ask = {"quarantine": 300}
+    assert fresh.enqueue(A, ask=ask).kind is VoteKind.QUARANTINED
+    eventually(lambda: fresh.enqueue(A, ask=ask).kind is VoteKind.GRANTED, "vote", timeout=5)
 
 
 def test_a_node_of_other_clients_has_no_vote(bench):
     """Enrolled for another configuration, it places nothing, keeps its marker, and says why."""
     before = bench.everything()
-    vote = bench.enqueue(A, boot=boot_marker(bench.run_id, "e" * 16))
+    vote = bench.enqueue(A, ask={"boot": boot_marker(bench.run_id, "e" * 16)})
     assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-6])
     assert bench.everything() == before
 
@@ -876,16 +1225,17 @@ def test_no_key_of_a_marker_is_a_key_of_anything_else():
 
 def test_every_marker_carries_an_expiry(fresh):
     """Through any sequence of the three scripts no key stays for ever; `ask` looks each time."""
-    chance, seen = random.Random(5), set()
-    for number in range(400):
+    chance, seen, ask = random.Random(5), set(), {"quarantine": 1}
+    for number in range(600):
         token = chance.choice((A, B, C))
         life = chance.choice((0.0, 30.0, AS_IT_IS, OVER))
         step = chance.choice(
             [
-                lambda t=token, n=number: fresh.enqueue(t, version=n + 1, quarantine=1),
-                lambda t=token: fresh.alone(t, quarantine=1),
-                lambda t=token, f=life: fresh.start(t, f),
-                lambda t=token: fresh.end(t, chance.choice([OVER, "wait", "window"]), 9.0),
+                lambda t=token, n=number: fresh.enqueue(t, version=n + 1, ask=ask),
+                lambda t=token: fresh.enqueue(t, expires=True, ask=ask),
+                lambda t=token: fresh.alone(t, ask=ask),
+                lambda t=token, f=life: fresh.start(t, f, execution=chance.choice("12")),
+                lambda t=token: fresh.end(t, chance.choice(WORDS), 9.0),
                 fresh.hold,
                 fresh.unhold,
             ]
