@@ -712,8 +712,8 @@ def nested(depth):
     return value
 
 
-#: Headers that no publisher of ours makes; ``{name}`` stands for another task's lock name. Pairs get
-#: the id of their own task and a word, without which they would not be looked at.
+#: Headers that no publisher of ours makes; ``{name}`` is another task's lock name. Pairs get
+#: the id of their own task and a word behind them, or they would not be looked at.
 FORGED = {
     "nothing": None,
     "a number": 7,

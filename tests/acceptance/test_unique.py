@@ -7,15 +7,22 @@ import pickle
 import re
 import signal
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 import redis
 from celery import Task, chain, chord, group
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import Reject, TaskRevokedError
 from kombu.exceptions import SerializerNotInstalled
 
-from celery_redlock import DuplicateTask, QuorumUnavailable, RedlockTask, UniqueResult
+from celery_redlock import (
+    DuplicateTask,
+    QuorumUnavailable,
+    RedlockTask,
+    Reschedule,
+    UniqueResult,
+)
 from celery_redlock.plugin import plugin_for
 from support.events import body, read
 from support.stage import stage
@@ -68,6 +75,16 @@ def declare(app):
     declare_others(app, ours)
 
 
+def folder_of_events():
+    """Return where the gates of the bodies are."""
+    return Path(os.environ["EVENTS"]).parent
+
+
+def job_of(app):
+    """Return the body that all of the first tasks have."""
+    return app.tasks["finished"].run.__func__
+
+
 def declare_others(app, ours):
     """Declare tasks that are replaced, die, or take too long, and plain ones."""
 
@@ -95,6 +112,37 @@ def declare_others(app, ours):
     @app.task(name="gather", shared=False)
     def gather(values):
         return values
+
+    declare_odd(app, ours)
+
+
+def declare_odd(app, ours):
+    """Declare tasks that do what few do."""
+
+    @app.task(name="headers", max_retries=1, **UNIQUE, **ours)
+    def headers(self, name):
+        with body(os.environ["EVENTS"], name):
+            raise self.retry(countdown=0, headers={"mine": 1})
+
+    @app.task(name="reject", **UNIQUE, **ours)
+    def reject(self, name):
+        with body(os.environ["EVENTS"], name):
+            raise Reject(name, requeue=True)
+
+    @app.task(name="trace", **UNIQUE, **ours)
+    def trace(self, name):
+        with body(os.environ["EVENTS"], name):
+            self.app.tasks["finished"].apply_async((f"{name} child",), headers=self.request.headers)
+            while not (folder_of_events() / f"{name}.open").exists():
+                time.sleep(0.01)
+
+    @app.task(name="patient", lock_wait=30, unique_for=600, unique_until="finished", **ours)
+    def patient(self, name):
+        with body(os.environ["EVENTS"], name):
+            pass
+
+    app.task(name="quiet", ignore_result=True, **UNIQUE, **ours)(headers.run)
+    app.task(name="later", on_conflict=Reschedule(base=1, cap=1), **UNIQUE, **ours)(job_of(app))
 
 
 @pytest.fixture(scope="module")
@@ -341,6 +389,81 @@ def test_a_message_that_is_delivered_again_keeps_its_marker(tmp_path):
         assert not is_duplicate(it, "finished late", "again")
 
 
+def test_a_worker_that_is_killed_while_a_task_waits_for_its_lock_leaves_no_marker(it):
+    """Acknowledged early, such a message is in its hand alone."""
+    worker = it.worker(name="waiting", args=["-Q", "waiting"])
+    with it.held(it.task("patient").lock_name(("waits",))):
+        it.task("patient").apply_async(("waits",), queue="waiting")
+        it.wait_for_log(r"patient\[.*received")
+        eventually(lambda: alone_for(it, "patient", "waits") < 60, "it is in hand")
+        worker.kill()
+    assert 0 < alone_for(it, "patient", "waits") < 30 + TTL + 5  # not for ten minutes
+
+
+def alone_for(it, task, name):
+    """Return for how long the marker stands by itself yet, as most nodes say [s]."""
+    told = []
+    for node in it.nodes:
+        with redis.Redis.from_url(node.url) as client:
+            until = client.hget(f"redlock:queued:{it.task(task).lock_name((name,))}", "until")
+            told.append(float(until or 0) / 1000 - time.time())
+    return sorted(told)[len(told) // 2]
+
+
+def test_a_cold_shutdown_leaves_no_marker_of_what_it_throws_away(it):
+    """Celery cancels a task that was acknowledged early, too: its message does not come back."""
+    worker = it.worker(name="cold", args=["-Q", "cold"])
+    it.task("finished").apply_async(("cold", "gate"), queue="cold")
+    it.started("cold")
+    worker.signal(signal.SIGQUIT)
+    worker.wait()
+    eventually(lambda: not is_duplicate(it, "finished", "cold"), "the marker's end", timeout=SOON)
+
+
+def test_a_revoke_reaches_nodes_that_hung_up_on_the_parent(it):
+    """The main process speaks seldom, and its connections may have been cut meanwhile."""
+    for name in ("first", "second"):
+        result = it.task("finished").apply_async((f"cut {name}",), countdown=60)
+        eventually(lambda r=result: r.id in str(it.app.control.inspect().scheduled()), "an ETA")
+        result.revoke()
+        eventually(
+            lambda n=name: not is_duplicate(it, "finished", f"cut {n}"), "its end", timeout=SOON
+        )
+        for node in it.nodes:
+            with redis.Redis.from_url(node.url) as client:
+                client.client_kill_filter(_type="normal", skipme=True)
+
+
+def test_many_revokes_at_once_leave_no_marker(it):
+    """More than one write holds, in a worker that has not spoken to the nodes before."""
+    it.worker(name="many", args=["-Q", "many", "--prefetch-multiplier", "200"])
+    names = [f"many {n}" for n in range(150)]
+    publish = it.task("finished").apply_async
+    results = [publish((name,), queue="many", countdown=60) for name in names]
+    eventually(
+        lambda: sum(map(len, (it.app.control.inspect().scheduled() or {}).values())) >= 150,
+        "all ETAs",
+        timeout=30,
+        every=0.2,
+    )
+    it.app.control.revoke([result.id for result in results])
+    eventually(lambda: not it.keys("redlock:queued:finished:*many*"), "their end", timeout=SOON)
+    left = [name for name in names if alone_for(it, "finished", name) > 0]
+    assert eventually(
+        lambda: not [n for n in left if alone_for(it, "finished", n) > 0], "their end", timeout=SOON
+    )
+
+
+def test_a_failure_stands_for_the_whole_window_whatever_the_message_had(it):
+    """``expires`` is about the message, ``unique_for`` about the name."""
+    result = it.task("success").apply_async(("failed", "fail"), expires=2)
+    result.get(timeout=20, propagate=False)
+    expired = time.monotonic() + 2.5
+    while time.monotonic() < expired:
+        assert is_duplicate(it, "success", "failed")
+        time.sleep(0.2)  # often enough to meet a gap
+
+
 # --- what a task does itself is no duplicate of it --------------------------------------------
 
 
@@ -354,6 +477,51 @@ def test_a_retry_runs_as_often_as_it_is_asked_for(it, task, way):
     assert retries == [0, 1, 2]
     assert result.state == ("FAILURE" if way == "fail" else "SUCCESS")
     assert not is_duplicate(it, task, name)
+
+
+def test_a_retry_with_headers_of_its_own_keeps_the_marker(it):
+    """Celery puts them in the place of all others; the marker ends with the retry all the same."""
+    result = it.task("headers").delay("headed")
+    result.get(timeout=20, propagate=False)
+    assert len(it.bodies("headed")) == 2
+    assert not it.task("headers").apply_async(("headed",), queue="nobody").duplicate
+
+
+def test_a_message_that_is_rejected_after_its_acknowledgement_is_gone(it):
+    """Whatever ``requeue`` says; so its marker ends."""
+    it.task("reject").delay("rejected")
+    it.started("rejected")
+    eventually(
+        lambda: not it.task("reject").apply_async(("rejected",), queue="nobody").duplicate,
+        "the marker's end",
+        timeout=SOON,
+    )
+
+
+def test_headers_that_are_handed_on_do_not_end_the_marker_of_who_hands_them_on(it):
+    """A child that was published with all its parent's headers has a marker of its own."""
+    result = it.task("trace").delay("traced")
+    it.started("traced child")
+    it.wait_until_free("finished:*")
+    assert it.task("trace").apply_async(("traced",), queue="nobody").duplicate
+    (it.folder / "traced.open").touch()
+    result.get(timeout=20)
+    assert not is_duplicate(it, "finished", "traced child")
+
+
+def test_a_task_that_is_put_off_is_no_duplicate(it):
+    """Nor is one that another producer sent, without our header and without a reply address."""
+    name = "put off by its policy"
+    waiting = it.task("later").apply_async((name,), queue="nobody")
+    with it.held(it.task("later").lock_name((name,))):
+        headers = {"id": str(uuid.uuid4()), "task": "later", "lang": "other", "root_id": None}
+        with it.app.producer_or_acquire() as producer:
+            producer.publish(
+                [[name], {}, {}], routing_key="celery", headers=headers, serializer="json"
+            )
+        it.wait_for_log(rf"{headers['id']}\] comes again|later\[{headers['id']}\].*again")
+    it.started(name)
+    assert it.task("later").apply_async((name,), queue="nobody").holder_id == waiting.id
 
 
 @since(5, 7, "task_retry_on_worker_lost")
@@ -404,6 +572,23 @@ def test_a_task_with_a_callback_is_always_published(it):
     )
     assert not second.duplicate
     assert second.id != first.id
+
+
+def test_a_callback_of_the_name_is_published_and_its_parent_succeeds(it):
+    """Also where a duplicate is an error: the parent is not to pay for it."""
+    it.task("refused").apply_async(("called",), queue="nobody")
+    parent = it.task("plain").apply_async(("parent",), link=it.task("refused").si("called"))
+    assert parent.get(timeout=20) == "parent"
+    it.started("called")
+    assert parent.state == "SUCCESS"
+
+
+def test_a_joined_result_that_nobody_stores_is_not_waited_for(it):
+    """With ``ignore_result``, as with the first one."""
+    first = it.task("quiet").apply_async(("ignored",), queue="nobody")
+    second = it.task("quiet").apply_async(("ignored",), queue="nobody")
+    assert second.duplicate
+    assert (first.get(timeout=5), second.get(timeout=5)) == (None, None)
 
 
 def test_a_duplicate_can_be_an_error(it):

@@ -22,8 +22,10 @@ from celery_redlock.lock.node import Call
 from celery_redlock.lock.queued import (
     AS_IT_IS,
     OVER,
+    RETENTION,
     SPLIT_TRIES,
     VERSION_TRIES,
+    Begun,
     Duplicate,
     Placed,
     Queued,
@@ -32,6 +34,7 @@ from celery_redlock.lock.queued import (
     answer_of,
     enqueue,
     has_met_others,
+    holds,
     is_decided,
     outcome,
     verdict,
@@ -80,16 +83,20 @@ def passed():
     return Vote(VoteKind.PASSED)
 
 
+#: Where the arguments of `ENQUEUE` have the version.
+VERSION = 6
+
+
 class Triggering(Drive):
     """One enqueue, taken a step at a time; `placed` is what it ended with."""
 
-    def __init__(self, nodes=3, arguments=b"[[1],{}]", info=None):
+    def __init__(self, nodes=3, arguments=b"[[1],{}]", info=None, **trigger):
         super().__init__(nodes)
         self.steps.close()  # of the acquire that a Drive begins
         self.tokens, self.told = 0, []
         self.client.new_token = self._counted
-        trigger = Trigger("k", 60.0, info or {"task_id": "id-x"}, arguments)
-        self.steps = enqueue(self.client, trigger)
+        wanted = Trigger("k", 60.0, info or {"task_id": "id-x"}, arguments=arguments, **trigger)
+        self.steps = enqueue(self.client, wanted)
         self._advance(lambda: next(self.steps))
 
     def _counted(self):
@@ -100,6 +107,11 @@ class Triggering(Drive):
     def placed(self):
         """What it ended with."""
         return self.lease
+
+
+def proposed(drive):
+    """Return the version that the question at hand proposes."""
+    return int(drive.step.request.arguments[VERSION])
 
 
 def is_end(step, token):
@@ -116,13 +128,21 @@ def is_end(step, token):
 
 def test_the_question_carries_what_a_node_must_know():
     """Token, who asks, for how long, the arguments and a version above the wall clock."""
-    drive = Triggering(info={"task": "shop.bill"})
-    token, info, life, arguments, version, quarantine = drive.step.request.arguments
+    drive = Triggering(info={"task": "shop.bill"}, window=90.0)
+    asked = drive.step.request.arguments
+    token, info, life, window, started, arguments, version, keep, quarantine = asked
     assert drive.step.request.script is ENQUEUE
-    assert (len(token), life, arguments, int(version)) == (40, b"60000", b"[[1],{}]", NOW)
+    assert (len(token), life, window, started) == (40, b"60000", b"90000", b"")
+    assert (arguments, int(version)) == (b"[[1],{}]", NOW)
+    assert int(keep) == RETENTION * 1000
     assert int(quarantine) > 0
     ours = {"host": socket.gethostname(), "pid": os.getpid(), "since": 1.7e9}
     assert json.loads(info) == {"task": "shop.bill", **ours}
+
+
+def test_the_question_says_that_a_message_may_expire():
+    """Then nothing is ever merged into its marker, as if it had been started."""
+    assert Triggering(expires=True).step.request.arguments[4] == b"-"
 
 
 def test_who_triggers_again_is_another_owner():
@@ -212,6 +232,27 @@ def test_versions_that_agree_need_no_second_round():
     assert drive.placed.merged == 1
 
 
+@pytest.mark.parametrize("ahead", [1, 4096])
+def test_versions_that_agree_on_what_was_not_proposed_are_none(ahead):
+    """A node that answers with another number than the proposed one has stored nothing."""
+    drive = Triggering().vote(*3 * [merged("y", NOW + ahead, 4)])
+    assert drive.is_asking
+    assert drive.tokens == 1
+    assert proposed(drive) == NOW + ahead + 1
+    version = proposed(drive)
+    drive.vote(*3 * [merged("y", version, 5)])
+    assert drive.placed.merged == 5
+    assert drive.told == []
+
+
+def test_a_majority_that_stores_the_proposed_version_suffices():
+    """A node that lags behind, or is ahead, does not keep a trigger from being accepted."""
+    for odd in (NOW + 1, NOW + 900):
+        drive = Triggering().vote(merged("y", odd), merged("y", NOW), merged("y", NOW, 2))
+        assert drive.placed.merged == 2
+        assert drive.told == []
+
+
 def test_versions_that_differ_are_agreed_upon():
     """A version above all that were told goes to all nodes, with the same token and arguments."""
     drive = Triggering()
@@ -219,8 +260,9 @@ def test_versions_that_differ_are_agreed_upon():
     drive.vote(merged("y", 5), merged("y", 9))
     second = drive.step.request
     assert second.script is ENQUEUE
-    assert second.arguments[4] == b"10"
-    assert second.arguments[:4] == first.arguments[:4]
+    assert proposed(drive) == 10
+    assert second.arguments[:VERSION] == first.arguments[:VERSION]
+    assert second.arguments[VERSION + 1 :] == first.arguments[VERSION + 1 :]
     assert second.keys == first.keys
     drive.vote(merged("y", 10, 2), merged("y", 10, 2))
     assert drive.go_on().placed.merged == 2
@@ -229,7 +271,7 @@ def test_versions_that_differ_are_agreed_upon():
 def test_a_version_that_others_overtook_is_raised_again():
     """As long as there are tries, the largest told is what the next proposal is above."""
     drive = Triggering().vote(merged("y", 5), merged("y", 9)).vote(merged("y", 10), merged("y", 14))
-    assert drive.step.request.arguments[4] == b"15"
+    assert proposed(drive) == 15
     assert drive.vote(merged("y", 15), merged("y", 15)).go_on().placed.merged == 1
 
 
@@ -326,11 +368,34 @@ def test_a_split_that_resolves_is_placed_under_its_last_token():
 def test_every_attempt_has_a_later_version():
     """The proposal is made anew, so that a trigger that waited is not the older one."""
     drive = Triggering()
-    first = int(drive.step.request.arguments[4])
+    first = proposed(drive)
     drive.vote(merged("y"), merged("z"), free())
     drive.wall.advance(1.0)
     drive.go_on_to_ask()
-    assert int(drive.step.request.arguments[4]) == first + (1000 << 12)
+    assert proposed(drive) == first + (1000 << 12)
+
+
+def test_no_attempt_proposes_what_an_earlier_one_did():
+    """Within one tick of the clock, or when it is set back, the next proposal is larger yet."""
+    drive = Triggering()
+    seen = [proposed(drive)]
+    for tick in (0.0, -60.0, 0.0):
+        drive.vote(merged("y"), merged("z"), free())
+        drive.wall.advance(tick)
+        drive.go_on_to_ask()
+        seen.append(proposed(drive))
+    assert seen == [NOW, NOW + 1, NOW + 2, NOW + 3]
+
+
+def test_an_attempt_after_others_overtook_proposes_above_them():
+    """What was told before counts on, so that the clock need not catch up first."""
+    drive = Triggering()
+    for _ in range(VERSION_TRIES + 1):
+        drive.vote(merged("y", proposed(drive) + 10), merged("y", proposed(drive) + 20))
+    last = NOW + VERSION_TRIES * 21
+    drive.go_on_to_ask()
+    assert drive.tokens == 2
+    assert proposed(drive) == last + 1
 
 
 def test_a_lasting_split_is_unavailable_in_the_end():
@@ -514,6 +579,15 @@ def test_whoever_is_placed_or_a_duplicate_is_so_by_a_majority(ballot):
         assert bool(placed.merged) == (votes[0].kind is VoteKind.MERGED)
 
 
+@given(ballots, st.integers(1, 2))
+def test_a_merge_holds_where_a_majority_stores_the_version(ballot, version):
+    """Every other answer holds as it is, and none at all needs no agreement."""
+    votes = verdict(ballot)
+    stored = [v for v in votes if v.kind is VoteKind.MERGED and v.fence == version]
+    is_merged = bool(votes) and votes[0].kind is VoteKind.MERGED
+    assert holds(votes, version, ballot) == (not is_merged or len(stored) >= quorum(len(ballot)))
+
+
 @given(ballots)
 def test_only_nodes_that_answered_no_are_spared(ballot):
     """A node that said yes, or nothing, or that it could not be asked, is never spared."""
@@ -581,7 +655,7 @@ def queued():
     return make
 
 
-TRIGGER = Trigger("k", 60.0, {"task_id": "id-x"}, b"[[1],{}]")
+TRIGGER = Trigger("k", 60.0, {"task_id": "id-x"}, arguments=b"[[1],{}]")
 
 
 def test_a_driver_asks_tells_and_pauses(queued):
@@ -647,9 +721,15 @@ def handed(version=0, arguments=b"", merged=0):
     return Vote(VoteKind.GRANTED, version, value=arguments, merged=merged)
 
 
-def start(made, life=0.0, *, wait=True):
+def before(holder="y", ttl=5.0):
+    """Return how a start is told who stands before it."""
+    return {"pid": 7, "token": token_of(holder)[:8], "ttl": ttl}
+
+
+def start(made, alone=0.0, *, life=30.0, wait=True):
     """Note that the task of token x runs."""
-    return made.start("k", token_of("x"), {}, lock_token=token_of("l"), life=life, wait=wait)
+    begun = Begun({"task_id": "id-x"}, token_of("l"), "x/0/0", alone, life)
+    return made.start("k", token_of("x"), begun, wait=wait)
 
 
 @pytest.mark.parametrize(
@@ -663,11 +743,15 @@ def start(made, life=0.0, *, wait=True):
         ((handed(), passed(), unreachable()), Started()),
         ((passed(), passed(), refused("y")), Started()),
         ((passed(), passed(), passed()), Started()),
-        ((refused("y", 3.0), refused("y", 4.0), unreachable()), 4.0),
-        ((refused("y", 3.0), refused("y", 4.0), handed(9, b"new")), 4.0),
-        ((refused("y", 3.0), handed(), unreachable()), 3.0),
-        ((refused("y", 0.0), refused("y", 0.0), refused("y", 0.0)), 0.0),
-        ((refused("y"), passed(), unreachable()), None),
+        ((refused("y", 3.0), refused("y", 4.0), unreachable()), before("y", 4.0)),
+        ((refused("y", 3.0), refused("y", 4.0), handed(9, b"new")), before("y", 4.0)),
+        ((refused("y", 3.0), handed(), unreachable()), before("y", 3.0)),
+        ((refused("y", 0.0), refused("y", 0.0), refused("y", 0.0)), before("y", 0.0)),
+        ((refused("y"), passed(), unreachable()), before("y")),
+        ((refused("y"), unreachable(), unreachable()), None),
+        ((passed(), unreachable(), unreachable()), None),
+        ((refused("y"), passed(), handed(9, b"new", 1)), Started(b"new", 1)),
+        ((handed(9, b"", 1), handed(9, b"", 1), handed(9, b"", 1)), Started(b"", 1)),
         ((handed(9, b"new"), unreachable(), unreachable()), None),
         ((unreachable(), unreachable(), unreachable()), None),
         ((quarantined(), quarantined(), handed()), None),
@@ -692,6 +776,19 @@ def test_a_start_never_drops_what_a_node_handed_over(queued, life):
     assert start(made, life) == Started(b"new", 1)
 
 
+@pytest.mark.parametrize("missed", [0, 1, 2])
+def test_a_later_execution_is_not_given_what_one_node_takes_it_for(queued, missed):
+    """
+    A node that missed the first start takes a retry for it; the others know better.
+
+    What it hands over may even be newer: stored there alone, for a trigger that was placed.
+    """
+    for version in (9, 12):
+        ballot = [handed(9, b"", 1)] * 3
+        ballot[missed] = handed(version, b"new", 1)
+        assert start(queued(ballot)) == Started(b"", 1)
+
+
 def test_a_start_waits_for_every_answer(queued):
     """After a restart one node of the majority that knows may know nothing."""
     made = queued([handed(), handed(), handed(9, b"new", 1)])
@@ -711,25 +808,21 @@ def test_a_start_that_merges_nothing_waits_for_nothing(queued):
 
 
 @pytest.mark.parametrize(
-    ("life", "said", "kept"),
-    [
-        (0.0, b"0", 604_800_000),
-        (1.5, b"1500", 604_800_000),
-        (1e6, b"1000000000", 1_000_000_000),
-        (AS_IT_IS, b"as it is", 604_800_000),
-        (OVER, b"over", 604_800_000),
-    ],
+    ("alone", "said"),
+    [(0.0, b"0"), (1.5, b"1500"), (1e6, b"1000000000"), (AS_IT_IS, b"as it is"), (OVER, b"over")],
 )
-def test_a_start_says_how_long_the_marker_is_to_stand(queued, life, said, kept):
-    """A life of nothing is '0' and not a millisecond, and a marker is kept as long as it stands."""
+@pytest.mark.parametrize(("life", "kept"), [(30.0, RETENTION), (1e6, 1e6)])
+def test_a_start_says_how_long_the_marker_is_to_stand(queued, alone, said, life, kept):
+    """Nothing is '0' and not a millisecond, and a marker is kept as long as any of its task."""
     made = queued()
-    start(made, life, wait=False)
-    token, _, lock, alone, expiry = made.fanout.told[0][0].arguments
+    start(made, alone, life=life, wait=False)
+    token, info, lock, execution, *times = made.fanout.told[0][0].arguments
     assert (token, lock) == (token_of("x").encode(), token_of("l").encode())
-    assert (alone, int(expiry)) == (said, kept)
+    assert (json.loads(info), execution) == ({"task_id": "id-x"}, b"x/0/0")
+    assert times == [said, b"%d" % (life * 1000), b"%d" % (kept * 1000)]
 
 
-@pytest.mark.parametrize("how", ["over", "wait", "window"])
+@pytest.mark.parametrize("how", ["over", "idle", "unstarted", "wait", "hand", "window", "ran"])
 def test_an_end_is_told_to_all_nodes(queued, how):
     """Without a wait it is a note that is sent; only the token says whose."""
     made = queued()
@@ -737,6 +830,7 @@ def test_an_end_is_told_to_all_nodes(queued, how):
     ((request, skip),) = made.fanout.told
     assert request.script is END
     assert request.arguments == (token_of("x").encode(), how.encode(), b"2000")
+    assert request.keys == (b"redlock:queued:k", b"redlock:next:k", b"redlock:lock:k")
     assert skip == frozenset()
 
 
@@ -762,6 +856,8 @@ def test_an_end_can_wait_for_a_majority(queued, ballot, waits):
 
 # -- a small world of triggers ---------------------------------------------------------
 
+#: How many can wait for a name: the one that is first, if it may expire, and the next one.
+PLACES = 2
 #: How much happens within one tick of the publishers' clocks.
 AT_ONCE = 20
 
@@ -772,8 +868,8 @@ class Marker:
 
     token: bytes
     info: bytes
+    started: bytes = b""
     alone: bool = True
-    waiting: bool = True
     lock: bytes = b""
     newest: bytes = b""
     version: int = 0
@@ -801,25 +897,39 @@ class ModelNode:
 
     def stands(self, marker):
         """Return whether somebody stands for the name by *marker*."""
-        return marker is not None and (marker.alone or (marker.lock and marker.lock == self.lock))
+        return marker is not None and (marker.alone or self.runs(marker))
 
-    def enqueue(self, token, info, _life, arguments, version, _quarantine):
+    def runs(self, marker):
+        """Return whether the lock of *marker*'s task is held."""
+        return bool(marker.lock) and marker.lock == self.lock
+
+    def enqueue(self, token, info, _life, _window, started, arguments, version, _keep, _quarantine):
         """As ENQUEUE_LUA."""
         for marker in (self.next, self.queued):
             if marker is None or marker.token == token or not self.stands(marker):
                 continue
             if not arguments:
-                return Vote(VoteKind.REFUSED, 0, 0.0, marker.owner)
-            if marker.waiting:
+                return self.refuse(marker)
+            if self.takes_merges(marker):
                 return self.merge(marker, token[:OWNER_LENGTH], arguments, int(version))
+            if marker is self.next:
+                return self.refuse(marker)
             if self.next is None or self.next.token != token:
-                self.next = Marker(token, info)
+                self.next = Marker(token, info, started)
             return Vote(VoteKind.NEXT, 0, 0.0, marker.owner)
         if self.next is not None and self.next.token == token:
             self.queued, self.next = self.next, None
         elif self.queued is None or self.queued.token != token:
-            self.queued = Marker(token, info)
+            self.queued = Marker(token, info, started)
         return Vote(VoteKind.GRANTED)
+
+    def refuse(self, marker):
+        """Tell who stands for the name."""
+        return Vote(VoteKind.REFUSED, 0, 0.0, marker.owner)
+
+    def takes_merges(self, marker):
+        """Return whether a trigger can be merged into a marker: nobody has started it."""
+        return not marker.started
 
     def merge(self, marker, owner, arguments, version):
         """Hand arguments over if they are newer; else tell what would have been."""
@@ -834,37 +944,49 @@ class ModelNode:
         """Return whether a version replaces what is stored."""
         return proposed > stored
 
-    def start(self, token, info, lock, life, _expiry):
+    def start(self, token, info, lock, execution, alone, _life, _expiry):
         """As START_LUA."""
         mine = self.queued
         if mine is None or mine.token != token:
             others = self.stands(mine)
             if self.next is not None and self.next.token == token:
                 if others:
-                    return Vote(VoteKind.REFUSED, 0, 0.0, self.queued.owner)
+                    return self.refuse(self.queued)
                 self.queued, self.next = self.next, None
-            elif others or self.next is not None or life in (b"over", b"as it is"):
+            elif others or self.next is not None or alone in (b"over", b"as it is"):
                 return Vote(VoteKind.PASSED)
             else:
-                self.queued = Marker(token, info)
+                self.queued = Marker(token, info, execution)
             mine = self.queued
-        if life == b"over":
+        newest = mine.newest if self.is_for(mine, execution) else b""
+        if alone == b"over":
             self.queued = None
         else:
-            mine.waiting, mine.lock = False, lock
-            mine.alone = mine.alone if life == b"as it is" else life != b"0"
-        return Vote(VoteKind.GRANTED, mine.version, value=mine.newest, merged=mine.merged)
+            mine.started, mine.lock = mine.started or execution, lock
+            mine.alone = mine.alone if alone == b"as it is" else alone != b"0"
+        return Vote(VoteKind.GRANTED, mine.version, value=newest, merged=mine.merged)
+
+    def is_for(self, marker, execution):
+        """Return whether what was merged is for this execution: none other started it."""
+        return marker.started in (b"", execution)
 
     def end(self, token, how, _life):
         """As END_LUA; no window has passed."""
         ended = False
         for place in ("queued", "next"):
             marker = getattr(self, place)
-            if marker is not None and marker.token == token:
-                ended = True
+            if marker is None or marker.token != token:
+                continue
+            if (how == b"idle" and self.runs(marker)) or (how == b"unstarted" and marker.started):
+                continue
+            ended = True
+            if how == b"ran":
+                marker.started = marker.started or b"-"
+            elif how in (b"hand", b"wait", b"window"):
                 marker.alone = True
-                if how == b"over":
-                    setattr(self, place, None)
+                marker.lock = b"" if how == b"window" else marker.lock
+            else:
+                setattr(self, place, None)
         return Vote(VoteKind.GRANTED if ended else VoteKind.REFUSED)
 
 
@@ -876,6 +998,22 @@ class Forgetful(ModelNode):
         return True
 
 
+class Generous(ModelNode):
+    """A mutant: it hands what was merged to whatever execution comes."""
+
+    def is_for(self, marker, execution):
+        """Return whether what was merged is for this execution: always."""
+        return True
+
+
+class Trusting(ModelNode):
+    """A mutant: it merges into what may expire, too."""
+
+    def takes_merges(self, marker):
+        """Return whether a trigger can be merged into a marker, as if no message expired."""
+        return marker.started in (b"", b"-")
+
+
 @dataclass
 class Told:
     """
@@ -885,6 +1023,7 @@ class Told:
         arguments: Which tell it from the others.
         steps: What it is doing.
         began: When it was made, in steps of its world.
+        expires: Whether its message may end unrun.
         ended: When it was told; None while it was not, or if it never learnt what became of it.
         into: Token of the marker that it was merged into.
     """
@@ -892,6 +1031,7 @@ class Told:
     arguments: bytes
     steps: object
     began: int
+    expires: bool = False
     ended: int | None = None
     into: bytes = b""
     call: object = None
@@ -909,16 +1049,18 @@ class TriggerWorld:
     Attributes:
         made: All triggers, by their arguments.
         accepted: Those that were told that they are merged.
-        waiting: Placed messages that no worker has taken up yet.
+        refused: How many were told that nothing is merged, and have to see to themselves.
+        retries: How many executions came after the first of their message.
+        messages: Placed messages that no worker has taken up yet.
         faults: Laws that were broken, in words.
     """
 
     SIZE = 3
 
-    def __init__(self, seed, node=ModelNode, life=0.0, triggers=12):
+    def __init__(self, seed, node=ModelNode, alone=0.0, triggers=12, expiring=0.0):
         self.chance = random.Random(seed)
         self.nodes = [node() for _ in range(self.SIZE)]
-        self.life = life
+        self.alone, self.expiring = alone, expiring
         self.now = 0
         self.left = triggers
         self.busy, self.accepted, self.faults = [], [], []
@@ -926,7 +1068,8 @@ class TriggerWorld:
         self.links = []
         self.messages = deque()
         self.untouched = set()
-        self.starts = 0
+        self.locks = self.starts = self.retries = self.refused = 0
+        self.lossy = set()
         self.tokens = (f"{number:040d}" for number in count(1))
         self.worker = self.new_links()
         self.queued = Queued(self.client(), self, lambda _: None)
@@ -1015,8 +1158,10 @@ class TriggerWorld:
         """Have somebody want the task to run."""
         self.left -= 1
         arguments = b"%d" % self.now
-        steps = enqueue(self.client(), Trigger("k", 60.0, {}, arguments))
-        told = Told(arguments, steps, self.now, links=self.new_links())
+        expires = self.chance.random() < self.expiring
+        trigger = Trigger("k", 60.0, {}, expires=expires, arguments=arguments)
+        steps = enqueue(self.client(), trigger)
+        told = Told(arguments, steps, self.now, expires, links=self.new_links())
         self.made[arguments] = told
         self.busy.append(told)
         self.go_on(told, None)
@@ -1044,12 +1189,20 @@ class TriggerWorld:
         """Note what a trigger was told."""
         if isinstance(placed, Placed):
             self.messages.append((placed.token, told))
+            if told.expires:
+                self.lossy.add(placed.token.encode())
             self.untouched.add(placed.token)
-            if len(self.untouched) > 1:
+            if len(self.untouched - {token.decode() for token in self.lossy}) > 1:
                 self.faults.append("two wait in one place")
-        else:
+            if len(self.untouched) > PLACES:
+                self.faults.append("more wait than there are places")
+        elif placed.merged:
             told.into = verdict(ballot)[0].value[:TOKEN_LENGTH]
             self.accepted.append(told)
+            if told.into in self.lossy:
+                self.faults.append("merged into what may expire")
+        else:
+            self.refused += 1
 
     # -- what the worker does --------------------------------------------------------
 
@@ -1065,21 +1218,49 @@ class TriggerWorld:
         """Run the task whose turn it is, or put it off."""
         token, _ = self.messages[0]
         self.starts += 1
-        lock = f"{self.starts:040d}"
-        self.lock(lock)
+        lock = self.take_lock()
         before = [told for told in self.accepted if told.into == token.encode()]
         self.untouched.discard(token)
-        started = self.queued.start("k", token, {}, lock_token=lock, life=self.life, wait=True)
+        started = self.start(token, "first", lock)
         if isinstance(started, Started):
             self.messages.popleft()
             self.check(before, started)
-            for _ in range(self.chance.randrange(30)):
-                self.happen()
+            self.be_busy()
+            if self.chance.random() < 0.2:
+                self.retry(token)
             self.lock("")
             self.queued.end("k", token, OVER)
         else:
             self.lock("")
             self.queued.end("k", token, "wait", life=60.0)
+
+    def start(self, token, execution, lock):
+        """Have the nodes told that a task runs; return what they say."""
+        begun = Begun({}, lock, execution, self.alone, 60.0)
+        return self.queued.start("k", token, begun, wait=True)
+
+    def retry(self, token):
+        """Have the task of a message run once more, as another execution."""
+        self.retries += 1
+        self.lock("")
+        self.queued.end("k", token, "wait", life=60.0)
+        self.be_busy()
+        again = self.start(token, "second", self.take_lock())
+        if isinstance(again, Started) and again.arguments:
+            self.faults.append("a retry was given what was not for it")
+        self.be_busy()
+
+    def be_busy(self):
+        """Let a task run for a while, or be away."""
+        for _ in range(self.chance.randrange(30)):
+            self.happen()
+
+    def take_lock(self):
+        """Have the lock held by one that has not held it before; return its token."""
+        self.locks += 1
+        lock = f"{self.locks:040d}"
+        self.lock(lock)
+        return lock
 
     def lock(self, token):
         """Have the lock held by *token*, or by nobody."""
@@ -1100,7 +1281,12 @@ class TriggerWorld:
 SEEDS = range(150)
 #: Seeds until which a mutant must have been found.
 SEARCH = range(400)
-WORLDS = {"the marker lives on": {"life": 0.0}, "it ends at the start": {"life": OVER}}
+WORLDS = {
+    "the marker lives on": {"alone": 0.0},
+    "it outlives the lock": {"alone": 60.0},
+    "it is left as it is": {"alone": AS_IT_IS},
+    "it ends at the start": {"alone": OVER},
+}
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -1110,19 +1296,49 @@ def test_of_triggers_at_once_one_waits_and_the_newest_is_run(world):
 
     Every start here reads all nodes that are up, a majority.
     """
-    broken, accepted, starts = {}, 0, 0
+    broken, accepted, starts, retries = {}, 0, 0, 0
     for seed in SEEDS:
         lived = TriggerWorld(seed, **WORLDS[world])
         if lived.live():
             broken[seed] = lived.faults
         accepted += len(lived.accepted)
         starts += lived.starts
+        retries += lived.retries
+        assert lived.refused == 0
     assert broken == {}
     assert accepted > 300
     assert starts > 300
+    assert retries > 50
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_of_triggers_that_may_expire_none_has_another_to_lose(world):
+    """However messages interleave: nobody relies on them, and who is refused is told so."""
+    broken, accepted, refused_ones = {}, 0, 0
+    for seed in SEEDS:
+        lived = TriggerWorld(seed, expiring=0.5, **WORLDS[world])
+        if lived.live():
+            broken[seed] = lived.faults
+        accepted += len(lived.accepted)
+        refused_ones += lived.refused
+    assert broken == {}
+    assert accepted > 100
+    assert refused_ones > 100
 
 
 def test_the_world_sees_what_becomes_of_versions_that_may_fall():
     """Nodes that store whatever comes let an older trigger win, or lose one: the check sees it."""
     wrong = "an older trigger won over a newer one"
     assert any(wrong in TriggerWorld(seed, Forgetful).live() for seed in SEARCH)
+
+
+def test_the_world_sees_a_retry_that_is_given_what_was_merged():
+    """Nodes that hand it to every execution are found out."""
+    wrong = "a retry was given what was not for it"
+    assert any(wrong in TriggerWorld(seed, Generous).live() for seed in SEARCH)
+
+
+def test_the_world_sees_what_is_merged_into_a_message_that_may_expire():
+    """Nodes that do not care are found out."""
+    wrong = "merged into what may expire"
+    assert any(wrong in TriggerWorld(seed, Trusting, expiring=0.5).live() for seed in SEARCH)
