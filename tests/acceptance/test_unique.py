@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import re
@@ -73,6 +74,36 @@ def declare(app):
     )(job)
 
     declare_others(app, ours)
+    broken = os.environ.get("BROKEN")
+    if broken == "any token":
+        let_any_token_end_a_marker()
+    elif broken == "parent":
+        let_the_parent_end_nothing()
+    elif broken == "start":
+        let_a_start_say_nothing()
+
+
+def let_any_token_end_a_marker():
+    """Take the comparison of tokens out of what ends a marker."""
+    from celery_redlock.lock.queued_scripts import END
+
+    source = END.source.replace(b"m.token == ARGV[1]", b"m.token ~= ''")
+    assert source != END.source
+    END.source, END.sha = source, hashlib.sha1(source).hexdigest().encode()
+
+
+def let_the_parent_end_nothing():
+    """Let the main process of a worker say nothing of what it revokes or loses."""
+    from celery_redlock.task.forced_ends import RedlockRequest
+
+    RedlockRequest._queued = property(lambda self: None, lambda self, queued: None)
+
+
+def let_a_start_say_nothing():
+    """Let a marker not be told that its task has started."""
+    from celery_redlock.lock.queued import Queued, Started
+
+    Queued.start = lambda self, *args, **kwargs: Started()
 
 
 def folder_of_events():
@@ -266,6 +297,51 @@ def test_a_late_finisher_does_not_end_a_newer_marker(it):
     it.wait_until_free("finished:*")
     third = it.task("finished").apply_async(("late finisher",), queue="nobody")
     assert (third.duplicate, third.holder_id) == (True, second.id)
+
+
+@pytest.mark.parametrize("broken", ["any token", "nothing"])
+def test_without_the_token_a_late_finisher_would(it, broken):
+    """The twin: a worker that compares no tokens ends the newer marker; others do not."""
+    queue = broken.replace(" ", "")
+    it.worker(name=queue, args=["-Q", queue], env={"BROKEN": broken})
+    name = f"late with {broken}"
+    first = it.task("finished").apply_async((name, "gate"), queue=queue)
+    it.started(name)
+    drop_markers(it)
+    it.task("finished").apply_async((name,), queue="nobody")
+    (it.folder / f"{name}.open").touch()
+    first.get(timeout=20)
+    assert is_duplicate(it, "finished", name) == (broken == "nothing")
+
+
+@pytest.mark.parametrize("broken", ["parent", "nothing"])
+def test_without_its_parent_a_child_that_was_killed_would_stand_for_its_name(it, broken):
+    """The twin: acknowledged late, nobody else ends the marker before its time."""
+    queue = f"{broken}kill"
+    it.worker(name=queue, args=["-Q", queue], env={"BROKEN": broken})
+    name = f"killed without {broken}"
+    it.task("finished late").apply_async((name, "gate"), queue=queue)
+    (ran,) = it.started(name)
+    os.kill(ran.pid, signal.SIGKILL)
+    it.wait_for_log(r"WorkerLostError")
+    eventually(lambda: not it.keys("redlock:lock:finished late:*"), "the lease's end")
+    if broken == "nothing":
+        eventually(lambda: not is_duplicate(it, "finished late", name), "its end", timeout=SOON)
+    else:
+        assert is_duplicate(it, "finished late", name)
+
+
+@pytest.mark.parametrize("broken", ["start", "nothing"])
+def test_without_a_start_a_killed_worker_would_silence_its_name(it, broken):
+    """The twin: a marker that was not handed over to the lock outlives it."""
+    queue = f"{broken}start"
+    worker = it.worker(name=queue, args=["-Q", queue], env={"BROKEN": broken})
+    name = f"silenced without {broken}"
+    it.task("finished").apply_async((name, "gate"), queue=queue)
+    it.started(name)
+    worker.kill()
+    eventually(lambda: not it.keys("redlock:lock:finished:*"), "the lease's end")
+    assert is_duplicate(it, "finished", name) == (broken == "start")
 
 
 def test_a_late_starter_does_not_end_a_newer_marker(it):
