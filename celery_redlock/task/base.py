@@ -149,7 +149,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         link_error: Any = None,
         shadow: str | None = None,
         **options: Any,
-    ) -> Any:
+    ) -> UniqueResult:
         """
         Publish the task; with ``unique_until``, unless it is queued or running already.
 

@@ -27,6 +27,7 @@ from celery_redlock import (
     RunUnlocked,
     Skip,
     Skipped,
+    UniqueResult,
     current_lock,
 )
 from celery_redlock.task.forced_ends import RedlockRequest
@@ -62,6 +63,9 @@ def simple(invoice_id: int) -> int:
     min_hold=1.0,
     dedup_ttl=600,
     chain_on_skip="continue",
+    unique_until="finished",
+    unique_for=600.0,
+    on_duplicate="rerun",
 )
 def bill(self: RedlockTask, invoice_id: int, *, dry_run: bool = False) -> str:
     """Use all options, and the lock."""
@@ -71,11 +75,12 @@ def bill(self: RedlockTask, invoice_id: int, *, dry_run: bool = False) -> str:
     fence: int | None = lock.fence
     left: float = lock.remaining()
     lost: bool = lock.is_lost
+    merged: int = lock.merged
     why: str | None = lock.lost_reason
     told: tuple[str, str, float, float] = (lock.name, lock.token, lock.ttl, lock.since)
     if self.request.retries > 3:
         raise self.retry(countdown=int(left))
-    return f"{same} {fence} {lost} {why} {told} {dry_run}"
+    return f"{same} {fence} {lost} {merged} {why} {told} {dry_run}"
 
 
 @app.task(base=RedlockTask, unique_on=("user_id",), on_conflict=Reschedule(base=2.0, cap=30.0))
@@ -92,6 +97,15 @@ def tenant_key(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 @app.task(base=RedlockTask, lock_key=tenant_key, on_unavailable=RunUnlocked())
 def sync(tenant: str) -> None:
     """Have a callable key."""
+
+
+def publish(task: RedlockTask) -> str | None:
+    """Publish, and ask whether it was there already."""
+    try:
+        result: UniqueResult = task.apply_async((7,), countdown=5)
+    except DuplicateTask as error:
+        return f"{error.holder_id} {error.lock_name}"
+    return result.holder_id if result.duplicate else result.lock_name
 
 
 class Import(RedlockTask):
