@@ -7,6 +7,7 @@ The queued marker: keep a second message of a task out of the queue. Sans I/O, a
                            and has not started yet      --> Duplicate, newest arguments handed over
                            and runs, nobody is next     --> Placed as the next one
                            and runs, somebody is next   --> Duplicate, newest arguments handed over
+                           but that one may expire      --> Duplicate, nothing handed over
     worker  --START-->   the marker lives on as long as the task's lock, or by itself
             --END-->     it is taken away, by the token that the message carries
 
@@ -375,8 +376,11 @@ class Queued:
             return None
         if len(refused) >= majority or (refused and len(granted) + passed < majority):
             return {**read_holder(refused[0].value), "ttl": max(vote.ttl for vote in refused)}
+        merged = max((vote.merged for vote in granted), default=0)
+        if any(vote.merged and not vote.value for vote in granted):
+            return Started(merged=merged)  # who knows what was merged knows an execution before it
         newest = max(granted, key=lambda vote: vote.fence, default=Vote(VoteKind.GRANTED))
-        return Started(newest.value, max((vote.merged for vote in granted), default=0))
+        return Started(newest.value, merged)
 
     def end(
         self, name: str, token: str, how: str, *, life: float = 0.0, wait: bool = False

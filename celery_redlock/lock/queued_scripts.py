@@ -121,7 +121,9 @@ if current.token ~= ARGV[1] then
     if ARGV[5] == 'as it is' then
       local window = whole(now + tonumber(ARGV[6]))
       redis.call('HSET', KEYS[1], 'until', window, 'window', window)
-      redis.call('PEXPIRE', KEYS[1], ARGV[6])
+      if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[6]) then
+        redis.call('PEXPIRE', KEYS[1], ARGV[6])
+      end
     end
   elseif others or next.token ~= '' or ARGV[5] == 'as it is' or ARGV[5] == 'over' then
     return {5, now}
@@ -137,7 +139,9 @@ end
 if ARGV[5] == 'over' then redis.call('DEL', KEYS[1])
 else
   redis.call('HSET', KEYS[1], 'lock', ARGV[3])
-  if mine.started == '' then redis.call('HSET', KEYS[1], 'started', ARGV[4]) end
+  if mine.started == '' or mine.started == '-' then
+    redis.call('HSET', KEYS[1], 'started', ARGV[4])
+  end
   if ARGV[5] ~= 'as it is' then
     redis.call('HSET', KEYS[1], 'until', whole(now + tonumber(ARGV[5])))
     redis.call('PEXPIRE', KEYS[1], ARGV[7])
@@ -158,13 +162,15 @@ for i = 1, 2 do
   local key = KEYS[i]
   local m = read(key)
   local runs = m.lock ~= '' and lock and string.sub(lock, 1, TOKEN) == m.lock
-  local spare = (how == 'idle' and runs) or (how == 'unstarted' and m.started ~= '')
+  local ran = m.started ~= '' and m.started ~= '-'
+  local spare = (how == 'idle' and runs) or (how == 'unstarted' and ran)
   if m.token == ARGV[1] and not spare then
     ended = 1
     if how == 'ran' then
       if m.started == '' then redis.call('HSET', key, 'started', '-') end
     elseif how == 'hand' then
       redis.call('HSET', key, 'until', whole(now + tonumber(ARGV[3])))
+      redis.call('PEXPIRE', key, whole(math.max(tonumber(ARGV[3]), redis.call('PTTL', key))))
     elseif how == 'wait' then
       local alone = math.max(m.alone, now + tonumber(ARGV[3]))
       local life = math.max(alone - now, redis.call('PTTL', key))

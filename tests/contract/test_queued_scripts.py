@@ -756,7 +756,7 @@ def test_who_is_next_can_be_promoted_as_it_is_or_for_its_end(bench, waited):
     bench.end(A)
     bench.start(B, AS_IT_IS, life=30.0)
     assert near(bench.left(), 30)
-    assert near(bench.pttl(), 30)
+    assert near(bench.pttl(), max(30, waited + 1))  # never less: it may have been merged into
     assert bench.queued["window"] == bench.queued["until"]
     assert bench.next == {}
     bench.enqueue(C)
