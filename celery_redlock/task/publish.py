@@ -89,14 +89,14 @@ def publish(
         return joined(task, plugin, chosen, name, placed, options)
     if isinstance(placed, Duplicate):  # into what may expire nothing is merged: it could be lost
         return unique(send(**options), lock_name=name)
-    is_duplicate = bool(placed.before) and chosen.unique_until != "started"
-    if is_duplicate:
-        tell(task, plugin, chosen, name, placed.before, 0)
-    if placed.before:
-        wait_for_it(options, chosen, placed)
-    queued = QueuedTask(name, placed.token, options["task_id"], str(chosen.unique_until))
-    options["headers"] = {**(options.get("headers") or {}), **queued.header}
     try:
+        is_duplicate = bool(placed.before) and chosen.unique_until != "started"
+        if is_duplicate:
+            tell(task, plugin, chosen, name, placed.before, 0)
+        if placed.before:
+            wait_for_it(options, chosen, placed)
+        queued = QueuedTask(name, placed.token, options["task_id"], str(chosen.unique_until))
+        options["headers"] = {**(options.get("headers") or {}), **queued.header}
         result = send(**options)
     except BaseException:  # not published, or nobody knows: a second message at the worst
         plugin.locks.queued.end(name, placed.token, OVER)
