@@ -61,13 +61,18 @@ class Driver:
         if isinstance(step, Ask):
             return self.ask(step)
         if isinstance(step, Tell):
-            self.tell(step.request, step.skip)
+            self.tell(step.request, step.skip, hurry=step.hurry)
         else:
             self._sleep(step.seconds)
         return None
 
-    def tell(self, request: Request, skip: frozenset[int] = frozenset()) -> None:
+    def tell(
+        self, request: Request, skip: frozenset[int] = frozenset(), *, hurry: bool = True
+    ) -> None:
         """Put *request* to the nodes, even if an interruption strikes; twice does no harm."""
+        if not hurry:
+            self._fanout.tell_later(Call(request, len(self.labels), None), skip)
+            return
         try:
             self._fanout.tell(Call(request, len(self.labels), None), skip)
         except BaseException:

@@ -162,6 +162,13 @@ class Fanout:
             self._send([call], skip)
         self._publish()
 
+    def tell_later(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
+        """Send *call*, a note, along with whatever is sent next; that is a write less."""
+        with self._mutex:
+            for node in self.nodes:
+                if node.position not in skip:
+                    node.take_along(call, clock.now())
+
     def settle(self) -> None:
         """
         Wait for nodes that are being connected, if it is the first time or no quorum is there.

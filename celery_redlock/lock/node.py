@@ -38,6 +38,8 @@ __all__ = ["Call", "Gone", "Node"]
 PATIENCE = 2.0
 #: How many notes are kept for a node that is not connected: as many as go in one write.
 UNDELIVERED = 512
+#: How many notes wait for company at most; with regular traffic one or two do.
+LONGEST_COMPANY = 16
 #: How many replies a suspect may owe before its connection is given up.
 BACKLOG = 64
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -137,6 +139,7 @@ class Node:
         self.suspect_since: float | None = None
         self._owed: deque[Owed] = deque()
         self._undelivered: deque[tuple[Call, float]] = deque(maxlen=UNDELIVERED)
+        self._along: deque[tuple[Call, float]] = deque()
         self._boot = b""
         self._reading: ClockReading | None = None
 
@@ -187,6 +190,19 @@ class Node:
         self.problem = problem
         self.is_settled = True
 
+    def take_along(self, call: Call, now: float) -> None:
+        """Keep a note for the next request, or for the next connection if that comes first."""
+        self._along.append((call, now))
+        if len(self._along) > LONGEST_COMPANY:
+            self._keep(*self._along.popleft())
+
+    def _with_company(self, calls: Sequence[Call]) -> Sequence[Call]:
+        """Return *calls* and, before them, the notes that have waited for company."""
+        if not self._along:
+            return calls
+        notes, self._along = [call for call, _ in self._along], deque()
+        return [*notes, *calls]
+
     def _keep(self, call: Call, now: float) -> None:
         """Keep a note for the next connection: it may not have arrived."""
         if call.request.script in NOTES:
@@ -230,6 +246,7 @@ class Node:
         if self.suspect_since is not None:
             calls = self._only_notes(calls)
         if calls:
+            calls = self._with_company(calls)
             self._owed.extend([(call, now) for call in calls])
             self._write(b"".join([self._bytes(call) for call in calls]))
 

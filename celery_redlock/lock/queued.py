@@ -282,7 +282,8 @@ def enqueue(client: Client, trigger: Trigger) -> Steps:
                 votes = []
             is_placed = votes and votes[0].kind in (VoteKind.GRANTED, VoteKind.NEXT)
             if not is_placed and len(clean) < len(ballot):
-                yield Tell(end_all(client.rules, trigger.name, token), clean)
+                # A node that stored it all the same had forgotten the others' marker: rare.
+                yield Tell(end_all(client.rules, trigger.name, token), clean, hurry=not votes)
         except GeneratorExit:  # dropped by its driver: nobody is there to tell the nodes
             raise
         except BaseException:

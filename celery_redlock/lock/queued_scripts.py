@@ -90,13 +90,14 @@ local function merge(m)
   if redis.call('PTTL', m.key) < tonumber(ARGV[8]) then redis.call('PEXPIRE', m.key, ARGV[8]) end
   return {4, now, whole(version), left(m, now), m.token .. m.info, merged}
 end
+local current = read(KEYS[1])
+local others = current.token ~= ARGV[1] and stands(current, now, lock)
+if others and ARGV[6] == '' then return refuse(current) end
 local next = read(KEYS[2])
 if next.token ~= ARGV[1] and stands(next, now, false) then
   return ARGV[6] ~= '' and merge(next) or refuse(next)
 end
-local current = read(KEYS[1])
-if current.token ~= ARGV[1] and stands(current, now, lock) then
-  if ARGV[6] == '' then return refuse(current) end
+if others then
   if current.started == '' then return merge(current) end
   return enqueue(KEYS[2], 3, current)
 end

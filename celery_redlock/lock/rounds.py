@@ -96,10 +96,15 @@ class Ask:
 
 @dataclass(frozen=True)
 class Tell:
-    """Send *request* to every node but those at the positions *skip*; wait for nothing."""
+    """
+    Send *request* to every node but those at the positions *skip*; wait for nothing.
+
+    What is in no *hurry* goes along with whatever is sent next.
+    """
 
     request: Request
     skip: frozenset[int] = frozenset()
+    hurry: bool = True
 
 
 @dataclass(frozen=True)

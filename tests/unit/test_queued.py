@@ -686,7 +686,7 @@ def test_an_interruption_is_the_algorithms_to_clean_up_after(queued, error):
 
 def test_an_interrupted_word_is_said_all_the_same(queued):
     """If the telling itself is hit it is repeated at once, and the interruption then goes on."""
-    made = queued([refused("y"), refused("y"), free()])
+    made = queued([refused("y"), refused("z"), free()])
     made.fanout.trouble.append(Stop())
     with pytest.raises(Stop):
         made.enqueue(TRIGGER)
