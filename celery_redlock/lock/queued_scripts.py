@@ -47,8 +47,9 @@ local function stands(m, now, lock)
   return m.lock ~= '' and lock and string.sub(lock, 1, TOKEN) == m.lock
 end
 local function whole(n) return string.format('%.0f', n) end
-local function put(key, token, info, alone, window, started, life)
-  redis.call('DEL', key)
+local function put(m, token, info, alone, window, started, life)
+  local key = m.key
+  if m.token ~= '' then redis.call('DEL', key) end
   redis.call('HSET', key, 'token', token, 'info', info, 'until', whole(alone),
     'window', whole(window), 'started', started)
   redis.call('PEXPIRE', key, life)
@@ -64,11 +65,11 @@ local now = now_ms()
 local lock, found, held_back = unpack(redis.call('MGET', KEYS[3], KEYS[4], KEYS[5]))
 local code, wait = standing(found, held_back, KEYS[4], KEYS[5], ARGV[10], ARGV[9])
 if code ~= 1 then return {code, now, wait} end
-local function enqueue(key, how, before)
+local function enqueue(m, how, before)
   local later = how == 3 and left(before, now) + 1000 or 0
-  if redis.call('HGET', key, 'token') ~= ARGV[1] then
+  if m.token ~= ARGV[1] then
     local life = later + tonumber(ARGV[3])
-    put(key, ARGV[1], ARGV[2], now + life, now + later + tonumber(ARGV[4]), ARGV[5], whole(life))
+    put(m, ARGV[1], ARGV[2], now + life, now + later + tonumber(ARGV[4]), ARGV[5], whole(life))
   end
   if ARGV[9] ~= '0' then redis.call('PEXPIRE', KEYS[4], REMEMBERED) end
   return {how, now, '0', left(before, now), before.token .. before.info, 0}
@@ -99,10 +100,13 @@ if next.token ~= ARGV[1] and stands(next, now, false) then
 end
 if others then
   if current.started == '' then return merge(current) end
-  return enqueue(KEYS[2], 3, current)
+  return enqueue(next, 3, current)
 end
-if next.token == ARGV[1] then redis.call('RENAME', KEYS[2], KEYS[1]) end
-return enqueue(KEYS[1], 1, current)
+if next.token == ARGV[1] then
+  redis.call('RENAME', KEYS[2], KEYS[1])
+  current = next
+end
+return enqueue(current, 1, current)
 """
 
 # KEYS 1 queued 2 next 3 lock, held by who starts
@@ -129,7 +133,7 @@ if current.token ~= ARGV[1] then
   elseif others or next.token ~= '' or ARGV[5] == 'as it is' or ARGV[5] == 'over' then
     return {5, now}
   else
-    put(KEYS[1], ARGV[1], ARGV[2], now + tonumber(ARGV[5]), now, ARGV[4], ARGV[7])
+    put(current, ARGV[1], ARGV[2], now + tonumber(ARGV[5]), now, ARGV[4], ARGV[7])
     mine = read(KEYS[1])
   end
 end
