@@ -26,8 +26,11 @@ __all__ = ["RedlockTask"]
 
 #: Built-in tasks of Celery; they inherit from us under ``task_cls`` and take no lock.
 BUILT_IN = "celery."
-#: By its name, as only a worker has need of it.
-NOTE_REVOKES = "celery_redlock.task.forced_ends:NoteRevokes"
+#: Of a worker's start; by their names, as only a worker has need of them.
+STEPS = (
+    "celery_redlock.task.forced_ends:NoteRevokes",
+    "celery_redlock.task.result:SpareResults",
+)
 
 
 class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at run time before 5.4
@@ -89,7 +92,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         """
         bound = super().bind(app)
         protect(cls, RedlockTask)
-        plugin_for(app).install(NOTE_REVOKES)
+        plugin_for(app).install(*STEPS)
         registered = app._tasks.values()  # noqa: SLF001  app.tasks would finalize the app here
         task = next((task for task in reversed(registered) if type(task) is cls), None)
         if task is not None:

@@ -5,12 +5,45 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from celery import bootsteps
 from celery.result import AsyncResult, EagerResult
 
-__all__ = ["UniqueResult", "unique"]
+__all__ = ["SpareResults", "UniqueResult", "unique"]
 
 
-class UniqueResult(AsyncResult):  # type: ignore[type-arg]  # AsyncResult[Any] fails at run time
+class SparingResult(AsyncResult):  # type: ignore[type-arg]  # AsyncResult[Any] fails at run time
+    """A result that can be freed anywhere, also in the middle of a green wait."""
+
+    def __del__(self) -> None:
+        """
+        Cancel what waits for this result, as Celery does, but in a greenlet of its own.
+
+        Celery tells Redis so at once. Where the collector of cycles finds a result while
+        eventlet waits for a socket, the I/O within that wait leaves its greenlet hanging for
+        ever, and with it a task of the worker.
+        """
+        if sys.is_finalizing():
+            return
+        eventlet = sys.modules.get("eventlet")
+        if eventlet is None or self.backend is None or not is_green(eventlet):
+            super().__del__()
+        else:
+            backend: Any = self.backend
+            eventlet.spawn_n(backend.remove_pending_result, self)
+
+
+class SpareResults(bootsteps.Step):
+    """Has all results of a worker be such, in the pool that needs it: not only ours are freed."""
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        eventlet = sys.modules.get("eventlet")
+        if eventlet is not None and is_green(eventlet):
+            make = worker.app.subclass_with_self
+            worker.app.AsyncResult = make(SparingResult, name="AsyncResult", reverse="AsyncResult")
+
+
+class UniqueResult(SparingResult):
     """
     The result of a `RedlockTask`, as `apply_async` and `delay` return it.
 
@@ -49,23 +82,6 @@ class UniqueResult(AsyncResult):  # type: ignore[type-arg]  # AsyncResult[Any] f
     def __copy__(self) -> UniqueResult:
         own = self.duplicate, self.holder_id, self.lock_name
         return type(self)(self.id, self.backend, None, self.app, self.parent, *own)
-
-    def __del__(self) -> None:
-        """
-        Cancel what waits for this result, as Celery does, but not in the middle of a green wait.
-
-        Celery tells Redis so at once. Where the collector of cycles finds a result while
-        eventlet waits for a socket, the I/O within that wait leaves its greenlet hanging for
-        ever, and with it a task of the worker.
-        """
-        if sys.is_finalizing():
-            return
-        eventlet = sys.modules.get("eventlet")
-        if eventlet is None or self.backend is None or not is_green(eventlet):
-            super().__del__()
-        else:
-            backend: Any = self.backend
-            eventlet.spawn_n(backend.remove_pending_result, self)
 
 
 class UniqueEagerResult(EagerResult, UniqueResult):  # type: ignore[type-arg]

@@ -187,9 +187,11 @@ def test_a_copy_of_an_eager_result_is_its_own_holder(eager, way):
 #: way, as one does that waits for a socket.
 FREE = """
 import gc, json, sys, threading, time
+from types import SimpleNamespace
 from celery import Celery
 from celery.result import AsyncResult
 from celery_redlock import UniqueResult
+from celery_redlock.task.result import SpareResults
 
 try:
     from greenlet import getcurrent
@@ -224,9 +226,11 @@ def free(name, kind, in_a_cycle):
 
 def run_all():
     gc.disable()
-    for kind in (UniqueResult, AsyncResult):
+    SpareResults(SimpleNamespace(app=app))
+    kinds = {"UniqueResult": UniqueResult, "AsyncResult": AsyncResult, "app's": app.AsyncResult}
+    for kind_name, kind in kinds.items():
         for in_a_cycle in (False, True):
-            name = f"{kind.__name__}{' in a cycle' if in_a_cycle else ''}"
+            name = f"{kind_name}{' in a cycle' if in_a_cycle else ''}"
             where = run(free, name, kind, in_a_cycle)
             limit = time.monotonic() + 10
             while name not in ended and time.monotonic() < limit:
@@ -295,7 +299,7 @@ def test_under_eventlet_its_end_does_no_io_where_it_is_freed():
     eventlet waits for a socket in that greenlet, and the wait within the wait hangs it.
     """
     told = freed("eventlet")
-    for name in ("UniqueResult", "UniqueResult in a cycle"):
+    for name in ("UniqueResult", "UniqueResult in a cycle", "app's", "app's in a cycle"):
         assert told[name] == SOON, name
     for name in ("AsyncResult", "AsyncResult in a cycle"):
         assert told[name] == AT_ONCE, name
@@ -305,7 +309,7 @@ def test_under_eventlet_its_end_does_no_io_where_it_is_freed():
 def test_elsewhere_its_end_is_told_at_once(setup):
     """With threads, with eventlet merely imported, under gevent: as Celery's own result does."""
     told = freed(setup)
-    assert len(told) == 4
+    assert len(told) == 6
     assert told == dict.fromkeys(told, AT_ONCE)
 
 
