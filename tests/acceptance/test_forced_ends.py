@@ -136,6 +136,7 @@ def end_by_force(it, lock, end, task="late", queue="many"):
     if signame:
         terminate(it, result, signame)
     if kill:
+        it.wait_until_begun(running.pid)
         os.kill(running.pid, signal.SIGKILL)
     return result
 
@@ -240,6 +241,7 @@ def test_a_task_whose_child_was_killed_comes_again_if_celery_says_so(it, task):
     # Not by the children that outlived a revoke above: Celery takes their death for that revoke.
     result = publish(it, task, lock, 60.0, once=True, queue="next")
     (running,) = it.started(lock)
+    it.wait_until_begun(running.pid)
     os.kill(running.pid, signal.SIGKILL)
     assert result.get(timeout=10) == f"worked on {lock}"
     first, second = it.bodies(lock)

@@ -373,6 +373,7 @@ def test_when_the_holder_is_killed_the_pending_one_runs(lossless, task, whom):
     assert {r.id for r in results} == {results[0].id} != {first.id}
 
     if whom == "child":
+        it.wait_until_begun(holder.pid)
         os.kill(holder.pid, signal.SIGKILL)
     else:
         doomed.kill(children=False)

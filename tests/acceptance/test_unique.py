@@ -129,6 +129,7 @@ def declare_others(app, ours):
     def dying(self, name):
         with body(os.environ["EVENTS"], name, retries=self.request.retries):
             if not self.request.retries:
+                time.sleep(1.0)  # the parent has to know that it began, or it is not missed
                 os.kill(os.getpid(), signal.SIGKILL)
 
     @app.task(name="hanging", time_limit=1, **UNIQUE, **ours)
@@ -322,6 +323,7 @@ def test_without_its_parent_a_child_that_was_killed_would_stand_for_its_name(it,
     name = f"killed without {broken}"
     it.task("finished late").apply_async((name, "gate"), queue=queue)
     (ran,) = it.started(name)
+    it.wait_until_begun(ran.pid)
     os.kill(ran.pid, signal.SIGKILL)
     it.wait_for_log(r"WorkerLostError")
     eventually(lambda: not it.keys("redlock:lock:finished late:*"), "the lease's end")
@@ -413,6 +415,7 @@ def test_a_child_that_was_killed_stands_for_nothing(it, way, late):
     name = f"{way}{late}"
     result = bring_about(it, f"finished{late}", name, "running")
     (it_runs,) = it.started(name)
+    it.wait_until_begun(it_runs.pid)
     if way == "killed":
         os.kill(it_runs.pid, signal.SIGKILL)
     else:

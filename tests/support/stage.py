@@ -163,6 +163,19 @@ class Stage:
             timeout=30,
         )
 
+    def wait_until_begun(self, pid: int) -> None:
+        """
+        Wait until a worker's main process knows that its child *pid* is at a task.
+
+        A child that dies before that is not missed: Celery hands its task to another one.
+        """
+
+        def knows() -> bool:
+            active = self.app.control.inspect(timeout=0.5).active() or {}
+            return any(task["worker_pid"] == pid for tasks in active.values() for task in tasks)
+
+        eventually(knows, f"a worker that knows of {pid}", timeout=30)
+
     def keys(self, pattern: str) -> set[str]:
         """Return the names of the keys on any node that fit *pattern*, past the library."""
         found: set[str] = set()
