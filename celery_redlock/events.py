@@ -14,6 +14,8 @@ from typing import Any, Protocol
 __all__ = [
     "DuplicatePublished",
     "Event",
+    "LeaderDeposed",
+    "LeaderElected",
     "LeaseLost",
     "LockAcquired",
     "LockConflict",
@@ -26,6 +28,8 @@ __all__ = [
     "NodeUp",
     "Notify",
     "Observer",
+    "SlotPublished",
+    "SlotSkipped",
     "TaskRescheduled",
     "TaskSkipped",
     "broadcast",
@@ -270,3 +274,78 @@ class TaskRescheduled(TaskEvent):
 
     countdown: float
     times: int
+
+
+@dataclass(frozen=True)
+class LeaderElected(LockEvent):
+    """
+    This process leads all schedulers of its name from now on.
+
+    Attributes:
+        fence: Number of its term; a later leader has a larger one.
+    """
+
+    fence: int | None
+
+
+@dataclass(frozen=True)
+class LeaderDeposed(LockEvent):
+    """
+    This process does not lead any more.
+
+    Attributes:
+        reason: ``"resigned"``, ``"failed"`` if the wrapped scheduler raised an error, ``"clock"``
+            if the clock of this machine is too far ahead, ``"deposed"`` if a newer leader was
+            met, or as in `LockLost.reason`.
+        led: For how long it did [s].
+    """
+
+    reason: str
+    led: float
+
+
+@dataclass(frozen=True)
+class SlotEvent(Event):
+    """
+    Something that concerns one slot of a schedule.
+
+    Attributes:
+        entry: Name of the schedule's entry.
+        task: Name of its task.
+        due: When the slot was due [s, Unix time].
+    """
+
+    entry: str
+    task: str
+    due: float
+
+
+@dataclass(frozen=True)
+class SlotPublished(SlotEvent):
+    """
+    The task of a slot was published.
+
+    Attributes:
+        task_id: Its id.
+        late: For how long the slot had been due [s].
+    """
+
+    task_id: str
+    late: float
+
+
+@dataclass(frozen=True)
+class SlotSkipped(SlotEvent):
+    """
+    The task of a slot is not published.
+
+    Attributes:
+        cause: ``"overlap"`` if the run of an earlier slot has not ended, ``"deadline"`` if the slot
+            is too old, ``"uncertain"`` if an earlier leader died while it published it, or
+            ``"duplicate"`` if the task is queued already and has ``unique_until``.
+        since: Where all slots since then are skipped, this one being the newest: when the one
+            before them was due [s, Unix time]; else 0.0.
+    """
+
+    cause: str
+    since: float = 0.0

@@ -14,7 +14,7 @@ from typing import Any
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.rules import Rules, number
+from celery_redlock.lock.rules import Rules, number, positive
 
 __all__ = ["KNOWN", "PREFIX", "Settings", "one_of"]
 
@@ -30,7 +30,16 @@ RULES = (
     "fence",
     "prefix",
 )
-OWN = ("nodes", "on_conflict", "on_unavailable", "on_lock_lost", "dedup_ttl")
+OWN = (
+    "nodes",
+    "on_conflict",
+    "on_unavailable",
+    "on_lock_lost",
+    "dedup_ttl",
+    "beat_scheduler",
+    "beat_starting_deadline",
+    "beat_name",
+)
 #: All settings without the prefix.
 KNOWN = tuple(sorted((*RULES, *OWN)))
 
@@ -47,6 +56,11 @@ class Settings:
         on_unavailable: Policy when no quorum could decide; a word or a policy.
         on_lock_lost: ``"abort"`` or ``"warn"``.
         dedup_ttl: How long a finished execution is remembered [s, >= 0; 0 is off].
+        beat_scheduler: Class or name of the scheduler that `celery_redlock.beat` wraps.
+        beat_starting_deadline: How old a slot may be when it is published [s, > 0]; None for the
+            newest of any age, and all that are not older than a takeover may take.
+        beat_name: What the schedulers that stand in for each other are called; None for the
+            name of the app.
         is_fallback: Whether *nodes* is the app's result backend or broker for want of a setting.
 
     Raises:
@@ -59,12 +73,20 @@ class Settings:
     on_unavailable: Any = "reschedule"
     on_lock_lost: str = "abort"
     dedup_ttl: float = 3600.0
+    beat_scheduler: Any = "celery.beat:PersistentScheduler"
+    beat_starting_deadline: float | None = None
+    beat_name: str | None = None
     is_fallback: bool = False
 
     def __post_init__(self) -> None:
         addresses_of(self.nodes)
         one_of("redlock_on_lock_lost", self.on_lock_lost, ("abort", "warn"))
         number("redlock_dedup_ttl", self.dedup_ttl)
+        if self.beat_starting_deadline is not None:
+            positive("redlock_beat_starting_deadline", self.beat_starting_deadline)
+        if self.beat_name is not None and not (isinstance(self.beat_name, str) and self.beat_name):
+            msg = f"redlock_beat_name must be a name, or None for the app's; got {self.beat_name!r}"
+            raise ConfigurationError(msg)
 
     @classmethod
     def from_conf(cls, conf: Mapping[str, Any], fallback: str | None = None) -> Settings:

@@ -8,7 +8,7 @@ The algorithms are the generators of `celery_redlock.lock.rounds` and
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from celery_redlock.lock.fanout import Fanout
@@ -81,6 +81,10 @@ class Driver:
 
     def ask(self, step: Ask) -> Ballot:
         """Put a question to the nodes and return their votes, complete."""
-        call = Call(step.request, len(self.labels), step.decided)
-        self._fanout.ask([call])
-        return call.ballot
+        return self.ask_all([step])[0]
+
+    def ask_all(self, steps: Sequence[Ask]) -> list[Ballot]:
+        """Put several questions to the nodes in one round and return the votes on each."""
+        calls = [Call(step.request, len(self.labels), step.decided) for step in steps]
+        self._fanout.ask(calls)
+        return [call.ballot for call in calls]

@@ -22,11 +22,15 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.queued_scripts import QUEUED_SCRIPTS
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import ENROL, SCRIPTS, Keys, ms
+from celery_redlock.lock.slot_scripts import SLOT_SCRIPTS
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
 __all__ = ["Greeting", "Unfit", "check_together", "enrol", "greet", "is_new_cluster"]
+
+#: What a node is to know.
+EVERY_SCRIPT = (*SCRIPTS, *QUEUED_SCRIPTS, *SLOT_SCRIPTS)
 
 
 class Unfit(ConfigurationError):
@@ -73,7 +77,7 @@ def greet(connection: AbstractConnection) -> Greeting:
         Unfit: It is a replica or a cluster node, or evicts keys.
         redis.RedisError, OSError: It does not answer, or refuses us.
     """
-    loads = [(b"SCRIPT", b"LOAD", script.source) for script in (*SCRIPTS, *QUEUED_SCRIPTS)]
+    loads = [(b"SCRIPT", b"LOAD", script.source) for script in EVERY_SCRIPT]
     asked: list[Sequence[Any]] = [(b"INFO",), (b"INFO", b"commandstats"), *loads]
     told, stats, *_ = exchange(connection, *asked)
     info = read_info(told)

@@ -47,6 +47,7 @@ from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Ask, Client, Wanted
 from celery_redlock.lock.rules import Rules, number
+from celery_redlock.lock.slots import Slots
 from celery_redlock.lock.votes import Ballot, VoteKind, count, read_holder, told
 from celery_redlock.lock.watchdog import Watchdog
 
@@ -120,6 +121,8 @@ class Redlock:
         self._driver = Driver(self._fanout, sleep)
         #: The markers that keep a second message of a task out of the queue.
         self.queued = Queued(self._client, self._driver, self._notify)
+        #: Which slots of a schedule have been published.
+        self.slots = Slots(self._client, self._driver)
         self._watchdog = Watchdog(self._extend_all, self._tell_renewal)
 
     @classmethod

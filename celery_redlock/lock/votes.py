@@ -45,6 +45,9 @@ class VoteKind(enum.Enum):
     NEXT = "next"
     MERGED = "merged"
     PASSED = "passed over"
+    #: Of a slot: granted, but an earlier term may have published it; or a newer term has begun.
+    UNCERTAIN = "granted, claimed before"
+    DEPOSED = "deposed"
 
 
 class Vote(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 from typing import Any
 
 from celery_redlock import events
@@ -73,12 +74,47 @@ def quarantined(event: events.NodeQuarantined) -> str:
     )
 
 
+def deposed(event: events.LeaderDeposed) -> str:
+    return f"Leads no more as {event.name!r} ({event.reason}), after {event.led:.1f} s"
+
+
+def published(event: events.SlotPublished) -> str:
+    late = f", {event.late:.1f} s late" if event.late >= 1.0 else ""
+    return f"Published slot {slot(event)} as {event.task}[{event.task_id}]{late}"
+
+
+#: What a slot was skipped for, in words.
+SKIPPED = {
+    "overlap": "the run of an earlier slot has not ended",
+    "deadline": "older than redlock_beat_starting_deadline allows",
+    "duplicate": "the task is queued or running already",
+    "uncertain": "an earlier leader died while it published it, and the task could not tell a copy",
+}
+
+
+def slot_skipped(event: events.SlotSkipped) -> str:
+    more = f" and all since {moment(event.since)}" if event.since else ""
+    return f"Skipped slot {slot(event)}{more}: {SKIPPED.get(event.cause, event.cause)}"
+
+
+def slot(event: events.SlotEvent) -> str:
+    return f"{event.entry!r} of {moment(event.due)}"
+
+
+def moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+
+
 #: Level and words per event; what is not here is logged as it is, at DEBUG.
 LINES: dict[type[events.Event], tuple[int, Callable[[Any], str]]] = {
     events.TaskSkipped: (logging.WARNING, skipped),
     events.TaskRescheduled: (logging.WARNING, rescheduled),
     events.DuplicatePublished: (logging.INFO, duplicate),
     events.LockUnavailable: (logging.WARNING, unavailable),
+    events.LeaderElected: (logging.INFO, lambda e: f"Leads as {e.name!r}, term {e.fence}"),
+    events.LeaderDeposed: (logging.WARNING, deposed),
+    events.SlotPublished: (logging.INFO, published),
+    events.SlotSkipped: (logging.WARNING, slot_skipped),
     events.LeaseLost: (logging.ERROR, lambda e: f"Lock {e.name!r} is lost ({e.reason})"),
     events.NodeDown: (logging.WARNING, lambda e: f"Lock node {e.node} is down: {e.reason}"),
     events.NodeUp: (logging.INFO, lambda e: f"Lock node {e.node} is up"),

@@ -21,6 +21,7 @@ from celery_redlock.task.publish import is_alone, publish
 from celery_redlock.task.queued import QueuedTask
 from celery_redlock.task.redelivery import warn_if_forgetful
 from celery_redlock.task.result import UniqueResult, unique
+from celery_redlock.task.slot import Slot
 
 __all__ = ["RedlockTask"]
 
@@ -58,6 +59,8 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
             ``"finished"``, has ended in ``"success"``, or until its window has ``"expired"``.
         unique_for: The window, or else the longest life of a marker that nobody ends [s].
         on_duplicate: ``"join"``, ``"fail"`` or ``"rerun"``.
+        overlap: What `celery_redlock.beat` does with a slot while the run of an earlier one has not
+            ended: ``"skip"``, ``"buffer_one"`` or ``"allow"``.
     """
 
     abstract = True
@@ -78,6 +81,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
     unique_until: str | None = None
     unique_for: float | None = None
     on_duplicate: str = "join"
+    overlap: str = "skip"
 
     _lock_name: LockName | None = None
     _tells_started = False
@@ -175,12 +179,17 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
             return inherited(args, kwargs, **options)
 
         is_eager = self.app.conf.task_always_eager
-        if not self._is_unique or is_eager or locking.disabled or not is_alone(options):
+        slot = Slot.of(options.get("headers"), task_id)
+        is_unique = self._is_unique or (slot is not None and slot.is_buffered)
+        if not is_unique or is_eager or locking.disabled or not is_alone(options):
             return unique(send(**options))
         self._check_arguments(args, kwargs)
         options["task_id"] = task_id or uuid()
         plugin = plugin_for(self.app)
-        return publish(self, plugin, self._lock_options(plugin), (args, kwargs), options, send)
+        chosen = self._lock_options(plugin)
+        if slot is not None:
+            chosen = slot.adjust(chosen)
+        return publish(self, plugin, chosen, (args, kwargs), options, send)
 
     def AsyncResult(self, task_id: str, **kwargs: Any) -> Any:  # noqa: N802  Celery's name
         """Return the result of the task with this id."""

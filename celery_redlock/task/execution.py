@@ -51,6 +51,7 @@ from celery_redlock.task.queued import (
 )
 from celery_redlock.task.redelivery import set_aside
 from celery_redlock.task.refused import policy_for, refuse
+from celery_redlock.task.slot import Slot
 
 __all__ = ["Execution", "left_of"]
 
@@ -96,6 +97,7 @@ class Execution:
         self._has_ended = self._finishing = self._is_replaced = False
         headers = None if request.is_eager or locking.disabled else request.headers
         self._queued = QueuedTask.of(headers, request.id)
+        self._slot = Slot.of(headers, request.id)
         self._ending: QueuedTask | None = None
         self._became: str | None = None
         self._comes_in = 0.0
@@ -104,7 +106,8 @@ class Execution:
     @property
     def options(self) -> LockOptions:
         """The options of the task; not asked for while locks are disabled."""
-        return self.task._lock_options(self._plugin)  # type: ignore[no-any-return]  # noqa: SLF001
+        options: LockOptions = self.task._lock_options(self._plugin)  # noqa: SLF001
+        return options if self._slot is None else self._slot.adjust(options)
 
     def run(self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """
@@ -208,7 +211,8 @@ class Execution:
     @property
     def _info(self) -> dict[str, Any]:
         """What this tells others of itself."""
-        return {"task": self.task.name, "task_id": self.request.id, "execution": self.id}
+        told = {"task": self.task.name, "task_id": self.request.id, "execution": self.id}
+        return told if self._slot is None else {**told, **self._slot.info}
 
     def _kinship(self, holder: dict[str, Any]) -> str | None:
         """Return how the holder is related: ``"same"`` execution, ``"predecessor"``, or not."""

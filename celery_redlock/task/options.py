@@ -12,7 +12,7 @@ from celery_redlock.lock.rules import flag, number, positive
 from celery_redlock.settings import PREFIX, Settings, one_of
 from celery_redlock.task.policies import Policy, policy_of
 
-__all__ = ["OPTIONS", "LockOptions", "check_declared", "classes_before"]
+__all__ = ["OPTIONS", "OVERLAP", "LockOptions", "check_declared", "classes_before", "overlap_word"]
 
 #: Task attribute -> setting without the prefix; "" for attributes without a setting.
 OPTIONS = {
@@ -30,11 +30,14 @@ OPTIONS = {
     "unique_until": "",
     "unique_for": "",
     "on_duplicate": "",
+    "overlap": "",
 }
 #: Not options, but names of ours that are not misspelt either.
 METHODS = ("lock", "lock_name", "check_lock")
 UNIQUE_UNTIL = ("started", "finished", "success", "expired")
 ON_DUPLICATE = ("join", "fail", "rerun")
+#: What becomes of a slot of beat while the run of an earlier one has not ended.
+OVERLAP = ("skip", "buffer_one", "allow")
 #: How long a queued marker stands by itself where the task does not say [s], and at most.
 UNIQUE_FOR, LONGEST_UNIQUE_FOR = 3600.0, 366 * 24 * 3600.0
 
@@ -57,6 +60,7 @@ class LockOptions:
         unique_until: What ends the queued marker; None for a task that takes none.
         unique_for: How long the marker stands by itself [s].
         on_duplicate: ``"join"``, ``"fail"`` or ``"rerun"``.
+        overlap: ``"skip"``, ``"buffer_one"`` or ``"allow"``.
     """
 
     ttl: float
@@ -71,6 +75,7 @@ class LockOptions:
     unique_until: str | None
     unique_for: float
     on_duplicate: str
+    overlap: str
 
     @property
     def reruns(self) -> bool:
@@ -116,6 +121,7 @@ class LockOptions:
             unique_until=unique_word(name, task.unique_until),
             unique_for=UNIQUE_FOR if task.unique_for is None else float(task.unique_for),
             on_duplicate=duplicate_word(name, task.on_duplicate),
+            overlap=overlap_word(f"{name}: overlap", task.overlap),
         )
 
 
@@ -144,6 +150,7 @@ def check_declared(task: Any, base: type) -> None:
         "unique_until": lambda value: unique_word(name, value),
         "unique_for": lambda value: unique_time(name, value),
         "on_duplicate": lambda value: duplicate_word(name, value),
+        "overlap": lambda value: overlap_word(f"{name}: overlap", value),
     }
     for option, check in checks.items():
         value = getattr(task, option)
@@ -228,3 +235,8 @@ def unique_time(task: str, value: Any) -> float:
 def duplicate_word(task: str, value: object) -> str:
     """Return *value* if it is a word for ``on_duplicate``."""
     return one_of(f"{task}: on_duplicate", value, ON_DUPLICATE)
+
+
+def overlap_word(where: str, value: object) -> str:
+    """Return *value* if it is a word for ``overlap``; *where* is what an error names."""
+    return one_of(where, value, OVERLAP)

@@ -1,0 +1,125 @@
+"""
+What we need of a schedule's entry, whichever scheduler it comes from.
+
+Celery's own, those of django-celery-beat and those of RedBeat differ in how they are moved on
+and in where they keep when they last ran.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from celery import beat
+
+from celery_redlock.beat.due import interval_of, last_due
+from celery_redlock.errors import LockKeyError
+from celery_redlock.task.options import overlap_word
+from celery_redlock.task.slot import Slot
+
+__all__ = ["for_slot", "lock_of", "overlap_of", "ran_last", "reserve", "set_last_run"]
+
+
+def overlap_of(entry: Any, app: Any) -> str:
+    """
+    Return what is to become of a slot of *entry* while the run of an earlier one has not ended.
+
+    That of the entry's options, also where its scheduler does not keep them (django-celery-beat);
+    else that of its task.
+
+    Raises:
+        ConfigurationError: It is no word for that.
+    """
+    static = app.conf.beat_schedule.get(entry.name) or {}
+    declared: Mapping[str, Any] = static.get("options") or {} if isinstance(static, Mapping) else {}
+    where = f"beat_schedule[{entry.name!r}]: overlap"
+    for options in (entry.options or {}, declared):
+        if options.get("overlap") is not None:
+            return overlap_word(where, options["overlap"])
+    return getattr(app.tasks.get(entry.task), "overlap", "skip")
+
+
+def lock_of(task: Any, entry: Any) -> str | None:
+    """Return the lock name of a run of *entry*, None if *task* takes no lock that we know of."""
+    if not hasattr(task, "check_lock"):
+        return None
+    try:
+        name = task.lock_name(entry.args, entry.kwargs)
+    except (LockKeyError, TypeError):  # it will fail where it runs, and say why
+        return None
+    return name if isinstance(name, str) and name else None
+
+
+def for_slot(entry: Any, slot: Slot, task_id: str) -> Any:
+    """Return a copy of *entry* whose message says for which slot it is; its scheduler has none."""
+    published = with_arguments(entry)
+    options = {k: v for k, v in (entry.options or {}).items() if k != "overlap"}
+    headers = {**(options.get("headers") or {}), **slot.header(task_id)}
+    published.options = {**options, "task_id": task_id, "headers": headers}
+    return published
+
+
+def with_arguments(entry: Any) -> Any:
+    """Return a copy of *entry* whose lazy arguments are evaluated, once for all who ask."""
+    evaluated = copy.copy(entry)
+    evaluated.args = beat._evaluate_entry_args(entry.args)  # type: ignore[attr-defined]  # noqa: SLF001
+    evaluated.kwargs = beat._evaluate_entry_kwargs(entry.kwargs)  # type: ignore[attr-defined]  # noqa: SLF001
+    return evaluated
+
+
+def ran_last(entry: Any) -> datetime | None:
+    """Return when *entry* ran last as its scheduler has it, as an aware date."""
+    last = entry.last_run_at
+    if last is None or last.tzinfo is not None:
+        return last  # type: ignore[no-any-return]
+    return last.replace(tzinfo=timezone.utc)  # type: ignore[no-any-return]
+
+
+def set_last_run(entry: Any, moment: datetime) -> None:
+    """Note in *entry* that it ran last at *moment*."""
+    last = entry.last_run_at
+    if last is not None and last.tzinfo is None:
+        moment = moment.astimezone(timezone.utc).replace(tzinfo=None)
+    entry.last_run_at = moment
+    if hasattr(entry, "model"):  # of django-celery-beat, which makes its entries anew from it
+        entry.model.last_run_at = moment
+
+
+def reserve(inherited: Callable[[Any], Any], entry: Any, now: datetime) -> Any:
+    """
+    Move *entry* on as its scheduler does, but leave an interval where its grid is.
+
+    Args:
+        inherited: ``reserve`` of the scheduler.
+        entry: Of the scheduler.
+        now: The time, aware.
+    """
+    if interval_of(entry.schedule) is None:
+        return inherited(entry)
+    due = last_due(entry.schedule, now)
+    before = ran_last(entry)
+    if due is None or (before is not None and due <= before):
+        return inherited(entry)  # nothing was due on the grid: once more would be at once
+    return inherited(_OnGrid(entry, due))
+
+
+class _OnGrid:
+    """An entry whose next instance ran last at a moment that we choose."""
+
+    def __init__(self, entry: Any, moment: datetime) -> None:
+        self._entry = entry
+        self._moment = moment
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._entry, name)
+
+    def __next__(self) -> Any:
+        entry, cls = self._entry, type(self._entry)
+        # RedBeat stores the next instance while it makes it; those of Celery take the date, too.
+        if cls.__next__ is cls._next_instance:
+            return entry._next_instance(last_run_at=self._moment)  # noqa: SLF001
+        following = next(entry)
+        set_last_run(following, self._moment)
+        return following

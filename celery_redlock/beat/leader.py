@@ -1,0 +1,212 @@
+"""
+One term: the scheduler that is wrapped, at work while we lead.
+
+It is built anew for each term, so that it reads its own state afresh, and works as ever but
+for what it calls on itself:
+
+    populate_heap   first its entries learn from the nodes when they ran last
+    is_due          an interval is due on its grid, so that lateness does not add up
+    reserve         likewise
+    apply_async     publishes by way of `celery_redlock.beat.slots`
+
+What could not be published is owed: it is tried again until it is, or the term ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from celery.schedules import schedstate
+
+from celery_redlock.beat import entries
+from celery_redlock.beat.due import interval_of, last_due
+from celery_redlock.beat.slots import NotYet, SlotPublisher, TermOver
+from celery_redlock.beat.term import Term
+from celery_redlock.errors import QuorumUnavailable
+from celery_redlock.lock import clock
+
+__all__ = ["Leader"]
+
+logger = logging.getLogger(__name__)
+
+#: When something is tried again that failed [s].
+TRY_AGAIN = 1.0
+#: Longest time between two looks whether we still lead [s].
+LOOK = 1.0
+
+
+@dataclass
+class Owed:
+    """
+    An entry with slots that have to be tried again.
+
+    Attributes:
+        entry: That.
+        at: When [s, `clock.now`].
+        moves_on: Whether the entry is to be moved on once they are published.
+        options: Of the publish.
+    """
+
+    entry: Any
+    at: float
+    moves_on: bool
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Leader:
+    """
+    The wrapped scheduler during one term.
+
+    Args:
+        scheduler: It, just built.
+        publisher: Of this term.
+        term: Ours.
+
+    Attributes:
+        scheduler: The wrapped one.
+    """
+
+    def __init__(self, scheduler: Any, publisher: SlotPublisher, term: Term) -> None:
+        self.scheduler = scheduler
+        self._publisher = publisher
+        self._term = term
+        self._owed: dict[str, Owed] = {}
+        self._next_tick = 0.0
+        self._over: str | None = None
+        self._apply_async: Callable[..., Any] = scheduler.apply_async
+        self._reserve: Callable[[Any], Any] = scheduler.reserve
+        self._is_due: Callable[[Any], Any] = scheduler.is_due
+        self._populate_heap: Callable[..., Any] = scheduler.populate_heap
+        scheduler.apply_async = self.apply_async
+        scheduler.reserve = self.reserve
+        scheduler.is_due = self.is_due
+        scheduler.populate_heap = self.populate_heap
+        if hasattr(scheduler, "lock_key"):  # RedBeat's own lock: a second one, on one node
+            scheduler.lock_key = None
+
+    def tick(self) -> float:
+        """
+        Do what is due and return when to come again [s from now, >= 0].
+
+        Raises:
+            TermOver: We lead no more.
+        """
+        self._ensure_leading()
+        self._pay()
+        now = clock.now()
+        if now >= self._next_tick:
+            try:
+                pause = self.scheduler.tick()
+            except QuorumUnavailable as error:
+                logger.warning("beat: What was published last is unknown: %s", error)
+                pause = TRY_AGAIN
+            self._next_tick = clock.now() + (pause or 0.0)
+        self._ensure_leading()
+        soonest = min([self._next_tick, *(owed.at for owed in self._owed.values())])
+        return min(LOOK, max(0.0, soonest - clock.now()))
+
+    def _ensure_leading(self) -> None:
+        reason = self._over or self._term.held.lost_reason
+        if reason is not None:
+            raise TermOver(reason)
+
+    def _pay(self) -> None:
+        """Try again what is owed."""
+        for name, owed in list(self._owed.items()):
+            if owed.at > clock.now() or self._over:
+                continue
+            options = owed.options
+            if options.get("producer") is not None:
+                options = {**options, "producer": self.scheduler.producer}
+            try:
+                self._publish(Owed(owed.entry, owed.at, owed.moves_on, options))
+            except Exception:
+                logger.exception("beat: Publishing %r failed again; it is tried on", name)
+
+    # -- what the scheduler calls on itself -------------------------------------------
+
+    def apply_async(
+        self,
+        entry: Any,
+        producer: Any = None,
+        advance: bool = True,  # noqa: FBT001, FBT002  Celery's signature
+        **kwargs: Any,
+    ) -> Any:
+        """Publish the slots of *entry* that are due; moves it on once they are."""
+        return self._publish(Owed(entry, 0.0, advance, {"producer": producer, **kwargs}))
+
+    def _publish(self, owed: Owed) -> Any:
+        entry = owed.entry
+
+        def send(ready: Any) -> Any:
+            return self._apply_async(ready, advance=False, **owed.options)
+
+        if self._over is not None:
+            return None
+        try:
+            result = self._publisher.publish_due(entry, send)
+        except TermOver as over:
+            self._over = over.reason
+            return None
+        except NotYet as wait:
+            self._owe(owed, wait.after)
+            return None
+        except QuorumUnavailable as error:
+            if entry.name not in self._owed:
+                logger.warning("beat: %r is due, but waits: %s", entry.name, error)
+            self._owe(owed, TRY_AGAIN)
+            return None
+        except Exception:
+            self._owe(owed, TRY_AGAIN)
+            raise
+        self._owed.pop(entry.name, None)
+        if owed.moves_on:
+            self.reserve(entry)
+        return result
+
+    def _owe(self, owed: Owed, after: float) -> None:
+        at = clock.now() + after
+        self._owed[owed.entry.name] = Owed(owed.entry, at, owed.moves_on, owed.options)
+
+    def reserve(self, entry: Any) -> Any:
+        """Move *entry* on; an interval stays on its grid."""
+        return entries.reserve(self._reserve, entry, datetime.now(timezone.utc))
+
+    def is_due(self, entry: Any) -> Any:
+        """Return whether *entry* is due, and when to look again [s from now]."""
+        state = self._is_due(entry)
+        every = interval_of(entry.schedule)
+        if every is None or not state[0]:
+            return state
+        now = datetime.now(timezone.utc)
+        due = last_due(entry.schedule, now) or now
+        return schedstate(is_due=True, next=(due + every - now).total_seconds())
+
+    def populate_heap(self, *args: Any, **kwargs: Any) -> Any:
+        """Order the entries by when they are due, knowing when they ran last."""
+        scheduled = list(self.scheduler.schedule.values())
+        try:
+            self._publisher.look_up([entry.name for entry in scheduled])
+        except QuorumUnavailable:
+            self.scheduler._heap = None  # noqa: SLF001  so that it is tried again
+            raise
+        for entry in scheduled:
+            self._recall(entry)
+        return self._populate_heap(*args, **kwargs)
+
+    def _recall(self, entry: Any) -> None:
+        """Let *entry* know when it ran last, whoever published it."""
+        last = self._publisher.last_of(entry.name)
+        before = entries.ran_last(entry)
+        if last is None and before is not None and interval_of(entry.schedule) is not None:
+            last = last_due(entry.schedule, before)
+        if last is not None:
+            entries.set_last_run(entry, last)
+
+    def close(self) -> None:
+        """Let the wrapped scheduler store what it has and free what it uses."""
+        self.scheduler.close()

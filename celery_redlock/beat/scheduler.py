@@ -1,0 +1,222 @@
+"""
+What ``celery beat -S redlock`` runs: stand by, or lead.
+
+    tick --> StandBy: bid when it is time      (term.py)
+             Term:    the wrapped scheduler    (leader.py), which publishes by slots (slots.py)
+                      lost, deposed, failed: step down, stand by
+
+A tick never raises, so the process never ends because of a lock: it waits and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery.utils.imports import load_extension_class_names
+from kombu.utils.imports import symbol_by_name
+
+from celery_redlock.beat.entries import overlap_of
+from celery_redlock.beat.leader import Leader
+from celery_redlock.beat.slots import SlotPublisher, TermOver
+from celery_redlock.beat.term import Candidate, StandBy, Term
+from celery_redlock.deferral import signals_deferred
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock import clock
+from celery_redlock.plugin import plugin_for
+
+__all__ = ["RedlockScheduler"]
+
+logger = logging.getLogger("celery.beat")  # what celery beat writes, at the level it is given
+
+#: Entry points under which schedulers have short names.
+ALIASES = "celery.beat_schedulers"
+
+
+class RedlockScheduler:
+    """
+    A scheduler for ``celery beat`` of which there may be many: one leads, the others stand by.
+
+    It wraps the scheduler that the setting ``redlock_beat_scheduler`` names, by composition.
+    Each due slot is published at most once, even by two leaders at once.
+
+    Args:
+        app: The Celery app.
+        schedule_filename: For the wrapped scheduler, if it keeps a file.
+        max_interval: Longest sleep of the wrapped scheduler [s].
+        lazy: Only to be asked what it is; takes no part.
+        **kwargs: For the wrapped scheduler.
+
+    Raises:
+        ConfigurationError: A setting makes no sense, or a lock node must not be one.
+    """
+
+    #: RedBeat looks whether it is to take a lock of its own.
+    lock_key = None
+
+    def __init__(
+        self,
+        app: Any,
+        schedule_filename: str | None = None,
+        max_interval: float | None = None,
+        lazy: bool = False,  # noqa: FBT001, FBT002  Celery's signature
+        **kwargs: Any,
+    ) -> None:
+        self.app = app
+        self._plugin = plugin_for(app)
+        settings = self._plugin.settings
+        self._wrapped = scheduler_class(settings.beat_scheduler)
+        self._options = {
+            "schedule_filename": schedule_filename,
+            "max_interval": max_interval,
+            **kwargs,
+        }
+        self.max_interval: float = (
+            max_interval or app.conf.beat_max_loop_interval or self._wrapped.max_interval
+        )
+        self._beat = settings.beat_name or app.main or "celery"
+        self._candidate: Candidate | None = None
+        self._state: StandBy | Term = StandBy(0.0, "")
+        self._leader: Leader | None = None
+        self._is_closed = False
+        if not lazy:
+            self._start()
+
+    def _start(self) -> None:
+        self._plugin.check()
+        check_entries(self.app)
+        name = f"celery_redlock.beat:{self._beat}"
+        self._candidate = Candidate(self._plugin.locks, name, self._plugin.notify)
+
+    # -- what celery.beat.Service calls -----------------------------------------------
+
+    def tick(self) -> float:
+        """Bid if it is time, or do what is due; returns when to come again [s from now]."""
+        if isinstance(self._state, StandBy):
+            pause = self._state.until - clock.now()
+            if pause > 0:
+                return pause
+            self._bid(self._state)
+        if isinstance(self._state, Term):
+            return self._lead(self._state)
+        return max(0.0, self._state.until - clock.now())
+
+    def _bid(self, state: StandBy) -> None:
+        if self._candidate is None or self._is_closed:
+            return
+        with signals_deferred():  # a term that is granted must not get lost on its way here
+            self._state = self._candidate.bid(state)
+
+    def _lead(self, term: Term) -> float:
+        try:
+            if self._leader is None:
+                self._leader = self._build(term)
+            return self._leader.tick()
+        except TermOver as over:
+            self._step_down(term, over.reason)
+        except Exception:
+            logger.exception("beat: %s failed; somebody else may lead", self._wrapped.__name__)
+            self._step_down(term, "failed")
+        return 0.0
+
+    def _build(self, term: Term) -> Leader:
+        scheduler = self._wrapped(app=self.app, lazy=False, **self._options)
+        return Leader(scheduler, SlotPublisher(self._plugin, self._beat, term), term)
+
+    def _step_down(self, term: Term, reason: str) -> None:
+        leader, self._leader = self._leader, None
+        try:
+            if leader is not None:
+                leader.close()
+        except Exception:
+            logger.exception("beat: Closing %s failed", self._wrapped.__name__)
+        finally:
+            if self._candidate is not None:
+                with signals_deferred():
+                    self._state = self._candidate.step_down(term, reason)
+
+    def should_sync(self) -> bool:
+        """Return whether the wrapped scheduler has something to store."""
+        return bool(self._leader is not None and self._leader.scheduler.should_sync())
+
+    def _do_sync(self) -> None:
+        if self._leader is not None:
+            self._leader.scheduler._do_sync()  # noqa: SLF001  Celery calls it so
+
+    def sync(self) -> None:
+        """Have the wrapped scheduler store what it has."""
+        if self._leader is not None:
+            self._leader.scheduler.sync()
+
+    def close(self) -> None:
+        """Resign, so that another may lead at once; may be called again."""
+        self._is_closed = True
+        if isinstance(self._state, Term):
+            self._step_down(self._state, "resigned")
+
+    @property
+    def schedule(self) -> Any:
+        """The schedule of the wrapped scheduler; empty while another leads."""
+        return {} if self._leader is None else self._leader.scheduler.schedule
+
+    @property
+    def info(self) -> str:
+        """What the banner tells."""
+        name = f"{self._wrapped.__module__}.{self._wrapped.__qualname__}"
+        nodes, ttl = len(self._plugin.settings.nodes), self._plugin.settings.rules.ttl
+        leads = (
+            f"    . leads -> one of all called {self._beat!r} (lease {ttl:g} s, {nodes} lock nodes)"
+        )
+        return f"    . wraps -> {name}\n{leads}"
+
+
+def scheduler_class(named: Any) -> Any:
+    """
+    Return the scheduler class that *named* is, or names.
+
+    Raises:
+        ConfigurationError: There is none, or it is ours.
+    """
+    aliases: dict[str, str] = dict(load_extension_class_names(ALIASES))  # type: ignore[arg-type]
+    try:
+        found = symbol_by_name(named, aliases=aliases)
+    except (ImportError, AttributeError, ValueError) as error:
+        known = ", ".join(sorted(aliases))
+        msg = (
+            f"redlock_beat_scheduler = {named!r} cannot be imported ({error}); it is a class, "
+            f"'package.module:Class', or one of {known or 'no installed names'}"
+        )
+        raise ConfigurationError(msg) from error
+    if not isinstance(found, type) or not hasattr(found, "apply_async"):
+        msg = f"redlock_beat_scheduler = {named!r} is no scheduler class of Celery's"
+        raise ConfigurationError(msg)
+    return found
+
+
+def check_entries(app: Any) -> None:
+    """Raise ConfigurationError if an entry of ``beat_schedule`` has impossible options."""
+    for name, fields in app.conf.beat_schedule.items():
+        if not isinstance(fields, dict):
+            continue
+        entry = _Declared(name, fields)
+        word = overlap_of(entry, app)
+        declared = (entry.options or {}).get("overlap")
+        task = app.tasks.get(entry.task)
+        if declared is None or word == "allow" or hasattr(task, "check_lock"):
+            continue
+        which = "is not known to beat" if task is None else "is no RedlockTask"
+        msg = (
+            f"beat_schedule[{name!r}]: overlap={word!r} needs a task whose lock tells that it "
+            f"runs, but {entry.task!r} {which}; give it base=RedlockTask (and have beat import "
+            "it), or leave overlap out"
+        )
+        raise ConfigurationError(msg)
+
+
+class _Declared:
+    """An entry of ``beat_schedule`` as it is written down."""
+
+    def __init__(self, name: str, fields: dict[str, Any]) -> None:
+        self.name = name
+        self.task = fields.get("task")
+        self.options = fields.get("options") or {}

@@ -1,0 +1,296 @@
+"""
+Publish what is due during one term, each slot once.
+
+    entry is due --> slots since its record's last one --> too old: dropped, with a warning
+                 --> for each, oldest first:
+                       claim it on the nodes, one round
+                         published before:                  nothing to do
+                         an earlier leader died over it:    published if the task knows a copy
+                         the run of an earlier one goes on: skipped, if that is the policy
+                       is the term still ours? --> publish, the slot in a header --> settle it
+
+Whatever fails on the way leaves the slot unsettled: it is tried again, by us or the next leader.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from celery.schedules import BaseSchedule
+
+from celery_redlock.beat.due import MILLISECOND, due_between, last_due, next_due
+from celery_redlock.beat.entries import for_slot, lock_of, overlap_of, with_arguments
+from celery_redlock.beat.term import Term
+from celery_redlock.deferral import signals_deferred
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.events import SlotPublished, SlotSkipped
+from celery_redlock.lock.slots import Claim, Claimed, LastSlot, SlotState
+from celery_redlock.plugin import Plugin
+from celery_redlock.task.slot import Slot
+
+__all__ = ["NotYet", "SlotPublisher", "TermOver", "in_time"]
+
+logger = logging.getLogger(__name__)
+
+#: How long a record is kept at least, and at most.
+SHORTEST_KEEP, LONGEST_KEEP = timedelta(days=1), timedelta(days=800)
+#: How much earlier than the slot a scheduler may find its entry due: the sun is not that exact.
+EARLY = timedelta(seconds=2)
+#: How old slots are published without a deadline, at least [s]; or so many takeovers.
+SHORTEST_CATCH_UP, TAKEOVERS = 60.0, 2
+#: How long a takeover may take beyond the lease [s].
+TAKEOVER = 2.0
+
+
+class TermOver(Exception):
+    """
+    Nothing may be published in this term any more.
+
+    Attributes:
+        reason: As in `LeaderDeposed.reason`.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class NotYet(Exception):
+    """
+    A slot has to be tried again.
+
+    Attributes:
+        after: When [s from now].
+    """
+
+    def __init__(self, after: float) -> None:
+        super().__init__(after)
+        self.after = after
+
+
+@dataclass(frozen=True)
+class Missed:
+    """
+    Slots of an entry that were not published yet.
+
+    Attributes:
+        due: Those to publish, in order.
+        dropped: The newest of those that are too old, None if there are none.
+    """
+
+    due: list[datetime]
+    dropped: datetime | None
+
+
+def in_time(
+    plan: BaseSchedule, last: datetime | None, now: datetime, deadline: float | None, ttl: float
+) -> Missed:
+    """
+    Return what is to be published of a schedule.
+
+    Args:
+        plan: The schedule.
+        last: Its last slot that was published, None if nobody knows of any.
+        now: The time, aware.
+        deadline: How old a slot may be [s]; None for the newest of any age, as Celery has it, and
+            for all those that fell due while another leader may have been elected.
+        ttl: Of the leadership [s].
+    """
+    allowed = deadline
+    if allowed is None:
+        allowed = max(SHORTEST_CATCH_UP, TAKEOVERS * (ttl + TAKEOVER))
+    oldest = now - timedelta(seconds=allowed)
+    if last is None:
+        newest = last_due(plan, now)
+        if newest is None or (deadline is not None and newest < oldest):
+            return Missed([], newest)
+        return Missed([newest], None)
+    due = due_between(plan, max(last, oldest - MILLISECOND), now)
+    if not due and deadline is None:
+        due = newer_than(last, last_due(plan, now))
+    dropped = newer_than(last, last_due(plan, due[0] - MILLISECOND if due else now))
+    return Missed(due, dropped[0] if dropped else None)
+
+
+def newer_than(last: datetime, due: datetime | None) -> list[datetime]:
+    """Return *due* if it is newer than *last*."""
+    return [due] if due is not None and due > last else []
+
+
+class SlotPublisher:
+    """
+    Publishes the slots of one term.
+
+    Args:
+        plugin: Of the app.
+        beat: What the schedulers that stand in for each other are called.
+        term: Ours.
+    """
+
+    def __init__(self, plugin: Plugin, beat: str, term: Term) -> None:
+        self._plugin = plugin
+        self._beat = beat
+        self._term = term
+        self._last: dict[str, datetime | None] = {}
+
+    def look_up(self, names: Iterable[str]) -> None:
+        """
+        Learn the last slots of the entries called *names*, of those that are new to this term.
+
+        Raises:
+            QuorumUnavailable: Too few nodes told.
+        """
+        records = {self._record(name): name for name in names if name not in self._last}
+        with signals_deferred():
+            found = self._plugin.locks.slots.look(list(records))
+        self._last.update((name, settled(found.get(record))) for record, name in records.items())
+
+    def last_of(self, name: str) -> datetime | None:
+        """Return the last slot of an entry that needs no more publishing, None for none."""
+        return self._last.get(name)
+
+    def _record(self, name: str) -> str:
+        return f"{self._beat}/{name}"
+
+    def publish_due(self, entry: Any, send: Callable[[Any], Any]) -> Any:
+        """
+        Publish all slots of *entry* that are due and were not published.
+
+        Args:
+            entry: Of the wrapped scheduler.
+            send: Publishes an entry.
+
+        Returns:
+            The result of the last one, None if there was none.
+
+        Raises:
+            TermOver: We lead no more.
+            NotYet: There is one that has to be tried again.
+            QuorumUnavailable: No quorum could decide; likewise.
+            Exception: What *send* raised; likewise.
+        """
+        self.look_up([entry.name])
+        now = datetime.now(timezone.utc)
+        settings = self._plugin.settings
+        last = self.last_of(entry.name)
+        missed = in_time(
+            entry.schedule, last, now, settings.beat_starting_deadline, settings.rules.ttl
+        )
+        if missed.dropped is not None:
+            self._drop(entry, missed.dropped, last, moves_on=not missed.due)
+        result = None
+        for due in missed.due:
+            result = self._publish(entry, due, send)
+        if not missed.due and missed.dropped is None:
+            self._wait_for_the_sun(entry, now)
+        return result
+
+    def _wait_for_the_sun(self, entry: Any, now: datetime) -> None:
+        """Have an entry that its scheduler found due a moment early tried again in time."""
+        coming = due_between(entry.schedule, now, now + EARLY)
+        if coming:
+            raise NotYet((coming[0] - now).total_seconds())
+
+    def _drop(self, entry: Any, due: datetime, last: datetime | None, *, moves_on: bool) -> None:
+        since = 0.0 if last is None else last.timestamp()
+        slot = Slot(entry.name, due.timestamp())
+        if moves_on:
+            self._plugin.locks.slots.settle(self._claim(entry, slot, None))
+            self._last[entry.name] = due
+        self._skipped(entry, slot, "deadline", since)
+
+    def _publish(self, entry: Any, due: datetime, send: Callable[[Any], Any]) -> Any:
+        app = self._plugin.app
+        task = app.tasks.get(entry.task)
+        slot = Slot(entry.name, due.timestamp(), self._overlap(entry))
+        entry = with_arguments(entry)
+        lock = lock_of(task, entry) if slot.overlap == "skip" else None
+        claim = self._claim(entry, slot, lock)
+        with signals_deferred():  # a stop between claim and publish would leave a doubt
+            self._ensure_leading()
+            claimed = self._plugin.locks.slots.claim(claim)
+            cause = self._reason_to_skip(task, slot, claimed)
+            if claimed.state is SlotState.PUBLISHED:
+                self._last[entry.name] = due
+                return None
+            if cause is None:
+                self._ensure_leading()
+                task_id = slot.task_id(self._beat)
+                ready = for_slot(entry, slot, task_id)
+                result = send(ready)
+                task_id = ready.options["task_id"]
+                if getattr(result, "duplicate", False) and result.id != task_id:
+                    cause = "overlap" if slot.is_buffered else "duplicate"
+            self._plugin.locks.slots.settle(claim)
+            self._last[entry.name] = due
+        if cause is not None:
+            self._skipped(entry, slot, cause)
+            return None
+        late = max(0.0, datetime.now(timezone.utc).timestamp() - slot.due)
+        self._plugin.notify(SlotPublished(entry.name, entry.task, slot.due, task_id, late))
+        return result
+
+    def _ensure_leading(self) -> None:
+        reason = self._term.held.lost_reason
+        if reason is not None:
+            raise TermOver(reason)
+
+    def _overlap(self, entry: Any) -> str:
+        try:
+            return overlap_of(entry, self._plugin.app)
+        except ConfigurationError as error:  # of an entry that was not there at our start
+            logger.error("beat: %s; this slot is treated as with 'skip'", error)  # noqa: TRY400
+            return "skip"
+
+    def _claim(self, entry: Any, slot: Slot, lock: str | None) -> Claim:
+        keep = keep_for(entry.schedule, slot.moment, self._plugin.settings.beat_starting_deadline)
+        held = self._term.held
+        return Claim(self._record(entry.name), slot.due, held.token, self._term.fence, keep, lock)
+
+    def _reason_to_skip(self, task: Any, slot: Slot, claimed: Claimed) -> str | None:
+        """
+        Return why a slot that is claimed is not to be published, None if it is.
+
+        Raises:
+            TermOver: We lead no more.
+            NotYet: Somebody else is at it.
+        """
+        if claimed.state is SlotState.DEPOSED:
+            raise TermOver("deposed")
+        if claimed.state is SlotState.AHEAD:
+            raise TermOver("clock")
+        if claimed.state is SlotState.TAKEN:
+            raise NotYet(1.0)
+        if claimed.state is SlotState.UNCERTAIN and not self._knows_copies(task):
+            return "uncertain"
+        return "overlap" if slot.is_run_of_entry(claimed.holder) else None
+
+    def _knows_copies(self, task: Any) -> bool:
+        """Return whether a second message of a run of *task* ends without running."""
+        if not hasattr(task, "check_lock"):
+            return False
+        return bool(task._lock_options(self._plugin).dedup_ttl)  # noqa: SLF001
+
+    def _skipped(self, entry: Any, slot: Slot, cause: str, since: float = 0.0) -> None:
+        self._plugin.notify(SlotSkipped(entry.name, entry.task, slot.due, cause, since))
+
+
+def settled(found: LastSlot | None) -> datetime | None:
+    """Return the last slot of a record that needs no more publishing."""
+    if found is None:
+        return None
+    due = datetime.fromtimestamp(found.due, timezone.utc)
+    return due if found.is_settled else due - MILLISECOND
+
+
+def keep_for(plan: BaseSchedule, due: datetime, deadline: float | None) -> float:
+    """Return how long the record of a slot has to be kept [s]: well beyond the next one."""
+    following = next_due(plan, due)
+    longest = SHORTEST_KEEP + timedelta(seconds=2 * (deadline or 0.0))
+    if following is not None:
+        longest = max(longest, 2 * (following - due))
+    return min(longest, LONGEST_KEEP).total_seconds()

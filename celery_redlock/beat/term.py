@@ -1,0 +1,152 @@
+r"""
+Who leads: a term is a lease that the watchdog renews, bid for again and again by all others.
+
+    StandBy --bid: nobody leads, and a quorum grants the lock--> Term
+       ^ \--bid: somebody leads, or no quorum--> StandBy until the next bid
+       '--step down: the lease is lost, a newer leader was met, or we resign--'
+
+A look comes before a bid: it asks nothing of the nodes but who leads, and is no conflict.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery_redlock.deferral import signals_deferred
+from celery_redlock.errors import LockTaken, QuorumUnavailable
+from celery_redlock.events import LeaderDeposed, LeaderElected, Notify
+from celery_redlock.lock import clock
+from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.redlock import NodeView, Redlock
+from celery_redlock.lock.rounds import Wanted
+
+__all__ = ["Candidate", "StandBy", "Term", "leader_in"]
+
+logger = logging.getLogger(__name__)
+
+#: Between two bids [s], at random, so that those who stand by do not all bid at once.
+BETWEEN_BIDS = 0.4, 1.0
+#: Longest wait for a quarantine to end, and shortest for nodes to come back [s].
+LONGEST_PAUSE, SHORTEST_PAUSE = 5.0, 1.0
+#: After the wrapped scheduler has failed [s]: somebody else may do better.
+AFTER_FAILURE = 4.0, 6.0
+
+
+@dataclass(frozen=True)
+class StandBy:
+    """
+    Not our turn.
+
+    Attributes:
+        until: When to bid [s, `clock.now`].
+        why: In plain words.
+        is_led: Whether somebody leads.
+    """
+
+    until: float
+    why: str
+    is_led: bool = False
+
+
+@dataclass(frozen=True)
+class Term:
+    """
+    We lead.
+
+    Attributes:
+        held: The leadership, renewed by the watchdog.
+        began: When [s, `clock.now`].
+    """
+
+    held: HeldLock
+    began: float
+
+    @property
+    def fence(self) -> int:
+        """Number of the term; that of a later one is larger."""
+        return self.held.fence or 0
+
+
+def leader_in(views: Sequence[NodeView]) -> dict[str, Any]:
+    """Return whom a majority of the nodes names as the holder, ``{}`` if there is none."""
+    named = [view.holder for view in views if view.holder]
+    tokens = [holder["token"] for holder in named]
+    token = max(tokens, key=tokens.count, default=None)
+    if token is None or tokens.count(token) < quorum(len(views)):
+        return {}
+    return next(holder for holder in named if holder["token"] == token)
+
+
+class Candidate:
+    """
+    Bids for the leadership of the schedulers called *name*.
+
+    Args:
+        locks: Of the app.
+        name: Lock name of the leadership.
+        notify: Tells observers.
+    """
+
+    def __init__(self, locks: Redlock, name: str, notify: Notify) -> None:
+        self.name = name
+        self._locks = locks
+        self._notify = notify
+
+    def bid(self, before: StandBy) -> Term | StandBy:
+        """Return a term, or when to bid again; says so where that has changed since *before*."""
+        with signals_deferred():
+            result = self._bid(clock.now())
+        if isinstance(result, Term):
+            self._notify(LeaderElected(self.name, result.held.fence))
+        elif result.why != before.why:
+            level = logging.INFO if result.is_led else logging.WARNING
+            logger.log(level, "beat: Standing by as %r: %s", self.name, result.why)
+        return result
+
+    def _bid(self, now: float) -> Term | StandBy:
+        views = self._locks.inspect(self.name)
+        leader = leader_in(views)
+        if leader:
+            return StandBy(now + clock.jitter(*BETWEEN_BIDS), led_by(leader), is_led=True)
+        silent = [view.node for view in views if view.problem]
+        if len(views) - len(silent) < quorum(len(views)):
+            pause = SHORTEST_PAUSE * clock.jitter(0.5, 1.0)
+            return StandBy(
+                now + pause, f"no quorum of lock nodes: no answer from {', '.join(silent)}"
+            )
+        rules = self._locks.rules
+        info = {"task": "celery beat", "task_id": self.name}
+        try:
+            held = self._locks.take(Wanted(self.name, float(rules.ttl), info=info))
+        except LockTaken as error:
+            return StandBy(now + clock.jitter(*BETWEEN_BIDS), led_by(error.holder), is_led=True)
+        except QuorumUnavailable as error:
+            pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, error.retry_after or 0.0))
+            why = "no quorum of lock nodes could decide"
+            if error.retry_after:
+                why += "; some are in quarantine after a restart"
+            return StandBy(clock.now() + pause, why)
+        return Term(held, clock.now())
+
+    def step_down(self, term: Term, reason: str) -> StandBy:
+        """End *term*, give the leadership back, and return when to bid again."""
+        with signals_deferred():
+            try:
+                self._locks.give_back(term.held)
+            except Exception:  # the lease ends by itself
+                logger.exception("beat: Giving back the leadership as %r failed", self.name)
+        self._notify(LeaderDeposed(self.name, reason, clock.now() - term.began))
+        pause = AFTER_FAILURE if reason in ("failed", "clock") else BETWEEN_BIDS
+        return StandBy(clock.now() + clock.jitter(*pause), reason)
+
+
+def led_by(holder: dict[str, Any]) -> str:
+    """Return who leads, in plain words."""
+    since = holder.get("since")
+    when = time.strftime(" since %H:%M:%S", time.localtime(since)) if since else ""
+    return f"led by process {holder.get('pid', '?')} on {holder.get('host', '?')}{when}"

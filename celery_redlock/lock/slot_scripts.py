@@ -1,0 +1,95 @@
+"""
+The slot record inside a node: how far the slots of a schedule's entry have been published.
+
+    slot:<name>   a hash with an expiry:
+
+    slot     the last one that was claimed [ms, Unix time]
+    token    of the term in which it was
+    fence    number of that term
+    state    `claimed`, or `settled` once it was published or is never to be
+
+Replies are votes, as in `celery_redlock.lock.scripts`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_redlock.lock.scripts import GUARD, Script, read_vote
+from celery_redlock.lock.votes import Vote, VoteKind
+
+__all__ = ["CLAIM", "LOOK", "SETTLE", "SLOT_SCRIPTS"]
+
+# KEYS 1 record 2 lock of the task, or the record again for none 3 boot 4 quarantine
+# ARGV 1 slot [ms, Unix] 2 token of the term 3 its fence 4 skew allowed 5 expiry
+#      6 quarantine or '0' 7 boot id
+CLAIM_LUA = """
+local now = now_ms()
+local found, held_back = unpack(redis.call('MGET', KEYS[3], KEYS[4]))
+local code, left = standing(found, held_back, KEYS[3], KEYS[4], ARGV[7], ARGV[6])
+if code ~= 1 then return {code, now, left} end
+local slot, fence = tonumber(ARGV[1]), tonumber(ARGV[3])
+if slot > now + tonumber(ARGV[4]) then return {-5, now} end
+local r = redis.call('HMGET', KEYS[1], 'slot', 'token', 'fence', 'state')
+local last, before = tonumber(r[1] or '-1'), tonumber(r[3] or '0')
+if fence < before then return {8, now} end
+local ours = r[2] == ARGV[2]
+if slot < last or (slot == last and r[4] == 'settled') then return {7, now} end
+if slot == last and not ours and fence == before then return {0, now, 0, r[2], '0'} end
+redis.call('HSET', KEYS[1], 'slot', ARGV[1], 'token', ARGV[2], 'fence', ARGV[3], 'state', 'claimed')
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+if ARGV[6] ~= '0' then redis.call('PEXPIRE', KEYS[3], REMEMBERED) end
+local holder, ttl = '', 0
+if KEYS[2] ~= KEYS[1] then
+  holder = redis.call('GET', KEYS[2]) or ''
+  ttl = redis.call('PTTL', KEYS[2])
+end
+return {slot == last and not ours and 6 or 1, now, ttl, holder}
+"""
+
+# KEYS 1 record
+# ARGV 1 slot 2 token 3 fence 4 expiry
+SETTLE_LUA = """
+local r = redis.call('HMGET', KEYS[1], 'slot', 'fence')
+local slot, last = tonumber(ARGV[1]), tonumber(r[1] or '-1')
+if slot > last then
+  redis.call('HSET', KEYS[1], 'slot', ARGV[1], 'token', ARGV[2], 'fence', ARGV[3])
+end
+if slot >= last then
+  redis.call('HSET', KEYS[1], 'state', 'settled')
+  redis.call('PEXPIRE', KEYS[1], ARGV[4])
+end
+return {1, 0}
+"""
+
+# KEYS 1 record
+LOOK_LUA = """
+local r = redis.call('HMGET', KEYS[1], 'slot', 'state')
+return {1, now_ms(), r[1] or '', r[2] or ''}
+"""
+
+
+def read_claim(reply: Any) -> Vote:
+    """Return the vote in the reply of `CLAIM`; the lock's value is its value."""
+    code, now = reply[0], reply[1] / 1000.0
+    kinds = {1: VoteKind.GRANTED, 6: VoteKind.UNCERTAIN}
+    if code in kinds:
+        return Vote(kinds[code], ttl=max(0, reply[2]) / 1000.0, value=reply[3], node_now=now)
+    kinds = {7: VoteKind.PASSED, 8: VoteKind.DEPOSED}
+    return Vote(kinds[code], node_now=now) if code in kinds else read_vote(reply)
+
+
+def read_look(reply: Any) -> Vote:
+    """Return the vote in the reply of `LOOK`: the slot is its fence, the state its value."""
+    return Vote(VoteKind.GRANTED, int(reply[2] or 0), value=reply[3], node_now=reply[1] / 1000.0)
+
+
+def read_settled(_reply: Any) -> Vote:
+    """Return the vote in the reply of `SETTLE`."""
+    return Vote(VoteKind.GRANTED)
+
+
+CLAIM = Script(GUARD + CLAIM_LUA, read_claim, guarded=True)
+SETTLE = Script(SETTLE_LUA, read_settled, guarded=False)
+LOOK = Script(GUARD + LOOK_LUA, read_look, guarded=False)
+SLOT_SCRIPTS = (CLAIM, SETTLE, LOOK)

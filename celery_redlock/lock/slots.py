@@ -1,0 +1,300 @@
+"""
+The slot record: which slots of a schedule entry have been published. Sans I/O, and its driver.
+
+    look    what is the last slot of these entries, and is it certain that it was published?
+    claim   take a slot before it is published, unless it or a later one was
+    settle  it was published, or is never to be
+
+There is one record per entry and it only goes up, so two machines that know the same record
+agree on what is still to be published. Each claim carries the fence of its leader's term:
+
+    a later slot                                  claimed
+    the same one, published                       published: nothing to do
+    the same one, claimed in this very term       claimed: publishing it is tried again
+    the same one, claimed in an earlier term      claimed, but nobody knows whether it was published
+    any, and a newer leader has been here         deposed
+
+A record protects nobody: it keeps a second message out. It is written to a quorum like a lock,
+but may live longer than ``max_ttl``; a majority of nodes that loses its memory forgets it.
+
+Source:
+    DESIGN section 6; fencing as in PROTOCOL 3.1.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery_redlock.errors import QuorumUnavailable
+from celery_redlock.lock.driver import Driver
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.requests import Request, quarantine_ms
+from celery_redlock.lock.rounds import Ask, Client
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import NO_VOTE, Keys, ms, shorten
+from celery_redlock.lock.slot_scripts import CLAIM, LOOK, SETTLE
+from celery_redlock.lock.votes import (
+    TOKEN_LENGTH,
+    Ballot,
+    Vote,
+    VoteKind,
+    count,
+    quarantine_left,
+    read_holder,
+    told,
+)
+
+__all__ = ["Claim", "Claimed", "LastSlot", "SlotState", "Slots"]
+
+#: Records that are looked at in one round: far less than a socket buffer holds.
+BATCH = 50
+
+
+class SlotState(enum.Enum):
+    """What became of a claim."""
+
+    #: It is ours: publish.
+    CLAIMED = "claimed"
+    #: It is ours, but an earlier leader may have published it before it died.
+    UNCERTAIN = "uncertain"
+    #: It, or a later one, was published before.
+    PUBLISHED = "published"
+    #: Another one of the same term number is about to publish it.
+    TAKEN = "taken"
+    #: A newer leader has been here.
+    DEPOSED = "deposed"
+    #: The clock of this machine is too far ahead of the nodes'.
+    AHEAD = "ahead"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """
+    Somebody is about to publish a slot.
+
+    Attributes:
+        entry: Name of the record.
+        due: When the slot was due [s, Unix time].
+        token: Proof of who claims it; the same for all claims of one term.
+        fence: Of the term; a larger one is newer.
+        keep: How long the record is kept [s].
+        lock: Name of a lock whose holder is to be told of; None for none.
+    """
+
+    entry: str
+    due: float
+    token: str
+    fence: int
+    keep: float
+    lock: str | None = None
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """
+    What became of a claim.
+
+    Attributes:
+        state: That.
+        holder: Who holds the lock that was asked for, as in `LockTaken.holder`; may be empty.
+    """
+
+    state: SlotState
+    holder: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LastSlot:
+    """
+    The last slot of an entry that anybody claimed.
+
+    Attributes:
+        due: When it was due [s, Unix time].
+        is_settled: Whether it is certain that it was published, or is never to be.
+    """
+
+    due: float
+    is_settled: bool
+
+
+# --- what is put to a node ---------------------------------------------------------------
+
+
+def record_key(rules: Rules, entry: str) -> bytes:
+    """Return the Redis key of the record of *entry*."""
+    return f"{rules.prefix}:slot:{shorten(entry)}".encode()
+
+
+def stamp(due: float) -> bytes:
+    """Return a slot as the nodes keep it: Unix time in whole milliseconds."""
+    return b"%d" % round(due * 1000)
+
+
+def claim_request(rules: Rules, claim: Claim) -> Request:
+    """Return what claims a slot on a node."""
+    record = record_key(rules, claim.entry)
+    keys = Keys.of(rules.prefix, claim.lock or claim.entry)
+    return Request(
+        CLAIM,
+        (record, record if claim.lock is None else keys.lock, keys.boot, keys.quarantine),
+        (
+            stamp(claim.due),
+            claim.token.encode(),
+            b"%d" % claim.fence,
+            ms(rules.longest_skew),
+            ms(claim.keep),
+            quarantine_ms(rules),
+        ),
+    )
+
+
+def settle_request(rules: Rules, claim: Claim) -> Request:
+    """Return what notes on a node that a slot was published, or is never to be."""
+    return Request(
+        SETTLE,
+        (record_key(rules, claim.entry),),
+        (stamp(claim.due), claim.token.encode(), b"%d" % claim.fence, ms(claim.keep)),
+    )
+
+
+def look_request(rules: Rules, entry: str) -> Request:
+    """Return what asks a node for the record of *entry*."""
+    return Request(LOOK, (record_key(rules, entry),), ())
+
+
+# --- what the votes mean -----------------------------------------------------------------
+
+
+def claims_of(ballot: Ballot) -> int:
+    """Return how many nodes store our claim."""
+    return count(ballot, VoteKind.GRANTED) + count(ballot, VoteKind.UNCERTAIN)
+
+
+def is_ahead(vote: Vote | None) -> bool:
+    """Return whether a node said that our clock is too far ahead of its own."""
+    return vote is not None and vote.reason == NO_VOTE[-5]
+
+
+def claim_is_decided(ballot: Ballot) -> bool:
+    """
+    Return whether further answers could not change what to do.
+
+    One node suffices to know that a slot was published, or that there is a newer leader. Where
+    an earlier claim was seen, all are waited for: it may have reached too few to be published.
+    """
+    if count(ballot, VoteKind.PASSED) or count(ballot, VoteKind.DEPOSED):
+        return True
+    majority = quorum(len(ballot))
+    is_ours = count(ballot, VoteKind.GRANTED) >= majority and not count(ballot, VoteKind.UNCERTAIN)
+    return is_ours and lock_is_decided(ballot)
+
+
+def lock_is_decided(ballot: Ballot) -> bool:
+    """Return whether it is known whether a majority of nodes names one holder of the lock."""
+    holders = [v.value[:TOKEN_LENGTH] for v in ballot if v is not None and is_claimed(v)]
+    most = max((holders.count(token) for token in holders if token), default=0)
+    silent = len(ballot) - len(holders)
+    return most >= quorum(len(ballot)) or most + silent < quorum(len(ballot))
+
+
+def is_claimed(vote: Vote) -> bool:
+    """Return whether *vote* grants a claim."""
+    return vote.kind in (VoteKind.GRANTED, VoteKind.UNCERTAIN)
+
+
+def state_of(ballot: Ballot) -> SlotState | None:
+    """Return what *ballot* means for a claim, None if no quorum could decide."""
+    if count(ballot, VoteKind.DEPOSED):
+        return SlotState.DEPOSED
+    if count(ballot, VoteKind.PASSED):
+        return SlotState.PUBLISHED
+    majority = quorum(len(ballot))
+    if claims_of(ballot) >= majority:
+        silent = len(ballot) - claims_of(ballot)
+        is_uncertain = count(ballot, VoteKind.UNCERTAIN) + silent >= majority
+        return (
+            SlotState.UNCERTAIN
+            if is_uncertain and count(ballot, VoteKind.UNCERTAIN)
+            else SlotState.CLAIMED
+        )
+    if count(ballot, VoteKind.REFUSED) > len(ballot) - majority:
+        return SlotState.TAKEN
+    ahead = sum(1 for vote in ballot if is_ahead(vote))
+    return SlotState.AHEAD if ahead >= majority else None
+
+
+def holder_in(ballot: Ballot) -> dict[str, Any]:
+    """Return the holder of the lock that at least half of the nodes that granted name."""
+    votes = [v for v in ballot if v is not None and is_claimed(v)]
+    tokens = [v.value[:TOKEN_LENGTH] for v in votes if v.value]
+    token = max(tokens, key=tokens.count, default=b"")
+    if not token or 2 * tokens.count(token) < len(votes):
+        return {}
+    named = [v for v in votes if v.value[:TOKEN_LENGTH] == token]
+    return {**read_holder(named[0].value), "ttl": max(v.ttl for v in named)}
+
+
+def last_of(ballot: Ballot) -> LastSlot | None:
+    """Return the last slot that any node knows, None if there is none."""
+    votes = [v for v in ballot if v is not None and v.kind is VoteKind.GRANTED and v.fence]
+    due = max((v.fence for v in votes), default=0)
+    settled = any(v.fence == due and v.value == b"settled" for v in votes)
+    return LastSlot(due / 1000.0, settled) if due else None
+
+
+# --- its driver --------------------------------------------------------------------------
+
+
+class Slots:
+    """
+    The slot records on the nodes of one process. Safe from any thread.
+
+    Args:
+        client: What this client of the cluster knows.
+        driver: Does the I/O.
+    """
+
+    def __init__(self, client: Client, driver: Driver) -> None:
+        self._rules = client.rules
+        self._driver = driver
+
+    def look(self, entries: Sequence[str]) -> dict[str, LastSlot]:
+        """
+        Return the last slots of *entries*, of those that have any; a round for every `BATCH`.
+
+        Raises:
+            QuorumUnavailable: Too few nodes told.
+        """
+        found: dict[str, LastSlot] = {}
+        for start in range(0, len(entries), BATCH):
+            batch = entries[start : start + BATCH]
+            # All of them: after a restart one node of the majority that knows may know nothing.
+            asks = [Ask(look_request(self._rules, entry), lambda _: False) for entry in batch]
+            for entry, ballot in zip(batch, self._driver.ask_all(asks), strict=True):
+                if count(ballot, VoteKind.GRANTED) < quorum(len(ballot)):
+                    raise QuorumUnavailable(entry, told(ballot, self._driver.labels))
+                last = last_of(ballot)
+                if last is not None:
+                    found[entry] = last
+        return found
+
+    def claim(self, claim: Claim) -> Claimed:
+        """
+        Claim a slot; one round. The same claim may be made again.
+
+        Raises:
+            QuorumUnavailable: No quorum could decide.
+        """
+        ballot = self._driver.ask(Ask(claim_request(self._rules, claim), claim_is_decided))
+        state = state_of(ballot)
+        if state is None:
+            labels = self._driver.labels
+            raise QuorumUnavailable(claim.entry, told(ballot, labels), quarantine_left(ballot))
+        return Claimed(state, holder_in(ballot))
+
+    def settle(self, claim: Claim) -> None:
+        """Note on all nodes that a slot was published, or is never to be; waits for nothing."""
+        self._driver.tell(settle_request(self._rules, claim))
