@@ -112,7 +112,7 @@ LINES: dict[type[events.Event], tuple[int, Callable[[Any], str]]] = {
     events.DuplicatePublished: (logging.INFO, duplicate),
     events.LockUnavailable: (logging.WARNING, unavailable),
     events.LeaderElected: (logging.INFO, lambda e: f"Leads as {e.name!r}, term {e.fence}"),
-    events.LeaderDeposed: (logging.WARNING, deposed),
+    events.LeaderDeposed: (logging.INFO, deposed),
     events.SlotPublished: (logging.INFO, published),
     events.SlotSkipped: (logging.WARNING, slot_skipped),
     events.LeaseLost: (logging.ERROR, lambda e: f"Lock {e.name!r} is lost ({e.reason})"),
