@@ -27,7 +27,7 @@ from celery_redlock.plugin import plugin_for
 
 __all__ = ["RedlockScheduler"]
 
-logger = logging.getLogger("celery.beat")  # what celery beat writes, at the level it is given
+logger = logging.getLogger(__name__)
 
 #: Entry points under which schedulers have short names.
 ALIASES = "celery.beat_schedulers"

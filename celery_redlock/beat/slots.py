@@ -218,7 +218,7 @@ class SlotPublisher:
                 self._last[entry.name] = due
                 return None
             if cause is None:
-                self._ensure_leading()
+                self._ensure_leading(claim)
                 task_id = slot.task_id(self._beat)
                 ready = for_slot(entry, slot, task_id)
                 result = send(ready)
@@ -234,9 +234,11 @@ class SlotPublisher:
         self._plugin.notify(SlotPublished(entry.name, entry.task, slot.due, task_id, late))
         return result
 
-    def _ensure_leading(self) -> None:
+    def _ensure_leading(self, claim: Claim | None = None) -> None:
         reason = self._term.held.lost_reason
         if reason is not None:
+            if claim is not None:
+                self._plugin.locks.slots.withdraw(claim)
             raise TermOver(reason)
 
     def _overlap(self, entry: Any) -> str:

@@ -141,8 +141,12 @@ class Candidate:
             except Exception:  # the lease ends by itself
                 logger.exception("beat: Giving back the leadership as %r failed", self.name)
         self._notify(LeaderDeposed(self.name, reason, clock.now() - term.began))
-        if reason != "resigned":
-            logger.warning("beat: Leads no more as %r (%s); stands by", self.name, reason)
+        if reason == "clock":
+            logger.warning(
+                "beat: The clock of this machine is more than %g s ahead of that of the lock "
+                "nodes; set it right, for it cannot lead like this",
+                self._locks.rules.longest_skew,
+            )
         pause = AFTER_FAILURE if reason in ("failed", "clock") else BETWEEN_BIDS
         return StandBy(clock.now() + clock.jitter(*pause), reason)
 

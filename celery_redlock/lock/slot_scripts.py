@@ -7,6 +7,8 @@ The slot record inside a node: how far the slots of a schedule's entry have been
     token    of the term in which it was
     fence    number of that term
     state    `claimed`, or `settled` once it was published or is never to be
+    back     the one before it, which was settled; to be restored if the claim is withdrawn
+    doubt    is there while an earlier term may have published it
 
 Replies are votes, as in `celery_redlock.lock.scripts`.
 """
@@ -15,10 +17,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_redlock.lock.scripts import GUARD, Script, read_vote
+from celery_redlock.lock.scripts import GUARD, Script, read_release, read_vote
 from celery_redlock.lock.votes import Vote, VoteKind
 
-__all__ = ["CLAIM", "LOOK", "SETTLE", "SLOT_SCRIPTS"]
+__all__ = ["CLAIM", "LOOK", "SETTLE", "SLOT_SCRIPTS", "WITHDRAW"]
 
 # KEYS 1 record 2 lock of the task, or the record again for none 3 boot 4 quarantine
 # ARGV 1 slot [ms, Unix] 2 token of the term 3 its fence 4 skew allowed 5 expiry
@@ -30,12 +32,20 @@ local code, left = standing(found, held_back, KEYS[3], KEYS[4], ARGV[7], ARGV[6]
 if code ~= 1 then return {code, now, left} end
 local slot, fence = tonumber(ARGV[1]), tonumber(ARGV[3])
 if slot > now + tonumber(ARGV[4]) then return {-5, now} end
-local r = redis.call('HMGET', KEYS[1], 'slot', 'token', 'fence', 'state')
-local last, before = tonumber(r[1] or '-1'), tonumber(r[3] or '0')
+local r = redis.call('HMGET', KEYS[1], 'slot', 'token', 'fence', 'state', 'doubt')
+local last, before, doubt = tonumber(r[1] or '-1'), tonumber(r[3] or '0'), r[5]
 if fence < before then return {8, now} end
 local ours = r[2] == ARGV[2]
 if slot < last or (slot == last and r[4] == 'settled') then return {7, now} end
 if slot == last and not ours and fence == before then return {0, now, 0, r[2], '0'} end
+if slot > last then
+  redis.call('HSET', KEYS[1], 'back', r[1] or '')
+  redis.call('HDEL', KEYS[1], 'doubt')
+  doubt = false
+elseif not ours then
+  redis.call('HSET', KEYS[1], 'doubt', '1')
+  doubt = true
+end
 redis.call('HSET', KEYS[1], 'slot', ARGV[1], 'token', ARGV[2], 'fence', ARGV[3], 'state', 'claimed')
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 if ARGV[6] ~= '0' then redis.call('PEXPIRE', KEYS[3], REMEMBERED) end
@@ -44,7 +54,7 @@ if KEYS[2] ~= KEYS[1] then
   holder = redis.call('GET', KEYS[2]) or ''
   ttl = redis.call('PTTL', KEYS[2])
 end
-return {slot == last and not ours and 6 or 1, now, ttl, holder}
+return {doubt and 6 or 1, now, ttl, holder}
 """
 
 # KEYS 1 record
@@ -59,6 +69,16 @@ if slot >= last then
   redis.call('HSET', KEYS[1], 'state', 'settled')
   redis.call('PEXPIRE', KEYS[1], ARGV[4])
 end
+return {1, 0}
+"""
+
+# KEYS 1 record
+# ARGV 1 slot 2 token
+WITHDRAW_LUA = """
+local r = redis.call('HMGET', KEYS[1], 'slot', 'token', 'state', 'back', 'doubt')
+if r[1] ~= ARGV[1] or r[2] ~= ARGV[2] or r[3] ~= 'claimed' or r[5] then return {0, 0} end
+if (r[4] or '') == '' then redis.call('DEL', KEYS[1])
+else redis.call('HSET', KEYS[1], 'slot', r[4], 'state', 'settled') end
 return {1, 0}
 """
 
@@ -84,12 +104,8 @@ def read_look(reply: Any) -> Vote:
     return Vote(VoteKind.GRANTED, int(reply[2] or 0), value=reply[3], node_now=reply[1] / 1000.0)
 
 
-def read_settled(_reply: Any) -> Vote:
-    """Return the vote in the reply of `SETTLE`."""
-    return Vote(VoteKind.GRANTED)
-
-
 CLAIM = Script(GUARD + CLAIM_LUA, read_claim, guarded=True)
-SETTLE = Script(SETTLE_LUA, read_settled, guarded=False)
+SETTLE = Script(SETTLE_LUA, read_release, guarded=False)
+WITHDRAW = Script(WITHDRAW_LUA, read_release, guarded=False)
 LOOK = Script(GUARD + LOOK_LUA, read_look, guarded=False)
-SLOT_SCRIPTS = (CLAIM, SETTLE, LOOK)
+SLOT_SCRIPTS = (CLAIM, SETTLE, WITHDRAW, LOOK)

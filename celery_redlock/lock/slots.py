@@ -1,9 +1,10 @@
 """
 The slot record: which slots of a schedule entry have been published. Sans I/O, and its driver.
 
-    look    what is the last slot of these entries, and is it certain that it was published?
-    claim   take a slot before it is published, unless it or a later one was
-    settle  it was published, or is never to be
+    look      what is the last slot of these entries, and is it certain that it was published?
+    claim     take a slot before it is published, unless it or a later one was
+    settle    it was published, or is never to be
+    withdraw  it was claimed, but certainly not published
 
 There is one record per entry and it only goes up, so two machines that know the same record
 agree on what is still to be published. Each claim carries the fence of its leader's term:
@@ -35,7 +36,7 @@ from celery_redlock.lock.requests import Request, quarantine_ms
 from celery_redlock.lock.rounds import Ask, Client
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import NO_VOTE, Keys, ms, shorten
-from celery_redlock.lock.slot_scripts import CLAIM, LOOK, SETTLE
+from celery_redlock.lock.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW
 from celery_redlock.lock.votes import (
     TOKEN_LENGTH,
     Ballot,
@@ -158,6 +159,12 @@ def settle_request(rules: Rules, claim: Claim) -> Request:
         (record_key(rules, claim.entry),),
         (stamp(claim.due), claim.token.encode(), b"%d" % claim.fence, ms(claim.keep)),
     )
+
+
+def withdraw_request(rules: Rules, claim: Claim) -> Request:
+    """Return what takes a claim back on a node, of a slot that was certainly not published."""
+    record = record_key(rules, claim.entry)
+    return Request(WITHDRAW, (record,), (stamp(claim.due), claim.token.encode()))
 
 
 def look_request(rules: Rules, entry: str) -> Request:
@@ -290,6 +297,8 @@ class Slots:
         """
         ballot = self._driver.ask(Ask(claim_request(self._rules, claim), claim_is_decided))
         state = state_of(ballot)
+        if state not in (SlotState.CLAIMED, SlotState.UNCERTAIN):
+            self.withdraw(claim)  # or the next leader could not know that it was not published
         if state is None:
             labels = self._driver.labels
             raise QuorumUnavailable(claim.entry, told(ballot, labels), quarantine_left(ballot))
@@ -298,3 +307,7 @@ class Slots:
     def settle(self, claim: Claim) -> None:
         """Note on all nodes that a slot was published, or is never to be; waits for nothing."""
         self._driver.tell(settle_request(self._rules, claim))
+
+    def withdraw(self, claim: Claim) -> None:
+        """Take a claim back on all nodes, of a slot that was certainly not published."""
+        self._driver.tell(withdraw_request(self._rules, claim))

@@ -1,0 +1,310 @@
+"""
+Several beats on one schedule, and somebody who kills, pauses and restarts them and the nodes.
+
+Every slot has to be published, once, and in time: nobody waits longer for one than a takeover
+may take after the last thing that was done to the beats. No worker runs: the messages stay in
+the queue, where they are counted.
+
+The length and the chance are parameters:
+
+    REDLOCK_SPREE_SECONDS=600 make test ARGS="tests/acceptance/test_beat_spree.py --timeout 900"
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from celery import Task, signals
+
+from celery_redlock import RedlockTask
+from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.slots import Claimed, Slots, SlotState
+from celery_redlock.ops.servers import Server
+from support.beats import Beat, Published, published, stage_beat
+from support.stage import Stage, stage
+from support.waiting import eventually
+
+SECONDS = float(os.environ.get("REDLOCK_SPREE_SECONDS", "60"))
+SEED = int(os.environ.get("REDLOCK_SPREE_SEED", str(random.randrange(10**6))))
+TTL = 2.0
+#: A node that lost its memory does not vote for so long.
+QUARANTINE = TTL * 1.05 + 1.0
+#: A takeover, and what a machine with two cores and all of this on them may add.
+IN_TIME = TTL + 2.0 + 2.0
+ENTRIES = ("locked", "plain")
+#: Between two things that are done [s].
+PACE = 1.0, 3.0
+
+
+def declare(app):
+    """Declare two tasks that are due every second; a beat may be broken on purpose."""
+
+    @app.task(name="locked", base=RedlockTask, shared=False)
+    def locked():
+        pass
+
+    @app.task(name="plain", base=Task, shared=False)
+    def plain():
+        pass
+
+    app.conf.beat_schedule = {name: {"task": name, "schedule": 1.0} for name in ENTRIES}
+    if "STAGE" not in os.environ:
+        return
+
+    @signals.before_task_publish.connect(weak=False)
+    def note_time(headers=None, **_):
+        headers["sent"] = time.time()
+
+    break_on_purpose(os.environ.get("BROKEN", ""))
+
+
+def break_on_purpose(parts):
+    """Turn off what keeps two leaders apart, or what keeps their messages apart."""
+    if "leaders" in parts:  # each has an election of its own, and wins it
+        from celery_redlock.beat import scheduler, term
+
+        class Alone(term.Candidate):
+            def __init__(self, locks, name, notify):
+                super().__init__(locks, f"{name}:{os.getpid()}", notify)
+
+        scheduler.Candidate = Alone
+    if "blind" in parts:  # a leader that was paused goes on as if nothing had happened
+        HeldLock.lost_reason = property(lambda _: None)
+    if "markers" in parts:
+        Slots.claim = lambda *_: Claimed(SlotState.CLAIMED)
+        Slots.look = lambda *_: {}
+
+
+class Farm:
+    """
+    The beats of a stage.
+
+    Attributes:
+        it: The stage.
+        env: Of each beat.
+        beats: Those that are to be alive, by their name.
+        paused: Those that are paused, and until when [s, monotonic].
+        blows: When something was done that may cost a leader its place [s, Unix time].
+        logs: What the beats that are gone have written.
+    """
+
+    def __init__(self, it: Stage, env: dict[str, str]) -> None:
+        self.it = it
+        self.env = env
+        self.beats: dict[str, Beat] = {}
+        self.paused: dict[str, float] = {}
+        self.blows: list[float] = []
+        self.logs: list[str] = []
+
+    def start(self, name: str) -> None:
+        """Start a beat."""
+        self.beats[name] = stage_beat(self.it, name, env=self.env)
+
+    def leader(self) -> str | None:
+        """Return the name of the beat that leads, as far as the logs tell."""
+        said = {name: beat.log() for name, beat in self.beats.items()}
+        for name, log in said.items():
+            if log.rfind("Leads as") > log.rfind("Leads no more") and name not in self.paused:
+                return name
+        return None
+
+    def end(self, name: str, how: Callable[[Beat], None]) -> None:
+        """End a beat and keep its log."""
+        beat = self.beats.pop(name)
+        assert beat.alive, f"beat {name} ended by itself:\n{beat.log()}"
+        how(beat)
+        self.logs.append(beat.log())
+        beat.stop()
+
+    def blow(self) -> None:
+        """Note that something was done."""
+        self.blows.append(time.time())
+
+    def wake(self, *, everybody: bool = False) -> None:
+        """Let those go on whose pause is over."""
+        for name, until in list(self.paused.items()):
+            if everybody or time.monotonic() >= until:
+                del self.paused[name]
+                self.beats[name].signal(signal.SIGCONT)
+
+    def close(self) -> str:
+        """Check that nobody has ended by itself, shut all down, and return all logs."""
+        self.wake(everybody=True)
+        for name in list(self.beats):
+            self.end(name, Beat.terminate)
+        return "\n".join(self.logs)
+
+
+@contextmanager
+def beats(folder: Path, number: int, broken: str = "", **conf: object) -> Iterator[Farm]:
+    """Set a stage with *number* beats, all of them started."""
+    conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, **conf}
+    with stage(__file__, folder, **conf) as it:
+        farm = Farm(it, {"BROKEN": broken})
+        for n in range(number):
+            farm.start(f"b{n}")
+        eventually(lambda: len(published(it.broker.url)) >= len(ENTRIES), "first slot", timeout=30)
+        yield farm
+
+
+def errors(found: list[Published], until: float, blows: Sequence[float] | None = None) -> list[str]:
+    """
+    Return what is wrong with what was published of the slots up to *until* [s, Unix time].
+
+    With *blows* also what came later than a takeover after the last of them.
+    """
+    wrong = []
+    for entry in ENTRIES:
+        slots = Counter(round(one.due) for one in found if one.entry == entry)
+        wrong += [f"{entry} {due}: {n} times" for due, n in slots.items() if n > 1]
+        missing = set(range(min(slots), int(until))) - set(slots)
+        wrong += [f"{entry} {due}: never" for due in sorted(missing)]
+    for one in found if blows is not None else ():
+        # Somebody may have been struck while it was about to publish: the next one has its time.
+        free = max([one.due, *(blow for blow in blows if blow <= one.sent)])
+        if one.sent - free > IN_TIME:
+            wrong.append(f"{one.entry} {one.due:.0f}: {one.sent - one.due:.1f} s late")
+    return wrong
+
+
+def strike(farm: Farm, chance: random.Random, spare: list[Server]) -> str:
+    """Do something to a beat or to a minority of the nodes; returns what."""
+    deeds = ["kill", "kill", "pause", "pause", "restart", "nodes"]
+    deed = chance.choice([d for d in deeds if d != "nodes" or spare])
+    if deed == "nodes":
+        for node in chance.sample(spare, chance.choice([1, 2])):
+            node.kill()
+            node.restart()
+        return "nodes"
+    awake = [name for name in farm.beats if name not in farm.paused]
+    victim = farm.leader() if chance.random() < 0.7 else None
+    victim = victim or chance.choice(awake)
+    if deed == "pause" and len(awake) > 1:
+        farm.paused[victim] = time.monotonic() + 3 * TTL
+        farm.beats[victim].signal(signal.SIGSTOP)
+    else:
+        farm.end(victim, Beat.kill if deed == "kill" else Beat.terminate)
+        farm.start(victim)
+    return f"{deed} {victim}"
+
+
+def test_every_slot_is_published_once_whatever_happens_to_beats_and_nodes(tmp_path):
+    """Killed, paused for three leases, restarted, nodes without memory: none lost, none twice."""
+    chance = random.Random(SEED)
+    done: list[str] = []
+    with beats(tmp_path, 3) as farm:
+        end, nodes_fit = time.monotonic() + SECONDS, 0.0
+        while time.monotonic() < end:
+            time.sleep(chance.uniform(*PACE))  # the rhythm of what is done
+            farm.wake()
+            spare = farm.it.nodes if time.monotonic() > nodes_fit else []
+            farm.blow()
+            done.append(strike(farm, chance, spare))
+            farm.blow()
+            if done[-1] == "nodes":
+                nodes_fit = time.monotonic() + QUARANTINE + 2.0
+        farm.wake(everybody=True)
+        settled = time.time()
+        eventually(
+            lambda: not missing_until(farm, settled), "all slots", timeout=2 * IN_TIME, every=0.1
+        )
+        found = published(farm.it.broker.url)
+        logs = farm.close()
+    told = f"seed {SEED}: {done}"
+    assert errors(found, settled, farm.blows) == [], told
+    assert "Traceback" not in logs, f"{told}\n{logs}"
+    assert len({one.entry for one in found}) == len(ENTRIES)
+    assert logs.count("Leads as") > 3, told
+    assert sum("nodes" not in deed for deed in done) > SECONDS / 15, told
+
+
+def missing_until(farm: Farm, moment: float) -> list[str]:
+    """Return the slots up to *moment* that nobody has published yet."""
+    wrong = errors(published(farm.it.broker.url), moment)
+    return [words for words in wrong if words.endswith("never")]
+
+
+@pytest.mark.parametrize("how", ["paused", "killed"])
+def test_a_majority_down_for_ten_seconds_costs_nothing_but_time(tmp_path, how):
+    """Nothing is published meanwhile nor twice; it goes on by itself; no process ends."""
+    with beats(tmp_path, 2) as farm:
+        down = farm.it.nodes[:3]
+        for node in down:
+            node.pause() if how == "paused" else node.kill()
+        stopped = time.time()
+        eventually(lambda: time.time() > stopped + 10.0, "ten seconds", timeout=15, every=0.1)
+        meanwhile = [one for one in published(farm.it.broker.url) if one.sent > stopped + TTL]
+        for node in down:
+            node.resume() if how == "paused" else node.start()
+        back = time.time()
+        eventually(
+            lambda: not missing_until(farm, back + 3.0),
+            "all slots",
+            timeout=QUARANTINE + 3 * IN_TIME,
+            every=0.1,
+        )
+        found = published(farm.it.broker.url)
+        logs = farm.close()
+    assert errors(found, back + 3.0) == []
+    assert meanwhile == []
+    assert "no quorum of lock nodes" in logs
+    assert "Traceback" not in logs
+
+
+@pytest.mark.parametrize("broken", ["leaders", "blind"])
+def test_two_leaders_at_once_publish_every_slot_once(tmp_path, broken):
+    """Whoever believes to lead: the record on the nodes has the last word."""
+    with two_leaders(tmp_path, broken) as farm:
+        begun = time.time()
+        eventually(lambda: time.time() > begun + 8.0, "eight seconds", timeout=15, every=0.1)
+        eventually(lambda: not missing_until(farm, begun + 8.0), "all slots", timeout=2 * IN_TIME)
+        found = published(farm.it.broker.url)
+        farm.close()
+    assert errors(found, begun + 8.0) == []
+
+
+@pytest.mark.parametrize("broken", ["leaders", "blind"])
+def test_two_leaders_without_records_are_caught_by_these_tests(tmp_path, broken):
+    """The twin: with the records off, too, slots are published twice."""
+    with two_leaders(tmp_path, f"{broken},markers") as farm:
+        eventually(
+            lambda: any("2 times" in words for words in errors(published(farm.it.broker.url), 0.0)),
+            "a slot that was published twice",
+            timeout=20,
+        )
+        farm.close()
+
+
+@contextmanager
+def two_leaders(folder: Path, broken: str) -> Iterator[Farm]:
+    """Have two beats that both believe to lead."""
+    with beats(folder, 2, broken) as farm:
+        if "blind" in broken:
+            first = eventually(farm.leader, "leader", timeout=20)
+            second = next(name for name in farm.beats if name != first)
+            farm.beats[first].signal(signal.SIGSTOP)
+            farm.beats[second].wait_for_log("Leads as", timeout=20)
+            farm.beats[first].signal(signal.SIGCONT)
+        for beat in farm.beats.values():
+            beat.wait_for_log("Leads as", timeout=20)
+        yield farm
+
+
+def test_without_records_the_spree_finds_what_is_wrong(tmp_path):
+    """The twin of the first test: with nothing remembered, a takeover loses slots."""
+    with beats(tmp_path, 2, "markers") as farm:
+        first = eventually(farm.leader, "leader", timeout=20)
+        farm.end(first, Beat.kill)
+        (second,) = farm.beats
+        farm.beats[second].wait_for_log("Published slot", timeout=20)
+        found = published(farm.it.broker.url)
+        farm.close()
+    assert errors(found, max(one.due for one in found)) != []

@@ -1,0 +1,89 @@
+"""Real ``celery beat`` processes, and what they have published, for the acceptance tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from support.stage import Stage
+from support.worker import CeleryProcess
+
+__all__ = ["Beat", "Published", "published", "stage_beat"]
+
+
+class Beat(CeleryProcess):
+    """
+    ``celery -A app beat -S redlock``.
+
+    Args:
+        app: As of :class:`CeleryProcess`, with *env*.
+        name: Names its own schedule file, *folder* / ``<name>.schedule``.
+        folder: Where it runs.
+        args: More options of ``celery beat``; they win over those given here.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        *,
+        name: str,
+        folder: Path,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+    ) -> None:
+        options = ["-S", "redlock", "-l", "INFO", "-s", str(folder / f"{name}.schedule")]
+        super().__init__(
+            app,
+            ["beat", *options, "--pidfile=", *args],
+            ready=r"beat: Starting",
+            env=env,
+            cwd=folder,
+        )
+
+
+@dataclass(frozen=True)
+class Published:
+    """
+    A message of a slot.
+
+    Attributes:
+        entry: Name of the entry.
+        due: When the slot is due [s, Unix time].
+        task_id: Id of its task.
+        order: Its place in the queue [0, the oldest].
+        sent: When it was sent, if the app notes that in a header of this name [s, Unix time].
+    """
+
+    entry: str
+    due: float
+    task_id: str
+    order: int
+    sent: float
+
+
+def published(broker_url: str) -> list[Published]:
+    """Return what waits in the queue ``celery``, oldest first; it stays there."""
+    with redis.Redis.from_url(broker_url) as client:
+        messages = client.lrange("celery", 0, -1)[::-1]  # kombu puts new ones to the left
+    found = []
+    for order, message in enumerate(messages):
+        headers = json.loads(message)["headers"]
+        entry, due, _, task_id = headers["redlock_slot"]
+        assert task_id == headers["id"], headers
+        moment = datetime.fromisoformat(due).timestamp()
+        found.append(Published(entry, moment, task_id, order, headers.get("sent", 0.0)))
+    return found
+
+
+def stage_beat(it: Stage, name: str, **options: Any) -> Beat:
+    """Start a beat of the stage's app, which ends with the stage; *options* are those of `Beat`."""
+    env = {"EVENTS": str(it.events), "STAGE": json.dumps([it._file, it.conf])}
+    env |= options.pop("env", {})
+    beat = Beat("support.stage", name=name, env=env, **{"folder": it._folder, **options})
+    return it._stack.enter_context(beat)
