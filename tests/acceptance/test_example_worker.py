@@ -161,10 +161,20 @@ def test_an_import_is_taken_over_from_a_killed_worker(trusted, start_worker, eve
 
 
 def test_beat_has_the_report_made(trusted, start_worker, events, tmp_path):
-    """Plain celery beat publishes it, and it runs again and again, one at a time."""
+    """Beat publishes it as the compose file has it, and it runs again and again, one at a time."""
     start_worker("recorded", env=trusted)
     env = {**trusted, "REPORT_EVERY": "1.5"}
-    command = ["beat", "-l", "INFO", "-s", str(tmp_path / "schedule"), "--pidfile", ""]
+    command = [
+        "beat",
+        "-S",
+        "redlock",
+        "-l",
+        "INFO",
+        "-s",
+        str(tmp_path / "schedule"),
+        "--pidfile",
+        "",
+    ]
     with CeleryProcess(
         "example_worker.app", command, ready="beat: Starting", env=env, cwd=tmp_path
     ):

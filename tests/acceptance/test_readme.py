@@ -313,10 +313,11 @@ def test_files_that_pages_name_exist():
 
 
 def test_the_page_on_architecture_knows_the_rooms():
-    """Every file of the lock and of a task has its line; every file on the way down is there."""
+    """Every file of lock, task and beat has its line; every file on the way down is there."""
     page = (ROOT / "docs" / "architecture.md").read_text()
-    rooms = page.partition("Inside `lock/`")[2].partition("## ")[0].partition("in `task/`")
-    for room, told in (("lock", rooms[0]), ("task", rooms[2])):
+    rooms = page.partition("Inside `lock/`")[2].partition("## ")[0]
+    rooms = re.split(r"in `(\w+)/`", rooms)
+    for room, told in zip(["lock", *rooms[1::2]], rooms[::2], strict=True):
         files = {path.name for path in (ROOT / "celery_redlock" / room).glob("*.py")}
         assert set(re.findall(r"`(\w+\.py)`", told)) == files - {"__init__.py"}
     flow = page.partition("## One execution")[2].partition("## ")[0]
@@ -327,5 +328,5 @@ def test_the_page_on_architecture_knows_the_rooms():
 def test_nothing_is_promised_that_is_not_there():
     """Options of later releases are named nowhere in the README, not even as to come."""
     text = README.read_text()
-    for later in ("RedlockScheduler", "StaleFence"):
+    for later in ("StaleFence", "prometheus"):
         assert later not in text

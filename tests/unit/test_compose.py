@@ -105,13 +105,16 @@ def test_every_volume_is_declared_and_used(compose):
     assert mounted == set(compose["volumes"])
 
 
-def test_there_are_two_workers_and_one_beat(services):
-    """Two workers to get in each other's way, and one beat, as nothing guards a second."""
+def test_there_are_two_workers_and_two_beats(services):
+    """Two workers to get in each other's way, and two beats, of which one leads."""
     assert of_celery(services, "worker") == ["worker-1", "worker-2"]
-    assert of_celery(services, "beat") == ["beat"]
+    assert of_celery(services, "beat") == ["beat", "beat-2"]
     assert not any("deploy" in s or "scale" in s for s in services.values())
     for name in ("worker-1", "worker-2"):
         assert services[name] == {**services["worker-1"], "hostname": name}
+    assert services["beat-2"] == {**services["beat"], "hostname": "beat-2"}
+    words = celery_command(services["beat"])
+    assert words[words.index("--scheduler") + 1] == "redlock"  # or each would publish every report
 
 
 def test_no_service_bootstraps_the_nodes(compose):
@@ -131,7 +134,7 @@ def test_commands_name_the_app(services):
 
 def test_the_environment_is_what_the_example_reads(services):
     """No variable is misspelt, none is set in vain, and none is left to its default."""
-    for name in ("worker-1", "worker-2", "beat"):
+    for name in ("worker-1", "worker-2", "beat", "beat-2"):
         assert set(services[name]["environment"]) == environment_read_by_example()
 
 
@@ -145,7 +148,7 @@ def test_every_service_is_looked_after(services):
 
 def test_dependencies_are_services(services):
     """Nobody waits for what is not there; only the broker has to be healthy."""
-    for name in ("worker-1", "worker-2", "beat"):
+    for name in ("worker-1", "worker-2", "beat", "beat-2"):
         wanted = services[name]["depends_on"]
         assert set(wanted) <= set(services)
         healthy = {n for n, c in wanted.items() if c["condition"] == "service_healthy"}

@@ -111,6 +111,9 @@ def test_the_defaults_are_those_of_the_documentation():
         "drift_factor": 0.05,
         "restart_guard": True,
         "prefix": "redlock",
+        "beat_scheduler": "celery.beat:PersistentScheduler",
+        "beat_starting_deadline": None,
+        "beat_name": None,
     }
 
 
