@@ -76,6 +76,7 @@ class Leader:
         self._term = term
         self._owed: dict[str, Owed] = {}
         self._next_tick = 0.0
+        self._scheduled: set[str] | None = None
         self._over: str | None = None
         self._apply_async: Callable[..., Any] = scheduler.apply_async
         self._reserve: Callable[[Any], Any] = scheduler.reserve
@@ -195,16 +196,20 @@ class Leader:
             self.scheduler._heap = None  # noqa: SLF001  so that it is tried again
             raise
         for entry in scheduled:
+            if self._scheduled is not None and entry.name not in self._scheduled:
+                self._publisher.begin(entry.name, entries.ran_last(entry))
             self._recall(entry)
+        self._scheduled = {entry.name for entry in scheduled}
         return self._populate_heap(*args, **kwargs)
 
     def _recall(self, entry: Any) -> None:
         """Let *entry* know when it ran last, whoever published it."""
-        last = self._publisher.last_of(entry.name)
-        before = entries.ran_last(entry)
-        if last is None and before is not None and interval_of(entry.schedule) is not None:
-            last = last_due(entry.schedule, before)
-        if last is not None:
+        last = self._publisher.last_of(entry.name) or entries.ran_last(entry)
+        if last is None:
+            return
+        if interval_of(entry.schedule) is not None:
+            last = last_due(entry.schedule, last)
+        if last is not None and last != entries.ran_last(entry):
             entries.set_last_run(entry, last)
 
     def close(self) -> None:

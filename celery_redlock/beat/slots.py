@@ -153,6 +153,12 @@ class SlotPublisher:
         """Return the last slot of an entry that needs no more publishing, None for none."""
         return self._last.get(name)
 
+    def begin(self, name: str, since: datetime | None) -> None:
+        """Publish no slot of an entry, which was added or enabled just now, from before *since*."""
+        last = self._last.get(name)
+        if since is not None and (last is None or last < since):
+            self._last[name] = since
+
     def _record(self, name: str) -> str:
         return f"{self._beat}/{name}"
 
