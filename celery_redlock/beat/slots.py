@@ -42,6 +42,8 @@ SHORTEST_KEEP, LONGEST_KEEP = timedelta(days=1), timedelta(days=800)
 EARLY = timedelta(seconds=2)
 #: How old slots are published without a deadline, at least [s]; or so many takeovers.
 SHORTEST_CATCH_UP, TAKEOVERS = 60.0, 2
+#: When to look whether another one has published a slot that is claimed [s].
+SOON = 0.25
 #: How long a takeover may take beyond the lease [s].
 TAKEOVER = 2.0
 
@@ -272,7 +274,7 @@ class SlotPublisher:
         if claimed.state is SlotState.AHEAD:
             raise TermOver("clock")
         if claimed.state is SlotState.TAKEN:
-            raise NotYet(1.0)
+            raise NotYet(SOON)
         if claimed.state is SlotState.UNCERTAIN and not self._knows_copies(task):
             return "uncertain"
         return "overlap" if slot.is_run_of_entry(claimed.holder) else None

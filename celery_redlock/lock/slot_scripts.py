@@ -8,6 +8,7 @@ The slot record inside a node: how far the slots of a schedule's entry have been
     fence    number of that term
     state    `claimed`, or `settled` once it was published or is never to be
     back     the one before it, which was settled; to be restored if the claim is withdrawn
+    at       when it was claimed [node's ms]
     doubt    is there while an earlier term may have published it
 
 Replies are votes, as in `celery_redlock.lock.scripts`.
@@ -24,20 +25,23 @@ __all__ = ["CLAIM", "LOOK", "SETTLE", "SLOT_SCRIPTS", "WITHDRAW"]
 
 # KEYS 1 record 2 lock of the task, or the record again for none 3 boot 4 quarantine
 # ARGV 1 slot [ms, Unix] 2 token of the term 3 its fence 4 skew allowed 5 expiry
-#      6 quarantine or '0' 7 boot id
+#      6 how old a claim of an earlier term has to be to be over 7 quarantine or '0' 8 boot id
 CLAIM_LUA = """
 local now = now_ms()
 local found, held_back = unpack(redis.call('MGET', KEYS[3], KEYS[4]))
-local code, left = standing(found, held_back, KEYS[3], KEYS[4], ARGV[7], ARGV[6])
+local code, left = standing(found, held_back, KEYS[3], KEYS[4], ARGV[8], ARGV[7])
 if code ~= 1 then return {code, now, left} end
 local slot, fence = tonumber(ARGV[1]), tonumber(ARGV[3])
 if slot > now + tonumber(ARGV[4]) then return {-5, now} end
-local r = redis.call('HMGET', KEYS[1], 'slot', 'token', 'fence', 'state', 'doubt')
+local r = redis.call('HMGET', KEYS[1], 'slot', 'token', 'fence', 'state', 'doubt', 'at')
 local last, before, doubt = tonumber(r[1] or '-1'), tonumber(r[3] or '0'), r[5]
 if fence < before then return {8, now} end
 local ours = r[2] == ARGV[2]
 if slot < last or (slot == last and r[4] == 'settled') then return {7, now} end
-if slot == last and not ours and fence == before then return {0, now, 0, r[2], '0'} end
+if slot == last and not ours then
+  local left = tonumber(r[6] or '0') + tonumber(ARGV[6]) - now
+  if fence == before or left > 0 then return {0, now, math.max(left, 0), r[2], '0'} end
+end
 if slot > last then
   redis.call('HSET', KEYS[1], 'back', r[1] or '')
   redis.call('HDEL', KEYS[1], 'doubt')
@@ -46,9 +50,10 @@ elseif not ours then
   redis.call('HSET', KEYS[1], 'doubt', '1')
   doubt = true
 end
-redis.call('HSET', KEYS[1], 'slot', ARGV[1], 'token', ARGV[2], 'fence', ARGV[3], 'state', 'claimed')
+redis.call('HSET', KEYS[1], 'slot', ARGV[1], 'token', ARGV[2], 'fence', ARGV[3], 'state', 'claimed',
+  'at', string.format('%.0f', now))
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
-if ARGV[6] ~= '0' then redis.call('PEXPIRE', KEYS[3], REMEMBERED) end
+if ARGV[7] ~= '0' then redis.call('PEXPIRE', KEYS[3], REMEMBERED) end
 local holder, ttl = '', 0
 if KEYS[2] ~= KEYS[1] then
   holder = redis.call('GET', KEYS[2]) or ''

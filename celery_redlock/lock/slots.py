@@ -12,7 +12,9 @@ agree on what is still to be published. Each claim carries the fence of its lead
     a later slot                                  claimed
     the same one, published                       published: nothing to do
     the same one, claimed in this very term       claimed: publishing it is tried again
-    the same one, claimed in an earlier term      claimed, but nobody knows whether it was published
+    the same one, claimed in an earlier term:
+      a moment ago                                taken: it may be about to be published
+      longer ago than a lease lasts               claimed, but nobody knows whether it was published
     any, and a newer leader has been here         deposed
 
 A record protects nobody: it keeps a second message out. It is written to a quorum like a lock,
@@ -63,7 +65,7 @@ class SlotState(enum.Enum):
     UNCERTAIN = "uncertain"
     #: It, or a later one, was published before.
     PUBLISHED = "published"
-    #: Another one of the same term number is about to publish it.
+    #: Another one, who may still believe to lead, is about to publish it.
     TAKEN = "taken"
     #: A newer leader has been here.
     DEPOSED = "deposed"
@@ -147,6 +149,7 @@ def claim_request(rules: Rules, claim: Claim) -> Request:
             b"%d" % claim.fence,
             ms(rules.longest_skew),
             ms(claim.keep),
+            ms(rules.ttl),
             quarantine_ms(rules),
         ),
     )
