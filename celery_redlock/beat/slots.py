@@ -206,10 +206,11 @@ class SlotPublisher:
     def _drop(self, entry: Any, due: datetime, last: datetime | None, *, moves_on: bool) -> None:
         since = 0.0 if last is None else last.timestamp()
         slot = Slot(entry.name, due.timestamp())
-        if moves_on:
-            self._plugin.locks.slots.settle(self._claim(entry, slot, None))
-            self._last[entry.name] = due
-        self._skipped(entry, slot, "deadline", since)
+        with signals_deferred():
+            if moves_on:
+                self._plugin.locks.slots.settle(self._claim(entry, slot, None))
+                self._last[entry.name] = due
+            self._skipped(entry, slot, "deadline", since)
 
     def _publish(self, entry: Any, due: datetime, send: Callable[[Any], Any]) -> Any:
         app = self._plugin.app
@@ -235,11 +236,11 @@ class SlotPublisher:
                     cause = "overlap" if slot.is_buffered else "duplicate"
             self._plugin.locks.slots.settle(claim)
             self._last[entry.name] = due
-        if cause is not None:
-            self._skipped(entry, slot, cause)
-            return None
-        late = max(0.0, datetime.now(timezone.utc).timestamp() - slot.due)
-        self._plugin.notify(SlotPublished(entry.name, entry.task, slot.due, task_id, late))
+            if cause is not None:
+                self._skipped(entry, slot, cause)
+                return None
+            late = max(0.0, datetime.now(timezone.utc).timestamp() - slot.due)
+            self._plugin.notify(SlotPublished(entry.name, entry.task, slot.due, task_id, late))
         return result
 
     def _ensure_leading(self, claim: Claim | None = None) -> None:

@@ -1,0 +1,548 @@
+"""
+The slots of a singleton beat against real beats and workers: which are published, and how often.
+
+The beat tells in its log what became of each slot; a handler of the test's own records that
+among the events of the bodies, on the same clock, with what the record's ``extra`` says it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import time
+import uuid
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import redis
+
+from celery_redlock import RedlockTask
+from celery_redlock.lock.slots import Claim
+from celery_redlock.plugin import plugin_for
+from celery_redlock.task.slot import Slot
+from support.beats import published, stage_beat
+from support.events import body, now, overlaps, read, record
+from support.stage import stage
+from support.waiting import eventually
+
+TTL = 3.0
+#: How long a run of a task takes that is due every second [s].
+LONG = 3.5
+#: How soon after the end of a run the one that waited starts: it looks again within 2 s; the rest
+#: is for the machine.
+LOOK_AGAIN, SLOW = 2.0, 3.0
+#: How long the broker is away, or every beat [s].
+AWAY = 6.0
+#: How old a slot may be when it is published [s].
+DEADLINE = 2.0
+#: What is told of a slot.
+PUBLISHED, SKIPPED = "SlotPublished", "SlotSkipped"
+#: From the clock of the events to Unix time [s].
+TO_UNIX = time.time() - now()
+
+#: Due every second: a task that takes a lock, one that forgets that it ran, and one without.
+PLAIN = {
+    name: {"task": name, "schedule": 1.0, "args": [name]} for name in ("locked", "forgets", "plain")
+}
+
+
+def nap(self, name, seconds=0.0):
+    """Run for some time, and record for which slot."""
+    with body(os.environ["EVENTS"], name, id=self.request.id, slot=self.request.headers[HEADER]):
+        time.sleep(seconds)
+
+
+def gated(self, name):
+    """Run until the test lets it go on."""
+    gate = Path(os.environ["EVENTS"]).with_name(f"{name}.open")
+    with body(os.environ["EVENTS"], name, id=self.request.id, slot=self.request.headers[HEADER]):
+        while not gate.exists():
+            time.sleep(0.01)
+
+
+def note(self, name):
+    """Do nothing; no worker is there."""
+
+
+HEADER = "redlock_slot"
+
+
+class Recorder(logging.Handler):
+    """Records what the library logs of its events."""
+
+    def emit(self, told):
+        """Record what is told as an event of the kind that the record says it is."""
+        if hasattr(told, "redlock"):
+            record(os.environ["EVENTS"], told.redlock, level=told.levelname, text=told.getMessage())
+
+
+def declare(app):
+    """Declare the tasks, and have beats and workers record what they tell."""
+    if "STAGE" in os.environ:
+        logging.getLogger("celery_redlock").addHandler(Recorder())
+
+    def declared(name, run, base=RedlockTask, **options):
+        app.task(name=name, bind=True, shared=False, base=base, **options)(run)
+
+    declared("nap", nap, lock_key="{name}")
+    declared("easy nap", nap, lock_key="{name}", overlap="allow")
+    declared("gated", gated, lock_key="{name}")
+    declared("gated, forgets", gated, lock_key="{name}", dedup_ttl=0)
+    declared("locked", note)
+    declared("forgets", note, dedup_ttl=0)
+    declared("plain", note, base=app.Task)
+
+
+def naps(name, task="nap", seconds=LONG, **options):
+    """Return an entry that is due every second, for a task whose lock is called like it."""
+    return {name: {"task": task, "schedule": 1.0, "args": [name, seconds], "options": options}}
+
+
+def put_aside(name, task):
+    """Return an entry whose messages wait in a queue of their own, which no worker reads."""
+    return {name: {"task": task, "schedule": 3.0, "args": [name], "options": {"queue": "aside"}}}
+
+
+SHOW = {
+    **naps("skips"),
+    **naps("beside", seconds=0.0),
+    **naps("buffers", overlap="buffer_one"),
+    **naps("allows", overlap="allow"),
+    **naps("easy", "easy nap"),
+    **naps("strict", "easy nap", overlap="skip"),
+    **put_aside("once", "gated"),
+    **put_aside("again", "gated, forgets"),
+}
+
+
+class Told(NamedTuple):
+    """
+    What was told of a slot.
+
+    Attributes:
+        due: When it was due [s, Unix time].
+        at: When it was told [s, Unix time].
+        text: In words.
+        level: Of the record.
+        task_id: Of the task that was published, if it was.
+    """
+
+    due: float
+    at: float
+    text: str
+    level: str
+    task_id: str | None
+
+
+@contextlib.contextmanager
+def named_stage(folder, schedule, **conf):
+    """Set a stage for beats of *schedule* that can tell what became of its slots."""
+    rules = {"redlock_ttl": TTL, "redlock_max_ttl": TTL}
+    with stage(__file__, folder, beat_schedule=schedule, **rules, **conf) as it:
+        it.beat = lambda name="b1": stage_beat(it, name)
+        it.told = lambda entry, *kinds: told(it, entry, kinds or (PUBLISHED, SKIPPED))
+        it.dues = lambda entry, *kinds: [slot.due for slot in it.told(entry, *kinds)]
+        yield it
+
+
+def told(it, entry, kinds):
+    """Return what was told of the slots of *entry*, in the order of the slots."""
+    found = []
+    for event in read(it.events):
+        match = re.search(rf"slot {re.escape(repr(entry))} of (\S+?):? ", event.get("text", ""))
+        if event["kind"] not in kinds or not match:
+            continue
+        task = re.search(r" as .+\[(.+)\]", event["text"])
+        due = datetime.fromisoformat(match[1]).timestamp()
+        at = event["at"] + TO_UNIX
+        found.append(Told(due, at, event["text"], event["level"], task and task[1]))
+    return sorted(found, key=lambda slot: slot.due)
+
+
+def row(dues):
+    """Return the slots of every second from the first of *dues* to the last."""
+    return [dues[0] + n for n in range(round(dues[-1] - dues[0]) + 1)]
+
+
+def run_of(it, name, number):
+    """Return when the run *number* of *name* started and ended [s, Unix time]; it has to end."""
+
+    def ended():
+        runs = it.bodies(name)
+        return runs[number] if len(runs) > number and runs[number].finished else None
+
+    run = eventually(ended, f"end of run {number} of {name!r}", timeout=40)
+    return run.started + TO_UNIX, run.ended + TO_UNIX
+
+
+def slots_of(it, name):
+    """Return what the bodies of *name* read in their own headers."""
+    return [event["slot"] for event in read(it.events, "start") if event["name"] == name]
+
+
+def ids_of(it, name):
+    """Return the task ids of the bodies of *name*."""
+    return [event["id"] for event in read(it.events, "start") if event["name"] == name]
+
+
+def skipped_at_run_time(it, name):
+    """Return the ids of the tasks of which a worker told that they lost the lock *name*."""
+    texts = [event["text"] for event in read(it.events, "TaskSkipped")]
+    found = (re.search(rf"\[(.+)\]: lock '{name}': held by", text) for text in texts)
+    return {match[1] for match in found if match}
+
+
+def overlaps_of(it, name):
+    """Return the pairs of bodies of *name* that ran at the same time."""
+    return overlaps(event for event in read(it.events) if event.get("name") == name)
+
+
+def messages(it, entry, queue="celery"):
+    """Return the messages of *entry* at the broker, those in the hand of a worker too."""
+    with redis.Redis.from_url(it.broker.url) as client:
+        found = [json.loads(message) for message in client.lrange(queue, 0, -1)]
+        found += [json.loads(message)[0] for message in client.hvals("unacked")]
+    return [m for m in found if m["headers"].get(HEADER, [None])[0] == entry]
+
+
+def deliver(it, message):
+    """Put a copy of *message* into the queue that the worker reads."""
+    copy = json.loads(json.dumps(message))
+    properties = copy["properties"]
+    properties["delivery_tag"] = str(uuid.uuid4())
+    properties["delivery_info"]["routing_key"] = "celery"  # where it goes when it is set aside
+    with redis.Redis.from_url(it.broker.url) as client:
+        client.lpush("celery", json.dumps(copy))
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory):
+    """A stage with a beat and a worker that has a thread for every entry."""
+    with named_stage(tmp_path_factory.mktemp("show"), SHOW) as it:
+        it.worker(pool="threads", concurrency=10)
+        beat = it.beat()
+        yield it
+        assert beat.alive
+        beat.terminate()
+
+
+# -- overlap -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["skips", "strict"])
+def test_while_a_run_goes_on_its_later_slots_are_skipped(it, name):
+    """By default, and if the entry says so though its task does not: no message, but a warning."""
+    began, ended = run_of(it, name, 0)
+    following, _ = run_of(it, name, 1)
+    # What falls due during the run is looked at during the run, or later than it should be.
+    assert all(slot.at >= ended for slot in it.told(name, PUBLISHED) if began < slot.due < ended)
+    skipped = [slot for slot in it.told(name, SKIPPED) if began < slot.due < ended]
+    assert len(skipped) >= 2
+    assert {slot.level for slot in skipped} == {"WARNING"}
+    words = rf"Skipped slot '{name}' of \S+: the run of an earlier slot has not ended"
+    assert all(re.fullmatch(words, slot.text) for slot in skipped)
+
+    assert following >= ended
+    after = [slot.due for slot in it.told(name, PUBLISHED) if slot.at >= ended]
+    missed = [due for due in it.dues(name, SKIPPED) if ended < due < after[0]]
+    assert len(missed) <= 1  # the one that was claimed before the lock was given back
+    assert it.dues(name) == row(it.dues(name))
+    assert skipped_at_run_time(it, name) == set()
+
+
+def test_another_entry_is_not_affected(it):
+    """While the runs of others go on, every slot of an entry whose runs are brief is published."""
+    began, _ = run_of(it, "skips", 0)
+    _, ended = run_of(it, "skips", 1)
+    dues = it.dues("beside", PUBLISHED)
+    assert dues == row(dues)
+    assert len([due for due in dues if began < due < ended]) >= 2 * int(LONG)
+    assert it.told("beside", SKIPPED) == []
+
+
+@pytest.mark.parametrize("name", ["allows", "easy"])
+def test_with_allow_all_slots_are_published_while_a_run_goes_on(it, name):
+    """If the entry says so, or its task does and the entry does not: the lock decides later."""
+    began, ended = run_of(it, name, 0)
+    run_of(it, name, 1)
+    assert it.told(name, SKIPPED) == []
+    dues = it.dues(name)
+    assert dues == row(dues)
+    meanwhile = [slot for slot in it.told(name) if began < slot.due and slot.at < ended]
+    assert len(meanwhile) >= 2
+
+    ids = {slot.task_id for slot in meanwhile}
+    eventually(lambda: ids <= skipped_at_run_time(it, name) | set(ids_of(it, name)), "their ends")
+    assert len(ids & skipped_at_run_time(it, name)) >= 2
+    assert overlaps_of(it, name) == []
+
+
+def test_with_buffer_one_exactly_one_waits_for_the_run_to_end(it):
+    """It starts right after, never loses the lock, and later slots are skipped meanwhile."""
+    name, counts = "buffers", set()
+
+    def are_two_over():
+        known = {message["headers"]["id"] for message in messages(it, name)}
+        counts.add(len(known - set(ids_of(it, name))))
+        return len(it.bodies(name)) >= 2 + len(over)
+
+    over = it.started(name)
+    eventually(are_two_over, "two more runs", timeout=40, every=0.05)
+    assert max(counts) == 1
+
+    runs = it.bodies(name)
+    dues = [datetime.fromisoformat(due).timestamp() for _, due, _, _ in slots_of(it, name)]
+    for before, after, due in list(zip(runs, runs[1:], dues[1:], strict=False))[:2]:
+        assert before.ended <= after.started <= before.ended + LOOK_AGAIN + SLOW
+        assert due < before.ended + TO_UNIX  # it has waited, and is not the next that fell due
+        began, ended = before.started + TO_UNIX, before.ended + TO_UNIX
+        assert len([slot for slot in it.told(name, SKIPPED) if began < slot.due < ended]) >= 2
+        meanwhile = [s for s in it.told(name, PUBLISHED) if began < s.due and s.at < ended]
+        assert len(meanwhile) <= 1
+    assert overlaps_of(it, name) == []
+    assert skipped_at_run_time(it, name) == set()
+    assert it.dues(name) == row(it.dues(name))
+    # Every one that was published has run or is the one that waits.
+    ids = {slot.task_id for slot in it.told(name, PUBLISHED)}
+    assert len(ids - set(ids_of(it, name))) <= 1
+
+
+# -- a message that comes twice ------------------------------------------------------------
+
+
+@pytest.fixture
+def aside(it):
+    """Return what delivers the oldest message of an entry, and copies of it."""
+
+    def take(name):
+        found = eventually(lambda: messages(it, name, "aside"), f"message of {name!r}", timeout=20)
+        return found[-1]
+
+    return take
+
+
+def deliver_three_times(it, name, message):
+    """Deliver *message*, a copy of it while its body runs, and one when that has ended."""
+    task_id = message["headers"]["id"]
+    deliver(it, message)
+    it.started(name)
+    deliver(it, message)
+    it.wait_for_log(rf"\[{task_id}\] set aside")
+    assert len(it.bodies(name)) == 1
+    it.events.with_name(f"{name}.open").touch()
+    run_of(it, name, 0)
+    deliver(it, message)
+
+
+def test_a_message_carries_its_slot(it, aside):
+    """Its task reads the name of the entry, when it was due, and its own id."""
+    message = aside("once")
+    entry, due, overlap, task_id = message["headers"][HEADER]
+    assert (entry, overlap, task_id) == ("once", "skip", message["headers"]["id"])
+    moment = datetime.fromisoformat(due).timestamp()
+    assert moment % 3.0 == 0.0
+    assert moment in it.dues("once", PUBLISHED)
+    assert Slot("once", moment).task_id("stage") == task_id
+
+
+def test_a_second_message_of_a_slot_does_not_run(it, aside):
+    """Neither while the first one runs nor after that."""
+    message = aside("once")
+    deliver_three_times(it, "once", message)
+    ends = rf"\[{message['headers']['id']}\] has finished before; this copy ends"
+    eventually(lambda: len(re.findall(ends, it.log())) == 2, "end of both copies", timeout=30)
+    assert slots_of(it, "once") == [message["headers"][HEADER]]
+
+
+def test_without_a_memory_of_what_has_run_it_does(it, aside):
+    """So the test above can fail: with ``dedup_ttl=0`` each copy runs, one after the other."""
+    message = aside("again")
+    deliver_three_times(it, "again", message)
+    run_of(it, "again", 2)
+    assert slots_of(it, "again") == 3 * [message["headers"][HEADER]]
+    assert overlaps_of(it, "again") == []
+
+
+# -- what was due while nobody could publish ---------------------------------------------------
+
+
+@contextlib.contextmanager
+def alone(folder, *entries, **conf):
+    """Set a stage without a worker, so that what is published stays in the queue."""
+    schedule = {name: PLAIN[name] for name in entries} | conf.pop("beat_schedule", {})
+    with named_stage(folder, schedule, **conf) as it:
+        yield it
+
+
+def wait_for_published(it, names, after=0.0, times=2):
+    """Wait until so many slots of each entry are published that were due after *after*."""
+
+    def are_there():
+        return all(
+            len([due for due in it.dues(name, PUBLISHED) if due > after]) >= times for name in names
+        )
+
+    eventually(are_there, f"slots of {names} after {after}", timeout=30)
+
+
+def wait_until_settled(it, names):
+    """Wait until all nodes know that what was published is, with time until the next slot."""
+    records = [f"stage/{name}" for name in names]
+
+    def are_settled():
+        found = plugin_for(it.app).locks.slots.look(records)
+        is_between = 0.2 < time.time() % 1.0 < 0.6
+        return is_between and all(record.is_settled for record in found.values())
+
+    eventually(are_settled, "moment between two slots")
+
+
+def wait_until(moment):
+    """Wait until *moment* [s, Unix time]."""
+    eventually(lambda: time.time() >= moment, f"moment {moment}", timeout=30)
+
+
+def in_queue(it, name):
+    """Return what waits at the broker of the slots of *name*, in their order."""
+    return sorted(m.due for m in published(it.broker.url) if m.entry == name)
+
+
+@pytest.mark.parametrize("results", ["with it", "nowhere"])
+def test_slots_that_fall_due_while_the_broker_is_down_are_published_late(tmp_path, results):
+    """
+    Each of them once; the beat does not end, still leads, and says that it was late.
+
+    One of them has no later slot of its entry that could take it along. Where results are kept
+    by the same server, Celery waits for that with each publish; else the publish fails at once.
+    """
+    names, conf = ("locked", "plain"), {} if results == "with it" else {"result_backend": None}
+    moment = float(int(time.time()) + 10)
+    # A thousand intervals after the beginning of Unix time; then not for weeks.
+    seldom = {"task": "plain", "schedule": moment / 1000, "args": ["seldom"]}
+    with alone(tmp_path, *names, beat_schedule={"seldom": seldom}, **conf) as it:
+        beat = it.beat()
+        wait_for_published(it, names)
+        it.broker.kill()
+        down = time.time()
+        assert down < moment, "this machine is too slow for this test"
+        beat.wait_for_log(r"(?s)Connection (error|refused)|Couldn't apply scheduled", timeout=20)
+        wait_until(max(down + AWAY, moment + 1.5))
+        assert beat.alive
+        up = time.time()
+        it.broker.restart()
+        wait_for_published(it, names, after=up)
+        wait_for_published(it, ["seldom"], times=1)
+        assert beat.alive
+        beat.terminate()
+
+        for name in names:
+            slots = it.told(name)
+            assert it.dues(name, PUBLISHED) == row(it.dues(name)), name
+            assert in_queue(it, name) == [slot.due for slot in slots if slot.at > up]
+            late = [slot for slot in slots if down < slot.due < up]
+            assert len(late) >= int(AWAY) - 1
+            assert all(re.search(r", \d+\.\d s late$", s.text) for s in late if s.due < up - 1.5)
+        assert it.dues("seldom") == in_queue(it, "seldom") == [moment]
+        assert len(read(it.events, "LeaderElected")) == 1
+
+
+@pytest.mark.parametrize("deadline", [DEADLINE, None])
+def test_slots_that_fall_due_while_no_beat_runs(tmp_path, deadline):
+    """Those within the deadline are published, each once; older ones are dropped, with a word."""
+    names = ("locked", "plain")
+    with alone(tmp_path, *names, redlock_beat_starting_deadline=deadline) as it:
+        beat = it.beat()
+        wait_for_published(it, names)
+        wait_until_settled(it, names)
+        beat.kill()
+        last = {name: it.dues(name)[-1] for name in names}
+        back = max(last.values()) + AWAY
+        wait_until(back)
+        it.beat()
+        wait_for_published(it, names, after=back, times=3)
+        elected = read(it.events, "LeaderElected")[1]["at"] + TO_UNIX
+
+        for name in names:
+            due = it.dues(name, PUBLISHED)
+            skipped = it.told(name, SKIPPED)
+            new = [slot for slot in it.told(name, PUBLISHED) if slot.due > last[name]]
+            assert [slot.due for slot in new] == row([slot.due for slot in new])
+            if deadline is None:
+                assert (due, skipped) == (row(due), [])
+                continue
+            (dropped,) = skipped
+            assert dropped.level == "WARNING"
+            assert f"slot '{name}'" in dropped.text
+            assert dropped.text.endswith("older than redlock_beat_starting_deadline allows")
+            since = re.search(r" and all since (\S+):", dropped.text)
+            assert since
+            assert datetime.fromisoformat(since[1]).timestamp() == last[name]
+            assert last[name] + 1 <= dropped.due == new[0].due - 1
+            assert dropped.due <= dropped.at - DEADLINE  # none that was still in time
+            assert elected - DEADLINE <= new[0].due
+        for name in names:
+            found = in_queue(it, name)
+            assert len(found) == len(set(found))
+
+
+def test_a_slot_that_a_dead_leader_may_have_published_is_published_if_a_copy_is_known(tmp_path):
+    """With the same task id; that of a task that would run twice is not, and the log warns."""
+    names = ("locked", "forgets", "plain")
+    with alone(tmp_path, *names) as it:
+        slots = plugin_for(it.app).locks.slots
+        due = float(int(time.time()) - 2)
+        for name in names:
+            slots.claim(Claim(f"stage/{name}", due, "d" * 40, fence=1, keep=600.0))
+        it.beat()
+        wait_for_published(it, names, after=due)
+
+        locked = it.told("locked")
+        assert locked[0].due == due
+        assert locked[0].task_id == Slot("locked", due).task_id("stage")
+        waiting = [m for m in published(it.broker.url) if (m.entry, m.due) == ("locked", due)]
+        assert [m.task_id for m in waiting] == [locked[0].task_id]
+        for name in ("forgets", "plain"):
+            doubtful, *others = it.told(name)
+            assert (doubtful.due, doubtful.task_id, doubtful.level) == (due, None, "WARNING")
+            assert "an earlier leader died while it published it" in doubtful.text
+            assert f"slot '{name}'" in doubtful.text
+            assert it.dues(name, PUBLISHED) == [slot.due for slot in others]
+            assert due not in in_queue(it, name)
+        for name in names:
+            assert it.dues(name) == row(it.dues(name))
+
+
+def test_a_stop_in_the_middle_of_a_publish_leaves_no_doubt(tmp_path):
+    """SIGTERM while the broker hangs: the message is sent before the end, and no slot is lost."""
+    names = ("plain",)
+    with alone(tmp_path, *names) as it:
+        beat = it.beat()
+        wait_for_published(it, names)
+        wait_until_settled(it, names)
+        it.broker.pause()
+        last = it.dues("plain")[-1]
+
+        def is_claimed():
+            found = plugin_for(it.app).locks.slots.look(["stage/plain"])["stage/plain"]
+            return found.due > last and not found.is_settled and found.due
+
+        doubtful = eventually(is_claimed, "slot that is claimed and not published")
+        beat.signal(signal.SIGTERM)
+        wait_until(time.time() + 0.5)  # by then it would have ended
+        assert beat.alive
+        it.broker.resume()
+        beat.wait()
+        assert in_queue(it, "plain")[-1] == doubtful
+        it.beat("b2")
+        wait_for_published(it, names, after=doubtful)
+
+        assert it.told("plain", SKIPPED) == []
+        waiting = in_queue(it, "plain")
+        assert waiting == row(waiting)
+        assert it.dues("plain") == row(it.dues("plain"))  # and each was told of
