@@ -8,6 +8,7 @@ effect right after: raised in between, it would leave a lock that nobody gives b
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -36,9 +37,11 @@ class _Deferral:
 
     current: _Deferral | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, longest: float | None = None) -> None:
         self._handlers: dict[int, Any] = {}
         self._arrived: list[int] = []
+        self._ends = None if longest is None else time.monotonic() + longest
+        self._alarm: threading.Timer | None = None
 
     def begin(self) -> None:
         """Put ourselves in the place of every Python handler, and remember those."""
@@ -48,11 +51,22 @@ class _Deferral:
                 self._handlers[number] = handler
                 signal.signal(number, self._note)
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        left = float("inf") if self._ends is None else self._ends - time.monotonic()
+        if left <= 0:
+            self._arrived = [other for other in self._arrived if other != number]
+            self._handlers[number](number, frame)
+            return
         self._arrived.append(number)
+        if left != float("inf") and self._alarm is None:
+            self._alarm = threading.Timer(left, os.kill, (os.getpid(), number))
+            self._alarm.daemon = True
+            self._alarm.start()
 
     def end(self) -> None:
         """Put every handler back and let it have what has arrived, whatever any of them raises."""
+        if self._alarm is not None:
+            self._alarm.cancel()
         try:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
@@ -64,17 +78,20 @@ class _Deferral:
 
 
 @contextlib.contextmanager
-def signals_deferred() -> Iterator[None]:
+def signals_deferred(longest: float | None = None) -> Iterator[None]:
     """
     Hold signals back for the body of a ``with``.
 
     Blocking them in the kernel would not do: with a second thread about, Python still runs
     their handlers in the main thread.
+
+    Args:
+        longest: Let them through after so long [s]; None for never.
     """
     if not in_main_thread():
         yield
         return
-    outer, deferral = _Deferral.current, _Deferral()
+    outer, deferral = _Deferral.current, _Deferral(longest)
     try:
         deferral.begin()
         _Deferral.current = deferral

@@ -11,18 +11,20 @@ Source:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from celery.schedules import schedule, solar
+from celery.schedules import crontab, schedule, solar
 
 __all__ = ["due_between", "interval_of", "last_due", "next_due"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
 MILLISECOND = timedelta(milliseconds=1)
+HOUR, QUARTER = timedelta(hours=1), timedelta(minutes=15)
+#: How long before a date a change of clocks can matter for what is due after it.
+NIGHT = timedelta(hours=3)
 #: How far back the newest slot of a schedule is looked for, step by step.
 WINDOWS = [timedelta(minutes=2), timedelta(hours=2), DAY * 2, DAY * 32, DAY * 367, DAY * 366 * 9]
 #: More slots than this are not told one by one; a schedule that never moves on ends there, too.
@@ -79,25 +81,98 @@ def last_on_grid(plan: Any, every: timedelta, until: datetime) -> datetime:
     local = until.astimezone(zone)
     wall = local.replace(tzinfo=None, fold=0)
     over = (wall - EPOCH.replace(tzinfo=None)) % every
-    if every < DAY:  # real time: an hour that the clocks repeat has slots of its own
-        return (until - over).astimezone(timezone.utc)
-    return (wall - over).replace(tzinfo=zone).astimezone(timezone.utc)
+    point = (wall - over).replace(tzinfo=zone)
+    # An hour that the clocks repeat has slots of its own, if there are such every hour.
+    passes = [point, point.replace(fold=1)] if every <= HOUR else [point]
+    found = [moment.astimezone(timezone.utc) for moment in passes]
+    return max([moment for moment in found if moment <= until], default=found[0])
 
 
 def asked(plan: Any, after: datetime, until: datetime) -> Iterator[datetime]:
     """Yield what *plan* itself says is due between two dates, and perhaps a little outside."""
-    if isinstance(plan, solar):  # its search ends elsewhere by milliseconds if it begins elsewhere
-        day = after.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
-        while day <= until:
-            due = next_due(plan, day)
-            if due is not None and due < day + DAY:
-                yield due
-            day += DAY
+    if isinstance(plan, solar):
+        yield from asked_of_the_sun(plan, after, until)
+        return
+    if isinstance(plan, crontab):
+        yield from asked_of_the_clock(plan, after, until)
         return
     due = next_due(plan, after)
     while due is not None and after < due <= until:
         yield due
         after, due = due, next_due(plan, due)
+        if due == after:  # it was cut to whole milliseconds
+            due = next_due(plan, after + MILLISECOND)
+
+
+def asked_of_the_clock(plan: crontab, after: datetime, until: datetime) -> Iterator[datetime]:
+    """
+    Yield the slots of a crontab, each as it is found from the quarter of an hour before it.
+
+    In an hour that the clocks repeat Celery says what it was due in the first pass; how far
+    that reaches depends on where one begins.
+    """
+    if changes_clocks(plan, after - NIGHT, until):
+        after -= NIGHT  # what lies in an hour that is left out is found from before it only
+    start, promised = quarter_of(after), None
+    while start <= until:
+        due = next_due(plan, start - MILLISECOND)
+        if promised is not None and (due is None or due > promised):
+            yield promised
+        promised = None
+        if due is None:
+            return
+        if due >= start + QUARTER:
+            start, promised = quarter_of(due), due
+            continue
+        while due is not None and start <= due < start + QUARTER:
+            yield due
+            following = next_due(plan, due)
+            due = None if following is None or following <= due else following
+        start += QUARTER
+
+
+def quarter_of(moment: datetime) -> datetime:
+    """Return the beginning of the quarter of an hour of *moment*."""
+    return EPOCH + (moment - EPOCH) // QUARTER * QUARTER
+
+
+def changes_clocks(plan: crontab, after: datetime, until: datetime) -> bool:
+    """Return whether clocks are put forward or back between two dates where *plan* is at home."""
+    zone: Any = plan.tz
+    return after.astimezone(zone).utcoffset() != until.astimezone(zone).utcoffset()
+
+
+def asked_of_the_sun(plan: solar, after: datetime, until: datetime) -> Iterator[datetime]:
+    """
+    Yield the events of a solar schedule, each as it is found from the beginning of its day.
+
+    The search ends elsewhere by milliseconds if it begins elsewhere.
+    """
+    day = midnight(after)
+    while day <= until:
+        due = next_due(plan, day)
+        if due is None or due <= day:
+            return
+        if due >= day + DAY:  # none on this day, nor on those between
+            day = midnight(due)
+            continue
+        while due is not None and due < day + DAY:  # a day may have two of a kind
+            yield due
+            due = next_due(plan, due + HOUR)
+        day += DAY
+
+
+def midnight(moment: datetime) -> datetime:
+    """Return the beginning of the day of *moment* in UTC."""
+    utc = moment.astimezone(timezone.utc)
+    return utc.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def twin_of(thing: Any) -> Any:
+    """Return a shallow copy of *thing*; copy() would call a constructor, and they differ."""
+    twin = object.__new__(type(thing))
+    twin.__dict__.update(thing.__dict__)
+    return twin
 
 
 def next_due(plan: Any, after: datetime) -> datetime | None:
@@ -106,7 +181,8 @@ def next_due(plan: Any, after: datetime) -> datetime | None:
 
     That of an interval as if *after* were one.
     """
-    still = copy.copy(plan)  # one whose clock stands, so that what is left of now is exact
+    after = after.astimezone(timezone.utc)  # or what is added would be time on the wall
+    still = twin_of(plan)  # one whose clock stands, so that what is left of now is exact
     still.nowfun = lambda: after
     left = still.remaining_estimate(after)
     if left is None:

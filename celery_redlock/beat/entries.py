@@ -7,19 +7,18 @@ and in where they keep when they last ran.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
 from celery import beat
 
-from celery_redlock.beat.due import interval_of, last_due
+from celery_redlock.beat.due import interval_of, last_due, twin_of
 from celery_redlock.errors import LockKeyError
 from celery_redlock.task.options import overlap_word
 from celery_redlock.task.slot import Slot
 
-__all__ = ["for_slot", "lock_of", "overlap_of", "ran_last", "reserve", "set_last_run"]
+__all__ = ["current", "for_slot", "lock_of", "overlap_of", "ran_last", "reserve", "set_last_run"]
 
 
 def overlap_of(entry: Any, app: Any) -> str:
@@ -54,7 +53,7 @@ def lock_of(task: Any, entry: Any) -> str | None:
 
 def for_slot(entry: Any, slot: Slot, task_id: str) -> Any:
     """Return a copy of *entry* whose message says for which slot it is; its scheduler has none."""
-    published = with_arguments(entry)
+    published = twin_of(entry)
     options = {k: v for k, v in (entry.options or {}).items() if k != "overlap"}
     headers = {**(options.get("headers") or {}), **slot.header(task_id)}
     published.options = {**options, "task_id": task_id, "headers": headers}
@@ -63,10 +62,21 @@ def for_slot(entry: Any, slot: Slot, task_id: str) -> Any:
 
 def with_arguments(entry: Any) -> Any:
     """Return a copy of *entry* whose lazy arguments are evaluated, once for all who ask."""
-    evaluated = copy.copy(entry)
+    evaluated = twin_of(entry)
     evaluated.args = beat._evaluate_entry_args(entry.args)  # type: ignore[attr-defined]  # noqa: SLF001
     evaluated.kwargs = beat._evaluate_entry_kwargs(entry.kwargs)  # type: ignore[attr-defined]  # noqa: SLF001
     return evaluated
+
+
+def current(scheduler: Any, entry: Any) -> Any:
+    """Return what *entry* of *scheduler* is by now, None if it is there no more."""
+    cls = type(entry)
+    if hasattr(cls, "from_key"):  # RedBeat's schedule lists those that are due alone
+        try:
+            return cls.from_key(entry.key, app=scheduler.app)
+        except KeyError:
+            return None
+    return scheduler.schedule.get(entry.name)
 
 
 def ran_last(entry: Any) -> datetime | None:

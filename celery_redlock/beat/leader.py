@@ -33,8 +33,10 @@ __all__ = ["Leader"]
 
 logger = logging.getLogger(__name__)
 
-#: When something is tried again that failed [s].
-TRY_AGAIN = 1.0
+#: When something is tried again that failed: at first, and at most [s].
+TRY_AGAIN, LONGEST_PAUSE = 1.0, 8.0
+#: Shortest pause after a tick in which nothing was published [s], for entries that stay due.
+BREATH = 0.002
 #: Longest time between two looks whether we still lead [s].
 LOOK = 1.0
 
@@ -49,12 +51,14 @@ class Owed:
         at: When [s, `clock.now`].
         moves_on: Whether the entry is to be moved on once they are published.
         options: Of the publish.
+        failures: How often it has failed.
     """
 
     entry: Any
     at: float
     moves_on: bool
     options: dict[str, Any] = field(default_factory=dict)
+    failures: int = 0
 
 
 class Leader:
@@ -76,6 +80,8 @@ class Leader:
         self._term = term
         self._owed: dict[str, Owed] = {}
         self._next_tick = 0.0
+        self._next_slot = float("inf")
+        self._published = 0
         self._scheduled: set[str] | None = None
         self._over: str | None = None
         self._apply_async: Callable[..., Any] = scheduler.apply_async
@@ -98,17 +104,26 @@ class Leader:
         """
         self._ensure_leading()
         self._pay()
-        now = clock.now()
-        if now >= self._next_tick:
-            try:
-                pause = self.scheduler.tick()
-            except QuorumUnavailable as error:
-                logger.warning("beat: What was published last is unknown: %s", error)
-                pause = TRY_AGAIN
-            self._next_tick = clock.now() + (pause or 0.0)
+        if clock.now() >= min(self._next_tick, self._next_slot):
+            self._tick()
         self._ensure_leading()
-        soonest = min([self._next_tick, *(owed.at for owed in self._owed.values())])
-        return min(LOOK, max(0.0, soonest - clock.now()))
+        if self.scheduler.should_sync():
+            self.scheduler._do_sync()  # noqa: SLF001  as Celery calls it
+        soonest = [self._next_tick, self._next_slot, *(owed.at for owed in self._owed.values())]
+        return min(LOOK, max(0.0, min(soonest) - clock.now()))
+
+    def _tick(self) -> None:
+        """Let the wrapped scheduler do what is due, and note when it wants to do so again."""
+        self._next_slot = float("inf")
+        published = self._published
+        try:
+            pause = self.scheduler.tick() or 0.0
+        except QuorumUnavailable as error:
+            logger.warning("beat: What was published last is unknown: %s", error)
+            pause = TRY_AGAIN
+        if self._published == published:
+            pause = max(pause, BREATH)
+        self._next_tick = clock.now() + pause
 
     def _ensure_leading(self) -> None:
         reason = self._over or self._term.held.lost_reason
@@ -120,13 +135,19 @@ class Leader:
         for name, owed in list(self._owed.items()):
             if owed.at > clock.now() or self._over:
                 continue
-            options = owed.options
-            if options.get("producer") is not None:
-                options = {**options, "producer": self.scheduler.producer}
+            owed.entry = entries.current(self.scheduler, owed.entry)
+            if owed.entry is None:
+                logger.warning(
+                    "beat: %r was taken out of the schedule before it was published", name
+                )
+                del self._owed[name]
+                continue
+            if owed.options.get("producer") is not None:
+                owed.options["producer"] = self.scheduler.producer
             try:
-                self._publish(Owed(owed.entry, owed.at, owed.moves_on, options))
-            except Exception:
-                logger.exception("beat: Publishing %r failed again; it is tried on", name)
+                self._publish(owed)
+            except Exception as error:  # noqa: BLE001  whatever a publish can raise
+                logger.warning("beat: Publishing %r failed again; it is tried on: %r", name, error)
 
     # -- what the scheduler calls on itself -------------------------------------------
 
@@ -138,6 +159,8 @@ class Leader:
         **kwargs: Any,
     ) -> Any:
         """Publish the slots of *entry* that are due; moves it on once they are."""
+        if entry.name in self._owed:  # they are owed, too, and have their time
+            return None
         return self._publish(Owed(entry, 0.0, advance, {"producer": producer, **kwargs}))
 
     def _publish(self, owed: Owed) -> Any:
@@ -148,6 +171,11 @@ class Leader:
 
         if self._over is not None:
             return None
+        every = interval_of(entry.schedule)
+        if every is not None:  # RedBeat counts from now on
+            now = datetime.now(timezone.utc)
+            left = (last_due(entry.schedule, now) or now) + every - now
+            self._next_slot = min(self._next_slot, clock.now() + left.total_seconds())
         try:
             result = self._publisher.publish_due(entry, send)
         except TermOver as over:
@@ -162,16 +190,18 @@ class Leader:
             self._owe(owed, TRY_AGAIN)
             return None
         except Exception:
-            self._owe(owed, TRY_AGAIN)
+            owed.failures += 1
+            self._owe(owed, min(LONGEST_PAUSE, TRY_AGAIN * 2 ** min(owed.failures - 1, 5)))
             raise
         self._owed.pop(entry.name, None)
+        self._published += result is not None
         if owed.moves_on:
             self.reserve(entry)
         return result
 
     def _owe(self, owed: Owed, after: float) -> None:
-        at = clock.now() + after
-        self._owed[owed.entry.name] = Owed(owed.entry, at, owed.moves_on, owed.options)
+        owed.at = clock.now() + after
+        self._owed[owed.entry.name] = owed
 
     def reserve(self, entry: Any) -> Any:
         """Move *entry* on; an interval stays on its grid."""
@@ -215,3 +245,7 @@ class Leader:
     def close(self) -> None:
         """Let the wrapped scheduler store what it has and free what it uses."""
         self.scheduler.close()
+        # That of django-celery-beat would be kept until the process ends, and then store its state.
+        finalize = getattr(self.scheduler, "_finalize", None)
+        if finalize is not None:
+            finalize.cancel()

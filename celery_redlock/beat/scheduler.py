@@ -19,7 +19,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_redlock.beat.entries import overlap_of
 from celery_redlock.beat.leader import Leader
 from celery_redlock.beat.slots import SlotPublisher, TermOver
-from celery_redlock.beat.term import Candidate, StandBy, Term
+from celery_redlock.beat.term import AFTER_FAILURE, Candidate, StandBy, Term
 from celery_redlock.deferral import signals_deferred
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock import clock
@@ -104,8 +104,12 @@ class RedlockScheduler:
     def _bid(self, state: StandBy) -> None:
         if self._candidate is None or self._is_closed:
             return
-        with signals_deferred():  # a term that is granted must not get lost on its way here
-            self._state = self._candidate.bid(state)
+        try:
+            with signals_deferred():  # a term that is granted must not get lost on its way here
+                self._state = self._candidate.bid(state)
+        except Exception:
+            logger.exception("beat: The bid failed; it is tried again")
+            self._state = StandBy(clock.now() + clock.jitter(*AFTER_FAILURE), "the bid failed")
 
     def _lead(self, term: Term) -> float:
         try:
@@ -136,12 +140,8 @@ class RedlockScheduler:
                     self._state = self._candidate.step_down(term, reason)
 
     def should_sync(self) -> bool:
-        """Return whether the wrapped scheduler has something to store."""
-        return bool(self._leader is not None and self._leader.scheduler.should_sync())
-
-    def _do_sync(self) -> None:
-        if self._leader is not None:
-            self._leader.scheduler._do_sync()  # noqa: SLF001  Celery calls it so
+        """Return False: the wrapped scheduler stores what it has within its tick, while we lead."""
+        return False
 
     def sync(self) -> None:
         """Have the wrapped scheduler store what it has."""

@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from celery.beat import SchedulingError
 from celery.schedules import BaseSchedule
 
 from celery_redlock.beat.due import MILLISECOND, due_between, last_due, next_due
 from celery_redlock.beat.entries import for_slot, lock_of, overlap_of, with_arguments
 from celery_redlock.beat.term import Term
 from celery_redlock.deferral import signals_deferred
-from celery_redlock.errors import ConfigurationError
+from celery_redlock.errors import ConfigurationError, DuplicateTask
 from celery_redlock.events import SlotPublished, SlotSkipped
 from celery_redlock.lock.slots import Claim, Claimed, LastSlot, SlotState
 from celery_redlock.plugin import Plugin
@@ -42,6 +43,10 @@ SHORTEST_KEEP, LONGEST_KEEP = timedelta(days=1), timedelta(days=800)
 EARLY = timedelta(seconds=2)
 #: How old slots are published without a deadline, at least [s]; or so many takeovers.
 SHORTEST_CATCH_UP, TAKEOVERS = 60.0, 2
+#: How many slots of an entry are made up for before others have their turn.
+AT_ONCE = 100
+#: How long a stop waits for a publish that is under way [s].
+PATIENCE = 5.0
 #: When to look whether another one has published a slot that is claimed [s].
 SOON = 0.25
 #: How long a takeover may take beyond the lease [s].
@@ -138,6 +143,8 @@ class SlotPublisher:
         self._beat = beat
         self._term = term
         self._last: dict[str, datetime | None] = {}
+        self._sent: dict[str, datetime] = {}
+        self._dropped: dict[str, datetime] = {}
 
     def look_up(self, names: Iterable[str]) -> None:
         """
@@ -162,7 +169,7 @@ class SlotPublisher:
             self._last[name] = since
 
     def _record(self, name: str) -> str:
-        return f"{self._beat}/{name}"
+        return f"{self._beat.replace('/', '%2F')}/{name}"
 
     def publish_due(self, entry: Any, send: Callable[[Any], Any]) -> Any:
         """
@@ -185,14 +192,18 @@ class SlotPublisher:
         now = datetime.now(timezone.utc)
         settings = self._plugin.settings
         last = self.last_of(entry.name)
-        missed = in_time(
-            entry.schedule, last, now, settings.beat_starting_deadline, settings.rules.ttl
-        )
+        deadline = settings.beat_starting_deadline
+        try:
+            missed = in_time(entry.schedule, last, now, deadline, settings.rules.ttl)
+        except NotImplementedError:  # a schedule that says nothing but that it is due
+            missed = Missed([now.replace(microsecond=0)], None)
         if missed.dropped is not None:
             self._drop(entry, missed.dropped, last, moves_on=not missed.due)
         result = None
-        for due in missed.due:
-            result = self._publish(entry, due, send)
+        for due in missed.due[:AT_ONCE]:
+            result = self._publish(entry, due, send) or result
+        if len(missed.due) > AT_ONCE:
+            raise NotYet(0.0)
         if not missed.due and missed.dropped is None:
             self._wait_for_the_sun(entry, now)
         return result
@@ -208,9 +219,16 @@ class SlotPublisher:
         slot = Slot(entry.name, due.timestamp())
         with signals_deferred():
             if moves_on:
-                self._plugin.locks.slots.settle(self._claim(entry, slot, None))
+                self._ensure_leading()
+                claim = self._claim(entry, slot, None)
+                self._reason_to_skip(None, slot, self._plugin.locks.slots.claim(claim))
+                self._plugin.locks.slots.settle(claim)
                 self._last[entry.name] = due
-            self._skipped(entry, slot, "deadline", since)
+            before = self._dropped.get(entry.name)
+            if before != due:
+                self._dropped[entry.name] = due
+                since = since if before is None else max(since, before.timestamp())
+                self._skipped(entry, slot, "deadline", since)
 
     def _publish(self, entry: Any, due: datetime, send: Callable[[Any], Any]) -> Any:
         app = self._plugin.app
@@ -219,7 +237,7 @@ class SlotPublisher:
         entry = with_arguments(entry)
         lock = lock_of(task, entry) if slot.overlap == "skip" else None
         claim = self._claim(entry, slot, lock)
-        with signals_deferred():  # a stop between claim and publish would leave a doubt
+        with signals_deferred(PATIENCE):  # a stop between claim and publish would leave a doubt
             self._ensure_leading()
             claimed = self._plugin.locks.slots.claim(claim)
             cause = self._reason_to_skip(task, slot, claimed)
@@ -229,10 +247,9 @@ class SlotPublisher:
             if cause is None:
                 self._ensure_leading(claim)
                 task_id = slot.task_id(self._beat)
-                ready = for_slot(entry, slot, task_id)
-                result = send(ready)
-                task_id = ready.options["task_id"]
-                if getattr(result, "duplicate", False) and result.id != task_id:
+                self._sent[entry.name] = due
+                result = sent(send, for_slot(entry, slot, task_id))
+                if result is None or (is_duplicate(result) and result.id != task_id):
                     cause = "overlap" if slot.is_buffered else "duplicate"
             self._plugin.locks.slots.settle(claim)
             self._last[entry.name] = due
@@ -259,8 +276,9 @@ class SlotPublisher:
 
     def _claim(self, entry: Any, slot: Slot, lock: str | None) -> Claim:
         keep = keep_for(entry.schedule, slot.moment, self._plugin.settings.beat_starting_deadline)
-        held = self._term.held
-        return Claim(self._record(entry.name), slot.due, held.token, self._term.fence, keep, lock)
+        token, fence = self._term.held.token, self._term.fence
+        is_sent = self._sent.get(entry.name) == slot.moment
+        return Claim(self._record(entry.name), slot.due, token, fence, keep, lock, is_sent)
 
     def _reason_to_skip(self, task: Any, slot: Slot, claimed: Claimed) -> str | None:
         """
@@ -290,6 +308,21 @@ class SlotPublisher:
         self._plugin.notify(SlotSkipped(entry.name, entry.task, slot.due, cause, since))
 
 
+def sent(send: Callable[[Any], Any], ready: Any) -> Any:
+    """Return the result of publishing *ready*; None if its task is there already, and says so."""
+    try:
+        return send(ready)
+    except SchedulingError as error:
+        if isinstance(error.__cause__ or error.__context__, DuplicateTask):
+            return None
+        raise
+
+
+def is_duplicate(result: Any) -> bool:
+    """Return whether *result* is that of another task, which was there before."""
+    return bool(getattr(result, "duplicate", False))
+
+
 def settled(found: LastSlot | None) -> datetime | None:
     """Return the last slot of a record that needs no more publishing."""
     if found is None:
@@ -300,7 +333,10 @@ def settled(found: LastSlot | None) -> datetime | None:
 
 def keep_for(plan: BaseSchedule, due: datetime, deadline: float | None) -> float:
     """Return how long the record of a slot has to be kept [s]: well beyond the next one."""
-    following = next_due(plan, due)
+    try:
+        following = next_due(plan, due)
+    except NotImplementedError:
+        following = None
     longest = SHORTEST_KEEP + timedelta(seconds=2 * (deadline or 0.0))
     if following is not None:
         longest = max(longest, 2 * (following - due))

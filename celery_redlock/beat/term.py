@@ -25,7 +25,7 @@ from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.redlock import NodeView, Redlock
 from celery_redlock.lock.rounds import Wanted
 
-__all__ = ["Candidate", "StandBy", "Term", "leader_in"]
+__all__ = ["AFTER_FAILURE", "Candidate", "StandBy", "Term", "leader_in"]
 
 logger = logging.getLogger(__name__)
 

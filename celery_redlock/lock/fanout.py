@@ -98,11 +98,22 @@ class Fanout:
         """Forget everything; what belonged to a parent process is left to it."""
         self._mutex = threading.Lock()
         self._news: deque[Event] = deque()
-        self._selector = new_selector()
+        self._opened: selectors.BaseSelector | None = None
         self._waiters: list[_Waiter] = []
         self._reader: _Waiter | None = None
         self._looked = 0.0
         self._disconnected()
+
+    @property
+    def _selector(self) -> selectors.BaseSelector:
+        """
+        What waits for the sockets; opened by the first look, with the mutex held.
+
+        Not before: an embedded beat closes all descriptors of its process, after the fork.
+        """
+        if self._opened is None:
+            self._opened = new_selector()
+        return self._opened
 
     def _disconnected(self) -> None:
         """Begin without connections."""
@@ -114,9 +125,10 @@ class Fanout:
 
     def after_fork_in_child(self) -> None:
         """Let go of the parent's connections without disturbing them."""
-        inherited, selector = self.nodes, self._selector
+        inherited, selector = self.nodes, self._opened
         self._start_over()
-        selector.close()
+        if selector is not None:
+            selector.close()
         for node in inherited:
             if node.connection is not None:
                 node.connection.disconnect()  # closes our copy; shuts nothing down: not our pid

@@ -68,7 +68,10 @@ SETTLE_LUA = """
 local r = redis.call('HMGET', KEYS[1], 'slot', 'fence')
 local slot, last = tonumber(ARGV[1]), tonumber(r[1] or '-1')
 if slot > last then
-  redis.call('HSET', KEYS[1], 'slot', ARGV[1], 'token', ARGV[2], 'fence', ARGV[3])
+  redis.call('HSET', KEYS[1], 'slot', ARGV[1], 'token', ARGV[2])
+  if tonumber(ARGV[3]) > tonumber(r[2] or '0') then
+    redis.call('HSET', KEYS[1], 'fence', ARGV[3])
+  end
 end
 if slot >= last then
   redis.call('HSET', KEYS[1], 'state', 'settled')

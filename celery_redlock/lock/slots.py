@@ -85,6 +85,7 @@ class Claim:
         fence: Of the term; a larger one is newer.
         keep: How long the record is kept [s].
         lock: Name of a lock whose holder is to be told of; None for none.
+        is_sent: Whether it may have been published already, in this very term.
     """
 
     entry: str
@@ -93,6 +94,7 @@ class Claim:
     fence: int
     keep: float
     lock: str | None = None
+    is_sent: bool = False
 
 
 @dataclass(frozen=True)
@@ -312,5 +314,6 @@ class Slots:
         self._driver.tell(settle_request(self._rules, claim))
 
     def withdraw(self, claim: Claim) -> None:
-        """Take a claim back on all nodes, of a slot that was certainly not published."""
-        self._driver.tell(withdraw_request(self._rules, claim))
+        """Take a claim back on all nodes, unless its slot may have been published."""
+        if not claim.is_sent:
+            self._driver.tell(withdraw_request(self._rules, claim))

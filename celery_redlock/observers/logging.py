@@ -86,7 +86,7 @@ def published(event: events.SlotPublished) -> str:
 #: What a slot was skipped for, in words.
 SKIPPED = {
     "overlap": "the run of an earlier slot has not ended",
-    "deadline": "older than redlock_beat_starting_deadline allows",
+    "deadline": "too old to be made up for (redlock_beat_starting_deadline)",
     "duplicate": "the task is queued or running already",
     "uncertain": "an earlier leader died while it published it, and the task could not tell a copy",
 }

@@ -1,0 +1,553 @@
+"""What the slot records do inside a node, rule by rule, on every server there is."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import redis
+
+from celery_redlock.lock.guard import boot_marker
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import BOOT_RETENTION, ENROL, NO_VOTE, Keys, ms
+from celery_redlock.lock.slot_scripts import SLOT_SCRIPTS
+from celery_redlock.lock.slots import (
+    Claim,
+    claim_request,
+    look_request,
+    record_key,
+    settle_request,
+    withdraw_request,
+)
+from celery_redlock.lock.votes import VoteKind
+from support.waiting import eventually
+
+RULES = Rules(ttl=20, max_ttl=30)
+ENTRY = "celery beat/report"
+LOCK = "report:7"
+A, B, C = ("a" * 40, "b" * 40, "c" * 40)
+HOLDER = "1" * 40
+#: A slot of long ago, and the number of the term in which it was claimed.
+DUE, FENCE = 1_700_000_000.0, 7_205_759_403_792_793
+DAY = 86_400.0
+
+
+def claim_of(token=A, fence=FENCE, due=DUE, **more):
+    """Return a claim."""
+    return Claim(ENTRY, due, token, fence, more.pop("keep", DAY), **more)
+
+
+class Bench:
+    """
+    One server, to which requests are put as a client that saw its run id would.
+
+    Whatever is asked of it, every key has an expiry afterwards.
+    """
+
+    def __init__(self, server, rules=RULES):
+        self.client = redis.Redis.from_url(server.url)
+        self.rules = rules
+        self.run_id = self.client.info("server")["run_id"]
+        self.boot = boot_marker(self.run_id, "f" * 16)
+        for script in (ENROL, *SLOT_SCRIPTS):
+            self.client.script_load(script.source)
+
+    def ask(self, request, *, boot=None):
+        """Return the vote on *request*."""
+        script = request.script
+        arguments = [*request.arguments, boot or self.boot] if script.guarded else request.arguments
+        reply = self.client.evalsha(script.sha, len(request.keys), *request.keys, *arguments)
+        eternal = [key for key in self.client.scan_iter(count=1000) if self.client.pttl(key) == -1]
+        assert eternal == []
+        return script.read(reply)
+
+    def claim(self, *arguments, boot=None, rules=None, **more):
+        """Claim a slot."""
+        request = claim_request(rules or self.rules, claim_of(*arguments, **more))
+        return self.ask(request, boot=boot)
+
+    def settle(self, *arguments, **more):
+        """Note that a slot was published."""
+        return self.ask(settle_request(self.rules, claim_of(*arguments, **more)))
+
+    def withdraw(self, *arguments, **more):
+        """Take a claim back."""
+        return self.ask(withdraw_request(self.rules, claim_of(*arguments, **more)))
+
+    def look(self):
+        """Return the last slot [ms] and its state."""
+        vote = self.ask(look_request(self.rules, ENTRY))
+        assert vote.kind is VoteKind.GRANTED
+        return vote.fence, vote.value.decode()
+
+    def age(self, seconds=RULES.ttl + 1):
+        """Have the record been claimed so much earlier."""
+        self.client.hincrby(record_key(self.rules, ENTRY), "at", -int(seconds * 1000))
+
+    def hold(self, value=HOLDER + '{"pid":7}', seconds=20.0):
+        """Have the lock held."""
+        self.client.set(Keys.of(self.rules.prefix, LOCK).lock, value, px=int(seconds * 1000))
+
+    @property
+    def record(self):
+        """Return what the record says: slot, token, fence and state; empty if there is none."""
+        found = self.client.hgetall(record_key(self.rules, ENTRY))
+        return tuple(
+            found.get(name, b"").decode() for name in (b"slot", b"token", b"fence", b"state")
+        )
+
+    def pttl(self, key=None):
+        """Return how long the record is kept yet, or *key* is [ms]."""
+        return self.client.pttl(key or record_key(self.rules, ENTRY))
+
+    def now(self):
+        """Return the node's clock [s]."""
+        seconds, micros = self.client.time()
+        return seconds + micros / 1e6
+
+    def everything(self):
+        """Return all that is stored, by key."""
+        read = {b"hash": self.client.hgetall, b"string": self.client.get}
+        return {key: read[self.client.type(key)](key) for key in self.client.scan_iter(count=1000)}
+
+
+@pytest.fixture
+def fresh(contract_node):
+    """A node that nobody has enrolled."""
+    bench = Bench(contract_node)
+    yield bench
+    bench.client.close()
+
+
+@pytest.fixture
+def bench(fresh):
+    """A node that is enrolled and votes."""
+    keys = Keys.of(RULES.prefix, "")
+    quarantine = ms(RULES.quarantine)
+    fresh.client.evalsha(
+        ENROL.sha, 2, keys.boot, keys.quarantine, fresh.boot, quarantine, "bootstrap"
+    )
+    return fresh
+
+
+def near(milliseconds, seconds):
+    """Return whether a time that began to run out just now was *seconds*."""
+    return seconds * 1000 - 2000 < milliseconds <= seconds * 1000
+
+
+def stamped(due=DUE):
+    """Return a slot as a record has it."""
+    return f"{round(due * 1000)}"
+
+
+# -- claim -----------------------------------------------------------------------------
+
+
+def test_the_first_claim_is_granted_and_stored(bench):
+    """It stores slot, token, fence and that it is claimed, for as long as it is to be kept."""
+    vote = bench.claim(keep=3600.0)
+    assert (vote.kind, vote.value, vote.ttl) == (VoteKind.GRANTED, b"", 0.0)
+    assert abs(vote.node_now - bench.now()) < 5
+    assert bench.record == (stamped(), A, str(FENCE), "claimed")
+    assert near(bench.pttl(), 3600)
+
+
+G, R, P, D, U = (
+    VoteKind.GRANTED,
+    VoteKind.REFUSED,
+    VoteKind.PASSED,
+    VoteKind.DEPOSED,
+    VoteKind.UNCERTAIN,
+)
+#: What became of the slot that is stored: claimed just now, longer ago than a lease lasts, settled.
+STORED = ["fresh", "old", "settled"]
+#: Whose claim comes, how its fence and its slot compare to those stored, and the answer to each.
+ANSWERS = [
+    # a later slot is free, unless a newer leader has been here
+    (A, 0, 60, G, G, G), (A, 1, 60, G, G, G), (A, -1, 60, D, D, D),
+    (B, 0, 60, G, G, G), (B, 1, 60, G, G, G), (B, -1, 60, D, D, D),
+    # the same slot
+    (A, 0, 0, G, G, P), (A, 1, 0, G, G, P), (A, -1, 0, D, D, D),
+    (B, 0, 0, R, R, P), (B, 1, 0, R, U, P), (B, -1, 0, D, D, D),
+    # an earlier slot was published before, or is never to be
+    (A, 0, -60, P, P, P), (A, 1, -60, P, P, P), (A, -1, -60, D, D, D),
+    (B, 0, -60, P, P, P), (B, 1, -60, P, P, P), (B, -1, -60, D, D, D),
+    # a millisecond is a difference
+    (B, 0, 0.001, G, G, G), (B, 0, -0.001, P, P, P),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("token", "newer", "later", "answers"), [(*a[:3], a[3:]) for a in ANSWERS])
+@pytest.mark.parametrize("stored", STORED)
+def test_a_claim_on_a_record_has_one_answer(bench, stored, token, newer, later, answers):
+    """The table: what is granted is stored for its own time, what is not changes nothing."""
+    bench.claim(keep=3600.0)
+    if stored == "settled":
+        bench.settle(keep=3600.0)
+    if stored == "old":
+        bench.age()
+    before = bench.everything()
+    vote = bench.claim(token, FENCE + newer, DUE + later)
+    assert vote.kind is answers[STORED.index(stored)]
+    if vote.kind in (G, U):
+        assert bench.record == (stamped(DUE + later), token, str(FENCE + newer), "claimed")
+        assert near(bench.pttl(), DAY)
+    else:
+        assert bench.everything() == before
+        assert near(bench.pttl(), 3600)
+
+
+def test_a_refusal_tells_who_is_at_it(bench):
+    """Whose claim it is is told by its token, and for how long it may still be published."""
+    bench.claim(A)
+    for newer in (0, 1):
+        vote = bench.claim(B, FENCE + newer)
+        assert (vote.kind, vote.value) == (VoteKind.REFUSED, A.encode())
+        assert near(vote.ttl * 1000, RULES.ttl)
+    bench.age(5.0)
+    assert near(bench.claim(B, FENCE + 1).ttl * 1000, RULES.ttl - 5)
+    bench.age()
+    assert bench.claim(B, FENCE).ttl == 0.0
+
+
+def test_a_claim_that_is_made_again_is_a_fresh_one(bench):
+    """Who claims anew may publish for a lease from then on, and is waited for so long."""
+    bench.claim(A)
+    bench.age()
+    bench.claim(A)
+    assert bench.claim(B, FENCE + 1).kind is VoteKind.REFUSED
+    bench.age()
+    assert bench.claim(B, FENCE + 1).kind is VoteKind.UNCERTAIN
+    assert bench.claim(C, FENCE + 2).kind is VoteKind.REFUSED
+
+
+def test_a_claim_is_granted_as_often_as_it_is_made(bench):
+    """A publish that failed is tried again under the same claim: no doubt comes up by that."""
+    for _ in range(3):
+        assert bench.claim().kind is VoteKind.GRANTED
+    assert bench.record == (stamped(), A, str(FENCE), "claimed")
+
+
+def test_a_doubt_stays_until_the_slot_is_settled(bench):
+    """Who asked once and was told of an earlier term is told so again, as are all after it."""
+    bench.claim(A, FENCE)
+    bench.age()
+    assert [bench.claim(B, FENCE + 1).kind for _ in range(3)] == [VoteKind.UNCERTAIN] * 3
+    bench.age()
+    assert [bench.claim(C, FENCE + 2).kind for _ in range(2)] == [VoteKind.UNCERTAIN] * 2
+    assert bench.claim(C, FENCE + 2, DUE + 60).kind is VoteKind.GRANTED
+    assert bench.claim(C, FENCE + 2, DUE + 60).kind is VoteKind.GRANTED
+
+
+def test_a_doubt_is_about_one_slot(bench):
+    """After a slot in doubt was settled, the next one is as free as ever."""
+    bench.claim(A, FENCE)
+    bench.age()
+    bench.claim(B, FENCE + 1)
+    bench.settle(B, FENCE + 1)
+    assert bench.claim(B, FENCE + 1, DUE + 60).kind is VoteKind.GRANTED
+    assert bench.withdraw(B, FENCE + 1, DUE + 60).kind is VoteKind.GRANTED
+    assert bench.look() == (int(stamped()), "settled")
+
+
+def test_a_newer_leader_deposes_for_all_slots(bench):
+    """Whatever an older one claims afterwards, it is told that its term is over."""
+    bench.claim(B, FENCE + 1)
+    for later in (-60, 0, 60):
+        assert bench.claim(A, FENCE, DUE + later).kind is VoteKind.DEPOSED
+    assert bench.record[1] == B
+
+
+@pytest.mark.parametrize(
+    ("fence", "more"),
+    [(7_205_759_403_792_793, 1), (1_000_000_000_000_000, 1), (9_007_199_254_740_991, -1)],
+)
+def test_a_fence_keeps_all_its_digits(bench, fence, more):
+    """Fences of 16 digits that differ in the last one are told apart, and stored exactly."""
+    older, newer = sorted((fence, fence + more))
+    bench.claim(A, newer)
+    assert bench.record[2] == str(newer)
+    assert bench.claim(B, older).kind is VoteKind.DEPOSED
+    bench.client.delete(record_key(RULES, ENTRY))
+    bench.claim(A, older)
+    bench.age()
+    assert bench.claim(B, newer).kind is VoteKind.UNCERTAIN
+
+
+@pytest.mark.parametrize("due", [0.001, 1.0, 1_700_000_000.001, 1_779_999_999.999])
+def test_a_slot_keeps_all_its_digits(bench, due):
+    """A slot is stored and told in whole milliseconds, all of them."""
+    bench.claim(due=due)
+    assert bench.look() == (round(due * 1000), "claimed")
+    bench.settle(due=due)
+    assert bench.look() == (round(due * 1000), "settled")
+    assert bench.claim(due=due).kind is VoteKind.PASSED
+    assert bench.claim(due=due + 0.001).kind is VoteKind.GRANTED
+
+
+@pytest.mark.parametrize("token", [A, B])
+def test_a_slot_too_far_ahead_is_not_claimed(bench, token):
+    """Whose clock is ahead by more than the skew allowed gets no vote, and stores nothing."""
+    bench.claim(A, due=DUE)
+    before = bench.everything()
+    vote = bench.claim(token, FENCE + 1, bench.now() + RULES.longest_skew + 2)
+    assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-5])
+    assert bench.everything() == before
+
+
+def test_a_slot_a_little_ahead_is_claimed(bench):
+    """Within the skew allowed no clock is wrong."""
+    assert bench.claim(due=bench.now() + RULES.longest_skew - 2).kind is VoteKind.GRANTED
+
+
+def test_records_of_entries_are_apart(bench):
+    """A claim says nothing of other entries, however long and alike their names are."""
+    names = ["a", "b", "n" * 300 + "1", "n" * 300 + "2", "\N{SNOWMAN}" * 100]
+    for name in names:
+        claim = Claim(name, DUE, A, FENCE, DAY)
+        assert bench.ask(claim_request(RULES, claim)).kind is VoteKind.GRANTED
+        assert len(record_key(RULES, name)) < 200
+    assert len({record_key(RULES, name) for name in names}) == len(names)
+
+
+# -- the lock of the task --------------------------------------------------------------
+
+
+def test_a_claim_tells_who_holds_the_lock(bench):
+    """The lock's value and what is left of its lease come along with the grant."""
+    bench.hold(seconds=15.0)
+    vote = bench.claim(lock=LOCK)
+    assert (vote.kind, vote.value) == (VoteKind.GRANTED, f'{HOLDER}{{"pid":7}}'.encode())
+    assert near(vote.ttl * 1000, 15)
+
+
+def test_a_claim_in_doubt_tells_who_holds_the_lock(bench):
+    """So it does where an earlier term claimed the slot."""
+    bench.hold()
+    bench.claim(A)
+    bench.age()
+    vote = bench.claim(B, FENCE + 1, lock=LOCK)
+    assert (vote.kind, vote.value[:40]) == (VoteKind.UNCERTAIN, HOLDER.encode())
+
+
+def test_a_claim_that_asks_for_no_lock_is_told_of_none(bench):
+    """Without a lock's name nothing is said, whoever holds what."""
+    bench.hold()
+    vote = bench.claim()
+    assert (vote.kind, vote.value, vote.ttl) == (VoteKind.GRANTED, b"", 0.0)
+
+
+def test_nobody_holds_a_lock_that_is_free(bench):
+    """A lock that was never taken, or has expired, is told as held by nobody."""
+    assert bench.claim(lock=LOCK)[2:4] == (0.0, b"")
+    bench.hold(seconds=0.05)
+    key = Keys.of(RULES.prefix, LOCK).lock
+    eventually(lambda: not bench.client.exists(key), "expiry")
+    assert bench.claim(lock=LOCK)[2:4] == (0.0, b"")
+
+
+def test_a_lock_is_only_looked_at(bench):
+    """A claim neither takes, extends nor ends the lock that it tells of."""
+    bench.hold(seconds=10.0)
+    key = Keys.of(RULES.prefix, LOCK).lock
+    before = bench.client.get(key)
+    bench.claim(lock=LOCK)
+    bench.settle()
+    assert bench.client.get(key) == before
+    assert near(bench.pttl(key), 10)
+
+
+# -- the restart guard -----------------------------------------------------------------
+
+
+def test_a_node_that_lost_its_memory_does_not_vote(fresh):
+    """Without a boot marker it is quarantined, tells for how long, and stores no claim."""
+    vote = fresh.claim()
+    assert vote.kind is VoteKind.QUARANTINED
+    assert near(vote.ttl * 1000, RULES.quarantine)
+    assert fresh.record == ("",) * 4
+    assert fresh.claim().kind is VoteKind.QUARANTINED
+    assert fresh.look() == (0, "")
+
+
+def test_a_quarantined_node_changes_no_record(bench):
+    """What it stored before stays, whatever is claimed while it is held back."""
+    bench.claim(A)
+    bench.client.set(Keys.of(RULES.prefix, "").quarantine, "1", px=10_000)
+    for token, newer, later in product((A, B), (-1, 0, 1), (-60, 0, 60)):
+        vote = bench.claim(token, FENCE + newer, DUE + later)
+        assert vote.kind is VoteKind.QUARANTINED
+        assert near(vote.ttl * 1000, 10)
+    assert bench.record == (stamped(), A, str(FENCE), "claimed")
+
+
+def test_another_configuration_has_no_vote(bench):
+    """A node that is enrolled for other clients answers that it is, and stores nothing."""
+    vote = bench.claim(boot=boot_marker(bench.run_id, "e" * 16))
+    assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-6])
+    assert bench.record == ("",) * 4
+
+
+def test_a_node_without_the_guard_votes_at_once(fresh):
+    """With the guard off no boot marker is asked for, and none is written."""
+    vote = fresh.claim(rules=Rules(ttl=20, max_ttl=30, restart_guard=False))
+    assert vote.kind is VoteKind.GRANTED
+    assert list(fresh.everything()) == [record_key(RULES, ENTRY)]
+
+
+def test_a_claim_keeps_the_node_enrolled(bench):
+    """A grant refreshes the life of the boot marker, a claim that is not granted does not."""
+    boot = Keys.of(RULES.prefix, "").boot
+    bench.client.pexpire(boot, 60_000)
+    bench.claim()
+    assert near(bench.pttl(boot), BOOT_RETENTION / 1000)
+    bench.client.pexpire(boot, 60_000)
+    bench.claim(B)
+    assert near(bench.pttl(boot), 60)
+
+
+# -- settle ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("token", "newer"), [(A, 0), (B, 0), (B, 1), (B, -1)])
+def test_a_claimed_slot_is_settled_by_whoever_published_it(bench, token, newer):
+    """It was published, whoever says so; the record stays whose it was, and is kept anew."""
+    bench.claim(keep=3600.0)
+    bench.settle(token, FENCE + newer)
+    assert bench.record == (stamped(), A, str(FENCE), "settled")
+    assert near(bench.pttl(), DAY)
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+@pytest.mark.parametrize("newer", [-1, 0, 1])
+def test_settling_an_older_slot_changes_nothing(bench, newer, is_settled):
+    """What comes late says nothing of the slot that was claimed since."""
+    bench.claim(keep=3600.0)
+    if is_settled:
+        bench.settle(keep=3600.0)
+    before = bench.everything()
+    bench.settle(B, FENCE + newer, DUE - 60)
+    assert bench.everything() == before
+    assert near(bench.pttl(), 3600)
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_settling_a_later_slot_moves_the_record_forward(bench, is_settled):
+    """Where the claim did not arrive, the settlement alone keeps the slot from being published."""
+    bench.claim(A, keep=3600.0)
+    if is_settled:
+        bench.settle(A, keep=3600.0)
+    bench.settle(B, FENCE + 1, DUE + 60)
+    assert bench.record == (stamped(DUE + 60), B, str(FENCE + 1), "settled")
+    assert near(bench.pttl(), DAY)
+    assert bench.claim(C, FENCE + 2, DUE + 60).kind is VoteKind.PASSED
+
+
+def test_settling_never_lowers_a_fence(bench):
+    """An old leader that drops a slot does not bring those back that a newer one deposed."""
+    bench.claim(B, FENCE + 1)
+    bench.settle(A, FENCE, DUE + 60)
+    assert bench.look() == (int(stamped(DUE + 60)), "settled")
+    assert bench.claim(A, FENCE, DUE + 120).kind is VoteKind.DEPOSED
+
+
+def test_settling_begins_a_record(bench):
+    """On a node that knows nothing, what is settled is stored for its time."""
+    bench.settle(A, keep=3600.0)
+    assert bench.record == (stamped(), A, str(FENCE), "settled")
+    assert near(bench.pttl(), 3600)
+
+
+def test_settling_twice_is_settling_once(bench):
+    """A repeated note does no harm."""
+    bench.claim()
+    bench.settle()
+    before = bench.everything()
+    bench.settle()
+    assert bench.everything() == before
+
+
+# -- withdraw --------------------------------------------------------------------------
+
+
+def test_the_first_claim_leaves_nothing_when_it_is_withdrawn(bench):
+    """Where there was no record before, there is none again."""
+    before = bench.everything()
+    bench.claim()
+    assert bench.withdraw().kind is VoteKind.GRANTED
+    assert bench.everything() == before
+
+
+def test_a_withdrawn_claim_leaves_the_slot_before_it(bench):
+    """The slot is free without a doubt, and the one before it stays settled."""
+    bench.claim()
+    bench.settle()
+    bench.claim(due=DUE + 60)
+    bench.withdraw(due=DUE + 60)
+    assert bench.look() == (int(stamped()), "settled")
+    assert bench.claim(B, FENCE + 1).kind is VoteKind.PASSED
+    assert bench.claim(B, FENCE + 1, DUE + 60).kind is VoteKind.GRANTED
+    assert bench.record == (stamped(DUE + 60), B, str(FENCE + 1), "claimed")
+
+
+@pytest.mark.parametrize(("token", "later"), [(B, 0), (A, 60), (A, -60), (A, 0.001)])
+def test_only_the_own_claim_is_withdrawn(bench, token, later):
+    """Another token, or another slot, changes nothing."""
+    bench.claim()
+    before = bench.everything()
+    assert bench.withdraw(token, due=DUE + later).kind is VoteKind.REFUSED
+    assert bench.everything() == before
+
+
+def test_what_is_settled_is_not_withdrawn(bench):
+    """A slot that was published stays published."""
+    bench.claim()
+    bench.settle()
+    before = bench.everything()
+    assert bench.withdraw().kind is VoteKind.REFUSED
+    assert bench.everything() == before
+
+
+def test_what_an_earlier_term_may_have_published_is_not_withdrawn(bench):
+    """The doubt is not the withdrawer's own: it stays for whoever comes next."""
+    bench.claim(A)
+    bench.age()
+    bench.claim(B, FENCE + 1)
+    assert bench.withdraw(B, FENCE + 1).kind is VoteKind.REFUSED
+    bench.age()
+    assert bench.claim(C, FENCE + 2).kind is VoteKind.UNCERTAIN
+
+
+def test_withdrawing_from_an_empty_record_makes_none(bench):
+    """A withdrawal that comes before, or without, its claim stores nothing."""
+    before = bench.everything()
+    assert bench.withdraw().kind is VoteKind.REFUSED
+    assert bench.everything() == before
+
+
+# -- look ------------------------------------------------------------------------------
+
+
+def test_an_empty_record_knows_no_slot(bench):
+    """A node that knows nothing says so, with its clock, and stores nothing."""
+    before = bench.everything()
+    vote = bench.ask(look_request(RULES, ENTRY))
+    assert (vote.kind, vote.fence, vote.value) == (VoteKind.GRANTED, 0, b"")
+    assert abs(vote.node_now - bench.now()) < 5
+    assert bench.everything() == before
+
+
+def test_a_look_changes_nothing(bench):
+    """It tells the slot and its state, and leaves the record and its life as they are."""
+    bench.claim(keep=3600.0)
+    before = bench.everything()
+    assert bench.look() == (int(stamped()), "claimed")
+    assert bench.everything() == before
+    assert near(bench.pttl(), 3600)
+
+
+def test_a_record_that_has_expired_is_none(bench):
+    """After its time a slot is as free as if nobody had ever claimed it."""
+    bench.claim(keep=0.05)
+    eventually(lambda: bench.look() == (0, ""), "expiry")
+    assert bench.claim(B, FENCE - 1).kind is VoteKind.GRANTED
