@@ -78,13 +78,19 @@ def last_on_grid(plan: Any, every: timedelta, until: datetime) -> datetime:
     if not plan.relative:
         return EPOCH + (until - EPOCH) // every * every
     zone = plan.tz
-    local = until.astimezone(zone)
-    wall = local.replace(tzinfo=None, fold=0)
-    over = (wall - EPOCH.replace(tzinfo=None)) % every
-    point = (wall - over).replace(tzinfo=zone)
+    wall = until.astimezone(zone).replace(tzinfo=None, fold=0)
+    point = wall - (wall - EPOCH.replace(tzinfo=None)) % every
+    points = [point]
+    if changes_clocks(plan, until - NIGHT, until):  # the wall may have shown later points before
+        while points[-1] + every <= wall + HOUR:
+            points.append(points[-1] + every)
     # An hour that the clocks repeat has slots of its own, if there are such every hour.
-    passes = [point, point.replace(fold=1)] if every <= HOUR else [point]
-    found = [moment.astimezone(timezone.utc) for moment in passes]
+    folds = (0, 1) if every <= HOUR else (0,)
+    found = [
+        point.replace(tzinfo=zone, fold=fold).astimezone(timezone.utc)
+        for point in points
+        for fold in folds
+    ]
     return max([moment for moment in found if moment <= until], default=found[0])
 
 
@@ -136,9 +142,9 @@ def quarter_of(moment: datetime) -> datetime:
     return EPOCH + (moment - EPOCH) // QUARTER * QUARTER
 
 
-def changes_clocks(plan: crontab, after: datetime, until: datetime) -> bool:
+def changes_clocks(plan: Any, after: datetime, until: datetime) -> bool:
     """Return whether clocks are put forward or back between two dates where *plan* is at home."""
-    zone: Any = plan.tz
+    zone = plan.tz
     return after.astimezone(zone).utcoffset() != until.astimezone(zone).utcoffset()
 
 

@@ -85,7 +85,7 @@ return {1, 0}
 WITHDRAW_LUA = """
 local r = redis.call('HMGET', KEYS[1], 'slot', 'token', 'state', 'back', 'doubt')
 if r[1] ~= ARGV[1] or r[2] ~= ARGV[2] or r[3] ~= 'claimed' or r[5] then return {0, 0} end
-if (r[4] or '') == '' then redis.call('DEL', KEYS[1])
+if (r[4] or '') == '' then redis.call('HDEL', KEYS[1], 'slot', 'token', 'state')
 else redis.call('HSET', KEYS[1], 'slot', r[4], 'state', 'settled') end
 return {1, 0}
 """

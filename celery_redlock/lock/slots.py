@@ -18,7 +18,7 @@ agree on what is still to be published. Each claim carries the fence of its lead
     any, and a newer leader has been here         deposed
 
 A record protects nobody: it keeps a second message out. It is written to a quorum like a lock,
-but may live longer than ``max_ttl``; a majority of nodes that loses its memory forgets it.
+but may live longer than ``max_ttl``; one that most nodes have lost, or cannot tell, is forgotten.
 
 Source:
     DESIGN section 6; fencing as in PROTOCOL 3.1.
