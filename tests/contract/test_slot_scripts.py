@@ -470,12 +470,13 @@ def test_settling_twice_is_settling_once(bench):
 # -- withdraw --------------------------------------------------------------------------
 
 
-def test_the_first_claim_leaves_nothing_when_it_is_withdrawn(bench):
-    """Where there was no record before, there is none again."""
-    before = bench.everything()
-    bench.claim()
+def test_the_first_claim_leaves_no_slot_when_it_is_withdrawn(bench):
+    """Where no slot was known before, none is again; but an older term has had its time."""
+    before = bench.look()
+    bench.claim(fence=FENCE + 1)
     assert bench.withdraw().kind is VoteKind.GRANTED
-    assert bench.everything() == before
+    assert bench.look() == before
+    assert bench.claim(fence=FENCE).kind is VoteKind.DEPOSED
 
 
 def test_a_withdrawn_claim_leaves_the_slot_before_it(bench):
