@@ -187,11 +187,18 @@ def next_due(plan: Any, after: datetime) -> datetime | None:
 
     That of an interval as if *after* were one.
     """
-    after = after.astimezone(timezone.utc)  # or what is added would be time on the wall
+    # A crontab wants dates in its own zone: before Celery 5.6 it does not see to that itself. For
+    # any other, what is added would be time on the wall.
+    is_crontab = isinstance(plan, crontab)
+    after = after.astimezone(plan.tz if is_crontab else timezone.utc)
     still = twin_of(plan)  # one whose clock stands, so that what is left of now is exact
     still.nowfun = lambda: after
-    left = still.remaining_estimate(after)
-    if left is None:
-        return None
-    due: datetime = (after + left).astimezone(timezone.utc)
+    if is_crontab:
+        begin, step, _ = still.remaining_delta(after)
+        due: datetime = (begin + step).astimezone(timezone.utc)
+    else:
+        left = still.remaining_estimate(after)
+        if left is None:
+            return None
+        due = after + left
     return due.replace(microsecond=due.microsecond // 1000 * 1000)

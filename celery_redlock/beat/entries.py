@@ -89,12 +89,20 @@ def ran_last(entry: Any) -> datetime | None:
 
 def set_last_run(entry: Any, moment: datetime) -> None:
     """Note in *entry* that it ran last at *moment*."""
-    last = entry.last_run_at
-    if last is not None and last.tzinfo is None:
-        moment = moment.astimezone(timezone.utc).replace(tzinfo=None)
+    moment = as_kept(entry, moment)
     entry.last_run_at = moment
     if hasattr(entry, "model"):  # of django-celery-beat, which makes its entries anew from it
         entry.model.last_run_at = moment
+
+
+def as_kept(entry: Any, moment: datetime) -> datetime:
+    """Return *moment* in the zone in which *entry* keeps when it ran; before 5.6 that matters."""
+    last = entry.last_run_at
+    if last is None:
+        return moment
+    if last.tzinfo is None:
+        return moment.astimezone(timezone.utc).replace(tzinfo=None)
+    return moment.astimezone(last.tzinfo)
 
 
 def reserve(inherited: Callable[[Any], Any], entry: Any, now: datetime) -> Any:
@@ -129,7 +137,8 @@ class _OnGrid:
         entry, cls = self._entry, type(self._entry)
         # RedBeat stores the next instance while it makes it; those of Celery take the date, too.
         if cls.__next__ is cls._next_instance:
-            return entry._next_instance(last_run_at=self._moment)  # noqa: SLF001
+            moment = as_kept(entry, self._moment)
+            return entry._next_instance(last_run_at=moment)  # noqa: SLF001
         following = next(entry)
         set_last_run(following, self._moment)
         return following

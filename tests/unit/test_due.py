@@ -362,6 +362,9 @@ def test_the_sun_leaves_out_no_day(place):
     assert min(gaps) > 23 * HOUR
 
 
+@pytest.mark.skipif(
+    not hasattr(solar, "_next_event"), reason="before 5.6 Celery itself fails where the sun is away"
+)
 def test_where_the_sun_does_not_rise_there_is_no_slot():
     """In the polar night nothing is due until it ends."""
     plan = sun("sunrise", 71.0, 25.8)
@@ -369,6 +372,9 @@ def test_where_the_sun_does_not_rise_there_is_no_slot():
     assert due_between(plan, at("2026-03-01"), at("2026-03-03")) != []
 
 
+@pytest.mark.skipif(
+    not hasattr(solar, "_next_event"), reason="before 5.6 Celery itself fails where the sun is away"
+)
 def test_the_last_sunrise_before_a_polar_night_is_found_in_a_few_looks():
     """Who begins to lead in the dark of February does not search the sky for seconds."""
     plan = sun("sunrise", 78.2, 15.6)
