@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["SIGNAL", "in_main_thread", "pause", "signals_deferred"]
+__all__ = ["SIGNAL", "in_main_thread", "pause", "signals_deferred", "signals_patient"]
 
 #: Ours, by which a body learns that its lock is lost; billiard maps others to an exit.
 SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
@@ -37,10 +37,10 @@ class _Deferral:
 
     current: _Deferral | None = None
 
-    def __init__(self, longest: float | None = None) -> None:
+    def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}
         self._arrived: list[int] = []
-        self._ends = None if longest is None else time.monotonic() + longest
+        self._ends = float("inf")
         self._alarm: threading.Timer | None = None
 
     def begin(self) -> None:
@@ -52,21 +52,32 @@ class _Deferral:
                 signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        left = float("inf") if self._ends is None else self._ends - time.monotonic()
-        if left <= 0:
+        if time.monotonic() >= self._ends:
             self._arrived = [other for other in self._arrived if other != number]
             self._handlers[number](number, frame)
             return
         self._arrived.append(number)
-        if left != float("inf") and self._alarm is None:
-            self._alarm = threading.Timer(left, os.kill, (os.getpid(), number))
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """Have what has arrived come again once it is let through."""
+        if self._arrived and self._ends != float("inf") and self._alarm is None:
+            left = max(0.0, self._ends - time.monotonic())
+            self._alarm = threading.Timer(left, os.kill, (os.getpid(), self._arrived[0]))
             self._alarm.daemon = True
             self._alarm.start()
 
+    def let_through(self, after: float) -> None:
+        """Let signals through from *after* [s from now] on; infinity for not at all."""
+        alarm, self._alarm = self._alarm, None
+        if alarm is not None:
+            alarm.cancel()
+        self._ends = time.monotonic() + after
+        self._set_alarm()
+
     def end(self) -> None:
         """Put every handler back and let it have what has arrived, whatever any of them raises."""
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self.let_through(float("inf"))
         try:
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
@@ -78,20 +89,17 @@ class _Deferral:
 
 
 @contextlib.contextmanager
-def signals_deferred(longest: float | None = None) -> Iterator[None]:
+def signals_deferred() -> Iterator[None]:
     """
     Hold signals back for the body of a ``with``.
 
     Blocking them in the kernel would not do: with a second thread about, Python still runs
     their handlers in the main thread.
-
-    Args:
-        longest: Let them through after so long [s]; None for never.
     """
     if not in_main_thread():
         yield
         return
-    outer, deferral = _Deferral.current, _Deferral(longest)
+    outer, deferral = _Deferral.current, _Deferral()
     try:
         deferral.begin()
         _Deferral.current = deferral
@@ -113,6 +121,24 @@ def signals_admitted() -> Iterator[None]:
         yield
     finally:
         deferral.begin()
+
+
+@contextlib.contextmanager
+def signals_patient(seconds: float) -> Iterator[None]:
+    """
+    Hold signals back no longer than that for the body of a ``with``.
+
+    For what is not our own I/O, inside of `signals_deferred`: a stop must not wait for ever.
+    """
+    deferral = _Deferral.current if in_main_thread() else None
+    if deferral is None:
+        yield
+        return
+    deferral.let_through(seconds)
+    try:
+        yield
+    finally:
+        deferral.let_through(float("inf"))
 
 
 def pause(seconds: float) -> None:

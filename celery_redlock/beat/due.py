@@ -33,7 +33,8 @@ MOST = 100_000
 
 def interval_of(plan: Any) -> timedelta | None:
     """Return the interval of a plain interval schedule, None for any other."""
-    if type(plan) is not schedule:
+    kind = type(plan)
+    if not issubclass(kind, schedule) or kind.remaining_estimate is not schedule.remaining_estimate:
         return None
     return max(timedelta(milliseconds=round(plan.seconds * 1000)), MILLISECOND)
 
@@ -91,7 +92,8 @@ def last_on_grid(plan: Any, every: timedelta, until: datetime) -> datetime:
         for point in points
         for fold in folds
     ]
-    return max([moment for moment in found if moment <= until], default=found[0])
+    on_time = [moment for moment in found if moment <= until]
+    return max(on_time, default=(points[0] - every).replace(tzinfo=zone).astimezone(timezone.utc))
 
 
 def asked(plan: Any, after: datetime, until: datetime) -> Iterator[datetime]:

@@ -73,9 +73,10 @@ def current(scheduler: Any, entry: Any) -> Any:
     cls = type(entry)
     if hasattr(cls, "from_key"):  # RedBeat's schedule lists those that are due alone
         try:
-            return cls.from_key(entry.key, app=scheduler.app)
+            entry = cls.from_key(entry.key, app=scheduler.app)
         except KeyError:
             return None
+        return entry if entry.enabled else None
     return scheduler.schedule.get(entry.name)
 
 

@@ -33,8 +33,8 @@ __all__ = ["Leader"]
 
 logger = logging.getLogger(__name__)
 
-#: When something is tried again that failed: at first, and at most [s].
-TRY_AGAIN, LONGEST_PAUSE = 1.0, 8.0
+#: When something is tried again that failed, at first [s].
+TRY_AGAIN = 1.0
 #: Shortest pause after a tick in which nothing was published [s], for entries that stay due.
 BREATH = 0.002
 #: Longest time between two looks whether we still lead [s].
@@ -81,19 +81,25 @@ class Leader:
         self._owed: dict[str, Owed] = {}
         self._next_tick = 0.0
         self._next_slot = float("inf")
+        self._plans: dict[str, Any] = {}
         self._published = 0
-        self._scheduled: set[str] | None = None
+        self._scheduled: dict[str, Any] | None = None
         self._over: str | None = None
         self._apply_async: Callable[..., Any] = scheduler.apply_async
         self._reserve: Callable[[Any], Any] = scheduler.reserve
         self._is_due: Callable[[Any], Any] = scheduler.is_due
         self._populate_heap: Callable[..., Any] = scheduler.populate_heap
+        self._should_sync: Callable[[], bool] = scheduler.should_sync
+        scheduler.should_sync = lambda: False  # or what it raises would pass for a failed publish
         scheduler.apply_async = self.apply_async
         scheduler.reserve = self.reserve
         scheduler.is_due = self.is_due
         scheduler.populate_heap = self.populate_heap
         if hasattr(scheduler, "lock_key"):  # RedBeat's own lock: a second one, on one node
             scheduler.lock_key = None
+        if hasattr(scheduler, "maybe_due"):
+            self._maybe_due: Callable[..., Any] = scheduler.maybe_due
+            scheduler.maybe_due = self.maybe_due
 
     def tick(self) -> float:
         """
@@ -107,10 +113,17 @@ class Leader:
         if clock.now() >= min(self._next_tick, self._next_slot):
             self._tick()
         self._ensure_leading()
-        if self.scheduler.should_sync():
-            self.scheduler._do_sync()  # noqa: SLF001  as Celery calls it
+        self._sync()
         soonest = [self._next_tick, self._next_slot, *(owed.at for owed in self._owed.values())]
         return min(LOOK, max(0.0, min(soonest) - clock.now()))
+
+    def _sync(self) -> None:
+        """Let the wrapped scheduler store what it has, if it wants to."""
+        try:
+            if self._should_sync():
+                self.scheduler._do_sync()  # noqa: SLF001  as Celery calls it
+        except Exception:
+            logger.exception("beat: The wrapped scheduler could not store its state")
 
     def _tick(self) -> None:
         """Let the wrapped scheduler do what is due, and note when it wants to do so again."""
@@ -148,6 +161,7 @@ class Leader:
                 self._publish(owed)
             except Exception as error:  # noqa: BLE001  whatever a publish can raise
                 logger.warning("beat: Publishing %r failed again; it is tried on: %r", name, error)
+                return  # the broker is down: the others would only wait for it one by one
 
     # -- what the scheduler calls on itself -------------------------------------------
 
@@ -164,20 +178,12 @@ class Leader:
         return self._publish(Owed(entry, 0.0, advance, {"producer": producer, **kwargs}))
 
     def _publish(self, owed: Owed) -> Any:
-        entry = owed.entry
-
-        def send(ready: Any) -> Any:
-            return self._apply_async(ready, advance=False, **owed.options)
-
         if self._over is not None:
             return None
-        every = interval_of(entry.schedule)
-        if every is not None:  # RedBeat counts from now on
-            now = datetime.now(timezone.utc)
-            left = (last_due(entry.schedule, now) or now) + every - now
-            self._next_slot = min(self._next_slot, clock.now() + left.total_seconds())
+        entry = owed.entry
+        self._note_next_slot(entry)
         try:
-            result = self._publisher.publish_due(entry, send)
+            result = self._publisher.publish_due(entry, lambda ready: self._send(owed, ready))
         except TermOver as over:
             self._over = over.reason
             return None
@@ -191,13 +197,29 @@ class Leader:
             return None
         except Exception:
             owed.failures += 1
-            self._owe(owed, min(LONGEST_PAUSE, TRY_AGAIN * 2 ** min(owed.failures - 1, 5)))
+            pause = min(self._publisher.longest_pause, TRY_AGAIN * 2 ** min(owed.failures - 1, 5))
+            self._owe(owed, pause)
             raise
         self._owed.pop(entry.name, None)
-        self._published += result is not None
         if owed.moves_on:
             self.reserve(entry)
         return result
+
+    def _send(self, owed: Owed, ready: Any) -> Any:
+        result = self._apply_async(ready, advance=False, **owed.options)
+        self._published += 1
+        if owed.failures:  # the broker is back
+            for other in self._owed.values():
+                other.at = 0.0
+        return result
+
+    def _note_next_slot(self, entry: Any) -> None:
+        """Have the next tick in time for the grid of an interval; RedBeat counts from now on."""
+        every = interval_of(entry.schedule)
+        if every is not None:
+            now = datetime.now(timezone.utc)
+            left = (last_due(entry.schedule, now) or now) + every - now
+            self._next_slot = min(self._next_slot, clock.now() + left.total_seconds())
 
     def _owe(self, owed: Owed, after: float) -> None:
         owed.at = clock.now() + after
@@ -225,12 +247,23 @@ class Leader:
         except QuorumUnavailable:
             self.scheduler._heap = None  # noqa: SLF001  so that it is tried again
             raise
+        before = self._scheduled
         for entry in scheduled:
-            if self._scheduled is not None and entry.name not in self._scheduled:
+            if before is not None and entry.name not in before:
                 self._publisher.begin(entry.name, entries.ran_last(entry))
+            elif before is not None and before[entry.name] != entry.schedule:
+                self._publisher.begin(entry.name, datetime.now(timezone.utc))
             self._recall(entry)
-        self._scheduled = {entry.name for entry in scheduled}
+        self._scheduled = {entry.name: entry.schedule for entry in scheduled}
         return self._populate_heap(*args, **kwargs)
+
+    def maybe_due(self, entry: Any, **kwargs: Any) -> Any:
+        """Publish an entry of RedBeat's if it is due; one that is changed is not made up for."""
+        plan = self._plans.setdefault(entry.name, entry.schedule)
+        if plan != entry.schedule or not entry.enabled:
+            self._plans[entry.name] = entry.schedule
+            self._publisher.begin(entry.name, datetime.now(timezone.utc))
+        return self._maybe_due(entry, **kwargs)
 
     def _recall(self, entry: Any) -> None:
         """Let *entry* know when it ran last, whoever published it."""

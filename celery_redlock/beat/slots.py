@@ -14,8 +14,10 @@ Whatever fails on the way leaves the slot unsettled: it is tried again, by us or
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -26,7 +28,7 @@ from celery.schedules import BaseSchedule
 from celery_redlock.beat.due import MILLISECOND, due_between, last_due, next_due
 from celery_redlock.beat.entries import for_slot, lock_of, overlap_of, with_arguments
 from celery_redlock.beat.term import Term
-from celery_redlock.deferral import signals_deferred
+from celery_redlock.deferral import signals_deferred, signals_patient
 from celery_redlock.errors import ConfigurationError, DuplicateTask
 from celery_redlock.events import SlotPublished, SlotSkipped
 from celery_redlock.lock.slots import Claim, Claimed, LastSlot, SlotState
@@ -45,6 +47,10 @@ EARLY = timedelta(seconds=2)
 SHORTEST_CATCH_UP, TAKEOVERS = 60.0, 2
 #: How many slots of an entry are made up for before others have their turn.
 AT_ONCE = 100
+#: In the place of a result.
+REFUSED = object()
+#: Longest time between two tries of a publish that fails [s].
+LONGEST_PAUSE = 8.0
 #: How long a stop waits for a publish that is under way [s].
 PATIENCE = 5.0
 #: When to look whether another one has published a slot that is claimed [s].
@@ -117,6 +123,8 @@ def in_time(
             return Missed([], newest)
         return Missed([newest], None)
     due = due_between(plan, max(last, oldest - MILLISECOND), now)
+    if due and (last >= oldest - MILLISECOND or next_due(plan, last) == due[0]):
+        return Missed(due, None)  # a look further back may be long
     if not due and deadline is None:
         due = newer_than(last, last_due(plan, now))
     dropped = newer_than(last, last_due(plan, due[0] - MILLISECOND if due else now))
@@ -145,6 +153,7 @@ class SlotPublisher:
         self._last: dict[str, datetime | None] = {}
         self._sent: dict[str, datetime] = {}
         self._dropped: dict[str, datetime] = {}
+        self._found_due: dict[str, datetime] = {}
 
     def look_up(self, names: Iterable[str]) -> None:
         """
@@ -161,6 +170,12 @@ class SlotPublisher:
     def last_of(self, name: str) -> datetime | None:
         """Return the last slot of an entry that needs no more publishing, None for none."""
         return self._last.get(name)
+
+    @property
+    def longest_pause(self) -> float:
+        """How long a publish that failed may wait until it is tried again [s]."""
+        deadline = self._plugin.settings.beat_starting_deadline or SHORTEST_CATCH_UP
+        return min(LONGEST_PAUSE, deadline / 8.0)
 
     def begin(self, name: str, since: datetime | None) -> None:
         """Publish no slot of an entry, which was added or enabled just now, from before *since*."""
@@ -196,12 +211,14 @@ class SlotPublisher:
         try:
             missed = in_time(entry.schedule, last, now, deadline, settings.rules.ttl)
         except NotImplementedError:  # a schedule that says nothing but that it is due
-            missed = Missed([now.replace(microsecond=0)], None)
+            moment = self._found_due.setdefault(entry.name, now.replace(microsecond=0))
+            missed = Missed([moment], None)
         if missed.dropped is not None:
             self._drop(entry, missed.dropped, last, moves_on=not missed.due)
         result = None
         for due in missed.due[:AT_ONCE]:
             result = self._publish(entry, due, send) or result
+            self._found_due.pop(entry.name, None)
         if len(missed.due) > AT_ONCE:
             raise NotYet(0.0)
         if not missed.due and missed.dropped is None:
@@ -237,7 +254,7 @@ class SlotPublisher:
         entry = with_arguments(entry)
         lock = lock_of(task, entry) if slot.overlap == "skip" else None
         claim = self._claim(entry, slot, lock)
-        with signals_deferred(PATIENCE):  # a stop between claim and publish would leave a doubt
+        with signals_deferred():  # a stop between claim and settle would leave a doubt
             self._ensure_leading()
             claimed = self._plugin.locks.slots.claim(claim)
             cause = self._reason_to_skip(task, slot, claimed)
@@ -248,8 +265,9 @@ class SlotPublisher:
                 self._ensure_leading(claim)
                 task_id = slot.task_id(self._beat)
                 self._sent[entry.name] = due
-                result = sent(send, for_slot(entry, slot, task_id))
-                if result is None or (is_duplicate(result) and result.id != task_id):
+                with signals_patient(PATIENCE), told_if_slow(entry.name):
+                    result = sent(send, for_slot(entry, slot, task_id))
+                if result is REFUSED or (is_duplicate(result) and result.id != task_id):
                     cause = "overlap" if slot.is_buffered else "duplicate"
             self._plugin.locks.slots.settle(claim)
             self._last[entry.name] = due
@@ -308,13 +326,26 @@ class SlotPublisher:
         self._plugin.notify(SlotSkipped(entry.name, entry.task, slot.due, cause, since))
 
 
+@contextlib.contextmanager
+def told_if_slow(name: str) -> Iterator[None]:
+    """Say so if the body of a ``with`` takes long: the broker may be out of reach."""
+    words = "beat: Publishing %r has not ended for %g s; is the broker out of reach?"
+    alarm = threading.Timer(PATIENCE, logger.warning, (words, name, PATIENCE))
+    alarm.daemon = True
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
 def sent(send: Callable[[Any], Any], ready: Any) -> Any:
-    """Return the result of publishing *ready*; None if its task is there already, and says so."""
+    """Return the result of publishing *ready*; `REFUSED` if its task is there, and says so."""
     try:
         return send(ready)
     except SchedulingError as error:
         if isinstance(error.__cause__ or error.__context__, DuplicateTask):
-            return None
+            return REFUSED
         raise
 
 

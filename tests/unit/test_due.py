@@ -439,6 +439,14 @@ class Never(BaseSchedule):
 class FromTheLast(schedule):
     """Somebody's own kind of interval."""
 
+    def remaining_estimate(self, last_run_at):
+        """Return what Celery would."""
+        return super().remaining_estimate(last_run_at)
+
+
+class Named(schedule):
+    """Celery's interval under another name."""
+
 
 def clocked():
     """Return the class of django-celery-beat if it can be had without settings, or a stand-in."""
@@ -502,6 +510,12 @@ def test_a_kind_of_interval_follows_its_last_slot():
     assert due_between(plan, last, last + timedelta(seconds=25)) == [
         last + timedelta(seconds=10), last + timedelta(seconds=20)
     ]  # fmt: skip
+
+
+def test_an_interval_of_another_name_has_the_grid():
+    """What counts is that it is computed as Celery's is."""
+    plan, until = Named(5, app=APPS["UTC"]), at("2026-01-01T00:00:13")
+    assert last_due(plan, until) == last_due(every(5), until) == at("2026-01-01T00:00:10")
 
 
 @pytest.mark.parametrize("plan", [cron(), sun("sunrise", 1, 1), Once(at("2026-01-01")), None, 5])
