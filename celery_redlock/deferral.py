@@ -54,9 +54,12 @@ class _Deferral:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if time.monotonic() >= self._ends:
             self._arrived = [other for other in self._arrived if other != number]
+            self._alarm = None
+            self._set_alarm()  # for those that are left; the handler may raise
             self._handlers[number](number, frame)
             return
-        self._arrived.append(number)
+        if number not in self._arrived:  # as in the kernel, one stands for all of its kind
+            self._arrived.append(number)
         self._set_alarm()
 
     def _set_alarm(self) -> None:

@@ -148,8 +148,12 @@ class Leader:
         for name, owed in list(self._owed.items()):
             if owed.at > clock.now() or self._over:
                 continue
-            owed.entry = entries.current(self.scheduler, owed.entry)
-            if owed.entry is None:
+            entry = entries.current(self.scheduler, owed.entry)
+            if entry is not None and entry.schedule != owed.entry.schedule:
+                logger.warning("beat: %r was changed before it was published", name)
+                self._publisher.begin(name, datetime.now(timezone.utc))
+            owed.entry = entry
+            if entry is None:
                 logger.warning(
                     "beat: %r was taken out of the schedule before it was published", name
                 )

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 #: Entry points under which schedulers have short names.
 ALIASES = "celery.beat_schedulers"
+#: What a term needs of the scheduler that is wrapped.
+WRAPPED = ("tick", "apply_async", "reserve", "is_due", "populate_heap", "should_sync", "close")
 
 
 class RedlockScheduler:
@@ -187,8 +189,12 @@ def scheduler_class(named: Any) -> Any:
             f"'package.module:Class', or one of {known or 'no installed names'}"
         )
         raise ConfigurationError(msg) from error
-    if not isinstance(found, type) or not hasattr(found, "apply_async"):
-        msg = f"redlock_beat_scheduler = {named!r} is no scheduler class of Celery's"
+    missing = [name for name in WRAPPED if not hasattr(found, name)]
+    if not isinstance(found, type) or missing:
+        msg = (
+            f"redlock_beat_scheduler = {named!r} is no scheduler class made from "
+            "celery.beat.Scheduler" + (f"; it has no {missing[0]}()" if missing else "")
+        )
         raise ConfigurationError(msg)
     return found
 

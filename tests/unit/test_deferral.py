@@ -1,0 +1,177 @@
+"""Signals that are held back arrive later, once, and are not held for ever by somebody's I/O."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+
+from celery_redlock.deferral import signals_deferred, signals_patient
+from support.waiting import eventually
+
+SIGNAL, OTHER = signal.SIGUSR1, signal.SIGTERM
+#: How long a body is let hang, and how long one would hang at most [s].
+PATIENCE, LONGEST = 0.05, 5.0
+
+
+class Stop(BaseException):
+    """What a handler raises to end what hangs."""
+
+
+class Inbox:
+    """
+    Handlers of two signals.
+
+    Attributes:
+        came: The signals that were let through.
+        error: To be raised by the handlers.
+    """
+
+    def __init__(self):
+        self.came = []
+        self.error = None
+
+    def handle(self, number, frame):
+        """Note a signal, or raise."""
+        self.came.append(number)
+        if self.error is not None:
+            raise self.error
+
+    def wait_for(self, count):
+        """Hang until so many signals came, for a while at most; returns for how long."""
+        began = time.monotonic()
+        while len(self.came) < count and time.monotonic() < began + LONGEST:
+            threading.Event().wait(0.005)
+        return time.monotonic() - began
+
+
+@pytest.fixture
+def inbox():
+    """Return what the handlers of this test take note of."""
+    inbox = Inbox()
+    before = {number: signal.signal(number, inbox.handle) for number in (SIGNAL, OTHER)}
+    yield inbox
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_is_held_until_the_end(inbox):
+    """It does not arrive in between, and once afterwards; then the handler is back in its place."""
+    with signals_deferred():
+        signal.raise_signal(SIGNAL)
+        assert inbox.came == []
+    assert inbox.came == [SIGNAL]
+    assert signal.getsignal(SIGNAL) == inbox.handle
+
+
+def test_different_signals_are_all_held(inbox):
+    """Each arrives at the end, also where the handler of the first one raises."""
+    inbox.error = Stop()
+    with pytest.raises(Stop), signals_deferred():
+        signal.raise_signal(SIGNAL)
+        signal.raise_signal(OTHER)
+        assert inbox.came == []
+    assert sorted(inbox.came) == sorted([SIGNAL, OTHER])
+
+
+def test_an_inner_deferral_hands_over_to_the_outer_one(inbox):
+    """What was held within goes on being held without."""
+    with signals_deferred():
+        with signals_deferred():
+            signal.raise_signal(SIGNAL)
+        assert inbox.came == []
+    assert inbox.came == [SIGNAL]
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_patience_ends(inbox, is_early):
+    """What hangs is stopped after that time by a signal that came before or meanwhile, once."""
+    with signals_deferred():
+        if is_early:
+            signal.raise_signal(SIGNAL)
+        with signals_patient(PATIENCE):
+            if not is_early:
+                signal.raise_signal(SIGNAL)
+            assert inbox.came == []
+            waited = inbox.wait_for(1)
+            assert inbox.came == [SIGNAL]
+        assert PATIENCE / 2 < waited < LONGEST
+    assert inbox.came == [SIGNAL]
+
+
+def test_a_handler_that_raises_stops_what_hangs(inbox):
+    """Its error leaves the body, and the signal does not come again."""
+    inbox.error = Stop()
+    with pytest.raises(Stop), signals_deferred(), signals_patient(PATIENCE):
+        signal.raise_signal(SIGNAL)
+        threading.Event().wait(LONGEST)
+        pytest.fail("nothing stopped it")
+    assert inbox.came == [SIGNAL]
+    assert signal.getsignal(SIGNAL) == inbox.handle
+
+
+def test_a_signal_is_let_through_at_once_when_patience_is_over(inbox):
+    """What comes later still than that is not held at all."""
+    with signals_deferred(), signals_patient(0.0):
+        signal.raise_signal(SIGNAL)
+        assert inbox.came == [SIGNAL]
+    assert inbox.came == [SIGNAL]
+
+
+def test_after_that_a_signal_is_held_again(inbox):
+    """What follows is our own I/O: nothing is let through there, however long ago it began."""
+    with signals_deferred():
+        with signals_patient(0.0):
+            pass
+        signal.raise_signal(SIGNAL)
+        assert inbox.came == []
+    assert inbox.came == [SIGNAL]
+
+
+def test_what_ends_in_time_lets_nothing_through(inbox):
+    """A signal from before or meanwhile waits for our own I/O as ever."""
+    with signals_deferred():
+        signal.raise_signal(SIGNAL)
+        with signals_patient(PATIENCE):
+            signal.raise_signal(OTHER)
+        threading.Event().wait(2 * PATIENCE)
+        assert inbox.came == []
+    assert sorted(inbox.came) == sorted([SIGNAL, OTHER])
+
+
+def test_patience_by_itself_holds_nothing(inbox):
+    """Where signals are not held back, they are not."""
+    with signals_patient(LONGEST):
+        signal.raise_signal(SIGNAL)
+        assert inbox.came == [SIGNAL]
+
+
+def test_in_another_thread_nothing_is_touched(inbox):
+    """Python runs handlers in the main thread: that of another one is not asked to wait."""
+    seen = []
+
+    def body():
+        with signals_deferred(), signals_patient(0.0):
+            seen.append(signal.getsignal(SIGNAL))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join(LONGEST)
+    assert seen == [inbox.handle]
+
+
+def test_patience_ends_for_every_signal_that_came(inbox):
+    """One whose handler returns does not keep the next one waiting."""
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        with signals_deferred(), signals_patient(PATIENCE):
+            signal.raise_signal(SIGNAL)
+            signal.raise_signal(signal.SIGTERM)
+            assert (inbox.came, came) == ([], [])
+            eventually(lambda: inbox.came and came, "both signals")
+        assert (inbox.came, came) == ([SIGNAL], [signal.SIGTERM])
+    finally:
+        signal.signal(signal.SIGTERM, before)
