@@ -479,6 +479,24 @@ def test_what_is_owed_of_an_entry_that_was_changed_is_published_as_it_is_now(wor
     assert shop.args == [["new"]]
 
 
+class Slow(Listed):
+    """Looks at its schedule every five minutes, as Celery's own does."""
+
+    max_interval = 300.0
+
+
+def test_what_is_owed_of_an_entry_whose_schedule_was_changed_is_not_made_up_for(world):
+    """Also where it is tried again before the wrapped scheduler has looked at the change."""
+    shop = Shop(world, Slow, known={"a": 600.0}, a=600.0)
+    shop.down = {"a"}
+    shop.run(40.4)
+    shop.change(plan=1.0)
+    shop.down = set()
+    shop.run(50.5)
+    assert shop.slots() == [float(due) for due in range(min(map(int, shop.slots())), 51)]
+    assert min(shop.slots()) > 40.0
+
+
 def test_no_quorum_for_a_claim_is_no_failure_of_the_broker(world, caplog):
     """The slot waits, one warning says so, and it is published when there is one."""
     shop = Shop(world, known={"a": 3600.0}, a=3600.0)
