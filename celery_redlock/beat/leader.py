@@ -8,6 +8,8 @@ for what it calls on itself:
     is_due          an interval is due on its grid, so that lateness does not add up
     reserve         likewise
     apply_async     publishes by way of `celery_redlock.beat.slots`
+    should_sync     not within a publish, but after a tick
+    maybe_due       of RedBeat: an entry that is changed or disabled is not made up for
 
 What could not be published is owed: it is tried again until it is, or the term ends.
 """

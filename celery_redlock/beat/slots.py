@@ -178,7 +178,7 @@ class SlotPublisher:
         return min(LONGEST_PAUSE, deadline / 8.0)
 
     def begin(self, name: str, since: datetime | None) -> None:
-        """Publish no slot of an entry, which was added or enabled just now, from before *since*."""
+        """Publish no slot from before *since* of an entry that was added, enabled or changed."""
         last = self._last.get(name)
         if since is not None and (last is None or last < since):
             self._last[name] = since
