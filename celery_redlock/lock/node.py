@@ -25,6 +25,7 @@ from celery_redlock.lock.queued_scripts import END, START
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import MARK, RELEASE, Keys, ms, pack
+from celery_redlock.lock.slot_scripts import SETTLE, WITHDRAW
 from celery_redlock.lock.votes import Ballot, Vote, VoteKind
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ BACKLOG = 64
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 POSITIVE = (VoteKind.GRANTED, VoteKind.REPAIRED, VoteKind.NEXT, VoteKind.MERGED)
 #: Scripts that nobody waits for, and that a node should get in any case, if need be later.
-NOTES = (RELEASE, MARK, START, END)
+NOTES = (RELEASE, MARK, START, END, SETTLE, WITHDRAW)
 NO_ANSWER = Vote(VoteKind.UNREACHABLE, reason="no answer in time")
 
 

@@ -1,0 +1,72 @@
+"""Slot records on real servers that fail: what is told them reaches them after all."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import redis
+
+from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.slots import Claim, SlotState
+from celery_redlock.lock.survey import bootstrap
+from support.waiting import eventually
+
+TTL = 5.0
+
+
+@pytest.fixture
+def farm(redis_nodes):
+    """Three nodes that are enrolled, and two clients of them."""
+    nodes = redis_nodes(3)
+    urls = [node.url for node in nodes]
+    bootstrap(urls, Rules(ttl=TTL, max_ttl=TTL))
+    clients = [Redlock.from_urls(urls, ttl=TTL, max_ttl=TTL, node_timeout=0.2) for _ in range(2)]
+    for client in clients:
+        client.check()
+    yield nodes, *clients
+    for client in clients:
+        client.close()
+
+
+def claim_of(due, fence):
+    """Return a claim of the term with this number."""
+    return Claim("shop/report", due, f"{fence:040x}", fence, 60.0)
+
+
+def records(nodes):
+    """Return slot and state as each node has them."""
+    found = []
+    for node in nodes:
+        with redis.Redis.from_url(node.url) as client:
+            found.append(client.hmget("redlock:slot:shop/report", "slot", "state"))
+    return found
+
+
+def test_a_claim_that_lies_in_a_paused_node_is_withdrawn_behind_it(farm):
+    """It is carried out when the node goes on, and so is what takes it back: no doubt is left."""
+    nodes, first, second = farm
+    due = float(int(time.time()))
+    for node in nodes[:2]:
+        node.pause()
+    with pytest.raises(QuorumUnavailable):
+        first.slots.claim(claim_of(due, fence=1))
+    for node in nodes[:2]:
+        node.resume()
+    eventually(lambda: records(nodes) == [[None, None]] * 3, "records without a claim")
+    eventually(lambda: second.slots.look(["shop/report"]) == {}, "a look that finds none")
+    assert second.slots.claim(claim_of(due, fence=2)).state is SlotState.CLAIMED
+
+
+def test_what_was_settled_while_a_node_was_paused_reaches_it(farm):
+    """So the next leader reads it from that node, too."""
+    nodes, first, _ = farm
+    due = float(int(time.time()))
+    first.slots.claim(claim_of(due - 1, fence=1))
+    nodes[0].pause()
+    assert first.slots.claim(claim_of(due, fence=1)).state is SlotState.CLAIMED
+    first.slots.settle(claim_of(due, fence=1))
+    nodes[0].resume()
+    settled = [b"%d" % (due * 1000), b"settled"]
+    eventually(lambda: records(nodes) == [settled] * 3, "three settled records")
