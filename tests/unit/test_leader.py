@@ -221,6 +221,12 @@ def world(monkeypatch):
     return world
 
 
+@pytest.fixture(autouse=True)
+def _log_level(caplog):
+    """A command that another test ran in this process may have left a level of its own."""
+    caplog.set_level(logging.WARNING, "celery_redlock")
+
+
 def warnings_of(caplog, words):
     """Return the levels of log lines with these words; none of them has a traceback."""
     found = [record for record in caplog.records if words in record.getMessage()]
