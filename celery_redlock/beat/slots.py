@@ -366,7 +366,7 @@ def keep_for(plan: BaseSchedule, due: datetime, deadline: float | None) -> float
     """Return how long the record of a slot has to be kept [s]: well beyond the next one."""
     try:
         following = next_due(plan, due)
-    except NotImplementedError:
+    except NotImplementedError:  # a schedule that says nothing but that it is due
         following = None
     longest = SHORTEST_KEEP + timedelta(seconds=2 * (deadline or 0.0))
     if following is not None:

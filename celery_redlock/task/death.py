@@ -74,5 +74,5 @@ def wait_until_reaped(pid: int, longest: float) -> bool:
             return True
         except PermissionError:
             return True  # somebody else's: ours could always be asked
-        time.sleep(INTERVAL)
+        time.sleep(INTERVAL)  # a process that is no child of ours can only be looked at
     return False

@@ -296,7 +296,7 @@ class ForcedEnd:
                 logger.info("Released lock %r for %s", name, self._told)
             if outcome is not ReleaseOutcome.UNKNOWN or time.monotonic() > died + options.ttl:
                 return
-            time.sleep(PAUSE)
+            time.sleep(PAUSE)  # until a quorum answers, or the lease has ended by itself
 
     @property
     def _told(self) -> str:

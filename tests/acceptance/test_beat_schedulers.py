@@ -348,7 +348,7 @@ def test_changes_in_the_database_reach_the_leader(beats):
         ORM
         + """
 while not 3.2 < time.time() % 4 < 3.7:  # when its newest slot is none of four seconds
-    time.sleep(0.05)
+    time.sleep(0.05)  # the moment itself is waited for; this only spares the processor
 with transaction.atomic():
     change("tick", enabled=False)
     change("changed", interval=interval(4))
@@ -382,7 +382,7 @@ def test_an_entry_that_was_disabled_begins_anew(beats):
     beats.run(
         ORM
         + f"""
-while time.time() < {before[-1] + 3.0}:
+while time.time() < {before[-1] + 3.0}:  # three slots have to be missed while it is disabled
     time.sleep(0.05)
 change("tick", enabled=True)
 """

@@ -55,7 +55,7 @@ PLAIN = {
 def nap(self, name, seconds=0.0):
     """Run for some time, and record for which slot."""
     with body(os.environ["EVENTS"], name, id=self.request.id, slot=self.request.headers[HEADER]):
-        time.sleep(seconds)
+        time.sleep(seconds)  # stands in for work
 
 
 def gated(self, name):
