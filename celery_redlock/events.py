@@ -24,13 +24,16 @@ __all__ = [
     "LockUnavailable",
     "NodeClockJump",
     "NodeDown",
+    "NodeMeasured",
     "NodeQuarantined",
     "NodeUp",
     "Notify",
     "Observer",
     "SlotPublished",
     "SlotSkipped",
+    "TaskRefused",
     "TaskRescheduled",
+    "TaskRetried",
     "TaskSkipped",
     "broadcast",
 ]
@@ -78,10 +81,15 @@ class LockEvent(Event):
     Something that concerns one lock.
 
     Attributes:
-        name: Lock name.
+        name: Lock name. It holds argument values if a template or a callable of the user's puts
+            them there, and there are as many names as such values: no label for a metric.
+        task: Name of the task that wants or holds it; "" outside of tasks.
+        task_id: Its id; "" outside of tasks.
     """
 
     name: str
+    task: str = field(default="", kw_only=True)
+    task_id: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -133,9 +141,13 @@ class LockRenewed(LockEvent):
 
     Attributes:
         margin: What was left of the old lease when the new one stood [s].
+        ttl: Of the lease [s].
+        lag: How much later than it was due the watchdog set about it [s, >= 0].
     """
 
     margin: float
+    ttl: float = field(default=0.0, kw_only=True)
+    lag: float = field(default=0.0, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -157,9 +169,13 @@ class LockReleased(LockEvent):
 
     Attributes:
         held: From the grant to the release [s].
+        ttl: Of the lease [s]; 0.0 where another process released it.
+        lost: Why it was lost before that, as in `LockLost.reason`; "" if it was not.
     """
 
     held: float
+    ttl: float = field(default=0.0, kw_only=True)
+    lost: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -216,6 +232,20 @@ class NodeClockJump(NodeEvent):
 
 
 @dataclass(frozen=True)
+class NodeMeasured(NodeEvent):
+    """
+    How near a node is, and what its clock says; every few seconds while it is asked.
+
+    Attributes:
+        latency: From a request to its answer, our own share included [s].
+        clock_offset: How far its wall clock is ahead of ours [s]; good to half the latency.
+    """
+
+    latency: float
+    clock_offset: float
+
+
+@dataclass(frozen=True)
 class TaskEvent(LockEvent):
     """
     Something that a policy did with a task.
@@ -224,11 +254,13 @@ class TaskEvent(LockEvent):
         task: Name of the task.
         task_id: Its id.
         cause: ``"conflict"`` or ``"unavailable"``.
+        holder: Who holds the lock, as in `LockTaken.holder`; empty if nobody knows.
     """
 
-    task: str
-    task_id: str
+    task: str = field()  # given in any case, unlike that of other events
+    task_id: str = field()
     cause: str
+    holder: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -244,7 +276,7 @@ class DuplicatePublished(LockEvent):
             none was, or if this one is published as the next run.
     """
 
-    task: str
+    task: str = field()
     holder_id: str
     on_duplicate: str
     merged: int = 0
@@ -252,14 +284,26 @@ class DuplicatePublished(LockEvent):
 
 @dataclass(frozen=True)
 class TaskSkipped(TaskEvent):
-    """
-    The body of a task did not run, by policy.
-
-    Attributes:
-        holder: Who holds the lock, as in `LockTaken.holder`; may be empty.
-    """
+    """The body of a task did not run and does not come again, by policy; the task succeeded."""
 
     holder: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TaskRefused(TaskEvent):
+    """The body of a task did not run and does not come again, by policy; the task failed."""
+
+
+@dataclass(frozen=True)
+class TaskRetried(TaskEvent):
+    """
+    A task comes again as a retry of Celery's own.
+
+    Attributes:
+        countdown: When [s from now].
+    """
+
+    countdown: float
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ declared; a worker builds it at its start, so that what is wrong is said there.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import re
 import threading
 import weakref
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps, signals
@@ -20,8 +21,9 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.deferral import pause
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.events import Notify, broadcast
+from celery_redlock.events import Event, Observer, broadcast
 from celery_redlock.lock.redlock import Redlock
+from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import log_event
 from celery_redlock.settings import KNOWN, PREFIX, Settings
 
@@ -67,6 +69,8 @@ class Plugin:
         options: Task name -> its own attributes and the options that they make, filled by
             `celery_redlock.task.base`.
         has_children: Whether this is the parent process of a worker whose tasks run in children.
+        node_watch: The `celery_redlock.nodewatch.NodeWatch` of a worker; None elsewhere.
+        sends_events: Whether this is a worker that was started to send Celery events (``-E``).
     """
 
     def __init__(self, app: Any) -> None:
@@ -75,8 +79,10 @@ class Plugin:
         self._conf: dict[str, Any] = {}
         self._settings: Settings | None = None
         self._locks: Redlock | None = None
+        self._observers: tuple[Observer, ...] | None = None
         self.options: dict[str, Any] = {}
-        self.has_children = False
+        self.has_children = self.sends_events = False
+        self.node_watch: Any = None
 
     @property
     def app(self) -> Any:
@@ -97,14 +103,23 @@ class Plugin:
             return
         with _building:
             locks, self._locks, self._settings = self._locks, None, None
+            self._observers = None
             self.options.clear()
         if locks is not None:
             locks.close()
 
-    @cached_property
-    def notify(self) -> Notify:
-        """Tells all observers."""
-        return broadcast([log_event])
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """Those that ``redlock_observers`` names; raises ConfigurationError."""
+        if self._observers is None:
+            with _building:
+                if self._observers is None:
+                    self._observers = tuple(observer_of(it, self) for it in self.settings.observers)
+        return self._observers
+
+    def notify(self, event: Event) -> None:
+        """Tell all observers, whatever any of them raises."""
+        broadcast(self.observers)(event)
 
     @property
     def locks(self) -> Redlock:
@@ -113,7 +128,7 @@ class Plugin:
             with _building:  # two of them would know nothing of each other's leases
                 if self._locks is None:
                     nodes, rules = self.settings.nodes, self.settings.rules
-                    self._locks = Redlock(nodes, rules, [log_event], sleep=pause)
+                    self._locks = Redlock(nodes, rules, self.observers, sleep=pause)
         return self._locks
 
     def install(self, *steps: str) -> None:
@@ -131,7 +146,7 @@ class Plugin:
         Raises:
             ConfigurationError: Something makes no sense.
         """
-        settings = self.settings
+        settings, _ = self.settings, self.observers
         for task in list(self.app.tasks.values()):
             if hasattr(task, "check_lock"):
                 task.check_lock()
@@ -155,6 +170,7 @@ class CheckLocks(bootsteps.Step):
             return
         plugin = plugin_for(worker.app)
         plugin.has_children = issubclass(worker.pool_cls, symbol_by_name(PREFORK))
+        plugin.sends_events = bool(getattr(worker, "task_events", False))
         try:
             plugin.check()
         except ConfigurationError as error:
@@ -176,6 +192,61 @@ class NoteDeaths(bootsteps.StartStopStep):
         look = getattr(worker.pool, "maintain_pool", None)
         if plugin_for(worker.app).has_children and look is not None:
             hub.call_repeatedly(LOOK_FOR_DEATHS, look)
+
+
+def observer_of(named: Any, plugin: Plugin) -> Observer:
+    """
+    Return the observer that an item of ``redlock_observers`` stands for.
+
+    Raises:
+        ConfigurationError: There is none of that name, or what it needs is not installed.
+    """
+    if callable(named):
+        return named
+    try:
+        return READY[named](plugin) if named in READY else symbol_by_name(named)
+    except ImportError as error:
+        where = f"redlock_observers: {named!r}"
+        if named in EXTRAS:
+            msg = f"{where} needs {error.name}; pip install 'celery-redlock[{EXTRAS[named]}]'"
+        else:
+            msg = f"{where} cannot be imported ({error}); ready ones are {', '.join(READY)}"
+        raise ConfigurationError(msg) from None
+    except (AttributeError, ValueError):
+        near = difflib.get_close_matches(named, READY, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"ready ones are {', '.join(READY)}"
+        msg = f"redlock_observers: there is no {named!r}; {hint}"
+        raise ConfigurationError(msg) from None
+
+
+def celery_events(plugin: Plugin) -> Observer:
+    from celery_redlock.celery_events import CeleryEvents  # noqa: PLC0415  in workers alone
+
+    return CeleryEvents(plugin)
+
+
+def prometheus(_plugin: Plugin) -> Observer:
+    from celery_redlock.observers.prometheus import count_event  # noqa: PLC0415  an extra
+
+    return count_event
+
+
+def otel(_plugin: Plugin) -> Observer:
+    from celery_redlock.observers.otel import OpenTelemetry  # noqa: PLC0415  an extra
+
+    return OpenTelemetry()
+
+
+#: Word in ``redlock_observers`` -> what makes the observer.
+READY: dict[str, Callable[[Plugin], Observer]] = {
+    "logging": lambda _plugin: log_event,
+    "journal": lambda plugin: JournalObserver(lambda: plugin.locks.journal),
+    "celery": celery_events,
+    "prometheus": prometheus,
+    "otel": otel,
+}
+#: Word -> the extra that brings what it needs.
+EXTRAS = {"prometheus": "prometheus", "otel": "otel"}
 
 
 def redlock_conf(app: Any) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import addresses_of
 from celery_redlock.lock.rules import Rules, number, positive
 
-__all__ = ["KNOWN", "PREFIX", "Settings", "one_of"]
+__all__ = ["KNOWN", "OBSERVERS", "PREFIX", "Settings", "host_and_port", "one_of"]
 
 PREFIX = "redlock_"
 #: Names of `Rules` that are settings; the rest are constants of the protocol.
@@ -39,7 +39,14 @@ OWN = (
     "beat_scheduler",
     "beat_starting_deadline",
     "beat_name",
+    "observers",
+    "prometheus_listen",
+    "web_token",
 )
+#: Who is told of events unless the app says otherwise.
+OBSERVERS = ("logging", "journal", "celery")
+#: A secret that a person can still type, and a program cannot guess.
+SHORTEST_WEB_TOKEN = 16
 #: All settings without the prefix.
 KNOWN = tuple(sorted((*RULES, *OWN)))
 
@@ -61,6 +68,10 @@ class Settings:
             newest of any age, and all that are not older than a takeover may take.
         beat_name: What the schedulers that stand in for each other are called; None for the
             name of the app.
+        observers: Who is told of events: words (``"logging"``, ``"journal"``, ``"celery"``,
+            ``"prometheus"``, ``"otel"``), callables, or names like ``"shop.alerts:page"``.
+        prometheus_listen: Where a worker serves its metrics, ``"host:port"``; None for nowhere.
+        web_token: What the web page wants to see before it releases a lock; None for never.
         is_fallback: Whether *nodes* is the app's result backend or broker for want of a setting.
 
     Raises:
@@ -76,6 +87,9 @@ class Settings:
     beat_scheduler: Any = "celery.beat:PersistentScheduler"
     beat_starting_deadline: float | None = None
     beat_name: str | None = None
+    observers: Sequence[Any] = OBSERVERS
+    prometheus_listen: str | None = None
+    web_token: str | None = field(default=None, repr=False)
     is_fallback: bool = False
 
     def __post_init__(self) -> None:
@@ -87,6 +101,10 @@ class Settings:
         if self.beat_name is not None and not (isinstance(self.beat_name, str) and self.beat_name):
             msg = f"redlock_beat_name must be a name, or None for the app's; got {self.beat_name!r}"
             raise ConfigurationError(msg)
+        check_observers(self.observers)
+        if self.prometheus_listen is not None:
+            host_and_port(self.prometheus_listen)
+        check_web_token(self.web_token)
 
     @classmethod
     def from_conf(cls, conf: Mapping[str, Any], fallback: str | None = None) -> Settings:
@@ -145,4 +163,42 @@ def one_of(name: str, value: object, words: Sequence[str]) -> str:
         f"did you mean {near[0]!r}?" if near else f"it must be one of {', '.join(map(repr, words))}"
     )
     msg = f"{name} = {value!r}: {hint}"
+    raise ConfigurationError(msg)
+
+
+def check_observers(observers: object) -> None:
+    """Raise ConfigurationError unless *observers* is a list of words, names and callables."""
+    if isinstance(observers, str) or not isinstance(observers, Sequence):
+        msg = (
+            f"redlock_observers must be a list like {list(OBSERVERS)!r}, "
+            f"got {type(observers).__name__}"
+        )
+        raise ConfigurationError(msg)
+    for observer in observers:
+        if not callable(observer) and not (isinstance(observer, str) and observer):
+            msg = (
+                "redlock_observers: an observer is a word, a name like 'shop.alerts:page' or a "
+                f"callable, got {observer!r}"
+            )
+            raise ConfigurationError(msg)
+
+
+def host_and_port(listen: object) -> tuple[str, int]:
+    """Return host and port in *listen*, the setting ``redlock_prometheus_listen``."""
+    if isinstance(listen, str):
+        host, _, port = listen.rpartition(":")
+        if host and port.isascii() and port.isdigit() and int(port) < 65536:  # noqa: PLR2004
+            return host.strip("[]"), int(port)
+    msg = f"redlock_prometheus_listen must be like '127.0.0.1:9808', got {listen!r}"
+    raise ConfigurationError(msg)
+
+
+def check_web_token(token: object) -> None:
+    """Raise ConfigurationError unless *token* is None or long enough; does not repeat it."""
+    if token is None or (isinstance(token, str) and len(token) >= SHORTEST_WEB_TOKEN):
+        return
+    msg = (
+        f"redlock_web_token must be a string of at least {SHORTEST_WEB_TOKEN} characters; make one "
+        "with: python -c 'import secrets; print(secrets.token_urlsafe())'"
+    )
     raise ConfigurationError(msg)

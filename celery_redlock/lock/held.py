@@ -26,6 +26,7 @@ class HeldLock:
         ttl: Lease written to every node [s].
         since: When the lock was acquired [s, Unix time].
         renewals: How often the lease was renewed [counted from 0].
+        lag: How much later than it was due the last renewal began [s, >= 0].
         merged: How many triggers were merged into this run, with ``on_duplicate="rerun"``.
     """
 
@@ -35,6 +36,7 @@ class HeldLock:
         self._on_lost = on_lost
         self._pid = os.getpid()
         self.renewals = 0
+        self.lag = 0.0
         self.merged = 0
 
     def __repr__(self) -> str:

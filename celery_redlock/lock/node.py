@@ -10,6 +10,7 @@ and dropped when they come. Redis exceptions end here; outside there are only vo
 from __future__ import annotations
 
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -125,6 +126,7 @@ class Node:
         greeting: What it last told of itself.
         problem: Why it does not vote; an exception, None while it does.
         suspect_since: Since when it owes an answer that a round gave up on [s], or None.
+        latency: From the last request that a round waited for to its answer [s]; None before.
     """
 
     def __init__(self, position: int, address: Address, rules: Rules, news: deque[Event]) -> None:
@@ -138,6 +140,7 @@ class Node:
         self.greeting: Greeting | None = None
         self.problem: Exception | None = None
         self.suspect_since: float | None = None
+        self.latency: float | None = None
         self._owed: deque[Owed] = deque()
         self._undelivered: deque[tuple[Call, float]] = deque(maxlen=UNDELIVERED)
         self._along: deque[tuple[Call, float]] = deque()
@@ -291,6 +294,7 @@ class Node:
             raise Gone(msg)
         call, sent = self._owed[0]
         if call is not None and call.is_open and not isinstance(reply, NoScriptError):
+            self.latency = now - sent
             call.take(self.position, self._vote(call, reply, sent, now))
         self._owed.popleft()
         if call is not None and isinstance(reply, NoScriptError):
@@ -333,6 +337,13 @@ class Node:
         if jump > 0 and self._rules.restart_guard:
             self._quarantine(now)
         return Vote(VoteKind.UNREACHABLE, reason=f"its clock jumped by {jump:+.1f} s")
+
+    @property
+    def clock_offset(self) -> float | None:
+        """How far its wall clock is ahead of ours [s]; None before it has told its time."""
+        if self._reading is None:
+            return None
+        return (self._reading.earliest + self._reading.latest) / 2 + clock.now() - time.time()
 
     def _quarantine(self, now: float) -> None:
         """Keep this node from voting for anybody: keys may have expired before their time."""

@@ -41,17 +41,18 @@ from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.fanout import Fanout
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, quorum
-from celery_redlock.lock.node import Call
+from celery_redlock.lock.journal import Journal
+from celery_redlock.lock.node import Call, Node
 from celery_redlock.lock.queued import Queued
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Ask, Client, Wanted
 from celery_redlock.lock.rules import Rules, number
 from celery_redlock.lock.slots import Slots
-from celery_redlock.lock.votes import Ballot, VoteKind, count, read_holder, told
+from celery_redlock.lock.votes import Ballot, Vote, VoteKind, count, read_holder, told
 from celery_redlock.lock.watchdog import Watchdog
 
-__all__ = ["NodeView", "Redlock", "ReleaseOutcome"]
+__all__ = ["NodeHealth", "NodeView", "Redlock", "ReleaseOutcome"]
 
 
 class ReleaseOutcome(str, enum.Enum):
@@ -90,6 +91,28 @@ class NodeView:
         return self.holder.get("since")
 
 
+@dataclass(frozen=True)
+class NodeHealth:
+    """
+    How a node looks from this process.
+
+    Attributes:
+        node: Label of the node.
+        state: ``"up"``, ``"quarantined"`` or ``"down"``.
+        latency: From a request to its answer [s]; None if there was none.
+        clock_offset: How far its wall clock is ahead of ours [s]; None if unknown.
+        quarantine: For how long it does not vote yet [s].
+        problem: Why it does not vote, in plain words; empty if it does.
+    """
+
+    node: str
+    state: str
+    latency: float | None
+    clock_offset: float | None
+    quarantine: float
+    problem: str
+
+
 class Redlock:
     """
     Locks on independent Redis or Valkey nodes. Usable from any thread, and after a fork.
@@ -123,6 +146,8 @@ class Redlock:
         self.queued = Queued(self._client, self._driver, self._notify)
         #: Which slots of a schedule have been published.
         self.slots = Slots(self._client, self._driver)
+        #: What happened lately, for operators.
+        self.journal = Journal(self.rules, self._driver)
         self._watchdog = Watchdog(self._extend_all, self._tell_renewal)
 
     @classmethod
@@ -241,7 +266,7 @@ class Redlock:
         except BaseException:  # interrupted, perhaps before a byte was sent
             self._let_go(lease)
             raise
-        self._notify(LockReleased(lease.name, max(0.0, time.time() - lease.since)))
+        self._tell_release(lease, "")
         return outcome
 
     def _let_go(self, lease: Lease) -> ReleaseOutcome:
@@ -263,7 +288,14 @@ class Redlock:
 
     def inspect(self, name: str) -> list[NodeView]:
         """Return what each node knows of the lock *name*, in the order of the nodes."""
-        ballot = self._driver.ask(Ask(requests.inspect_request(self.rules, name), lambda _: False))
+        return self.inspect_all([name])[0]
+
+    def inspect_all(self, names: Sequence[str]) -> list[list[NodeView]]:
+        """Return what `inspect` would of each of *names*, asked for in one round."""
+        asked = [Ask(requests.inspect_request(self.rules, name), _never) for name in names]
+        return [self._views(ballot) for ballot in self._driver.ask_all(asked)]
+
+    def _views(self, ballot: Ballot) -> list[NodeView]:
         return [
             NodeView(
                 node=label,
@@ -273,6 +305,15 @@ class Redlock:
                 problem=vote.reason,
             )
             for label, vote in zip(self.labels, ballot, strict=True)
+            if vote is not None
+        ]
+
+    def probe(self) -> list[NodeHealth]:
+        """Ask all nodes how they are, wait for each no longer than a round, and tell."""
+        ballot = self._driver.ask(Ask(requests.probe_request(self.rules), _never))
+        return [
+            health(node, vote)
+            for node, vote in zip(self._fanout.nodes, ballot, strict=True)
             if vote is not None
         ]
 
@@ -338,11 +379,12 @@ class Redlock:
             marker: To be set in the same step.
         """
         self._watchdog.unwatch(held)
+        lost = held.lost_reason or ""
         held.released()
         self._driver.tell(
             requests.release_request(self.rules, held.name, held.token, keep=keep, marker=marker)
         )
-        self._notify(LockReleased(held.name, max(0.0, time.time() - held.since)))
+        self._tell_release(held.lease, lost)
 
     def release_for(
         self, name: str, owner: str, *, since: float, keep: float = 0.0
@@ -391,13 +433,16 @@ class Redlock:
         try:
             lease = self._driver.drive(rounds.acquire(self._client, wanted))
         except LockTaken as error:
-            self._notify(LockConflict(wanted.name, error.holder, clock.now() - started))
+            waited = clock.now() - started
+            self._notify(LockConflict(wanted.name, error.holder, waited, **who(wanted.info)))
             raise
         except QuorumUnavailable as error:
-            self._notify(LockUnavailable(wanted.name, error.votes, clock.now() - started))
+            waited = clock.now() - started
+            self._notify(LockUnavailable(wanted.name, error.votes, waited, **who(wanted.info)))
             raise
         try:
-            self._notify(LockAcquired(wanted.name, lease.fence, clock.now() - started))
+            waited = clock.now() - started
+            self._notify(LockAcquired(wanted.name, lease.fence, waited, **who(wanted.info)))
         except BaseException:
             self._take_back(lease)
             raise
@@ -410,6 +455,10 @@ class Redlock:
                 self._watchdog.unwatch(held)
         self._let_go(lease)
 
+    def _tell_release(self, lease: Lease, lost: str) -> None:
+        held = max(0.0, time.time() - lease.since)
+        self._notify(LockReleased(lease.name, held, ttl=lease.ttl, lost=lost, **who(lease.info)))
+
     def _extend_all(self, leases: Sequence[Lease]) -> list[Lease | str | None]:
         renewals = [Renewal(self._client, lease) for lease in leases]
         calls = [Call(r.request(), len(self.labels), r.decided) for r in renewals]
@@ -417,7 +466,28 @@ class Redlock:
         return [r.outcome(call.ballot) for r, call in zip(renewals, calls, strict=True)]
 
     def _tell_renewal(self, held: HeldLock, margin: float | None) -> None:
+        whose = who(held.lease.info)
         if margin is None:
-            self._notify(LeaseLost(held.name, held.lost_reason or "deadline"))
+            self._notify(LeaseLost(held.name, held.lost_reason or "deadline", **whose))
         else:
-            self._notify(LockRenewed(held.name, margin))
+            self._notify(LockRenewed(held.name, margin, ttl=held.ttl, lag=held.lag, **whose))
+
+
+def health(node: Node, vote: Vote) -> NodeHealth:
+    """Return how *node* is that answered a probe with *vote*."""
+    states = {VoteKind.GRANTED: "up", VoteKind.QUARANTINED: "quarantined"}
+    state = states.get(vote.kind, "down")
+    latency = None if state == "down" else node.latency
+    offset = None if state == "down" else node.clock_offset
+    problem = "" if state == "up" else vote.in_words()
+    return NodeHealth(node.label, state, latency, offset, vote.ttl, problem)
+
+
+def _never(_ballot: Ballot) -> bool:
+    """No vote is decided before all are in."""
+    return False
+
+
+def who(info: dict[str, Any]) -> dict[str, str]:
+    """Return the task in what a holder tells of itself, as the fields of an event."""
+    return {"task": info.get("task", ""), "task_id": info.get("task_id", "")}

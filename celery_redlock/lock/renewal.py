@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.requests import Request, renew_request
@@ -23,14 +24,17 @@ class Renewal:
     was missing on a majority, the lock was given back or taken away, and another may have
     had it. After the deadline nothing revives a lease.
 
+    What the holder tells of itself is written anew with each renewal, so it says how often the
+    lease was renewed, and what was left of it at the latest of these renewals (``margin`` [s]).
+
     Source:
         PROTOCOL 3.6.
     """
 
     def __init__(self, client: Client, lease: Lease) -> None:
         self.client = client
-        self.lease = lease
         self.started = client.now()
+        self.lease = replace(lease, info=noted(lease, lease.valid_until - self.started))
 
     def request(self) -> Request:
         """Return what is put to every node."""
@@ -54,6 +58,13 @@ class Renewal:
         if count(ballot, VoteKind.REFUSED) > len(ballot) - majority:
             return "stolen"
         return None
+
+
+def noted(lease: Lease, margin: float) -> dict[str, Any]:
+    """Return what a holder tells of itself with one more renewal, so late before the deadline."""
+    told = lease.info
+    smallest = min(margin, told.get("margin", margin))
+    return {**told, "renewals": told.get("renewals", 0) + 1, "margin": round(smallest, 3)}
 
 
 def _kept(ballot: Ballot) -> int:

@@ -12,10 +12,13 @@ from celery_redlock.lock.scripts import (
     ACQUIRE,
     INSPECT,
     MARK,
+    PROBE,
+    RECORD,
     RELEASE,
     RENEW,
     Keys,
     Script,
+    journal_key,
     marker_key,
     ms,
 )
@@ -26,6 +29,8 @@ __all__ = [
     "acquire_request",
     "inspect_request",
     "mark_request",
+    "probe_request",
+    "record_request",
     "release_request",
     "renew_request",
 ]
@@ -141,3 +146,15 @@ def inspect_request(rules: Rules, name: str) -> Request:
     """Return what asks a node who holds the lock."""
     keys = Keys.of(rules.prefix, name)
     return Request(INSPECT, (keys.lock, keys.fence), ())
+
+
+def probe_request(rules: Rules) -> Request:
+    """Return what asks a node whether it votes, and for its clock."""
+    keys = Keys.of(rules.prefix, "")
+    return Request(PROBE, (keys.boot, keys.quarantine), (quarantine_ms(rules),))
+
+
+def record_request(rules: Rules, record: bytes, *, kept: int, ttl: float) -> Request:
+    """Return what adds *record* to a node's journal, which keeps about *kept* for *ttl* [s]."""
+    arguments = (record, b"%d" % kept, ms(ttl))
+    return Request(RECORD, (journal_key(rules.prefix),), arguments)

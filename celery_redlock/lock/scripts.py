@@ -23,11 +23,14 @@ __all__ = [
     "ENROL",
     "INSPECT",
     "MARK",
+    "PROBE",
+    "RECORD",
     "RELEASE",
     "RENEW",
     "SCRIPTS",
     "Keys",
     "Script",
+    "journal_key",
     "marker_key",
     "ms",
     "pack",
@@ -181,6 +184,23 @@ return {0, now_ms(), redis.call('PTTL', KEYS[1]), cur, fence}
 """
 
 
+# KEYS 1 boot 2 quarantine ; ARGV 1 quarantine or '0' 2 boot id
+PROBE_LUA = """
+local found, held_back = unpack(redis.call('MGET', unpack(KEYS)))
+local now = now_ms()
+local code, left = standing(found, held_back, KEYS[1], KEYS[2], ARGV[2], ARGV[1])
+if code ~= 1 then return {code, now, left} end
+return {1, now, '0'}
+"""
+
+# KEYS 1 journal ; ARGV 1 record 2 how many are kept, about 3 for how long after the last one
+RECORD_LUA = """
+redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', 'e', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return {1, 0}
+"""
+
+
 class Keys(NamedTuple):
     """
     The Redis keys of one lock name.
@@ -211,6 +231,11 @@ class Keys(NamedTuple):
 def marker_key(prefix: str, marker: str) -> bytes:
     """Return the Redis key of a marker."""
     return f"{prefix}:marker:{shorten(marker)}".encode()
+
+
+def journal_key(prefix: str) -> bytes:
+    """Return the Redis key of a node's journal."""
+    return f"{prefix}:journal".encode()
 
 
 def shorten(name: str) -> str:
@@ -280,4 +305,6 @@ RELEASE = Script(CONSTANTS + RELEASE_LUA, read_release, guarded=False)
 ENROL = Script(GUARD + ENROL_LUA, read_vote, guarded=False)
 MARK = Script(MARK_LUA, read_release, guarded=False)
 INSPECT = Script(GUARD + INSPECT_LUA, read_vote, guarded=False)
-SCRIPTS = (ACQUIRE, RENEW, RELEASE, ENROL, MARK, INSPECT)
+PROBE = Script(GUARD + PROBE_LUA, read_vote, guarded=True)
+RECORD = Script(RECORD_LUA, read_release, guarded=False)
+SCRIPTS = (ACQUIRE, RENEW, RELEASE, ENROL, MARK, INSPECT, PROBE, RECORD)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.exceptions import RedisError
@@ -17,16 +17,15 @@ from redis.exceptions import RedisError
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.guard import Greeting, Unfit, enrol, exchange, greet
+from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.votes import read_holder
+from celery_redlock.lock.scripts import Keys
+from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH, TOKEN_LENGTH
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["LockView", "NodeStatus", "bootstrap", "live_locks", "node_statuses"]
-
-#: How many keys a node looks at per SCAN; it serves others in between.
-SCAN_COUNT = 500
+__all__ = ["NodeStatus", "bootstrap", "connected", "node_statuses", "release_seen"]
 
 Answer = TypeVar("Answer")
 
@@ -52,24 +51,6 @@ class NodeStatus:
     uptime: float = 0.0
     quarantine: float = 0.0
     problem: str = ""
-
-
-@dataclass(frozen=True)
-class LockView:
-    """
-    One lock that somebody holds.
-
-    Attributes:
-        name: Lock name (shortened if it is very long).
-        holder: As in `LockTaken.holder`.
-        ttl: Largest rest of the lease on any node [s].
-        votes: Labels of the nodes that store this holder's token.
-    """
-
-    name: str
-    holder: dict[str, Any]
-    ttl: float
-    votes: list[str] = field(default_factory=list)
 
 
 def bootstrap(nodes: Sequence[Any], rules: Rules) -> dict[str, str]:
@@ -131,35 +112,37 @@ def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
     return [status(address) for address in addresses]
 
 
-def live_locks(nodes: Sequence[Any], rules: Rules) -> list[LockView]:
-    """Return the locks that somebody holds on any of *nodes*, by name; uses SCAN, never KEYS."""
-    found: dict[tuple[str, bytes], LockView] = {}
-    for address in addresses_of(nodes):
-        with contextlib.suppress(RedisError, OSError), connected(address) as connection:
-            for name, value, ttl in scan(connection, f"{rules.prefix}:lock:"):
-                view = found.get((name, value))
-                votes = [*(view.votes if view else ()), address.label]
-                longest = max(ttl, view.ttl if view else 0.0)
-                found[name, value] = LockView(name, read_holder(value), longest, votes)
-    return [found[key] for key in sorted(found)]
+def release_seen(nodes: Sequence[Any], rules: Rules, name: str, seen: str) -> dict[str, str]:
+    """
+    Take the lock *name* away from the holder that an operator has seen, and from no other.
 
+    Its watchdog finds that out at the next renewal, and tells the task that its lock is lost.
 
-def scan(connection: AbstractConnection, prefix: str) -> Iterator[tuple[str, bytes, float]]:
-    """Yield name, value and rest of the lease [s] of every lock on a node."""
-    cursor = b"0"
-    while True:
-        ((cursor, keys),) = exchange(
-            connection, (b"SCAN", cursor, b"MATCH", f"{prefix}*", b"COUNT", SCAN_COUNT)
-        )
-        if keys:
-            values, *ttls = exchange(
-                connection, (b"MGET", *keys), *((b"PTTL", key) for key in keys)
-            )
-            for key, value, ttl in zip(keys, values, ttls, strict=True):
-                if value is not None:
-                    yield key.decode()[len(prefix) :], value, max(0, ttl) / 1000.0
-        if cursor == b"0":
-            return
+    Args:
+        nodes: As the setting ``redlock_nodes``.
+        rules: As all clients have them.
+        name: Lock name.
+        seen: Beginning of the holder's token, as `LockView.holder` tells it [>= 8 characters].
+
+    Returns:
+        Node label -> ``"released"``, ``"free"`` (nobody holds it there), ``"held by another"``,
+        or why it could not be asked.
+    """
+    key = Keys.of(rules.prefix, name).lock
+    begin = seen.encode()
+
+    def ask(connection: AbstractConnection, _: Greeting) -> str:
+        (value,) = exchange(connection, (b"GET", key))
+        if value is None:
+            return "free"
+        if len(begin) < PUBLIC_TOKEN_LENGTH or not value[:TOKEN_LENGTH].startswith(begin):
+            return "held by another"
+        request = release_request(rules, name, value[:TOKEN_LENGTH].decode("latin-1"))
+        command = (b"EVALSHA", request.script.sha, b"2", *request.keys, *request.arguments)
+        ((released, _now),) = exchange(connection, command)
+        return "released" if released else "held by another"
+
+    return {address.label: each(address, ask, str) for address in addresses_of(nodes)}
 
 
 @contextlib.contextmanager

@@ -151,7 +151,8 @@ class Watchdog:
             due, _, held = self._due[0]
             if held in self._held:
                 batch.append(held)
-                if is_too_late(now - due, held):
+                held.lag = now - due
+                if is_too_late(held.lag, held):
                     self._warn_if_starved()
             heapq.heappop(self._due)
         return batch

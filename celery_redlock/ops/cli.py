@@ -19,7 +19,8 @@ from celery.bin.base import CeleryCommand, CLIContext, handle_preload_options
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.survey import LockView, bootstrap, live_locks, node_statuses
+from celery_redlock.lock.live import LockView, live_locks
+from celery_redlock.lock.survey import bootstrap, node_statuses
 from celery_redlock.ops.listing import count_up, lock_as_json, show_locks, show_nodes, verdict
 from celery_redlock.ops.text import one_line, show_json
 from celery_redlock.plugin import plugin_for
@@ -157,7 +158,7 @@ def ls(settings: Settings, *, as_json: bool) -> None:
     """
     total = len(settings.nodes)
     down = [n.node for n in node_statuses(settings.nodes, settings.rules) if n.state == "down"]
-    locks = live_locks(settings.nodes, settings.rules)
+    locks = sorted(live_locks(settings.nodes, settings.rules), key=lambda lock: lock.name)
     if as_json:
         show_json({"locks": [lock_as_json(lock, total) for lock in locks], "down": down})
     else:
@@ -186,7 +187,7 @@ def bootstrap_command(settings: Settings, *, yes: bool, force: bool, as_json: bo
     Exits with 0 if all nodes may vote, with 1 if not or if it refused.
     """
     nodes = node_statuses(settings.nodes, settings.rules)
-    locks = live_locks(settings.nodes, settings.rules)
+    locks = sorted(live_locks(settings.nodes, settings.rules), key=lambda lock: lock.name)
     if not as_json:
         show_nodes(nodes)
         click.echo()

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.survey import LockView, NodeStatus
+from celery_redlock.lock.live import LockView
+from celery_redlock.lock.survey import NodeStatus
 from celery_redlock.ops.text import duration, one_line, show_table
 from celery_redlock.settings import Settings
 

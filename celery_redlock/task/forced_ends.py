@@ -70,6 +70,10 @@ class RedlockRequest(Request):
         if self._queued is not None:
             _queued_here.add(self)
 
+    def is_owner(self, holder: dict[str, Any]) -> bool:
+        """Return whether *holder*, of whose token only the beginning is told, is this delivery."""
+        return bool(holder.get("token")) and self._owner.startswith(holder["token"])
+
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  Celery's signature
         """Reject the message, and remember whether the broker is to deliver it again."""
         self._was_put_back = self._was_put_back or (requeue and not self.acknowledged)

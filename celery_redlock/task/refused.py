@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from celery.exceptions import Ignore
 from celery.utils.time import get_exponential_backoff_interval
 
+from celery_redlock.deferral import signals_deferred
 from celery_redlock.errors import LockNotAcquired, LockTaken
-from celery_redlock.events import Notify, TaskRescheduled, TaskSkipped
+from celery_redlock.events import (
+    Notify,
+    TaskEvent,
+    TaskRefused,
+    TaskRescheduled,
+    TaskRetried,
+    TaskSkipped,
+)
 from celery_redlock.task.followers import fail_followers, stop_chain
 from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip
 from celery_redlock.task.redelivery import (
@@ -69,29 +77,53 @@ def refuse(
         if isinstance(policy, Skip):
             return skip(task, request, error, options, notify)
         if isinstance(policy, Retry):
-            retry(task, request, error, policy)
+            retry(task, request, error, policy, notify)
         if isinstance(policy, Reschedule):
             reschedule(task, request, error, policy, notify)
     except LockNotAcquired:  # it was put off as often as it may be
-        fail_followers(task, request, error)
+        fail(task, request, error, notify)
         raise
-    fail_followers(task, request, error)
+    fail(task, request, error, notify)
     raise error
+
+
+def told(task: Any, request: Any, error: LockNotAcquired) -> dict[str, Any]:
+    """Return what every event about a refused task says."""
+    who = {"name": error.name, "task": task.name, "task_id": request.id}
+    return {**who, "cause": cause_of(error), "holder": holder_of(error)}
+
+
+def holder_of(error: LockNotAcquired) -> dict[str, Any]:
+    """Return who holds the lock, as in `LockTaken.holder`; empty if nobody knows."""
+    return error.holder if isinstance(error, LockTaken) else {}
+
+
+def tell(notify: Notify, event: TaskEvent) -> None:
+    """Tell of *event*; a soft time limit waits, or it would count as a failure of an observer."""
+    with signals_deferred():
+        notify(event)
+
+
+def fail(task: Any, request: Any, error: LockNotAcquired, notify: Notify) -> None:
+    """Have all that was to follow the task fail with it."""
+    tell(notify, TaskRefused(**told(task, request, error)))
+    fail_followers(task, request, error)
 
 
 def skip(
     task: Any, request: Any, error: LockNotAcquired, options: LockOptions, notify: Notify
 ) -> Skipped:
     """End the task with a value, so that a chord, chain, group or ``get()`` always ends."""
-    holder = error.holder if isinstance(error, LockTaken) else {}
-    cause = cause_of(error)
+    holder, cause = holder_of(error), cause_of(error)
     if options.stops_chain:
         stop_chain(task, request, f"{task.name}[{request.id}] was skipped: {cause}")
-    notify(TaskSkipped(error.name, task.name, request.id, cause, holder))
+    tell(notify, TaskSkipped(**told(task, request, error)))
     return Skipped(skipped=cause, lock=error.name, holder=holder)
 
 
-def retry(task: Any, request: Any, error: LockNotAcquired, policy: Retry) -> NoReturn:
+def retry(
+    task: Any, request: Any, error: LockNotAcquired, policy: Retry, notify: Notify
+) -> NoReturn:
     """Retry as the task itself would, with the delay of the policy or of the task."""
     countdown = policy.countdown
     if countdown is None and getattr(task, "retry_backoff", None):
@@ -104,7 +136,10 @@ def retry(task: Any, request: Any, error: LockNotAcquired, policy: Retry) -> NoR
     if countdown is None:
         countdown = task.default_retry_delay
     again = {"headers": headers_of(request), **way_back(task.app, request)}
-    raise task.retry(exc=error, countdown=math.ceil(countdown), **again)
+    comes_again = task.retry(exc=error, countdown=math.ceil(countdown), throw=False, **again)
+    about = told(task, request, error)
+    tell(notify, TaskRetried(**about, countdown=float(math.ceil(countdown))))
+    raise comes_again
 
 
 def reschedule(
@@ -116,8 +151,7 @@ def reschedule(
         raise error
     countdown = policy.countdown(times, longest_countdown(task.app))
     come_again(task, request, countdown, error, put_off=times + 1)
-    notify(
-        TaskRescheduled(error.name, task.name, request.id, cause_of(error), countdown, times + 1)
-    )
+    about = told(task, request, error)
+    tell(notify, TaskRescheduled(**about, countdown=countdown, times=times + 1))
     msg = f"comes again in {countdown} s"
     raise Ignore(msg)

@@ -29,6 +29,7 @@ from celery_redlock.events import (
     NodeUp,
 )
 from celery_redlock.lock import clock, connector, survey
+from celery_redlock.lock.live import live_locks
 from celery_redlock.lock.guard import Greeting
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.requests import Marker
@@ -726,7 +727,7 @@ def test_a_survey_lists_all_live_locks(five_nodes, locks):
     lock = locks(five_nodes[:3])
     leases = [lock.acquire(f"report:{number}") for number in range(120)]
     eventually(lambda: holders(five_nodes[:3], "report:119") == 3, "the stragglers' grants")
-    views = survey.live_locks(lock.nodes, lock.rules)
+    views = list(live_locks(lock.nodes, lock.rules))
     assert sorted(view.name for view in views) == sorted(lease.name for lease in leases)
     assert {tuple(view.votes) for view in views} == {lock.labels}
     assert {view.holder["token"] for view in views} == {lease.token[:8] for lease in leases}

@@ -270,7 +270,13 @@ def test_every_reschedule_is_counted(app, published):
         assert sent["headers"]["redlock_put_off"] == times + 1
         assert told == [
             TaskRescheduled(
-                "shop.bill:1", "shop.bill", "me", "conflict", sent["countdown"], times + 1
+                "shop.bill:1",
+                "shop.bill",
+                "me",
+                "conflict",
+                sent["countdown"],
+                times + 1,
+                holder=TAKEN.holder,
             )
         ]
     with pytest.raises(LockTaken):

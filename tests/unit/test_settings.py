@@ -119,6 +119,9 @@ def test_the_defaults_are_those_of_the_documentation():
         "beat_scheduler": "celery.beat:PersistentScheduler",
         "beat_starting_deadline": None,
         "beat_name": None,
+        "observers": ("logging", "journal", "celery"),
+        "prometheus_listen": None,
+        "web_token": None,
     }
 
 

@@ -1,0 +1,6 @@
+"""stub"""
+
+
+class CeleryEvents:
+    def __init__(self, plugin): ...
+    def __call__(self, event): ...

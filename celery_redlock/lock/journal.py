@@ -1,0 +1,176 @@
+"""
+What happened lately, kept on the lock nodes for operators: a capped stream per node.
+
+Every record is written to all nodes along the connections that locks are taken on, and nobody
+waits for it. Whoever reads asks all nodes and takes each record once, so records outlive the
+process that wrote them and the loss of nodes. It is no audit log: a node that is away when
+something happens never hears of it, and old records make room for new ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import RedisError
+
+from celery_redlock.lock.address import Address, addresses_of
+from celery_redlock.lock.driver import Driver
+from celery_redlock.lock.guard import exchange
+from celery_redlock.lock.requests import record_request
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import journal_key
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection
+
+__all__ = ["Journal", "JournalReader"]
+
+#: How many records a node keeps, about; one has 200 to 600 bytes.
+KEPT = 2000
+#: How long a journal is kept after its last record [s]: a week.
+RETENTION = 7 * 24 * 3600.0
+#: Records that a reader remembers having seen.
+REMEMBERED = 4 * KEPT
+#: Records that a reader asks a node for at once.
+PAGE = 500
+#: A longer record is not written: nothing that we write is.
+LONGEST = 8192
+
+
+class Journal:
+    """
+    Writes to the journals of all nodes.
+
+    Args:
+        rules: Of the cluster.
+        driver: Over the connections of this process.
+    """
+
+    def __init__(self, rules: Rules, driver: Driver) -> None:
+        self._rules = rules
+        self._driver = driver
+
+    def put(self, record: dict[str, Any], *, hurry: bool = True) -> None:
+        """
+        Write *record* to all nodes without waiting.
+
+        Args:
+            record: Plain JSON values; gets an ``id``, by which readers take it once.
+            hurry: Whether to send it now, or along with whatever is sent next.
+        """
+        line = json.dumps({"id": secrets.token_hex(8), **record}, default=str).encode()
+        if len(line) <= LONGEST:
+            request = record_request(self._rules, line, kept=KEPT, ttl=RETENTION)
+            self._driver.tell(request, hurry=hurry)
+
+
+class JournalReader:
+    """
+    Reads the journals of all nodes as one, with connections of its own.
+
+    Args:
+        nodes: As the setting ``redlock_nodes``.
+        rules: As all clients have them.
+    """
+
+    def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:
+        self._key = journal_key(rules.prefix)
+        self._addresses = addresses_of(nodes)
+        self._connections: dict[str, AbstractConnection] = {}
+        self._after: dict[str, bytes] = {}
+        self._seen: dict[str, None] = {}
+
+    def recent(self, count: int = PAGE) -> list[dict[str, Any]]:
+        """Return the newest *count* records of all nodes, oldest first, and go on from there."""
+        newest: deque[dict[str, Any]] = deque(maxlen=count)
+        newest.extend(self._ask_all(lambda ask, at: self._last(ask, at, count)))
+        return list(newest)
+
+    def new(self) -> list[dict[str, Any]]:
+        """Return the records that came since the last call, oldest first."""
+        return self._ask_all(self._next)
+
+    def close(self) -> None:
+        """Drop the connections."""
+        for label in list(self._connections):
+            self._hang_up(label)
+
+    def _ask_all(self, read: Callable[[Any, str], list[bytes]]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for address in self._addresses:
+            try:
+                lines = read(self._connected(address), address.label)
+            except (RedisError, OSError):  # the others have it, too
+                self._hang_up(address.label)
+                continue
+            found.extend(record for record in map(read_record, lines) if self._is_news(record))
+        return sorted(found, key=when)
+
+    def _last(self, connection: AbstractConnection, label: str, count: int) -> list[bytes]:
+        (entries,) = exchange(
+            connection, (b"XREVRANGE", self._key, b"+", b"-", b"COUNT", b"%d" % count)
+        )
+        self._after[label] = entries[0][0] if entries else b"0-0"
+        return [fields[1] for _, fields in reversed(entries)]
+
+    def _next(self, connection: AbstractConnection, label: str) -> list[bytes]:
+        lines: list[bytes] = []
+        while True:
+            after = self._after.get(label, b"0-0")
+            (entries,) = exchange(
+                connection, (b"XRANGE", self._key, b"(" + after, b"+", b"COUNT", b"%d" % PAGE)
+            )
+            lines += [fields[1] for _, fields in entries]
+            if not entries:
+                return lines
+            self._after[label] = entries[-1][0]
+
+    def _is_news(self, record: dict[str, Any]) -> bool:
+        """Return whether *record* was not met before, on another node."""
+        ident = record.get("id")
+        if not isinstance(ident, str) or ident in self._seen:
+            return False
+        self._seen[ident] = None
+        if len(self._seen) > REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        return True
+
+    def _connected(self, address: Address) -> AbstractConnection:
+        if address.label not in self._connections:
+            connection = address.connection()
+            connection.connect()
+            self._connections[address.label] = connection
+        return self._connections[address.label]
+
+    def _hang_up(self, label: str) -> None:
+        connection = self._connections.pop(label, None)
+        if connection is not None:
+            with contextlib.suppress(RedisError, OSError):
+                connection.disconnect()
+
+
+def read_record(line: bytes) -> dict[str, Any]:
+    """Return the record in *line*; empty if somebody else wrote it."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def when(record: dict[str, Any]) -> float:
+    """Return when *record* was written [s, Unix time]; 0.0 if it does not tell."""
+    at = record.get("at")
+    return float(at) if isinstance(at, (int, float)) else 0.0
+
+
+def follow(reader: JournalReader, pause: Callable[[], None]) -> Iterator[dict[str, Any]]:
+    """Yield records as they come, for ever, with a *pause* after each look."""
+    while True:
+        yield from reader.new()
+        pause()

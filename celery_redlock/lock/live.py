@@ -1,0 +1,235 @@
+"""
+All locks that are held on the nodes, for operators: gone through page by page, and merged.
+
+One node after the other is gone through with SCAN, never KEYS. For a page of its keys all nodes
+are asked at once, and what they say is merged into one view per holder; a key that an earlier
+node has was told of with that one's pages. So no more than a page is held, however many locks
+there are, and no command keeps a node from its work for long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from redis.exceptions import RedisError
+
+from celery_redlock.lock.address import addresses_of
+from celery_redlock.lock.guard import exchange
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import Script, read_release
+from celery_redlock.lock.survey import connected
+from celery_redlock.lock.votes import TOKEN_LENGTH, read_holder
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection
+
+__all__ = ["LockView", "live_locks"]
+
+#: How many keys a node looks at for one SCAN; it serves others in between.
+SCAN_COUNT = 500
+#: For how many locks a node is asked at once: about a millisecond of its time.
+PAGE = 200
+
+# KEYS locks ; ARGV 1 length of the prefix 'redlock:lock:' without 'lock:' 2 that prefix
+# Per lock: value or '', rest of its lease, fence, how many messages wait for it to end.
+READ_LUA = """
+local skip = tonumber(ARGV[1])
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
+local function waits(key)
+  local m = redis.call('HMGET', key, 'until', 'started', 'merged')
+  if not m[1] or (tonumber(m[1]) or 0) <= now or m[2] ~= '' then return 0 end
+  return 1 + (tonumber(m[3]) or 0)
+end
+local found = {}
+for i, key in ipairs(KEYS) do
+  local value = redis.call('GET', key)
+  if value then
+    local name = string.sub(key, skip + 6)
+    found[i] = {value, redis.call('PTTL', key), redis.call('GET', ARGV[2] .. 'fence:' .. name) or '0',
+      waits(ARGV[2] .. 'queued:' .. name) + waits(ARGV[2] .. 'next:' .. name)}
+  else found[i] = '' end
+end
+return found
+"""
+
+# KEYS locks ; answers the positions of those that are not there
+ABSENT_LUA = """
+local absent = {}
+for i, key in ipairs(KEYS) do
+  if redis.call('EXISTS', key) == 0 then absent[#absent + 1] = i end
+end
+return absent
+"""
+READ = Script(READ_LUA, read_release, guarded=False)
+ABSENT = Script(ABSENT_LUA, read_release, guarded=False)
+
+
+@dataclass(frozen=True)
+class LockView:
+    """
+    One lock that somebody holds.
+
+    Attributes:
+        name: Lock name (shortened if it is very long).
+        holder: As in `LockTaken.holder`.
+        ttl: Largest rest of the lease on any node [s]; None for a key that never expires, which
+            nobody of ours has written.
+        votes: Labels of the nodes that store this holder's token.
+        fence: Largest fencing number any of them has given out, 0 for none.
+        waiting: How many messages are known to wait for it to end, merged ones included; only of
+            tasks with ``unique_until``.
+    """
+
+    name: str
+    holder: dict[str, Any]
+    ttl: float | None
+    votes: list[str] = field(default_factory=list)
+    fence: int = 0
+    waiting: int = 0
+
+    def is_held(self, nodes: int) -> bool:
+        """Return whether this holder has a majority of so many *nodes*."""
+        return len(self.votes) >= quorum(nodes)
+
+
+class Entry(NamedTuple):
+    """What a node has of one lock; *ttl* in milliseconds, as it tells."""
+
+    value: bytes
+    ttl: int
+    fence: bytes
+    waiting: int
+
+
+def live_locks(nodes: Sequence[Any], rules: Rules) -> Iterator[LockView]:
+    """
+    Yield the locks that somebody holds on any of *nodes*, in no order.
+
+    Nodes that do not answer are passed over. A lock that is taken, renewed or given back
+    meanwhile may be missing, or be told of twice.
+    """
+    with contextlib.ExitStack() as stack:
+        roll = Roll(rules.prefix)
+        for address in addresses_of(nodes):
+            with contextlib.suppress(RedisError, OSError):
+                roll.add(address.label, stack.enter_context(connected(address)))
+        yield from roll.call()
+
+
+class Roll:
+    """The nodes that answer, by label and in their order; one that fails is asked no more."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = f"{prefix}:".encode()
+        self._nodes: dict[str, AbstractConnection] = {}
+
+    def add(self, label: str, connection: AbstractConnection) -> None:
+        """Have the node at *connection* tell, too; raises redis-py's errors."""
+        exchange(connection, *((b"SCRIPT", b"LOAD", script.source) for script in (READ, ABSENT)))
+        self._nodes[label] = connection
+
+    def call(self) -> Iterator[LockView]:
+        """Yield what is held, node by node."""
+        for position, label in enumerate(list(self._nodes)):
+            earlier = list(self._nodes)[:position]
+            for keys in self._pages(label):
+                for other in earlier:
+                    keys = self._absent(other, keys) if keys else keys  # noqa: PLW2901  fewer
+                if keys:
+                    yield from self._merged(keys)
+
+    def _pages(self, label: str) -> Iterator[list[bytes]]:
+        """Yield the keys of locks on a node, some at a time."""
+        cursor, pattern = b"0", glob(self._prefix) + b"lock:*"
+        while True:
+            scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCAN_COUNT)
+            answers = self._ask(label, scan)
+            if answers is None:
+                return
+            cursor, found = answers
+            keys = list(dict.fromkeys(found))
+            for begin in range(0, len(keys), PAGE):
+                yield keys[begin : begin + PAGE]
+            if cursor == b"0":
+                return
+
+    def _absent(self, label: str, keys: list[bytes]) -> list[bytes]:
+        """Return which of *keys* a node does not have; all of them if it does not answer."""
+        positions = self._ask(label, (b"EVALSHA", ABSENT.sha, b"%d" % len(keys), *keys))
+        return keys if positions is None else [keys[i - 1] for i in positions]
+
+    def _merged(self, keys: Sequence[bytes]) -> Iterator[LockView]:
+        answers = self._ask_all(keys)
+        skip = len(self._prefix) + len("lock:")
+        for index, key in enumerate(keys):
+            views: dict[bytes, LockView] = {}
+            for label, entries in answers.items():
+                if entries[index]:
+                    entry = Entry(*entries[index])
+                    token = entry.value[:TOKEN_LENGTH]
+                    name = key[skip:].decode(errors="replace")
+                    views[token] = with_vote(views.get(token), name, label, entry)
+            yield from views.values()
+
+    def _ask_all(self, keys: Sequence[bytes]) -> dict[str, list[Any]]:
+        """Ask every node for *keys*, all before the first is waited for."""
+        numbers = (b"%d" % len(self._prefix), self._prefix)
+        command = (b"EVALSHA", READ.sha, b"%d" % len(keys), *keys, *numbers)
+        for label, connection in list(self._nodes.items()):
+            try:
+                connection.send_packed_command(connection.pack_command(*command))
+            except (RedisError, OSError):
+                del self._nodes[label]
+        answers = {}
+        for label in list(self._nodes):
+            answer = self._read(label)
+            if answer is not None:
+                answers[label] = answer
+        return answers
+
+    def _ask(self, label: str, command: Sequence[Any]) -> Any:
+        connection = self._nodes.get(label)
+        if connection is None:
+            return None
+        try:
+            connection.send_packed_command(connection.pack_command(*command))
+        except (RedisError, OSError):
+            del self._nodes[label]
+            return None
+        return self._read(label)
+
+    def _read(self, label: str) -> Any:
+        """Return a node's answer; None, and ask it no more, if there is none."""
+        try:
+            return self._nodes[label].read_response(disable_decoding=True)
+        except (RedisError, OSError):
+            del self._nodes[label]
+            return None
+
+
+def with_vote(view: LockView | None, name: str, label: str, entry: Entry) -> LockView:
+    """Return *view*, or a new one, with what one more node says."""
+    ttl = None if entry.ttl == -1 else max(0, entry.ttl) / 1000.0
+    if view is None:
+        view = LockView(name, read_holder(entry.value), ttl)
+    return LockView(
+        name=view.name,
+        holder=view.holder,
+        ttl=None if ttl is None or view.ttl is None else max(ttl, view.ttl),
+        votes=[*view.votes, label],
+        fence=max(view.fence, int(entry.fence)),
+        waiting=max(view.waiting, entry.waiting),
+    )
+
+
+def glob(text: bytes) -> bytes:
+    """Return the pattern that matches *text* and nothing else."""
+    return b"".join(
+        b"\\" + text[i : i + 1] if text[i : i + 1] in b"*?[]^\\" else text[i : i + 1]
+        for i in range(len(text))
+    )

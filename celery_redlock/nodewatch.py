@@ -1,0 +1,105 @@
+"""
+How the lock nodes look from a worker: asked every few seconds, told to observers and operators.
+
+One thread in the worker's own process, not in its children. It sends one small request per
+node and look, and takes no lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+from celery import bootsteps
+
+from celery_redlock.errors import RedlockError
+from celery_redlock.events import NodeMeasured
+from celery_redlock.lock.redlock import NodeHealth
+from celery_redlock.plugin import Plugin, locking, plugin_for
+
+__all__ = ["NodeWatch", "WatchNodes", "forks_held_off"]
+
+logger = logging.getLogger(__name__)
+
+#: How often a worker looks at the nodes [s].
+LOOK_EVERY = 10.0
+
+#: Held while a thread of ours works in a process that may fork. A child would find the locks of
+#: libraries (metrics, exporters) as that thread held them, for ever.
+forks_held_off = threading.RLock()
+
+
+class NodeWatch:
+    """
+    Looks at the nodes of one worker's app.
+
+    Attributes:
+        seen: What the last look found; empty before the first.
+    """
+
+    def __init__(self, plugin: Plugin) -> None:
+        self._plugin = plugin
+        self._stopped = threading.Event()
+        self.seen: list[NodeHealth] = []
+
+    def start(self) -> None:
+        """Begin to look, in a thread of its own."""
+        try:
+            threading.Thread(target=self._run, name="redlock-nodewatch", daemon=True).start()
+        except RuntimeError:  # out of threads; a worker without metrics is still a worker
+            logger.warning("No thread to watch the lock nodes with")
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self.look()
+            except RedlockError as error:
+                logger.warning("Looking at the lock nodes failed: %s", error)
+            except Exception:
+                logger.exception("Looking at the lock nodes failed")
+            self._stopped.wait(LOOK_EVERY)
+
+    def look(self) -> None:
+        """Ask all nodes once, and tell the observers of those that answered."""
+        with forks_held_off:
+            self.seen = self._plugin.locks.probe()
+            for node in self.seen:
+                if node.latency is not None and node.clock_offset is not None:
+                    self._plugin.notify(NodeMeasured(node.node, node.latency, node.clock_offset))
+
+
+class WatchNodes(bootsteps.StartStopStep):
+    """Has a worker watch its lock nodes from when its pool has started."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def start(self, worker: Any) -> None:
+        """Begin to look."""
+        if not locking.disabled:
+            plugin = plugin_for(worker.app)
+            plugin.node_watch = NodeWatch(plugin)
+            plugin.node_watch.start()
+
+    def stop(self, worker: Any) -> None:
+        """Look no more."""
+        watch = plugin_for(worker.app).node_watch
+        if watch is not None:
+            watch.stop()
+
+
+def _after_fork_in_child() -> None:
+    forks_held_off.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=forks_held_off.acquire,
+        after_in_parent=forks_held_off.release,
+        after_in_child=_after_fork_in_child,
+    )

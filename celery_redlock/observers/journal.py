@@ -1,0 +1,138 @@
+"""
+The observer that keeps what went wrong where every operator's tool finds it: on the lock nodes.
+
+Grants, renewals and releases are not written; of them, only how long locks were held, now and
+then. So a task that gets its lock costs nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock import events
+from celery_redlock.observers.records import record_of
+
+if TYPE_CHECKING:
+    from celery_redlock.lock.journal import Journal
+
+__all__ = ["HOLD_BOUNDS", "JournalObserver"]
+
+#: What is written at once, as somebody may wait for it.
+NOTABLE = (
+    events.TaskSkipped,
+    events.TaskRefused,
+    events.TaskRetried,
+    events.TaskRescheduled,
+    events.LeaseLost,
+    events.SlotSkipped,
+    events.LeaderElected,
+    events.LeaderDeposed,
+)
+#: What happens to nodes is noticed by every process; each tells of it so often at most [s].
+NODE_EVENTS = (
+    events.NodeDown,
+    events.NodeUp,
+    events.NodeQuarantined,
+    events.NodeClockJump,
+)
+NODE_PAUSE = 30.0
+#: How often a process writes how long its tasks held their locks [s].
+HOLDS_EVERY = 10.0
+#: Upper bounds of the classes in which hold times are counted [s]; one more is above the last.
+HOLD_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
+
+
+class JournalObserver:
+    """
+    Writes what is worth knowing later to the journals of the nodes.
+
+    Args:
+        journal: Returns where to write; asked for each record, as it is another after a change
+            of the settings.
+    """
+
+    def __init__(self, journal: Callable[[], Journal]) -> None:
+        self._journal = journal
+        self._down: set[str] = set()
+        self._told: dict[tuple[type, str], float] = {}
+        self._written = 0.0
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Count from nothing. After a fork: what the parent counted is the parent's."""
+        self._holds: dict[str, Holds] = {}
+        self._mutex = threading.Lock()
+        self._pid = os.getpid()
+
+    def __call__(self, event: events.Event) -> None:
+        """Take note of *event*."""
+        if isinstance(event, events.LockReleased):
+            self._held(event)
+        elif isinstance(event, NOTABLE):
+            self._journal().put(record_of(event))
+        elif isinstance(event, events.DuplicatePublished):
+            self._journal().put(record_of(event), hurry=False)
+        elif isinstance(event, NODE_EVENTS) and self._is_news(event):
+            self._journal().put(record_of(event))
+
+    def _is_news(self, event: events.NodeEvent) -> bool:
+        """Return whether to write this: not that a node is up which was never down, nor often."""
+        if isinstance(event, events.NodeUp):
+            if event.node not in self._down:
+                return False
+            self._down.discard(event.node)
+        elif isinstance(event, events.NodeDown):
+            self._down.add(event.node)
+        now, key = time.monotonic(), (type(event), event.node)
+        if now - self._told.get(key, -NODE_PAUSE) < NODE_PAUSE:
+            return False
+        self._told[key] = now
+        return True
+
+    def _held(self, event: events.LockReleased) -> None:
+        now = time.monotonic()
+        if not event.task:
+            return
+        if self._pid != os.getpid():
+            self._start_over()
+        if not self._mutex.acquire(blocking=False):
+            return  # one hold less in a statistic; nobody waits for that
+        try:
+            self._holds.setdefault(event.task, Holds(event.ttl)).add(event.held, event.ttl)
+            if now - self._written < HOLDS_EVERY:
+                return
+            self._written = now
+            written, self._holds = self._holds, {}
+        finally:
+            self._mutex.release()
+        where = {"at": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
+        for task, holds in written.items():
+            record = {"event": "Holds", **where, "task": task, **holds.as_record()}
+            self._journal().put(record, hurry=False)
+
+
+class Holds:
+    """How long one task's locks were held: counts per class of `HOLD_BOUNDS`."""
+
+    def __init__(self, ttl: float) -> None:
+        self.ttl = ttl
+        self.longest = self.total = 0.0
+        self.counts = [0] * (len(HOLD_BOUNDS) + 1)
+
+    def add(self, held: float, ttl: float) -> None:
+        """Count one hold of *held* under a lease of *ttl* [s]."""
+        self.ttl = ttl or self.ttl
+        self.longest = max(self.longest, held)
+        self.total += held
+        self.counts[bisect_left(HOLD_BOUNDS, held)] += 1
+
+    def as_record(self) -> dict[str, Any]:
+        """Return plain JSON values: ``counts`` per class, ``total``, ``longest``, ``ttl`` [s]."""
+        longest, total = round(self.longest, 4), round(self.total, 4)
+        return {"counts": self.counts, "total": total, "longest": longest, "ttl": self.ttl}

@@ -1,0 +1,32 @@
+"""Events as plain JSON values, for whatever takes them out of the process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import asdict
+from typing import Any
+
+from celery_redlock.events import Event
+
+__all__ = ["record_of"]
+
+#: What is told of a holder: who and where it is. Not its token, not even the public part.
+HOLDER = ("task", "task_id", "execution", "host", "pid", "since", "ttl", "entry", "due")
+
+
+def record_of(event: Event) -> dict[str, Any]:
+    """
+    Return *event* as plain JSON values.
+
+    Returns:
+        Its fields, and beside them ``event`` (the name of its class), ``at`` [s, Unix time],
+        ``host`` and ``pid`` of this process. Neither a token nor an argument value, except
+        where a lock name of the user's holds one.
+    """
+    told = asdict(event)
+    if "holder" in told:
+        told["holder"] = {key: told["holder"][key] for key in HOLDER if key in told["holder"]}
+    where = {"at": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
+    return {"event": type(event).__name__, **where, **told}
