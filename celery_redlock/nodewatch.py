@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 #: How often a worker looks at the nodes [s].
 LOOK_EVERY = 10.0
+#: How long a look waits for nodes that are being connected [s]; what is not by then is down.
+LONGEST_CONNECT = 2.5
 
 #: Held while a thread of ours works in a process that may fork. A child would find the locks of
 #: libraries (metrics, exporters) as that thread held them, for ever.
@@ -67,6 +69,7 @@ class NodeWatch:
 
     def look(self) -> None:
         """Ask all nodes once, and tell the observers of those that answered."""
+        self._plugin.locks.connect(LONGEST_CONNECT)  # may take its time; nobody holds a fork off
         with forks_held_off:
             self.seen = self._plugin.locks.probe()
             for node in self.seen:

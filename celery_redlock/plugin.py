@@ -14,7 +14,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from celery import bootsteps, signals
 from kombu.utils.imports import symbol_by_name
@@ -202,9 +202,9 @@ def observer_of(named: Any, plugin: Plugin) -> Observer:
         ConfigurationError: There is none of that name, or what it needs is not installed.
     """
     if callable(named):
-        return named
+        return cast("Observer", named)
     try:
-        return READY[named](plugin) if named in READY else symbol_by_name(named)
+        return READY[named](plugin) if named in READY else cast("Observer", symbol_by_name(named))
     except ImportError as error:
         where = f"redlock_observers: {named!r}"
         if named in EXTRAS:

@@ -164,7 +164,7 @@ class Fanout:
         finally:
             with self._mutex:
                 self._leave(waiter)
-            self._publish()
+            self.publish()
 
     def tell(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
         """Send *call* to every node but those at the positions *skip*; wait for nothing."""
@@ -172,7 +172,7 @@ class Fanout:
             self._look()  # the first write to a connection that was ended seems to succeed
         with self._mutex:
             self._send([call], skip)
-        self._publish()
+        self.publish()
 
     def tell_later(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
         """Send *call*, a note, along with whatever is sent next; that is a write less."""
@@ -193,14 +193,13 @@ class Fanout:
             self._connect_until(lambda: self._connected() >= self._majority, FIRST_CONNECT)
             self._connect_until(lambda: False, hurry)
             self._has_settled = True
-            self._publish()
+            self.publish()
         elif self._connected() < self._majority:
             self._connect_until(lambda: self._connected() >= self._majority, hurry)
 
     def settle_all(self, longest: float) -> None:
         """Wait until every node is connected or has failed to be, at most *longest* [s]."""
         self._connect_until(lambda: False, longest)
-        self._publish()
 
     def _connect_until(self, suffices: Callable[[], bool], longest: float) -> None:
         """Wait until *suffices* or there is no node left that may still be connected."""
@@ -327,7 +326,7 @@ class Fanout:
         except Gone as error:
             self._lose(node, error)
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """Tell the observer what happened; never with the mutex held."""
         while self._news:
             try:

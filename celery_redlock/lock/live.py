@@ -10,8 +10,9 @@ there are, and no command keeps a node from its work for long.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from redis.exceptions import RedisError
@@ -27,7 +28,10 @@ from celery_redlock.lock.votes import TOKEN_LENGTH, read_holder
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["LockView", "live_locks"]
+__all__ = ["LiveLocks", "LockView", "glob", "is_ours", "live_locks", "number"]
+
+#: How the value of a lock of ours begins.
+TOKEN = re.compile(rb"[0-9a-f]{%d}" % TOKEN_LENGTH)
 
 #: How many keys a node looks at for one SCAN; it serves others in between.
 SCAN_COUNT = 500
@@ -35,22 +39,29 @@ SCAN_COUNT = 500
 PAGE = 200
 
 # KEYS locks ; ARGV 1 length of the prefix 'redlock:lock:' without 'lock:' 2 that prefix
-# Per lock: value or '', rest of its lease, fence, how many messages wait for it to end.
+# Per lock: value or '', rest of its lease, fence, how many messages wait for it to end. What
+# somebody else has put in the place of a value of ours is no reason to fail for all the others.
 READ_LUA = """
 local skip = tonumber(ARGV[1])
+local function text(key)
+  local value = redis.pcall('GET', key)
+  if type(value) == 'table' then return '?' end
+  return value
+end
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local function waits(key)
-  local m = redis.call('HMGET', key, 'until', 'started', 'merged')
-  if not m[1] or (tonumber(m[1]) or 0) <= now or m[2] ~= '' then return 0 end
+  local m = redis.pcall('HMGET', key, 'until', 'started', 'merged')
+  if m.err or not m[1] or (tonumber(m[1]) or 0) <= now or m[2] ~= '' then return 0 end
   return 1 + (tonumber(m[3]) or 0)
 end
 local found = {}
 for i, key in ipairs(KEYS) do
-  local value = redis.call('GET', key)
+  local value = text(key)
   if value then
     local name = string.sub(key, skip + 6)
-    found[i] = {value, redis.call('PTTL', key), redis.call('GET', ARGV[2] .. 'fence:' .. name) or '0',
+    local fence = text(ARGV[2] .. 'fence:' .. name) or '0'
+    found[i] = {value, redis.call('PTTL', key), fence,
       waits(ARGV[2] .. 'queued:' .. name) + waits(ARGV[2] .. 'next:' .. name)}
   else found[i] = '' end
 end
@@ -83,6 +94,8 @@ class LockView:
         fence: Largest fencing number any of them has given out, 0 for none.
         waiting: How many messages are known to wait for it to end, merged ones included; only of
             tasks with ``unique_until``.
+        is_foreign: Whether something else than celery-redlock has written the key. Its value is
+            then told nobody; `release_seen` does not touch it.
     """
 
     name: str
@@ -91,6 +104,7 @@ class LockView:
     votes: list[str] = field(default_factory=list)
     fence: int = 0
     waiting: int = 0
+    is_foreign: bool = False
 
     def is_held(self, nodes: int) -> bool:
         """Return whether this holder has a majority of so many *nodes*."""
@@ -107,26 +121,63 @@ class Entry(NamedTuple):
 
 
 def live_locks(nodes: Sequence[Any], rules: Rules) -> Iterator[LockView]:
+    """Yield the locks that somebody holds on any of *nodes*, in no order; see `LiveLocks`."""
+    return iter(LiveLocks(nodes, rules))
+
+
+class LiveLocks:
     """
-    Yield the locks that somebody holds on any of *nodes*, in no order.
+    The locks that somebody holds on any of the nodes, to be gone through once, in no order.
 
     Nodes that do not answer are passed over. A lock that is taken, renewed or given back
     meanwhile may be missing, or be told of twice.
+
+    Args:
+        nodes: As the setting ``redlock_nodes``.
+        rules: As all clients have them.
+        like: Pattern that the names have to match, in the language of Redis's SCAN.
+
+    Attributes:
+        silent: Labels of the nodes that did not answer (any more), in their order.
     """
-    with contextlib.ExitStack() as stack:
-        roll = Roll(rules.prefix)
-        for address in addresses_of(nodes):
-            with contextlib.suppress(RedisError, OSError):
-                roll.add(address.label, stack.enter_context(connected(address)))
-        yield from roll.call()
+
+    def __init__(self, nodes: Sequence[Any], rules: Rules, like: bytes = b"*") -> None:
+        self._addresses = addresses_of(nodes)
+        self._rules = rules
+        self._like = like
+        self.silent: list[str] = []
+
+    def __iter__(self) -> Iterator[LockView]:
+        roll = Roll(self._rules.prefix, self._like)
+        try:
+            with contextlib.ExitStack() as stack:
+                for address in self._addresses:
+                    with contextlib.suppress(RedisError, OSError):
+                        roll.add(address.label, stack.enter_context(connected(address)))
+                yield from roll.call()
+        finally:
+            labels = (address.label for address in self._addresses)
+            self.silent = [label for label in labels if label not in roll.answering]
 
 
 class Roll:
-    """The nodes that answer, by label and in their order; one that fails is asked no more."""
+    """
+    The nodes that answer, by label and in their order; one that fails is asked no more.
 
-    def __init__(self, prefix: str) -> None:
+    Args:
+        prefix: First part of every Redis key.
+        like: Pattern of names, as of `LiveLocks`.
+    """
+
+    def __init__(self, prefix: str, like: bytes = b"*") -> None:
         self._prefix = f"{prefix}:".encode()
+        self._like = like
         self._nodes: dict[str, AbstractConnection] = {}
+
+    @property
+    def answering(self) -> set[str]:
+        """Labels of the nodes that have answered whatever they were asked."""
+        return set(self._nodes)
 
     def add(self, label: str, connection: AbstractConnection) -> None:
         """Have the node at *connection* tell, too; raises redis-py's errors."""
@@ -145,7 +196,7 @@ class Roll:
 
     def _pages(self, label: str) -> Iterator[list[bytes]]:
         """Yield the keys of locks on a node, some at a time."""
-        cursor, pattern = b"0", glob(self._prefix) + b"lock:*"
+        cursor, pattern = b"0", glob(self._prefix) + b"lock:" + self._like
         while True:
             scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCAN_COUNT)
             answers = self._ask(label, scan)
@@ -216,15 +267,26 @@ def with_vote(view: LockView | None, name: str, label: str, entry: Entry) -> Loc
     """Return *view*, or a new one, with what one more node says."""
     ttl = None if entry.ttl == -1 else max(0, entry.ttl) / 1000.0
     if view is None:
-        view = LockView(name, read_holder(entry.value), ttl)
-    return LockView(
-        name=view.name,
-        holder=view.holder,
+        is_foreign = not is_ours(entry.value)
+        holder = {} if is_foreign else read_holder(entry.value)
+        view = LockView(name, holder, ttl, is_foreign=is_foreign)
+    return replace(
+        view,
         ttl=None if ttl is None or view.ttl is None else max(ttl, view.ttl),
         votes=[*view.votes, label],
-        fence=max(view.fence, int(entry.fence)),
+        fence=max(view.fence, number(entry.fence)),
         waiting=max(view.waiting, entry.waiting),
     )
+
+
+def is_ours(value: bytes) -> bool:
+    """Return whether *value* begins with a token, so that celery-redlock may have written it."""
+    return TOKEN.match(value) is not None
+
+
+def number(fence: bytes) -> int:
+    """Return the fencing number in *fence*, 0 if somebody else wrote it."""
+    return int(fence) if fence.isdigit() else 0
 
 
 def glob(text: bytes) -> bytes:

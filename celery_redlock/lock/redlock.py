@@ -40,8 +40,8 @@ from celery_redlock.lock.address import addresses_of
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.fanout import Fanout
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.lock.lease import Lease, quorum
 from celery_redlock.lock.journal import Journal
+from celery_redlock.lock.lease import Lease, quorum
 from celery_redlock.lock.node import Call, Node
 from celery_redlock.lock.queued import Queued
 from celery_redlock.lock.renewal import Renewal
@@ -308,6 +308,10 @@ class Redlock:
             if vote is not None
         ]
 
+    def connect(self, longest: float) -> None:
+        """Wait until every node is connected or has failed to be, at most *longest* [s]."""
+        self._fanout.settle_all(longest)
+
     def probe(self) -> list[NodeHealth]:
         """Ask all nodes how they are, wait for each no longer than a round, and tell."""
         ballot = self._driver.ask(Ask(requests.probe_request(self.rules), _never))
@@ -325,7 +329,8 @@ class Redlock:
             ConfigurationError: A server must not be a lock node (a replica, a cluster node,
                 one that evicts keys, one named twice, one enrolled for other settings).
         """
-        self._fanout.settle_all(longest=5.0)
+        self.connect(5.0)
+        self._fanout.publish()
         problems = {
             node.label: node.problem or "no answer in time"
             for node in self._fanout.nodes

@@ -1,5 +1,5 @@
 """
-What an operator asks the nodes, one after the other and without hurry.
+What an operator asks the nodes, without hurry.
 
 Uses connections of its own, apart from those that locks are taken on: a survey may be
 slow, and must not stand in the way of a round.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,12 +21,12 @@ from celery_redlock.lock.guard import Greeting, Unfit, enrol, exchange, greet
 from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys
-from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH, TOKEN_LENGTH
+from celery_redlock.lock.votes import OWNER_LENGTH, PUBLIC_TOKEN_LENGTH, TOKEN_LENGTH
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["NodeStatus", "bootstrap", "connected", "node_statuses", "release_seen"]
+__all__ = ["NodeStatus", "ask_all", "bootstrap", "connected", "node_statuses", "release_seen"]
 
 Answer = TypeVar("Answer")
 
@@ -89,27 +90,50 @@ class Seen:
 
 
 def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
-    """Return how each of *nodes* is, in their order; changes nothing on an enrolled node."""
+    """
+    Return how each of *nodes* is, in their order; changes nothing on an enrolled node.
+
+    All are asked at once, so those that are down cost no more time than one of them.
+    """
     addresses = addresses_of(nodes)
     fingerprint = rules.fingerprint(address.label for address in addresses)
-    seen = Seen()
 
-    def status(address: Address) -> NodeStatus:
-        def ask(connection: AbstractConnection, greeting: Greeting) -> NodeStatus:
-            seen.check(greeting)
+    def status(address: Address) -> tuple[Greeting | None, NodeStatus]:
+        def ask(
+            connection: AbstractConnection, greeting: Greeting
+        ) -> tuple[Greeting | None, NodeStatus]:
             state, left = "enrolled", 0.0
             if rules.restart_guard:
                 state, left, _ = enrol(connection, rules, greeting.run_id, fingerprint, "look")
             shown = "quarantined" if left else {"enrolled": "up"}.get(state, state)
-            return NodeStatus(address.label, shown, greeting.version, greeting.uptime, left)
+            return greeting, NodeStatus(
+                address.label, shown, greeting.version, greeting.uptime, left
+            )
 
-        def failed(error: Exception) -> NodeStatus:
-            state = "unfit" if isinstance(error, Unfit) else "down"
-            return NodeStatus(address.label, state, problem=str(error))
+        return each(address, ask, lambda error: (None, failed(address, error)))
 
-        return each(address, ask, failed)
+    return each_once(addresses, ask_all(addresses, status))
 
-    return [status(address) for address in addresses]
+
+def failed(address: Address, error: Exception) -> NodeStatus:
+    """Return how the node at *address* is that answered with *error*, or not at all."""
+    state = "unfit" if isinstance(error, Unfit) else "down"
+    return NodeStatus(address.label, state, problem=str(error))
+
+
+def each_once(
+    addresses: Sequence[Address], found: Sequence[tuple[Greeting | None, NodeStatus]]
+) -> list[NodeStatus]:
+    """Return the statuses in *found*; of those of one server, only the first is fit."""
+    seen, statuses = Seen(), []
+    for address, (greeting, status) in zip(addresses, found, strict=True):
+        try:
+            if greeting is not None:
+                seen.check(greeting)
+            statuses.append(status)
+        except Unfit as error:
+            statuses.append(failed(address, error))
+    return statuses
 
 
 def release_seen(nodes: Sequence[Any], rules: Rules, name: str, seen: str) -> dict[str, str]:
@@ -126,7 +150,7 @@ def release_seen(nodes: Sequence[Any], rules: Rules, name: str, seen: str) -> di
 
     Returns:
         Node label -> ``"released"``, ``"free"`` (nobody holds it there), ``"held by another"``,
-        or why it could not be asked.
+        ``"not written by us"`` (a value that is no token), or why it could not be asked.
     """
     key = Keys.of(rules.prefix, name).lock
     begin = seen.encode()
@@ -137,12 +161,22 @@ def release_seen(nodes: Sequence[Any], rules: Rules, name: str, seen: str) -> di
             return "free"
         if len(begin) < PUBLIC_TOKEN_LENGTH or not value[:TOKEN_LENGTH].startswith(begin):
             return "held by another"
+        if len(value) < OWNER_LENGTH:
+            return "not written by us"
         request = release_request(rules, name, value[:TOKEN_LENGTH].decode("latin-1"))
         command = (b"EVALSHA", request.script.sha, b"2", *request.keys, *request.arguments)
         ((released, _now),) = exchange(connection, command)
         return "released" if released else "held by another"
 
-    return {address.label: each(address, ask, str) for address in addresses_of(nodes)}
+    addresses = addresses_of(nodes)
+    answers = ask_all(addresses, lambda address: each(address, ask, str))
+    return {address.label: answer for address, answer in zip(addresses, answers, strict=True)}
+
+
+def ask_all(addresses: Sequence[Address], ask: Callable[[Address], Answer]) -> list[Answer]:
+    """Return what *ask* returns for each of *addresses*, all of them asked at once."""
+    with ThreadPoolExecutor(len(addresses), "redlock-survey") as threads:
+        return list(threads.map(ask, addresses))
 
 
 @contextlib.contextmanager

@@ -81,8 +81,9 @@ def held_by_children(plugin: Plugin, requests: Iterable[Any]) -> list[dict[str, 
     named = []
     for request in list(requests):
         if isinstance(request, RedlockRequest):
+            task: Any = request.task
             try:
-                named.append((request, request.task.lock_name(request.args, request.kwargs)))
+                named.append((request, task.lock_name(request.args, request.kwargs)))
             except RedlockError:  # then it holds none
                 continue
     views = plugin.locks.inspect_all([name for _, name in named]) if named else []

@@ -32,6 +32,7 @@ from celery.worker.state import revoked
 from celery_redlock.errors import RedlockError
 from celery_redlock.lock.redlock import ReleaseOutcome
 from celery_redlock.lock.requests import Marker
+from celery_redlock.nodewatch import forks_held_off
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.death import wait_until_dead
 from celery_redlock.task.delivery import execution_id, mint_owner
@@ -295,7 +296,8 @@ class ForcedEnd:
         died = time.monotonic()
         while True:
             keep = left_of(options.min_hold, since)
-            outcome = locks.release_for(name, self.owner, since=since, keep=keep)
+            with forks_held_off:
+                outcome = locks.release_for(name, self.owner, since=since, keep=keep)
             if outcome is ReleaseOutcome.RELEASED:
                 logger.info("Released lock %r for %s", name, self._told)
             if outcome is not ReleaseOutcome.UNKNOWN or time.monotonic() > died + options.ttl:

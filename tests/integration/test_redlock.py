@@ -29,8 +29,8 @@ from celery_redlock.events import (
     NodeUp,
 )
 from celery_redlock.lock import clock, connector, survey
-from celery_redlock.lock.live import live_locks
 from celery_redlock.lock.guard import Greeting
+from celery_redlock.lock.live import live_locks
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import MarkerStands, Wanted, new_owner

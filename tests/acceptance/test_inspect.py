@@ -1,0 +1,133 @@
+"""What a worker tells over remote control: the locks it holds, and how it sees the nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from celery_redlock import RedlockTask
+from support.stage import stage
+from support.waiting import eventually
+
+TTL = 3.0
+
+
+def declare(app):
+    """Tasks that hold a lock until they are told to go on."""
+
+    @app.task(base=RedlockTask, name="hold", lock_key="{name}", bind=True, shared=False)
+    def hold(self, name, secret, until):
+        while not os.path.exists(until):
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module", params=["prefork", "threads", "gevent"])
+def it(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    with stage(__file__, folder, redlock_ttl=TTL, redlock_max_ttl=TTL) as it:
+        it.worker(pool=request.param, concurrency=2)
+        yield it
+
+
+@pytest.fixture
+def until(tmp_path):
+    """File whose coming ends the bodies."""
+    file = tmp_path / "until"
+    yield file
+    file.touch()
+
+
+def ask(it, command):
+    """Return what the one worker answers."""
+    answers = it.app.control.inspect(timeout=3.0)._request(command) or {}
+    assert len(answers) == 1, answers
+    return next(iter(answers.values()))
+
+
+def test_a_worker_lists_the_locks_it_holds(it, until):
+    """By name, with task, process, fence, renewals and the smallest margin; and no argument."""
+    results = [it.task("hold").delay(name, "s3cr3t", str(until)) for name in ("one", "two")]
+
+    def renewed():
+        locks = {lock["name"]: lock for lock in ask(it, "redlock_locks")["locks"]}
+        done = len(locks) == 2 and all(lock["renewals"] >= 2 for lock in locks.values())
+        return locks if done else None
+
+    locks = eventually(renewed, "two renewals of both locks", timeout=20)
+    assert {lock["task_id"] for lock in locks.values()} == {result.id for result in results}
+    for lock in locks.values():
+        assert lock["task"] == "hold"
+        assert isinstance(lock["pid"], int)
+        assert lock["fence"] > 0
+        assert lock["age"] > TTL / 3
+        assert lock["ttl"] == TTL
+        assert 0 < lock["left"] <= TTL
+        assert 0 < lock["margin"] < TTL
+        assert lock["lost"] is None
+        assert "token" not in lock
+    assert "s3cr3t" not in json.dumps(locks)
+    until.touch()
+    for result in results:
+        result.get(timeout=20)
+    eventually(lambda: ask(it, "redlock_locks")["locks"] == [], "an empty list")
+
+
+def test_a_lock_of_another_is_not_listed(it, until):
+    """A task that waits for a lock, or is refused, does not hold it."""
+    with it.held("taken"):
+        result = it.task("hold").delay("taken", "", str(until))
+        assert result.get(timeout=20)["skipped"] == "conflict"
+        assert ask(it, "redlock_locks")["locks"] == []
+
+
+def test_a_worker_tells_how_it_sees_the_nodes(it):
+    """Each with its state, how long it took to answer, and how far its clock is off."""
+    nodes = eventually(lambda: ask(it, "redlock_nodes")["nodes"], "the first look", timeout=20)
+    assert len(nodes) == 5
+    for node in nodes:
+        assert node["state"] == "up"
+        assert 0 < node["latency"] < 5
+        assert abs(node["clock_offset"]) < 1
+
+
+def test_the_commands_work_from_the_command_line(it, tmp_path):
+    """As ``celery inspect`` with and without ``--json``."""
+    env = {**os.environ, "STAGE": json.dumps([__file__, it.conf])}
+    celery = [sys.executable, "-m", "celery", "-A", "support.stage", "inspect"]
+    for command, key in (("redlock_locks", "locks"), ("redlock_nodes", "nodes")):
+        done = subprocess.run(
+            [*celery, "--timeout", "5", command, "--json"],
+            env={**env, "PYTHONPATH": str(os.path.dirname(os.path.dirname(__file__)))},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        (answer,) = json.loads(done.stdout).values()
+        assert key in answer
+
+
+def test_a_dead_and_a_quarantined_node_are_told_as_such(tmp_path):
+    """By the next look."""
+    with stage(__file__, tmp_path, redlock_ttl=TTL, redlock_max_ttl=20.0) as it:
+        it.worker(pool="solo")
+        eventually(lambda: len(ask(it, "redlock_nodes")["nodes"]) == 5, "look", timeout=20)
+        it.nodes[0].kill()
+        it.nodes[1].restart()
+
+        def states():
+            return [node["state"] for node in ask(it, "redlock_nodes")["nodes"]]
+
+        eventually(
+            lambda: states() == ["down", "quarantined", "up", "up", "up"], "states", timeout=30
+        )
+        down, quarantined, *_ = ask(it, "redlock_nodes")["nodes"]
+        assert down["problem"]
+        assert 0 < quarantined["quarantine"] <= 23

@@ -1,0 +1,85 @@
+"""What operators' tools have the nodes do: probes and the journal, on real servers."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import redis
+
+from celery_redlock import Redlock
+from celery_redlock.lock.journal import KEPT, RETENTION, JournalReader
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import RECORD
+from celery_redlock.lock.survey import bootstrap
+
+RULES = Rules(ttl=5, max_ttl=5)
+
+
+@pytest.fixture
+def client(contract_node):
+    with redis.Redis.from_url(contract_node.url) as client:
+        yield client
+
+
+@pytest.fixture
+def locks(contract_node):
+    locks = Redlock.from_urls([contract_node.url], ttl=5, max_ttl=5, node_timeout=0.5)
+    yield locks
+    locks.close()
+
+
+def test_a_probe_of_an_enrolled_node_says_that_it_votes(contract_node, locks):
+    """With how long it took, and how far its clock is off: here it is ours."""
+    bootstrap([contract_node.url], RULES)
+    (health,) = locks.probe()
+    assert (health.state, health.problem, health.quarantine) == ("up", "", 0.0)
+    assert 0 < health.latency < 0.5
+    assert abs(health.clock_offset) < 0.5
+
+
+def test_a_probe_finds_a_node_that_lost_its_memory(contract_node, client, locks):
+    """It is quarantined, as by any other request that votes, and so the probe says."""
+    bootstrap([contract_node.url], RULES)
+    locks.probe()
+    client.flushall()
+    (health,) = locks.probe()
+    assert health.state == "quarantined"
+    assert 0 < health.quarantine <= RULES.quarantine
+    assert client.exists("redlock:node:quarantine")
+
+
+def test_a_probe_changes_nothing_on_a_healthy_node(contract_node, client, locks):
+    """It may be sent as often as one likes."""
+    bootstrap([contract_node.url], RULES)
+    before = {key: client.get(key) for key in client.keys("*")}
+    locks.probe()
+    assert {key: client.get(key) for key in client.keys("*")} == before
+
+
+def test_the_journal_is_capped_and_expires(client):
+    """However much happens, it does not fill the node; and the last of it goes by itself."""
+    for number in range(KEPT + 1500):
+        client.eval(RECORD.source, 1, "redlock:journal", json.dumps({"id": str(number)}), 100, 5000)
+    assert 100 <= client.xlen("redlock:journal") <= 300
+    assert 0 < client.pttl("redlock:journal") <= 5000
+
+
+def test_what_is_put_is_read_with_its_life(contract_node, client, locks):
+    """The journal of the library itself has the limits of the library."""
+    bootstrap([contract_node.url], RULES)
+    locks.probe()
+    locks.journal.put({"event": "TaskSkipped", "at": time.time(), "task": "shop.bill"})
+    reader = JournalReader([contract_node.url], RULES)
+    (record,) = _until(reader.recent)
+    assert record["task"] == "shop.bill"
+    assert RETENTION - 60 < client.ttl("redlock:journal") <= RETENTION
+    reader.close()
+
+
+def _until(read):
+    deadline = time.monotonic() + 5
+    while not (found := read()):
+        assert time.monotonic() < deadline
+    return found

@@ -1,0 +1,137 @@
+"""The journal over several nodes: each record once, whatever becomes of nodes and writers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import redis
+
+from celery_redlock import Redlock
+from celery_redlock.lock.journal import JournalReader
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.survey import bootstrap
+from support.waiting import eventually
+
+RULES = Rules(ttl=5, max_ttl=5)
+
+
+def urls(nodes):
+    return [node.url for node in nodes]
+
+
+@pytest.fixture
+def locks(five_nodes):
+    bootstrap(urls(five_nodes), RULES)
+    locks = Redlock.from_urls(urls(five_nodes), ttl=5, max_ttl=5, node_timeout=0.5)
+    locks.probe()
+    yield locks
+    locks.close()
+
+
+@pytest.fixture
+def reader(five_nodes):
+    reader = JournalReader(urls(five_nodes), RULES)
+    yield reader
+    reader.close()
+
+
+def put(locks, *numbers, **how):
+    for number in numbers:
+        locks.journal.put({"event": "Test", "at": time.time(), "number": number}, **how)
+
+
+def arrived(nodes, count):
+    """Wait until every node has so many records."""
+
+    def lengths():
+        found = []
+        for node in nodes:
+            with redis.Redis.from_url(node.url) as client:
+                found.append(client.xlen("redlock:journal"))
+        return found
+
+    eventually(lambda: all(length >= count for length in lengths()), f"{count} records")
+
+
+def numbers(records):
+    return [record["number"] for record in records]
+
+
+def test_a_record_on_five_nodes_is_read_once(five_nodes, locks, reader):
+    """In the order in which it happened."""
+    put(locks, *range(20))
+    arrived(five_nodes, 20)
+    assert numbers(reader.recent()) == list(range(20))
+    assert reader.new() == []
+    put(locks, 20, 21)
+    arrived(five_nodes, 22)
+    assert numbers(reader.new()) == [20, 21]
+
+
+def test_recent_is_the_newest(five_nodes, locks, reader):
+    """Of more records than are asked for, those that came last."""
+    put(locks, *range(30))
+    arrived(five_nodes, 30)
+    assert numbers(reader.recent(5)) == [25, 26, 27, 28, 29]
+
+
+def test_a_reader_that_has_read_nothing_yet_starts_from_the_beginning(five_nodes, locks, reader):
+    """New to it is all there is."""
+    put(locks, 1)
+    arrived(five_nodes, 1)
+    assert numbers(reader.new()) == [1]
+
+
+def test_what_is_in_no_hurry_goes_along_with_the_next_request(five_nodes, locks, reader):
+    """No write of its own, but it comes."""
+    put(locks, 7, hurry=False)
+    assert reader.recent() == []
+    locks.release(locks.acquire("something"))
+    arrived(five_nodes, 1)
+    assert numbers(reader.new()) == [7]
+
+
+def test_records_outlive_nodes(redis_nodes):
+    """A minority that is dead, or restarted empty, is no gap; nor do its restarts repeat any."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    locks = Redlock.from_urls(urls(nodes), ttl=5, max_ttl=5, node_timeout=0.5)
+    reader = JournalReader(urls(nodes), RULES)
+    locks.probe()
+    put(locks, 1)
+    arrived(nodes, 1)
+    assert numbers(reader.recent()) == [1]
+    nodes[0].kill()
+    put(locks, 2)
+    arrived(nodes[1:], 2)
+    assert numbers(reader.new()) == [2]
+    nodes[0].start()
+    nodes[1].kill()
+    put(locks, 3)
+    arrived(nodes[2:], 3)
+    assert 3 in numbers(reader.new())
+    assert numbers(JournalReader(urls(nodes), RULES).recent()) == [1, 2, 3]
+    reader.close()
+    locks.close()
+
+
+def test_what_others_wrote_into_it_harms_no_reader(five_nodes, locks, reader):
+    """No JSON, no dict, no id, another shape: passed over."""
+    with redis.Redis.from_url(five_nodes[0].url) as client:
+        for value in (b"\xff\xfe", b"[1]", b"{}", b'{"id": 7}', b'{"id": {"a": 1}}'):
+            client.xadd("redlock:journal", {"e": value})
+        client.xadd("redlock:journal", {"other": "field"})
+    put(locks, 1)
+    arrived(five_nodes[1:], 1)
+    assert numbers(reader.recent()) == [1]
+
+
+def test_a_key_of_another_type_is_no_journal(five_nodes, locks, reader):
+    """One node that cannot tell is passed over, and nothing is lost by it for a lock."""
+    with redis.Redis.from_url(five_nodes[0].url) as client:
+        client.set("redlock:journal", "mine")
+    put(locks, 1)
+    arrived(five_nodes[1:], 1)
+    assert numbers(reader.recent()) == [1]
+    locks.release(locks.acquire("still works"))

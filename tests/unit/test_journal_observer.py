@@ -1,0 +1,160 @@
+"""What is written to the journal, and what is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+
+import pytest
+
+from celery_redlock import events
+from celery_redlock.observers import journal as observer_module
+from celery_redlock.observers.journal import HOLD_BOUNDS, HOLDS_EVERY, NODE_PAUSE, JournalObserver
+from celery_redlock.observers.records import record_of
+
+HOLDER = {"task_id": "other", "host": "w1", "pid": 7, "since": 5.0, "token": "01234567", "x": 1}
+
+
+class Memory:
+    """Keeps what it is given, and whether that was in a hurry."""
+
+    def __init__(self):
+        self.written = []
+
+    def put(self, record, *, hurry=True):
+        self.written.append((json.loads(json.dumps(record)), hurry))
+
+    @property
+    def names(self):
+        return [record["event"] for record, _ in self.written]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that goes on when it is told to: ``clock[0] += seconds``."""
+    now = [1000.0]
+    monkeypatch.setattr(observer_module.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def memory():
+    return Memory()
+
+
+@pytest.fixture
+def observe(memory):
+    return JournalObserver(lambda: memory)
+
+
+def released(held, task="shop.bill", ttl=30.0):
+    return events.LockReleased("name", held, ttl=ttl, task=task, task_id="id")
+
+
+def test_a_refusal_is_written_at_once_with_its_holder(observe, memory):
+    """Who asks why has the task, the cause and the holder, but not even a part of a token."""
+    observe(events.TaskSkipped("bill:1", "shop.bill", "me", "conflict", HOLDER))
+    ((record, hurry),) = memory.written
+    assert hurry
+    assert record["holder"] == {"task_id": "other", "host": "w1", "pid": 7, "since": 5.0}
+    said = {key: record[key] for key in ("event", "name", "task", "task_id", "cause")}
+    assert said == {
+        "event": "TaskSkipped",
+        "name": "bill:1",
+        "task": "shop.bill",
+        "task_id": "me",
+        "cause": "conflict",
+    }
+    assert record["pid"] == os.getpid()
+
+
+def test_a_task_that_gets_its_lock_writes_nothing(observe, memory):
+    """Neither the grant nor a renewal, and no release but now and then a summary."""
+    observe(events.LockAcquired("name", 7, 0.001, task="shop.bill", task_id="id"))
+    observe(events.LockRenewed("name", 9.0, ttl=30.0, task="shop.bill", task_id="id"))
+    observe(events.LockConflict("name", HOLDER, 0.001, task="shop.bill", task_id="id"))
+    assert memory.written == []
+
+
+def test_holds_are_summed_up_and_written_now_and_then(observe, memory, clock):
+    """The first at once, then no more than one record per task in ten seconds, all counted."""
+    observe(released(0.5))
+    for _ in range(100):
+        observe(released(0.002))
+    observe(released(70.0, task="shop.report"))
+    assert len(memory.written) == 1
+    clock[0] += HOLDS_EVERY
+    observe(released(2.0, ttl=60.0))
+    first, *later = [record for record, hurry in memory.written if not hurry]
+    assert (first["task"], sum(first["counts"]), first["longest"]) == ("shop.bill", 1, 0.5)
+    by_task = {record["task"]: record for record in later}
+    assert by_task["shop.bill"]["counts"][0] == 100
+    assert by_task["shop.bill"]["counts"][HOLD_BOUNDS.index(3.0)] == 1
+    assert by_task["shop.bill"]["total"] == pytest.approx(2.2)
+    assert by_task["shop.bill"]["ttl"] == 60.0
+    assert by_task["shop.report"]["longest"] == 70.0
+    assert len(by_task["shop.bill"]["counts"]) == len(HOLD_BOUNDS) + 1
+
+
+def test_locks_outside_of_tasks_are_no_tasks_holds(observe, memory):
+    """What a script holds has no task to be counted under."""
+    observe(released(1.0, task=""))
+    assert memory.written == []
+
+
+def test_that_a_node_is_up_is_news_only_after_it_was_down(observe, memory, clock):
+    """Every process connects to every node when it starts, and nobody wants to read that."""
+    observe(events.NodeUp("a"))
+    observe(events.NodeDown("a", "refused"))
+    observe(events.NodeUp("a"))
+    assert memory.names == ["NodeDown", "NodeUp"]
+
+
+def test_a_node_that_comes_and_goes_does_not_crowd_out_the_rest(observe, memory, clock):
+    """Each process tells the same of one node once in half a minute."""
+    for _ in range(50):
+        observe(events.NodeDown("a", "refused"))
+        observe(events.NodeUp("a"))
+    observe(events.NodeDown("b", "refused"))
+    assert memory.names == ["NodeDown", "NodeUp", "NodeDown"]
+    clock[0] += NODE_PAUSE
+    observe(events.NodeDown("a", "refused"))
+    assert memory.names[-1] == "NodeDown"
+    assert len(memory.names) == 4
+
+
+def test_a_duplicate_is_written_along_with_something_else(observe, memory):
+    """Publishing is to stay quick: the record waits for the next request."""
+    observe(events.DuplicatePublished("name", "shop.bill", "first", "join"))
+    assert [(record["event"], hurry) for record, hurry in memory.written] == [
+        ("DuplicatePublished", False)
+    ]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_while_holds_are_counted_does_not_silence_the_child(observe, memory):
+    """The thread that counts is not in the child, and would never let go of the lock there."""
+    observe._mutex.acquire()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        observe(released(1.0))
+        os._exit(0 if len(memory.written) == 1 else 1)
+    observe._mutex.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_record_names_its_event_and_where_it_happened():
+    """So that records of many processes can be told apart."""
+    record = record_of(events.LeaseLost("name", "deadline", task="shop.bill", task_id="id"))
+    assert {key: record[key] for key in ("event", "name", "reason", "task", "task_id")} == {
+        "event": "LeaseLost",
+        "name": "name",
+        "reason": "deadline",
+        "task": "shop.bill",
+        "task_id": "id",
+    }
+    assert record["host"]
+    assert record["at"] > 1e9

@@ -1,0 +1,89 @@
+"""The worker's look at the nodes: what it tells, and that it harms nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from types import SimpleNamespace
+
+import pytest
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.events import NodeMeasured
+from celery_redlock.lock.redlock import NodeHealth
+from celery_redlock.nodewatch import NodeWatch, forks_held_off
+from support.waiting import eventually
+
+UP = NodeHealth("a", "up", 0.002, -0.5, 0.0, "")
+DOWN = NodeHealth("b", "down", None, None, 0.0, "unreachable (refused)")
+
+
+class Locks:
+    """Nodes that are as the test says."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.probes = 0
+
+    def connect(self, longest):
+        pass
+
+    def probe(self):
+        self.probes += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def watch(locks, told=None):
+    plugin = SimpleNamespace(locks=locks, notify=[].append if told is None else told.append)
+    return NodeWatch(plugin)
+
+
+def test_a_look_is_kept_and_told():
+    """Operators read the whole of it; observers get what was measured of who answered."""
+    told = []
+    it = watch(Locks([UP, DOWN]), told)
+    it.look()
+    assert it.seen == [UP, DOWN]
+    measured = [event for event in told if isinstance(event, NodeMeasured)]
+    assert [(e.node, e.latency, e.clock_offset) for e in measured] == [("a", 0.002, -0.5)]
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("no nodes"), OSError("out of descriptors")])
+def test_a_look_that_fails_does_not_end_the_watch(error, monkeypatch, caplog):
+    """The next look is as good as any other."""
+    caplog.set_level("WARNING", "celery_redlock")
+    monkeypatch.setattr("celery_redlock.nodewatch.LOOK_EVERY", 0.01)
+    locks = Locks(error, [UP])
+    it = watch(locks)
+    it.start()
+    eventually(lambda: it.seen == [UP], "a look after the one that failed")
+    it.stop()
+    assert "Looking at the lock nodes failed" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_no_child_is_forked_in_the_middle_of_a_look():
+    """A lock of a metrics library that the thread holds would be held in the child for ever."""
+    library, in_hand, go_on = threading.Lock(), threading.Event(), threading.Event()
+
+    def look():
+        with forks_held_off, library:
+            in_hand.set()
+            go_on.wait(20)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    in_hand.wait(20)
+    threading.Timer(0.1, go_on.set).start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        is_free = library.acquire(timeout=2) and forks_held_off.acquire(timeout=2)
+        os._exit(0 if is_free else 1)
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
