@@ -1,10 +1,12 @@
-"""How a round waits for its sockets: with the platform's selector, except under eventlet."""
+"""How a round waits for its sockets: with the platform's selector, except in green threads."""
 
 from __future__ import annotations
 
+import select
 import selectors
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from celery_redlock.lock import clock
@@ -17,10 +19,67 @@ LONGEST_PAUSE = 0.002
 
 def new_selector() -> selectors.BaseSelector:
     """Return a selector that is safe in this process, be its threads green or not."""
-    patcher = sys.modules.get("eventlet.patcher")
-    if patcher is not None and patcher.is_monkey_patched("select"):
-        return Looking(patcher.original("select"))
+    eventlet, gevent = sys.modules.get("eventlet.patcher"), sys.modules.get("gevent.monkey")
+    if eventlet is not None and eventlet.is_monkey_patched("select"):
+        return Looking(eventlet.original("select").poll)
+    if gevent is not None and gevent.is_module_patched("select"):
+        return Complete(gevent.get_original("select", "poll"))
     return selectors.DefaultSelector()
+
+
+#: What a selector has registered, and what it answers.
+Registered = Mapping[Any, selectors.SelectorKey]
+Ready = list[tuple[selectors.SelectorKey, int]]
+
+
+def look(registered: Registered, poll: Any) -> Ready:
+    """Return all of *registered* that can be read now, by the system's own *poll*."""
+    keys = list(registered.values())
+    poller = poll()
+    for key in keys:
+        poller.register(key.fd, select.POLLIN)
+    readable = {fd for fd, _ in poller.poll(0)}
+    return [(key, selectors.EVENT_READ) for key in keys if key.fd in readable]
+
+
+class Complete(selectors.SelectSelector):
+    """
+    A selector for reading that waits as gevent does, and looks with the system's own poll.
+
+    gevent's tells of a socket when its loop came by there. Asked not to wait it may miss some
+    that have been readable for long: a node whose answer lies there would count as late.
+
+    Args:
+        poll: The function `select.poll` as it was before gevent came.
+    """
+
+    def __init__(self, poll: Any) -> None:
+        super().__init__()
+        self._poll = poll
+        self._gevents = selectors.DefaultSelector()
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        """Watch a socket from now on."""
+        self._gevents.register(fileobj, events, data)
+        return super().register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """Watch a socket no more; raises KeyError for one that is not watched."""
+        self._gevents.unregister(fileobj)
+        return super().unregister(fileobj)
+
+    def select(self, timeout: float | None = None) -> Ready:
+        """Return what can be read, waiting for at most *timeout* [s]; None is for ever."""
+        ready = look(self.get_map(), self._poll)
+        if ready or timeout == 0:
+            return ready
+        self._gevents.select(timeout)
+        return look(self.get_map(), self._poll)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self._gevents.close()
+        super().close()
 
 
 class Looking(selectors.SelectSelector):
@@ -32,29 +91,21 @@ class Looking(selectors.SelectSelector):
     no two green threads may wait for one socket.
 
     Args:
-        real: The module `select` as it was before eventlet came.
+        poll: The function `select.poll` as it was before eventlet came.
     """
 
-    def __init__(self, real: Any) -> None:
+    def __init__(self, poll: Any) -> None:
         super().__init__()
-        self._real = real
+        self._poll = poll
 
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+    def select(self, timeout: float | None = None) -> Ready:
         """Return what can be read, waiting for at most *timeout* [s]; None is for ever."""
         until = float("inf") if timeout is None else clock.now() + timeout
         pause = SHORTEST_PAUSE
-        while not (ready := self._look()):
+        while not (ready := look(self.get_map(), self._poll)):
             left = until - clock.now()
             if left <= 0:
                 break
             time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE)
         return ready
-
-    def _look(self) -> list[tuple[selectors.SelectorKey, int]]:
-        keys = list(self.get_map().values())
-        poller = self._real.poll()
-        for key in keys:
-            poller.register(key.fd, self._real.POLLIN)
-        readable = {fd for fd, _ in poller.poll(0)}
-        return [(key, selectors.EVENT_READ) for key in keys if key.fd in readable]

@@ -90,7 +90,7 @@ def test_a_worker_tells_how_it_sees_the_nodes(it):
     nodes = eventually(lambda: ask(it, "redlock_nodes")["nodes"], "the first look", timeout=20)
     assert len(nodes) == 5
     for node in nodes:
-        assert node["state"] == "up"
+        assert node["state"] == "up", node["problem"]
         assert 0 < node["latency"] < 5
         assert abs(node["clock_offset"]) < 1
 

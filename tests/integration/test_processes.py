@@ -484,6 +484,30 @@ def test_green_threads_exclude_each_other(five_nodes, before):
 
 
 @green
+def test_answers_that_nobody_waited_for_make_no_node_late(five_nodes, before):
+    """A release is not waited for; its answers have come long before the next request is sent."""
+    told, _ = run(
+        """
+        lock.connect(5.0)
+        states = []
+        def work(number):
+            for _ in range(3):
+                with lock.hold(f"n{number}"):
+                    time.sleep(0.005)
+        for _ in range(8):
+            for job in [spawn(work, number) for number in range(4)]:
+                getattr(job, "join", None) and job.join() or getattr(job, "wait", lambda: None)()
+            time.sleep(0.7)  # longer than a node may take, shorter than a connection is quiet
+            states += [node.problem for node in lock.probe() if node.state != "up"]
+        tell(problems=states)
+        """,
+        enrol(five_nodes),
+        before=before,
+    )
+    assert told == [{"problems": []}]
+
+
+@green
 def test_other_green_threads_run_while_one_waits_for_nodes(five_nodes, redis_nodes, before):
     """A round with hung nodes stops one greenlet, not the process."""
     servers = redis_nodes(3)
