@@ -23,6 +23,7 @@ from celery_redlock.deferral import pause
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Event, Observer, broadcast
 from celery_redlock.lock.redlock import Redlock
+from celery_redlock.observers import prometheus_files
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import log_event
 from celery_redlock.settings import KNOWN, PREFIX, Settings
@@ -205,18 +206,18 @@ def observer_of(named: Any, plugin: Plugin) -> Observer:
         return cast("Observer", named)
     try:
         return READY[named](plugin) if named in READY else cast("Observer", symbol_by_name(named))
-    except ImportError as error:
-        where = f"redlock_observers: {named!r}"
-        if named in EXTRAS:
-            msg = f"{where} needs {error.name}; pip install 'celery-redlock[{EXTRAS[named]}]'"
-        else:
-            msg = f"{where} cannot be imported ({error}); ready ones are {', '.join(READY)}"
-        raise ConfigurationError(msg) from None
-    except (AttributeError, ValueError):
-        near = difflib.get_close_matches(named, READY, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"ready ones are {', '.join(READY)}"
-        msg = f"redlock_observers: there is no {named!r}; {hint}"
-        raise ConfigurationError(msg) from None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"redlock_observers: {what_is_wrong(named, error)}") from None
+
+
+def what_is_wrong(named: str, error: Exception) -> str:
+    """Return why *error* came of an item of ``redlock_observers``, and what helps."""
+    if named in EXTRAS:
+        missing = getattr(error, "name", None) or error
+        return f"{named!r} needs {missing}; pip install 'celery-redlock[{EXTRAS[named]}]'"
+    near = difflib.get_close_matches(named, READY, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"ready ones are {', '.join(READY)}"
+    return f"there is no {named!r} ({error}); {hint}"
 
 
 def celery_events(plugin: Plugin) -> Observer:
@@ -225,7 +226,9 @@ def celery_events(plugin: Plugin) -> Observer:
     return CeleryEvents(plugin)
 
 
-def prometheus(_plugin: Plugin) -> Observer:
+def prometheus(plugin: Plugin) -> Observer:
+    if plugin.has_children and plugin.settings.prometheus_listen is not None:
+        prometheus_files.share()  # before the import that follows
     from celery_redlock.observers.prometheus import count_event  # noqa: PLC0415  an extra
 
     return count_event

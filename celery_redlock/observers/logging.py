@@ -1,8 +1,13 @@
 """
 The observer that is on by default: one log record per thing an operator wants to read.
 
-Every record carries ``extra={"redlock": <event name>, ...}``, so that records can be
-counted without parsing prose. Grants and releases are logged at DEBUG.
+Every record has two attributes beside its prose, for whoever counts or stores records: ``redlock``,
+the name of the event, and ``redlock_event``, a flat dict of what is known: ``lock``, ``task``,
+``task_id``, ``cause``, ``holder_task_id``, ``holder_host``, ``holder_pid``, ``holder_since`` [s,
+Unix time] and the other fields of the event.
+
+A task that is refused its lock is one line at WARNING, which says what becomes of it and who holds
+the lock. What led to it is at INFO, grants and releases are at DEBUG.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from celery_redlock import events
+from celery_redlock.observers.records import record_of
 
 __all__ = ["log_event"]
 
@@ -23,9 +29,22 @@ logger = logging.getLogger("celery_redlock")
 def log_event(event: events.Event) -> None:
     """Write *event* to the logger ``celery_redlock``."""
     level, words = LINES.get(type(event), (logging.DEBUG, None))
+    if isinstance(event, events.LockUnavailable) and event.task:
+        level = logging.INFO  # what becomes of the task is said next
     if logger.isEnabledFor(level):
         line = repr(event) if words is None else words(event)
-        logger.log(level, "%s", line, extra={"redlock": type(event).__name__})
+        extra = {"redlock": type(event).__name__, "redlock_event": fields_of(event)}
+        logger.log(level, "%s", line, extra=extra)
+
+
+def fields_of(event: events.Event) -> dict[str, Any]:
+    """Return what is known of *event*, in one flat dict of plain values; no token."""
+    told = record_of(event)
+    del told["event"], told["at"], told["host"], told["pid"]  # a record has these by itself
+    holder = told.pop("holder", {})
+    if "name" in told:
+        told["lock"] = told.pop("name")
+    return {**told, **{f"holder_{key}": value for key, value in holder.items()}}
 
 
 def who(holder: dict[str, Any]) -> str:
@@ -39,17 +58,30 @@ def who(holder: dict[str, Any]) -> str:
     return ", ".join(told)
 
 
+def why(event: events.TaskEvent) -> str:
+    """Return what *event* was refused for, in plain words."""
+    cause = "no quorum of lock nodes"
+    if event.cause == "conflict":
+        cause = f"held by {who(event.holder)}"
+    return f"lock {event.name!r}: {cause}"
+
+
 def skipped(event: events.TaskSkipped) -> str:
-    cause = (
-        f"held by {who(event.holder)}" if event.cause == "conflict" else "no quorum of lock nodes"
-    )
-    return f"Skipped task {event.task}[{event.task_id}]: lock {event.name!r}: {cause}"
+    return f"Skipped task {event.task}[{event.task_id}]: {why(event)}"
+
+
+def refused(event: events.TaskRefused) -> str:
+    return f"Task {event.task}[{event.task_id}] fails: {why(event)}"
+
+
+def retried(event: events.TaskRetried) -> str:
+    return f"Task {event.task}[{event.task_id}] is retried in {event.countdown:g} s: {why(event)}"
 
 
 def rescheduled(event: events.TaskRescheduled) -> str:
     return (
         f"Task {event.task}[{event.task_id}] comes again in {event.countdown:g} s "
-        f"(put off {event.times} times): lock {event.name!r}: {event.cause}"
+        f"(put off {event.times} times): {why(event)}"
     )
 
 
@@ -108,6 +140,8 @@ def moment(seconds: float) -> str:
 #: Level and words per event; what is not here is logged as it is, at DEBUG.
 LINES: dict[type[events.Event], tuple[int, Callable[[Any], str]]] = {
     events.TaskSkipped: (logging.WARNING, skipped),
+    events.TaskRefused: (logging.WARNING, refused),
+    events.TaskRetried: (logging.WARNING, retried),
     events.TaskRescheduled: (logging.WARNING, rescheduled),
     events.DuplicatePublished: (logging.INFO, duplicate),
     events.LockUnavailable: (logging.WARNING, unavailable),

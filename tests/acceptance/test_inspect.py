@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -22,12 +23,13 @@ def declare(app):
 
     @app.task(base=RedlockTask, name="hold", lock_key="{name}", bind=True, shared=False)
     def hold(self, name, secret, until):
-        while not os.path.exists(until):
+        while not Path(until).exists():
             time.sleep(0.05)
 
 
 @pytest.fixture(scope="module", params=["prefork", "threads", "gevent"])
 def it(request, tmp_path_factory):
+    """The stage, with one worker of each kind in turn."""
     folder = tmp_path_factory.mktemp(request.param)
     with stage(__file__, folder, redlock_ttl=TTL, redlock_max_ttl=TTL) as it:
         it.worker(pool=request.param, concurrency=2)
@@ -102,7 +104,7 @@ def test_the_commands_work_from_the_command_line(it, tmp_path):
     for command, key in (("redlock_locks", "locks"), ("redlock_nodes", "nodes")):
         done = subprocess.run(
             [*celery, "--timeout", "5", command, "--json"],
-            env={**env, "PYTHONPATH": str(os.path.dirname(os.path.dirname(__file__)))},
+            env={**env, "PYTHONPATH": str(Path(__file__).parents[1])},
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -19,12 +19,14 @@ RULES = Rules(ttl=5, max_ttl=5)
 
 @pytest.fixture
 def client(contract_node):
+    """A client of the node."""
     with redis.Redis.from_url(contract_node.url) as client:
         yield client
 
 
 @pytest.fixture
 def locks(contract_node):
+    """Locks on that one node."""
     locks = Redlock.from_urls([contract_node.url], ttl=5, max_ttl=5, node_timeout=0.5)
     yield locks
     locks.close()

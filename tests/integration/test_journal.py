@@ -17,11 +17,13 @@ RULES = Rules(ttl=5, max_ttl=5)
 
 
 def urls(nodes):
+    """Return the URLs of *nodes*."""
     return [node.url for node in nodes]
 
 
 @pytest.fixture
 def locks(five_nodes):
+    """Locks on five nodes, connected."""
     bootstrap(urls(five_nodes), RULES)
     locks = Redlock.from_urls(urls(five_nodes), ttl=5, max_ttl=5, node_timeout=0.5)
     locks.probe()
@@ -31,12 +33,14 @@ def locks(five_nodes):
 
 @pytest.fixture
 def reader(five_nodes):
+    """A reader of the five journals."""
     reader = JournalReader(urls(five_nodes), RULES)
     yield reader
     reader.close()
 
 
 def put(locks, *numbers, **how):
+    """Write records with these numbers."""
     for number in numbers:
         locks.journal.put({"event": "Test", "at": time.time(), "number": number}, **how)
 
@@ -55,6 +59,7 @@ def arrived(nodes, count):
 
 
 def numbers(records):
+    """Return the numbers of *records*."""
     return [record["number"] for record in records]
 
 

@@ -23,10 +23,12 @@ class Memory:
         self.written = []
 
     def put(self, record, *, hurry=True):
+        """Take a record, as it would be read back."""
         self.written.append((json.loads(json.dumps(record)), hurry))
 
     @property
     def names(self):
+        """Which events were written."""
         return [record["event"] for record, _ in self.written]
 
 
@@ -40,15 +42,18 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def memory():
+    """What was written."""
     return Memory()
 
 
 @pytest.fixture
 def observe(memory):
+    """The observer, writing to `memory`."""
     return JournalObserver(lambda: memory)
 
 
 def released(held, task="shop.bill", ttl=30.0):
+    """Return the release of a lock of a task."""
     return events.LockReleased("name", held, ttl=ttl, task=task, task_id="id")
 
 

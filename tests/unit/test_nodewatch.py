@@ -27,9 +27,10 @@ class Locks:
         self.probes = 0
 
     def connect(self, longest):
-        pass
+        """Find all nodes connected."""
 
     def probe(self):
+        """Return the next answer; the last one for ever."""
         self.probes += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
@@ -38,6 +39,7 @@ class Locks:
 
 
 def watch(locks, told=None):
+    """Return a watch over *locks*."""
     plugin = SimpleNamespace(locks=locks, notify=[].append if told is None else told.append)
     return NodeWatch(plugin)
 

@@ -1,0 +1,133 @@
+"""
+Where the metrics of a worker and its children meet: a directory of files, one set per process.
+
+prometheus_client decides at its first import whether it counts in memory or in files, by the
+environment variable that names their directory. It does not tidy up after processes that are
+gone; `tidy` does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from celery_redlock.errors import ConfigurationError
+
+__all__ = ["VARIABLE", "directory", "is_private", "share", "tidy"]
+
+VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+#: Of directories of our own; the id of the process that owns one follows.
+PREFIX = "celery-redlock-metrics-"
+#: What a process leaves behind that has to be added up for ever; gauges are not.
+SUMS = ("counter", "histogram", "summary")
+
+
+def directory() -> Path | None:
+    """Return where prometheus_client counts, None if that is in memory."""
+    name = os.environ.get(VARIABLE) or os.environ.get(VARIABLE.lower())
+    return Path(name) if name else None
+
+
+def share() -> None:
+    """
+    Have prometheus_client count in files; without effect once it is imported.
+
+    The directory is that of the environment, else one of our own, which is removed when this
+    process ends. One that another worker made for itself, and left to us in the environment, is
+    not taken.
+
+    Raises:
+        ConfigurationError: The directory of the environment cannot be made.
+    """
+    given = directory()
+    if given is not None and not given.name.startswith(PREFIX):
+        make(given)
+    elif given is not None and is_private(given):  # of a worker that has replaced itself: SIGHUP
+        make(given)
+        atexit.register(remove, given, os.getpid())
+    elif "prometheus_client.values" not in sys.modules:
+        made = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        os.environ[VARIABLE] = str(made)
+        atexit.register(remove, made, os.getpid())
+
+
+def make(given: Path) -> None:
+    try:
+        given.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        msg = (
+            f"{VARIABLE} is {str(given)!r}, which is no directory and cannot be made one "
+            f"({error.strerror}); name a directory that workers can write to"
+        )
+        raise ConfigurationError(msg) from None
+
+
+def is_private(path: Path) -> bool:
+    """Return whether this process made the directory for itself."""
+    return path.name.startswith(f"{PREFIX}{os.getpid()}-")
+
+
+def remove(path: Path, pid: int) -> None:
+    """Remove *path* if this is the process *pid*, and not a child that ends like its parent."""
+    if os.getpid() == pid:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def tidy(path: Path) -> None:
+    """
+    Take the dead out of the directory.
+
+    Their live gauges go. In a directory of our own, what they have counted is added up in one
+    file, so that it does not grow with every child that has come and gone.
+    """
+    multiprocess = importlib.import_module("prometheus_client.multiprocess")  # not before `share`
+    dead = {pid for pid in processes(path) if not is_alive(pid)}
+    for pid in dead:
+        multiprocess.mark_process_dead(pid, str(path))
+    if is_private(path):
+        for kind in SUMS:
+            fold([path / f"{kind}_{pid}.db" for pid in sorted(dead)], path / f"{kind}_ended.db")
+
+
+def processes(path: Path) -> set[int]:
+    """Return the ids of all processes that have files there."""
+    found = (re.fullmatch(r"[a-z_]+_(\d+)\.db", file.name) for file in path.glob("*.db"))
+    return {int(match[1]) for match in found if match}
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process *pid* runs on this machine; one that nobody reaped does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):  # a system without it, or it has gone meanwhile
+        return True
+    return state not in {b"Z", b"X"}
+
+
+def fold(files: list[Path], total: Path) -> None:
+    """Add what is in *files* to *total*, and remove them."""
+    there = [file for file in files if file.exists()]
+    if not there:
+        return
+    stored = importlib.import_module("prometheus_client.mmap_dict").MmapedDict
+    sums = stored(str(total))
+    try:
+        for file in there:
+            if file.stat().st_size:  # else it was killed before it had written anything
+                for key, value, _, _ in stored.read_all_values_from_file(str(file)):
+                    sums.write_value(key, sums.read_value(key)[0] + value, 0.0)
+            file.unlink()
+    finally:
+        sums.close()

@@ -1,0 +1,213 @@
+"""What operators' tools stand on: whose lock an event is about, probes, and taking a lock away."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import redis
+
+from celery_redlock import LockTaken, QuorumUnavailable, Redlock
+from celery_redlock.events import (
+    LeaseLost,
+    LockAcquired,
+    LockConflict,
+    LockReleased,
+    LockRenewed,
+    LockUnavailable,
+)
+from celery_redlock.lock.live import live_locks
+from celery_redlock.lock.rounds import Wanted
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.survey import bootstrap, release_seen
+from support.waiting import eventually
+
+RULES = Rules(ttl=3, max_ttl=3, node_timeout=0.5)
+WHO = {"task": "shop.bill", "task_id": "me"}
+
+
+def urls(nodes):
+    """Return the URLs of *nodes*."""
+    return [node.url for node in nodes]
+
+
+def wanted(name, ttl=3.0):
+    """Return what a task asks for."""
+    return Wanted(name, ttl, info={**WHO, "execution": "me/0/0"})
+
+
+@pytest.fixture
+def heard():
+    """Events, in their order."""
+    return []
+
+
+@pytest.fixture
+def locks(five_nodes, heard):
+    """Locks on five nodes; `heard` is told."""
+    bootstrap(urls(five_nodes), RULES)
+    locks = Redlock(urls(five_nodes), RULES, [heard.append])
+    locks.probe()
+    yield locks
+    locks.close()
+
+
+def of(heard, kind):
+    """Return the events of one kind."""
+    return [event for event in heard if isinstance(event, kind)]
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+def test_every_event_of_a_lock_says_whose_it_is(locks, heard):
+    """From the grant over each renewal to the release; also of those that are refused."""
+    held = locks.take(wanted("name"))
+    with pytest.raises(LockTaken):
+        locks.take(wanted("name"))
+    eventually(lambda: len(of(heard, LockRenewed)) >= 2, "two renewals", timeout=10)
+    locks.give_back(held)
+    for kind in (LockAcquired, LockConflict, LockRenewed, LockReleased):
+        event = of(heard, kind)[0]
+        assert (event.name, event.task, event.task_id) == ("name", "shop.bill", "me")
+    renewed = of(heard, LockRenewed)[1]
+    assert 0 < renewed.margin < 3
+    assert renewed.ttl == 3.0
+    assert 0 <= renewed.lag < 2
+    (released,) = of(heard, LockReleased)
+    assert (released.ttl, released.lost) == (3.0, "")
+    assert released.held >= 1.9
+
+
+def test_a_holder_tells_how_often_it_renewed_and_how_narrowly(locks, five_nodes, heard):
+    """So that operators see it without asking its process."""
+    held = locks.take(wanted("name"))
+    eventually(lambda: len(of(heard, LockRenewed)) >= 2, "two renewals", timeout=10)
+    (view,) = live_locks(urls(five_nodes), RULES)
+    assert view.holder["renewals"] >= 2
+    assert 0 < view.holder["margin"] < 3
+    assert held.lease.info["renewals"] >= 2
+    locks.give_back(held)
+
+
+def test_a_lock_without_a_task_says_so(locks, heard):
+    """What a script holds is nobody's."""
+    with locks.hold("script"):
+        pass
+    (acquired,) = of(heard, LockAcquired)
+    assert (acquired.task, acquired.task_id) == ("", "")
+
+
+def test_a_release_says_that_the_lock_was_lost_before(locks, five_nodes, heard):
+    """The one who was given up on, when its body has ended at last."""
+    held = locks.take(wanted("name"))
+    told = release_seen(urls(five_nodes), RULES, "name", held.token[:8])
+    assert set(told.values()) == {"released"}
+    eventually(lambda: of(heard, LeaseLost), "the loss", timeout=10)
+    assert of(heard, LeaseLost)[0].task == "shop.bill"
+    locks.give_back(held)
+    assert of(heard, LockReleased)[0].lost == "stolen"
+
+
+def test_without_a_quorum_too(redis_nodes, heard):
+    """Who asked in vain is named."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    nodes[0].kill()
+    nodes[1].kill()
+    locks = Redlock(urls(nodes), RULES, [heard.append])
+    with pytest.raises(QuorumUnavailable):
+        locks.take(wanted("name"))
+    assert of(heard, LockUnavailable)[0].task == "shop.bill"
+    locks.close()
+
+
+# -- probes ----------------------------------------------------------------------------------------
+
+
+def test_a_probe_tells_the_states_apart(redis_nodes):
+    """Up, down and quarantined, each with what is known of it."""
+    nodes = redis_nodes(5)
+    bootstrap(urls(nodes), RULES)
+    locks = Redlock(urls(nodes), RULES)
+    locks.probe()
+    nodes[0].kill()
+    nodes[1].restart()
+    locks.connect(5.0)
+
+    def states():
+        return [health.state for health in locks.probe()]
+
+    eventually(lambda: states() == ["down", "quarantined", "up", "up", "up"], "states")
+    down, quarantined, up, *_ = locks.probe()
+    assert (down.latency, down.clock_offset) == (None, None)
+    assert down.problem
+    assert 0 < quarantined.quarantine <= RULES.quarantine
+    assert up.problem == ""
+    locks.close()
+
+
+def test_a_node_that_hangs_is_down_for_a_probe_and_up_again_after(redis_nodes):
+    """It is waited for no longer than in any round."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    locks = Redlock(urls(nodes), RULES)
+    locks.probe()
+    nodes[0].pause()
+    started = time.monotonic()
+    assert [health.state for health in locks.probe()] == ["down", "up", "up"]
+    assert time.monotonic() - started < 5
+    nodes[0].resume()
+    eventually(lambda: locks.probe()[0].state == "up", "the node again")
+    locks.close()
+
+
+# -- taking a lock away ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seen", ["", "0", "0123456", "zzzzzzzz", "*" * 8])
+def test_only_the_holder_that_was_seen_is_released(locks, five_nodes, seen):
+    """Neither without a token, nor by a part that is too short, nor by another's."""
+    lease = locks.acquire("name")
+    part = lease.token[: len(seen)] if seen.startswith("0") else seen
+    told = release_seen(urls(five_nodes), RULES, "name", part)
+    assert set(told.values()) == {"held by another"}
+    locks.extend(lease)
+
+
+def test_a_lock_that_is_free_by_now_is_told_as_free(locks, five_nodes):
+    """And the next holder, who took it meanwhile, keeps it."""
+    first = locks.acquire("name")
+    locks.release(first)
+    assert set(release_seen(urls(five_nodes), RULES, "name", first.token[:8]).values()) == {"free"}
+    second = locks.acquire("name")
+    told = release_seen(urls(five_nodes), RULES, "name", first.token[:8])
+    assert set(told.values()) == {"held by another"}
+    locks.extend(second)
+
+
+def test_a_leaked_key_can_be_taken_away(locks, five_nodes):
+    """One that never expires would keep its name locked for ever."""
+    lease = locks.acquire("name")
+    for node in five_nodes:
+        with redis.Redis.from_url(node.url) as client:
+            client.persist("redlock:lock:name")
+    (view,) = live_locks(urls(five_nodes), RULES)
+    assert view.ttl is None
+    assert set(release_seen(urls(five_nodes), RULES, "name", lease.token[:8]).values()) == {
+        "released"
+    }
+    locks.release(locks.acquire("name"))
+
+
+def test_a_dead_node_does_not_keep_the_others_from_releasing(redis_nodes):
+    """It is named with what is wrong with it."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    locks = Redlock(urls(nodes), RULES)
+    lease = locks.acquire("name")
+    nodes[0].kill()
+    dead, *others = release_seen(urls(nodes), RULES, "name", lease.token[:8]).values()
+    assert others == ["released", "released"]
+    assert "refused" in dead.lower()
+    locks.close()

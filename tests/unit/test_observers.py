@@ -1,0 +1,162 @@
+"""Who is told of events: what ``redlock_observers`` may say, and what becomes of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from celery import Celery
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.events import LockReleased
+from celery_redlock.observers.journal import JournalObserver
+from celery_redlock.observers.logging import log_event
+from celery_redlock.plugin import READY, observer_of, plugin_for
+from celery_redlock.settings import OBSERVERS, Settings, host_and_port
+
+NODES = ["redis://127.0.0.1:1/0"]
+
+
+def plugin_with(**conf):
+    """Return the plugin of an app with *conf*."""
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(redlock_nodes=NODES, **conf)
+    return plugin_for(app)
+
+
+def settings_with(**conf):
+    """Return settings with *conf*."""
+    return Settings.from_conf({"redlock_nodes": NODES, **conf})
+
+
+def test_by_default_there_is_a_log_and_a_journal():
+    """And Celery's events, for a worker that was started with ``-E``."""
+    log, journal, _ = plugin_with().observers
+    assert OBSERVERS == ("logging", "journal", "celery")
+    assert log is log_event
+    assert isinstance(journal, JournalObserver)
+
+
+def test_an_observer_is_a_word_a_callable_or_a_name():
+    """All are told, in their order."""
+    heard = []
+    plugin = plugin_with(redlock_observers=[heard.append, "logging", "math:sqrt"])
+    assert plugin.observers[0] == heard.append
+    assert plugin.observers[2].__name__ == "sqrt"
+    event = LockReleased("name", 1.0)
+    plugin.notify(event)  # that the third fails at it is logged
+    assert heard == [event]
+
+
+def test_nobody_at_all_is_fine():
+    """An empty list turns all of them off."""
+    plugin = plugin_with(redlock_observers=[])
+    assert plugin.observers == ()
+    plugin.notify(LockReleased("name", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("observers", "told"),
+    [
+        ("logging", "must be a list like"),
+        (7, "must be a list like"),
+        ([7], "a word, a name like 'shop.alerts:page' or a callable, got 7"),
+        ([""], "a word, a name like"),
+        ([None], "a word, a name like"),
+    ],
+)
+def test_what_cannot_be_an_observer_is_refused_at_once(observers, told):
+    """With the setting's name, before anything runs."""
+    with pytest.raises(ConfigurationError, match=f"redlock_observers.*{told}"):
+        settings_with(redlock_observers=observers)
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("promtheus", "did you mean 'prometheus'"),
+        ("no_such_module:page", "there is no 'no_such_module:page'.*ready ones are logging"),
+        ("math:no_such_function", "there is no 'math:no_such_function'"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_told(named, told):
+    """With the nearest one that does."""
+    with pytest.raises(ConfigurationError, match=told):
+        observer_of(named, plugin_with())
+
+
+@pytest.mark.parametrize("word", sorted(READY))
+def test_every_ready_observer_takes_an_event(word):
+    """Made from its word alone."""
+    plugin = plugin_with()
+    observer_of(word, plugin)(LockReleased("name", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("word", "package"), [("prometheus", "prometheus_client"), ("otel", "opentelemetry")]
+)
+def test_an_extra_that_is_missing_is_named(word, package):
+    """With what to install."""
+    script = f"""
+        import sys
+        sys.modules[{package!r}] = None
+        from celery import Celery
+        from celery_redlock.errors import ConfigurationError
+        from celery_redlock.plugin import plugin_for
+        app = Celery("shop")
+        app.conf.update(redlock_nodes={NODES!r}, redlock_observers=[{word!r}])
+        try:
+            plugin_for(app).observers
+        except ConfigurationError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
+    )
+    assert f"pip install 'celery-redlock[{word}]'" in done.stdout
+
+
+def test_changed_settings_have_other_observers():
+    """As for an app under test."""
+    plugin = plugin_with(redlock_observers=[])
+    assert plugin.observers == ()
+    plugin.app.conf.redlock_observers = ["logging"]
+    plugin.refresh()
+    assert plugin.observers == (log_event,)
+
+
+@pytest.mark.parametrize(
+    ("listen", "where"),
+    [
+        ("127.0.0.1:9808", ("127.0.0.1", 9808)),
+        ("0.0.0.0:1", ("0.0.0.0", 1)),
+        ("[::1]:9808", ("::1", 9808)),
+        ("localhost:65535", ("localhost", 65535)),
+    ],
+)
+def test_where_metrics_are_served(listen, where):
+    """A host and a port."""
+    assert host_and_port(listen) == where
+    assert settings_with(redlock_prometheus_listen=listen).prometheus_listen == listen
+
+
+@pytest.mark.parametrize("listen", ["9808", ":9808", "host:", "host:x", "host:65536", "", 9808])
+def test_where_metrics_cannot_be_served(listen):
+    """Without a host the whole network would see them, and without a port nobody."""
+    with pytest.raises(ConfigurationError, match=r"redlock_prometheus_listen.*127\.0\.0\.1:9808"):
+        settings_with(redlock_prometheus_listen=listen)
+
+
+@pytest.mark.parametrize("token", ["", "short", 7, "fifteen-letters"])
+def test_a_token_that_can_be_guessed_is_refused_and_not_repeated(token):
+    """What an operator typed by mistake may be a real password of something else."""
+    with pytest.raises(ConfigurationError, match="redlock_web_token") as refused:
+        settings_with(redlock_web_token=token)
+    assert not token or str(token) not in str(refused.value).replace("16", "")
+
+
+def test_the_token_is_not_shown():
+    """Not even where settings are printed."""
+    assert "sixteen-letters!" not in repr(settings_with(redlock_web_token="sixteen-letters!"))
