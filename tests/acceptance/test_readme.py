@@ -328,5 +328,5 @@ def test_the_page_on_architecture_knows_the_rooms():
 def test_nothing_is_promised_that_is_not_there():
     """Options of later releases are named nowhere in the README, not even as to come."""
     text = README.read_text()
-    for later in ("StaleFence", "prometheus"):
+    for later in ("StaleFence", "celery_redlock.fencing"):
         assert later not in text
