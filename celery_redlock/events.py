@@ -239,10 +239,12 @@ class NodeMeasured(NodeEvent):
     Attributes:
         latency: From a request to its answer, our own share included [s].
         clock_offset: How far its wall clock is ahead of ours [s]; good to half the latency.
+        quarantine: For how long it does not vote yet [s]; 0.0 if it does.
     """
 
     latency: float
     clock_offset: float
+    quarantine: float = field(default=0.0, kw_only=True)
 
 
 @dataclass(frozen=True)

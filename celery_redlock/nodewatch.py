@@ -74,7 +74,13 @@ class NodeWatch:
             self.seen = self._plugin.locks.probe()
             for node in self.seen:
                 if node.latency is not None and node.clock_offset is not None:
-                    self._plugin.notify(NodeMeasured(node.node, node.latency, node.clock_offset))
+                    self._plugin.notify(measured(node, node.latency, node.clock_offset))
+
+
+def measured(node: NodeHealth, latency: float, clock_offset: float) -> NodeMeasured:
+    """Return what observers are told of a *node* that answered."""
+    left = node.quarantine if node.state == "quarantined" else 0.0
+    return NodeMeasured(node.node, latency, clock_offset, quarantine=left)
 
 
 class WatchNodes(bootsteps.StartStopStep):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 
-from celery import Celery
+from celery import Celery, signals
 
 from celery_redlock import RedlockTask, Reschedule, current_lock
 from example_worker import ledger
@@ -29,6 +29,8 @@ REDLOCK_MAX_TTL = float(os.environ.get("REDLOCK_MAX_TTL", "20"))
 #: After which a message of a worker that died is delivered again [s].
 VISIBILITY_TIMEOUT = int(os.environ.get("VISIBILITY_TIMEOUT", "60"))
 REPORT_EVERY = float(os.environ.get("REPORT_EVERY", "30"))
+#: Where workers and beats serve metrics, "host:port"; empty for nowhere.
+PROMETHEUS_LISTEN = os.environ.get("PROMETHEUS_LISTEN", "")
 
 app = Celery("example_worker", broker=BROKER_URL, backend=RESULT_URL)
 app.conf.update(
@@ -50,6 +52,21 @@ app.conf.update(
         }
     },
 )
+if PROMETHEUS_LISTEN:
+    app.conf.update(
+        redlock_observers=["logging", "journal", "celery", "prometheus"],
+        redlock_prometheus_listen=PROMETHEUS_LISTEN,
+    )
+
+
+@signals.beat_init.connect
+def serve_metrics(**_: object) -> None:
+    """Serve a beat's metrics; a worker does that by itself."""
+    if PROMETHEUS_LISTEN:
+        from prometheus_client import start_http_server  # noqa: PLC0415  not early in a worker
+
+        host, _, port = PROMETHEUS_LISTEN.rpartition(":")
+        start_http_server(int(port), host)
 
 
 @app.task(base=RedlockTask, bind=True, lock_key="invoice:{invoice_id}", on_conflict="skip")

@@ -96,5 +96,6 @@ class SmallestOfLate:
         return self._values[0][1] if self._values else float("inf")
 
     def lasts(self, now: float) -> float:
-        """Return for how long the smallest value stays [s]; 0.0 if there is none."""
-        return max(0.0, self._values[0][0] + self._window - now) if self._values else 0.0
+        """Return for how long the smallest value at *now* stays [s]; 0.0 if there is none."""
+        self.smallest(now)
+        return self._values[0][0] + self._window - now if self._values else 0.0

@@ -143,7 +143,16 @@ def start_over() -> None:
             child.set(float("inf"))
 
 
+def introduce(counts: Children, first: str, lasts: tuple[str, ...]) -> None:
+    """Export zeros: of a series that begins with a one, Prometheus sees no increase."""
+    for last in lasts:
+        counts[first, last].inc(0)
+
+
 def acquired(event: events.LockAcquired) -> None:
+    if (event.task,) not in WAIT:
+        introduce(ACQUIRES, event.task, ("granted", "taken", "unavailable"))
+        introduce(LOST, event.task, ("deadline", "stolen"))
     ACQUIRES[event.task, "granted"].inc()
     WAIT[(event.task,)].observe(event.waited)
 
@@ -181,6 +190,8 @@ def node_down(event: events.NodeDown) -> None:
 
 
 def node_up(event: events.NodeUp) -> None:
+    if (event.node,) not in NODE_UP:
+        introduce(NODE_EVENTS, event.node, ("down", "quarantined", "clock_jump"))
     NODE_EVENTS[event.node, "up"].inc()
     NODE_UP[(event.node,)].set(1)
 
@@ -218,6 +229,8 @@ def deposed(event: events.LeaderDeposed) -> None:
 
 
 def published(event: events.SlotPublished) -> None:
+    if (event.entry,) not in SLOT_DELAY:
+        introduce(SLOTS, event.entry, ("overlap", "deadline", "uncertain", "duplicate"))
     SLOTS[event.entry, "published"].inc()
     SLOT_DELAY[(event.entry,)].observe(event.late)
 

@@ -9,12 +9,14 @@ gone; `tidy` does.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import os
 import re
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from celery_redlock.errors import ConfigurationError
@@ -24,8 +26,12 @@ __all__ = ["VARIABLE", "directory", "is_private", "share", "tidy"]
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 #: Of directories of our own; the id of the process that owns one follows.
 PREFIX = "celery-redlock-metrics-"
+#: File in such a directory that its owner keeps locked, and the age before that counts [s].
+IN_USE, YOUNG = "in-use", 60.0
 #: What a process leaves behind that has to be added up for ever; gauges are not.
 SUMS = ("counter", "histogram", "summary")
+
+_kept: list[int] = []
 
 
 def directory() -> Path | None:
@@ -50,11 +56,12 @@ def share() -> None:
         make(given)
     elif given is not None and is_private(given):  # of a worker that has replaced itself: SIGHUP
         make(given)
-        atexit.register(remove, given, os.getpid())
+        own(given)
     elif "prometheus_client.values" not in sys.modules:
+        sweep(Path(tempfile.gettempdir()))
         made = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         os.environ[VARIABLE] = str(made)
-        atexit.register(remove, made, os.getpid())
+        own(made)
 
 
 def make(given: Path) -> None:
@@ -66,6 +73,32 @@ def make(given: Path) -> None:
             f"({error.strerror}); name a directory that workers can write to"
         )
         raise ConfigurationError(msg) from None
+
+
+def own(path: Path) -> None:
+    """Keep *path* until this process ends, or while one of its children lives."""
+    _kept.append(os.open(path / IN_USE, os.O_CREAT | os.O_RDWR, 0o600))
+    lock(_kept[-1])
+    atexit.register(remove, path, os.getpid())
+
+
+def sweep(folder: Path) -> None:
+    """Remove what workers that were killed have left in *folder*."""
+    for path in folder.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # in use, another user's, or gone by now
+            if time.time() - path.stat().st_mtime > YOUNG:
+                file = os.open(path / IN_USE, os.O_RDWR)
+                try:
+                    lock(file)
+                    shutil.rmtree(path)
+                finally:
+                    os.close(file)
+
+
+def lock(file: int) -> None:
+    """Lock a file; raises OSError if it is locked. By the file, as ids mean nothing elsewhere."""
+    fcntl = importlib.import_module("fcntl")  # not on Windows, which has no children either
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_private(path: Path) -> bool:

@@ -14,7 +14,34 @@ from celery_redlock.lock.survey import NodeStatus
 from celery_redlock.ops.text import duration, one_line, show_table
 from celery_redlock.settings import Settings
 
-__all__ = ["count_up", "lock_as_json", "show_locks", "show_nodes", "verdict"]
+__all__ = [
+    "HOLDER",
+    "LOCK_HEAD",
+    "STATES",
+    "age_of",
+    "count_up",
+    "left",
+    "lock_as_json",
+    "lock_row",
+    "show_locks",
+    "show_nodes",
+    "verdict",
+]
+
+#: State of a node -> how it is shown on a terminal.
+STATES = {
+    "up": "green",
+    "quarantined": "yellow",
+    "unmarked": "yellow",
+    "unfit": "red",
+    "down": "red",
+}
+LOCK_HEAD = (
+    *("LOCK", "TASK ID", "TASK", "HOST", "PID", "AGE", "TTL LEFT"),
+    *("VOTES", "FENCE", "WAITING", "TOKEN"),
+)
+#: What a holder tells of itself, and we tell of it.
+HOLDER = ("task_id", "task", "execution", "host", "pid", "since")
 
 
 def count_up(nodes: Sequence[NodeStatus]) -> int:
@@ -28,14 +55,14 @@ def show_nodes(nodes: Sequence[NodeStatus]) -> None:
         (
             node.node,
             node.state,
-            node.version,
+            one_line(node.version),
             duration(node.uptime) if node.version else "",
             f"{node.quarantine:.1f} s left" if node.quarantine else "",
             one_line(node.problem),
         )
         for node in nodes
     ]
-    show_table(("NODE", "STATE", "VERSION", "UPTIME", "QUARANTINE", "PROBLEM"), rows)
+    show_table(("NODE", "STATE", "VERSION", "UPTIME", "QUARANTINE", "PROBLEM"), rows, STATES)
 
 
 def verdict(nodes: Sequence[NodeStatus], settings: Settings) -> str:
@@ -62,23 +89,52 @@ def show_locks(locks: Sequence[LockView], nodes: int) -> None:
     if not locks:
         click.echo("No live locks.")
         return
-    rows = []
-    for lock in locks:
-        who = lock_as_json(lock, nodes)
-        names = [str(who[field] or "?") for field in ("name", "task_id", "task", "host", "pid")]
-        age = "?" if who["age"] is None else duration(who["age"])
-        rows.append((*map(one_line, names), age, f"{lock.ttl:.1f} s", f"{len(lock.votes)}/{nodes}"))
-    show_table(("LOCK", "TASK ID", "TASK", "HOST", "PID", "AGE", "TTL LEFT", "VOTES"), rows)
+    show_table(LOCK_HEAD, [lock_row(lock, nodes) for lock in locks], {"never": "red"})
+
+
+def lock_row(lock: LockView, nodes: int) -> tuple[str, ...]:
+    """Return *lock*, which stands on some of so many *nodes*, in cells under `LOCK_HEAD`."""
+    who = lock_as_json(lock, nodes)
+    names = [str(who[field] or "?") for field in ("name", "task_id", "task", "host", "pid")]
+    return (
+        *map(one_line, names),
+        "?" if who["age"] is None else duration(who["age"]),
+        left(lock.ttl),
+        f"{len(lock.votes)}/{nodes}",
+        str(lock.fence or ""),
+        str(lock.waiting or ""),
+        one_line(who["token"] or "not ours"),
+    )
+
+
+def left(ttl: float | None) -> str:
+    """Return what is left of a lease, in words; ``never`` for one that does not end."""
+    return "never" if ttl is None else f"{ttl:.1f} s"
 
 
 def lock_as_json(lock: LockView, nodes: int) -> dict[str, Any]:
-    """Return what may be told of *lock*, which stands on some of so many *nodes*; no token."""
-    holder, since = lock.holder, lock.holder.get("since")
+    """
+    Return what may be told of *lock*, which stands on some of so many *nodes*.
+
+    Of its token that is the public part, by which ``redlock release`` knows the holder that an
+    operator has seen.
+    """
+    holder = lock.holder
     return {
         "name": lock.name,
-        **{field: holder.get(field) for field in ("task_id", "task", "execution", "host", "pid")},
-        "age": max(0.0, time.time() - since) if isinstance(since, (int, float)) else None,
+        **{field: holder.get(field) for field in HOLDER},
+        "age": age_of(holder),
         "ttl": lock.ttl,
         "votes": lock.votes,
-        "held": len(lock.votes) >= quorum(nodes),
+        "held": lock.is_held(nodes),
+        "fence": lock.fence or None,
+        "waiting": lock.waiting,
+        "token": holder.get("token"),
+        "foreign": lock.is_foreign,
     }
+
+
+def age_of(holder: dict[str, Any]) -> float | None:
+    """Return for how long *holder* has had its lock [s]; None if it does not tell."""
+    since = holder.get("since")
+    return max(0.0, time.time() - since) if isinstance(since, (int, float)) else None

@@ -1,14 +1,19 @@
-"""Plain text for the terminal: columns, durations, JSON. Needs nothing but click."""
+"""Text for the terminal: columns, durations, JSON. Needs nothing but click."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-__all__ = ["duration", "one_line", "show_json", "show_table"]
+from celery_redlock.ops.screen import console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Columns", "duration", "one_line", "show_json", "show_table"]
 
 
 def show_json(value: Any) -> None:
@@ -16,19 +21,67 @@ def show_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, default=str))
 
 
-def show_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print *rows* under *head* in columns of text; a column without any content is left out."""
+def show_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str] | None = None
+) -> None:
+    """
+    Print *rows* under *head*; a column without any content is left out.
+
+    Args:
+        head: A word per column.
+        rows: Of as many cells each.
+        styles: Cell -> how rich is to show it on a terminal.
+    """
     filled = [i for i in range(len(head)) if any(row[i] for row in rows)]
-    lines = [[line[i] for i in filled] for line in (head, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+    head, rows = [head[i] for i in filled], [[row[i] for i in filled] for row in rows]
+    screen = console()
+    if screen is None:
+        columns = Columns(head, rows)
+        for line in (head, *rows):
+            click.echo(columns.line(line))
+    else:
+        show_rich_table(screen, head, rows, styles or {})
 
 
-def one_line(text: str) -> str:
+def show_rich_table(
+    screen: Console,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    styles: Mapping[str, str],
+) -> None:
+    """Print a table on a terminal; the cells are text, whatever brackets are in it."""
+    from rich.table import Table  # noqa: PLC0415  an extra, and slow to import
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for word in head:
+        table.add_column(word, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
+    screen.print(table)
+
+
+class Columns:
+    """
+    Plain columns that are as wide as what is in them.
+
+    Args:
+        head: A word per column.
+        rows: The rows that make the widths; later ones may stick out.
+    """
+
+    def __init__(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        self._widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+    def line(self, row: Sequence[str]) -> str:
+        """Return *row* as a line."""
+        cells = (cell.ljust(width) for cell, width in zip(row, self._widths, strict=True))
+        return "  ".join(cells).rstrip()
+
+
+def one_line(text: object) -> str:
     """Return *text* without line breaks and other control characters."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
 
 
 def duration(seconds: float) -> str:

@@ -29,6 +29,7 @@ __all__ = ["RedlockTask"]
 BUILT_IN = "celery."
 #: Of a worker's start; by their names, as only a worker has need of them.
 STEPS = (
+    "celery_redlock.exposition:ServeMetrics",
     "celery_redlock.nodewatch:WatchNodes",
     "celery_redlock.ops.control:AnswerInspect",
     "celery_redlock.task.forced_ends:NoteRevokes",

@@ -15,6 +15,8 @@ from celery_redlock.lock.address import addresses_of
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "example_worker"
 DOCKERFILE = EXAMPLE / "Dockerfile"
+#: Services that only look on, and whose images have no tag for a major version.
+WATCHERS = {"prometheus", "grafana"}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,8 @@ def test_the_nodes_named_are_the_nodes_there(services):
         broker = {host_of(environment["BROKER_URL"]), host_of(environment["RESULT_URL"])}
         assert broker == {"broker"}
         assert broker.isdisjoint(hosts)
-        assert set(hosts) | broker == {n for n, s in services.items() if "build" not in s}
+        others = {n for n, s in services.items() if "build" not in s}
+        assert set(hosts) | broker == others - WATCHERS
 
 
 def test_a_lock_node_keeps_what_it_is_told(services):
@@ -100,9 +103,11 @@ def test_a_lock_node_keeps_what_it_is_told(services):
 
 
 def test_every_volume_is_declared_and_used(compose):
-    """What services mount is what the file declares."""
-    mounted = {v.partition(":")[0] for s in compose["services"].values() for v in s["volumes"]}
-    assert mounted == set(compose["volumes"])
+    """What services mount is what the file declares, or is there and cannot be written to."""
+    mounts = [v.split(":") for s in compose["services"].values() for v in s["volumes"]]
+    assert {source for source, *_ in mounts if source[0] != "."} == set(compose["volumes"])
+    for source, _target, *mode in mounts:
+        assert source[0] != "." or ((ROOT / source).exists() and mode == ["ro"]), source
 
 
 def test_there_are_two_workers_and_two_beats(services):
@@ -144,6 +149,7 @@ def test_every_service_is_looked_after(services):
         assert service["healthcheck"]["test"], name
         assert "container_name" not in service
         assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", ()))
+    assert {name for name, service in services.items() if "ports" in service} == WATCHERS
 
 
 def test_dependencies_are_services(services):
@@ -157,8 +163,9 @@ def test_dependencies_are_services(services):
 
 def test_images_are_pinned_to_a_major_version(services):
     """Not `latest`, which would change under our feet, and not a patch that nobody renews."""
-    images = {s["image"] for s in services.values() if "build" not in s}
+    images = {s["image"] for n, s in services.items() if "build" not in s and n not in WATCHERS}
     images |= {rest for word, rest in instructions() if word == "FROM"}
+    assert all(re.search(r":v?\d+\.\d+\.\d+$", services[name]["image"]) for name in WATCHERS)
     for image in images:
         name, _, tag = image.partition(":")
         wanted = r"3\.\d+(-slim)?" if name == "python" else r"\d+(-alpine)?"
@@ -175,6 +182,7 @@ def test_the_image_can_be_built_from_this_repository(services):
     assert {"pyproject.toml", "README.md", "LICENSE", "celery_redlock", "example_worker"} <= paths
     kombu_wants_packaging = [rest for word, rest in instructions() if "pip install" in rest]
     assert "celery[redis]" in kombu_wants_packaging[0]
+    assert ".[prometheus]" in kombu_wants_packaging[0]
 
 
 def test_the_broker_keeps_messages(services):
@@ -182,3 +190,52 @@ def test_the_broker_keeps_messages(services):
     words = services["broker"]["command"]
     assert words[words.index("--maxmemory-policy") + 1] == "noeviction"
     assert services["broker"]["volumes"] == ["broker:/data"]
+
+
+def test_prometheus_scrapes_every_process_of_celery(services):
+    """Each worker and each beat, at the port that they serve; from the file that is mounted."""
+    config = yaml.safe_load((ROOT / "ops" / "prometheus" / "prometheus.yml").read_text())
+    assert "./ops/prometheus:/etc/prometheus:ro" in services["prometheus"]["volumes"]
+    assert "--config.file=/etc/prometheus/prometheus.yml" in services["prometheus"]["command"]
+    targets = {
+        job["job_name"]: [target for some in job["static_configs"] for target in some["targets"]]
+        for job in config["scrape_configs"]
+    }
+    ports = {
+        service["environment"]["PROMETHEUS_LISTEN"].rpartition(":")[2]
+        for service in services.values()
+        if "build" in service
+    }
+    (port,) = ports
+    assert targets == {
+        "celery-redlock": [f"{name}:{port}" for name in of_celery(services, "worker")],
+        "celery-redlock-beat": [f"{name}:{port}" for name in of_celery(services, "beat")],
+    }
+    for file in config["rule_files"]:
+        assert (ROOT / "ops" / "prometheus" / file).exists()
+
+
+def test_grafana_is_given_the_dashboard_and_its_data(services):
+    """Files stand where the provisioning looks for them, and the data source is the service."""
+    grafana = services["grafana"]
+    mounted = dict(volume.split(":")[:2][::-1] for volume in grafana["volumes"])
+    provisioning = ROOT / mounted["/etc/grafana/provisioning"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards/celery-redlock.yml").read_text())[
+        "providers"
+    ]
+    dashboard = f"{provider['options']['path']}/celery-redlock.json"
+    assert (ROOT / mounted[dashboard]).exists()
+    assert grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == dashboard
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())[
+        "datasources"
+    ]
+    host, port = re.fullmatch(r"http://([a-z]+):(\d+)", source["url"]).groups()
+    assert f"127.0.0.1:{port}:{port}" in services[host]["ports"]
+
+
+def test_whoever_looks_at_grafana_may_only_look(services):
+    """Anonymous viewers, and no account with a password that everybody knows."""
+    environment = services["grafana"]["environment"]
+    assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"

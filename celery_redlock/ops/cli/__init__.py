@@ -1,0 +1,15 @@
+"""
+``celery -A APP redlock ...``: what an operator asks and tells the lock nodes.
+
+A plug-in of the ``celery`` command (entry point group ``celery.commands``). It reads the
+settings of the app and asks the nodes through `celery_redlock.lock`; it tells nobody a password,
+an argument of a task, or more of a token than its public part. `group` has the list of commands,
+`command` what they share; each of the others is one command.
+"""
+
+from __future__ import annotations
+
+from celery_redlock.ops.cli.command import SettingsError, settings_of
+from celery_redlock.ops.cli.group import redlock
+
+__all__ = ["SettingsError", "redlock", "settings_of"]

@@ -1,0 +1,104 @@
+"""``redlock bootstrap``: let new nodes vote at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import islice
+
+import click
+from celery.bin.base import CeleryCommand
+
+from celery_redlock.lock.live import LockView, live_locks
+from celery_redlock.lock.survey import bootstrap, node_statuses
+from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings
+from celery_redlock.ops.listing import lock_as_json, show_locks, show_nodes
+from celery_redlock.ops.text import one_line, show_json
+from celery_redlock.settings import Settings
+
+__all__ = ["bootstrap_command"]
+
+#: So many locks suffice to say no.
+SHOWN = 100
+EXAMPLES = """\b
+Examples:
+  celery -A shop redlock bootstrap          asks before it changes anything
+  celery -A shop redlock bootstrap --yes    for a script that sets up new nodes
+
+\b
+JSON: refused, and nodes[]: node, enrolled, problem; or, if it refused,
+live_locks[] (the first 100) as those of 'redlock ls'
+"""
+
+
+@click.command(
+    "bootstrap",
+    cls=CeleryCommand,
+    epilog=EXAMPLES,
+    short_help="Let all nodes vote at once, without quarantine.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask. Still refuses while there are live locks.")
+@click.option("--force", is_flag=True, help="Go on despite live locks; implies --yes.")
+@json_option
+@with_settings
+def bootstrap_command(settings: Settings, *, yes: bool, force: bool, as_json: bool) -> None:
+    """
+    Let all nodes vote at once, without quarantine.
+
+    For new nodes, and after a wanted change of redlock_nodes or redlock_max_ttl. It is your
+    word that nobody holds a lock: a node that has lost its memory may have forgotten one, and
+    would give it to somebody else. So stop the workers first, or wait for redlock_max_ttl.
+
+    Exits with 0 if all nodes may vote, with 1 if not or if it refused.
+    """
+    nodes = node_statuses(settings.nodes, settings.rules)
+    found = islice(live_locks(settings.nodes, settings.rules), SHOWN)
+    locks = sorted(found, key=lambda lock: lock.name)
+    if not as_json:
+        show_nodes(nodes)
+        click.echo()
+    if locks and not force:
+        refuse(locks, len(nodes), as_json=as_json)
+    if not (yes or force) and sys.stdin.isatty():
+        click.confirm("Does nobody hold a lock now, and may all nodes vote?", abort=True, err=True)
+    results = bootstrap(settings.nodes, settings.rules)
+    show_results(results, as_json=as_json)
+    done = all(is_enrolled(result) for result in results.values())
+    finish(0 if done else UNWELL)
+
+
+def refuse(locks: Sequence[LockView], nodes: int, *, as_json: bool) -> None:
+    """Say who holds *locks*, and end the command without having changed anything."""
+    if as_json:
+        show_json({"refused": True, "live_locks": [lock_as_json(lock, nodes) for lock in locks]})
+    else:
+        show_locks(locks, nodes)
+        click.echo()
+    msg = (
+        "Somebody holds a lock, so nothing was changed. Wait until it is given back, or stop its "
+        "holder. (--force goes on all the same, and may let two run at once.)"
+    )
+    raise click.ClickException(msg)
+
+
+def show_results(results: dict[str, str], *, as_json: bool) -> None:
+    """Print what became of each node: label -> what `celery_redlock.lock.survey.bootstrap` said."""
+    if as_json:
+        told = [
+            {"node": node, "enrolled": is_enrolled(result), "problem": problem_in(result)}
+            for node, result in results.items()
+        ]
+        show_json({"refused": False, "nodes": told})
+        return
+    for node, result in results.items():
+        click.echo(f"{node}: {problem_in(result) or 'may vote'}")
+
+
+def is_enrolled(result: str) -> bool:
+    """Return whether *result* says that the node may vote."""
+    return result == "enrolled"
+
+
+def problem_in(result: str) -> str:
+    """Return why the node may not vote, "" if it may."""
+    return "" if is_enrolled(result) else one_line(result)

@@ -1,0 +1,115 @@
+"""What all commands have in common: the settings of the app, ``--json``, exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+from celery.bin.base import CLIContext
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.plugin import plugin_for
+from celery_redlock.settings import Settings
+
+__all__ = [
+    "MISCONFIGURED",
+    "UNWELL",
+    "SettingsError",
+    "app_at_hand",
+    "app_with_tasks",
+    "ends_with_its_reader",
+    "finish",
+    "json_option",
+    "settings_of",
+    "with_settings",
+]
+
+#: Exit code when something is not as it should be, was refused, or a lock is held.
+UNWELL = 1
+#: Exit code when the app's settings make no sense; click's own for wrong usage, too.
+MISCONFIGURED = 2
+#: How Celery calls the app that it makes when ``-A`` is missing.
+NO_APP = "default"
+
+#: A command as click calls it.
+Command = Callable[..., None]
+
+
+class SettingsError(click.ClickException):
+    """The app's settings make no sense; ends the command with exit code 2."""
+
+    exit_code = MISCONFIGURED
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give *command* the option ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def with_settings(command: Command) -> Command:
+    """Hand the settings of the app at hand to *command*; tell cleanly what is wrong with them."""
+
+    @wraps(command)
+    @ends_with_its_reader
+    def run(**options: Any) -> None:
+        try:
+            command(settings_of(app_at_hand()), **options)
+        except ConfigurationError as error:
+            raise SettingsError(str(error)) from None
+
+    return run
+
+
+def ends_with_its_reader(command: Command) -> Command:
+    """Let *command* end without a word when nobody reads its output any more (``| head``)."""
+
+    @wraps(command)
+    def run(*args: Any, **options: Any) -> None:
+        try:
+            command(*args, **options)
+        except BrokenPipeError:
+            # Python would try to write the rest at its end, and complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            finish(0)
+
+    return run
+
+
+def finish(code: int) -> None:
+    """End the command with exit code *code*."""
+    click.get_current_context().exit(code)
+
+
+def app_at_hand() -> Any:
+    """Return the app that ``celery -A`` has named."""
+    context: CLIContext = click.get_current_context().obj
+    return context.app
+
+
+def app_with_tasks(app: Any) -> Any:
+    """Return *app* with all the tasks that a worker would know; raises ConfigurationError."""
+    app.loader.import_default_modules()
+    app.finalize()
+    return app
+
+
+def settings_of(app: Any) -> Settings:
+    """Return the settings of *app*; raises ConfigurationError."""
+    try:
+        settings = plugin_for(app).settings
+    except ConfigurationError as error:
+        if app.main != NO_APP:
+            raise
+        msg = f"{error}. No app was named: celery -A APP redlock ..."
+        raise ConfigurationError(msg) from None
+    if settings.is_fallback:
+        click.echo(
+            "Note: redlock_nodes is not set, so this is about the one Redis that the app has as "
+            "its result backend or broker.",
+            err=True,
+        )
+    return settings

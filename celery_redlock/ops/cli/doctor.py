@@ -1,0 +1,95 @@
+"""``redlock doctor``: is anything set up wrongly?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+from celery.bin.base import CeleryCommand
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.ops.cli.command import (
+    MISCONFIGURED,
+    UNWELL,
+    app_at_hand,
+    ends_with_its_reader,
+    finish,
+    json_option,
+    settings_of,
+)
+from celery_redlock.ops.doctor.diagnosis import findings, gather
+from celery_redlock.ops.doctor.finding import ERROR, LEVELS, NOTE, Finding
+from celery_redlock.ops.screen import Progress, colour
+from celery_redlock.ops.text import one_line, show_json
+
+__all__ = ["doctor"]
+
+#: Width of what is said.
+WIDTH = 96
+STYLES = {"error": "red", "warning": "yellow", "note": "cyan"}
+EXAMPLES = """\b
+Levels:
+  error     locks cannot be relied upon, or do not work
+  warning   it works, until something else happens
+  note      good to know
+
+\b
+Examples:
+  celery -A shop redlock doctor
+  celery -A shop redlock doctor --json | jq -r '.findings[].code'
+  celery -A shop redlock doctor > /dev/null || page-somebody
+
+\b
+JSON: well, errors, warnings, notes, findings[]: level, code, where, what,
+fix
+"""
+
+
+@click.command(cls=CeleryCommand, epilog=EXAMPLES, short_help="Look for what is set up wrongly.")
+@json_option
+@ends_with_its_reader
+def doctor(*, as_json: bool) -> None:
+    """
+    Look for what is set up wrongly: nodes, clocks, permissions, settings, tasks.
+
+    Each finding has a code, which does not change, and says what to do. Goes through all keys of
+    ours on each node, page by page, and writes one key for a moment to see what it may do.
+
+    Exits with 0 if there is nothing worse than a note, with 1 if there is, with 2 if the settings
+    make no sense, so that nothing else could be looked at.
+    """
+    app, progress = app_at_hand(), Progress("keys looked at on a node")
+    try:
+        settings = settings_of(app)
+    except ConfigurationError as error:
+        show([Finding(ERROR, "settings", "", str(error), "As it says.")], as_json=as_json)
+        finish(MISCONFIGURED)
+        return
+    found = findings(gather(app, settings, progress.tell))
+    progress.clear()
+    show(found, as_json=as_json)
+    finish(0 if all(finding.level == NOTE for finding in found) else UNWELL)
+
+
+def show(found: Sequence[Finding], *, as_json: bool) -> None:
+    """Print what was found."""
+    counts = {level: sum(1 for f in found if f.level == level) for level in LEVELS}
+    if as_json:
+        plural = {f"{level}s": count for level, count in counts.items()}
+        well = all(finding.level == NOTE for finding in found)
+        show_json({"well": well, **plural, "findings": [asdict(finding) for finding in found]})
+        return
+    for finding in found:
+        show_finding(finding)
+    told = ", ".join(f"{n} {level}{'' if n == 1 else 's'}" for level, n in counts.items() if n)
+    click.echo(f"Found: {told}." if found else "All is well.")
+
+
+def show_finding(finding: Finding) -> None:
+    """Print one finding."""
+    where = f"  {one_line(finding.where)}" if finding.where else ""
+    click.echo(f"{colour(finding.level, STYLES[finding.level])}  {finding.code}{where}")
+    for text in (finding.what, f"Fix: {finding.fix}"):
+        click.echo(click.wrap_text(one_line(text), WIDTH, "    ", "    "))
+    click.echo()

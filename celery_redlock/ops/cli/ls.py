@@ -1,0 +1,137 @@
+"""``redlock ls``: who holds which lock, however many there are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+
+import click
+from celery.bin.base import CeleryCommand
+
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.live import LiveLocks, LockView, glob
+from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings
+from celery_redlock.ops.listing import LOCK_HEAD, lock_as_json, lock_row, show_locks
+from celery_redlock.ops.screen import Progress, Stop, stop_on_interrupt
+from celery_redlock.ops.text import Columns
+from celery_redlock.settings import Settings
+
+__all__ = ["ls"]
+
+#: So many locks are sorted by name; more are printed as they come, so that they need no memory.
+SORTED = 5000
+EXAMPLES = """\b
+Columns:
+  VOTES     on how many nodes the lock stands; with fewer than a majority
+            it is an attempt under way, or what is left of one
+  TTL LEFT  'never' is a key without an expiry, which nobody of ours has
+            written: see 'redlock doctor' and 'redlock release'
+  WAITING   messages that are queued until it ends (with unique_until)
+  TOKEN     public part of the holder's token, for 'redlock release'
+
+\b
+Examples:
+  celery -A shop redlock ls
+  celery -A shop redlock ls invoice          names that contain 'invoice'
+  celery -A shop redlock ls 'invoice:*'      names that begin with it
+  celery -A shop redlock ls --json | jq '.locks[].task_id'
+
+\b
+JSON: locks[]: name, task_id, task, execution, host, pid, since, age, ttl
+(null for never), votes[], held, fence, waiting, token, foreign;
+down[]: nodes that did not answer; complete: whether these are all
+"""
+
+
+@click.command(cls=CeleryCommand, epilog=EXAMPLES, short_help="Who holds which lock.")
+@click.argument("pattern", required=False, metavar="[TEXT]")
+@click.option("--limit", type=click.IntRange(min=1), help="Print so many at most; any of them.")
+@json_option
+@with_settings
+def ls(settings: Settings, *, pattern: str | None, limit: int | None, as_json: bool) -> None:
+    """
+    List the live locks and who holds them.
+
+    TEXT picks those whose name contains it; with one of * ? [ in it, those that it matches as a
+    whole. Up to 5000 locks are sorted by name, more come as they are found.
+
+    Exits with 0, or with 1 if a majority of nodes is down: the list may then have gaps.
+    """
+    total = len(settings.nodes)
+    locks = LiveLocks(settings.nodes, settings.rules, like_of(pattern))
+    with stop_on_interrupt() as stop:
+        found = Found(locks, stop, limit)
+        if as_json:
+            print_json(found, total)
+        else:
+            print_text(found, total)
+    if locks.silent:
+        click.echo(f"Note: down: {', '.join(locks.silent)}; why, says 'redlock status'.", err=True)
+    if not found.is_complete:
+        click.echo("Note: these are not all.", err=True)
+    is_well = total - len(locks.silent) >= quorum(total) and not stop.is_wanted
+    finish(0 if is_well else UNWELL)
+
+
+def like_of(pattern: str | None) -> bytes:
+    """Return what the user has typed as a pattern of Redis's."""
+    typed = (pattern or "").encode(errors="surrogateescape")
+    return typed if any(sign in typed for sign in b"*?[") else b"*" + glob(typed) + b"*"
+
+
+class Found:
+    """
+    Live locks until there are no more, enough, or the user wants no more.
+
+    Attributes:
+        locks: Where they come from.
+        is_complete: Whether they were all.
+    """
+
+    def __init__(self, locks: LiveLocks, stop: Stop, limit: int | None) -> None:
+        self.locks = locks
+        self.is_complete = True
+        self._stop = stop
+        self._limit = limit
+
+    def __iter__(self) -> Iterator[LockView]:
+        for count, lock in enumerate(self.locks):
+            if self._stop.is_wanted or count == self._limit:
+                self.is_complete = False
+                return
+            yield lock
+
+
+def print_json(found: Found, total: int) -> None:
+    """Print one JSON document, a lock per line, and end it properly whatever comes."""
+    progress = Progress("locks read")
+    click.echo('{"locks": [', nl=False)
+    for count, lock in enumerate(found):
+        line = json.dumps(lock_as_json(lock, total), default=str)
+        click.echo(f"{',' if count else ''}\n  {line}", nl=False)
+        progress.tell(count)
+    progress.clear()
+    rest = json.dumps({"down": found.locks.silent, "complete": found.is_complete})
+    click.echo(f"\n], {rest[1:]}")
+
+
+def print_text(found: Found, total: int) -> None:
+    """Print a sorted table of a few locks, or of many the first ones and then one by one."""
+    progress, coming = Progress("locks read"), iter(found)
+    first = []
+    for lock in islice(coming, SORTED):
+        first.append(lock)
+        progress.tell(len(first))
+    more = next(coming, None)
+    progress.clear()
+    if more is None:
+        show_locks(sorted(first, key=lambda lock: lock.name), total)
+        return
+    rows = [lock_row(lock, total) for lock in (*first, more)]
+    columns = Columns(LOCK_HEAD, rows)
+    for row in (LOCK_HEAD, *rows):
+        click.echo(columns.line(row))
+    del first, rows
+    for lock in coming:
+        click.echo(columns.line(lock_row(lock, total)))

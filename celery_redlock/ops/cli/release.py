@@ -1,0 +1,156 @@
+"""``redlock release``: take a lock away from the holder that an operator has seen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand
+
+from celery_redlock.lock.look import HolderSeen, NodeLook, holders, look
+from celery_redlock.lock.scripts import Keys
+from celery_redlock.lock.survey import release_seen
+from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH
+from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings
+from celery_redlock.ops.listing import HOLDER, age_of, left
+from celery_redlock.ops.text import duration, one_line, show_json
+from celery_redlock.settings import Settings
+
+__all__ = ["release"]
+
+EXAMPLES = """\b
+The token is what 'redlock ls' and 'redlock why' show: its first 8
+characters, which prove nothing. They make sure that the lock is taken from
+the holder that you have seen, and not from one that came since.
+
+\b
+Examples:
+  celery -A shop redlock release nightly --token 3f9a01bc
+  celery -A shop redlock release nightly --token 3f9a01bc --yes --json
+
+\b
+JSON: lock, released, reason (released, not everywhere, free, held by
+another, not ours, unavailable), holder: task_id, task, execution, host,
+pid, since, age, ttl, votes[], token (null if nobody holds it); nodes[]:
+node, result
+"""
+#: What became of a lock, in words for a person.
+REASONS = {
+    "released": "Released.",
+    "not everywhere": "Not released everywhere: see above. Nodes that did not answer keep the key "
+    "until it expires.",
+    "free": "Nobody holds this lock. Nothing was changed.",
+    "held by another": "Another holder has this lock, not the one of this token. Nothing was "
+    "changed; see 'redlock why --name'.",
+    "unavailable": "No node could tell who holds this lock. Nothing was changed; see 'redlock "
+    "status'.",
+}
+
+
+@click.command(
+    cls=CeleryCommand, epilog=EXAMPLES, short_help="Take a lock away from a holder that is gone."
+)
+@click.argument("name")
+@click.option("--token", required=True, help="Public part of the holder's token.")
+@click.option("--yes", is_flag=True, help="Do not ask. Needed where there is no terminal.")
+@json_option
+@with_settings
+def release(settings: Settings, *, name: str, token: str, yes: bool, as_json: bool) -> None:
+    """
+    Take the lock NAME away from the holder that was seen, and from no other.
+
+    For a holder that is gone for good or hangs, where waiting for the lease to end is no way
+    out, and for keys that never expire. A holder that still runs finds out at its next renewal,
+    after a third of its TTL, and is told that its lock is lost; until then two may run at once.
+
+    Exits with 0 if the lock was released, with 1 if not.
+    """
+    if len(token) < PUBLIC_TOKEN_LENGTH:
+        msg = f"--token needs at least {PUBLIC_TOKEN_LENGTH} characters, as 'redlock ls' shows them"
+        raise click.UsageError(msg)
+    if not (yes or sys.stdin.isatty()):
+        raise click.UsageError("There is no terminal to ask on: add --yes.")
+    looks = look(settings.nodes, settings.rules, name)
+    seen = seen_holder(looks, token)
+    results: Mapping[str, str] = {}
+    reason = "" if seen is not None else why_not(looks)
+    if seen is not None:
+        if not (as_json and yes):
+            show_holder(name, seen, len(looks), err=as_json)
+        if not yes:
+            click.confirm("Take the lock away from this holder?", abort=True, err=True)
+        results = release_seen(settings.nodes, settings.rules, name, token)
+        reason = outcome(results, seen)
+    if as_json:
+        told = [{"node": node, "result": one_line(text)} for node, text in results.items()]
+        holder = None if seen is None else as_plain(seen)
+        done = {"lock": name, "released": reason == "released", "reason": reason}
+        show_json({**done, "holder": holder, "nodes": told})
+    else:
+        for node, text in results.items():
+            click.echo(f"{node}: {one_line(text)}")
+        click.echo(reason_in_words(reason, settings, name))
+    finish(0 if reason == "released" else UNWELL)
+
+
+def seen_holder(looks: Sequence[NodeLook], token: str) -> HolderSeen | None:
+    """Return the holder whose token begins with *token*; None if no node has one."""
+    ours = [one for one in looks if one.value is not None and not one.is_foreign]
+    found = holders([one for one in ours if (one.value or b"").startswith(token.encode())])
+    return found[0] if found else None
+
+
+def why_not(looks: Sequence[NodeLook]) -> str:
+    """Return in a word why there is nothing to release."""
+    if all(one.problem for one in looks):
+        return "unavailable"
+    held = [one for one in looks if one.value is not None]
+    if not held:
+        return "free"
+    return "not ours" if all(one.is_foreign for one in held) else "held by another"
+
+
+def outcome(results: Mapping[str, str], seen: HolderSeen) -> str:
+    """Return in a word what became of the lock that *seen* held."""
+    gone = [node for node, result in results.items() if result in ("released", "free")]
+    if "released" not in results.values():
+        return "free" if set(seen.votes) <= set(gone) else "not everywhere"
+    return "released" if set(seen.votes) <= set(gone) else "not everywhere"
+
+
+def reason_in_words(reason: str, settings: Settings, name: str) -> str:
+    """Return what became of the lock, for a person."""
+    if reason != "not ours":
+        return REASONS[reason]
+    key = one_line(Keys.of(settings.rules.prefix, name).lock.decode(errors="replace"))
+    return (
+        "The value of this key was not written by celery-redlock, and what it means to whoever "
+        f"wrote it is not known here. Nothing was changed. If it is in the way: redis-cli "
+        f"GET {key!r}, then DEL {key!r}, on each node."
+    )
+
+
+def show_holder(name: str, seen: HolderSeen, nodes: int, *, err: bool) -> None:
+    """Say who holds the lock, and what taking it away means."""
+    info, age = seen.info, age_of(seen.info)
+    since = "" if age is None else f", for {duration(age)}"
+    task = f"task {info.get('task', '?')}, id {info.get('task_id', '?')}"
+    where = f"process {info.get('pid', '?')} on {info.get('host', '?')}"
+    click.echo(
+        f"Lock {one_line(name)!r} is held by {one_line(f'{task}, {where}{since}')};", err=err
+    )
+    click.echo(f"on {len(seen.votes)} of {nodes} nodes, ttl left {left(seen.ttl)}.", err=err)
+    click.echo(
+        "If it still runs, it goes on until its next renewal, and another one can run beside it "
+        "as soon as the lock is taken away.",
+        err=err,
+    )
+
+
+def as_plain(seen: HolderSeen) -> dict[str, Any]:
+    """Return the holder as plain JSON values."""
+    told = {field: seen.info.get(field) for field in HOLDER}
+    more = {"age": age_of(seen.info), "ttl": seen.ttl, "votes": seen.votes}
+    return {**told, **more, "token": seen.info.get("token")}

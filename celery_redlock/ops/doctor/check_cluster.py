@@ -1,0 +1,85 @@
+"""Findings about the nodes together, and about the settings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from celery_redlock.lock.lease import quorum
+from celery_redlock.ops.doctor.facts import Facts
+from celery_redlock.ops.doctor.finding import ERROR, NOTE, WARNING, Finding
+
+__all__ = ["check_cluster"]
+
+
+def check_cluster(facts: Facts) -> Iterator[Finding]:
+    """Yield what is amiss with all of it."""
+    for where, problem in facts.problems.items():
+        yield Finding(ERROR, where, "", problem, "As it says.")
+    yield from number_of_nodes(facts)
+    yield from same_server(facts)
+    yield from votes(facts)
+    yield from clocks(facts)
+    yield from parser(facts)
+
+
+def number_of_nodes(facts: Facts) -> Iterator[Finding]:
+    """Yield that the failure of one server stops all locks."""
+    fix = "Set redlock_nodes to three or five independent servers."
+    if facts.settings.is_fallback:
+        what = (
+            "redlock_nodes is not set: locks are kept on the one Redis that is the result backend "
+            "or broker. They survive no failure of it."
+        )
+        yield Finding(WARNING, "fallback-node", "redlock_nodes", what, fix)
+    elif len(facts.nodes) == 1:
+        what = "There is one lock node. Locks survive no failure of it."
+        yield Finding(WARNING, "single-node", "redlock_nodes", what, fix)
+
+
+def same_server(facts: Facts) -> Iterator[Finding]:
+    """Yield that two nodes are one."""
+    seen: dict[str, str] = {}
+    for node in facts.nodes:
+        run_id = node.info.get("run_id", "")
+        if run_id in seen:
+            what = f"It is the same server as {seen[run_id]}: one failure takes two votes."
+            fix = "Every node must be a server of its own."
+            yield Finding(ERROR, "same-server", node.node, what, fix)
+        elif run_id:
+            seen[run_id] = node.node
+
+
+def votes(facts: Facts) -> Iterator[Finding]:
+    """Yield that no lock can be taken now."""
+    voting, needed = sum(1 for node in facts.nodes if node.votes), quorum(len(facts.nodes))
+    if voting < needed:
+        what = (
+            f"{voting} of {len(facts.nodes)} nodes can vote, {needed} are needed: no lock can be "
+            "taken or renewed, and on_unavailable decides what becomes of tasks."
+        )
+        fix = "Mend the nodes that are named; 'celery -A APP redlock status' shows them all."
+        yield Finding(ERROR, "no-quorum", "", what, fix)
+
+
+def clocks(facts: Facts) -> Iterator[Finding]:
+    """Yield that the nodes' clocks are apart."""
+    known = [(n.clock_offset, n.node) for n in facts.nodes if n.clock_offset is not None]
+    if not known:
+        return
+    (slow, behind), (fast, ahead) = min(known), max(known)
+    harmful = facts.settings.rules.longest_skew
+    if fast - slow > harmful:
+        what = (
+            f"The clock of {ahead} is {fast - slow:.1f} s ahead of that of {behind}: whoever is "
+            f"right for one may be refused by the other (more than {harmful:.1f} s)."
+        )
+        fix = "Run NTP or chrony on all nodes."
+        yield Finding(ERROR, "clock-spread", "", what, fix)
+
+
+def parser(facts: Facts) -> Iterator[Finding]:
+    """Yield that replies are read slowly."""
+    if not facts.has_hiredis:
+        what = "hiredis is not installed here; redis-py reads replies more slowly without."
+        fix = "pip install 'celery-redlock[hiredis]'"
+        yield Finding(NOTE, "no-hiredis", "", what, fix)

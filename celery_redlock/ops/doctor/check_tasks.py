@@ -1,0 +1,163 @@
+"""Findings about tasks and their options. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from celery_redlock.ops.doctor.facts import Facts, TaskFacts
+from celery_redlock.ops.doctor.finding import ERROR, NOTE, WARNING, Finding
+from celery_redlock.ops.journal_lines import moment, number
+from celery_redlock.ops.text import duration, one_line
+from celery_redlock.task.options import LockOptions
+from celery_redlock.task.policies import Reschedule, Retry, RunUnlocked
+
+__all__ = ["check_tasks"]
+
+#: Pools in which a body that blocks hears of a lost lock only when its call returns.
+LATE_POOLS = ("threads", "gevent", "eventlet")
+#: How old a lost lease may be to be of interest [s].
+LATELY = 24 * 3600.0
+#: How many tasks a finding about several of them names.
+NAMED = 5
+
+
+def check_tasks(facts: Facts) -> Iterator[Finding]:
+    """Yield what is amiss with each task, and with all of them."""
+    for task in facts.tasks:
+        if task.options is None:
+            yield Finding(ERROR, "task-options", task.name, task.problem, "As it says.")
+            continue
+        yield from retries(task, task.options)
+        yield from patience(task, task.options)
+        yield from memory(facts, task, task.options)
+        yield from unlocked(task, task.options)
+    yield from holds(facts)
+    yield from losses(facts)
+    yield from eager(facts)
+    yield from late_interrupts(facts)
+
+
+def retries(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
+    """Yield that a policy retries a task which must not be retried."""
+    for option in ("on_conflict", "on_unavailable"):
+        if isinstance(getattr(options, option), Retry) and task.max_retries == 0:
+            what = f"{option} is 'retry', but max_retries is 0: the task fails at once."
+            fix = f"Raise max_retries, or set {option}='reschedule', which costs no retries."
+            yield Finding(WARNING, "retry-without-retries", task.name, what, fix)
+
+
+def patience(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
+    """Yield that a task may be killed while it waits for its lock."""
+    if task.time_limit is not None and options.wait >= task.time_limit:
+        what = (
+            f"It may wait for its lock for {options.wait:g} s (lock_wait), but is ended after "
+            f"{task.time_limit:g} s (time limit)."
+        )
+        fix = "Make lock_wait shorter, or let on_conflict='reschedule' bring the task back later."
+        yield Finding(WARNING, "wait-over-time-limit", task.name, what, fix)
+
+
+def memory(facts: Facts, task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
+    """Yield that a late copy of a message would run again."""
+    timeout = facts.visibility_timeout
+    if timeout is not None and task.acks_late and options.dedup_ttl < timeout:
+        what = (
+            f"dedup_ttl ({options.dedup_ttl:g} s) is shorter than the broker's visibility timeout "
+            f"({timeout:g} s): a message that is delivered again after that runs again."
+        )
+        fix = "Raise dedup_ttl (redlock_dedup_ttl) to more than the visibility timeout."
+        yield Finding(WARNING, "dedup-too-short", task.name, what, fix)
+
+
+def unlocked(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
+    """Yield that a task chose to run without a lock."""
+    if isinstance(options.on_unavailable, RunUnlocked):
+        what = "on_unavailable is 'run_unlocked': without a quorum, two may run at once."
+        fix = "Keep it only if running twice is better than running later."
+        yield Finding(NOTE, "runs-unlocked", task.name, what, fix)
+
+
+def holds(facts: Facts) -> Iterator[Finding]:
+    """
+    Yield that locks are held for longer than their TTL, as the journal says.
+
+    The watchdog renews them, so that is as it should be. With ``on_lock_lost="warn"`` a body
+    goes on when that fails, beside whoever has the lock next.
+    """
+    options = {task.name: task.options for task in facts.tasks}
+    longest: dict[str, tuple[float, float]] = {}
+    for record in facts.records:
+        if record.get("event") == "Holds" and number(record.get("ttl")):
+            name = one_line(record.get("task", "?"))
+            seen = number(record.get("longest")), number(record.get("ttl"))
+            longest[name] = max(seen, longest.get(name, (0.0, 0.0)))
+    for name, (held, ttl) in sorted(longest.items()):
+        known = options.get(name)
+        if held <= ttl or known is None:
+            continue
+        is_risky = not known.aborts_on_loss
+        what = f"Its lock was held for {duration(held)}, longer than its TTL of {ttl:g} s. "
+        what += (
+            "Should renewing fail, the body goes on all the same (on_lock_lost='warn'), and "
+            "another one may run beside it."
+            if is_risky
+            else "The watchdog renews it; should that fail, LockLost is raised in the body."
+        )
+        fix = "Hand self.lock.fence to the store, call ensure_held() before each step, or "
+        fix += "set on_lock_lost='abort'." if is_risky else "raise lock_ttl: fewer renewals."
+        level, code = (WARNING if is_risky else NOTE), "holds-outlast-ttl"
+        yield Finding(level, code, name, what, fix)
+
+
+def losses(facts: Facts) -> Iterator[Finding]:
+    """Yield that locks were lost lately, as the journal says."""
+    lost: dict[str, list[float]] = {}
+    for record in facts.records:
+        at = number(record.get("at"))
+        if record.get("event") == "LeaseLost" and facts.now - at < LATELY:
+            lost.setdefault(one_line(record.get("task") or "(no task)"), []).append(at)
+    for name, times in sorted(lost.items()):
+        what = (
+            f"{len(times)} lock(s) lost within a day while a body ran, last {moment(max(times))}."
+        )
+        fix = (
+            "See 'celery -A APP redlock tail --event LeaseLost', and the worker's log around it: "
+            "nodes that were away, or a process that did not get to run. A larger lock_ttl helps."
+        )
+        yield Finding(WARNING, "leases-lost", name, what, fix)
+
+
+def eager(facts: Facts) -> Iterator[Finding]:
+    """Yield that nothing can come later."""
+    later = [task.name for task in facts.tasks if comes_later(task)]
+    if facts.is_eager and later:
+        what = (
+            "task_always_eager is on: nothing can come later there, so the policies 'retry' and "
+            f"'reschedule' fail the task ({listed(later)})."
+        )
+        fix = "Use it in tests alone; there, celery_redlock.testing switches locks off."
+        yield Finding(WARNING, "always-eager", "task_always_eager", what, fix)
+
+
+def comes_later(task: TaskFacts) -> bool:
+    """Return whether a policy may put the task off."""
+    options = task.options
+    policies = (options.on_conflict, options.on_unavailable) if options else ()
+    return any(isinstance(policy, (Retry, Reschedule)) for policy in policies)
+
+
+def late_interrupts(facts: Facts) -> Iterator[Finding]:
+    """Yield that a body may hear late of a lost lock."""
+    aborting = [t.name for t in facts.tasks if t.options is not None and t.options.aborts_on_loss]
+    if facts.pool in LATE_POOLS and aborting:
+        what = (
+            f"worker_pool is {facts.pool!r}: when a lock is lost, a body there is interrupted when "
+            "a blocking call returns, or when it gives way."
+        )
+        fix = "Give blocking calls a timeout below lock_ttl, or use prefork; docs/lost-leases.md."
+        yield Finding(NOTE, "late-interrupt", "worker_pool", what, fix)
+
+
+def listed(names: list[str]) -> str:
+    """Return some of *names*, and that there are more."""
+    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")

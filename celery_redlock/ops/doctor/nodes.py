@@ -1,0 +1,263 @@
+"""
+Gathers the facts of the lock nodes, on connections of its own.
+
+Writes to a key with a random name, to see what it may do, and takes it away again; and what any
+client does that meets a restarted node: it puts it into quarantine. Else it only reads, and goes
+through the keys page by page.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import RedisError, ResponseError
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.address import Address, addresses_of
+from celery_redlock.lock.guard import Unfit, check_fit, enrol, read_info
+from celery_redlock.lock.live import glob
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import ENROL, Script, journal_key, read_release
+from celery_redlock.lock.survey import ask_all, connected
+from celery_redlock.ops.doctor.facts import NodeFacts
+from celery_redlock.ops.text import one_line
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection
+
+__all__ = ["gather_nodes"]
+
+#: How often a node is asked for its clock, and as often how long that takes.
+SAMPLES = 9
+#: How many keys a node looks at for one SCAN, and how many it is asked about at once.
+SCAN_COUNT, PAGE = 500, 200
+#: How many keys without an expiry are named.
+NAMED = 5
+#: Of the configuration, what findings are made of.
+CONFIG = ("appendonly", "appendfsync", "save")
+#: How a node says that this user must not do something.
+DENIED = re.compile("noperm|no permission|user executing the script", re.IGNORECASE)
+
+# KEYS ; answers the positions of those that never expire
+LEAKED_LUA = """
+local leaked = {}
+for i, key in ipairs(KEYS) do
+  if redis.call('PTTL', key) == -1 then leaked[#leaked + 1] = i end
+end
+return leaked
+"""
+
+# KEYS 1 text 2 hash 3 another hash 4 stream, all with a name that nobody else has
+# Answers what failed, as 'COMMAND message'. No key without an expiry may be left behind.
+ALLOWED_LUA = """
+local failed = {}
+local function try(...)
+  local reply = redis.pcall(...)
+  local fails = type(reply) == 'table' and reply.err
+  if fails then failed[#failed + 1] = select(1, ...) .. ' ' .. reply.err end
+  return not fails
+end
+try('TIME')
+try('SET', KEYS[1], '1', 'PX', '1000')
+try('GET', KEYS[1])
+try('MGET', KEYS[1], KEYS[2])
+try('PTTL', KEYS[1])
+try('EXISTS', KEYS[1])
+local can_end = try('PEXPIRE', KEYS[1], '1000')
+can_end = try('DEL', KEYS[1]) and can_end
+if can_end then
+  try('HSET', KEYS[2], 'a', '1', 'b', '2')
+  try('PEXPIRE', KEYS[2], '1000')
+  try('HGET', KEYS[2], 'a')
+  try('HMGET', KEYS[2], 'a')
+  try('HDEL', KEYS[2], 'a')
+  try('RENAME', KEYS[2], KEYS[3])
+  try('XADD', KEYS[4], 'NOMKSTREAM', '*', 'e', '1')
+  redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+end
+return failed
+"""
+LEAKED = Script(LEAKED_LUA, read_release, guarded=False)
+ALLOWED = Script(ALLOWED_LUA, read_release, guarded=False)
+
+
+def gather_nodes(
+    nodes: Sequence[Any], rules: Rules, tell: Callable[[int], None]
+) -> list[NodeFacts]:
+    """
+    Return the facts of each of *nodes*, in their order; all are asked at once.
+
+    Args:
+        nodes: As the setting ``redlock_nodes``.
+        rules: As all clients have them.
+        tell: Is told from time to time how many keys have been looked at on one of them.
+    """
+    addresses = addresses_of(nodes)
+    fingerprint = rules.fingerprint(address.label for address in addresses)
+
+    def ask(address: Address) -> NodeFacts:
+        try:
+            with connected(address) as connection:
+                return Visit(connection, address.label, rules, tell).facts(fingerprint)
+        except (RedisError, OSError, ConfigurationError) as error:
+            problem = one_line(error) or type(error).__name__
+            return NodeFacts(node=address.label, problem=problem)
+
+    return ask_all(addresses, ask)
+
+
+class Visit:
+    """
+    One node, asked one thing after the other.
+
+    Args:
+        connection: To it.
+        node: Its label.
+        rules: Of the cluster.
+        tell: As of `gather_nodes`.
+    """
+
+    def __init__(
+        self,
+        connection: AbstractConnection,
+        node: str,
+        rules: Rules,
+        tell: Callable[[int], None],
+    ) -> None:
+        self._connection = connection
+        self._node = node
+        self._rules = rules
+        self._tell = tell
+        self._denied: list[str] = []
+        self._denied_to_tools: list[str] = []
+
+    def facts(self, fingerprint: str) -> NodeFacts:
+        """Return what the node tells; raises redis-py's errors if it ceases to answer."""
+        info = read_info(self._try(self._denied, "INFO") or b"")
+        latencies, offset = self._clock()
+        known: dict[str, Any] = {"latencies": latencies, "clock_offset": offset}
+        if is_fit(info):
+            known |= self._as_lock_node(info, fingerprint)
+        return NodeFacts(
+            node=self._node,
+            info=info,
+            denied=list(dict.fromkeys(self._denied)),
+            denied_to_tools=list(dict.fromkeys(self._denied_to_tools)),
+            **known,
+        )
+
+    def _as_lock_node(self, info: dict[str, str], fingerprint: str) -> dict[str, Any]:
+        """Return what only a server tells that can be a lock node."""
+        config = self._config()
+        self._try(self._denied_to_tools, "GET", f"{self._rules.prefix}:lock:doctor")
+        self._try(self._denied_to_tools, "XREVRANGE", journal_key(self._rules.prefix), "+", "-",
+                  "COUNT", "1")  # fmt: skip
+        scripts = (ENROL, LEAKED, ALLOWED)
+        for script in scripts:
+            if self._try(self._denied, "SCRIPT", "LOAD", script.source) is None:
+                return {"config": config}
+        self._look_what_is_allowed()
+        told: dict[str, Any] = {"config": config}
+        if not self._denied:
+            told |= self._standing(info["run_id"], fingerprint)
+        count, names = self._leaks()
+        return {**told, "leaked": count, "leaked_names": names}
+
+    def _ask(self, *command: Any) -> Any:
+        """Return the reply; raises redis-py's errors."""
+        self._connection.send_packed_command(self._connection.pack_command(*command))
+        return self._connection.read_response(disable_decoding=True)
+
+    def _try(self, denied: list[str], *command: Any) -> Any:
+        """Return the reply; None, and note it in *denied*, if this user must not ask that."""
+        try:
+            return self._ask(*command)
+        except ResponseError as error:
+            if DENIED.search(str(error)):
+                denied.append(str(command[0]))
+            return None
+
+    def _clock(self) -> tuple[list[float], float | None]:
+        """Return how long small requests take, and how far the clock is ahead of ours [s]."""
+        samples = []
+        for _ in range(SAMPLES):
+            begun, wall = time.perf_counter(), time.time()
+            told = self._try(self._denied_to_tools, "TIME")
+            took = time.perf_counter() - begun
+            if told is None:
+                return [took], None
+            node_now = int(told[0]) + int(told[1]) / 1e6
+            samples.append((took, node_now - (wall + took / 2)))
+        return [took for took, _ in samples], min(samples)[1]
+
+    def _config(self) -> dict[str, str] | None:
+        """Return what matters of the configuration; None if the node does not tell us."""
+        config = {}
+        for name in CONFIG:
+            reply = self._try([], "CONFIG", "GET", name)
+            if not reply:
+                return None
+            config[name] = reply[1].decode(errors="replace")
+        return config
+
+    def _look_what_is_allowed(self) -> None:
+        """Note which commands of our scripts this user must not run."""
+        name = f"doctor:{secrets.token_hex(4)}"
+        keys = [f"{self._rules.prefix}:{part}:{name}" for part in ("lock", "queued", "next")]
+        keys.append(f"{journal_key(self._rules.prefix).decode()}:{name}")
+        failed = self._try(self._denied, "EVALSHA", ALLOWED.sha, len(keys), *keys)
+        for line in failed or ():
+            command, _, why = line.decode(errors="replace").partition(" ")
+            if DENIED.search(why):
+                self._denied.append(command)
+
+    def _standing(self, run_id: str, fingerprint: str) -> dict[str, Any]:
+        """Return whether the node is enrolled, and may vote."""
+        if not self._rules.restart_guard:
+            return {"state": "enrolled"}
+        try:
+            state, left, _ = enrol(self._connection, self._rules, run_id, fingerprint, "look")
+        except Unfit:
+            return {"state": "foreign"}
+        except ResponseError:  # out of memory, for example, which another finding tells
+            return {}
+        return {"state": state, "quarantine": left}
+
+    def _leaks(self) -> tuple[int, list[str]]:
+        """Return how many keys of ours never expire, and the names of some."""
+        count, names, seen = 0, list[str](), 0
+        for page in self._pages():
+            positions = self._try(self._denied, "EVALSHA", LEAKED.sha, len(page), *page) or ()
+            count += len(positions)
+            few = [page[i - 1] for i in positions[: NAMED - len(names)]]
+            names += [one_line(key.decode(errors="replace")) for key in few]
+            seen += len(page)
+            self._tell(seen)
+        return count, names
+
+    def _pages(self) -> Iterator[list[bytes]]:
+        """Yield our keys, some at a time."""
+        cursor, pattern = b"0", glob(f"{self._rules.prefix}:".encode()) + b"*"
+        while True:
+            asked = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
+            reply = self._try(self._denied_to_tools, *asked)
+            if reply is None:
+                return
+            cursor, keys = reply
+            for begin in range(0, len(keys), PAGE):
+                yield keys[begin : begin + PAGE]
+            if cursor == b"0":
+                return
+
+
+def is_fit(info: dict[str, str]) -> bool:
+    """Return whether a server that says *info* can be asked as a lock node; it may evict keys."""
+    try:
+        check_fit({**info, "maxmemory_policy": "noeviction"})
+    except Unfit:
+        return False
+    return True

@@ -1,0 +1,54 @@
+"""Why did my task not run? What locks, holders and refusals of a search say about it together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from celery_redlock.ops.web.happened import Happening
+from celery_redlock.ops.web.rows import LockRow, sentence
+
+__all__ = ["answer"]
+
+#: How many locks and refusals are told of in sentences; the tables have them all.
+TOLD = 3
+NOTHING = (
+    "Nothing matches: no live lock, and nothing in the journal. A task that is not here has run, "
+    "waits in its queue, or was refused so long ago that the journal has forgotten."
+)
+
+
+def answer(locks: Sequence[LockRow], happenings: Sequence[Happening]) -> list[str]:
+    """
+    Return in sentences what a search has found.
+
+    Args:
+        locks: Live locks that match.
+        happenings: Records that match, newest first.
+    """
+    notable = [it for it in happenings if it.mark != "plain"]
+    told = [of_happening(it) for it in notable[:TOLD]]
+    told += [of_lock(lock) for lock in locks[:TOLD]]
+    return told or [NOTHING]
+
+
+def of_lock(lock: LockRow) -> str:
+    """Return who keeps others from *lock*, and for how long."""
+    name, who = lock.name.short, sentence(lock.holder)
+    if lock.is_leaked:
+        return f"Lock {name} never expires, so nobody can take it until it is removed: {who}."
+    if not lock.is_held:
+        return (
+            f"Lock {name} stands on only {lock.votes} of {lock.nodes} nodes: an attempt under way, "
+            f"or what is left of one, by {who}."
+        )
+    return f"Lock {name} is held by {who}; {lock.ttl} of its lease are left."
+
+
+def of_happening(it: Happening) -> str:
+    """Return what happened to whom, when and why."""
+    who = it.task.short or it.name.short
+    ident = f" [{it.task_id.short}]" if it.task_id.short else ""
+    ago = f" {it.at.ago} ago" if it.at is not None else ""
+    lock = f" (lock {it.name.short})" if it.task.short and it.name.short else ""
+    why = f": {it.why.short}" if it.why.short else ""
+    return f"{who}{ident}{lock}, {it.what}{ago}{why}."

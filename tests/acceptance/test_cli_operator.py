@@ -1,0 +1,748 @@
+"""`why`, `release`, `doctor`, `tail`, `bench` and a long `ls`, as an operator types them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import termios
+import time
+
+import pytest
+import redis
+
+from celery_redlock import Redlock
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.survey import bootstrap, node_statuses
+from celery_redlock.ops.cli.ls import SORTED
+from support.command_line import command_line, urls
+from support.waiting import eventually
+
+RULES = Rules(ttl=20, max_ttl=20)
+SHOP = """
+    import os, time
+    from celery import Celery
+    from celery_redlock import RedlockTask
+
+    app = Celery("shop", broker=os.environ.get("BROKER", "memory://"))
+    app.conf.redlock_nodes = os.environ.get("NODES", "").split()
+    app.conf.redlock_ttl = app.conf.redlock_max_ttl = 20
+    app.conf.redlock_node_timeout = 0.5
+    app.conf.redlock_web_token = "web-t0ken-web-t0ken"
+
+    @app.task(base=RedlockTask, lock_key="nightly")
+    def nap():
+        print("held", flush=True)
+        time.sleep(60)
+
+    @app.task(base=RedlockTask, unique_until="finished", on_conflict="reschedule", lock_wait=2)
+    def bill(order, dry_run=False):
+        print("held", flush=True)
+        time.sleep(60)
+
+    @app.task
+    def plain():
+        pass
+"""
+HOLDER = {"task_id", "task", "execution", "host", "pid", "since"}
+LOCK = HOLDER | {"name", "age", "ttl", "votes", "held", "fence", "waiting", "token", "foreign"}
+
+
+@pytest.fixture
+def line(tmp_path):
+    """The command line of the shop."""
+    with command_line(tmp_path, SHOP) as it:
+        yield it
+
+
+@pytest.fixture
+def nodes(redis_nodes):
+    """Three nodes that may vote."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    return nodes
+
+
+def label(node):
+    """Return how a node is called."""
+    return f"127.0.0.1:{node.port}/0"
+
+
+def do(node, *command):
+    """Run a command on a node."""
+    with redis.Redis.from_url(node.url) as client:
+        return client.execute_command(*command)
+
+
+def hold(line, nodes, call="nap.apply(task_id='task-1')"):
+    """Have another process hold a lock; return it when it does."""
+    holder = line.start(nodes, "-c", f"import shop; shop.{call}")
+    assert holder.stdout.readline() == "held\n"
+    return holder
+
+
+def refuse(line, nodes):
+    """Have another process be refused the lock of `nap`, and the journal tell of it."""
+    code = "import shop; shop.nap.apply(task_id='task-2')"
+    line.start(nodes, "-c", code).communicate(timeout=30)
+    eventually(
+        lambda: all(do(node, "EXISTS", "redlock:journal") for node in nodes if node.alive),
+        "record in the journals",
+    )
+
+
+def plain(line, nodes, *words, expected=0):
+    """Return what a command with ``--json`` tells, after a look at its exit code."""
+    code, out, err = line.redlock(nodes, *words, "--json")
+    assert code == expected, out + err
+    return json.loads(out)
+
+
+def token_of(line, nodes, name="nightly"):
+    """Return the public part of the token of the lock *name*, as `ls` tells it."""
+    locks = plain(line, nodes, "ls")["locks"]
+    return next(lock["token"] for lock in locks if lock["name"] == name)
+
+
+# -- one scene, all commands -----------------------------------------------------------------
+
+
+def test_a_bad_day_is_told_rightly_by_all_commands(redis_nodes, line):
+    """A held lock, a dead node, a quarantined one, and a key without an expiry."""
+    nodes = redis_nodes(5)
+    bootstrap(urls(nodes), RULES)
+    nodes[1].restart()
+    node_statuses(urls(nodes), RULES)
+    locks = Redlock.from_urls(urls(nodes), ttl=20, max_ttl=20, node_timeout=0.5)
+    locks.release(locks.acquire("find out"))
+    locks.close()
+    holder = hold(line, nodes)
+    nodes[0].kill()
+    for node in nodes[2:]:
+        value = "f" * 40 + json.dumps({"task": "old", "task_id": "gone", "pid": 1, "host": "h"})
+        do(node, "SET", "redlock:lock:leaked", value)
+    eventually(lambda: node_statuses(urls(nodes), RULES)[1].state == "quarantined", "a quarantine")
+
+    status = plain(line, nodes, "status")
+    states = [node["state"] for node in status["nodes"]]
+    assert states == ["down", "quarantined", "up", "up", "up"]
+
+    listed = plain(line, nodes, "ls")
+    assert listed["down"] == [label(nodes[0])]
+    held, leaked = sorted(listed["locks"], key=lambda lock: lock["name"], reverse=True)
+    assert (held["name"], held["pid"], held["held"]) == ("nightly", holder.pid, True)
+    assert (leaked["name"], leaked["ttl"], leaked["token"]) == ("leaked", None, "f" * 8)
+    _, out, _ = line.redlock(nodes, "ls", "leak")
+    assert "never" in out
+    assert "nightly" not in out
+
+    why = plain(line, nodes, "why", "shop.nap", expected=1)
+    assert (why["state"], why["holder"]["pid"]) == ("held", holder.pid)
+    assert len(why["holder"]["votes"]) >= 3
+    assert [node["state"] for node in why["nodes"]] == states
+    why = plain(line, nodes, "why", "--name", "leaked", expected=1)
+    assert (why["holder"]["ttl"], why["holder"]["task_id"]) == (None, "gone")
+    _, out, _ = line.redlock(nodes, "why", "--name", "leaked")
+    assert "never expires" in out
+
+    found = plain(line, nodes, "doctor", expected=1)
+    codes = {(finding["code"], finding["where"]) for finding in found["findings"]}
+    assert {("node-down", label(nodes[0])), ("node-quarantined", label(nodes[1]))} <= codes
+    assert {("leaked-keys", label(node)) for node in nodes[2:]} <= codes
+    assert "no-quorum" not in {code for code, _ in codes}
+
+    code, out, _ = line.redlock(nodes, "release", "leaked", "--token", "f" * 8, "--yes")
+    assert (code, out.count(": released")) == (0, 3)
+    assert [lock["name"] for lock in plain(line, nodes, "ls")["locks"]] == ["nightly"]
+    found = plain(line, nodes, "doctor", expected=1)
+    assert "leaked-keys" not in {finding["code"] for finding in found["findings"]}
+
+
+def test_what_scripts_read_stays_what_it_is(line, nodes):
+    """The keys of every JSON document: to take one away breaks somebody's script."""
+    hold(line, nodes)
+    refuse(line, nodes)
+    token = token_of(line, nodes)
+    status = plain(line, nodes, "status")
+    assert set(status) == {"quorum", "voting", "needed", "nodes"}
+    node = {"node", "state", "version", "uptime", "quarantine", "problem"}
+    assert set(status["nodes"][0]) == node
+    listed = plain(line, nodes, "ls")
+    assert set(listed) == {"locks", "down", "complete"}
+    assert set(listed["locks"][0]) == LOCK
+    why = plain(line, nodes, "why", "shop.nap", expected=1)
+    call = {"another_call", "queued", "next", "recent"}
+    assert set(why) == {"lock", "task", "state", "holder", "others", "nodes"} | call
+    more = {"age", "ttl", "votes", "fence", "renewals", "margin", "token", "foreign"}
+    assert set(why["holder"]) == HOLDER | more
+    assert set(why["nodes"][0]) == {"node", "state", "token", "ttl", "fence", "problem"}
+    assert set(why["another_call"]) == {"meets", "publish", "run"}
+    found = plain(line, nodes, "doctor")
+    assert set(found) == {"well", "errors", "warnings", "notes", "findings"}
+    measured = plain(line, nodes, "bench", "--seconds", "0.3")
+    about = {"lock", "cycles_per_second", "failed", "fence_expires", "nodes"}
+    assert set(measured) == about | {"cycle", "acquire", "release", "refused"}
+    assert set(measured["cycle"]) == {"count", "p50", "p99"}
+    assert set(measured["nodes"][0]) == {"node", "p50", "p99", "problem"}
+    refused = plain(line, nodes, "bootstrap", expected=1) if False else None
+    assert refused is None
+    record = plain(line, nodes, "tail", "--no-follow", "-n", "1")
+    assert {"id", "event", "at", "host", "pid", "name", "task", "task_id", "cause"} <= set(record)
+    released = plain(line, nodes, "release", "nightly", "--token", token, "--yes")
+    assert set(released) == {"lock", "released", "reason", "holder", "nodes"}
+    assert set(released["holder"]) == HOLDER | {"age", "ttl", "votes", "token"}
+    assert set(released["nodes"][0]) == {"node", "result"}
+
+
+# -- why -----------------------------------------------------------------------------------
+
+
+def test_why_names_the_holder_and_what_becomes_of_another_call(line, nodes):
+    """In plain words; the recent refusals are from the journal."""
+    holder = hold(line, nodes)
+    refuse(line, nodes)
+    code, out, err = line.redlock(nodes, "why", "shop.nap")
+    assert (code, err) == (1, "")
+    for part in ("'nightly'", "held", "task-1", str(holder.pid), "on 3 of 3 nodes", "fence"):
+        assert part in out
+    assert "is skipped: its body does not run" in out
+    assert "Skipped shop.nap[task-2]: lock 'nightly' is held by task task-1" in out
+    by_name = plain(line, nodes, "why", "--name", "nightly", expected=1)
+    by_call = plain(line, nodes, "why", "shop.nap", "[]", "{}", expected=1)
+    for volatile in ("holder", "nodes"):
+        del by_name[volatile], by_call[volatile]
+    assert by_name == by_call
+
+
+def test_why_of_a_free_lock(line, nodes):
+    """Exit code 0, and another call gets it."""
+    code, out, _ = line.redlock(nodes, "why", "shop.bill", "[42]", '{"dry_run": true}')
+    assert code == 0
+    assert "free." in out
+    assert "gets the lock" in out
+    same = plain(line, nodes, "why", "shop.bill", "[]", '{"dry_run": true, "order": 42}')
+    assert same["lock"] in out
+
+
+def test_why_without_a_quorum(line, nodes):
+    """Nobody is called the holder, and the policy for that is named."""
+    nodes[0].kill()
+    nodes[1].kill()
+    why = plain(line, nodes, "why", "shop.bill", "[42]", expected=1)
+    assert (why["state"], why["holder"]) == ("unavailable", None)
+    assert why["another_call"]["meets"] == "unavailable"
+    assert "(on_unavailable)" in why["another_call"]["run"]
+    _, out, _ = line.redlock(nodes, "why", "shop.bill", "[42]")
+    assert "no quorum could say: 1 of 3 nodes vote, 2 needed" in out
+
+
+def test_why_tells_of_messages_that_are_queued(line, nodes, broker):
+    """The lock is free, and yet another publish would be a duplicate."""
+    env = {"BROKER": broker.url}
+    publish = "import shop; print(shop.bill.apply_async(['ord3r-4711'], task_id='first').id)"
+    out, err = line.start(nodes, "-c", publish, env=env).communicate(timeout=30)
+    assert out == "first\n", err
+    eventually(lambda: all(do(node, "KEYS", "*queued*") for node in nodes), "markers")
+    why = plain(line, nodes, "why", "shop.bill", '["ord3r-4711"]')
+    assert why["state"] == "free"
+    queued = {"task_id", "task", "host", "pid", "since", "running", "left", "merged"}
+    assert set(why["queued"]) == queued
+    assert (why["queued"]["task_id"], why["queued"]["running"]) == ("first", False)
+    assert why["another_call"]["publish"].endswith("returns the result of task first.")
+    other = plain(line, nodes, "why", "shop.bill", '["another"]')
+    assert (other["queued"], other["next"]) == (None, None)
+    assert "none is queued" in other["another_call"]["publish"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["shop.naps"], "did you mean shop.nap"),
+        (["shop.plain"], "takes no lock"),
+        (["shop.bill", "[s3cret"], "ARGS must be a JSON list"),
+        (["shop.bill", '"s3cret"'], "ARGS must be a JSON list"),
+        (["shop.bill", "[]", '["s3cret"]'], "KWARGS must be a JSON object"),
+        (["shop.bill", "[]"], "missing a required argument: 'order'"),
+        (["shop.bill", '["s3cret", 1, 2]'], "too many positional arguments"),
+        (["shop.bill", "[]", "{}", "s3cret"], "Give TASK with its ARGS"),
+        ([], "Give TASK with its ARGS"),
+        (["shop.bill", "--name", "a"], "Give TASK with its ARGS"),
+    ],
+)
+def test_why_of_what_is_no_call(line, words, told):
+    """Told before any node is asked, without repeating a value; exit code 2."""
+    code, out, err = line.redlock(["redis://127.0.0.1:1/0"], "why", *words)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert "s3cret" not in err
+    assert "Traceback" not in err
+
+
+# -- release -------------------------------------------------------------------------------
+
+
+def test_release_takes_the_lock_from_the_holder_that_was_seen(line, nodes):
+    """Per node, and the holder hears of it."""
+    holder = hold(line, nodes)
+    token = token_of(line, nodes)
+    code, out, _ = line.redlock(nodes, "release", "nightly", "--token", token, "--yes")
+    assert code == 0
+    assert str(holder.pid) in out
+    assert out.count(": released") == 3
+    assert plain(line, nodes, "ls")["locks"] == []
+    eventually(lambda: holder.poll() is not None, "end of a task whose lock is lost", timeout=30)
+
+
+def test_release_changes_nothing_for_any_other_token(line, nodes):
+    """Another holder, nobody, nothing to ask on: it is said, and the lock stands."""
+    hold(line, nodes)
+    token = token_of(line, nodes)
+    other = "0" * 8 if token != "0" * 8 else "1" * 8
+    told = plain(line, nodes, "release", "nightly", "--token", other, "--yes", expected=1)
+    assert (told["released"], told["reason"]) == (False, "held by another")
+    told = plain(line, nodes, "release", "nothing", "--token", token, "--yes", expected=1)
+    assert (told["released"], told["reason"]) == (False, "free")
+    code, _, err = line.redlock(nodes, "release", "nightly", "--token", token)
+    assert code == 2
+    assert "--yes" in err
+    code, _, err = line.redlock(nodes, "release", "nightly", "--token", token[:7], "--yes")
+    assert code == 2
+    assert "8 characters" in err
+    assert token_of(line, nodes) == token
+
+
+def test_release_leaves_alone_what_others_wrote(line, nodes):
+    """A value that is no token of ours: its beginning fits, and yet it stays, and is not shown."""
+    for node in nodes:
+        do(node, "SET", "redlock:lock:theirs", "hunter2-hunter2")
+    told = plain(line, nodes, "release", "theirs", "--token", "hunter2-", "--yes", expected=1)
+    assert told["reason"] == "not ours"
+    _, out, _ = line.redlock(nodes, "release", "theirs", "--token", "hunter2-", "--yes")
+    assert "redlock:lock:theirs" in out
+    for command in ("ls", "why --name theirs"):
+        _, out, _ = line.redlock(nodes, *command.split())
+        assert "hunter2" not in out
+    assert do(nodes[0], "GET", "redlock:lock:theirs") == b"hunter2-hunter2"
+
+
+def test_release_says_where_it_could_not(line, nodes):
+    """With a node gone in between the key may stand there: exit code 1 if it was seen there."""
+    for node in nodes:
+        do(node, "SET", "redlock:lock:a", "e" * 40, "PX", "20000")
+    nodes[2].kill()
+    code, out, _ = line.redlock(nodes, "release", "a", "--token", "e" * 8, "--yes")
+    assert code == 0  # nobody saw it there
+    assert f"{label(nodes[2])}: Error" in out
+    for node in nodes[:2]:
+        node.kill()
+    told = plain(line, nodes, "release", "a", "--token", "e" * 8, "--yes", expected=1)
+    assert told["reason"] == "unavailable"
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("n", 1, 1), ("y", 0, 0)])
+def test_release_asks_a_person_first(line, nodes, answer, code, left):
+    """On a terminal the holder is shown, and nothing is changed without a yes."""
+    for node in nodes:
+        do(node, "SET", "redlock:lock:a", "e" * 40 + '{"task_id": "one"}', "PX", "60000")
+    ours, theirs = os.openpty()
+    try:
+        words = ["release", "a", "--token", "e" * 8]
+        process = line.start_redlock(nodes, *words, stdin=theirs)
+        os.write(ours, f"{answer}\n".encode())
+        out, err = process.communicate(timeout=30)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "id one" in out
+    assert "[y/N]" in err
+    assert process.returncode == code
+    assert do(nodes[0], "EXISTS", "redlock:lock:a") == left
+
+
+# -- doctor --------------------------------------------------------------------------------
+
+
+def test_doctor_of_healthy_nodes(line, nodes):
+    """Nothing to say, exit code 0, nothing left behind."""
+    before = [set(do(node, "KEYS", "*")) for node in nodes]
+    code, out, err = line.redlock(nodes, "doctor")
+    assert (code, out, err) == (0, "All is well.\n", "")
+    assert [set(do(node, "KEYS", "*")) for node in nodes] == before
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["redis://:s3cret@lock-1/0"] * 2, "an odd number"),
+        (["redis://:s3cret@lock-1/0"] * 3, "more than once"),
+        (["redis://:s3cret@lock-1:no/0"], "is not a URL"),
+        (["none"], "is not a URL"),
+    ],
+)
+def test_doctor_tells_wrong_settings_as_a_finding(line, given, told):
+    """An even number of nodes, one named twice, no URL: exit code 2, no traceback, no password."""
+    if given[:1] == given[1:2] and len(given) == 2:
+        given = [given[0], given[1].replace("lock-1", "lock-2")]
+    told_json = plain(line, given, "doctor", expected=2)
+    (finding,) = told_json["findings"]
+    assert (finding["code"], finding["level"]) == ("settings", "error")
+    assert told in finding["what"]
+    code, out, err = line.redlock(given, "doctor")
+    assert code == 2
+    assert "s3cret" not in out + err + json.dumps(told_json)
+
+
+# -- tail ----------------------------------------------------------------------------------
+
+
+def record(nodes, ident, **fields):
+    """Write a record into the journals, past the library."""
+    told = {"id": ident, "event": "TaskSkipped", "at": time.time(), "cause": "conflict"}
+    text = json.dumps({**told, "task": "shop.nap", "task_id": ident, "name": "nightly", **fields})
+    for node in nodes:
+        do(node, "XADD", "redlock:journal", "*", "e", text)
+
+
+def test_tail_shows_what_was_and_picks(line, nodes):
+    """The newest ones of all nodes, each once; by task, lock and event."""
+    record(nodes[:1], "one", at=100.0)
+    record(nodes[1:], "two", at=200.0, task="other.task", name="invoice:7")
+    record(nodes, "three", at=300.0, event="LeaseLost", reason="deadline")
+
+    def told(*words):
+        code, out, err = line.redlock(nodes, "tail", "--no-follow", *words, "--json")
+        assert (code, err) == (0, "")
+        return [json.loads(line)["id"] for line in out.splitlines()]
+
+    assert told() == ["one", "two", "three"]
+    assert told("-n", "2") == ["two", "three"]
+    assert told("-n", "0") == []
+    assert told("--task", "shop.*") == ["one", "three"]
+    assert told("--lock", "invoice:*") == ["two"]
+    assert told("--event", "LeaseLost") == ["three"]
+    assert told("-n", "1", "--event", "TaskSkipped", "--event", "Other") == ["two"]
+    _, out, _ = line.redlock(nodes, "tail", "--no-follow")
+    assert "Lost lock 'nightly' of shop.nap[three] (deadline)" in out.splitlines()[2]
+
+
+def test_tail_follows_through_the_death_of_nodes_until_ctrl_c(line, nodes):
+    """A line per record as it comes, also after a node has died and has come back; exit code 0."""
+    record(nodes, "old")
+    process = line.start_redlock(nodes, "tail")
+    assert "[old]" in process.stdout.readline()
+    record(nodes, "new")
+    assert "[new]" in process.stdout.readline()
+    nodes[0].kill()
+    nodes[1].kill()
+    record(nodes[2:], "few")
+    assert "[few]" in process.stdout.readline()
+    nodes[0].start()
+    nodes[2].kill()
+    # Old records of a node that nobody could ask before are not news.
+    record(nodes[:1], "ancient", at=time.time() - 3600)
+    record(nodes[:1], "back")
+    assert "[back]" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+@pytest.mark.parametrize("words", [["tail"], ["ls"], ["ls", "--json"], ["tail", "--json"]])
+def test_a_reader_that_leaves_is_no_error(line, nodes, words):
+    """As with ``| head``: no traceback, no complaint, exit code 0."""
+    for number in range(600):
+        do(nodes[0], "SET", f"redlock:lock:{'x' * 80}{number}", "e" * 40, "PX", "60000")
+    record(nodes, "first")
+    ours, theirs = os.pipe()
+    process = line.start_redlock(nodes, *words, stdout=theirs)
+    os.close(theirs)
+    assert os.read(ours, 10)
+    os.close(ours)
+    for number in range(40):  # until it notices
+        if process.poll() is not None:
+            break
+        record(nodes, f"more-{number}")
+        time.sleep(0.5)
+    assert process.wait(30) == 0
+    assert process.stderr.read() == ""
+
+
+# -- bench ---------------------------------------------------------------------------------
+
+
+def test_bench_measures_and_leaves_nothing_but_a_fence(line, nodes):
+    """Grants, releases and refusals were timed; one fencing number expires by itself."""
+    code, out, err = line.redlock(nodes, "bench", "--seconds", "1")
+    assert (code, err) == (0, "")
+    assert out.count(" ms") >= 6 + 2 * 4
+    (name,) = re.findall(r"Written: the lock '(bench:[0-9a-f]{8})'", out)
+    for node in nodes:
+        eventually(lambda node=node: not do(node, "KEYS", "redlock:lock:*"), "release")
+        fences = do(node, "KEYS", "redlock:fence:*")
+        assert fences in ([f"redlock:fence:{name}".encode()], [])
+        assert all(do(node, "PTTL", key) > 0 for key in fences)
+        assert not do(node, "EXISTS", "redlock:journal")
+
+
+def test_bench_without_a_quorum(line, nodes):
+    """It says so, and ends at once; exit code 1."""
+    nodes[0].kill()
+    nodes[1].kill()
+    told = plain(line, nodes, "bench", "--seconds", "30", expected=1)
+    assert told["cycle"] == {"count": 0, "p50": None, "p99": None}
+    assert told["failed"] > 0
+    assert [bool(node["problem"]) for node in told["nodes"]] == [True, True, False]
+
+
+# -- ls of very many -----------------------------------------------------------------------
+
+
+def plant(nodes, count):
+    """Write *count* locks onto all *nodes*, past the library."""
+    info = json.dumps({"task": "shop.bill", "task_id": "id", "host": "web-1", "pid": 7})
+    for node in nodes:
+        with redis.Redis.from_url(node.url) as client:
+            for begin in range(0, count, 5000):
+                with client.pipeline(transaction=False) as pipe:
+                    for number in range(begin, min(count, begin + 5000)):
+                        pipe.set(f"redlock:lock:a:{number:06}", "e" * 40 + info, px=600_000)
+                        pipe.set(f"redlock:fence:a:{number:06}", number + 1, px=600_000)
+                    pipe.execute()
+            client.config_resetstat()
+
+
+def peak(line, nodes, path, *words):
+    """Return the most memory that a command had, in kB; its output is in *path*."""
+    with path.open("w") as out:
+        process = line.start_redlock(nodes, *words, stdout=out)
+        _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_maxrss
+
+
+def test_many_locks_cost_the_client_no_memory_and_the_nodes_no_time(redis_nodes, line, tmp_path):
+    """20,000 locks: valid JSON, the memory of a few, no node kept from its work by a command."""
+    nodes = redis_nodes(3)
+    plant(nodes, 200)
+    few = peak(line, nodes, tmp_path / "few", "ls", "--json")
+    plant(nodes, 20_000)
+    many = peak(line, nodes, tmp_path / "many", "ls", "--json")
+    told = json.loads((tmp_path / "many").read_text())
+    assert len({lock["name"] for lock in told["locks"]}) == 20_000
+    assert told["complete"] is True
+    assert many - few < 10_000  # kB; as Python objects they are ten times that
+    for node in nodes:
+        with redis.Redis.from_url(node.url) as client:
+            stats = client.info("commandstats")
+        assert "cmdstat_keys" not in stats
+        for command in ("cmdstat_evalsha", "cmdstat_scan"):
+            assert stats[command]["usec_per_call"] < 5000
+
+
+def test_more_locks_than_are_sorted_are_printed_as_they_come(line, nodes):
+    """All of them, under one head; few enough are in order; a limit is kept, and said."""
+    plant(nodes, SORTED + 300)
+    code, out, err = line.redlock(nodes, "ls")
+    assert (code, err) == (0, "")
+    head, *rows = out.splitlines()
+    names = [row.split()[0] for row in rows]
+    assert head.split()[:3] == ["LOCK", "TASK", "ID"]
+    assert sorted(names) == [f"a:{number:06}" for number in range(SORTED + 300)]
+    _, out, _ = line.redlock(nodes, "ls", "a:0001*")
+    names = [row.split()[0] for row in out.splitlines()[1:]]
+    assert names == [f"a:{number:06}" for number in range(100, 200)]
+    code, out, err = line.redlock(nodes, "ls", "--limit", "7")
+    assert (code, len(out.splitlines())) == (0, 8)
+    assert "not all" in err
+    told = plain(line, nodes, "ls", "--limit", "7")
+    assert (len(told["locks"]), told["complete"]) == (7, False)
+
+
+def test_ctrl_c_leaves_a_whole_document(line, nodes, tmp_path):
+    """What was found by then, and that it is not all; exit code 1."""
+    plant(nodes, 20_000)
+    path = tmp_path / "out"
+    with path.open("w") as out:
+        process = line.start_redlock(nodes, "ls", "--json", stdout=out)
+        eventually(lambda: path.stat().st_size > 10_000, "first locks", timeout=30)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    told = json.loads(path.read_text())
+    assert process.returncode == 1
+    assert 0 < len(told["locks"]) < 20_000
+    assert told["complete"] is False
+    assert "not all" in err
+
+
+# -- on a terminal -------------------------------------------------------------------------
+
+
+def on_a_terminal(line, nodes, *words, **env):
+    """Return what a command prints on a terminal of 200 columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))
+    process = line.start_redlock(
+        nodes,
+        *words,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={"TERM": "xterm-256color", "COLUMNS": "200", "NO_COLOR": "", **env},
+    )
+    os.close(theirs)
+    told = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            told += chunk
+    except OSError:  # how Linux tells the end of a terminal
+        pass
+    process.wait(30)
+    os.close(ours)
+    return told.decode()
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]m")
+
+
+def test_a_terminal_gets_tables_and_colours(line, nodes):
+    """By rich, if it is installed; brackets in a name are no markup; NO_COLOR is heeded."""
+    for node in nodes:
+        do(node, "SET", "redlock:lock:[red]x[/]", "e" * 40, "PX", "60000")
+    told = on_a_terminal(line, nodes, "status")
+    assert COLOUR.search(told)
+    assert "[red]x[/]" in on_a_terminal(line, nodes, "ls")
+    assert not COLOUR.search(on_a_terminal(line, nodes, "status", NO_COLOR="1"))
+    assert not COLOUR.search(on_a_terminal(line, nodes, "why", "--name", "x", NO_COLOR="1"))
+    assert COLOUR.search(on_a_terminal(line, nodes, "why", "--name", "x"))
+
+
+def test_without_rich_a_terminal_gets_plain_columns(line, nodes):
+    """It is an extra."""
+    (line.folder / "rich.py").write_text("raise ImportError('not installed')")
+    told = on_a_terminal(line, nodes, "status")
+    assert not COLOUR.search(told)
+    assert told.count(" up ") == 3
+
+
+def test_control_characters_of_others_do_not_reach_the_terminal(line, nodes):
+    """What is in a key or a value may be anybody's."""
+    evil = "\x1b]0;pwned\x07\r\n\x1b[31m"
+    info = json.dumps({"task": evil, "task_id": evil, "host": evil, "pid": evil, "since": evil})
+    for node in nodes:
+        do(node, "SET", f"redlock:lock:x{evil}", "e" * 40 + info, "PX", "60000")
+    record(nodes, evil, name=evil, holder={"task_id": evil, "host": evil})
+    commands = (["ls"], ["why", "--name", f"x{evil}"], ["tail", "--no-follow"], ["bootstrap"])
+    for words in (*commands, ["release", f"x{evil}", "--token", "e" * 8, "--yes"]):
+        _, out, err = line.redlock(nodes, *words)
+        assert "pwned" in out
+        assert "\x1b" not in out + err
+        assert "\x07" not in out + err
+
+
+# -- all of them -----------------------------------------------------------------------------
+
+
+def test_secrets_are_told_nobody(line, redis_nodes):
+    """Passwords, the web page's token, more of a lock's token than its public part, arguments."""
+    nodes = redis_nodes(3)
+    for node in nodes:
+        do(node, "CONFIG", "SET", "requirepass", "p4ssw0rd")
+    right = [node.url.replace("redis://", "redis://:p4ssw0rd@") for node in nodes]
+    wrong = [*right[:2], right[2].replace("p4ssw0rd", "wr0ngpw")]
+    bootstrap(right, RULES)
+    hold(line, right, "bill.apply(['4rgument'], task_id='task-1')")
+    refused = "import shop; shop.bill.apply(['4rgument'], task_id='task-2')"
+    line.start(right, "-c", refused).communicate(timeout=30)
+    with redis.Redis.from_url(right[0]) as client:
+        (key,) = client.keys("redlock:lock:*")
+        token = client.get(key)[:40].decode()
+    name = key.decode().removeprefix("redlock:lock:")
+    commands = [
+        ["status"],
+        ["ls"],
+        ["why", "shop.bill", '["4rgument"]'],
+        ["why", "--name", name],
+        ["why", "shop.bill", '["4rgument"'],
+        ["why", "shop.bill", '["4rgument", 2, 3, 4]'],
+        ["why", "shop.bill", '["4rgument"]', '{"order": "4rgument"}'],
+        ["why", "shop.bill", "[]", "{}", "4rgument"],
+        ["doctor"],
+        ["tail", "--no-follow"],
+        ["bench", "--seconds", "0.2"],
+        ["bootstrap"],
+        ["release", name, "--token", "0" * 8, "--yes"],
+        ["release", name, "--token", token, "--yes"],
+    ]
+    seen = ""
+    for words in commands:
+        for more in ([], ["--json"]):
+            for given in (wrong, [*right, right[0]]):
+                _, out, err = line.redlock(given, *words, *more)
+                assert "Traceback" not in err
+                seen += out + err
+    assert token[:8] in seen  # the public part
+    for secret in ("p4ssw0rd", "wr0ngpw", "4rgument", "web-t0ken", token[8:]):
+        assert secret not in seen
+
+
+COMMANDS = ("status", "ls", "why", "release", "doctor", "tail", "bench", "bootstrap", "web")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples_and_exit_codes(line, command):
+    """Without any node; every command says what its exit code means."""
+    code, out, _ = line.redlock([], command, "--help")
+    assert code == 0
+    assert f"celery -A shop redlock {command}" in out
+    assert command == "web" or "Exits with 0" in out
+
+
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"why", "release", "doctor", "web"}))
+def test_wrong_settings_end_every_command_with_2(line, command):
+    """One line that names the setting."""
+    code, _, err = line.redlock(["redis://lock-1/0"] * 3, command)
+    assert code == 2
+    assert err.startswith("Error: redlock_nodes")
+
+
+def test_completion_knows_commands_and_options(line):
+    """As click does it for `celery`."""
+    env = {"_CELERY_COMPLETE": "bash_complete", "COMP_CWORD": "4"}
+    words = {"COMP_WORDS": "celery -A shop redlock "}
+    code = "import sys; sys.argv[0] = 'celery'; from celery.__main__ import main; main()"
+    out, _ = line.start([], "-c", code, env=env | words).communicate(timeout=30)
+    assert {entry.partition(",")[2] for entry in out.split()} == set(COMMANDS)
+
+
+def test_starting_celery_loads_none_of_it(line):
+    """Neither rich nor flask, nor a command: a worker's start waits for this, too."""
+    code = (
+        "import sys, celery.bin.celery\n"
+        "print(sorted(m for m in sys.modules if m.startswith('celery_redlock.ops')))\n"
+        "print([m for m in sys.modules if m.split('.')[0] in ('rich', 'flask', 'waitress')])"
+    )
+    out, err = line.start([], "-c", code).communicate(timeout=30)
+    ours, heavy = map(eval, out.splitlines())
+    assert err == ""
+    assert heavy == []
+    assert ours == [
+        "celery_redlock.ops",
+        "celery_redlock.ops.cli",
+        "celery_redlock.ops.cli.command",
+        "celery_redlock.ops.cli.group",
+        "celery_redlock.ops.control",
+    ]
+
+
+def test_celery_inspect_knows_our_commands(line):
+    """They are in its list, whether or not the app declares a task of ours."""
+    (line.folder / "bare.py").write_text("from celery import Celery\napp = Celery('bare')\n")
+    process = line.start([], "-m", "celery", "-A", "bare", "inspect", "--list")
+    out, _ = process.communicate(timeout=30)
+    assert "redlock_locks" in out
+    assert "redlock_nodes" in out

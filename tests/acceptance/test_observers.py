@@ -1,0 +1,290 @@
+"""What observers tell outside: Celery events to a real receiver, spans to a real exporter."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from celery import signals
+
+from celery_redlock import RedlockTask, Reschedule
+from celery_redlock.plugin import plugin_for
+from support.events import body, read, record
+from support.stage import stage
+from support.waiting import eventually
+
+POOLS = {"prefork": 2, "threads": 4, "solo": 1, "gevent": 10, "eventlet": 10}
+TTL = 3.0
+OURS = {"base": RedlockTask, "shared": False, "lock_key": "{lock}"}
+
+
+def declare(app):
+    """Declare the tasks of this file, and have spans written where a worker is told to."""
+
+    def nap(lock, seconds=0.0):
+        with body(os.environ["EVENTS"], lock):
+            time.sleep(seconds)
+
+    app.task(name="skip", **OURS)(nap)
+    app.task(name="reschedule", on_conflict=Reschedule(base=1.0, cap=1.0), **OURS)(nap)
+    app.task(name="fail", on_conflict="fail", **OURS)(nap)
+    declare_busy(app)
+    if "SPANS" in os.environ:
+        signals.worker_process_init.connect(write_spans, weak=False)
+
+
+def declare_busy(app):
+    """Declare a task that takes one lock after another, and tells how much it has open."""
+
+    @app.task(name="busy", bind=True, **OURS)
+    def busy(self, lock, until):
+        locks = plugin_for(self.app).locks
+        with body(os.environ["EVENTS"], lock):
+            while not Path(until).exists():
+                with locks.hold(f"{lock} within"):
+                    fds = len(list(Path("/proc/self/fd").iterdir()))
+                    about = {"fds": fds, "threads": threading.active_count()}
+                    record(os.environ["EVENTS"], "tick", **about)
+                time.sleep(0.01)
+
+
+def write_spans(**_):
+    """Set up an SDK in a child, which writes each span as a line of JSON as soon as it ends."""
+    from opentelemetry import trace
+    from opentelemetry.instrumentation.celery import CeleryInstrumentor
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
+    file = Path(os.environ["SPANS"]).open("a", buffering=1)  # noqa: SIM115  while the child lives
+    exporter = ConsoleSpanExporter(out=file, formatter=in_one_line)
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    CeleryInstrumentor().instrument()
+
+
+def in_one_line(span):
+    """Return *span* as a line of JSON."""
+    return json.dumps(json.loads(span.to_json())) + "\n"
+
+
+class Monitor:
+    """
+    Listens to events as Flower does, with Celery's own state of the cluster.
+
+    Attributes:
+        heard: All events so far.
+        state: What Celery makes of them.
+    """
+
+    def __init__(self, it):
+        self._app = it.app
+        self.heard = []
+        self.state = it.app.events.State()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        self.sync()
+        return self
+
+    def __exit__(self, *_):
+        self._stopped.set()
+        self._thread.join(20)
+
+    def _listen(self):
+        with self._app.connection_for_read() as connection:
+            receiver = self._app.events.Receiver(connection, handlers={"*": self._hear})
+            with receiver.consumer_context() as (line, *_):
+                while not self._stopped.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        line.drain_events(timeout=0.2)
+
+    def _hear(self, event):
+        self.state.event(event)
+        self.heard.append(event)
+
+    def sync(self):
+        """Wait until everything that was sent until now has been heard."""
+        mark = f"mark-{time.monotonic_ns()}"
+
+        def is_heard():
+            with self._app.events.default_dispatcher() as dispatcher:
+                dispatcher.send(mark)
+            return any(event["type"] == mark for event in list(self.heard))
+
+        eventually(is_heard, "our own event", timeout=30, every=0.1)
+
+    def of_task(self, task_id):
+        """Return the types of what was heard about a task from us, in their order."""
+        ours = [e for e in list(self.heard) if "redlock" in e["type"]]
+        return [e["type"].removeprefix("task-redlock-") for e in ours if e.get("uuid") == task_id]
+
+    def wait_for(self, kind, count=1, **fields):
+        """Wait until *count* events of a type with such *fields* were heard; return the last."""
+
+        def found():
+            of_kind = [e for e in list(self.heard) if e["type"] == kind]
+            fitting = [e for e in of_kind if fields.items() <= e.items()]
+            return fitting[count - 1 : count]
+
+        return eventually(found, f"{kind} with {fields}", timeout=40)[0]
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory):
+    """A stage without workers."""
+    folder = tmp_path_factory.mktemp("observers")
+    with stage(__file__, folder, redlock_ttl=TTL, redlock_max_ttl=TTL) as it:
+        yield it
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_events_of_a_task_arrive_and_its_state_stays_right(it, pool):
+    """In every pool: under the task's id, from its worker, and the task ends as it ended."""
+    with Monitor(it) as monitor:
+        worker = it.worker(pool=pool, concurrency=POOLS[pool], name=pool, args=["-E"])
+        lock = f"seen {pool}"
+        ran = it.task("skip").delay(lock, 0.1)
+        ran.get(timeout=30)
+        with it.held(lock):
+            skipped = it.task("skip").delay(lock)
+            skipped.get(timeout=30)
+            refused = it.task("fail").delay(lock)
+            refused.get(timeout=30, propagate=False)
+            put_off = it.task("reschedule").delay(lock)
+            told = monitor.wait_for("task-redlock-rescheduled", uuid=put_off.id)
+            assert (told["lock"], told["name"], told["cause"]) == (lock, "reschedule", "conflict")
+        put_off.get(timeout=30)
+        worker.terminate()
+        monitor.sync()
+        assert monitor.of_task(ran.id) == ["acquired", "released"]
+        assert monitor.of_task(skipped.id) == ["conflict", "skipped"]
+        assert monitor.of_task(refused.id) == ["conflict", "refused"]
+        assert monitor.of_task(put_off.id)[-2:] == ["acquired", "released"]
+        states = {r.id: monitor.state.tasks[r.id].state for r in (ran, skipped, put_off, refused)}
+        assert list(states.values()) == ["SUCCESS", "SUCCESS", "SUCCESS", "FAILURE"]
+        assert monitor.state.tasks[ran.id].name == "skip"
+        assert {task.worker.hostname for task in monitor.state.tasks.values()} == {
+            f"{pool}@localhost"
+        }
+
+
+def test_without_events_switched_on_nothing_is_sent(it):
+    """The same worker without ``-E``: the twin, and what a user has by default."""
+    with Monitor(it) as monitor:
+        worker = it.worker(name="silent")
+        it.task("skip").delay("unseen", 0.1).get(timeout=30)
+        with it.held("unseen"):
+            it.task("skip").delay("unseen").get(timeout=30)
+        worker.terminate()
+        monitor.sync()
+        assert [e["type"] for e in monitor.heard if "redlock" in e["type"]] == []
+        assert not re.search("redlock-outbox|Celery events", worker.log())
+
+
+def test_a_worker_that_ends_sends_what_it_has_left(it):
+    """The last event of a child is not lost at a warm shutdown."""
+    with Monitor(it) as monitor:
+        worker = it.worker(name="last", concurrency=1, args=["-E"])
+        result = it.task("skip").delay("last words", 0.5)
+        it.started("last words")
+        worker.terminate()
+        monitor.sync()
+        assert monitor.of_task(result.id) == ["acquired", "released"]
+
+
+def test_a_node_that_goes_down_is_told(tmp_path):
+    """Of no task, so in a group of its own; and no worker appears that there is not."""
+    own = stage(__file__, tmp_path, redlock_ttl=TTL, redlock_max_ttl=TTL)
+    with own as it, Monitor(it) as monitor:
+        it.worker(concurrency=1, args=["-E"])
+        it.task("skip").delay("before").get(timeout=30)
+        it.nodes[0].kill()
+        it.task("skip").delay("after").get(timeout=30)
+        told = monitor.wait_for("redlock-node-down")
+        assert f":{it.nodes[0].port}/" in told["node"]
+        assert told["hostname"] == "w1@localhost"
+        monitor.sync()
+        assert set(monitor.state.workers) == {"w1@localhost"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_without_a_broker_tasks_and_locks_go_on_and_nothing_leaks(tmp_path):
+    """A task that runs goes on taking locks; once the broker is back, events come again."""
+    with stage(__file__, tmp_path, redlock_ttl=TTL, redlock_max_ttl=TTL) as it:
+        worker = it.worker(concurrency=1, args=["-E"])
+        until = tmp_path / "until"
+        it.task("busy").delay("busy", str(until))
+
+        def ticks(more):
+            seen = len(read(it.events, "tick"))
+            return eventually(
+                lambda: found[seen:] if len(found := read(it.events, "tick")) > seen + more else [],
+                "more locks",
+                timeout=60,
+                every=0.1,
+            )
+
+        ticks(50)
+        it.broker.kill()
+        worker.wait_for_log("Celery events cannot be sent", timeout=30)
+        during = ticks(300)
+        assert during[-1]["threads"] <= during[0]["threads"]
+        # Those of one try; that a hundred of them leave no more is held by an integration test.
+        assert max(tick["fds"] for tick in during) <= during[0]["fds"] + 4
+        it.broker.restart()
+        with Monitor(it) as monitor:
+            monitor.wait_for("redlock-released", count=50, lock="busy within")
+            until.touch()
+            monitor.wait_for("task-redlock-released", lock="busy")
+        after = read(it.events, "tick")[-1]
+        assert after["threads"] <= during[0]["threads"]
+        said = re.findall("Celery events cannot be sent", worker.log())
+        assert len(said) <= 2, "one line of a child, one of its parent"
+        assert read(it.events, "end")[-1]["error"] is None
+
+
+def test_spans_of_a_worker_are_in_the_trace_of_the_task(it, tmp_path):
+    """With the instrumentation of Celery, an SDK set up in each child: wait and hold are in run."""
+    spans = tmp_path / "spans.jsonl"
+    env = {"SPANS": str(spans)}
+    conf = {**it.conf, "redlock_observers": ["otel"]}
+    with observers_of(it, conf):
+        it.worker(name="traced", concurrency=1, env=env, args=["-Q", "traced"])
+    result = it.task("skip").apply_async(("traced",), queue="traced")
+    result.get(timeout=30)
+
+    def all_of_them():
+        lines = spans.read_text().splitlines() if spans.exists() else []
+        found = {span["name"]: span for span in map(json.loads, lines)}
+        return found if len(found) == 3 else None
+
+    found = eventually(all_of_them, "three spans", timeout=30)
+    run = found["run/skip"]
+    for name in ("redlock wait", "redlock hold"):
+        span = found[name]
+        assert span["context"]["trace_id"] == run["context"]["trace_id"]
+        assert span["parent_id"] == run["context"]["span_id"]
+        assert span["attributes"]["celery.task_name"] == run["attributes"]["celery.task_name"]
+        task_id = span["attributes"]["messaging.message.id"]
+        assert task_id == run["attributes"]["messaging.message.id"] == result.id
+        assert span["attributes"]["redlock.lock.name"] == "traced"
+
+
+@contextlib.contextmanager
+def observers_of(it, conf):
+    """Have workers that start meanwhile take *conf*."""
+    before, it.conf = it.conf, conf
+    try:
+        yield
+    finally:
+        it.conf = before

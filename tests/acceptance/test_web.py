@@ -1,0 +1,495 @@
+"""``celery -A shop redlock web`` as a process, on nodes in every state, in a real browser."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import redis
+from selenium.webdriver.common.keys import Keys
+
+from celery_redlock import RedlockTask, current_lock
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.survey import node_statuses
+from celery_redlock.ops.web.reading import Reader
+from celery_redlock.plugin import plugin_for
+from support.browser import browser, find_chromium
+from support.events import body, read
+from support.stage import stage
+from support.waiting import eventually
+from support.worker import SUPPORT, CeleryProcess
+
+IN_CI = os.environ.get("CI") == "true"
+TOKEN = "correct horse battery"
+#: Longer than any test takes, so that what is planted stays.
+MAX_TTL = 900.0
+TTL = 6.0
+
+
+def declare(app):
+    """Declare the tasks of a shop."""
+
+    @app.task(base=RedlockTask, name="orders.bill", lock_key="bill:{invoice}")
+    def bill(invoice, seconds):
+        events = Path(os.environ["EVENTS"])
+        ends, gate = time.monotonic() + seconds, events.with_name(f"{invoice}.open")
+        with body(events, f"bill:{invoice}"):
+            while time.monotonic() < ends and not gate.exists():
+                current_lock().ensure_held()
+                time.sleep(0.02)
+        return invoice
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    """A shop with a worker, whose nodes are in every state."""
+    folder = tmp_path_factory.mktemp("web")
+    rules = {"redlock_ttl": TTL, "redlock_max_ttl": MAX_TTL}
+    with stage(__file__, folder, **rules) as it:
+        it.nodes[4].kill()
+        it.nodes[3].restart()
+        with it.held("find out"):  # that a node has lost its memory
+            eventually(lambda: states(it)[3] == "quarantined", "quarantine")
+        with redis.Redis.from_url(it.nodes[0].url) as client:
+            client.set("redlock:lock:old-import", "somebody, by hand")
+        it.worker(pool="threads", concurrency=8)
+        # Two, as hold times go along with whatever is sent next.
+        for invoice in ("done-1", "done-2"):
+            it.task("orders.bill").delay(invoice, 0.2).get(timeout=30)
+        yield it
+
+
+def states(it):
+    """Return how each node of a stage is."""
+    rules = plugin_for(it.app).settings.rules
+    return [node.state for node in node_statuses(it.conf["redlock_nodes"], rules)]
+
+
+@contextlib.contextmanager
+def web(it, *options, **env):
+    """Serve the page of a stage; yields its process and its address."""
+    environment = {"STAGE": json.dumps([__file__, it.conf]), **env}
+    command = ["redlock", "web", "--port", "0", *options]
+    with CeleryProcess("support.stage", command, ready="Serving on", env=environment) as process:
+        (address,) = re.findall(r"Serving on (\S+)", process.log())
+        yield process, address
+
+
+@pytest.fixture(scope="module")
+def page(shop):
+    """Address of a page on which locks can be released."""
+    with web(shop, REDLOCK_WEB_TOKEN=TOKEN) as (_, address):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """Chromium and its driver; without them a test is skipped at home and fails in CI."""
+    try:
+        return find_chromium()
+    except RuntimeError as failure:
+        if IN_CI:
+            raise
+        pytest.skip(str(failure))
+
+
+@pytest.fixture(scope="module")
+def shared_window(chromium):
+    """The browser of the module; take `window`."""
+    with browser(chromium) as it:
+        yield it
+
+
+@pytest.fixture
+def window(shared_window):
+    """A browser that must not have had anything to complain about when the test is over."""
+    shared_window.open("about:blank")
+    shared_window.complaints()
+    shared_window.resize(1440, 900)
+    yield shared_window
+    assert shared_window.complaints() == []
+
+
+@contextlib.contextmanager
+def billed(shop, invoice):
+    """Have a worker hold a lock for the body of a ``with``, or until it is taken away."""
+    result = shop.task("orders.bill").delay(invoice, 100.0)
+    shop.started(f"bill:{invoice}")
+    try:
+        yield result
+    finally:
+        shop.events.with_name(f"{invoice}.open").touch()
+        result.get(timeout=30, propagate=False)
+
+
+def error_in(shop, invoice):
+    """Return what ended the task's body; None if nothing has."""
+    return next(
+        (end.get("error") for end in read(shop.events, "end") if end["name"] == f"bill:{invoice}"),
+        None,
+    )
+
+
+def skip_one(shop, invoice):
+    """Have a task skipped, and return its id."""
+    result = shop.task("orders.bill").delay(invoice, 0.0)
+    result.get(timeout=30)
+    return result.id
+
+
+def has(window, selector, *texts):
+    """Wait until the page shows all *texts* below an element."""
+    eventually(
+        lambda: all(text in window.text(selector) for text in texts),
+        f"{texts} in {selector}",
+        timeout=30,
+        every=0.1,
+    )
+
+
+def get(address, **headers):
+    """Return status, headers and text of an answer."""
+    asked = urllib.request.Request(
+        address, headers={k.replace("_", "-"): v for k, v in headers.items()}
+    )
+    try:
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return answer.status, answer.headers, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers, error.read().decode()
+
+
+# -- what is there -------------------------------------------------------------------------
+
+
+def test_everything_planted_is_shown(shop, page, window):
+    """Nodes in each state, the lock of a worker, a leaked key, a skipped task, hold times."""
+    with billed(shop, "planted") as holder:
+        skipped = skip_one(shop, "planted")
+        window.open(page)
+        has(window, "[data-part=verdict]", "Quorum: yes. 3 of 5 nodes can vote", "never expires")
+        nodes = window.text("[data-part=nodes]")
+        assert [nodes.count(state) for state in ("up", "quarantined", "down")] == [3, 1, 1]
+        assert "refused" in nodes.lower()
+        has(window, "[data-part=locks]", "bill:planted", "orders.bill", holder.id, "3/5")
+        assert socket.gethostname() in window.text("[data-part=locks]")
+        assert str(shop.workers[0].pid) in window.text("[data-part=locks]")
+        assert window.text("[data-part=locks] tbody tr").startswith("old-import")
+        assert "leaked" in window.text("[data-part=locks] tbody tr")
+        has(window, "[data-part=happened]", "skipped", skipped, f"[{holder.id}]")
+        has(window, "[data-part=holds]", "orders.bill", "hold")
+        assert window.is_shown("[data-part=holds] svg .bar")
+        has(window, "#live", "live")
+
+
+def test_a_new_lock_comes_and_goes_by_itself(shop, page, window):
+    """Without a reload: what the page's script remembers stays."""
+    window.open(page)
+    window.run("window.here = 1; document.getElementById('locks-scroll').scrollLeft = 40")
+    with shop.held("comes and goes"):
+        has(window, "[data-part=locks]", "comes and goes")
+    eventually(
+        lambda: "comes and goes" not in window.text("[data-part=locks]"), "its end", timeout=30
+    )
+    assert window.run("return window.here") == 1
+
+
+def test_a_search_narrows_as_one_types(shop, page, window):
+    """By task id: lock, holder and refusals together; the address follows, so it can be shared."""
+    with billed(shop, "searched") as holder, shop.held("another"):
+        skipped = skip_one(shop, "searched")
+        window.open(page)
+        has(window, "[data-part=locks]", "another")
+        window.find("#q").send_keys(holder.id.upper())
+        has(window, "[data-part=answer]", "Lock bill:searched is held by task orders.bill", skipped)
+        assert "another" not in window.text("[data-part=locks]")
+        assert "old-import" not in window.text("[data-part=locks]")
+        assert skipped in window.text("[data-part=happened]")
+        assert window.driver.current_url.endswith(f"?q={holder.id.upper()}")
+        window.open(window.driver.current_url)
+        has(window, "[data-part=answer]", "Lock bill:searched is held by")
+        window.find("#q").clear()
+        window.find("#q").send_keys("nobody-has-this", Keys.ENTER)
+        has(window, "[data-part=answer]", "Nothing matches")
+
+
+def test_without_scripts_the_page_works(shop, page, window):
+    """It is complete, can be searched, and comes again by itself."""
+    window.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        with shop.held("unscripted"):
+            window.open(page)
+            if "unscripted" not in window.find("main").text:  # read a moment before
+                time.sleep(1.0)
+                window.find("#refresh").click()
+            assert "unscripted" in window.find("main").text
+            assert window.find("noscript meta").get_attribute("content") == "15"
+            window.find("#q").send_keys("unscripted", Keys.ENTER)
+            eventually(lambda: "?q=unscripted" in window.driver.current_url, "the search")
+            assert "unscripted" in window.find("[data-part=locks]").text
+            assert "old-import" not in window.find("[data-part=locks]").text
+            assert window.find("#refresh").is_displayed()
+    finally:
+        window.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def test_a_hidden_page_rests(shop, page, window):
+    """It says so, and is current again as soon as somebody looks."""
+    hide = "Object.defineProperty(document, 'hidden', {value: arguments[0], configurable: true});"
+    tell = "document.dispatchEvent(new Event('visibilitychange'))"
+    window.open(page)
+    window.run(hide + tell, True)
+    has(window, "#live", "paused")
+    with shop.held("meanwhile"):
+        window.run(hide + tell, False)
+        has(window, "[data-part=locks]", "meanwhile")
+        has(window, "#live", "live")
+
+
+def test_a_name_that_would_be_a_script_is_a_name(shop, page, window):
+    """In the page, in what comes by itself, and on the way to a release."""
+    name = "</bdi><script>document.title='taken'</script><img src=x onerror=document.title='taken'>"
+    window.open(page)
+    with shop.held(name):
+        has(window, "[data-part=locks]", "<script>document.title=")
+        window.click("a.release[data-key*=script]")
+        has(window, ".name", name)
+    assert "taken" not in window.driver.title
+
+
+def test_the_policy_refuses_scripts_of_others(page, chromium):
+    """What the other tests rely on: a script that got into the page would not run, and be told."""
+    with browser(chromium) as it:
+        it.open(page)
+        script = "const it = document.createElement('script'); it.text = 'window.taken = 1';"
+        it.run(f"{script} document.body.append(it)")
+        assert it.run("return window.taken") is None
+        assert any("Content Security Policy" in said for said in it.complaints())
+
+
+@pytest.mark.parametrize("width", [375, 1440])
+def test_the_page_fits_the_screen(shop, page, window, width):
+    """Only tables are scrolled sideways; light or dark as the user likes it."""
+    backgrounds = set()
+    with shop.held("wide " + "w" * 90):
+        for scheme in ("light", "dark"):
+            window.resize(width, 800)
+            window.prefer(scheme)
+            window.open(page)
+            assert window.run("return document.documentElement.scrollWidth") <= width
+            backgrounds.add(window.run("return getComputedStyle(document.body).backgroundColor"))
+    window.prefer("")
+    assert len(backgrounds) == 2
+
+
+# -- releasing -----------------------------------------------------------------------------
+
+
+def test_a_lock_is_released_and_its_holder_learns_it(shop, page, window):
+    """Two steps; a wrong token releases nothing; the task is told, and the page tells of it."""
+    with billed(shop, "taken") as holder:
+        window.open(f"{page}?q=bill:taken")
+        window.click("a.release")
+        where = socket.gethostname()
+        has(window, "main", "bill:taken", "orders.bill", holder.id, where, "3 of 5 nodes")
+        window.find("#token").send_keys("not the token", Keys.ENTER)
+        has(window, "[role=alert]", "That was not the token")
+        # The browser tells of the answer's code, and that is all it has to say.
+        assert all("403" in said for said in window.complaints())
+        assert error_in(shop, "taken") is None
+        window.find("#token").send_keys(TOKEN)
+        window.click("button.danger")
+        has(window, "main", "Released on 3 of 5 nodes")
+        assert TOKEN not in window.driver.current_url
+        told = eventually(lambda: error_in(shop, "taken"), "the loss", timeout=30)
+        assert told in {"LockLost", "LockInterrupt"}
+        window.click("main a[href='/']")
+        has(window, "[data-part=happened]", "lock lost", holder.id)
+        has(window, "[data-part=locks]", "old-import")
+        assert "bill:taken" not in window.text("[data-part=locks]")
+
+
+def test_a_lock_that_changed_hands_stays(shop, page, window):
+    """What is sent names the holder that was shown; the new one is named, and keeps its lock."""
+    with shop.held("changes hands"):
+        window.open(f"{page}?q=changes")
+        window.click("a.release")
+    with shop.held("changes hands"):
+        window.find("#token").send_keys(TOKEN, Keys.ENTER)
+        has(window, "main", "Nothing was released", "Held now by", str(os.getpid()))
+        assert all("409" in said for said in window.complaints())
+        with redis.Redis.from_url(shop.nodes[0].url) as client:
+            assert client.exists("redlock:lock:changes hands")
+
+
+def test_without_a_token_the_page_only_shows(shop, window):
+    """No link, no form, and it says what to set; when it ends, an open page says it is old."""
+    with web(shop) as (process, address), shop.held("kept"):
+        assert "Read only" in process.log()
+        window.open(address)
+        has(window, "[data-part=locks]", "kept", "Read only")
+        assert not window.run("return document.querySelectorAll('a.release').length")
+        window.open(f"{address}release?name=kept&seen=00000000")
+        has(window, "main", "redlock_web_token")
+        assert all("403" in said for said in window.complaints())
+        window.open(address)
+        process.terminate()
+        has(window, "#live", "no answer for", "this is old")
+        assert window.is_shown("#parts.stale")
+        window.open("about:blank")
+        assert all("net::ERR_" in said for said in window.complaints())
+
+
+# -- the process ---------------------------------------------------------------------------
+
+
+def test_the_server_says_nothing_of_itself_and_knows_its_names(page):
+    """Headers are there on the wire; a foreign name gets nothing."""
+    status, headers, text = get(page)
+    assert status == 200
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "Server" not in headers
+    assert "old-import" in text
+    status, headers, text = get(page, Host="evil.example")
+    assert status == 421
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "old-import" not in text
+
+
+def test_a_release_is_logged_without_the_token(shop):
+    """Done and refused ones, each with its lock, in one line."""
+    with web(shop, REDLOCK_WEB_TOKEN=TOKEN) as (process, address):
+        data = f"name=x&seen=00000000&token={TOKEN}".encode()
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{address}release", data=data, timeout=30)
+        with refused.value as answer:
+            assert answer.code == 403
+        process.wait_for_log("Refused to release lock 'x' for 127.0.0.1: form void")
+        assert TOKEN not in process.log()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--host", "0.0.0.0"], "REDLOCK_WEB_TOKEN"),
+        (["--host", "127.0.0.1", "--port", "70000"], "70000"),
+    ],
+)
+def test_it_does_not_start_where_it_must_not(shop, tmp_path, options, told):
+    """Beyond loopback without a token; a clean error, and exit code 2."""
+    done = command(shop, tmp_path, *options)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_has_examples(shop, tmp_path):
+    """It tells of the token, too."""
+    done = command(shop, tmp_path, "--help")
+    assert done.returncode == 0
+    assert "celery -A shop redlock web" in done.stdout
+    assert "REDLOCK_WEB_TOKEN" in done.stdout
+
+
+def test_a_port_that_is_taken_is_a_clean_error(shop, tmp_path):
+    """It names the port."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = command(shop, tmp_path, "--port", str(port))
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1 port {port}" in done.stderr
+
+
+def command(shop, folder, *options):
+    """Run ``redlock web`` to its end."""
+    environment = {
+        **os.environ,
+        "STAGE": json.dumps([__file__, shop.conf]),
+        "EVENTS": str(shop.events),
+        "PYTHONPATH": str(SUPPORT),
+    }
+    words = [sys.executable, "-m", "celery", "-A", "support.stage", "redlock", "web", *options]
+    return subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+# -- what it costs -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(five_nodes, request):
+    """What reads for pages, on nodes of a test's own."""
+    it = Reader([node.url for node in five_nodes], Rules())
+    yield it
+    it.close()
+
+
+def test_many_pages_cost_the_nodes_one_reading(reader, five_nodes):
+    """Twenty pages within a second make a node answer no more than one or two do."""
+    reader.page("")
+    before = commands(five_nodes[0])
+    for _ in range(20):
+        reader.page("")
+    # If the machine is so slow that a second went by in between, it was read again.
+    assert commands(five_nodes[0]) - before < 10 * per_reading(reader, five_nodes[0])
+
+
+def commands(node):
+    """Return how many commands a node has served."""
+    with redis.Redis.from_url(node.url) as client:
+        return client.info("stats")["total_commands_processed"]
+
+
+def per_reading(reader, node):
+    """Return how many commands one reading costs a node, about."""
+    before = commands(node)
+    eventually(lambda: reader.page("") and commands(node) > before + 10, "a new reading")
+    return commands(node) - before
+
+
+def test_of_many_locks_some_are_shown_and_a_name_is_found(reader, five_nodes):
+    """With a thousand locks a page has 500, and says how many more there are."""
+    value = b"0123456789abcdef0123456789abcdef01234567" + b'{"task": "t"}'
+    for node in five_nodes:
+        with redis.Redis.from_url(node.url) as client, client.pipeline() as pipe:
+            for i in range(1000):
+                pipe.set(f"redlock:lock:many:{i}", value, px=60_000)
+            pipe.execute()
+    found = reader.page("").found
+    assert len(found.locks) == 500
+    assert found.more > 0
+    assert found.more == 500 or not found.complete
+    named = reader.page("many:777").found
+    assert [view.name for view in named.locks] == ["many:777"]
+
+
+def test_nodes_that_hang_do_not_hang_a_page(redis_nodes):
+    """Two of five are stopped: the page is there all the same, and says which are down."""
+    nodes = redis_nodes(5)
+    reader = Reader([node.url for node in nodes], Rules())
+    try:
+        for node in nodes[:2]:
+            node.pause()
+        started = time.monotonic()
+        reader.page("")
+        assert time.monotonic() - started < 10
+        page = eventually(lambda: it if (it := reader.page("")).nodes else None, "nodes")
+        assert [node.state for node in page.nodes[:2]] == ["down", "down"]
+    finally:
+        for node in nodes[:2]:
+            node.resume()
+        reader.close()

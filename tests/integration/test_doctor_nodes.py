@@ -1,0 +1,261 @@
+"""What the doctor learns from real servers: a fault is planted, found, and gone with its cause."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_redlock import RedlockTask
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.survey import bootstrap
+from celery_redlock.ops.doctor.diagnosis import findings, gather
+from celery_redlock.plugin import plugin_for
+from celery_redlock.settings import Settings
+from support.clients import let_go
+from support.waiting import eventually
+
+RULES = Rules(ttl=20, max_ttl=20, node_timeout=0.5)
+#: What a worker has to be allowed; the tools want more.
+WORKER = "+info +script|load +evalsha +time +set +get +mget +pttl +exists +pexpire +del"
+WORKER += " +hset +hget +hmget +hdel +rename +xadd +ping +client|setname +client|setinfo +select"
+TOOLS = f"{WORKER} +scan +xrevrange +xrange +config|get"
+
+
+@pytest.fixture
+def app():
+    """An app whose nodes are set by each test."""
+    app = Celery("doctored", broker="memory://", set_as_current=False)
+    yield app
+    let_go(app)
+
+
+def urls(nodes):
+    """Return where the nodes are."""
+    return [getattr(node, "url", node) for node in nodes]
+
+
+def found(app, nodes, rules=RULES):
+    """Return code -> where of what the doctor finds on these nodes."""
+    settings = Settings(nodes=urls(nodes), rules=rules)
+    plugin_for(app)._settings = settings
+    facts = gather(app, settings, lambda _: None)
+    return {finding.code: finding.where for finding in findings(facts)}
+
+
+def do(node, *command):
+    """Run a command on a node."""
+    with redis.Redis.from_url(node.url) as client:
+        return client.execute_command(*command)
+
+
+def label(node):
+    """Return how a node is called."""
+    return f"127.0.0.1:{node.port}/0"
+
+
+def test_healthy_nodes_have_no_findings(app, redis_nodes):
+    """The twin of all that follows."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    assert found(app, nodes) == {}
+
+
+def test_keys_without_an_expiry(app, redis_nodes):
+    """They are counted over all pages and some are named; nothing of their values is."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    with redis.Redis.from_url(nodes[1].url) as client, client.pipeline() as pipe:
+        for number in range(1200):
+            pipe.set(f"redlock:lock:well:{number}", "x", px=60_000)
+        pipe.set("redlock:lock:leaked", "hunter2")
+        pipe.set("elsewhere", "not ours")
+        pipe.execute()
+    assert found(app, nodes) == {"leaked-keys": label(nodes[1])}
+    settings = plugin_for(app).settings
+    facts = gather(app, settings, lambda _: None)
+    (node,) = [node for node in facts.nodes if node.leaked]
+    assert (node.leaked, node.leaked_names) == (1, ["redlock:lock:leaked"])
+    assert "hunter2" not in repr(facts)
+
+
+def test_down_unmarked_quarantined_and_foreign_nodes(app, redis_nodes):
+    """Each by its own code, and without a majority of the others that, too."""
+    nodes = redis_nodes(5)
+    others = Rules(ttl=30, max_ttl=30)
+    bootstrap(urls(nodes), RULES)
+    nodes[0].kill()
+    nodes[1].restart()
+    nodes[2].restart()
+    bootstrap([nodes[2].url], others)
+    codes = found(app, nodes)
+    assert codes["node-down"] == label(nodes[0])
+    assert codes["node-unmarked"] == label(nodes[1])
+    assert codes["node-foreign"] == label(nodes[2])
+    assert "no-quorum" in codes
+    do(nodes[3], "SET", "redlock:node:quarantine", "1", "PX", "60000")
+    assert found(app, nodes)["node-quarantined"] == label(nodes[3])
+
+
+def test_servers_that_must_not_be_lock_nodes(app, redis_nodes):
+    """A replica, one that evicts, one of a cluster, and one that is named twice."""
+    nodes = redis_nodes(3)
+    (cluster,) = redis_nodes(1, extra_args=["--cluster-enabled", "yes"])
+    bootstrap(urls(nodes), RULES)
+    do(nodes[0], "REPLICAOF", "127.0.0.1", str(nodes[1].port))
+    do(nodes[2], "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    eventually(
+        lambda: redis.Redis.from_url(nodes[1].url).info("replication")["connected_slaves"],
+        "a replica",
+    )
+    again = nodes[1].url.replace("/0", "/1")
+    codes = found(app, [*nodes, cluster, again])
+    assert codes["node-replica"] == label(nodes[0])
+    assert codes["node-eviction"] == label(nodes[2])
+    assert codes["node-cluster"] == label(cluster)
+    assert codes["same-server"] == again.removeprefix("redis://")
+    assert codes["replicas"] == codes["same-server"]  # the last one that says so
+
+
+def test_a_node_that_is_nearly_full(app, redis_nodes):
+    """Told before it refuses writes."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    used = redis.Redis.from_url(nodes[0].url).info("memory")["used_memory"]
+    do(nodes[0], "CONFIG", "SET", "maxmemory", str(int(used * 1.1)))
+    assert found(app, nodes)["memory-nearly-full"] == label(nodes[0])
+
+
+def test_persistence_counts_where_the_guard_is_off(app, redis_nodes):
+    """A node that keeps nothing is fine with the guard, and an error without."""
+    nodes = redis_nodes(3)
+    unguarded = Rules(ttl=20, max_ttl=20, node_timeout=0.5, restart_guard=False)
+    assert "restart-forgets" in found(app, nodes, unguarded)
+    for node in nodes:
+        do(node, "CONFIG", "SET", "appendonly", "yes")
+        do(node, "CONFIG", "SET", "appendfsync", "always")
+    assert found(app, nodes, unguarded) == {}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "expected"),
+    [
+        (TOOLS, set()),
+        (WORKER, {"no-permission-for-tools"}),
+        (TOOLS.replace("+hset", ""), {"no-permission"}),
+        (TOOLS.replace("+pexpire", ""), {"no-permission"}),
+        (TOOLS.replace("+xadd", ""), {"no-permission"}),
+        (TOOLS.replace("+info", ""), {"no-permission", "node-x"}),
+        (TOOLS.replace("+evalsha", ""), {"no-permission", "node-x"}),
+        (TOOLS.replace("+config|get", ""), set()),
+    ],
+)
+def test_what_the_user_must_not_do_is_found(app, redis_nodes, allowed, expected):
+    """Also what only a script does; nothing of the probe is left behind; no password is told."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    user = ["ACL", "SETUSER", "shop", "on", ">s3cret", "~redlock:*", *allowed.split()]
+    do(nodes[0], *user)
+    keys = set(do(nodes[0], "KEYS", "*"))
+    url = nodes[0].url.replace("redis://", "redis://shop:s3cret@")
+    settings = Settings(nodes=[url, *urls(nodes[1:])], rules=RULES)
+    plugin_for(app)._settings = settings
+    told = findings(gather(app, settings, lambda _: None))
+    assert {finding.code for finding in told} == expected - {"node-x"}
+    assert {finding.where for finding in told} <= {label(nodes[0])}
+    assert "s3cret" not in repr(told)
+    eventually(lambda: set(do(nodes[0], "KEYS", "*")) == keys, "end of the probe")
+
+
+def test_only_our_keys_have_to_be_allowed(app, redis_nodes):
+    """A user for other keys can do nothing for us."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    do(nodes[0], "ACL", "SETUSER", "shop", "on", ">s3cret", "~other:*", *TOOLS.split())
+    url = nodes[0].url.replace("redis://", "redis://shop:s3cret@")
+    assert found(app, [url, *nodes[1:]])["no-permission"] == label(nodes[0])
+
+
+def test_a_wrong_password_is_a_node_that_does_not_answer(app, redis_nodes):
+    """With the server's own words, and without the password."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    url = nodes[0].url.replace("redis://", "redis://shop:wr0ng@")
+    assert found(app, [url, *nodes[1:]]) == {"node-down": label(nodes[0])}
+
+
+@pytest.mark.parametrize("setting", ["broker_url", "result_backend"])
+def test_a_node_that_is_also_something_else(app, redis_nodes, setting):
+    """Another database of the same server is the same server; another server is not."""
+    *nodes, other = redis_nodes(4)
+    bootstrap(urls(nodes), RULES)
+    app.conf[setting] = nodes[0].url.replace("/0", "/7").replace("127.0.0.1", "localhost")
+    assert found(app, nodes) == {"shared-server": label(nodes[0])}
+    app.conf[setting] = other.url
+    plugin_for(app).refresh()
+    assert found(app, nodes) == {}
+
+
+def test_tasks_of_the_app_are_looked_at(app, redis_nodes, caplog):
+    """Options that make no sense, and copies that would run again, without a word in the log."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+
+    @app.task(base=RedlockTask, name="long", lock_ttl=30.0)
+    def long():
+        pass
+
+    @app.task(base=RedlockTask, name="late", acks_late=True, dedup_ttl=5.0)
+    def late():
+        pass
+
+    @app.task(base=RedlockTask, name="well")
+    def well():
+        pass
+
+    app.conf.broker_url = "redis://127.0.0.1:1/0"
+    codes = found(app, nodes)
+    assert codes == {"task-options": "long", "dedup-too-short": "late"}
+    assert not caplog.records
+
+
+def test_a_declaration_that_makes_no_sense_is_a_finding(app, redis_nodes):
+    """It would end a worker's start; the rest is looked at all the same."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+
+    @app.task(base=RedlockTask, name="wrong", lock_key="a:{nothing}")
+    def wrong(something):
+        pass
+
+    app.conf.redlock_observers = ["loging"]
+    settings = Settings(nodes=urls(nodes), rules=RULES, observers=["loging"])
+    plugin_for(app)._settings = settings
+    told = {f.code: f.what for f in findings(gather(app, settings, lambda _: None))}
+    assert set(told) == {"task-declared", "observers"}
+    assert "nothing" in told["task-declared"]
+    assert "did you mean 'logging'" in told["observers"]
+
+
+def test_the_clock_of_a_node_is_compared_with_ours(app, redis_nodes, monkeypatch):
+    """Ours is moved, as those of the nodes cannot be."""
+    from celery_redlock.ops.doctor import nodes as gathering
+
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    real = gathering.time.time
+
+    class Ahead:
+        perf_counter = staticmethod(gathering.time.perf_counter)
+
+        @staticmethod
+        def time():
+            """Return a time of a clock that is too fast."""
+            return real() + 20.0
+
+    monkeypatch.setattr(gathering, "time", Ahead)
+    settings = Settings(nodes=urls(nodes), rules=RULES)
+    plugin_for(app)._settings = settings
+    facts = gather(app, settings, lambda _: None)
+    assert all(-21 < node.clock_offset < -19 for node in facts.nodes)
+    assert {f.code for f in findings(facts)} == {"clock-offset"}

@@ -1,0 +1,102 @@
+"""``celery -A shop redlock ...`` as an operator types it, in a folder with an app of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from celery_redlock.ops.servers import Server
+
+__all__ = ["CommandLine", "command_line", "urls"]
+
+#: Longest wait for a command [s].
+PATIENCE = 60.0
+
+
+def urls(nodes: Sequence[Server | str]) -> list[str]:
+    """Return the URLs of *nodes*, which may be URLs already."""
+    return [node if isinstance(node, str) else node.url for node in nodes]
+
+
+class CommandLine:
+    """
+    Starts processes in one folder, and ends them.
+
+    Args:
+        folder: With the app's module.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, nodes: Sequence[Server | str], *command: str, **options: Any
+    ) -> subprocess.Popen[str]:
+        """Start Python with *command*, and NODES in its environment; *options* are of Popen."""
+        environment = {**os.environ, "NO_COLOR": "1"}
+        if nodes:
+            environment["NODES"] = " ".join(urls(nodes))
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            **{
+                "env": environment | options.pop("env", {}),
+                "cwd": self.folder,
+                "stdin": subprocess.DEVNULL,
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.PIPE,
+                "text": True,
+                **options,
+            },
+        )
+        self._started.append(process)
+        return process
+
+    def start_redlock(
+        self,
+        nodes: Sequence[Server | str],
+        *words: str,
+        app: str | None = "shop",
+        **options: Any,
+    ) -> subprocess.Popen[str]:
+        """Start ``celery -A app redlock *words``."""
+        named = ["-A", app] if app else []
+        return self.start(nodes, "-m", "celery", *named, "redlock", *words, **options)
+
+    def redlock(
+        self, nodes: Sequence[Server | str], *words: str, **options: Any
+    ) -> tuple[int, str, str]:
+        """Run ``celery -A app redlock *words`` to its end; return exit code, stdout and stderr."""
+        process = self.start_redlock(nodes, *words, **options)
+        out, err = process.communicate(timeout=PATIENCE)
+        return process.returncode, out, err
+
+    def close(self) -> None:
+        """End all that was started."""
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def command_line(folder: Path, source: str, module: str = "shop") -> Iterator[CommandLine]:
+    """
+    Write the app's *module* into *folder*, and end what was started there.
+
+    Args:
+        folder: An empty one.
+        source: Python text; may be indented.
+        module: What ``-A`` will name.
+    """
+    (folder / f"{module}.py").write_text(textwrap.dedent(source))
+    it = CommandLine(folder)
+    try:
+        yield it
+    finally:
+        it.close()

@@ -1,0 +1,357 @@
+"""What the doctor makes of facts: every finding, and the same facts without its cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from celery_redlock.lock.rules import Rules
+from celery_redlock.ops.doctor.diagnosis import findings
+from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, TaskFacts
+from celery_redlock.ops.doctor.finding import LEVELS
+from celery_redlock.settings import Settings
+from celery_redlock.task.options import LockOptions
+from celery_redlock.task.policies import Fail, Reschedule, Retry, RunUnlocked, Skip
+
+URLS = [f"redis://lock-{number}/0" for number in (1, 2, 3)]
+SETTINGS = Settings(nodes=URLS, rules=Rules())
+UNGUARDED = Settings(nodes=URLS, rules=Rules(restart_guard=False))
+OPTIONS = LockOptions(
+    ttl=30.0,
+    wait=0.0,
+    on_conflict=Skip(),
+    on_unavailable=Reschedule(),
+    aborts_on_loss=True,
+    fence=True,
+    min_hold=0.0,
+    dedup_ttl=3600.0,
+    stops_chain=True,
+    unique_until=None,
+    unique_for=3600.0,
+    on_duplicate="join",
+    overlap="skip",
+)
+FSYNC = {"appendonly": "yes", "appendfsync": "always", "save": ""}
+NO_DISK = {"appendonly": "no", "appendfsync": "everysec", "save": ""}
+
+
+def node(number=1, **told):
+    """Return a node with which all is well, but for what is *told*."""
+    info = {
+        "role": "master",
+        "run_id": f"{number:040x}",
+        "maxmemory_policy": "noeviction",
+        "redis_mode": "standalone",
+        "connected_slaves": "0",
+        "used_memory": "1000",
+        "maxmemory": "0",
+    }
+    told["info"] = {**info, **told.pop("info", {})}
+    well = {"state": "enrolled", "latencies": [0.001] * 3, "clock_offset": 0.0, "config": NO_DISK}
+    return NodeFacts(node=f"lock-{number}:6379/0", **{**well, **told})
+
+
+def facts(first=None, **known):
+    """Return facts of an app that is well, but for its *first* node and what else is *known*."""
+    nodes = [first or node(1), node(2), node(3)]
+    return Facts(**{"settings": SETTINGS, "nodes": nodes, "now": 1e9, **known})
+
+
+def task(**known):
+    """Return a task with which all is well, but for what is *known*."""
+    return TaskFacts(**{"name": "shop.bill", "options": OPTIONS, **known})
+
+
+def told(of):
+    """Return level and code of each finding."""
+    return {(finding.level, finding.code) for finding in findings(of)}
+
+
+def holds(**more):
+    """Return what the journal keeps of hold times."""
+    return {"event": "Holds", "at": 1e9, "task": "shop.bill", "counts": [1], **more}
+
+
+def replaced(**options):
+    """Return one task with these options."""
+    return [task(options=replace(OPTIONS, **options))]
+
+
+def test_of_a_healthy_app_there_is_nothing_to_say():
+    """The twin of all that follows: no finding without a cause."""
+    well = facts(
+        tasks=[task(acks_late=True, time_limit=60.0)],
+        visibility_timeout=3600.0,
+        others=[OtherServer(role="broker", place="broker:6379", run_id="b" * 40)],
+        records=[holds(longest=29.0, ttl=30.0)],
+    )
+    assert findings(well) == []
+    kept = [node(number, config=FSYNC) for number in (1, 2, 3)]
+    assert findings(replace(well, settings=UNGUARDED, nodes=kept)) == []
+
+
+NODES = {
+    "does not answer": (node(problem="Connection refused"), "warning", "node-down"),
+    "is no Redis": (node(info={"role": "master", "run_id": ""}), None, None),
+    "is a replica": (node(info={"role": "slave"}), "error", "node-replica"),
+    "is of a cluster": (node(info={"redis_mode": "cluster"}), "error", "node-cluster"),
+    "is of an old cluster": (node(info={"cluster_enabled": "1"}), "error", "node-cluster"),
+    "evicts": (node(info={"maxmemory_policy": "allkeys-lru"}), "error", "node-eviction"),
+    "is of others": (node(state="foreign"), "error", "node-foreign"),
+    "is new": (node(state="unmarked"), "warning", "node-unmarked"),
+    "is held back": (node(quarantine=12.0), "warning", "node-quarantined"),
+    "has leaks": (node(leaked=7, leaked_names=["redlock:lock:a"]), "error", "leaked-keys"),
+    "must not": (node(denied=["EVALSHA"]), "error", "no-permission"),
+    "must not for us": (node(denied_to_tools=["SCAN"]), "note", "no-permission-for-tools"),
+    "is nearly full": (
+        node(info={"used_memory": "85", "maxmemory": "100"}),
+        "warning",
+        "memory-nearly-full",
+    ),
+    "is full": (
+        node(info={"used_memory": "96", "maxmemory": "100"}),
+        "error",
+        "memory-nearly-full",
+    ),
+    "has room": (node(info={"used_memory": "79", "maxmemory": "100"}), None, None),
+    "is copied": (node(info={"connected_slaves": "1"}), "note", "replicas"),
+    "writes snapshots": (node(config={**NO_DISK, "save": "3600 1"}), "note", "snapshots"),
+    "logs and writes snapshots": (node(config={**FSYNC, "save": "3600 1"}), None, None),
+    "tells no configuration": (node(config=None), None, None),
+    "is slow": (node(latencies=[0.03, 0.03, 0.001]), "warning", "node-slow"),
+    "is too slow": (node(latencies=[0.06] * 3), "error", "node-slow"),
+    "was slow once": (node(latencies=[0.06, 0.001, 0.001]), None, None),
+    "is a second behind": (node(clock_offset=-1.5), "warning", "clock-offset"),
+    "is far behind": (node(clock_offset=-5.5), "error", "clock-offset"),
+    "is ahead": (node(clock_offset=1.5), "warning", "clock-offset"),
+    "is about right": (node(clock_offset=0.9), None, None),
+    "tells no time": (node(clock_offset=None), None, None),
+}
+
+
+@pytest.mark.parametrize("case", NODES)
+def test_of_a_node(case):
+    """One cause, one finding, at its level; and none where there is no cause."""
+    first, level, code = NODES[case]
+    found = told(facts(first)) - {("error", "clock-spread")}
+    assert found == ({(level, code)} if code else set())
+
+
+def test_a_server_of_another_kind_is_no_node():
+    """What answers INFO without a role is told once, and not asked further."""
+    other = replace(node(), info={"server": "something"}, state="")
+    assert ("error", "node-unknown") in told(facts(other))
+
+
+def test_replicas_and_clusters_are_not_told_of_what_follows_from_that():
+    """A replica has no standing, and its data are its master's."""
+    replica = node(info={"role": "slave"}, state="", leaked=3, config=None)
+    assert told(facts(replica)) == {("error", "node-replica")}
+
+
+@pytest.mark.parametrize(
+    ("first", "level", "code"),
+    [
+        (node(config=NO_DISK), "error", "restart-forgets"),
+        (node(config={**FSYNC, "appendfsync": "everysec"}), "error", "restart-forgets"),
+        (node(config={**NO_DISK, "save": "3600 1"}), "error", "restart-forgets"),
+        (node(config=None), "warning", "persistence-unknown"),
+        (node(config=FSYNC, info={"connected_slaves": "1"}), "error", "replicas"),
+    ],
+)
+def test_without_the_guard_a_node_has_to_keep_every_write(first, level, code):
+    """With the guard none of these is worth a warning."""
+    others = [node(number, config=FSYNC) for number in (2, 3)]
+    found = told(facts(settings=UNGUARDED, nodes=[first, *others]))
+    assert found == {(level, code)}
+    assert not {level for level, _ in told(facts(first))} & {"error", "warning"}
+
+
+def test_nodes_that_are_one_server():
+    """Two names of one server are one vote too many."""
+    assert told(facts(node(2))) == {("error", "same-server")}
+
+
+def test_without_a_majority_there_is_no_quorum():
+    """Down, quarantined and unmarked nodes do not vote."""
+    nodes = [node(1, problem="no answer"), node(2, quarantine=3.0), node(3)]
+    assert ("error", "no-quorum") in told(facts(nodes=nodes))
+    assert ("error", "no-quorum") not in told(facts(nodes[0]))
+
+
+def test_clocks_of_nodes_that_are_apart():
+    """Each may be near to ours, and still be too far from the other."""
+    nodes = [node(1, clock_offset=-2.6), node(2, clock_offset=2.6), node(3)]
+    found = told(facts(nodes=nodes))
+    assert ("error", "clock-spread") in found
+    nodes[1] = node(2, clock_offset=2.0)
+    assert ("error", "clock-spread") not in told(facts(nodes=nodes))
+
+
+def test_one_node_survives_nothing():
+    """Named as such, or because nothing was named."""
+    single = Settings(nodes=URLS[:1], rules=Rules())
+    assert told(facts(settings=single, nodes=[node()])) == {("warning", "single-node")}
+    fallback = replace(single, is_fallback=True)
+    broker = OtherServer(role="broker", place="lock-1:6379", run_id="")
+    found = told(facts(settings=fallback, nodes=[node()], others=[broker]))
+    assert found == {("warning", "fallback-node")}
+
+
+@pytest.mark.parametrize(
+    ("server", "is_same"),
+    [
+        (OtherServer(role="broker", place="elsewhere:1", run_id=f"{1:040x}"), True),
+        (OtherServer(role="result backend", place="lock-1:6379", run_id=""), True),
+        (OtherServer(role="broker", place="lock-1:6379", run_id="f" * 40), False),
+        (OtherServer(role="broker", place="broker:6379", run_id=""), False),
+    ],
+)
+def test_a_node_that_is_broker_or_backend(server, is_same):
+    """By its process, or, if that is unknown, by its address."""
+    assert told(facts(others=[server])) == ({("warning", "shared-server")} if is_same else set())
+
+
+TASKS = {
+    "makes no sense": ([task(options=None, problem="no")], "error", "task-options"),
+    "retries a conflict": (
+        [task(options=replace(OPTIONS, on_conflict=Retry()), max_retries=0)],
+        "warning",
+        "retry-without-retries",
+    ),
+    "retries without a quorum": (
+        [task(options=replace(OPTIONS, on_unavailable=Retry()), max_retries=0)],
+        "warning",
+        "retry-without-retries",
+    ),
+    "retries without end": (
+        [task(options=replace(OPTIONS, on_conflict=Retry()), max_retries=None)],
+        None,
+        None,
+    ),
+    "has no retries and needs none": ([task(max_retries=0)], None, None),
+    "is killed while it waits": (
+        [task(options=replace(OPTIONS, wait=60.0), time_limit=60.0)],
+        "warning",
+        "wait-over-time-limit",
+    ),
+    "waits within its limit": (
+        [task(options=replace(OPTIONS, wait=59.0), time_limit=60.0)],
+        None,
+        None,
+    ),
+    "forgets early": (
+        [task(options=replace(OPTIONS, dedup_ttl=10.0), acks_late=True)],
+        "warning",
+        "dedup-too-short",
+    ),
+    "never remembers": (
+        [task(options=replace(OPTIONS, dedup_ttl=0.0), acks_late=True)],
+        "warning",
+        "dedup-too-short",
+    ),
+    "forgets early what is acknowledged": (replaced(dedup_ttl=10.0), None, None),
+    "runs unlocked": (replaced(on_unavailable=RunUnlocked()), "note", "runs-unlocked"),
+    "fails": (replaced(on_unavailable=Fail()), None, None),
+}
+
+
+@pytest.mark.parametrize("case", TASKS)
+def test_of_a_task(case):
+    """One cause, one finding, at its level; and none where there is no cause."""
+    tasks, level, code = TASKS[case]
+    found = told(facts(tasks=tasks, visibility_timeout=60.0))
+    assert found == ({(level, code)} if code else set())
+
+
+@pytest.mark.parametrize(
+    ("aborts", "longest", "expected"),
+    [
+        (True, 31.0, {("note", "holds-outlast-ttl")}),
+        (False, 31.0, {("warning", "holds-outlast-ttl")}),
+        (False, 29.0, set()),
+    ],
+)
+def test_holds_that_outlast_their_ttl(aborts, longest, expected):
+    """That is what the watchdog is for; it is risky where a body goes on without its lock."""
+    records = [holds(longest=longest, ttl=30.0), holds(longest=1.0, ttl=30.0)]
+    assert told(facts(tasks=replaced(aborts_on_loss=aborts), records=records)) == expected
+
+
+def test_locks_that_were_lost_lately():
+    """By task, within a day; records of others and old ones do not count."""
+    lost = {"event": "LeaseLost", "name": "a", "task": "shop.bill", "at": 1e9 - 3600}
+    (finding,) = findings(facts(records=[lost, {**lost, "at": 1e9 - 60}]))
+    assert (finding.code, finding.where) == ("leases-lost", "shop.bill")
+    assert finding.what.startswith("2 lock(s)")
+    assert findings(facts(records=[{**lost, "at": 1e9 - 90_000}, {"event": "LeaseLost"}, {}])) == []
+
+
+def test_nothing_comes_later_in_eager_mode():
+    """A warning if a policy counts on it."""
+    assert told(facts(is_eager=True, tasks=[task()])) == {("warning", "always-eager")}
+    now = replaced(on_conflict=Skip(), on_unavailable=Fail())
+    assert told(facts(is_eager=True, tasks=now)) == set()
+
+
+def test_pools_in_which_a_lost_lock_is_heard_of_late():
+    """A note for those whose bodies are to be aborted."""
+    assert told(facts(pool="threads", tasks=[task()])) == {("note", "late-interrupt")}
+    assert told(facts(pool="threads", tasks=replaced(aborts_on_loss=False))) == set()
+    assert told(facts(pool="prefork", tasks=[task()])) == set()
+
+
+def test_without_hiredis_there_is_a_note():
+    """It works, a little slower."""
+    assert told(facts(has_hiredis=False)) == {("note", "no-hiredis")}
+
+
+def test_what_could_not_be_read_is_a_finding():
+    """Observers and declarations of tasks that make no sense are told under their codes."""
+    problems = {"observers": "no such observer", "task-declared": "no such option"}
+    found = told(facts(problems=problems))
+    assert found == {("error", "observers"), ("error", "task-declared")}
+
+
+def test_the_worst_comes_first_and_every_finding_says_what_to_do():
+    """Levels are known, codes are plain words, nothing is empty."""
+    everything = [*NODES.values(), *TASKS.values()]
+    assert everything
+    found = findings(
+        facts(
+            node(leaked=1, leaked_names=["redlock:lock:a"], quarantine=3.0),
+            tasks=[found for tasks, *_ in TASKS.values() for found in tasks],
+            visibility_timeout=60.0,
+            is_eager=True,
+            has_hiredis=False,
+        )
+    )
+    levels = [LEVELS.index(finding.level) for finding in found]
+    assert levels == sorted(levels)
+    assert len(set(levels)) == 3
+    for finding in found:
+        assert finding.what
+        assert finding.fix
+        assert finding.code.replace("-", "").isalpha()
+
+
+def test_facts_of_tasks_are_those_of_celery():
+    """The shorter time limit counts, of the task or of the app; no limit is none."""
+    from celery_redlock.ops.doctor.app import task_facts
+
+    conf = SimpleNamespace(task_time_limit=50, task_soft_time_limit=None)
+    bare = SimpleNamespace(
+        check_lock=lambda: None,
+        _lock_options=lambda _: OPTIONS,
+        max_retries=3,
+        acks_late=True,
+        soft_time_limit=40,
+    )
+    app = SimpleNamespace(conf=conf)
+    assert task_facts(app, None, "a", bare).time_limit == 40.0
+    del bare.soft_time_limit
+    assert task_facts(app, None, "a", bare).time_limit == 50.0
+    conf.task_time_limit = None
+    assert task_facts(app, None, "a", bare).time_limit is None

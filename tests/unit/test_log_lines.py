@@ -1,0 +1,137 @@
+"""What the default observer writes: prose for people, fields for machines, one line per refusal."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+
+from celery_redlock import events
+from celery_redlock.observers.logging import LINES, log_event
+
+TOKEN = "0123abcd"
+HOLDER = {"task": "shop.bill", "task_id": "other", "host": "mars", "pid": 7, "token": TOKEN}
+WHO = {"name": "key", "task": "shop.bill", "task_id": "me"}
+TAKEN = {**WHO, "cause": "conflict"}
+NO_QUORUM = {**WHO, "cause": "unavailable"}
+
+
+@pytest.fixture
+def records(caplog):
+    """Write an event, and return its records."""
+
+    def write(event, level=logging.DEBUG):
+        caplog.clear()
+        with caplog.at_level(level, "celery_redlock"):
+            log_event(event)
+        return caplog.records
+
+    return write
+
+
+def holder():
+    """Return a holder that has held for a minute."""
+    return {**HOLDER, "since": time.time() - 60.0}
+
+
+REFUSALS = {
+    events.TaskSkipped: ({}, "Skipped task shop.bill[me]: lock 'key': "),
+    events.TaskRefused: ({}, "Task shop.bill[me] fails: lock 'key': "),
+    events.TaskRetried: (
+        {"countdown": 3.0},
+        "Task shop.bill[me] is retried in 3 s: lock 'key': ",
+    ),
+    events.TaskRescheduled: (
+        {"countdown": 3.0, "times": 2},
+        "Task shop.bill[me] comes again in 3 s (put off 2 times): lock 'key': ",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSALS, ids=lambda kind: kind.__name__)
+def test_a_refusal_is_one_warning_that_says_who_holds_the_lock(records, kind):
+    """Which task, process and host, and for how long; and the same as fields."""
+    more, words = REFUSALS[kind]
+    since = holder()
+    (record,) = records(kind(**TAKEN, **more, holder=since), logging.WARNING)
+    assert record.levelno == logging.WARNING
+    line = record.getMessage()
+    assert line.startswith(f"{words}held by task other, process 7 on mars, for 60.")
+    assert TOKEN not in line
+    assert record.redlock == kind.__name__
+    assert record.redlock_event == {
+        "lock": "key",
+        "task": "shop.bill",
+        "task_id": "me",
+        "cause": "conflict",
+        "holder_task": "shop.bill",
+        "holder_task_id": "other",
+        "holder_host": "mars",
+        "holder_pid": 7,
+        "holder_since": since["since"],
+        **more,
+    }
+
+
+@pytest.mark.parametrize("kind", REFUSALS, ids=lambda kind: kind.__name__)
+def test_without_a_quorum_nobody_is_named(records, kind):
+    """Nobody knows who holds it, if anybody does."""
+    more, words = REFUSALS[kind]
+    (record,) = records(kind(**NO_QUORUM, **more))
+    assert record.getMessage() == f"{words}no quorum of lock nodes"
+    assert not [field for field in record.redlock_event if field.startswith("holder_")]
+
+
+def test_an_unknown_holder_is_said_to_be_one(records):
+    """A lock may be gone when its holder is asked for."""
+    (record,) = records(events.TaskSkipped(**TAKEN))
+    assert record.getMessage().endswith("held by an unknown holder")
+
+
+def test_no_quorum_for_a_task_is_told_by_what_becomes_of_the_task(records):
+    """The votes are at INFO, so that one refusal is one warning; elsewhere they are the warning."""
+    votes = {"node-1": "no answer in time"}
+    assert not records(events.LockUnavailable("key", votes, 0.1, task="t", task_id="me"), 30)
+    (record,) = records(events.LockUnavailable("key", votes, 0.1, task="t", task_id="me"))
+    assert record.levelno == logging.INFO
+    assert record.redlock_event["votes"] == votes
+    (record,) = records(events.LockUnavailable("key", votes, 0.1))
+    assert record.levelno == logging.WARNING
+    assert "node-1: no answer in time" in record.getMessage()
+
+
+def test_a_conflict_is_told_by_what_becomes_of_the_task(records):
+    """As no quorum is."""
+    assert not records(events.LockConflict("key", holder(), 0.1, task="t", task_id="me"), 30)
+
+
+def test_fields_never_clash_with_those_of_a_record(records):
+    """Logging raises KeyError where they do: names, messages and processes are common words."""
+    for event in (events.NodeDown("n", "why"), events.LeaderElected("beat", 3)):
+        (record,) = records(event)
+        assert record.name == "celery_redlock"
+        assert set(record.redlock_event) in (
+            {"node", "reason"},
+            {"lock", "task", "task_id", "fence"},
+        )
+
+
+def test_no_field_tells_a_token(records):
+    """Not even its public part: a log goes to places that no operator has seen."""
+    for kind, (more, _) in REFUSALS.items():
+        (record,) = records(kind(**TAKEN, **more, holder=holder()))
+        assert TOKEN not in repr(vars(record))
+
+
+def test_every_line_has_words():
+    """So that no event that an operator reads is logged as a repr."""
+    assert all(callable(words) for _, words in LINES.values())
+
+
+def test_what_is_not_logged_costs_nothing(records, monkeypatch):
+    """No fields are gathered for a line that nobody reads."""
+    from celery_redlock.observers import logging as module
+
+    monkeypatch.setattr(module, "fields_of", None)
+    assert not records(events.LockAcquired("key", 1, 0.1), logging.INFO)

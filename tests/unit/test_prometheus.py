@@ -1,0 +1,445 @@
+"""Which samples an event changes, and that gauges get well again."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY
+
+from celery_redlock import events
+from celery_redlock.lock.redlock import NodeHealth
+from celery_redlock.nodewatch import NodeWatch
+from celery_redlock.observers import fading, prometheus
+from celery_redlock.observers.fading import Fading, SmallestOfLate
+from celery_redlock.observers.prometheus import count_event
+from support.waiting import eventually
+
+WHO = {"task": "shop.bill", "task_id": "4711"}
+TASK = {"task": "shop.bill"}
+NAME = "invoice:s3cr3t"
+
+
+def taken(kind, cause, **more):
+    """Return an event of a task's policy."""
+    return kind(NAME, cause=cause, **WHO, **more)
+
+
+#: Event -> the samples that it adds one to.
+COUNTED = [
+    (
+        events.LockAcquired(NAME, 7, 0.002, **WHO),
+        [
+            ("redlock_acquires_total", {**TASK, "outcome": "granted"}),
+            ("redlock_wait_seconds_count", TASK),
+            ("redlock_wait_seconds_bucket", {**TASK, "le": "0.0025"}),
+        ],
+    ),
+    (
+        events.LockAcquired(NAME, 7, 0.002),
+        [("redlock_acquires_total", {"task": "", "outcome": "granted"})],
+    ),
+    (
+        events.LockConflict(NAME, {"task_id": "1"}, 0.1, **WHO),
+        [("redlock_acquires_total", {**TASK, "outcome": "taken"})],
+    ),
+    (
+        events.LockUnavailable(NAME, {"a": "unreachable"}, 0.1, **WHO),
+        [("redlock_acquires_total", {**TASK, "outcome": "unavailable"})],
+    ),
+    (
+        events.LockReleased(NAME, 4000.0, ttl=30.0, **WHO),
+        [
+            ("redlock_hold_seconds_count", TASK),
+            ("redlock_hold_seconds_bucket", {**TASK, "le": "10800.0"}),
+        ],
+    ),
+    (
+        events.LockRenewed(NAME, 20.0, ttl=30.0, lag=0.002, **WHO),
+        [
+            ("redlock_renewals_total", TASK),
+            ("redlock_watchdog_lag_seconds_count", {}),
+            ("redlock_watchdog_lag_seconds_bucket", {"le": "0.005"}),
+        ],
+    ),
+    (
+        events.LeaseLost(NAME, "deadline", **WHO),
+        [("redlock_lost_total", {**TASK, "reason": "deadline"})],
+    ),
+    (
+        taken(events.TaskSkipped, "conflict"),
+        [("redlock_skipped_total", {**TASK, "cause": "conflict"})],
+    ),
+    (
+        taken(events.TaskRefused, "unavailable"),
+        [("redlock_refused_total", {**TASK, "cause": "unavailable"})],
+    ),
+    (
+        taken(events.TaskRetried, "conflict", countdown=3.0),
+        [("redlock_retried_total", {**TASK, "cause": "conflict"})],
+    ),
+    (
+        taken(events.TaskRescheduled, "conflict", countdown=3.0, times=2),
+        [("redlock_rescheduled_total", {**TASK, "cause": "conflict"})],
+    ),
+    (
+        events.DuplicatePublished(NAME, "shop.bill", "0815", "join"),
+        [("redlock_duplicates_total", {**TASK, "on_duplicate": "join"})],
+    ),
+    (
+        events.NodeUp("node:1/0"),
+        [("redlock_node_events_total", {"node": "node:1/0", "event": "up"})],
+    ),
+    (
+        events.NodeDown("node:1/0", "refused"),
+        [("redlock_node_events_total", {"node": "node:1/0", "event": "down"})],
+    ),
+    (
+        events.NodeQuarantined("node:1/0", 60.0),
+        [("redlock_node_events_total", {"node": "node:1/0", "event": "quarantined"})],
+    ),
+    (
+        events.NodeClockJump("node:1/0", 60.0),
+        [("redlock_node_events_total", {"node": "node:1/0", "event": "clock_jump"})],
+    ),
+    (events.LeaderElected("beat:shop", 3), [("redlock_leader_elected_total", {})]),
+    (
+        events.LeaderDeposed("beat:shop", "deadline", 60.0),
+        [("redlock_leader_deposed_total", {"reason": "deadline"})],
+    ),
+    (
+        events.SlotPublished("nightly", "shop.bill", 0.0, "4711", 0.3),
+        [
+            ("redlock_beat_slots_total", {"entry": "nightly", "outcome": "published"}),
+            ("redlock_beat_slot_delay_seconds_bucket", {"entry": "nightly", "le": "0.5"}),
+        ],
+    ),
+    (
+        events.SlotSkipped("nightly", "shop.bill", 0.0, "overlap"),
+        [("redlock_beat_slots_total", {"entry": "nightly", "outcome": "overlap"})],
+    ),
+]
+#: Events that set gauges alone.
+SET = [events.NodeMeasured("node:1/0", 0.001, -0.2)]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_to_come():
+    yield
+    prometheus.fading.start_over()
+    prometheus._margins.clear()
+
+
+def value(name, **labels):
+    """Return one sample as it would be exported; None if there is none."""
+    return REGISTRY.get_sample_value(name, labels)
+
+
+@pytest.mark.parametrize(("event", "samples"), COUNTED, ids=lambda it: type(it).__name__)
+def test_an_event_is_counted(event, samples):
+    """Exactly these samples grow by one."""
+    before = [value(name, **labels) or 0 for name, labels in samples]
+    count_event(event)
+    assert [value(name, **labels) for name, labels in samples] == [n + 1 for n in before]
+
+
+def test_what_a_rule_waits_for_begins_with_zero():
+    """Else its first loss would be no increase, and nobody would be told."""
+    count_event(events.LockAcquired(NAME, 7, 0.1, task="shop.new"))
+    assert value("redlock_lost_total", task="shop.new", reason="deadline") == 0
+    assert value("redlock_lost_total", task="shop.new", reason="stolen") == 0
+    assert value("redlock_acquires_total", task="shop.new", outcome="unavailable") == 0
+    count_event(events.SlotPublished("new", "shop.new", 0.0, "4711", 0.3))
+    assert value("redlock_beat_slots_total", entry="new", outcome="deadline") == 0
+
+
+def test_every_event_is_counted_or_set():
+    """An event that is added later has to be given a metric, or a place in this list."""
+    every = {
+        kind
+        for _, kind in inspect.getmembers(events, inspect.isclass)
+        if issubclass(kind, events.Event) and not kind.__subclasses__()
+    }
+    assert {type(event) for event, _ in COUNTED} | {type(event) for event in SET} == every
+    assert set(prometheus.NOTES) == every
+
+
+def test_no_label_holds_a_lock_name_or_an_id():
+    """Neither what a user's lock name may hold, nor what there is without bound."""
+    for event, _ in COUNTED:
+        count_event(event)
+    values = {
+        text
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name.startswith("redlock_")
+        for text in sample.labels.values()
+    }
+    assert "shop.bill" in values
+    assert not {text for text in values if "s3cr3t" in text or text in {"4711", "0815"}}
+    assert "beat:shop" not in values
+
+
+def test_an_event_of_a_users_own_is_passed_over():
+    """It is none of ours, and no error."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Own(events.Event):
+        pass
+
+    count_event(Own())
+
+
+def test_a_node_goes_down_and_comes_back():
+    """0 when it is down, with nothing known of it, and measured again when it is back."""
+    node = {"node": "node:2/0"}
+    count_event(events.NodeUp("node:2/0"))
+    assert value("redlock_node_up", **node) == 1
+    count_event(events.NodeMeasured("node:2/0", 0.001, -0.2))
+    assert value("redlock_node_latency_seconds", **node) == 0.001
+    assert value("redlock_node_clock_offset_seconds", **node) == -0.2
+    count_event(events.NodeDown("node:2/0", "refused"))
+    assert value("redlock_node_up", **node) == 0
+    assert math.isnan(value("redlock_node_latency_seconds", **node))
+    assert math.isnan(value("redlock_node_clock_offset_seconds", **node))
+    count_event(events.NodeMeasured("node:2/0", 0.002, 0.1))
+    assert value("redlock_node_up", **node) == 1
+    assert value("redlock_node_latency_seconds", **node) == 0.002
+
+
+def look(*healths):
+    """Let a worker look at nodes that are so, and tell the observer."""
+    locks = SimpleNamespace(connect=lambda longest: None, probe=lambda: list(healths))
+    NodeWatch(SimpleNamespace(locks=locks, notify=count_event)).look()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda: look(NodeHealth("node:3/0", "up", 0.001, 0.0, 0.0, "")),
+        lambda: count_event(events.NodeDown("node:3/0", "refused")),
+    ],
+    ids=["seen to vote", "down"],
+)
+def test_a_quarantine_ends(end):
+    """When a look finds that the node votes, or when there is no node to vote."""
+    quarantined = {"name": "redlock_node_quarantined", "node": "node:3/0"}
+    count_event(events.NodeUp("node:3/0"))
+    count_event(events.NodeQuarantined("node:3/0", 60.0))
+    assert value(**quarantined) == 1
+    look(NodeHealth("node:3/0", "quarantined", 0.001, 0.0, 50.0, "quarantined"))
+    assert value(**quarantined) == 1
+    assert value("redlock_node_up", node="node:3/0") == 1
+    end()
+    assert value(**quarantined) == 0
+
+
+def test_a_quarantine_ends_by_itself_where_nobody_looks(monkeypatch):
+    """A beat or a program that publishes has no watch over the nodes."""
+    monkeypatch.setattr(fading, "LOOK_EVERY", 0.01)
+    count_event(events.NodeQuarantined("node:4/0", 0.05))
+    assert value("redlock_node_quarantined", node="node:4/0") == 1
+    eventually(lambda: value("redlock_node_quarantined", node="node:4/0") == 0, "its end")
+
+
+def test_the_smallest_margin_is_shown_and_forgotten(monkeypatch):
+    """Of all renewals of the last while; when there are none any more, it alarms nobody."""
+    monkeypatch.setattr(fading, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(prometheus, "WINDOW", 0.5)
+    task = {"task": "shop.margin"}
+    for margin in (20.0, 3.0, 19.0):
+        count_event(events.LockRenewed(NAME, margin, ttl=30.0, **task))
+    assert value("redlock_smallest_lease_margin_seconds", **task) == 3.0
+    assert value("redlock_smallest_lease_margin_ratio", **task) == pytest.approx(0.1)
+    eventually(
+        lambda: (
+            value("redlock_smallest_lease_margin_seconds", **task) == math.inf
+            and value("redlock_smallest_lease_margin_ratio", **task) == math.inf
+        ),
+        "margin that is forgotten",
+    )
+
+
+def test_one_leads():
+    """1 from an election to a deposition."""
+    count_event(events.LeaderElected("beat:shop", 3))
+    assert value("redlock_leader") == 1
+    count_event(events.LeaderDeposed("beat:shop", "resigned", 60.0))
+    assert value("redlock_leader") == 0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 5), st.floats(0, 100)), max_size=30),
+    st.floats(0, 20),
+)
+def test_the_smallest_of_late_is_what_a_list_would_tell(steps, wait):
+    """Whatever comes whenever: the least of what is younger than the window."""
+    late, told, now = SmallestOfLate(10.0), [], 0.0
+    for pause, number in steps:
+        now += pause
+        late.add(number, now)
+        told.append((now, number))
+        young = [number for at, number in told if at + 10.0 > now]
+        assert late.smallest(now) == min(young)
+    now += wait
+    left = late.lasts(now)
+    assert late.smallest(now) == min([n for at, n in told if at + 10.0 > now], default=math.inf)
+    assert (late.smallest(now) == math.inf) or left > 0
+
+
+def test_what_is_due_runs_once_and_a_later_word_wins():
+    """Each key has one thing to come: the last that was said, unless it is forgotten."""
+    now, ran = [0.0], []
+    it = Fading(prometheus.counting, lambda: now[0])
+    it._thread = object()  # none of its own: this test looks by hand
+    it.after(5.0, "a", lambda: ran.append("early"))
+    it.after(9.0, "a", lambda: ran.append("a"))
+    it.after(5.0, "b", lambda: ran.append("b"))
+    it.forget("b")
+    now[0] = 8.0
+    assert it.run_due()
+    assert ran == []
+    now[0] = 9.0
+    assert not it.run_due()
+    assert ran == ["a"]
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+
+
+def run(script, **env):
+    """Run a script in a process of its own, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(script)],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+FORKED = """
+    import os, threading, time
+    from celery_redlock.exposition import mind_forks
+    from celery_redlock.events import TaskSkipped
+    from celery_redlock.observers import prometheus
+
+    event = TaskSkipped("k", task="t", task_id="1", cause="conflict")
+    prometheus.count_event(event)
+    {minded}
+    begun, end = threading.Event(), threading.Event()
+
+    def count():  # as `count_event` does, but it takes its time
+        with prometheus.counting, prometheus.SKIPPED._metric._lock:
+            begun.set()
+            end.wait(20)
+
+    threading.Thread(target=count).start()
+    begun.wait(20)
+    threading.Timer(0.2, end.set).start()
+    child = os.fork()
+    if child == 0:
+        done = threading.Thread(target=prometheus.SKIPPED._metric.labels, args=("u", "conflict"))
+        done.daemon = True
+        done.start()
+        done.join(2)
+        os._exit(1 if done.is_alive() else 0)
+    end.set()
+    print("jammed" if os.waitpid(child, 0)[1] else "free")
+"""
+
+
+@needs_fork
+@pytest.mark.parametrize(("minded", "told"), [("mind_forks()", "free"), ("", "jammed")])
+def test_no_child_inherits_a_mutex_of_prometheus_client(minded, told):
+    """A fork waits until nothing is being counted; without that the child could never count."""
+    assert run(FORKED.format(minded=minded)) == [told]
+
+
+LOOKING = """
+    import os, threading
+    from celery_redlock.exposition import mind_forks
+    from celery_redlock.events import NodeMeasured
+    from celery_redlock.nodewatch import forks_held_off
+    from celery_redlock.observers.prometheus import count_event
+
+    mind_forks()
+    enough = threading.Event()
+
+    def look():
+        while not enough.is_set():
+            with forks_held_off:
+                count_event(NodeMeasured("n", 0.001, 0.0))
+
+    threading.Thread(target=look, daemon=True).start()
+    for _ in range(100):
+        child = os.fork()
+        if child == 0:
+            count_event(NodeMeasured("n", 0.001, 0.0))
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    enough.set()
+    print("forked")
+"""
+
+
+@needs_fork
+def test_a_watch_that_counts_does_not_jam_a_fork(tmp_path):
+    """Both take two locks, in the same order."""
+    assert run(LOOKING, PROMETHEUS_MULTIPROC_DIR=str(tmp_path)) == ["forked"]
+
+
+FAMILY = """
+    import os
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.multiprocess import MultiProcessCollector
+    from celery_redlock import events
+    from celery_redlock.observers.prometheus import count_event
+
+    def child(*told):
+        pid = os.fork()
+        if pid == 0:
+            for event in told:
+                count_event(event)
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    def show(name, **labels):
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)
+        print(registry.get_sample_value(name, labels))
+
+    renewed = events.LockRenewed("k", 9.0, ttl=10.0, task="t")
+    count_event(renewed)
+    child(events.TaskSkipped("k", task="t", task_id="1", cause="conflict"))
+    show("redlock_smallest_lease_margin_seconds", task="t")
+    show("redlock_renewals_total", task="t")
+
+    count_event(events.NodeMeasured("n", 0.001, 0.0))
+    child(events.TaskSkipped("k", task="t", task_id="1", cause="conflict"))
+    show("redlock_node_up", node="n")
+    child(events.NodeDown("n", "refused"))
+    show("redlock_node_up", node="n")
+    count_event(events.NodeMeasured("n", 0.001, 0.0))
+    show("redlock_node_up", node="n")
+    show("redlock_skipped_total", task="t", cause="conflict")
+"""
+
+
+@needs_fork
+def test_processes_are_added_up_as_they_should_be(tmp_path):
+    """A child without renewals has no small margin; of a node, the last word counts."""
+    told = run(FAMILY, PROMETHEUS_MULTIPROC_DIR=str(tmp_path))
+    assert told == ["9.0", "1.0", "1.0", "0.0", "1.0", "2.0"]

@@ -1,0 +1,979 @@
+from __future__ import annotations
+
+import base64
+import itertools
+import logging
+import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import click
+import pytest
+
+from celery_redlock import ConfigurationError
+from celery_redlock.lock.live import LockView
+from celery_redlock.lock.survey import NodeStatus
+from celery_redlock.observers.journal import HOLD_BOUNDS
+from celery_redlock.ops.web import command, finding, kept
+from celery_redlock.ops.web.app import make_app
+from celery_redlock.ops.web.chart import HEIGHT, WIDTH, charts
+from celery_redlock.ops.web.finding import Found, find_locks, holds_by_task
+from celery_redlock.ops.web.forms import COOKIE, LIFETIME, Seals
+from celery_redlock.ops.web.guard import POLICY, Door
+from celery_redlock.ops.web.kept import Kept
+from celery_redlock.ops.web.operator_token import (
+    ADDRESSES,
+    FREE,
+    LONGEST,
+    Attempts,
+    configured_token,
+)
+from celery_redlock.ops.web.reading import OneLock, Page, Records
+from celery_redlock.ops.web.words import moment, text_of, visible
+from celery_redlock.settings import Settings
+
+NODES = [f"redis://lock-{i}:6379/0" for i in range(1, 6)]
+LABELS = [f"lock-{i}:6379/0" for i in range(1, 6)]
+TOKEN = "correct horse battery"
+SEEN = "0123abcd"
+HOLDER = ("task", "task_id", "execution", "host", "pid", "since", "renewals", "margin")
+VOID = {"br", "hr", "img", "input", "link", "meta"}
+
+
+def view(name="orders.bill:7", *, token=SEEN, ttl=12.0, votes=5, **holder):
+    """Return a lock that a task holds."""
+    told = {
+        "task": "orders.bill",
+        "task_id": "id-7",
+        "host": "worker-1",
+        "pid": 4711,
+        "since": time.time() - 5,
+        **holder,
+    }
+    return LockView(name, {**told, "token": token}, ttl, LABELS[:votes], fence=42, waiting=3)
+
+
+def skipped(**more):
+    """Return the record of a task that was skipped."""
+    record = {
+        "id": "1",
+        "event": "TaskSkipped",
+        "at": time.time() - 60,
+        "host": "worker-2",
+        "pid": 4712,
+        "name": "orders.bill:7",
+        "task": "orders.bill",
+        "task_id": "id-8",
+        "cause": "conflict",
+        "holder": {"task": "orders.bill", "task_id": "id-7", "host": "worker-1", "pid": 4711},
+    }
+    return {**record, **more}
+
+
+def holds(task="orders.bill", **counts):
+    """Return the record of hold times: ``holds(c3=5)`` for five in the class at 3."""
+    listed = [counts.get(f"c{i}", 0) for i in range(len(HOLD_BOUNDS) + 1)]
+    where = {"at": time.time() - 600, "host": "worker-1", "pid": 4711}
+    told = {"counts": listed, "total": 3.0, "longest": 2.0, "ttl": 30.0}
+    return {"event": "Holds", **where, "task": task, **told}
+
+
+class Stand:  # as of celery_redlock.ops.web.reading.Reader
+    """Stands in for what is read from nodes."""
+
+    def __init__(self):
+        self.statuses = [NodeStatus(label, "up", "9.1.2", 86400.0) for label in LABELS]
+        self.views = [view()]
+        self.happened = [skipped()]
+        self.holds = [holds(c2=4, c3=1)]
+        self.age = 0.1
+        self.silent = []
+        self.answers = dict.fromkeys(LABELS, "released")
+        self.released = []
+
+    def page(self, search):
+        """Return what a page with *search* shows."""
+        return Page(
+            self.statuses, find_locks(self.views, search), Records(self.happened, self.holds),
+            self.age,
+        )  # fmt: skip
+
+    def lock(self, name):
+        """Return who holds the lock."""
+        return OneLock([it for it in self.views if it.name == name], self.silent)
+
+    def release(self, name, seen):
+        """Note what is asked for, and do it if the nodes would."""
+        self.released.append((name, seen))
+        if "released" in self.answers.values():
+            self.views = [it for it in self.views if it.name != name]
+        return self.answers
+
+
+@pytest.fixture
+def stand():
+    """What the nodes say; a test changes it as it likes."""
+    return Stand()
+
+
+@pytest.fixture
+def client(stand):
+    """Return a browser at a page: ``client(token=..., host=...)``."""
+
+    def client(token=TOKEN, host="127.0.0.1", names=()):
+        settings = Settings.from_conf({"redlock_nodes": NODES})
+        app = make_app("shop", settings, stand, Door(host, names, token))
+        return app.test_client()  # which calls us localhost
+
+    return client
+
+
+def form_in(answer):
+    """Return the fields of the form that releases."""
+    page = answer.get_data(as_text=True)
+    return dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page))
+
+
+def confirm(browser, name="orders.bill:7", seen=SEEN):
+    """Return the fields of the form that releases this lock, as the page of it has them."""
+    answer = browser.get("/release", query_string={"name": name, "seen": seen})
+    assert answer.status_code == 200
+    return form_in(answer)
+
+
+class Tags(HTMLParser):
+    """Collects tags and attributes, and checks that tags are closed in their order."""
+
+    def __init__(self, page):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.texts = [], [], []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        """Note what is opened."""
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        """Note what closes itself."""
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        """Check that what is closed was opened last."""
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        """Note text."""
+        self.texts.append(data)
+
+
+# -- every response ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/", 200),
+        ("/fragment?q=x", 200),
+        ("/static/page.css", 200),
+        ("/static/live.js", 200),
+        ("/static/icon.svg", 200),
+        ("/static/../app.py", 404),
+        ("/release?name=orders.bill:7&seen=0123abcd", 200),
+        ("/release", 400),
+        ("/nowhere", 404),
+    ],
+)
+def test_every_response_has_the_headers(client, path, code):
+    """Pages, files and errors alike; nothing is kept by a browser, framed or loaded from afar."""
+    with client().get(path) as answer:
+        assert answer.status_code == code
+        assert_headers(answer)
+
+
+def assert_headers(answer):
+    """Fail unless the headers that every response has are there."""
+    assert answer.headers["Content-Security-Policy"] == POLICY
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert answer.headers["Referrer-Policy"] == "same-origin"
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.headers["Cross-Origin-Opener-Policy"] == "same-origin"
+    assert answer.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert "unsafe" not in POLICY
+
+
+def test_errors_of_ours_have_the_headers_and_tell_nothing(client, stand, caplog):
+    """A fault in the page is logged, and its text is not shown."""
+    stand.page = lambda search: 1 / 0
+    browser = client()
+    browser.application.config["PROPAGATE_EXCEPTIONS"] = False
+    answer = browser.get("/")
+    assert answer.status_code == 500
+    assert_headers(answer)
+    assert "ZeroDivisionError" not in answer.get_data(as_text=True)
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["put", "delete", "post", "options"])
+def test_other_methods_do_nothing(client, stand, method):
+    """The pages that read answer to reading only; they, too, have the headers."""
+    answer = client().open("/", method=method.upper())
+    assert answer.status_code in {200, 405}
+    assert (answer.status_code == 200) == (method == "options")
+    assert_headers(answer)
+    assert stand.released == []
+
+
+def test_nothing_in_a_page_is_inline(client):
+    """Neither scripts nor styles nor handlers: the policy would refuse them."""
+    browser = client()
+    for path in ("/?q=orders", "/release?name=orders.bill:7&seen=0123abcd", "/nowhere"):
+        tags = Tags(browser.get(path).get_data(as_text=True)).tags
+        assert "style" not in {tag for tag, _ in tags}
+        for tag, attributes in tags:
+            assert not any(name == "style" or name.startswith("on") for name in attributes), tag
+            assert tag != "script" or attributes["src"].startswith("/static/")
+
+
+# -- who may ask ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "names", "asked", "admitted"),
+    [
+        ("127.0.0.1", (), "127.0.0.1:8737", True),
+        ("127.0.0.1", (), "localhost:9000", True),
+        ("127.0.0.1", (), "LOCALHOST.", True),
+        ("127.0.0.1", (), "[::1]:8737", True),
+        ("127.0.0.1", (), "evil.example", False),
+        ("127.0.0.1", (), "127.0.0.1.evil.example", False),
+        ("127.0.0.1", (), "localhost.evil.example:8737", False),
+        ("127.0.0.1", (), "10.0.0.5:8737", False),
+        ("127.0.0.1", (), "", False),
+        ("127.0.0.1", (), "a b", False),
+        ("127.0.0.1", (), "user@127.0.0.1", False),
+        ("127.0.0.1", ("Locks.example.com",), "locks.example.com", True),
+        ("127.0.0.1", ("locks.example.com",), "other.example.com", False),
+        ("10.0.0.5", (), "10.0.0.5:8737", True),
+        ("10.0.0.5", (), "10.0.0.6:8737", False),
+        ("0.0.0.0", (), "10.0.0.6:8737", True),
+        ("::", (), "[fd00::6]:8737", True),
+        ("0.0.0.0", (), "evil.example", False),
+    ],
+)
+def test_a_foreign_name_is_refused(host, names, asked, admitted):
+    """A name of others that points at us (DNS rebinding) gets nothing."""
+    assert Door(host, names, TOKEN).admits(asked) == admitted
+
+
+def test_a_foreign_name_gets_no_page(client):
+    """Not even a file, and it is told how a name is allowed."""
+    browser = client()
+    for path in ("/", "/fragment", "/static/page.css", "/release"):
+        answer = browser.get(path, headers={"Host": "evil.example"})
+        assert answer.status_code == 421
+        assert "--allow-host" in answer.get_data(as_text=True)
+        assert "orders" not in answer.get_data(as_text=True)
+        assert_headers(answer)
+
+
+def basic(password, user="anybody"):
+    """Return the header of HTTP Basic with this password."""
+    told = base64.b64encode(f"{user}:{password}".encode()).decode()
+    return {"Authorization": f"Basic {told}"}
+
+
+def test_beyond_loopback_reading_needs_the_token(client):
+    """Nothing is shown, no file either, before the token is there."""
+    browser = client(host="0.0.0.0")
+    for path in ("/", "/fragment", "/static/page.css", "/release?name=x", "/nowhere"):
+        for headers in ({}, basic("wrong"), {"Authorization": "Bearer x"}, {"Authorization": "x"}):
+            answer = browser.get(path, headers=headers, environ_base={"REMOTE_ADDR": path})
+            assert answer.status_code == 401
+            assert answer.headers["WWW-Authenticate"].startswith("Basic ")
+            assert "orders" not in answer.get_data(as_text=True)
+            assert_headers(answer)
+    assert browser.get("/", headers=basic(TOKEN)).status_code == 200
+
+
+def test_on_loopback_reading_is_free(client):
+    """With a token and without one."""
+    assert client().get("/").status_code == 200
+    assert client(token=None).get("/").status_code == 200
+
+
+def test_wrong_passwords_slow_down(client, caplog):
+    """After some, the right one has to wait, too; another address does not. Each is logged."""
+    browser = client(host="0.0.0.0")
+    for _ in range(FREE):
+        assert browser.get("/", headers=basic("wrong")).status_code == 401
+    slowed = browser.get("/", headers=basic(TOKEN))
+    assert slowed.status_code == 429
+    assert int(slowed.headers["Retry-After"]) >= 1
+    other = browser.get("/", headers=basic(TOKEN), environ_base={"REMOTE_ADDR": "10.0.0.9"})
+    assert other.status_code == 200
+    assert caplog.text.count("Refused to show the page to 127.0.0.1: wrong token") == FREE
+
+
+def test_guessing_gets_slower_and_the_wait_is_bounded():
+    """Each wrong token doubles the wait up to a limit; the right one in time clears it."""
+    now = [1000.0]
+    attempts = Attempts(lambda: now[0])
+    waits = []
+    for _ in range(12):
+        while (checked := attempts.check("10.0.0.1", "wrong", TOKEN)) is not False:
+            waits.append(checked)
+            now[0] += checked
+    assert waits == sorted(waits)
+    assert waits[0] == 1.0
+    assert waits[-1] == LONGEST
+    now[0] += LONGEST
+    assert attempts.check("10.0.0.1", TOKEN, TOKEN) is True
+    assert attempts.check("10.0.0.1", "wrong", TOKEN) is False
+
+
+def test_guesses_at_once_count_as_many():
+    """Threads do not get more free tries than one."""
+    attempts = Attempts()
+    with ThreadPoolExecutor(16) as threads:
+        told = list(threads.map(lambda _: attempts.check("h", "wrong", TOKEN), range(200)))
+    assert sum(it is False for it in told) == FREE
+
+
+def test_addresses_remembered_are_bounded_and_hosts_of_ipv6_are_one():
+    """Nobody fills our memory, and a host with many addresses is one guesser."""
+    attempts = Attempts()
+    for i in range(ADDRESSES + 50):
+        attempts.check(f"10.0.{i // 250}.{i % 250}", "wrong", TOKEN)
+    assert len(attempts._wrong) == ADDRESSES
+    told = [attempts.check(f"2001:db8::{i:x}", "wrong", TOKEN) for i in range(FREE + 1)]
+    assert told[:-1] == [False] * FREE
+    assert told[-1] > 0
+
+
+# -- the token -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "environment", "token"),
+    [
+        (None, {}, None),
+        (None, {"REDLOCK_WEB_TOKEN": ""}, None),
+        ("s" * 16, {}, "s" * 16),
+        (None, {"REDLOCK_WEB_TOKEN": "e" * 16}, "e" * 16),
+        ("s" * 16, {"REDLOCK_WEB_TOKEN": "e" * 16}, "e" * 16),
+    ],
+)
+def test_the_environment_wins_over_the_setting(setting, environment, token):
+    """So the token can be changed without the app's configuration."""
+    settings = Settings.from_conf({"redlock_nodes": NODES, "redlock_web_token": setting})
+    assert configured_token(settings, environment) == token
+
+
+def test_a_short_token_is_refused_and_not_repeated():
+    """The error says how to make one."""
+    settings = Settings.from_conf({"redlock_nodes": NODES})
+    with pytest.raises(ConfigurationError, match="at least 16") as refused:
+        configured_token(settings, {"REDLOCK_WEB_TOKEN": "tooshort"})
+    assert "tooshort" not in str(refused.value)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "locks.example.com", ""])
+def test_beyond_loopback_it_does_not_start_without_a_token(host):
+    """The error names what to set; with a token it starts."""
+    settings = Settings.from_conf({"redlock_nodes": NODES})
+    with pytest.raises(ConfigurationError, match="REDLOCK_WEB_TOKEN"):
+        command.door_for(settings, host, ())
+    with_token = Settings.from_conf({"redlock_nodes": NODES, "redlock_web_token": "s" * 16})
+    assert not command.door_for(with_token, host, ()).is_private
+    assert command.door_for(settings, "127.0.0.1", ()).is_private
+
+
+@pytest.mark.parametrize("missing", ["flask", "waitress"])
+def test_without_the_extra_the_fix_is_named(monkeypatch, missing):
+    """One clean line, no traceback."""
+    there = command.importlib.util.find_spec
+    fake = SimpleNamespace(find_spec=lambda name: None if name == missing else there(name))
+    monkeypatch.setattr(command, "importlib", SimpleNamespace(util=fake))
+    with pytest.raises(click.ClickException, match=re.escape("pip install 'celery-redlock[web]'")):
+        command.check_extra()
+
+
+# -- releasing -----------------------------------------------------------------------------
+
+
+def test_a_release_names_the_holder_first(client):
+    """Task, id, host, process, votes and the public part of the token, and what will happen."""
+    page = client().get("/release?name=orders.bill:7&seen=0123abcd").get_data(as_text=True)
+    for told in ("orders.bill:7", "id-7", "worker-1", "4711", "5 of 5 nodes", SEEN, "LockLost"):
+        assert told in page
+    assert '<input id="token" name="token" type="password" autocomplete="off" required' in page
+
+
+def test_a_release_with_the_token_is_done(client, stand, caplog):
+    """The nodes are asked for the holder seen, the result names each, and one line is logged."""
+    browser = client()
+    stand.answers = {**stand.answers, LABELS[4]: "Connection refused"}
+    answer = browser.post("/release", data={**confirm(browser), "token": TOKEN})
+    assert answer.status_code == 200
+    assert stand.released == [("orders.bill:7", SEEN)]
+    page = answer.get_data(as_text=True)
+    assert "Released on 4 of 5 nodes" in page
+    assert all(label in page for label in LABELS)
+    assert "not asked: Connection refused" in page
+    assert "Release of lock 'orders.bill:7' for 127.0.0.1" in caplog.text
+    assert TOKEN not in caplog.text + page
+
+
+def test_a_release_on_a_minority_says_so(client, stand):
+    """The holder then keeps the lock."""
+    stand.answers = {**dict.fromkeys(LABELS, "timed out"), LABELS[0]: "released"}
+    browser = client()
+    page = browser.post("/release", data={**confirm(browser), "token": TOKEN})
+    assert "no majority" in page.get_data(as_text=True)
+
+
+def test_a_lock_of_another_is_left_alone(client, stand):
+    """If it changed hands after it was shown, nothing is released, and the new holder is named."""
+    browser = client()
+    form = confirm(browser)
+    stand.views = [view(token="ffff0000", task_id="id-9", host="worker-9")]
+    stand.answers = dict.fromkeys(LABELS, "held by another")
+    answer = browser.post("/release", data={**form, "token": TOKEN})
+    page = answer.get_data(as_text=True)
+    assert answer.status_code == 409
+    assert "Nothing was released" in page
+    assert "id-9" in page
+    assert "worker-9" in page
+    assert stand.released == [("orders.bill:7", SEEN)]
+
+
+def test_who_has_gone_cannot_be_released(client, stand):
+    """The page of a holder that is gone has no form, and names who holds the lock now."""
+    stand.views = [view(token="ffff0000", task_id="id-9")]
+    answer = client().get("/release?name=orders.bill:7&seen=0123abcd")
+    page = answer.get_data(as_text=True)
+    assert "does not have the lock any more" in page
+    assert "id-9" in page
+    assert "seal" not in form_in(answer)
+
+
+def test_what_others_wrote_cannot_be_released(client, stand):
+    """A key that somebody set by hand has no token to tell it by; the page says what to do."""
+    stand.views = [LockView("by-hand", {}, None, LABELS[:1], is_foreign=True)]
+    browser = client()
+    answer = browser.get("/release?name=by-hand&seen=")
+    assert "redlock:lock:by-hand" in answer.get_data(as_text=True)
+    assert "seal" not in form_in(answer)
+    assert "By hand…" in browser.get("/").get_data(as_text=True)
+
+
+def test_without_a_token_there_is_nothing_to_release_with(client, stand, caplog):
+    """No link, no form; a request is refused with the fix named, and logged."""
+    browser = client(token=None)
+    assert "Release…" not in browser.get("/").get_data(as_text=True)
+    for answer in (browser.get("/release?name=x"), browser.post("/release", data={"name": "x"})):
+        assert answer.status_code == 403
+        assert "redlock_web_token" in answer.get_data(as_text=True)
+    assert "Refused to release lock 'x'" in caplog.text
+    assert stand.released == []
+
+
+@pytest.mark.parametrize("wrong", ["", "wrong", TOKEN[:-1], TOKEN + " ", TOKEN.upper(), "\udc80"])
+def test_a_wrong_token_releases_nothing(client, stand, caplog, wrong):
+    """The form comes again, and the log tells of it without the token."""
+    browser = client()
+    answer = browser.post(
+        "/release", data={**confirm(browser), "token": wrong.encode(errors="replace")}
+    )
+    assert answer.status_code == 403
+    assert "That was not the token" in answer.get_data(as_text=True)
+    assert "seal" in form_in(answer)
+    assert stand.released == []
+    assert "wrong token" in caplog.text
+    assert not wrong or f" {wrong}" not in caplog.text.replace("wrong token", "")
+
+
+def test_wrong_tokens_slow_down_releasing(client, stand):
+    """After some, even the right token is told to wait."""
+    browser = client()
+    form = confirm(browser)
+    for _ in range(FREE):
+        assert browser.post("/release", data={**form, "token": "wrong"}).status_code == 403
+    answer = browser.post("/release", data={**form, "token": TOKEN})
+    assert answer.status_code == 429
+    assert stand.released == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:9999"},
+        {"Origin": "http://[bad"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost"},
+    ],
+)
+def test_another_site_cannot_send_the_form(client, stand, headers, caplog):
+    """Even with all that belongs in it."""
+    browser = client()
+    form = {**confirm(browser), "token": TOKEN}
+    answer = browser.post("/release", data=form, headers=headers)
+    assert answer.status_code == 403
+    assert stand.released == []
+    assert "another site" in caplog.text
+
+
+def test_our_own_page_can_send_the_form(client, stand):
+    """With what a browser adds to it, also behind a proxy that speaks TLS."""
+    for origin in ("http://localhost", "https://localhost"):
+        stand.views = [view()]
+        browser = client()
+        headers = {"Origin": origin, "Sec-Fetch-Site": "same-origin"}
+        form = {**confirm(browser), "token": TOKEN}
+        assert browser.post("/release", data=form, headers=headers).status_code == 200
+
+
+def test_a_form_is_good_for_one_browser_and_one_holder(client, stand, caplog):
+    """Without our cookie, with another's, or about something else, it is void."""
+    browser, other = client(), client()
+    form = {**confirm(browser), "token": TOKEN}
+    strangers = other.application.test_client()
+    changes = [{"name": "orders.bill:8"}, {"seen": "ffff0000"}, {"seal": ""}, {"seal": "1.x"}]
+    changes.append({"seal": form["seal"].replace(form["seal"][-4:], "0000")})
+    answers = [browser.post("/release", data={**form, **change}) for change in changes]
+    answers += [strangers.post("/release", data=form)]
+    confirm(other)
+    answers += [other.post("/release", data=form)]
+    assert [answer.status_code for answer in answers] == [403] * 7
+    assert all("begin again" in answer.get_data(as_text=True) for answer in answers)
+    assert stand.released == []
+    assert caplog.text.count("form void") == 7
+
+
+def test_the_cookie_is_out_of_reach(client):
+    """Neither scripts nor other sites get it."""
+    answer = client().get("/release?name=orders.bill:7&seen=0123abcd")
+    cookie = answer.headers["Set-Cookie"]
+    assert cookie.startswith(f"{COOKIE}=")
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert "Path=/release" in cookie
+
+
+def test_a_seal_gets_old():
+    """What a form says is not for ever; nor is it from the future, nor of another process."""
+    now = [1_000_000.0]
+    seals = Seals(lambda: now[0])
+    browser = seals.browser(None)
+    seal = seals.make(browser, "a", "b")
+    assert seals.holds(seal, browser, "a", "b")
+    assert not seals.holds(seal, browser, "ab", "")
+    assert not Seals(lambda: now[0]).holds(seal, browser, "a", "b")
+    now[0] += LIFETIME + 1
+    assert not seals.holds(seal, browser, "a", "b")
+    now[0] -= 2 * LIFETIME
+    assert not seals.holds(seal, browser, "a", "b")
+
+
+def test_a_token_never_goes_into_an_address(client, stand):
+    """A token in the address of a POST counts for nothing."""
+    browser = client()
+    answer = browser.post(f"/release?token={TOKEN}", data=confirm(browser))
+    assert answer.status_code == 403
+    assert stand.released == []
+
+
+def test_a_form_that_is_too_long_is_refused(client, stand):
+    """Nobody fills our memory."""
+    answer = client().post("/release", data={"name": "x" * 100_000})
+    assert answer.status_code == 413
+    assert_headers(answer)
+
+
+# -- what is shown -------------------------------------------------------------------------
+
+
+def test_the_page_shows_all_there_is(client, stand):
+    """Nodes, locks, refusals and hold times, each with its details."""
+    stand.statuses[3] = NodeStatus(LABELS[3], "quarantined", "9.1.2", 10.0, 31.5)
+    stand.statuses[4] = NodeStatus(LABELS[4], "down", problem="Connection refused")
+    stand.views = [view(renewals=6, margin=19.25), view("old", ttl=None, votes=1, task=None)]
+    page = client().get("/").get_data(as_text=True)
+    text = " ".join(" ".join(Tags(page).texts).split())
+    for told in (
+        "Quorum: yes. 3 of 5 nodes can vote, 3 are needed.",
+        "quarantined", "32 s", "down", "Connection refused", "9.1.2", "1 d 0 h",
+        "orders.bill:7", "id-7", "worker-1", "4711", "5/5", "42", "12 s", "19 s",
+        "leaked", "never expires", "1/5", "no majority",
+        "skipped", "id-8", "the lock was held by task orders.bill [id-7]",
+        "5 holds", "600 ms on average",
+    ):  # fmt: skip
+        assert told in text, told
+
+
+def test_without_a_quorum_the_page_says_so(client, stand):
+    """In words, with what helps."""
+    stand.statuses = [NodeStatus(label, "unmarked", "9.1.2", 9.0) for label in LABELS]
+    page = client().get("/").get_data(as_text=True)
+    assert "Quorum: NO." in page
+    assert "bootstrap" in page
+
+
+def test_what_could_not_be_read_is_said(client, stand):
+    """No page fails because the nodes are slow."""
+    stand.page = lambda search: Page(None, None, None, 0.0)
+    page = client().get("/?q=x").get_data(as_text=True)
+    assert "have not answered yet" in page
+    assert page.count("Not read yet") == 3
+    stand.page = lambda search: Page(stand.statuses, Found([]), Records([], []), 30.0)
+    assert "The nodes are slow" in client().get("/").get_data(as_text=True)
+
+
+NASTY = (
+    "<script>alert('1')</script>\"'><img src=x onerror=alert(1)>{{ 7*7 }}&lt;\x00\x1b[31m\u202e\n"
+)
+
+
+def test_whatever_others_wrote_is_harmless(client, stand):
+    """In every field of every part: no tag, no attribute, no control of theirs in the page."""
+    fields = dict.fromkeys(HOLDER, NASTY)
+    stand.views = [view(NASTY, token=NASTY[:8], **fields), view("x", token=NASTY[:8], ttl=None)]
+    stand.happened = [
+        {**dict.fromkeys(skipped(), NASTY), "at": time.time()}
+        | {"event": kind, "holder": fields, "reason": NASTY, "node": NASTY, "entry": NASTY}
+        | {"holder_id": NASTY, "countdown": NASTY, "times": NASTY, "cause": "conflict"}
+        for kind in (
+            "TaskSkipped", "TaskRefused", "TaskRetried", "TaskRescheduled", "DuplicatePublished",
+            "LeaseLost", "SlotSkipped", "LeaderElected", "LeaderDeposed", "NodeDown", "NodeUp",
+            "NodeQuarantined", "NodeClockJump", NASTY,
+        )
+    ]  # fmt: skip
+    stand.holds = [holds(NASTY, c1=1)]
+    stand.statuses = [NodeStatus(NASTY, NASTY, NASTY, 1.0, 1.0, NASTY)] * 5
+    stand.answers = {NASTY: NASTY}
+    browser = client()
+    answers = [
+        browser.get("/"),
+        browser.get("/", query_string={"q": NASTY}),
+        browser.get("/release", query_string={"name": NASTY, "seen": NASTY[:8]}),
+        browser.get("/release", query_string={"name": NASTY, "seen": "other"}),
+    ]
+    for answer in answers:
+        assert answer.status_code == 200
+        assert_harmless(answer.get_data(as_text=True))
+    assert "alert" in answers[0].get_data(as_text=True)
+
+
+def assert_harmless(page):
+    """Fail if anything in *page* acts that is not ours."""
+    tags = Tags(page).tags
+    assert all(
+        attributes.get("src", "").startswith("/static/")
+        for tag, attributes in tags
+        if tag == "script"
+    )
+    assert "img" not in {tag for tag, _ in tags}
+    assert not any(name.startswith("on") for _, attributes in tags for name in attributes)
+    assert "{{ 7*7 }}" in page or "{{" not in page
+    told = re.sub(r'(value|data-key|href)="[^"]*"', "", page)  # where the name must be exact
+    for char in "\x00\x1b\u202e":
+        assert char not in told
+
+
+def test_the_result_of_a_release_is_harmless(client, stand):
+    """Names of nodes and what they answered are not ours, either."""
+    stand.answers = {NASTY: NASTY}
+    browser = client()
+    answer = browser.post("/release", data={**confirm(browser), "token": TOKEN})
+    assert_harmless(answer.get_data(as_text=True))
+
+
+def test_log_lines_cannot_be_forged(client, stand, caplog):
+    """A lock name with a line break stays in its line."""
+    name = "a\nERROR forged\x1b[31m"
+    stand.views = [view(name)]
+    browser = client()
+    answer = browser.get("/release", query_string={"name": name, "seen": SEEN})
+    field = re.search(r'name="name" value="([^"]*)"', answer.get_data(as_text=True))
+    assert field is not None
+    browser.post("/release", data={**form_in(answer), "name": name, "token": "wrong"})
+    browser.post("/release", data={**form_in(answer), "name": name, "token": TOKEN})
+    messages = [it.getMessage() for it in caplog.records if "lock" in it.getMessage()]
+    assert len(messages) == 2
+    assert all(message.isprintable() for message in messages)
+    assert stand.released == [(name, SEEN)]
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ("plain name-7", "plain name-7"),
+        ("tür 錠 مفتاح", "tür 錠 مفتاح"),
+        ("a\u202eb", r"a\u202eb"),
+        ("a\x1b[0m\r\nb", r"a\u001b[0m\u000d\u000ab"),
+        ("a\u200bb\u2028\ufeff", r"a\u200bb\u2028\ufeff"),
+        ("\U000e0041", r"\U000e0041"),
+        ("\udc80", r"\udc80"),
+    ],
+)
+def test_what_cannot_be_seen_is_written_out(given, seen):
+    """Names of any script stay; controls and turns of direction do not act."""
+    assert visible(given) == seen
+
+
+def test_long_names_are_shortened_in_the_middle():
+    """Begin and end are told, as names of one task differ at the end."""
+    told = text_of("orders.bill:" + "x" * 5000 + "-7")
+    assert len(told.short) == 80
+    assert told.short.startswith("orders.bill:")
+    assert told.short.endswith("-7")
+    assert len(told.full) <= 1001
+
+
+@pytest.mark.parametrize("odd", [None, True, [], {}, "x", -1, float("inf"), float("nan"), 10**400])
+def test_what_is_no_time_is_none(odd):
+    """Whatever stands in a record or a lock's value."""
+    assert moment(odd, 1000.0) is None
+
+
+def test_a_holder_of_any_shape_is_shown(client, stand):
+    """Somebody else may have written it."""
+    odd = [None, True, [], {}, [1], {"a": 1}, -1, 1e308, float("nan"), 10**400, ""]
+    stand.views = [view(f"n{i}", **dict.fromkeys(HOLDER, it)) for i, it in enumerate(odd)]
+    keys = (*skipped(), "countdown", "left", "jump", "reason", "led")
+    kinds = ("TaskSkipped", "TaskRetried", "NodeClockJump", "NodeQuarantined", "LeaderDeposed")
+    stand.happened = [
+        *({**dict.fromkeys(keys, it), "event": kind} for it in odd for kind in kinds),
+        *({"event": it} for it in odd),
+        {},
+    ]
+    stand.holds = [
+        {**holds(), "counts": it, "total": it, "longest": it, "ttl": it, "at": it} for it in odd
+    ] + [{**holds(), "counts": [it] * 13} for it in odd]
+    browser = client()
+    assert browser.get("/").status_code == 200
+    assert browser.get("/?q=a").status_code == 200
+
+
+# -- search and bounds ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("search", "found"),
+    [
+        ("", True),
+        ("ORDERS.bill", True),
+        ("id-7", True),
+        ("bill worker-1", True),
+        ("4711", True),
+        ("bill worker-9", False),
+        ("leaked", False),
+        ("nightly", False),
+    ],
+)
+def test_a_search_finds_by_every_field(client, search, found):
+    """All of its words have to be there, in whatever case."""
+    page = client().get("/", query_string={"q": search}).get_data(as_text=True)
+    assert ("orders.bill:7</bdi>" in page) == found
+
+
+def test_a_search_shows_lock_holder_and_refusals_together(client):
+    """Why did my task not run? Asked by its id, by its name and by the lock."""
+    browser = client()
+    for search in ("id-7", "orders.bill", "orders.bill:7"):
+        page = browser.get("/", query_string={"q": search}).get_data(as_text=True)
+        text = " ".join(" ".join(Tags(page).texts).split())
+        assert "Lock orders.bill:7 is held by task orders.bill [id-7]" in text
+        assert "orders.bill [id-8] (lock orders.bill:7), skipped 1 min 0 s ago" in text
+    nothing = browser.get("/?q=nightly").get_data(as_text=True)
+    assert "Nothing matches: no live lock" in nothing
+
+
+def test_of_many_locks_a_part_is_shown():
+    """The first 500 that match; the rest is counted, never collected."""
+    views = (view(f"n{i}", ttl=None if i == 7 else 5.0) for i in range(2000))
+    found = find_locks(views, "")
+    assert (len(found.locks), found.more, found.complete) == (finding.SHOWN, 1500, True)
+    assert found.locks[0].name == "n7"
+
+
+def test_a_search_ends_in_time():
+    """Of locks without end, those are shown that there was time for."""
+    clock = itertools.count(step=0.001)
+    views = (view(f"n{i}") for i in itertools.count())
+    found = find_locks(views, "n9", lambda: next(clock))
+    assert not found.complete
+    assert found.looked < 1100
+    assert found.locks
+
+
+def test_a_search_that_ended_early_says_so(client, stand):
+    """Nobody takes it for the whole truth."""
+    browser = client()
+    statuses, nothing = stand.statuses, Records([], [])
+    stand.page = lambda _: Page(statuses, Found([], 0, 9000, complete=False), nothing, 0.0)
+    assert "None among the 9,000 locks" in browser.get("/?q=x").get_data(as_text=True)
+    stand.page = lambda _: Page(statuses, Found([view()], 0, 9000, complete=False), nothing, 0.0)
+    assert "look at 9,000 locks only" in browser.get("/?q=x").get_data(as_text=True)
+    stand.page = lambda _: Page(statuses, Found([view()], 8000, 9000, complete=False), nothing, 0.0)
+    assert "At least 8,000 more" in browser.get("/").get_data(as_text=True)
+
+
+def test_a_long_search_is_cut(client, stand):
+    """Nobody makes us search for a book."""
+    asked = []
+    page = stand.page
+    stand.page = lambda search: asked.append(search) or page(search)
+    client().get("/", query_string={"q": "x" * 5000})
+    assert asked == ["x" * 200]
+
+
+def test_of_many_records_the_newest_are_shown(client, stand):
+    """And how many are not."""
+    stand.happened = [skipped(task_id=f"old-{i}-") for i in range(300)]
+    page = client().get("/").get_data(as_text=True)
+    assert "old-299-" in page
+    assert "old-99-" not in page
+    assert "100 older records are not shown" in page
+
+
+# -- hold times ----------------------------------------------------------------------------
+
+
+def test_hold_times_add_up_per_task():
+    """The busiest task first; what is not as we write it is left out."""
+    records = [holds(c1=2), holds("x", c5=9), holds(c1=1, c2=4), {**holds(), "counts": [1, 2]}]
+    busy, less = holds_by_task(records)
+    assert (busy.task, busy.count) == ("x", 9)
+    assert (less.task, less.counts[1], less.counts[2], less.total) == ("orders.bill", 3, 4, 6.0)
+
+
+def test_bars_stay_inside_the_drawing():
+    """Each as high as its share, the highest as high as there is room; none for what is empty."""
+    many = {f"c{i}": 10**i for i in range(0, 10, 2)}
+    (chart,) = charts(holds_by_task([holds(**many)]))
+    for bar in chart.bars:
+        assert bar.x >= 0
+        assert bar.x + bar.width <= WIDTH
+        assert bar.y >= 0
+        assert bar.y + bar.height <= HEIGHT
+        assert (bar.height == 0) == (bar.count == 0)
+        assert len(bar.number) <= 5
+    heights = [bar.height for bar in chart.bars if bar.count]
+    assert heights == sorted(heights)
+    assert chart.ttl_x is not None
+    assert 0 < chart.ttl_x < WIDTH
+
+
+def test_the_chart_is_drawn_and_told(client, stand):
+    """As SVG, with its numbers in words for those who do not see it."""
+    page = client().get("/").get_data(as_text=True)
+    drawings = [attributes for tag, attributes in Tags(page).tags if tag == "svg"]
+    (label,) = [it["aria-label"] for it in drawings if it.get("role") == "img"]
+    assert label == "Hold times of orders.bill: 30 ms to 100 ms: 4; 100 ms to 300 ms: 1"
+
+
+# -- keeping what was read -----------------------------------------------------------------
+
+
+@pytest.fixture
+def threads():
+    """Some threads to read in."""
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def test_many_pages_cost_one_reading(threads):
+    """Ten that ask at the same time share one; so do those that come soon after."""
+    go, readings = threading.Event(), []
+
+    def read():
+        go.wait(20)
+        readings.append(1)
+        return len(readings)
+
+    it = Kept(read, threads, lambda: 0.0)
+    with ThreadPoolExecutor(10) as pages:
+        asked = [pages.submit(it.get, 20) for _ in range(10)]
+        go.set()
+        assert {page.result().value for page in asked} == {1}
+    assert it.get(0).value == 1
+
+
+def test_a_slow_node_keeps_no_page_waiting(threads):
+    """Who asks gets the older reading meanwhile, and nothing if there is none."""
+    now, go = [0.0], threading.Event()
+    values = iter("ab")
+
+    def read():
+        value = next(values)
+        if value == "b":
+            go.wait(20)
+        return value
+
+    it = Kept(read, threads, lambda: now[0])
+    assert it.get(20).value == "a"
+    now[0] += kept.FRESH
+    assert it.get(0).value == "a"
+    go.set()
+    assert it.get(20).value == "b"
+
+
+def test_what_is_known_to_have_changed_is_read_again(threads):
+    """After a release, nobody is shown the lock that is gone."""
+    readings = iter("ab")
+    it = Kept(lambda: next(readings), threads, lambda: 0.0)
+    assert it.get(20).value == "a"
+    assert it.get(20).value == "a"
+    it.expire()
+    assert it.get(20).value == "b"
+
+
+def test_a_slow_reading_rests_as_long_as_it_took(threads):
+    """However slow the nodes are, they are asked at most half of the time."""
+    now, readings = [0.0], []
+
+    def read():
+        now[0] += 7.0
+        readings.append(now[0])
+
+    it = Kept(read, threads, lambda: now[0])
+    it.get(20)
+    now[0] += 6.9
+    it.get(20)
+    assert len(readings) == 1
+    now[0] += 0.2
+    it.get(20)
+    assert len(readings) == 2
+
+
+def test_a_reading_that_fails_leaves_the_older_one(threads, caplog):
+    """It is logged, and tried again later."""
+    now, divisors = [0.0], iter([1, 0, 2])
+    it = Kept(lambda: 2 / next(divisors), threads, lambda: now[0])
+    assert it.get(20).value == 2
+    now[0] += 1.0
+    assert it.get(20).value == 2
+    assert "ZeroDivisionError" in caplog.text
+    now[0] += 1.0
+    assert it.get(20).value == 1
+
+
+def test_log_level_of_releases_is_seen_by_default(client, stand, caplog):
+    """They are warnings: an operator wants to know who took whose lock."""
+    browser = client()
+    with caplog.at_level(logging.WARNING):
+        browser.post("/release", data={**confirm(browser), "token": TOKEN})
+    (record,) = [it for it in caplog.records if it.getMessage().startswith("Release of lock")]
+    assert record.levelno == logging.WARNING

@@ -1,0 +1,291 @@
+"""What `redlock why` makes of what the nodes, the options and the journal say."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from celery_redlock.errors import LockKeyError
+from celery_redlock.lock.look import (
+    MarkerSeen,
+    NodeLook,
+    holders,
+    marker,
+    marker_in,
+    what_would_be,
+)
+from celery_redlock.lock.survey import NodeStatus
+from celery_redlock.lock.votes import Verdict
+from celery_redlock.ops.outlook import at_publish, at_run
+from celery_redlock.ops.why import CallError, Explanation, find_task, is_refusal_of, name_of_call
+from celery_redlock.task.options import LockOptions
+from celery_redlock.task.policies import Fail, Reschedule, Retry, RunUnlocked, Skip
+
+OURS, THEIRS = b"a" * 40, b"b" * 40
+OPTIONS = LockOptions(
+    ttl=30.0,
+    wait=0.0,
+    on_conflict=Skip(),
+    on_unavailable=Reschedule(),
+    aborts_on_loss=True,
+    fence=True,
+    min_hold=0.0,
+    dedup_ttl=3600.0,
+    stops_chain=True,
+    unique_until=None,
+    unique_for=3600.0,
+    on_duplicate="join",
+    overlap="skip",
+)
+TASK = SimpleNamespace(name="shop.bill", max_retries=3, default_retry_delay=180)
+
+
+def seen(value=None, state="up", **more):
+    """Return what a node has of a lock."""
+    return NodeLook(NodeStatus("a", state), value, 9.0 if value else 0.0, **more)
+
+
+# --- what the nodes say -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("looks", "expected"),
+    [
+        ([seen(), seen(), seen()], Verdict.GRANTED),
+        ([seen(), seen(), seen(state="down")], Verdict.GRANTED),
+        ([seen(OURS), seen(OURS), seen()], Verdict.TAKEN),
+        ([seen(OURS), seen(), seen()], Verdict.GRANTED),
+        ([seen(OURS), seen(), seen(state="down")], Verdict.UNAVAILABLE),
+        ([seen(), seen(state="quarantined"), seen(state="unmarked")], Verdict.UNAVAILABLE),
+        ([seen(OURS), seen(OURS, "quarantined"), seen(state="unfit")], Verdict.UNAVAILABLE),
+        ([seen(OURS), seen(THEIRS), seen(b"c" * 40)], Verdict.TAKEN),
+        ([seen(), seen(problem="gone"), seen(problem="gone")], Verdict.UNAVAILABLE),
+    ],
+)
+def test_what_another_call_would_be_told(looks, expected):
+    """As the lock itself judges the votes of these nodes, split votes decided."""
+    assert what_would_be(looks) is expected
+
+
+def explanation(looks, verdict):
+    """Return an explanation of what the nodes say, and of nothing else."""
+    return Explanation("a", "", looks, holders(looks), verdict, "", None, None, None, [])
+
+
+def test_who_has_a_majority_holds_it_even_where_no_quorum_votes():
+    """A quarantined node votes for nobody, but it knows whose key it has."""
+    looks = [seen(OURS), seen(OURS, "quarantined"), seen(state="down")]
+    found = explanation(looks, what_would_be(looks))
+    assert found.holder is not None
+    assert found.state == "held"
+    assert found.verdict is Verdict.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("looks", "state"),
+    [
+        ([seen(), seen(), seen(OURS)], "free"),
+        ([seen(OURS), seen(THEIRS), seen(b"c" * 40)], "held"),
+        ([seen(OURS), seen(state="down"), seen(state="down")], "unavailable"),
+    ],
+)
+def test_who_has_a_minority_does_not_hold_it(looks, state):
+    """It is an attempt under way, or left over."""
+    found = explanation(looks, what_would_be(looks))
+    assert found.holder is None
+    assert found.state == state
+
+
+def test_the_holder_is_told_by_the_node_that_heard_last():
+    """Renewals reach some nodes and not others; a key that never expires is said to."""
+    old, new = OURS + b'{"renewals": 1}', OURS + b'{"renewals": 2, "task": "t"}'
+    looks = [seen(old, fence=4), replace(seen(new, fence=5), ttl=None), seen(THEIRS)]
+    first, second = holders(looks)
+    assert (first.info["renewals"], first.info["task"]) == (2, "t")
+    assert (first.ttl, first.fence, len(first.votes)) == (None, 5, 2)
+    assert len(second.votes) == 1
+
+
+@pytest.mark.parametrize("value", [b"mine", b"A" * 40, b"", b"a" * 39, "ü".encode() * 40])
+def test_the_value_of_somebody_else_is_told_nobody(value):
+    """What is no token of ours is no holder of ours, and none of it is shown."""
+    (holder,) = holders([seen(value)])
+    assert holder.is_foreign
+    assert holder.info == {}
+    assert value.decode(errors="replace") not in repr(holder) or not value
+
+
+def test_a_marker_counts_if_a_majority_has_it():
+    """The largest count of merged triggers is the newest."""
+    ours = MarkerSeen(b"a", {"task_id": "1"}, 5.0, is_running=False, merged=1)
+    newer = replace(ours, merged=2)
+    other = replace(ours, token=b"b")
+    assert marker([ours, newer, None]) == newer
+    assert marker([ours, other, None]) is None
+    assert marker([None, None, None]) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "lock", "expected"),
+    [
+        ([b"t", b"{}", b"2000", b"", b"", b""], None, (1.0, False)),
+        ([b"t", b"{}", b"500", b"", b"", b""], None, None),
+        ([b"t", b"{}", b"0", OURS, b"id/0/0", b""], OURS + b"{}", (0.0, True)),
+        ([b"t", b"{}", b"0", OURS, b"id/0/0", b""], THEIRS, None),
+        ([b"t", b"no JSON", b"2000", b"", b"-", b"3"], None, (1.0, False)),
+        ([None] * 6, None, None),
+    ],
+)
+def test_a_marker_stands_by_itself_or_by_its_lock(fields, lock, expected):
+    """As the scripts of the nodes see it."""
+    found = marker_in(fields, 1000, lock)
+    assert (found and (found.left, found.is_running)) == expected
+
+
+# --- what would become of another call -----------------------------------------------------
+
+RUN_WORDS = {
+    "free": (Verdict.GRANTED, {}, "gets the lock"),
+    "skip": (Verdict.TAKEN, {}, "is skipped"),
+    "skip, in a chain": (Verdict.TAKEN, {}, "ends there"),
+    "skip, chain goes on": (Verdict.TAKEN, {"stops_chain": False}, "goes on with that value"),
+    "fail": (Verdict.TAKEN, {"on_conflict": Fail()}, "fails, visibly"),
+    "retry": (Verdict.TAKEN, {"on_conflict": Retry()}, "retried in 180 s, 3 times at most"),
+    "retry soon": (Verdict.TAKEN, {"on_conflict": Retry(countdown=5.0)}, "retried in 5 s"),
+    "put off": (Verdict.TAKEN, {"on_conflict": Reschedule()}, "1 s at first and 60 s at most"),
+    "put off a little": (
+        Verdict.TAKEN,
+        {"on_conflict": Reschedule(max_reschedules=4)},
+        "4 times; then it fails",
+    ),
+    "wait": (Verdict.TAKEN, {"wait": 5.0}, "tries for 5 s (lock_wait)"),
+    "no wait": (Verdict.TAKEN, {}, "does not wait"),
+    "next": (Verdict.TAKEN, {"on_duplicate": "rerun"}, "sets it aside"),
+    "no quorum": (Verdict.UNAVAILABLE, {}, "put off and comes again"),
+    "no lock": (Verdict.UNAVAILABLE, {"on_unavailable": RunUnlocked()}, "runs WITHOUT a lock"),
+}
+
+
+@pytest.mark.parametrize("case", RUN_WORDS)
+def test_what_a_worker_would_do(case):
+    """By the policy for what the nodes say, and it is named."""
+    verdict, options, words = RUN_WORDS[case]
+    told = at_run(TASK, replace(OPTIONS, **options), verdict)
+    assert words in told
+    if verdict is Verdict.UNAVAILABLE:
+        assert "(on_unavailable)" in told
+    elif verdict is Verdict.TAKEN and case != "next":
+        assert "(on_conflict)" in told
+
+
+def test_retries_of_every_kind_are_told():
+    """Backoff of the task's own, and retries without end."""
+    task = SimpleNamespace(max_retries=None, default_retry_delay=180, retry_backoff=True)
+    told = at_run(task, replace(OPTIONS, on_conflict=Retry()), Verdict.TAKEN)
+    assert "by its retry_backoff, without end" in told
+
+
+WAITS = MarkerSeen(b"t", {"task_id": "first"}, 5.0, is_running=False, merged=0)
+RUNS = replace(WAITS, is_running=True)
+PUBLISH_WORDS = [
+    ("join", None, None, "publishes it: none is queued"),
+    ("join", WAITS, None, "publishes nothing and returns the result of task first"),
+    ("join", RUNS, None, "publishes nothing and returns the result of task first"),
+    ("fail", WAITS, None, "raises DuplicateTask: task first"),
+    ("rerun", WAITS, None, "handed over to task first"),
+    ("rerun", RUNS, None, "as the next run, which waits for the end of task first"),
+    ("rerun", RUNS, WAITS, "handed over to task first"),
+]
+
+
+@pytest.mark.parametrize(("on_duplicate", "queued", "following", "words"), PUBLISH_WORDS)
+def test_what_a_publisher_would_do(on_duplicate, queued, following, words):
+    """By what a majority of the nodes has queued for the name."""
+    options = replace(OPTIONS, unique_until="finished", on_duplicate=on_duplicate)
+    assert words in (at_publish(options, queued, following) or "")
+
+
+def test_a_task_that_is_not_unique_is_just_published():
+    """Then there is nothing to say of it."""
+    assert at_publish(OPTIONS, WAITS, None) is None
+
+
+# --- the call that is asked about ----------------------------------------------------------
+
+
+class Billing:
+    """Stands in for a task of ours."""
+
+    name = "shop.bill"
+    _is_built_in = False
+
+    def __init__(self, makes):
+        self.makes = makes
+
+    def lock_name(self, args, kwargs):
+        """Return or raise what it was told to."""
+        if isinstance(self.makes, Exception):
+            raise self.makes
+        return self.makes
+
+
+def app_with(*names, **tasks):
+    """Return an app with tasks that are none of ours, by their *names*, and with *tasks*."""
+    return SimpleNamespace(tasks={**{name: SimpleNamespace() for name in names}, **tasks})
+
+
+def test_tasks_are_found_or_the_nearest_is_named():
+    """Built-in ones are not suggested; what takes no lock is said to."""
+    ours = Billing("name")
+    app = app_with("celery.chord", "shop.plain", **{"shop.bill": ours})
+    assert find_task(app, "shop.bill") is ours
+    with pytest.raises(CallError, match=r"did you mean shop\.bill"):
+        find_task(app, "shop.bil")
+    with pytest.raises(CallError, match="did you mean shop"):
+        find_task(app, "xyz")
+    with pytest.raises(CallError, match="takes no lock"):
+        find_task(app, "shop.plain")
+    with pytest.raises(CallError, match="has no tasks"):
+        find_task(app_with("celery.chord"), "x")
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "words"),
+    [
+        ("[s3cret", "{}", "ARGS must be a JSON list"),
+        ('{"a": "s3cret"}', "{}", "ARGS must be a JSON list"),
+        ("[]", '["s3cret"]', "KWARGS must be a JSON object"),
+        ("[]", "s3cret", "KWARGS must be a JSON object"),
+    ],
+)
+def test_what_is_no_json_of_a_call_is_said_without_repeating_it(args, kwargs, words):
+    """What is typed may be anything, and errors end up in logs."""
+    with pytest.raises(CallError, match=words) as failure:
+        name_of_call(Billing("name"), args, kwargs)
+    assert "s3cret" not in str(failure.value)
+
+
+@pytest.mark.parametrize("makes", [LockKeyError("no"), ValueError("s3cret"), "", None])
+def test_a_call_without_a_name_is_a_clean_error(makes):
+    """Arguments that do not fit, and what a lock_name() of the user's may raise or return."""
+    with pytest.raises(CallError) as failure:
+        name_of_call(Billing(makes), "[]", "{}")
+    assert "s3cret" not in str(failure.value)
+
+
+def test_a_call_has_its_name():
+    """The twin: arguments that fit."""
+    assert name_of_call(Billing("name"), "[1]", '{"a": 2}') == "name"
+
+
+def test_refusals_of_a_lock_are_those_of_its_name():
+    """Long names are met by what the nodes have of them; others' records are passed over."""
+    long = "x" * 300
+    assert is_refusal_of({"event": "TaskSkipped", "name": long}, long)
+    for record, name in itertools.product(
+        [{"event": "LeaderElected", "name": "a"}, {"event": "TaskSkipped"}, {}], ["a", "b"]
+    ):
+        assert not is_refusal_of(record, name)
