@@ -1,0 +1,289 @@
+"""
+What is planted is seen by every tool, and rightly: one trouble after the other, one test a tool.
+
+On the stage: a task that runs and holds its lock, another that was skipped for it, a dead node, a
+quarantined node, and a key that leaked. In what the task was called with is a secret.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_redlock import RedlockTask
+from support.stage import stage
+from support.waiting import eventually
+
+SECRET = "s3cr3t-argument"
+WEB_TOKEN = "sixteen-letters-and-more"
+LEAKED = "f" * 40
+MAX_TTL = 300.0  # a quarantine that outlasts the tests
+
+
+def declare(app):
+    """A task that holds its lock until a file is there."""
+
+    @app.task(base=RedlockTask, name="shop.bill", unique_on=("number",), shared=False)
+    def bill(number, secret, until):
+        while not Path(until).exists():
+            time.sleep(0.05)
+
+
+def free_port():
+    """Return a port that nobody listens on."""
+    with socket.socket() as it:
+        it.bind(("127.0.0.1", 0))
+        return it.getsockname()[1]
+
+
+class Planted:
+    """The stage with everything on it, and what its tools said so far."""
+
+    def __init__(self, it, port, until):
+        self.it = it
+        self.port = port
+        self.until = until
+        self.said = []
+        self.name = it.task("shop.bill").lock_name((7, SECRET, until))
+        self.env = {
+            **os.environ,
+            "STAGE": json.dumps([__file__, it.conf]),
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "NO_COLOR": "1",
+        }
+        self.labels = [f"127.0.0.1:{node.port}/0" for node in it.nodes]
+
+    def celery(self, *words):
+        """Run ``celery -A ... *words``; return exit code and output."""
+        done = subprocess.run(
+            [sys.executable, "-m", "celery", "-A", "support.stage", *words],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        self.said.append(done.stdout + done.stderr)
+        return done.returncode, done.stdout
+
+    def asked(self, *words):
+        """Return the JSON that ``celery -A ... redlock *words`` prints, and the exit code."""
+        code, out = self.celery("redlock", *words, "--json")
+        return code, json.loads(out)
+
+    def fetched(self, url):
+        """Return what is served at *url*."""
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            text = answer.read().decode()
+        self.said.append(text)
+        return text
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """Everything, planted once."""
+    folder = tmp_path_factory.mktemp("planted")
+    until, port = str(folder / "until"), free_port()
+    observers = ["logging", "journal", "celery", "prometheus"]
+    with stage(
+        __file__,
+        folder,
+        redlock_ttl=3.0,
+        redlock_max_ttl=MAX_TTL,
+        redlock_observers=observers,
+        redlock_prometheus_listen=f"127.0.0.1:{port}",
+        redlock_web_token=WEB_TOKEN,
+    ) as it:
+        it.worker(concurrency=2)
+        it.nodes[0].kill()
+        it.nodes[1].restart()
+        planted = Planted(it, port, until)
+        planted.result = it.task("shop.bill").delay(7, SECRET, until)
+        with redis.Redis.from_url(it.nodes[2].url) as client:
+            eventually(lambda: client.exists(f"redlock:lock:{planted.name}"), "lock", timeout=30)
+        planted.skipped = it.task("shop.bill").delay(7, SECRET, until)
+        assert planted.skipped.get(timeout=30)["skipped"] == "conflict"
+        for node in it.nodes[2:]:
+            with redis.Redis.from_url(node.url) as client:
+                client.set("redlock:lock:leaky", LEAKED + '{"task_id": "long gone"}')
+        yield planted
+        Path(until).touch()
+        planted.result.get(timeout=30)
+
+
+def test_status(planted):
+    """The dead node is down, the forgetful one quarantined, and three of five are enough."""
+    code, told = planted.asked("status")
+    assert code == 0
+    assert (told["quorum"], told["voting"], told["needed"]) == (True, 3, 3)
+    down, quarantined, *up = told["nodes"]
+    assert [node["node"] for node in told["nodes"]] == planted.labels
+    assert (down["state"], quarantined["state"]) == ("down", "quarantined")
+    assert [node["state"] for node in up] == ["up"] * 3
+    assert 200 < quarantined["quarantine"] < 320
+    assert set(down) == {"node", "state", "version", "uptime", "quarantine", "problem"}
+
+
+def test_ls(planted):
+    """The held lock with its holder, and the leaked key as one that never ends."""
+    code, told = planted.asked("ls")
+    assert code == 0
+    assert told["down"] == planted.labels[:1]
+    locks = {lock["name"]: lock for lock in told["locks"]}
+    assert set(locks) == {planted.name, "leaky"}
+    held, leaky = locks[planted.name], locks["leaky"]
+    assert held["task_id"] == planted.result.id
+    assert (held["task"], held["held"]) == ("shop.bill", True)
+    assert held["host"] == socket.gethostname()
+    assert 0 < held["ttl"] <= 3.0
+    assert set(planted.labels[2:]) <= set(held["votes"])
+    assert held["fence"] > 0
+    assert held["age"] > 0
+    assert (leaky["ttl"], leaky["task_id"], leaky["votes"]) == (
+        None,
+        "long gone",
+        planted.labels[2:],
+    )
+    assert leaky["token"] == LEAKED[:8]
+
+
+def test_why(planted):
+    """Who holds it, and what would become of another call; with the one that was skipped."""
+    arguments = json.dumps([7, SECRET, planted.until])
+    code, told = planted.asked("why", "shop.bill", arguments)
+    assert code == 1
+    assert told["state"] == "held"
+    assert told["lock"] == planted.name
+    assert planted.result.id in json.dumps(told["holder"])
+    assert planted.skipped.id in json.dumps(told["recent"])
+    code, words = planted.celery("redlock", "why", "shop.bill", arguments)
+    assert code == 1
+    assert planted.result.id in words
+    assert "skip" in words
+    code, told = planted.asked("why", "--name", "leaky")
+    assert (code, told["state"]) == (1, "held")
+    code, told = planted.asked("why", "shop.bill", json.dumps([8, SECRET, planted.until]))
+    assert (code, told["state"]) == (0, "free")
+
+
+def test_doctor(planted):
+    """Each trouble by its code, at its place, with what to do."""
+    code, told = planted.asked("doctor")
+    assert code == 1
+    found = {(finding["code"], finding["where"]) for finding in told["findings"]}
+    down, quarantined, *up = planted.labels
+    assert {("node-down", down), ("node-quarantined", quarantined)} <= found
+    assert {("leaked-keys", node) for node in up} <= found
+    assert all(finding["fix"] for finding in told["findings"])
+    assert set(told["findings"][0]) == {"level", "code", "where", "what", "fix"}
+
+
+def test_inspect(planted):
+    """The worker lists the one lock that it holds, and sees the nodes as they are."""
+    code, out = planted.celery("inspect", "--timeout", "10", "redlock_locks", "--json")
+    assert code == 0
+    (locks,) = [answer["locks"] for answer in json.loads(out).values()]
+    assert [(lock["name"], lock["task_id"]) for lock in locks] == [
+        (planted.name, planted.result.id)
+    ]
+
+    def states():
+        _, out = planted.celery("inspect", "--timeout", "10", "redlock_nodes", "--json")
+        (nodes,) = [answer["nodes"] for answer in json.loads(out).values()]
+        return [node["state"] for node in nodes]
+
+    eventually(lambda: states() == ["down", "quarantined", "up", "up", "up"], "states", timeout=60)
+
+
+def test_tail(planted):
+    """The skip, with who held the lock."""
+    code, out = planted.celery("redlock", "tail", "--no-follow", "--json")
+    assert code == 0
+    records = [json.loads(line) for line in out.splitlines()]
+    (skip,) = [record for record in records if record["event"] == "TaskSkipped"]
+    assert (skip["task_id"], skip["name"]) == (planted.skipped.id, planted.name)
+    assert skip["holder"]["task_id"] == planted.result.id
+
+
+def samples(text, metric):
+    """Return the samples of *metric* in an exposition: labels as text -> value."""
+    lines = re.findall(rf"^{metric}(?:\{{(.*?)\}})? (\S+)$", text, re.MULTILINE)
+    return {labels: float(value) for labels, value in lines}
+
+
+def test_metrics(planted):
+    """Nodes by their state, and the skip in its counter."""
+    url = f"http://127.0.0.1:{planted.port}/metrics"
+
+    def ups():
+        found = samples(planted.fetched(url), "redlock_node_up")
+        return [found.get(f'node="{label}"') for label in planted.labels]
+
+    eventually(lambda: ups() == [0, 1, 1, 1, 1], "nodes up and down", timeout=60)
+    text = planted.fetched(url)
+    quarantined = samples(text, "redlock_node_quarantined")
+    assert quarantined[f'node="{planted.labels[1]}"'] == 1
+    assert quarantined[f'node="{planted.labels[2]}"'] == 0
+    (skipped,) = samples(text, "redlock_skipped_total").items()
+    assert 'task="shop.bill"' in skipped[0]
+    assert 'cause="conflict"' in skipped[0]
+    assert skipped[1] == 1
+
+
+@contextmanager
+def served(planted):
+    """Run the web page; yields its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "celery", "-A", "support.stage", "redlock", "web"]
+    with subprocess.Popen(
+        [*command, "--port", str(port)],
+        env=planted.env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            yield f"http://127.0.0.1:{port}/"
+        finally:
+            process.terminate()
+
+
+def test_web(planted):
+    """All of it on one page."""
+    with served(planted) as url:
+
+        def page():
+            try:
+                return planted.fetched(url)
+            except OSError:
+                return ""
+
+        def shows():
+            text = page()
+            expected = [*planted.labels, planted.name, planted.result.id, "leaky", "quarantined"]
+            return all(word in text for word in [*expected, planted.skipped.id]) and text
+
+        text = eventually(shows, "all on one page", timeout=60)
+    assert "down" in text
+    assert "never" in text.lower()
+
+
+def test_what_was_secret_stayed_so(planted):
+    """No tool and no log tells an argument, a whole token or the operator's."""
+    test_ls(planted)
+    with redis.Redis.from_url(planted.it.nodes[2].url) as client:
+        token = client.get(f"redlock:lock:{planted.name}")[:40].decode()
+        journal = json.dumps([str(fields) for _, fields in client.xrange("redlock:journal")])
+    arguments = "".join(planted.said) + planted.it.log() + journal
+    for secret in (SECRET, token, LEAKED, WEB_TOKEN):
+        assert secret not in arguments
