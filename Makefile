@@ -42,9 +42,10 @@ lint: $(DEV) ## Check style, types, layers and spelling
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-bench: $(DEV) ## Measure what a lock costs, and a publish
+bench: $(DEV) ## Measure what a lock costs, a publish, and observers
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.lock_cycle $(ARGS)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.publish $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.observers $(ARGS)
 
 matrix: matrix-redis matrix-celery ## Run tests with every Python, redis-py and Celery supported
 

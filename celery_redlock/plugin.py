@@ -206,6 +206,8 @@ def observer_of(named: Any, plugin: Plugin) -> Observer:
         return cast("Observer", named)
     try:
         return READY[named](plugin) if named in READY else cast("Observer", symbol_by_name(named))
+    except ConfigurationError:  # its own word for what it lacks
+        raise
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"redlock_observers: {what_is_wrong(named, error)}") from None
 

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import secrets
 import signal
 import struct
 import termios
@@ -188,14 +189,18 @@ def test_what_scripts_read_stays_what_it_is(line, nodes):
     assert set(measured) == about | {"cycle", "acquire", "release", "refused"}
     assert set(measured["cycle"]) == {"count", "p50", "p99"}
     assert set(measured["nodes"][0]) == {"node", "p50", "p99", "problem"}
-    refused = plain(line, nodes, "bootstrap", expected=1) if False else None
-    assert refused is None
+    refused = plain(line, nodes, "bootstrap", expected=1)
+    assert set(refused) == {"refused", "live_locks"}
+    assert set(refused["live_locks"][0]) == LOCK
     record = plain(line, nodes, "tail", "--no-follow", "-n", "1")
     assert {"id", "event", "at", "host", "pid", "name", "task", "task_id", "cause"} <= set(record)
     released = plain(line, nodes, "release", "nightly", "--token", token, "--yes")
     assert set(released) == {"lock", "released", "reason", "holder", "nodes"}
     assert set(released["holder"]) == HOLDER | {"age", "ttl", "votes", "token"}
     assert set(released["nodes"][0]) == {"node", "result"}
+    enrolled = plain(line, nodes, "bootstrap", "--yes")
+    assert set(enrolled) == {"refused", "nodes"}
+    assert set(enrolled["nodes"][0]) == {"node", "enrolled", "problem"}
 
 
 # -- why -----------------------------------------------------------------------------------
@@ -462,13 +467,13 @@ def test_a_reader_that_leaves_is_no_error(line, nodes, words):
     os.close(theirs)
     assert os.read(ours, 10)
     os.close(ours)
-    for number in range(40):  # until it notices
-        if process.poll() is not None:
-            break
-        record(nodes, f"more-{number}")
-        time.sleep(0.5)
-    assert process.wait(30) == 0
-    assert process.stderr.read() == ""
+
+    def has_ended():
+        record(nodes, secrets.token_hex(4))  # what is to be written is how it notices
+        return process.poll() is not None
+
+    eventually(has_ended, "end of the command", timeout=30, every=0.3)
+    assert (process.returncode, process.stderr.read()) == (0, "")
 
 
 # -- bench ---------------------------------------------------------------------------------
@@ -676,15 +681,17 @@ def test_secrets_are_told_nobody(line, redis_nodes):
         ["bench", "--seconds", "0.2"],
         ["bootstrap"],
         ["release", name, "--token", "0" * 8, "--yes"],
-        ["release", name, "--token", token, "--yes"],
+        ["release", name, "--token", token, "--yes", "--json"],
     ]
     seen = ""
     for words in commands:
-        for more in ([], ["--json"]):
-            for given in (wrong, [*right, right[0]]):
-                _, out, err = line.redlock(given, *words, *more)
-                assert "Traceback" not in err
-                seen += out + err
+        _, out, err = line.redlock(wrong, *words)
+        assert "Traceback" not in err
+        seen += out + err
+    for words in (["status"], ["ls"], ["why", "--name", name], ["doctor"], ["bench"]):
+        for given in (wrong, [*right, right[0]]):
+            _, out, err = line.redlock(given, *words, "--json")
+            seen += out + err
     assert token[:8] in seen  # the public part
     for secret in ("p4ssw0rd", "wr0ngpw", "4rgument", "web-t0ken", token[8:]):
         assert secret not in seen

@@ -105,7 +105,7 @@ def planted(tmp_path_factory):
         redlock_prometheus_listen=f"127.0.0.1:{port}",
         redlock_web_token=WEB_TOKEN,
     ) as it:
-        it.worker(concurrency=2)
+        it.worker(concurrency=2, env={"TMPDIR": str(folder)})
         it.nodes[0].kill()
         it.nodes[1].restart()
         planted = Planted(it, port, until)

@@ -114,7 +114,7 @@ def test_a_query_asks_for_what_there_is(query, labels):
         ("sum(rate(redlock_skiped_total[5m]))", {"redlock_skiped_total"}),
         ("redlock_lost", {"redlock_lost"}),
         ("rate(redlock_wait_seconds[5m])", {"redlock_wait_seconds"}),
-        ('redlock_lost_total{taks="t"}', {"taks"}),
+        ('redlock_lost_total{tusk="t"}', {"tusk"}),
         ("sum by (nodes) (redlock_node_up)", {"nodes"}),
         ("redlock_node_up - on (nod) redlock_node_quarantined", {"nod"}),
         ("sum by (le) (rate(redlock_wait_seconds_sum[5m]))", {"le"}),

@@ -431,12 +431,16 @@ def test_a_release_with_the_token_is_done(client, stand, caplog):
     assert TOKEN not in caplog.text + page
 
 
-def test_a_release_on_a_minority_says_so(client, stand):
-    """The holder then keeps the lock."""
+def test_a_release_that_too_few_nodes_answered_says_so(client, stand):
+    """The holder may then keep the lock; not if the others answer that they have none of it."""
     stand.answers = {**dict.fromkeys(LABELS, "timed out"), LABELS[0]: "released"}
     browser = client()
     page = browser.post("/release", data={**confirm(browser), "token": TOKEN})
-    assert "no majority" in page.get_data(as_text=True)
+    assert "too few answered" in page.get_data(as_text=True)
+    stand.views = [view(votes=1)]
+    stand.answers = {**dict.fromkeys(LABELS, "free"), LABELS[0]: "released"}
+    page = browser.post("/release", data={**confirm(browser), "token": TOKEN})
+    assert "Released on 1 of 5 nodes.</strong>" in page.get_data(as_text=True)
 
 
 def test_a_lock_of_another_is_left_alone(client, stand):
@@ -823,11 +827,36 @@ def test_a_search_that_ended_early_says_so(client, stand):
     browser = client()
     statuses, nothing = stand.statuses, Records([], [])
     stand.page = lambda _: Page(statuses, Found([], 0, 9000, complete=False), nothing, 0.0)
-    assert "None among the 9,000 locks" in browser.get("/?q=x").get_data(as_text=True)
+    page = browser.get("/?q=x").get_data(as_text=True)
+    assert "No lock has such a name." in page
+    assert "those of 9,000 locks only" in page
     stand.page = lambda _: Page(statuses, Found([view()], 0, 9000, complete=False), nothing, 0.0)
     assert "look at 9,000 locks only" in browser.get("/?q=x").get_data(as_text=True)
     stand.page = lambda _: Page(statuses, Found([view()], 8000, 9000, complete=False), nothing, 0.0)
     assert "At least 8,000 more" in browser.get("/").get_data(as_text=True)
+
+
+@pytest.mark.parametrize(
+    ("search", "pattern"),
+    [
+        ("bill", b"*[bB][iI][lL][lL]*"),
+        ("a orders:7", b"*[oO][rR][dD][eE][rR][sS]:7*"),
+        ("a*?[]^", b"*[aA]\\*\\?\\[\\]\\^*"),
+        ("\u00fcb", b"**[bB]*"),
+        ("", b"**"),
+    ],
+)
+def test_nodes_are_asked_for_names_with_a_word(search, pattern):
+    """The longest one, in either case; what means something to SCAN is taken by itself."""
+    assert finding.name_pattern(search) == pattern
+
+
+def test_what_is_found_twice_is_shown_once():
+    """By its name, and by going through all; other holders of one name are others."""
+    by_name = Found([view("b"), view("b", token="ffff0000")], looked=2)
+    found = finding.together(by_name, Found([view("b"), view("a")], 3, 900, complete=False))
+    assert [it.name for it in found.locks] == ["a", "b", "b"]
+    assert (found.more, found.looked, found.complete, found.names_complete) == (3, 900, False, True)
 
 
 def test_a_long_search_is_cut(client, stand):

@@ -7,11 +7,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_redlock.lock.live import LockView
+from celery_redlock.lock.live import LockView, glob
 from celery_redlock.observers.journal import HOLD_BOUNDS
 from celery_redlock.ops.web.words import number
 
-__all__ = ["Found", "Holds", "find_locks", "holds_by_task", "lock_matches", "record_matches"]
+__all__ = [
+    "Found",
+    "Holds",
+    "find_locks",
+    "holds_by_task",
+    "name_pattern",
+    "record_matches",
+    "together",
+]
 
 #: How many locks a page shows, and for how long they are searched and counted [s].
 SHOWN = 500
@@ -44,12 +52,14 @@ class Found:
         more: How many others were met.
         looked: How many were looked at in all.
         complete: Whether all were looked at; False if time was up before.
+        names_complete: Whether at least the names of all were.
     """
 
     locks: list[LockView]
     more: int = 0
     looked: int = 0
     complete: bool = True
+    names_complete: bool = True
 
 
 @dataclass
@@ -96,6 +106,40 @@ def find_locks(
             complete = False
             break
     return Found(in_order(found), more, looked, complete)
+
+
+def together(by_name: Found, by_all: Found) -> Found:
+    """Return what two searches for the same have found, each lock once."""
+    known = {(view.name, view.holder.get("token")) for view in by_name.locks}
+    others = [view for view in by_all.locks if (view.name, view.holder.get("token")) not in known]
+    locks = [*by_name.locks, *others]
+    return Found(
+        locks=in_order(locks[:SHOWN]),
+        more=max(by_name.more, by_all.more, len(locks) - SHOWN),
+        looked=by_all.looked,
+        complete=by_all.complete,
+        names_complete=by_name.complete,
+    )
+
+
+def name_pattern(search: str) -> bytes:
+    """
+    Return a pattern of SCAN for names with the longest word of *search* in them.
+
+    Nodes pass over names without it by themselves, a hundred times faster than we could. Other
+    letters than those of ASCII stand for anything: nodes know no cases of them.
+    """
+    longest = max(search.split(), key=len, default="")
+    return b"*" + b"".join(map(either_case, longest)) + b"*"
+
+
+def either_case(char: str) -> bytes:
+    """Return a pattern for *char* as a capital letter and as a small one."""
+    if not char.isascii():
+        return b"*"
+    if char.isalpha():
+        return f"[{char.lower()}{char.upper()}]".encode()
+    return glob(char.encode())
 
 
 def in_order(locks: Iterable[LockView]) -> list[LockView]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from celery_redlock.lock.journal import JournalReader
-from celery_redlock.lock.live import LockView, live_locks
+from celery_redlock.lock.live import LiveLocks, LockView
 from celery_redlock.lock.look import NodeLook, holders, look
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import shorten
 from celery_redlock.lock.survey import NodeStatus, node_statuses, release_seen
-from celery_redlock.ops.web.finding import Found, find_locks
+from celery_redlock.ops.web.finding import Found, find_locks, name_pattern, together
 from celery_redlock.ops.web.kept import Kept, Reading
 
 __all__ = ["OneLock", "Page", "Reader", "Records"]
@@ -142,19 +142,18 @@ class Reader:
             return kept
 
     def _find(self, search: str) -> Found:
-        in_pages = cast("Generator[LockView, None, None]", live_locks(self._nodes, self._rules))
-        with contextlib.closing(in_pages) as views:
-            found = find_locks(views, search)
-        if found.complete or not search:
-            return found
-        # Among too many locks the search may have passed by the one whose whole name it is.
-        known = {(view.name, view.holder.get("token")) for view in found.locks}
-        named = [
-            view
-            for view in lock_now(self._nodes, self._rules, search).views
-            if (view.name, view.holder.get("token")) not in known
-        ]
-        return Found([*named, *found.locks], found.more, found.looked, complete=False)
+        """Search names first: it is fast, and what most people look for."""
+        if not search:
+            return self._go_through(b"*", search)
+        by_name = self._go_through(name_pattern(search), search)
+        return by_name if by_name.more else together(by_name, self._go_through(b"*", search))
+
+    def _go_through(self, like: bytes, search: str) -> Found:
+        in_pages = cast(
+            "Generator[LockView, None, None]", iter(LiveLocks(self._nodes, self._rules, like))
+        )
+        with contextlib.closing(in_pages) as views:  # and with them the connections
+            return find_locks(views, search)
 
 
 class JournalTail:

@@ -162,7 +162,8 @@ def outcome(desk: Desk, name: str, results: dict[str, str]) -> Response:
         results=[(text_of(node), *result_in_words(result)) for node, result in results.items()],
         gone=gone,
         nodes=desk.nodes,
-        is_majority=gone >= quorum(desk.nodes),
+        # Whoever was seen cannot have a majority any more.
+        is_done=sum(result in RESULTS for result in results.values()) >= quorum(desk.nodes),
         holders=rows,
     )
     return make_response(page, 200 if gone or not rows else 409)
