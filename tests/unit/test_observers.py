@@ -23,7 +23,9 @@ def plugin_with(**conf):
     """Return the plugin of an app with *conf*."""
     app = Celery("shop", set_as_current=False)
     app.conf.update(redlock_nodes=NODES, **conf)
-    return plugin_for(app)
+    plugin = plugin_for(app)
+    plugin.of = app  # it knows its app by a weak reference
+    return plugin
 
 
 def settings_with(**conf):
