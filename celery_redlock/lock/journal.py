@@ -158,7 +158,7 @@ def read_record(line: bytes) -> dict[str, Any]:
     """Return the record in *line*; empty if somebody else wrote it."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 

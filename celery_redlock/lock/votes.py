@@ -205,7 +205,7 @@ def read_holder(value: bytes) -> dict[str, Any]:
     try:
         parsed = json.loads(value[TOKEN_LENGTH:] or b"{}")
         told_by_holder = parsed if isinstance(parsed, dict) else {}
-    except ValueError:  # written by somebody else: the key is taken all the same
+    except (ValueError, RecursionError):  # somebody else's: the key is taken all the same
         pass
     return {**told_by_holder, "token": value[:PUBLIC_TOKEN_LENGTH].decode("ascii", "replace")}
 
