@@ -169,7 +169,7 @@ def as_dict(info: bytes) -> dict[str, Any]:
     """Return what the owner of a marker tells of itself; nothing if it makes no sense."""
     try:
         told = json.loads(info)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
 
