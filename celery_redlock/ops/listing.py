@@ -15,7 +15,6 @@ from celery_redlock.ops.text import duration, one_line, show_table
 from celery_redlock.settings import Settings
 
 __all__ = [
-    "HOLDER",
     "LOCK_HEAD",
     "STATES",
     "age_of",
@@ -23,9 +22,11 @@ __all__ = [
     "left",
     "lock_as_json",
     "lock_row",
+    "scalar",
     "show_locks",
     "show_nodes",
     "verdict",
+    "who_as_json",
 ]
 
 #: State of a node -> how it is shown on a terminal.
@@ -122,7 +123,7 @@ def lock_as_json(lock: LockView, nodes: int) -> dict[str, Any]:
     holder = lock.holder
     return {
         "name": lock.name,
-        **{field: holder.get(field) for field in HOLDER},
+        **who_as_json(holder),
         "age": age_of(holder),
         "ttl": lock.ttl,
         "votes": lock.votes,
@@ -132,6 +133,16 @@ def lock_as_json(lock: LockView, nodes: int) -> dict[str, Any]:
         "token": holder.get("token"),
         "foreign": lock.is_foreign,
     }
+
+
+def who_as_json(holder: dict[str, Any]) -> dict[str, Any]:
+    """Return what *holder* tells of itself that we tell on; None for what it does not tell."""
+    return {field: scalar(holder.get(field)) for field in HOLDER}
+
+
+def scalar(value: object) -> str | float | None:
+    """Return *value* if it is text or a number; else somebody else wrote it."""
+    return value if isinstance(value, (str, int, float)) else None
 
 
 def age_of(holder: dict[str, Any]) -> float | None:

@@ -12,8 +12,8 @@ from celery import Celery, chain, chord
 from kombu import pools
 
 from celery_redlock import LockLost
-from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.live import live_locks
+from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.survey import bootstrap
 from support import events as recording
 from support.clients import let_go

@@ -228,8 +228,8 @@ def test_a_declaration_that_makes_no_sense_is_a_finding(app, redis_nodes):
     def wrong(something):
         pass
 
-    app.conf.redlock_observers = ["loging"]
-    settings = Settings(nodes=urls(nodes), rules=RULES, observers=["loging"])
+    app.conf.redlock_observers = ["no such observer"]
+    settings = Settings(nodes=urls(nodes), rules=RULES, observers=["no such observer"])
     plugin_for(app)._settings = settings
     told = {f.code: f.what for f in findings(gather(app, settings, lambda _: None))}
     assert set(told) == {"task-declared", "observers"}
