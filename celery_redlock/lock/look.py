@@ -157,12 +157,12 @@ def read_node(address: Address, status: NodeStatus, rules: Rules, name: str) -> 
 def marker_in(fields: Sequence[bytes | None], now: int, lock: bytes | None) -> MarkerSeen | None:
     """Return the marker in *fields*, None if it does not stand (any more)."""
     token, info, until, under, started, merged = (value or b"" for value in fields)
-    left = (int(until or 0) - now) / 1000.0
+    left = (number(until) - now) / 1000.0
     is_running = bool(under) and (lock or b"")[:TOKEN_LENGTH] == under
     if not token or (left <= 0 and not is_running):
         return None
     is_running = is_running or started not in (b"", b"-")
-    return MarkerSeen(token, as_dict(info), max(0.0, left), is_running, int(merged or 0))
+    return MarkerSeen(token, as_dict(info), max(0.0, left), is_running, number(merged))
 
 
 def as_dict(info: bytes) -> dict[str, Any]:

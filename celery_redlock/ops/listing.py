@@ -19,6 +19,7 @@ __all__ = [
     "STATES",
     "age_of",
     "count_up",
+    "in_words",
     "left",
     "lock_as_json",
     "lock_row",
@@ -138,6 +139,12 @@ def lock_as_json(lock: LockView, nodes: int) -> dict[str, Any]:
 def who_as_json(holder: dict[str, Any]) -> dict[str, Any]:
     """Return what *holder* tells of itself that we tell on; None for what it does not tell."""
     return {field: scalar(holder.get(field)) for field in HOLDER}
+
+
+def in_words(holder: dict[str, Any]) -> str:
+    """Return who *holder* is: task, id, process and host."""
+    who = {field: one_line("?" if v is None else v) for field, v in who_as_json(holder).items()}
+    return "task {task}, id {task_id}, process {pid} on {host}".format_map(who)
 
 
 def scalar(value: object) -> str | float | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from celery_redlock.lock.look import MarkerSeen
 from celery_redlock.lock.votes import Verdict
+from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.text import one_line
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip
@@ -97,7 +98,7 @@ def at_publish(
         return "apply_async publishes it: none is queued."
     stands = following or queued
     assert stands is not None
-    first = f"task {one_line(stands.info.get('task_id', '?'))}"
+    first = f"task {one_line(scalar(stands.info.get('task_id')) or '?')}"
     if options.on_duplicate == "fail":
         return f"apply_async raises DuplicateTask: {first} stands for it."
     if options.on_duplicate == "join":

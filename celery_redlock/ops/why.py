@@ -22,6 +22,7 @@ from celery_redlock.lock.look import (
 )
 from celery_redlock.lock.scripts import shorten
 from celery_redlock.lock.votes import Verdict
+from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.outlook import at_publish, at_run
 from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import Settings
@@ -98,7 +99,7 @@ def explain(app: Any, settings: Settings, name: str, task: Any = None) -> Explan
     looks = look(settings.nodes, settings.rules, name)
     found, verdict = holders(looks), what_would_be(looks)
     if task is None and found:
-        task = app.tasks.get(str(found[0].info.get("task")))
+        task = app.tasks.get(str(scalar(found[0].info.get("task"))))
     options = options_of(app, task)
     queued, following = marker([one.queued for one in looks]), marker([one.next for one in looks])
     return Explanation(

@@ -655,7 +655,7 @@ def test_without_rich_a_terminal_gets_plain_columns(line, nodes):
 def test_control_characters_of_others_do_not_reach_the_terminal(line, nodes):
     """What is in a key or a value may be anybody's."""
     evil = "\x1b]0;pwned\x07\r\n\x1b[31m"
-    info = json.dumps({"task": evil, "task_id": evil, "host": evil, "pid": evil, "since": evil})
+    info = json.dumps({"task": evil, "task_id": evil, "host": [evil], "pid": evil, "since": evil})
     for node in nodes:
         do(node, "SET", f"redlock:lock:x{evil}", "e" * 40 + info, "PX", "60000")
     record(nodes, evil, name=evil, holder={"task_id": evil, "host": evil})

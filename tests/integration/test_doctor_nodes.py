@@ -228,13 +228,13 @@ def test_a_declaration_that_makes_no_sense_is_a_finding(app, redis_nodes):
     def wrong(something):
         pass
 
-    app.conf.redlock_observers = ["log"]
-    settings = Settings(nodes=urls(nodes), rules=RULES, observers=["log"])
+    app.conf.redlock_observers = ["promtheus"]
+    settings = Settings(nodes=urls(nodes), rules=RULES, observers=["promtheus"])
     plugin_for(app)._settings = settings
     told = {f.code: f.what for f in findings(gather(app, settings, lambda _: None))}
     assert set(told) == {"task-declared", "observers"}
     assert "nothing" in told["task-declared"]
-    assert "ready ones are logging" in told["observers"]
+    assert "did you mean 'prometheus'" in told["observers"]
 
 
 def test_the_clock_of_a_node_is_compared_with_ours(app, redis_nodes, monkeypatch):

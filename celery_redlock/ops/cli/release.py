@@ -14,7 +14,7 @@ from celery_redlock.lock.scripts import Keys
 from celery_redlock.lock.survey import release_seen
 from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH
 from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings
-from celery_redlock.ops.listing import HOLDER, age_of, left
+from celery_redlock.ops.listing import age_of, in_words, left, who_as_json
 from celery_redlock.ops.text import duration, one_line, show_json
 from celery_redlock.settings import Settings
 
@@ -136,11 +136,7 @@ def show_holder(name: str, seen: HolderSeen, nodes: int, *, err: bool) -> None:
     """Say who holds the lock, and what taking it away means."""
     info, age = seen.info, age_of(seen.info)
     since = "" if age is None else f", for {duration(age)}"
-    task = f"task {info.get('task', '?')}, id {info.get('task_id', '?')}"
-    where = f"process {info.get('pid', '?')} on {info.get('host', '?')}"
-    click.echo(
-        f"Lock {one_line(name)!r} is held by {one_line(f'{task}, {where}{since}')};", err=err
-    )
+    click.echo(f"Lock {one_line(name)!r} is held by {in_words(info)}{since};", err=err)
     click.echo(f"on {len(seen.votes)} of {nodes} nodes, ttl left {left(seen.ttl)}.", err=err)
     click.echo(
         "If it still runs, it goes on until its next renewal, and another one can run beside it "
@@ -151,6 +147,6 @@ def show_holder(name: str, seen: HolderSeen, nodes: int, *, err: bool) -> None:
 
 def as_plain(seen: HolderSeen) -> dict[str, Any]:
     """Return the holder as plain JSON values."""
-    told = {field: seen.info.get(field) for field in HOLDER}
+    told = who_as_json(seen.info)
     more = {"age": age_of(seen.info), "ttl": seen.ttl, "votes": seen.votes}
     return {**told, **more, "token": seen.info.get("token")}

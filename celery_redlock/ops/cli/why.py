@@ -19,7 +19,7 @@ from celery_redlock.ops.cli.command import (
     with_settings,
 )
 from celery_redlock.ops.journal_lines import line
-from celery_redlock.ops.listing import HOLDER, STATES, age_of, left
+from celery_redlock.ops.listing import STATES, age_of, in_words, left, scalar, who_as_json
 from celery_redlock.ops.screen import colour
 from celery_redlock.ops.text import duration, one_line, show_json, show_table
 from celery_redlock.ops.why import Explanation, explain, find_task, name_of_call
@@ -121,15 +121,10 @@ def show_holder(holder: HolderSeen, found: Explanation) -> None:
     is_leftover = holder is not found.holder
     role = "An attempt under way, or left over" if is_leftover else "Held"
     info = holder.info
-    told = [
-        f"task {info.get('task', '?')}",
-        f"id {info.get('task_id', '?')}",
-        f"process {info.get('pid', '?')} on {info.get('host', '?')}",
-    ]
-    click.echo(f"  {role}: {one_line(', '.join(told))}")
+    click.echo(f"  {role}: {in_words(info)}")
     age = age_of(info)
     since = "" if age is None else f"for {duration(age)}, "
-    times = info.get("renewals")
+    times = scalar(info.get("renewals"))
     renewed = f"renewed {times} time{'' if times == 1 else 's'}, " if times else ""
     fence = f"fence {holder.fence}, " if holder.fence else ""
     rest = one_line(f"{since}{renewed}{fence}token {info.get('token', '?')}")
@@ -166,10 +161,10 @@ def token_of(one: NodeLook) -> str:
 
 def marker_words(seen: MarkerSeen) -> str:
     """Return whose message stands for the name."""
-    info = seen.info
+    info = who_as_json(seen.info)
     what = "has begun" if seen.is_running else f"waits, {seen.left:.0f} s at most"
     merged = f", {seen.merged} triggers merged into it" if seen.merged else ""
-    return one_line(f"task {info.get('task', '?')}, id {info.get('task_id', '?')}: {what}{merged}")
+    return one_line(f"task {info['task']}, id {info['task_id']}: {what}{merged}")
 
 
 # --- as JSON ------------------------------------------------------------------------------
@@ -200,13 +195,13 @@ def holder_as_plain(holder: HolderSeen) -> dict[str, Any]:
     """Return *holder* as plain JSON values."""
     info = holder.info
     return {
-        **{field: info.get(field) for field in HOLDER},
+        **who_as_json(info),
         "age": age_of(info),
         "ttl": holder.ttl,
         "votes": holder.votes,
         "fence": holder.fence or None,
-        "renewals": info.get("renewals", 0),
-        "margin": info.get("margin"),
+        "renewals": scalar(info.get("renewals", 0)),
+        "margin": scalar(info.get("margin")),
         "token": info.get("token"),
         "foreign": holder.is_foreign,
     }
@@ -228,5 +223,6 @@ def marker_as_plain(seen: MarkerSeen | None) -> dict[str, Any] | None:
     """Return whose message stands for the name as plain JSON values; nothing of its token."""
     if seen is None:
         return None
-    told = {field: seen.info.get(field) for field in ("task_id", "task", "host", "pid", "since")}
+    told = who_as_json(seen.info)
+    del told["execution"]  # it has none before it runs
     return {**told, "running": seen.is_running, "left": seen.left, "merged": seen.merged}
