@@ -107,6 +107,10 @@ class CeleryEvents:
         """Send what is left, for the end of a process."""
         self._outbox.flush(LAST_WORDS)
 
+    def close(self) -> None:
+        """Send what is left, and end the thread that sends."""
+        self._outbox.close()
+
     def _send(self, batch: Sequence[tuple[float, events.Event]]) -> None:
         app = self._plugin.app
         if app is None:

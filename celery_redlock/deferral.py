@@ -16,7 +16,14 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["SIGNAL", "in_main_thread", "pause", "signals_deferred", "signals_patient"]
+__all__ = [
+    "SIGNAL",
+    "in_main_thread",
+    "pause",
+    "signals_deferred",
+    "signals_patient",
+    "signals_undisturbing",
+]
 
 #: Ours, by which a body learns that its lock is lost; billiard maps others to an exit.
 SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
@@ -50,6 +57,11 @@ class _Deferral:
             if callable(handler) and handler != self._note:
                 self._handlers[number] = handler
                 signal.signal(number, self._note)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether nothing is let through, now or later."""
+        return self._ends == float("inf")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if time.monotonic() >= self._ends:
@@ -110,6 +122,13 @@ def signals_deferred() -> Iterator[None]:
     finally:
         _Deferral.current = outer
         deferral.end()
+
+
+def signals_undisturbing() -> contextlib.AbstractContextManager[None]:
+    """Return what holds signals back for the body of a ``with``, unless that is done already."""
+    outer = _Deferral.current
+    is_done = outer is not None and outer.holds_back and in_main_thread()
+    return contextlib.nullcontext() if is_done else signals_deferred()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 from celery import bootsteps
 
 from celery_redlock.errors import RedlockError
-from celery_redlock.events import NodeMeasured
+from celery_redlock.events import NodeDown, NodeMeasured, NodeUp
 from celery_redlock.lock.redlock import NodeHealth
 from celery_redlock.plugin import Plugin, locking, plugin_for
 
@@ -31,6 +31,8 @@ LONGEST_CONNECT = 2.5
 #: Held while a thread of ours works in a process that may fork. A child would find the locks of
 #: libraries (metrics, exporters) as that thread held them, for ever.
 forks_held_off = threading.RLock()
+#: How long a fork waits for that thread [s]. An observer that hangs must not hang the worker.
+LONGEST_HOLD = 2.0
 
 
 class NodeWatch:
@@ -45,6 +47,7 @@ class NodeWatch:
         self._plugin = plugin
         self._stopped = threading.Event()
         self.seen: list[NodeHealth] = []
+        self._unfit: set[str] = set()
 
     def start(self) -> None:
         """Begin to look, in a thread of its own."""
@@ -73,8 +76,18 @@ class NodeWatch:
         with forks_held_off:
             self.seen = self._plugin.locks.probe()
             for node in self.seen:
+                self._tell_if_unfit(node)
                 if node.latency is not None and node.clock_offset is not None:
                     self._plugin.notify(measured(node, node.latency, node.clock_offset))
+
+    def _tell_if_unfit(self, node: NodeHealth) -> None:
+        """Tell of nodes that answer and do not vote: of their connections there is no news."""
+        if node.state == "unfit" and node.node not in self._unfit:
+            self._unfit.add(node.node)
+            self._plugin.notify(NodeDown(node.node, node.problem))
+        elif node.state in ("up", "quarantined") and node.node in self._unfit:
+            self._unfit.discard(node.node)
+            self._plugin.notify(NodeUp(node.node))
 
 
 def measured(node: NodeHealth, latency: float, clock_offset: float) -> NodeMeasured:
@@ -102,13 +115,37 @@ class WatchNodes(bootsteps.StartStopStep):
             watch.stop()
 
 
+class Forking(threading.local):
+    """
+    Whether the thread that forks has waited for the others with success.
+
+    Attributes:
+        holds: How many of its forks, one within the other, hold `forks_held_off`.
+    """
+
+    holds = 0
+
+
+_forking = Forking()
+
+
+def _before_fork() -> None:
+    if forks_held_off.acquire(timeout=LONGEST_HOLD):
+        _forking.holds += 1
+
+
+def _after_fork() -> None:
+    if _forking.holds:
+        _forking.holds -= 1
+        forks_held_off.release()
+
+
 def _after_fork_in_child() -> None:
-    forks_held_off.release()
+    global forks_held_off
+    forks_held_off, _forking.holds = threading.RLock(), 0
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=forks_held_off.acquire,
-        after_in_parent=forks_held_off.release,
-        after_in_child=_after_fork_in_child,
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
     )

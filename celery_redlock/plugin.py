@@ -19,7 +19,7 @@ from typing import Any, cast
 from celery import bootsteps, signals
 from kombu.utils.imports import symbol_by_name
 
-from celery_redlock.deferral import pause
+from celery_redlock.deferral import pause, signals_undisturbing
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Event, Observer, broadcast
 from celery_redlock.lock.redlock import Redlock
@@ -104,10 +104,13 @@ class Plugin:
             return
         with _building:
             locks, self._locks, self._settings = self._locks, None, None
-            self._observers = None
+            observers, self._observers = self._observers or (), None
             self.options.clear()
         if locks is not None:
             locks.close()
+        for observer in observers:
+            if hasattr(observer, "close"):
+                observer.close()
 
     @property
     def observers(self) -> tuple[Observer, ...]:
@@ -119,8 +122,23 @@ class Plugin:
         return self._observers
 
     def notify(self, event: Event) -> None:
-        """Tell all observers, whatever any of them raises."""
-        broadcast(self.observers)(event)
+        """
+        Tell all observers, whatever any of them raises.
+
+        A soft time limit that arrives meanwhile takes effect right after: raised in an observer,
+        it would count as a failure of that one, and be lost.
+        """
+        with signals_undisturbing():
+            broadcast(self.observers)(event)
+
+    def flush(self) -> None:
+        """Have observers let go of what they have gathered; never fails."""
+        for observer in self._observers or ():
+            if isinstance(observer, JournalObserver):
+                try:
+                    observer.flush()
+                except Exception:  # the end of a process must go on
+                    logger.exception("The last records of this process could not be written")
 
     @property
     def locks(self) -> Redlock:
@@ -129,7 +147,7 @@ class Plugin:
             with _building:  # two of them would know nothing of each other's leases
                 if self._locks is None:
                     nodes, rules = self.settings.nodes, self.settings.rules
-                    self._locks = Redlock(nodes, rules, self.observers, sleep=pause)
+                    self._locks = Redlock(nodes, rules, [self.notify], sleep=pause)
         return self._locks
 
     def install(self, *steps: str) -> None:
@@ -205,11 +223,15 @@ def observer_of(named: Any, plugin: Plugin) -> Observer:
     if callable(named):
         return cast("Observer", named)
     try:
-        return READY[named](plugin) if named in READY else cast("Observer", symbol_by_name(named))
+        found = READY[named](plugin) if named in READY else symbol_by_name(named)
     except ConfigurationError:  # its own word for what it lacks
         raise
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"redlock_observers: {what_is_wrong(named, error)}") from None
+    if not callable(found):
+        msg = f"redlock_observers: {named!r} is no callable but a {type(found).__name__}"
+        raise ConfigurationError(msg)
+    return cast("Observer", found)
 
 
 def what_is_wrong(named: str, error: Exception) -> str:
@@ -311,3 +333,10 @@ def _after_task(task: Any = None, state: str | None = None, **_: Any) -> None:
     execution = getattr(task.request, "_redlock", None)
     if execution is not None:
         execution.stored(state)
+
+
+@signals.worker_process_shutdown.connect(weak=False)
+def _before_end(**_: Any) -> None:
+    """Have observers of a child write what they have gathered."""
+    for plugin in list(_plugins.values()):
+        plugin.flush()

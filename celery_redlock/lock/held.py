@@ -35,6 +35,7 @@ class HeldLock:
         self._reason: str | None = None
         self._on_lost = on_lost
         self._pid = os.getpid()
+        self._began = clock.now()
         self.renewals = 0
         self.lag = 0.0
         self.merged = 0
@@ -72,6 +73,11 @@ class HeldLock:
     def since(self) -> float:
         """When the lock was acquired [s, Unix time]."""
         return self._lease.since
+
+    @property
+    def held_for(self) -> float:
+        """For how long it has been held by now [s], whatever becomes of the wall clock."""
+        return clock.now() - self._began
 
     def remaining(self) -> float:
         """Return how long the lease may still be trusted [s, >= 0]; the watchdog adds to it."""

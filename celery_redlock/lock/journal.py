@@ -38,6 +38,8 @@ RETENTION = 7 * 24 * 3600.0
 REMEMBERED = 4 * KEPT
 #: Records that a reader asks a node for at once.
 PAGE = 500
+#: No moment is as late [s, Unix time]; what somebody else wrote may be, or be no number.
+FOREVER = 1e12
 #: A longer record is not written: nothing that we write is.
 LONGEST = 8192
 
@@ -166,7 +168,7 @@ def read_record(line: bytes) -> dict[str, Any]:
 def when(record: dict[str, Any]) -> float:
     """Return when *record* was written [s, Unix time]; 0.0 if it does not tell."""
     at = record.get("at")
-    return float(at) if isinstance(at, (int, float)) else 0.0
+    return float(at) if isinstance(at, (int, float)) and abs(at) < FOREVER else 0.0
 
 
 def follow(reader: JournalReader, pause: Callable[[], None]) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,6 @@ there are, and no command keeps a node from its work for long.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,16 +22,16 @@ from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Script, read_release
 from celery_redlock.lock.survey import connected
-from celery_redlock.lock.votes import TOKEN_LENGTH, read_holder
+from celery_redlock.lock.votes import TOKEN_LENGTH, is_ours, read_holder
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["LiveLocks", "LockView", "glob", "is_ours", "live_locks", "number"]
+__all__ = ["LiveLocks", "LockView", "glob", "live_locks", "number"]
 
-#: How the value of a lock of ours begins.
-TOKEN = re.compile(rb"[0-9a-f]{%d}" % TOKEN_LENGTH)
 
+#: Digits of the largest number that a script of ours writes, and a few more.
+LONGEST_NUMBER = 20
 #: How many keys a node looks at for one SCAN; it serves others in between.
 SCAN_COUNT = 500
 #: For how many locks a node is asked at once: well below a millisecond of its time.
@@ -186,10 +185,10 @@ class Roll:
 
     def call(self) -> Iterator[LockView]:
         """Yield what is held, node by node."""
-        for position, label in enumerate(list(self._nodes)):
-            earlier = list(self._nodes)[:position]
+        order = list(self._nodes)  # as it was: a node that fails meanwhile moves no other
+        for position, label in enumerate(order):
             for keys in self._pages(label):
-                for other in earlier:
+                for other in order[:position]:
                     keys = self._absent(other, keys) if keys else keys  # noqa: PLW2901  fewer
                 if keys:
                     yield from self._merged(keys)
@@ -279,14 +278,9 @@ def with_vote(view: LockView | None, name: str, label: str, entry: Entry) -> Loc
     )
 
 
-def is_ours(value: bytes) -> bool:
-    """Return whether *value* begins with a token, so that celery-redlock may have written it."""
-    return TOKEN.match(value) is not None
-
-
 def number(fence: bytes) -> int:
     """Return the fencing number in *fence*, 0 if somebody else wrote it."""
-    return int(fence) if fence.isdigit() else 0
+    return int(fence) if fence.isdigit() and len(fence) <= LONGEST_NUMBER else 0
 
 
 def glob(text: bytes) -> bytes:

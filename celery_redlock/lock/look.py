@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.guard import exchange
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.live import is_ours, number
+from celery_redlock.lock.live import number
 from celery_redlock.lock.queued import marker_keys
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys
@@ -28,6 +28,7 @@ from celery_redlock.lock.votes import (
     Verdict,
     Vote,
     VoteKind,
+    is_ours,
     judge,
     read_holder,
     verdict_when_split,

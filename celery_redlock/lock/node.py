@@ -48,6 +48,8 @@ WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 POSITIVE = (VoteKind.GRANTED, VoteKind.REPAIRED, VoteKind.NEXT, VoteKind.MERGED)
 #: Scripts that nobody waits for, and that a node should get in any case, if need be later.
 NOTES = (RELEASE, MARK, START, END, SETTLE, WITHDRAW)
+#: What stands before the arguments of a command that a server does not know: AUTH's, perhaps.
+ECHO = ", with args beginning with"
 NO_ANSWER = Vote(VoteKind.UNREACHABLE, reason="no answer in time")
 
 
@@ -94,6 +96,11 @@ class Call:
         vote = self.ballot[position]
         if self.is_open and vote is not None and vote.kind in POSITIVE:
             self.ballot[position] = Vote(VoteKind.UNREACHABLE, reason=reason)
+
+
+def without_echo(problem: Exception) -> str:
+    """Return what *problem* says, without the arguments of ours that a server repeats in it."""
+    return str(problem).partition(ECHO)[0]
 
 
 def pack_call(request: Request) -> bytes:
@@ -189,6 +196,8 @@ class Node:
 
     def fail(self, problem: Exception) -> None:
         """Note why the node does not vote."""
+        if ECHO in str(problem):
+            problem = Gone(without_echo(problem))
         if self.problem is None:
             self._news.append(NodeDown(self.label, str(problem)))
         self.problem = problem
@@ -305,7 +314,7 @@ class Node:
     def _vote(self, call: Call, reply: Any, sent: float, now: float) -> Vote:
         """Return the vote in *reply*; one that no script of ours can give is none."""
         if isinstance(reply, Exception):
-            return Vote(VoteKind.UNREACHABLE, reason=str(reply))
+            return Vote(VoteKind.UNREACHABLE, reason=without_echo(reply))
         try:
             vote = call.request.script.read(reply)
         except (LookupError, TypeError, ValueError) as error:

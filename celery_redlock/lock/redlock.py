@@ -98,7 +98,8 @@ class NodeHealth:
 
     Attributes:
         node: Label of the node.
-        state: ``"up"``, ``"quarantined"`` or ``"down"``.
+        state: ``"up"``, ``"quarantined"``, ``"unfit"`` (it answers, but does not vote for us) or
+            ``"down"``.
         latency: From a request to its answer [s]; None if there was none.
         clock_offset: How far its wall clock is ahead of ours [s]; None if unknown.
         quarantine: For how long it does not vote yet [s].
@@ -266,7 +267,7 @@ class Redlock:
         except BaseException:  # interrupted, perhaps before a byte was sent
             self._let_go(lease)
             raise
-        self._tell_release(lease, "")
+        self._tell_release(lease, max(0.0, time.time() - lease.since))
         return outcome
 
     def _let_go(self, lease: Lease) -> ReleaseOutcome:
@@ -389,10 +390,16 @@ class Redlock:
         self._driver.tell(
             requests.release_request(self.rules, held.name, held.token, keep=keep, marker=marker)
         )
-        self._tell_release(held.lease, lost)
+        self._tell_release(held.lease, held.held_for, lost)
 
     def release_for(
-        self, name: str, owner: str, *, since: float, keep: float = 0.0
+        self,
+        name: str,
+        owner: str,
+        *,
+        since: float,
+        keep: float = 0.0,
+        info: dict[str, Any] | None = None,
     ) -> ReleaseOutcome:
         """
         Release the lock in the place of a holder that cannot do it any more.
@@ -402,10 +409,13 @@ class Redlock:
             owner: As in `rounds.Wanted`; somebody else's lock stays what it is.
             since: When the holder began [s, Unix time], for those who are told.
             keep: Let the key stand for so much longer instead [s].
+            info: What the holder told of itself.
         """
         outcome = self._release(name, owner, keep)
         if outcome is ReleaseOutcome.RELEASED:
-            self._notify(LockReleased(name, max(0.0, time.time() - since)))
+            whose = who(info or {})
+            held = max(0.0, time.time() - since)
+            self._notify(LockReleased(name, held, task=whose["task"], task_id=whose["task_id"]))
         return outcome
 
     def mark(self, marker: Marker, *, wait: bool = False) -> None:
@@ -460,8 +470,7 @@ class Redlock:
                 self._watchdog.unwatch(held)
         self._let_go(lease)
 
-    def _tell_release(self, lease: Lease, lost: str) -> None:
-        held = max(0.0, time.time() - lease.since)
+    def _tell_release(self, lease: Lease, held: float, lost: str = "") -> None:
         self._notify(LockReleased(lease.name, held, ttl=lease.ttl, lost=lost, **who(lease.info)))
 
     def _extend_all(self, leases: Sequence[Lease]) -> list[Lease | str | None]:
@@ -481,9 +490,11 @@ class Redlock:
 def health(node: Node, vote: Vote) -> NodeHealth:
     """Return how *node* is that answered a probe with *vote*."""
     states = {VoteKind.GRANTED: "up", VoteKind.QUARANTINED: "quarantined"}
-    state = states.get(vote.kind, "down")
-    latency = None if state == "down" else node.latency
-    offset = None if state == "down" else node.clock_offset
+    is_silent = node.connection is None or node.suspect_since is not None
+    state = states.get(vote.kind, "down" if is_silent else "unfit")
+    is_counted = state in states.values()
+    latency = node.latency if is_counted else None
+    offset = node.clock_offset if is_counted else None
     problem = "" if state == "up" else vote.in_words()
     return NodeHealth(node.label, state, latency, offset, vote.ttl, problem)
 

@@ -150,8 +150,8 @@ def inspect_request(rules: Rules, name: str) -> Request:
 
 def probe_request(rules: Rules) -> Request:
     """Return what asks a node whether it votes, and for its clock."""
-    keys = Keys.of(rules.prefix, "")
-    return Request(PROBE, (keys.boot, keys.quarantine), (quarantine_ms(rules),))
+    keys, probe = Keys.of(rules.prefix, ""), f"{rules.prefix}:node:probe".encode()
+    return Request(PROBE, (keys.boot, keys.quarantine, probe), (quarantine_ms(rules),))
 
 
 def record_request(rules: Rules, record: bytes, *, kept: int, ttl: float) -> Request:

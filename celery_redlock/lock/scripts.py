@@ -184,10 +184,12 @@ return {0, now_ms(), redis.call('PTTL', KEYS[1]), cur, fence}
 """
 
 
-# KEYS 1 boot 2 quarantine ; ARGV 1 quarantine or '0' 2 boot id
+# KEYS 1 boot 2 quarantine 3 is written: a node that takes no writes does not vote
+# ARGV 1 quarantine or '0' 2 boot id
 PROBE_LUA = """
-local found, held_back = unpack(redis.call('MGET', unpack(KEYS)))
 local now = now_ms()
+redis.call('SET', KEYS[3], '1', 'PX', '1000')
+local found, held_back = unpack(redis.call('MGET', KEYS[1], KEYS[2]))
 local code, left = standing(found, held_back, KEYS[1], KEYS[2], ARGV[2], ARGV[1])
 if code ~= 1 then return {code, now, left} end
 return {1, now, '0'}

@@ -18,10 +18,11 @@ from redis.exceptions import RedisError
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.guard import Greeting, Unfit, enrol, exchange, greet
+from celery_redlock.lock.node import ECHO, without_echo
 from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys
-from celery_redlock.lock.votes import OWNER_LENGTH, PUBLIC_TOKEN_LENGTH, TOKEN_LENGTH
+from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH, TOKEN_LENGTH, is_ours
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -159,10 +160,10 @@ def release_seen(nodes: Sequence[Any], rules: Rules, name: str, seen: str) -> di
         (value,) = exchange(connection, (b"GET", key))
         if value is None:
             return "free"
+        if not is_ours(value):
+            return "not written by us"
         if len(begin) < PUBLIC_TOKEN_LENGTH or not value[:TOKEN_LENGTH].startswith(begin):
             return "held by another"
-        if len(value) < OWNER_LENGTH:
-            return "not written by us"
         request = release_request(rules, name, value[:TOKEN_LENGTH].decode("latin-1"))
         command = (b"EVALSHA", request.script.sha, b"2", *request.keys, *request.arguments)
         ((released, _now),) = exchange(connection, command)
@@ -200,4 +201,4 @@ def each(
         with connected(address) as connection:
             return ask(connection, greet(connection))
     except (RedisError, OSError, ConfigurationError) as error:
-        return failed(error)
+        return failed(type(error)(without_echo(error)) if ECHO in str(error) else error)

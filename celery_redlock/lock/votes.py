@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ __all__ = [
     "VoteKind",
     "acquire_is_decided",
     "holder_of",
+    "is_ours",
     "judge",
     "told",
 ]
@@ -29,6 +31,8 @@ TOKEN_LENGTH = 40
 #: How much of a token tells whose it is, where several attempts have one owner.
 OWNER_LENGTH = 32
 PUBLIC_TOKEN_LENGTH = 8
+#: How the value of a lock of ours begins.
+TOKEN = re.compile(rb"[0-9a-f]{%d}" % TOKEN_LENGTH)
 
 
 class VoteKind(enum.Enum):
@@ -208,6 +212,11 @@ def read_holder(value: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):  # somebody else's: the key is taken all the same
         pass
     return {**told_by_holder, "token": value[:PUBLIC_TOKEN_LENGTH].decode("ascii", "replace")}
+
+
+def is_ours(value: bytes) -> bool:
+    """Return whether *value* begins with a token, so that celery-redlock may have written it."""
+    return TOKEN.match(value) is not None
 
 
 def told(ballot: Ballot, labels: Sequence[str]) -> dict[str, str]:

@@ -129,7 +129,7 @@ class Watchdog:
             batch = self._wait_for_due()
             try:
                 self.renew(batch)
-            except Exception:  # a watchdog that dies would lose every lease of the process
+            except BaseException:  # a watchdog that dies would lose every lease of the process
                 logger.exception("Renewing %d leases failed; trying again", len(batch))
                 self._put_back(batch)
 

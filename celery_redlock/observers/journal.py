@@ -34,14 +34,15 @@ NOTABLE = (
     events.LeaderElected,
     events.LeaderDeposed,
 )
-#: What happens to nodes is noticed by every process; each tells of it so often at most [s].
+#: What happens to nodes is noticed by every process, over and over if a node comes and goes.
 NODE_EVENTS = (
     events.NodeDown,
     events.NodeUp,
     events.NodeQuarantined,
     events.NodeClockJump,
 )
-NODE_PAUSE = 30.0
+#: Each tells of one node so many times in so long [s], and then of its last state.
+NODE_RECORDS, NODE_PAUSE = 3, 30.0
 #: How often a process writes how long its tasks held their locks [s].
 HOLDS_EVERY = 10.0
 #: Upper bounds of the classes in which hold times are counted [s]; one more is above the last.
@@ -60,7 +61,8 @@ class JournalObserver:
     def __init__(self, journal: Callable[[], Journal]) -> None:
         self._journal = journal
         self._down: set[str] = set()
-        self._told: dict[tuple[type, str], float] = {}
+        self._told: dict[str, list[float]] = {}
+        self._late: dict[str, events.NodeEvent] = {}
         self._written = 0.0
         self._start_over()
 
@@ -72,6 +74,8 @@ class JournalObserver:
 
     def __call__(self, event: events.Event) -> None:
         """Take note of *event*."""
+        if self._late:
+            self._catch_up()
         if isinstance(event, events.LockReleased):
             self._held(event)
         elif isinstance(event, NOTABLE):
@@ -82,18 +86,37 @@ class JournalObserver:
             self._journal().put(record_of(event))
 
     def _is_news(self, event: events.NodeEvent) -> bool:
-        """Return whether to write this: not that a node is up which was never down, nor often."""
+        """Return whether to write this now: not of a node that was never down, nor too often."""
         if isinstance(event, events.NodeUp):
             if event.node not in self._down:
                 return False
             self._down.discard(event.node)
         elif isinstance(event, events.NodeDown):
             self._down.add(event.node)
-        now, key = time.monotonic(), (type(event), event.node)
-        if now - self._told.get(key, -NODE_PAUSE) < NODE_PAUSE:
+        if self._is_too_soon(event.node):
+            self._late[event.node] = event
             return False
-        self._told[key] = now
+        self._told[event.node] = [*self._told.get(event.node, ()), time.monotonic()]
         return True
+
+    def _is_too_soon(self, node: str) -> bool:
+        """Return whether as much has been written of a node lately as there may be."""
+        since = time.monotonic() - NODE_PAUSE
+        self._told[node] = [at for at in self._told.get(node, ()) if at > since]
+        return len(self._told[node]) >= NODE_RECORDS
+
+    def _catch_up(self) -> None:
+        """Write how nodes are by now of which there was too much to tell."""
+        for node, event in list(self._late.items()):
+            if not self._is_too_soon(node):
+                self._late.pop(node, None)
+                self._told[node].append(time.monotonic())
+                self._journal().put(record_of(event))
+
+    def flush(self) -> None:
+        """Write what is counted, for the end of a process."""
+        written, self._holds = self._holds, {}
+        self._write(written)
 
     def _held(self, event: events.LockReleased) -> None:
         now = time.monotonic()
@@ -111,10 +134,13 @@ class JournalObserver:
             written, self._holds = self._holds, {}
         finally:
             self._mutex.release()
+        self._write(written)
+
+    def _write(self, written: dict[str, Holds]) -> None:
         where = {"at": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
         for task, holds in written.items():
             record = {"event": "Holds", **where, "task": task, **holds.as_record()}
-            self._journal().put(record, hurry=False)
+            self._journal().put(record)
 
 
 class Holds:

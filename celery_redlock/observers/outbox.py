@@ -76,6 +76,7 @@ class Outbox:
         self._tried = threading.Event()
         self._fails_since: float | None = None
         self._told_at = -TELL_EVERY
+        self._is_closed = False
 
     def put(self, thing: Any) -> None:
         """Have *thing* sent; returns at once."""
@@ -104,6 +105,13 @@ class Outbox:
         self._under_way = []
         self._tell_of_dropped()
 
+    def close(self) -> None:
+        """Send what is left, and end the thread."""
+        self._is_closed = True
+        self._tried.clear()
+        self._hurried.set()
+        self._woken.set()
+
     @property
     def _is_pending(self) -> bool:
         return bool(self._things or self._under_way)
@@ -123,7 +131,7 @@ class Outbox:
 
     def _run(self) -> None:
         pause, pid = GATHER, os.getpid()
-        while os.getpid() == pid:
+        while os.getpid() == pid and not (self._is_closed and self._tried.is_set()):
             if not self._is_pending:
                 self._wait_for_more()
             self._hurried.wait(pause)

@@ -153,6 +153,8 @@ def acquired(event: events.LockAcquired) -> None:
     if (event.task,) not in WAIT:
         introduce(ACQUIRES, event.task, ("granted", "taken", "unavailable"))
         introduce(LOST, event.task, ("deadline", "stolen"))
+        for refusals in (SKIPPED, REFUSED, RETRIED, RESCHEDULED):
+            introduce(refusals, event.task, ("conflict", "unavailable"))
     ACQUIRES[event.task, "granted"].inc()
     WAIT[(event.task,)].observe(event.waited)
 

@@ -297,7 +297,9 @@ class ForcedEnd:
         while True:
             keep = left_of(options.min_hold, since)
             with forks_held_off:
-                outcome = locks.release_for(name, self.owner, since=since, keep=keep)
+                outcome = locks.release_for(
+                    name, self.owner, since=since, keep=keep, info=self._info
+                )
             if outcome is ReleaseOutcome.RELEASED:
                 logger.info("Released lock %r for %s", name, self._told)
             if outcome is not ReleaseOutcome.UNKNOWN or time.monotonic() > died + options.ttl:
@@ -305,6 +307,10 @@ class ForcedEnd:
             time.sleep(PAUSE)  # until a quorum answers, or the lease has ended by itself
 
     @property
+    def _info(self) -> dict[str, Any]:
+        """What the child told others of itself."""
+        return {"task": self.task.name, "task_id": self.execution.partition("/")[0]}
+
+    @property
     def _told(self) -> str:
-        task_id = self.execution.partition("/")[0]
-        return f"{self.task.name}[{task_id}], whose process {self.pid} was lost"
+        return f"{self.task.name}[{self._info['task_id']}], whose process {self.pid} was lost"

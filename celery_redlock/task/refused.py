@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from celery.exceptions import Ignore
 from celery.utils.time import get_exponential_backoff_interval
 
-from celery_redlock.deferral import signals_deferred
 from celery_redlock.errors import LockNotAcquired, LockTaken
 from celery_redlock.events import (
     Notify,
-    TaskEvent,
     TaskRefused,
     TaskRescheduled,
     TaskRetried,
@@ -98,15 +96,9 @@ def holder_of(error: LockNotAcquired) -> dict[str, Any]:
     return error.holder if isinstance(error, LockTaken) else {}
 
 
-def tell(notify: Notify, event: TaskEvent) -> None:
-    """Tell of *event*; a soft time limit waits, or it would count as a failure of an observer."""
-    with signals_deferred():
-        notify(event)
-
-
 def fail(task: Any, request: Any, error: LockNotAcquired, notify: Notify) -> None:
     """Have all that was to follow the task fail with it."""
-    tell(notify, TaskRefused(**told(task, request, error)))
+    notify(TaskRefused(**told(task, request, error)))
     fail_followers(task, request, error)
 
 
@@ -117,7 +109,7 @@ def skip(
     holder, cause = holder_of(error), cause_of(error)
     if options.stops_chain:
         stop_chain(task, request, f"{task.name}[{request.id}] was skipped: {cause}")
-    tell(notify, TaskSkipped(**told(task, request, error)))
+    notify(TaskSkipped(**told(task, request, error)))
     return Skipped(skipped=cause, lock=error.name, holder=holder)
 
 
@@ -138,7 +130,7 @@ def retry(
     again = {"headers": headers_of(request), **way_back(task.app, request)}
     comes_again = task.retry(exc=error, countdown=math.ceil(countdown), throw=False, **again)
     about = told(task, request, error)
-    tell(notify, TaskRetried(**about, countdown=float(math.ceil(countdown))))
+    notify(TaskRetried(**about, countdown=float(math.ceil(countdown))))
     raise comes_again
 
 
@@ -152,6 +144,6 @@ def reschedule(
     countdown = policy.countdown(times, longest_countdown(task.app))
     come_again(task, request, countdown, error, put_off=times + 1)
     about = told(task, request, error)
-    tell(notify, TaskRescheduled(**about, countdown=countdown, times=times + 1))
+    notify(TaskRescheduled(**about, countdown=countdown, times=times + 1))
     msg = f"comes again in {countdown} s"
     raise Ignore(msg)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 import pytest
 import redis
@@ -16,10 +17,13 @@ from celery_redlock.events import (
     LockRenewed,
     LockUnavailable,
 )
+from celery_redlock.lock.address import addresses_of
 from celery_redlock.lock.live import live_locks
+from celery_redlock.lock.node import Node
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.survey import bootstrap, release_seen
+from celery_redlock.ops.servers import servers
 from support.waiting import eventually
 
 RULES = Rules(ttl=3, max_ttl=3, node_timeout=0.5)
@@ -211,3 +215,74 @@ def test_a_dead_node_does_not_keep_the_others_from_releasing(redis_nodes):
     assert others == ["released", "released"]
     assert "refused" in dead.lower()
     locks.close()
+
+
+def test_what_somebody_else_wrote_is_not_taken_away(locks, five_nodes):
+    """It may be anything, and is none of ours to delete."""
+    for node in five_nodes:
+        with redis.Redis.from_url(node.url) as client:
+            client.set("redlock:lock:theirs", "somebody-else's value, which is long enough for one")
+    told = release_seen(urls(five_nodes), RULES, "theirs", "somebody-else's"[:8])
+    assert set(told.values()) == {"not written by us"}
+    assert [view.name for view in live_locks(urls(five_nodes), RULES)] == ["theirs"]
+
+
+# -- all locks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dead", [0, 1, 2])
+def test_a_node_that_dies_in_the_middle_costs_no_lock(redis_nodes, dead):
+    """Those that are left have what it had."""
+    nodes = redis_nodes(3)
+    names = {f"n{number}" for number in range(2000)}
+    for node in nodes:
+        with redis.Redis.from_url(node.url) as client:
+            client.mset({f"redlock:lock:{name}": "0" * 40 + "{}" for name in names})
+    views = live_locks(urls(nodes), RULES)
+    seen = [next(views)]
+    nodes[dead].kill()
+    seen += views
+    assert {view.name for view in seen} == names
+
+
+# -- nodes that answer and do not vote -------------------------------------------------------------
+
+
+def test_a_node_that_takes_no_writes_is_not_up(redis_nodes):
+    """Full memory: it answers whatever is only read, and refuses every lock."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    locks = Redlock(urls(nodes), RULES)
+    assert [health.state for health in locks.probe()] == ["up"] * 3
+    with redis.Redis.from_url(nodes[0].url) as client:
+        client.config_set("maxmemory", 1)
+        unfit, *others = locks.probe()
+        assert (unfit.state, [health.state for health in others]) == ("unfit", ["up", "up"])
+        assert "maxmemory" in unfit.problem
+        client.config_set("maxmemory", 0)
+    assert locks.probe()[0].state == "up"
+    locks.close()
+
+
+def test_the_offset_of_a_clock_has_its_sign(locks, monkeypatch):
+    """A node whose clock is ahead of ours has a positive one."""
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 100.0)
+    assert all(99 < health.clock_offset < 101 for health in locks.probe())
+
+
+def test_a_server_that_repeats_a_password_is_not_quoted(monkeypatch):
+    """As Redis does with the arguments of a command that it does not know."""
+    from redis.exceptions import ResponseError
+
+    from celery_redlock.lock import survey
+
+    said = "unknown command 'AUTH', with args beginning with: 'hunter2' "
+    monkeypatch.setattr(survey, "greet", lambda _: (_ for _ in ()).throw(ResponseError(said)))
+    with servers(1) as (node,):
+        (status,) = survey.node_statuses([node.url], RULES)
+    assert status.problem == "unknown command 'AUTH'"
+    node = Node(0, addresses_of([node.url])[0], RULES, news := deque())
+    node.fail(ResponseError(said))
+    assert news.pop().reason == "unknown command 'AUTH'"
+    assert "hunter2" not in str(node.problem)

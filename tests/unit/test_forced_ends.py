@@ -44,7 +44,7 @@ class ScriptedLocks:
         assert wait, "a process that never connected would send it to nobody"
         self.done.append(("mark", marker.name, marker.state, marker.ttl))
 
-    def release_for(self, name, owner, *, since, keep):
+    def release_for(self, name, owner, *, since, keep, info):
         """Note what is released."""
         self.done.append(("release", name, owner, keep))
         return self.outcomes.pop(0) if self.outcomes else ReleaseOutcome.RELEASED

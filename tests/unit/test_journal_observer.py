@@ -91,7 +91,7 @@ def test_holds_are_summed_up_and_written_now_and_then(observe, memory, clock):
     assert len(memory.written) == 1
     clock[0] += HOLDS_EVERY
     observe(released(2.0, ttl=60.0))
-    first, *later = [record for record, hurry in memory.written if not hurry]
+    first, *later = [record for record, hurry in memory.written if hurry]
     assert (first["task"], sum(first["counts"]), first["longest"]) == ("shop.bill", 1, 0.5)
     by_task = {record["task"]: record for record in later}
     assert by_task["shop.bill"]["counts"][0] == 100
@@ -117,16 +117,40 @@ def test_that_a_node_is_up_is_news_only_after_it_was_down(observe, memory, clock
 
 
 def test_a_node_that_comes_and_goes_does_not_crowd_out_the_rest(observe, memory, clock):
-    """Each process tells the same of one node once in half a minute."""
+    """Each process tells a few times in half a minute of one node, whatever happens to it."""
     for _ in range(50):
         observe(events.NodeDown("a", "refused"))
         observe(events.NodeUp("a"))
     observe(events.NodeDown("b", "refused"))
-    assert memory.names == ["NodeDown", "NodeUp", "NodeDown"]
-    clock[0] += NODE_PAUSE
-    observe(events.NodeDown("a", "refused"))
-    assert memory.names[-1] == "NodeDown"
-    assert len(memory.names) == 4
+    assert memory.names == ["NodeDown", "NodeUp", "NodeDown", "NodeDown"]
+
+
+@pytest.mark.parametrize("last", [events.NodeUp("a"), events.NodeDown("a", "for good")])
+def test_the_last_that_is_told_of_a_node_is_so(observe, memory, clock, last):
+    """What was too much at its time is made up for, by how the node is then."""
+    for _ in range(3):
+        observe(events.NodeDown("a", "refused"))
+        observe(events.NodeUp("a"))
+    observe(last)
+    observe(released(1.0))
+    assert "for good" not in str(memory.written)
+    clock[0] += NODE_PAUSE + 1
+    observe(events.LockAcquired("name", 7, 0.1))
+    record, _ = memory.written[-1]
+    assert (record["event"], record["node"]) == (type(last).__name__, "a")
+    before = len(memory.written)
+    observe(events.LockAcquired("name", 7, 0.1))
+    assert len(memory.written) == before
+
+
+def test_what_is_counted_is_written_at_the_end(observe, memory, clock):
+    """The child of a worker may end after few tasks."""
+    for _ in range(3):
+        observe(released(0.5))
+    observe.flush()
+    assert [sum(record["counts"]) for record, hurry in memory.written if hurry] == [1, 2]
+    observe.flush()
+    assert len(memory.written) == 2
 
 
 def test_a_duplicate_is_written_along_with_something_else(observe, memory):

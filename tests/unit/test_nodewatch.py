@@ -9,13 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from celery_redlock import nodewatch
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.events import NodeMeasured
+from celery_redlock.events import NodeDown, NodeMeasured, NodeUp
 from celery_redlock.lock.redlock import NodeHealth
 from celery_redlock.nodewatch import NodeWatch, forks_held_off
 from support.waiting import eventually
 
 UP = NodeHealth("a", "up", 0.002, -0.5, 0.0, "")
+UNFIT = NodeHealth("b", "unfit", None, None, 0.0, "unreachable (OOM)")
 DOWN = NodeHealth("b", "down", None, None, 0.0, "unreachable (refused)")
 
 
@@ -89,3 +91,54 @@ def test_no_child_is_forked_in_the_middle_of_a_look():
         os._exit(0 if is_free else 1)
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_node_that_answers_and_does_not_vote_is_down_once(monkeypatch):
+    """There is no news of its connection; it is told when that begins, and when it is over."""
+    told = []
+    it = watch(Locks([UNFIT], [UNFIT], [NodeHealth("b", "up", 0.1, 0.0, 0.0, "")], [DOWN]), told)
+    for _ in range(4):
+        it.look()
+    down, up = [event for event in told if isinstance(event, (NodeDown, NodeUp))]
+    assert (down.node, down.reason) == ("b", "unreachable (OOM)")
+    assert isinstance(up, NodeUp)
+
+
+def test_a_look_holds_forks_off():
+    """While observers are told, too."""
+    seen = []
+
+    def told(_event):
+        other = threading.Thread(target=lambda: seen.append(forks_held_off.acquire(timeout=0.05)))
+        other.start()
+        other.join()
+
+    plugin = SimpleNamespace(locks=Locks([UP]), notify=told)
+    NodeWatch(plugin).look()
+    assert seen == [False]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_an_observer_that_hangs_does_not_hang_the_worker(monkeypatch):
+    """A fork waits for a look to end, but not for ever; and the child can look by itself."""
+    monkeypatch.setattr(nodewatch, "LONGEST_HOLD", 0.1)
+    in_hand, go_on = threading.Event(), threading.Event()
+
+    def hangs():
+        with forks_held_off:
+            in_hand.set()
+            go_on.wait(20)
+
+    thread = threading.Thread(target=hangs)
+    thread.start()
+    in_hand.wait(20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if nodewatch.forks_held_off.acquire(timeout=2) else 1)
+    go_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert forks_held_off.acquire(timeout=2)
+    forks_held_off.release()

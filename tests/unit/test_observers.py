@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import textwrap
@@ -81,6 +82,8 @@ def test_what_cannot_be_an_observer_is_refused_at_once(observers, told):
         ("promtheus", "did you mean 'prometheus'"),
         ("no_such_module:page", "there is no 'no_such_module:page'.*ready ones are logging"),
         ("math:no_such_function", "there is no 'math:no_such_function'"),
+        ("math:pi", "'math:pi' is no callable but a float"),
+        ("os", "'os' is no callable but a module"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_told(named, told):
@@ -162,3 +165,39 @@ def test_a_token_that_can_be_guessed_is_refused_and_not_repeated(token):
 def test_the_token_is_not_shown():
     """Not even where settings are printed."""
     assert "sixteen-letters!" not in repr(settings_with(redlock_web_token="sixteen-letters!"))
+
+
+def test_observers_that_are_replaced_are_closed():
+    """A thread that sends for the old ones would never end."""
+    closed = []
+
+    class Closing:
+        def __call__(self, event):
+            """Take note."""
+
+        def close(self):
+            """Let go."""
+            closed.append(self)
+
+    observer = Closing()
+    plugin = plugin_with(redlock_observers=[observer])
+    assert plugin.observers == (observer,)
+    plugin.app.conf.redlock_observers = []
+    plugin.refresh()
+    assert closed == [observer]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no such signal")
+def test_a_soft_time_limit_that_strikes_in_an_observer_is_not_lost():
+    """Raised there it would pass for a failure of the observer; it takes effect right after."""
+
+    def limit(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGUSR1, limit)
+    try:
+        plugin = plugin_with(redlock_observers=[lambda _: signal.raise_signal(signal.SIGUSR1)])
+        with pytest.raises(TimeoutError):
+            plugin.notify(LockReleased("name", 1.0))
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -161,6 +161,17 @@ def test_an_idle_line_is_hung_up_and_taken_up_again(receiver, box, monkeypatch):
     eventually(lambda: receiver.got == ["one", "two"], "the second letter")
 
 
+def test_a_closed_outbox_sends_what_is_left_and_has_no_thread(receiver, box):
+    """Observers are replaced when settings change; their threads must not pile up."""
+    before = threading.active_count()
+    box.put("one")
+    eventually(lambda: receiver.got == ["one"], "the letter")
+    box.put("last")
+    box.close()
+    eventually(lambda: threading.active_count() == before, "the end of the thread")
+    assert receiver.got == ["one", "last"]
+
+
 def test_one_thread_sends_for_all(receiver, box):
     """However many put something in."""
     before = threading.active_count()

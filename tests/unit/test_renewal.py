@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_redlock.lock.lease import Lease, quorum
-from celery_redlock.lock.renewal import Renewal
+from celery_redlock.lock.renewal import Renewal, noted
 from celery_redlock.lock.rounds import Client
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import RENEW
@@ -147,3 +148,14 @@ def test_a_renewal_asks_to_extend_and_repair_under_the_old_token(renewal, lease)
     token, _, ttl, fence, _, repair, _ = request.arguments
     assert request.script is RENEW
     assert (token, ttl, fence, repair) == (lease.token.encode(), b"30000", b"7", b"1")
+
+
+def test_a_renewal_tells_the_smallest_margin_there_was():
+    """Not the latest: one narrow escape is what an operator wants to see."""
+    lease = Lease("n", "t" * 40, None, 30.0, 130.0, 0.0, {"task": "bill"})
+    once = noted(lease, 5.0)
+    assert once == {"task": "bill", "renewals": 1, "margin": 5.0}
+    again = noted(replace(lease, info=once), 19.0)
+    assert (again["renewals"], again["margin"]) == (2, 5.0)
+    narrow = noted(replace(lease, info=again), 0.25)
+    assert (narrow["renewals"], narrow["margin"]) == (3, 0.25)
