@@ -21,6 +21,7 @@ from celery_redlock.lock.scripts import (
     journal_key,
     marker_key,
     ms,
+    probe_key,
 )
 
 __all__ = [
@@ -150,8 +151,8 @@ def inspect_request(rules: Rules, name: str) -> Request:
 
 def probe_request(rules: Rules) -> Request:
     """Return what asks a node whether it votes, and for its clock."""
-    keys, probe = Keys.of(rules.prefix, ""), f"{rules.prefix}:node:probe".encode()
-    return Request(PROBE, (keys.boot, keys.quarantine, probe), (quarantine_ms(rules),))
+    keys, written = Keys.of(rules.prefix, ""), probe_key(rules.prefix)
+    return Request(PROBE, (keys.boot, keys.quarantine, written), (quarantine_ms(rules),))
 
 
 def record_request(rules: Rules, record: bytes, *, kept: int, ttl: float) -> Request:

@@ -34,6 +34,7 @@ __all__ = [
     "marker_key",
     "ms",
     "pack",
+    "probe_key",
 ]
 
 #: How long a node remembers that it is enrolled after the last grant or renewal [ms]: 30 days.
@@ -233,6 +234,11 @@ class Keys(NamedTuple):
 def marker_key(prefix: str, marker: str) -> bytes:
     """Return the Redis key of a marker."""
     return f"{prefix}:marker:{shorten(marker)}".encode()
+
+
+def probe_key(prefix: str) -> bytes:
+    """Return the Redis key that is written to see whether a node takes writes."""
+    return f"{prefix}:node:probe".encode()
 
 
 def journal_key(prefix: str) -> bytes:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import Address, addresses_of
@@ -21,7 +21,7 @@ from celery_redlock.lock.guard import Greeting, Unfit, enrol, exchange, greet
 from celery_redlock.lock.node import ECHO, without_echo
 from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys
+from celery_redlock.lock.scripts import Keys, probe_key
 from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH, TOKEN_LENGTH, is_ours
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Seen:
 
 def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
     """
-    Return how each of *nodes* is, in their order; changes nothing on an enrolled node.
+    Return how each of *nodes* is, in their order; leaves a key for a second on each.
 
     All are asked at once, so those that are down cost no more time than one of them.
     """
@@ -106,6 +106,7 @@ def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
             state, left = "enrolled", 0.0
             if rules.restart_guard:
                 state, left, _ = enrol(connection, rules, greeting.run_id, fingerprint, "look")
+            check_writes(connection, rules)
             shown = "quarantined" if left else {"enrolled": "up"}.get(state, state)
             return greeting, NodeStatus(
                 address.label, shown, greeting.version, greeting.uptime, left
@@ -178,6 +179,15 @@ def ask_all(addresses: Sequence[Address], ask: Callable[[Address], Answer]) -> l
     """Return what *ask* returns for each of *addresses*, all of them asked at once."""
     with ThreadPoolExecutor(len(addresses), "redlock-survey") as threads:
         return list(threads.map(ask, addresses))
+
+
+def check_writes(connection: AbstractConnection, rules: Rules) -> None:
+    """Raise Unfit if a node answers but takes no writes, as with its memory full."""
+    try:
+        exchange(connection, (b"SET", probe_key(rules.prefix), b"1", b"PX", b"1000"))
+    except ResponseError as error:
+        msg = f"takes no writes: {error}"
+        raise Unfit(msg) from error
 
 
 @contextlib.contextmanager

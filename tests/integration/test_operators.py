@@ -22,7 +22,7 @@ from celery_redlock.lock.live import live_locks
 from celery_redlock.lock.node import Node
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap, release_seen
+from celery_redlock.lock.survey import bootstrap, node_statuses, release_seen
 from celery_redlock.ops.servers import servers
 from support.waiting import eventually
 
@@ -259,6 +259,9 @@ def test_a_node_that_takes_no_writes_is_not_up(redis_nodes):
         unfit, *others = locks.probe()
         assert (unfit.state, [health.state for health in others]) == ("unfit", ["up", "up"])
         assert "maxmemory" in unfit.problem
+        full, *others = node_statuses(urls(nodes), RULES)
+        assert (full.state, [status.state for status in others]) == ("unfit", ["up", "up"])
+        assert full.problem.startswith("takes no writes: ")
         client.config_set("maxmemory", 0)
     assert locks.probe()[0].state == "up"
     locks.close()
