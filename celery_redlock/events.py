@@ -50,7 +50,8 @@ class Observer(Protocol):
     """
     Is told of events, in the thread that they happen in.
 
-    It should return soon. What it raises is logged and harms no lock.
+    It should return soon. What it raises is logged and harms no lock. If it has a method
+    ``close()``, that is called when the app's settings have changed and others take its place.
     """
 
     def __call__(self, event: Event) -> None:

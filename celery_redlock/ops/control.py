@@ -68,6 +68,7 @@ def in_hand(held: HeldLock) -> dict[str, Any]:
         "renewals": held.renewals,
         "margin": info.get("margin"),
         "lost": held.lost_reason,
+        "unknown": False,
     }
 
 
@@ -87,15 +88,29 @@ def held_by_children(plugin: Plugin, requests: Iterable[Any]) -> list[dict[str, 
             except RedlockError:  # then it holds none
                 continue
     views = plugin.locks.inspect_all([name for _, name in named]) if named else []
-    found = [of_child(request, name, of) for (request, name), of in zip(named, views, strict=True)]
+    total = len(plugin.locks.labels)
+    found = [
+        of_child(request, name, of, total) for (request, name), of in zip(named, views, strict=True)
+    ]
     return [lock for lock in found if lock is not None]
 
 
-def of_child(request: Any, name: str, views: Sequence[NodeView]) -> dict[str, Any] | None:
-    """Return what *views* tell of the lock *name* if it is *request*'s, and None if it is not."""
+def of_child(
+    request: Any, name: str, views: Sequence[NodeView], total: int
+) -> dict[str, Any] | None:
+    """
+    Return what *views* tell of the lock *name* if it is *request*'s, and None if it is not.
+
+    Args:
+        request: Of a task that runs.
+        name: Of its lock.
+        views: Of the nodes that were asked.
+        total: How many nodes there are.
+    """
     ours = [view for view in views if request.is_owner(view.holder)]
-    if len(ours) < quorum(len(views)):
-        return None
+    if len(ours) < quorum(total):
+        silent = total - sum(1 for view in views if not view.problem)
+        return of_unknown(request, name) if len(ours) + silent >= quorum(total) else None
     info = max((view.holder for view in ours), key=lambda holder: holder.get("renewals", 0))
     since = info.get("since", time.time())
     return {
@@ -103,9 +118,32 @@ def of_child(request: Any, name: str, views: Sequence[NodeView]) -> dict[str, An
         **told(info),
         "fence": max(view.fence for view in ours) or None,
         "age": max(0.0, time.time() - since),
-        "ttl": request.task._lock_options(plugin_for(request.task.app)).ttl,  # noqa: SLF001
-        "left": sorted(view.ttl for view in ours)[len(ours) - quorum(len(views))],
+        "ttl": ttl_of(request.task),
+        "left": sorted(view.ttl for view in ours)[len(ours) - quorum(total)],
         "renewals": info.get("renewals", 0),
         "margin": info.get("margin"),
         "lost": None,
+        "unknown": False,
+    }
+
+
+def ttl_of(task: Any) -> float:
+    """Return the TTL of the lock of *task* [s]."""
+    ttl: float = task._lock_options(plugin_for(task.app)).ttl  # noqa: SLF001  one of ours
+    return ttl
+
+
+def of_unknown(request: Any, name: str) -> dict[str, Any]:
+    """Return what is told of the lock *name* of *request* where too few nodes could tell."""
+    who = {"task": request.name, "task_id": request.id, "execution": None}
+    nothing = dict.fromkeys(("left", "renewals", "margin", "lost"))
+    return {
+        "name": name,
+        **who,
+        "pid": request.worker_pid,
+        "fence": None,
+        "age": None,
+        "ttl": ttl_of(request.task),
+        **nothing,
+        "unknown": True,
     }

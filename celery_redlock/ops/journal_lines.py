@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
-from math import isfinite
 from typing import Any
 
 from celery_redlock.ops.text import duration, one_line
@@ -21,6 +20,9 @@ Record = Mapping[str, Any]
 #: Events after which something is broken, and after which something did not run when it should.
 BAD = ("LeaseLost", "NodeDown", "NodeClockJump", "TaskRefused")
 ODD = ("TaskSkipped", "TaskRescheduled", "TaskRetried", "SlotSkipped", "NodeQuarantined")
+
+#: Larger than any number in a record of ours.
+LARGEST = 1e12
 
 
 def line(record: Record) -> str:
@@ -39,8 +41,10 @@ def moment(at: object) -> str:
 
 
 def number(value: object) -> float:
-    """Return *value* if it is a finite number, else 0.0."""
-    return float(value) if isinstance(value, (int, float)) and isfinite(value) else 0.0
+    """Return *value* if it is a number that one of ours may have written, else 0.0."""
+    if isinstance(value, (int, float)) and -LARGEST < value < LARGEST:
+        return float(value)
+    return 0.0
 
 
 # --- parts --------------------------------------------------------------------------------

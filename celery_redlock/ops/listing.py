@@ -11,7 +11,7 @@ import click
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.live import LockView
 from celery_redlock.lock.survey import NodeStatus
-from celery_redlock.ops.text import duration, one_line, show_table
+from celery_redlock.ops.text import LONGEST, duration, one_line, show_table
 from celery_redlock.settings import Settings
 
 __all__ = [
@@ -44,6 +44,8 @@ LOCK_HEAD = (
 )
 #: What a holder tells of itself, and we tell of it.
 HOLDER = ("task_id", "task", "execution", "host", "pid", "since")
+#: Nobody of ours has taken a lock after this moment [s, Unix time].
+END_OF_TIME = 1e12
 
 
 def count_up(nodes: Sequence[NodeStatus]) -> int:
@@ -99,13 +101,13 @@ def lock_row(lock: LockView, nodes: int) -> tuple[str, ...]:
     who = lock_as_json(lock, nodes)
     names = [str(who[field] or "?") for field in ("name", "task_id", "task", "host", "pid")]
     return (
-        *map(one_line, names),
+        *(one_line(name, LONGEST) for name in names),
         "?" if who["age"] is None else duration(who["age"]),
         left(lock.ttl),
         f"{len(lock.votes)}/{nodes}",
         str(lock.fence or ""),
         str(lock.waiting or ""),
-        one_line(who["token"] or "not ours"),
+        one_line(who["token"] or "not ours", LONGEST),
     )
 
 
@@ -143,7 +145,8 @@ def who_as_json(holder: dict[str, Any]) -> dict[str, Any]:
 
 def in_words(holder: dict[str, Any]) -> str:
     """Return who *holder* is: task, id, process and host."""
-    who = {field: one_line("?" if v is None else v) for field, v in who_as_json(holder).items()}
+    told = who_as_json(holder).items()
+    who = {field: one_line("?" if v is None else v, LONGEST) for field, v in told}
     return "task {task}, id {task_id}, process {pid} on {host}".format_map(who)
 
 
@@ -155,4 +158,6 @@ def scalar(value: object) -> str | float | None:
 def age_of(holder: dict[str, Any]) -> float | None:
     """Return for how long *holder* has had its lock [s]; None if it does not tell."""
     since = holder.get("since")
-    return max(0.0, time.time() - since) if isinstance(since, (int, float)) else None
+    if not isinstance(since, (int, float)) or not 0 <= since < END_OF_TIME:
+        return None
+    return max(0.0, time.time() - since)

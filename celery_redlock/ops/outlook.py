@@ -11,7 +11,7 @@ from typing import Any
 from celery_redlock.lock.look import MarkerSeen
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.listing import scalar
-from celery_redlock.ops.text import one_line
+from celery_redlock.ops.text import LONGEST, one_line
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip
 
@@ -52,6 +52,8 @@ def in_words(task: Any, options: LockOptions, policy: Policy) -> str:
     if isinstance(policy, Fail):
         return "fails, visibly to its caller"
     if isinstance(policy, Retry):
+        if task.max_retries == 0:
+            return "fails at once, as its max_retries is 0"
         return f"is retried {retry_pace(task, policy)}, {retries_of(task)}"
     if isinstance(policy, Reschedule):
         return (
@@ -82,7 +84,11 @@ def limit_of(policy: Reschedule) -> str:
 
 
 def at_publish(
-    options: LockOptions, queued: MarkerSeen | None, following: MarkerSeen | None
+    options: LockOptions,
+    queued: MarkerSeen | None,
+    following: MarkerSeen | None,
+    *,
+    is_quorate: bool = True,
 ) -> str | None:
     """
     Return what ``apply_async`` would do with another call now; None where it just publishes.
@@ -91,14 +97,19 @@ def at_publish(
         options: Of the task.
         queued: Who is queued or runs, for a majority of the nodes.
         following: Who waits for that one to end.
+        is_quorate: Whether a majority of the nodes votes.
     """
     if options.unique_until is None:
         return None
+    if not is_quorate:
+        if isinstance(options.on_unavailable, Fail):
+            return "apply_async raises QuorumUnavailable (on_unavailable)."
+        return "apply_async publishes it, queued already or not: no quorum could say."
     if queued is None and following is None:
         return "apply_async publishes it: none is queued."
     stands = following or queued
     assert stands is not None
-    first = f"task {one_line(scalar(stands.info.get('task_id')) or '?')}"
+    first = f"task {one_line(scalar(stands.info.get('task_id')) or '?', LONGEST)}"
     if options.on_duplicate == "fail":
         return f"apply_async raises DuplicateTask: {first} stands for it."
     if options.on_duplicate == "join":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -15,15 +16,20 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Progress", "Stop", "colour", "console", "stop_on_interrupt"]
+__all__ = ["Progress", "Stop", "colour", "console", "is_terminal", "stop_on_interrupt"]
 
 #: How long a command may take before it says how far it is [s], and how often it says it [s].
 QUIET_FOR, SAY_EVERY = 1.0, 0.2
 
 
+def is_terminal(stream: Any) -> bool:
+    """Return whether a person is at the other end of *stream*; it is None where it was closed."""
+    return stream is not None and not stream.closed and bool(stream.isatty())
+
+
 def console() -> Console | None:
     """Return rich's console if a person looks at stdout and rich is installed, else None."""
-    if not sys.stdout.isatty():
+    if not is_terminal(sys.stdout):
         return None
     try:
         from rich.console import Console  # noqa: PLC0415  an extra, and slow to import
@@ -33,14 +39,21 @@ def console() -> Console | None:
 
 
 def is_colourless() -> bool:
-    """Return whether the ``celery`` command was told ``--no-color``, or NO_COLOR stands."""
+    """Return whether ``--no-color`` or NO_COLOR forbids colours, or the terminal has none."""
+    if os.environ.get("NO_COLOR") or is_dumb():
+        return True
     context = click.get_current_context(silent=True)
     return bool(context is not None and getattr(context.obj, "no_color", False))
 
 
+def is_dumb() -> bool:
+    """Return whether the terminal knows no escape sequences."""
+    return os.environ.get("TERM") == "dumb"
+
+
 def colour(text: str, style: str) -> str:
     """Return *text* in a colour of click's on a terminal that wants colours, else as it is."""
-    return text if is_colourless() or not sys.stdout.isatty() else click.style(text, fg=style)
+    return text if is_colourless() or not is_terminal(sys.stdout) else click.style(text, fg=style)
 
 
 class Progress:
@@ -54,7 +67,7 @@ class Progress:
 
     def __init__(self, what: str, *, is_wanted: bool = True) -> None:
         self._what = what
-        self._is_on = is_wanted and sys.stderr.isatty()
+        self._is_on = is_wanted and is_terminal(sys.stderr) and not is_dumb()
         self._next = time.monotonic() + QUIET_FOR
         self._has_told = False
 

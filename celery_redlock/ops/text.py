@@ -13,12 +13,24 @@ from celery_redlock.ops.screen import console
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Columns", "duration", "one_line", "show_json", "show_table"]
+__all__ = ["LONGEST", "Columns", "duration", "in_json", "one_line", "show_json", "show_table"]
+
+#: So much of a name is shown to a person; JSON has all of it.
+LONGEST = 120
 
 
 def show_json(value: Any) -> None:
     """Print *value* as JSON."""
-    click.echo(json.dumps(value, indent=2, default=str))
+    click.echo(in_json(value, indent=2))
+
+
+def in_json(value: Any, indent: int | None = None) -> str:
+    """Return *value* as JSON, with null for numbers that JSON does not have (NaN, Infinity)."""
+    try:
+        return json.dumps(value, indent=indent, default=str, allow_nan=False)
+    except ValueError:
+        known = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
+        return json.dumps(known, indent=indent, allow_nan=False)
 
 
 def show_table(
@@ -79,9 +91,10 @@ class Columns:
         return "  ".join(cells).rstrip()
 
 
-def one_line(text: object) -> str:
-    """Return *text* without line breaks and other control characters."""
-    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+def one_line(text: object, longest: int | None = None) -> str:
+    """Return *text* without control characters, and no more than *longest* characters of it."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    return line if longest is None or len(line) <= longest else f"{line[: longest - 3]}..."
 
 
 def duration(seconds: float) -> str:

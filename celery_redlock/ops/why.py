@@ -109,11 +109,19 @@ def explain(app: Any, settings: Settings, name: str, task: Any = None) -> Explan
         holders=found,
         verdict=verdict,
         run="" if options is None else at_run(task, options, verdict),
-        publish=None if options is None else at_publish(options, queued, following),
+        publish=None
+        if options is None
+        else at_publish(options, queued, following, is_quorate=is_quorate(looks)),
         queued=queued,
         following=following,
         recent=refusals_of(settings, name),
     )
+
+
+def is_quorate(looks: Sequence[NodeLook]) -> bool:
+    """Return whether a majority of the nodes votes, as *looks* tell."""
+    voting = sum(1 for one in looks if one.status.state == "up" and not one.problem)
+    return voting >= quorum(len(looks))
 
 
 def options_of(app: Any, task: Any) -> LockOptions | None:

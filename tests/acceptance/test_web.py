@@ -383,6 +383,7 @@ def test_a_release_is_logged_without_the_token(shop):
     ("options", "told"),
     [
         (["--host", "0.0.0.0"], "REDLOCK_WEB_TOKEN"),
+        (["--allow-host", "locks.example.com"], "REDLOCK_WEB_TOKEN"),
         (["--host", "127.0.0.1", "--port", "70000"], "70000"),
     ],
 )
@@ -475,6 +476,22 @@ def test_of_many_locks_some_are_shown_and_a_name_is_found(reader, five_nodes):
     assert found.more == 500 or not found.complete
     named = reader.page("many:777").found
     assert [view.name for view in named.locks] == ["many:777"]
+
+
+def test_nodes_that_hang_are_named_with_the_locks(redis_nodes):
+    """Three of five are stopped: no page takes their silence for the absence of locks."""
+    nodes = redis_nodes(5)
+    reader = Reader([node.url for node in nodes], Rules())
+    try:
+        for node in nodes[:3]:
+            node.pause()
+        found = eventually(lambda: reader.page("").found, "locks", timeout=30)
+        assert len(found.silent) == 3
+        assert len(reader.lock("any").silent) == 3
+    finally:
+        for node in nodes[:3]:
+            node.resume()
+        reader.close()
 
 
 def test_nodes_that_hang_do_not_hang_a_page(redis_nodes):

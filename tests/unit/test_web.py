@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from celery_redlock import ConfigurationError
 from celery_redlock.lock.live import LockView
 from celery_redlock.lock.survey import NodeStatus
 from celery_redlock.observers.journal import HOLD_BOUNDS
-from celery_redlock.ops.web import command, finding, kept
+from celery_redlock.ops.web import command, finding, kept, reading
 from celery_redlock.ops.web.app import make_app
 from celery_redlock.ops.web.chart import HEIGHT, WIDTH, charts
 from celery_redlock.ops.web.finding import Found, find_locks, holds_by_task
@@ -96,10 +97,8 @@ class Stand:  # as of celery_redlock.ops.web.reading.Reader
 
     def page(self, search):
         """Return what a page with *search* shows."""
-        return Page(
-            self.statuses, find_locks(self.views, search), Records(self.happened, self.holds),
-            self.age,
-        )  # fmt: skip
+        found = replace(find_locks(self.views, search), silent=self.silent)
+        return Page(self.statuses, found, Records(self.happened, self.holds), self.age)
 
     def lock(self, name):
         """Return who holds the lock."""
@@ -226,6 +225,7 @@ def test_other_methods_do_nothing(client, stand, method):
     answer = client().open("/", method=method.upper())
     assert answer.status_code in {200, 405}
     assert (answer.status_code == 200) == (method == "options")
+    assert {it.strip() for it in answer.headers["Allow"].split(",")} == {"GET", "HEAD", "OPTIONS"}
     assert_headers(answer)
     assert stand.released == []
 
@@ -308,21 +308,64 @@ def test_on_loopback_reading_is_free(client):
     assert client(token=None).get("/").status_code == 200
 
 
+BACKGROUND = {"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "empty"}
+LINK = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+FRAME = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+
+
+@pytest.mark.parametrize(
+    ("path", "site", "how", "code"),
+    [
+        ("/fragment?q=zz", "cross-site", BACKGROUND, 403),
+        ("/fragment?q=zz", "cross-site", LINK, 403),
+        ("/fragment?q=zz", "same-site", BACKGROUND, 403),
+        ("/fragment?q=zz", "same-origin", BACKGROUND, 200),
+        ("/fragment?q=zz", "none", LINK, 200),
+        ("/?q=zz", "cross-site", BACKGROUND, 403),
+        ("/?q=zz", "cross-site", FRAME, 403),
+        ("/?q=zz", "cross-site", {}, 403),
+        ("/?q=zz", "cross-site", LINK, 200),
+        ("/?q=zz", "same-site", LINK, 200),
+        ("/?q=zz", "same-origin", LINK, 200),
+        ("/static/page.css", "cross-site", BACKGROUND, 403),
+    ],
+)
+def test_another_site_cannot_make_the_nodes_work(client, stand, path, site, how, code):
+    """It may link to the page; whatever it asks for in the background is not even read."""
+    asked, page = [], stand.page
+    stand.page = lambda search: asked.append(search) or page(search)
+    with client().get(path, headers={"Sec-Fetch-Site": site, **how}) as answer:
+        assert answer.status_code == code
+        assert_headers(answer)
+    assert asked == (["zz"] if code == 200 else [])
+
+
+def test_a_name_of_another_machine_needs_the_token(client):
+    """A proxy before loopback lets others in, under whatever name they call us."""
+    browser = client(names=("localhost", "locks.example.com"))
+    for host in ("locks.example.com", "127.0.0.1:8737"):
+        assert browser.get("/", headers={"Host": host}).status_code == 401
+        assert browser.get("/", headers={"Host": host, **basic(TOKEN)}).status_code == 200
+    assert client(names=("localhost", "::1")).get("/").status_code == 200
+
+
 def test_wrong_passwords_slow_down(client, caplog):
-    """After some, the right one has to wait, too; another address does not. Each is logged."""
+    """After some, wrong ones have to wait; the right one never does. Each is logged."""
     browser = client(host="0.0.0.0")
     for _ in range(FREE):
         assert browser.get("/", headers=basic("wrong")).status_code == 401
-    slowed = browser.get("/", headers=basic(TOKEN))
+    slowed = browser.get("/", headers=basic("wrong"))
     assert slowed.status_code == 429
     assert int(slowed.headers["Retry-After"]) >= 1
-    other = browser.get("/", headers=basic(TOKEN), environ_base={"REMOTE_ADDR": "10.0.0.9"})
-    assert other.status_code == 200
+    other = browser.get("/", headers=basic("wrong"), environ_base={"REMOTE_ADDR": "10.0.0.9"})
+    assert other.status_code == 401
+    assert browser.get("/", headers=basic(TOKEN)).status_code == 200
+    assert browser.get("/", headers=basic("wrong")).status_code == 429
     assert caplog.text.count("Refused to show the page to 127.0.0.1: wrong token") == FREE
 
 
 def test_guessing_gets_slower_and_the_wait_is_bounded():
-    """Each wrong token doubles the wait up to a limit; the right one in time clears it."""
+    """Each wrong token doubles the wait up to a limit; a right one of somebody clears nothing."""
     now = [1000.0]
     attempts = Attempts(lambda: now[0])
     waits = []
@@ -333,9 +376,8 @@ def test_guessing_gets_slower_and_the_wait_is_bounded():
     assert waits == sorted(waits)
     assert waits[0] == 1.0
     assert waits[-1] == LONGEST
-    now[0] += LONGEST
     assert attempts.check("10.0.0.1", TOKEN, TOKEN) is True
-    assert attempts.check("10.0.0.1", "wrong", TOKEN) is False
+    assert attempts.check("10.0.0.1", "wrong", TOKEN) == LONGEST
 
 
 def test_guesses_at_once_count_as_many():
@@ -393,6 +435,29 @@ def test_beyond_loopback_it_does_not_start_without_a_token(host):
     with_token = Settings.from_conf({"redlock_nodes": NODES, "redlock_web_token": "s" * 16})
     assert not command.door_for(with_token, host, ()).is_private
     assert command.door_for(settings, "127.0.0.1", ()).is_private
+
+
+def test_with_a_name_of_another_machine_it_does_not_start_without_a_token():
+    """The error names the name; one of this machine is no matter."""
+    settings = Settings.from_conf({"redlock_nodes": NODES})
+    with pytest.raises(ConfigurationError, match=r"--allow-host locks\.example\.com .*_TOKEN"):
+        command.door_for(settings, "127.0.0.1", ("localhost", "locks.example.com"))
+    assert command.door_for(settings, "127.0.0.1", ("localhost",)).is_private
+
+
+def test_silent_connections_are_closed_soon(monkeypatch):
+    """Or a few hundred halves of requests would keep everybody out for minutes."""
+    told = {}
+
+    def create_server(app, **options):
+        told.update(options)
+        raise OSError
+
+    monkeypatch.setattr("waitress.server.create_server", create_server)
+    settings = Settings.from_conf({"redlock_nodes": NODES})
+    with pytest.raises(click.ClickException):
+        command.serve("shop", settings, Door(), 0)
+    assert told["channel_timeout"] + told["cleanup_interval"] <= 15
 
 
 @pytest.mark.parametrize("missing", ["flask", "waitress"])
@@ -458,6 +523,39 @@ def test_a_lock_of_another_is_left_alone(client, stand):
     assert stand.released == [("orders.bill:7", SEEN)]
 
 
+def test_too_few_answers_never_tell_that_nobody_holds_it(client, stand):
+    """With three of five nodes silent it cannot be told, before a release and after it."""
+    browser = client()
+    form = confirm(browser)
+    stand.views, stand.silent = [], LABELS[2:]
+    page = browser.get("/release?name=orders.bill:7&seen=0123abcd").get_data(as_text=True)
+    assert "nobody" not in page
+    assert "any more" not in page
+    assert "cannot be told" in page
+    assert all(label in page for label in LABELS[2:])
+    stand.answers = {**dict.fromkeys(LABELS, "free"), **dict.fromkeys(LABELS[2:], "timed out")}
+    answer = browser.post("/release", data={**form, "token": TOKEN})
+    page = answer.get_data(as_text=True)
+    assert answer.status_code == 503
+    assert "nobody holds the lock any more" not in page
+    assert "banner good" not in page
+    assert "cannot be told" in page
+
+
+def test_a_majority_of_answers_tells_that_nobody_holds_it(client, stand):
+    """Two of five may be silent; they are named."""
+    browser = client()
+    form = confirm(browser)
+    stand.views, stand.silent = [], LABELS[3:]
+    page = browser.get("/release?name=orders.bill:7&seen=0123abcd").get_data(as_text=True)
+    assert "nobody holds it" in page
+    assert all(label in page for label in LABELS[3:])
+    stand.answers = {**dict.fromkeys(LABELS, "free"), **dict.fromkeys(LABELS[3:], "timed out")}
+    answer = browser.post("/release", data={**form, "token": TOKEN})
+    assert answer.status_code == 200
+    assert "nobody holds the lock any more" in answer.get_data(as_text=True)
+
+
 def test_who_has_gone_cannot_be_released(client, stand):
     """The page of a holder that is gone has no form, and names who holds the lock now."""
     stand.views = [view(token="ffff0000", task_id="id-9")]
@@ -505,14 +603,16 @@ def test_a_wrong_token_releases_nothing(client, stand, caplog, wrong):
 
 
 def test_wrong_tokens_slow_down_releasing(client, stand):
-    """After some, even the right token is told to wait."""
+    """After some, wrong ones are told to wait; whoever has the right one is not locked out."""
     browser = client()
     form = confirm(browser)
     for _ in range(FREE):
         assert browser.post("/release", data={**form, "token": "wrong"}).status_code == 403
-    answer = browser.post("/release", data={**form, "token": TOKEN})
+    answer = browser.post("/release", data={**form, "token": "wrong"})
     assert answer.status_code == 429
     assert stand.released == []
+    assert browser.post("/release", data={**form, "token": TOKEN}).status_code == 200
+    assert stand.released == [("orders.bill:7", SEEN)]
 
 
 @pytest.mark.parametrize(
@@ -632,6 +732,35 @@ def test_without_a_quorum_the_page_says_so(client, stand):
     page = client().get("/").get_data(as_text=True)
     assert "Quorum: NO." in page
     assert "bootstrap" in page
+
+
+def test_without_a_quorum_nobody_is_never_said(client, stand):
+    """Not of all locks, nor of those searched for; two silent nodes of five are named only."""
+    stand.views, stand.happened, stand.silent = [], [], LABELS[2:]
+    browser = client()
+    for path, told in (("/", "whether anybody holds"), ("/?q=x", "whether such a lock is held")):
+        page = browser.get(path).get_data(as_text=True)
+        assert f"It cannot be told {told}" in page
+        assert "Nobody holds" not in page
+        assert "No live lock" not in page
+        assert "no live lock" not in page
+        assert f'No answer from <bdi class="code">{LABELS[2]}' in page
+    stand.silent = LABELS[3:]
+    page = browser.get("/").get_data(as_text=True)
+    assert "Nobody holds a lock." in page
+    assert "No answer from" in page
+
+
+def test_a_lock_that_silent_nodes_may_have_is_unclear(client, stand):
+    """Two votes are no majority, nor an attempt, while three nodes do not answer."""
+    stand.views, stand.silent = [view(votes=2)], LABELS[2:]
+    page = client().get("/?q=orders").get_data(as_text=True)
+    assert "unclear" in page
+    assert "no majority" not in page
+    assert "an attempt under way" not in page
+    assert "There may be other locks" in page
+    stand.silent = []
+    assert "no majority" in client().get("/").get_data(as_text=True)
 
 
 def test_what_could_not_be_read_is_said(client, stand):
@@ -822,6 +951,17 @@ def test_a_search_ends_in_time():
     assert found.locks
 
 
+def test_waiting_for_the_first_lock_is_no_search():
+    """Nodes that hang are waited for before it; the others are searched all the same."""
+    now = [0.0]
+
+    def views():
+        now[0] += 3 * finding.LONGEST
+        yield from (view(f"n{i}") for i in range(9))
+
+    assert find_locks(views(), "", lambda: now[0]).complete
+
+
 def test_a_search_that_ended_early_says_so(client, stand):
     """Nobody takes it for the whole truth."""
     browser = client()
@@ -853,8 +993,10 @@ def test_nodes_are_asked_for_names_with_a_word(search, pattern):
 
 def test_what_is_found_twice_is_shown_once():
     """By its name, and by going through all; other holders of one name are others."""
-    by_name = Found([view("b"), view("b", token="ffff0000")], looked=2)
-    found = finding.together(by_name, Found([view("b"), view("a")], 3, 900, complete=False))
+    by_name = Found([view("b"), view("b", token="ffff0000")], looked=2, silent=["x"])
+    by_all = Found([view("b"), view("a")], 3, 900, complete=False, silent=["x", "y"])
+    found = finding.together(by_name, by_all)
+    assert found.silent == ["x", "y"]
     assert [it.name for it in found.locks] == ["a", "b", "b"]
     assert (found.more, found.looked, found.complete, found.names_complete) == (3, 900, False, True)
 
@@ -914,6 +1056,28 @@ def test_the_chart_is_drawn_and_told(client, stand):
 
 
 # -- keeping what was read -----------------------------------------------------------------
+
+
+def test_searches_never_starve_the_main_page(monkeypatch):
+    """However many there are, and however slow: it has a thread of its own."""
+    go, searching = threading.Event(), threading.Event()
+
+    def go_through(self, like, search):
+        if search:
+            searching.set()
+            go.wait(20)
+        return Found([])
+
+    monkeypatch.setattr(reading.Reader, "_go_through", go_through)
+    reader = reading.Reader(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
+    try:
+        for i in range(2 * reading.SEARCHES):
+            reader._search(f"s{i}").ask()
+        assert searching.wait(20)
+        assert reader._search("").get(20) is not None
+    finally:
+        go.set()
+        reader.close()
 
 
 @pytest.fixture

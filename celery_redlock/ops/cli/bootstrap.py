@@ -9,10 +9,11 @@ from itertools import islice
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_redlock.lock.live import LockView, live_locks
+from celery_redlock.lock.live import LiveLocks, LockView
 from celery_redlock.lock.survey import bootstrap, node_statuses
 from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings
 from celery_redlock.ops.listing import lock_as_json, show_locks, show_nodes
+from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import one_line, show_json
 from celery_redlock.settings import Settings
 
@@ -27,7 +28,8 @@ Examples:
 
 \b
 JSON: refused, and nodes[]: node, enrolled, problem; or, if it refused,
-live_locks[] (the first 100) as those of 'redlock ls'
+live_locks[] (the first 100) as those of 'redlock ls', and down[]: nodes
+that could not be read
 """
 
 
@@ -37,8 +39,8 @@ live_locks[] (the first 100) as those of 'redlock ls'
     epilog=EXAMPLES,
     short_help="Let all nodes vote at once, without quarantine.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask. Still refuses while there are live locks.")
-@click.option("--force", is_flag=True, help="Go on despite live locks; implies --yes.")
+@click.option("--yes", is_flag=True, help="Do not ask. Needed where there is no terminal.")
+@click.option("--force", is_flag=True, help="Go on despite live or unknown locks; implies --yes.")
 @json_option
 @with_settings
 def bootstrap_command(settings: Settings, *, yes: bool, force: bool, as_json: bool) -> None:
@@ -49,17 +51,22 @@ def bootstrap_command(settings: Settings, *, yes: bool, force: bool, as_json: bo
     word that nobody holds a lock: a node that has lost its memory may have forgotten one, and
     would give it to somebody else. So stop the workers first, or wait for redlock_max_ttl.
 
+    Refuses while there are live locks, and while a node cannot be asked whether there are any,
+    be it one of a new cluster.
+
     Exits with 0 if all nodes may vote, with 1 if not or if it refused.
     """
     nodes = node_statuses(settings.nodes, settings.rules)
-    found = islice(live_locks(settings.nodes, settings.rules), SHOWN)
-    locks = sorted(found, key=lambda lock: lock.name)
+    live = LiveLocks(settings.nodes, settings.rules)
+    locks = sorted(islice(live, SHOWN), key=lambda lock: lock.name)
     if not as_json:
         show_nodes(nodes)
         click.echo()
-    if locks and not force:
-        refuse(locks, len(nodes), as_json=as_json)
-    if not (yes or force) and sys.stdin.isatty():
+    if (locks or live.silent) and not force:
+        refuse(locks, live.silent, len(nodes), as_json=as_json)
+    if not (yes or force):
+        if not is_terminal(sys.stdin):
+            raise click.UsageError("There is no terminal to ask on: add --yes.")
         click.confirm("Does nobody hold a lock now, and may all nodes vote?", abort=True, err=True)
     results = bootstrap(settings.nodes, settings.rules)
     show_results(results, as_json=as_json)
@@ -67,17 +74,24 @@ def bootstrap_command(settings: Settings, *, yes: bool, force: bool, as_json: bo
     finish(0 if done else UNWELL)
 
 
-def refuse(locks: Sequence[LockView], nodes: int, *, as_json: bool) -> None:
-    """Say who holds *locks*, and end the command without having changed anything."""
+def refuse(locks: Sequence[LockView], silent: Sequence[str], nodes: int, *, as_json: bool) -> None:
+    """Say who holds *locks* and which nodes are *silent*, and end the command without having changed anything."""
     if as_json:
-        show_json({"refused": True, "live_locks": [lock_as_json(lock, nodes) for lock in locks]})
-    else:
+        told = [lock_as_json(lock, nodes) for lock in locks]
+        show_json({"refused": True, "live_locks": told, "down": list(silent)})
+    elif locks:
         show_locks(locks, nodes)
         click.echo()
     msg = (
-        "Somebody holds a lock, so nothing was changed. Wait until it is given back, or stop its "
-        "holder. (--force goes on all the same, and may let two run at once.)"
+        f"These nodes could not tell whether somebody holds a lock: {', '.join(silent)}. So "
+        "nothing was changed. Start them, or let this user run SCAN on them. (--force goes on all "
+        "the same. On new nodes it does no harm; else it may let two run at once.)"
     )
+    if locks:
+        msg = (
+            "Somebody holds a lock, so nothing was changed. Wait until it is given back, or stop its "
+            "holder. (--force goes on all the same, and may let two run at once.)"
+        )
     raise click.ClickException(msg)
 
 

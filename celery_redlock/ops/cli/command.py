@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -12,6 +14,7 @@ import click
 from celery.bin.base import CLIContext
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.ops.loading import AppError, load_tasks
 from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import Settings
 
@@ -24,8 +27,10 @@ __all__ = [
     "ends_with_its_reader",
     "finish",
     "json_option",
+    "outlives_its_reader",
     "settings_of",
     "with_settings",
+    "with_settings_while_read",
 ]
 
 #: Exit code when something is not as it should be, was refused, or a lock is held.
@@ -53,8 +58,18 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def with_settings(command: Command) -> Command:
     """Hand the settings of the app at hand to *command*; tell cleanly what is wrong with them."""
 
+    return outlives_its_reader(handed_settings(command))
+
+
+def with_settings_while_read(command: Command) -> Command:
+    """Do as `with_settings`, for a command that does nothing but print."""
+    return ends_with_its_reader(handed_settings(command))
+
+
+def handed_settings(command: Command) -> Command:
+    """Return *command* with the settings of the app at hand as its first argument."""
+
     @wraps(command)
-    @ends_with_its_reader
     def run(**options: Any) -> None:
         try:
             command(settings_of(app_at_hand()), **options)
@@ -79,6 +94,53 @@ def ends_with_its_reader(command: Command) -> Command:
     return run
 
 
+def outlives_its_reader(command: Command) -> Command:
+    """Let *command* do its work and keep its exit code, whether anybody reads its output or not."""
+
+    @wraps(command)
+    def run(*args: Any, **options: Any) -> None:
+        with patient_stdout():
+            command(*args, **options)
+
+    return run
+
+
+@contextlib.contextmanager
+def patient_stdout() -> Iterator[None]:
+    """Have a stdout that nobody reads any more swallow the rest, for the body of a ``with``."""
+    before: Any = sys.stdout
+    try:
+        raw = Patient(before.fileno(), "wb", closefd=False)
+    except (AttributeError, OSError, ValueError):  # none, or none of the system's: nobody leaves it
+        yield
+        return
+    before.flush()
+    # Like Python's own, but for what becomes of a write that nobody reads.
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(raw), before.encoding, before.errors, line_buffering=before.line_buffering
+    )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # no space left, for example
+            sys.stdout.flush()
+        sys.stdout = before
+
+
+class Patient(io.FileIO):
+    """A file whose reader may leave: from then on, what is written goes nowhere."""
+
+    def write(self, data: Any) -> int:
+        """Write *data*; returns how much of it was taken."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return len(data)
+
+
 def finish(code: int) -> None:
     """End the command with exit code *code*."""
     click.get_current_context().exit(code)
@@ -92,8 +154,7 @@ def app_at_hand() -> Any:
 
 def app_with_tasks(app: Any) -> Any:
     """Return *app* with all the tasks that a worker would know; raises ConfigurationError."""
-    app.loader.import_default_modules()
-    app.finalize()
+    load_tasks(app)
     return app
 
 
@@ -106,6 +167,8 @@ def settings_of(app: Any) -> Settings:
             raise
         msg = f"{error}. No app was named: celery -A APP redlock ..."
         raise ConfigurationError(msg) from None
+    except Exception as error:  # of a configuration module of the app's
+        raise AppError.of(error) from error
     if settings.is_fallback:
         click.echo(
             "Note: redlock_nodes is not set, so this is about the one Redis that the app has as "

@@ -13,13 +13,14 @@ from celery_redlock.ops.cli.command import (
     MISCONFIGURED,
     UNWELL,
     app_at_hand,
-    ends_with_its_reader,
     finish,
     json_option,
+    outlives_its_reader,
     settings_of,
 )
 from celery_redlock.ops.doctor.diagnosis import findings, gather
 from celery_redlock.ops.doctor.finding import ERROR, LEVELS, NOTE, Finding
+from celery_redlock.ops.loading import AppError
 from celery_redlock.ops.screen import Progress, colour
 from celery_redlock.ops.text import one_line, show_json
 
@@ -48,7 +49,7 @@ fix
 
 @click.command(cls=CeleryCommand, epilog=EXAMPLES, short_help="Look for what is set up wrongly.")
 @json_option
-@ends_with_its_reader
+@outlives_its_reader
 def doctor(*, as_json: bool) -> None:
     """
     Look for what is set up wrongly: nodes, clocks, permissions, settings, tasks.
@@ -57,16 +58,21 @@ def doctor(*, as_json: bool) -> None:
     ours on each node, page by page, and writes one key for a moment to see what it may do.
 
     Exits with 0 if there is nothing worse than a note, with 1 if there is, with 2 if the settings
-    make no sense, so that nothing else could be looked at.
+    make no sense or the app cannot be loaded, so that nothing else could be looked at.
     """
     app, progress = app_at_hand(), Progress("keys looked at on a node")
     try:
         settings = settings_of(app)
+        found = findings(gather(app, settings, progress.tell))
+    except AppError as error:
+        fix = "Mend it: a worker would not start either."
+        show([Finding(ERROR, "app-import", "", str(error), fix)], as_json=as_json)
+        finish(MISCONFIGURED)
+        return
     except ConfigurationError as error:
         show([Finding(ERROR, "settings", "", str(error), "As it says.")], as_json=as_json)
         finish(MISCONFIGURED)
         return
-    found = findings(gather(app, settings, progress.tell))
     progress.clear()
     show(found, as_json=as_json)
     finish(0 if all(finding.level == NOTE for finding in found) else UNWELL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Iterator
 from itertools import islice
 
@@ -11,10 +11,10 @@ from celery.bin.base import CeleryCommand
 
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.live import LiveLocks, LockView, glob
-from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings
+from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings_while_read
 from celery_redlock.ops.listing import LOCK_HEAD, lock_as_json, lock_row, show_locks
-from celery_redlock.ops.screen import Progress, Stop, stop_on_interrupt
-from celery_redlock.ops.text import Columns
+from celery_redlock.ops.screen import Progress, Stop, is_terminal, stop_on_interrupt
+from celery_redlock.ops.text import Columns, in_json
 from celery_redlock.settings import Settings
 
 __all__ = ["ls"]
@@ -40,7 +40,7 @@ Examples:
 \b
 JSON: locks[]: name, task_id, task, execution, host, pid, since, age, ttl
 (null for never), votes[], held, fence, waiting, token, foreign;
-down[]: nodes that did not answer; complete: whether these are all
+down[]: nodes that could not be read; complete: whether these are all
 """
 
 
@@ -48,7 +48,7 @@ down[]: nodes that did not answer; complete: whether these are all
 @click.argument("pattern", required=False, metavar="[TEXT]")
 @click.option("--limit", type=click.IntRange(min=1), help="Print so many at most; any of them.")
 @json_option
-@with_settings
+@with_settings_while_read
 def ls(settings: Settings, *, pattern: str | None, limit: int | None, as_json: bool) -> None:
     """
     List the live locks and who holds them.
@@ -56,7 +56,7 @@ def ls(settings: Settings, *, pattern: str | None, limit: int | None, as_json: b
     TEXT picks those whose name contains it; with one of * ? [ in it, those that it matches as a
     whole. Up to 5000 locks are sorted by name, more come as they are found.
 
-    Exits with 0, or with 1 if a majority of nodes is down: the list may then have gaps.
+    Exits with 0, or with 1 if no majority of nodes could be read: the list may have gaps.
     """
     total = len(settings.nodes)
     locks = LiveLocks(settings.nodes, settings.rules, like_of(pattern))
@@ -67,11 +67,19 @@ def ls(settings: Settings, *, pattern: str | None, limit: int | None, as_json: b
         else:
             print_text(found, total)
     if locks.silent:
-        click.echo(f"Note: down: {', '.join(locks.silent)}; why, says 'redlock status'.", err=True)
+        click.echo(
+            f"Note: could not be read: {', '.join(locks.silent)}; see 'redlock status' and "
+            "'redlock doctor'.",
+            err=True,
+        )
     if not found.is_complete:
         click.echo("Note: these are not all.", err=True)
-    is_well = total - len(locks.silent) >= quorum(total) and not stop.is_wanted
-    finish(0 if is_well else UNWELL)
+    finish(0 if is_quorate(locks, total) and not stop.is_wanted else UNWELL)
+
+
+def is_quorate(locks: LiveLocks, total: int) -> bool:
+    """Return whether a majority of so many nodes could be read to the end for *locks*."""
+    return total - len(locks.silent) >= quorum(total)
 
 
 def like_of(pattern: str | None) -> bytes:
@@ -105,14 +113,15 @@ class Found:
 
 def print_json(found: Found, total: int) -> None:
     """Print one JSON document, a lock per line, and end it properly whatever comes."""
-    progress = Progress("locks read")
+    progress = Progress("locks read", is_wanted=not is_terminal(sys.stdout))
     click.echo('{"locks": [', nl=False)
     for count, lock in enumerate(found):
-        line = json.dumps(lock_as_json(lock, total), default=str)
+        line = in_json(lock_as_json(lock, total))
         click.echo(f"{',' if count else ''}\n  {line}", nl=False)
         progress.tell(count)
     progress.clear()
-    rest = json.dumps({"down": found.locks.silent, "complete": found.is_complete})
+    silent = found.locks.silent
+    rest = in_json({"down": silent, "complete": found.is_complete and not silent})
     click.echo(f"\n], {rest[1:]}")
 
 
@@ -125,6 +134,9 @@ def print_text(found: Found, total: int) -> None:
         progress.tell(len(first))
     more = next(coming, None)
     progress.clear()
+    if not (first or is_quorate(found.locks, total)):
+        click.echo("No majority of the nodes could be read, so who holds a lock cannot be told.")
+        return
     if more is None:
         show_locks(sorted(first, key=lambda lock: lock.name), total)
         return

@@ -9,13 +9,15 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_redlock.lock.look import HolderSeen, NodeLook, holders, look
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.look import HolderSeen, NodeLook, holders, look, what_would_be
 from celery_redlock.lock.scripts import Keys
 from celery_redlock.lock.survey import release_seen
-from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH
+from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH, Verdict
 from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings
 from celery_redlock.ops.listing import age_of, in_words, left, who_as_json
-from celery_redlock.ops.text import duration, one_line, show_json
+from celery_redlock.ops.screen import is_terminal
+from celery_redlock.ops.text import LONGEST, duration, one_line, show_json
 from celery_redlock.settings import Settings
 
 __all__ = ["release"]
@@ -36,6 +38,8 @@ another, not ours, unavailable), holder: task_id, task, execution, host,
 pid, since, age, ttl, votes[], token (null if nobody holds it); nodes[]:
 node, result
 """
+#: What a node answers on which the holder does not have the lock (any more).
+GONE = ("released", "free", "held by another", "not written by us")
 #: What became of a lock, in words for a person.
 REASONS = {
     "released": "Released.",
@@ -44,7 +48,7 @@ REASONS = {
     "free": "Nobody holds this lock. Nothing was changed.",
     "held by another": "Another holder has this lock, not the one of this token. Nothing was "
     "changed; see 'redlock why --name'.",
-    "unavailable": "No node could tell who holds this lock. Nothing was changed; see 'redlock "
+    "unavailable": "No quorum of nodes could tell who holds this lock. Nothing was changed; see 'redlock "
     "status'.",
 }
 
@@ -65,12 +69,13 @@ def release(settings: Settings, *, name: str, token: str, yes: bool, as_json: bo
     out, and for keys that never expire. A holder that still runs finds out at its next renewal,
     after a third of its TTL, and is told that its lock is lost; until then two may run at once.
 
-    Exits with 0 if the lock was released, with 1 if not.
+    Exits with 0 if a quorum of nodes says that the holder does not have it any more, with 1 if
+    not.
     """
     if len(token) < PUBLIC_TOKEN_LENGTH:
         msg = f"--token needs at least {PUBLIC_TOKEN_LENGTH} characters, as 'redlock ls' shows them"
         raise click.UsageError(msg)
-    if not (yes or sys.stdin.isatty()):
+    if not (yes or is_terminal(sys.stdin)):
         raise click.UsageError("There is no terminal to ask on: add --yes.")
     looks = look(settings.nodes, settings.rules, name)
     seen = seen_holder(looks, token)
@@ -104,20 +109,29 @@ def seen_holder(looks: Sequence[NodeLook], token: str) -> HolderSeen | None:
 
 def why_not(looks: Sequence[NodeLook]) -> str:
     """Return in a word why there is nothing to release."""
-    if all(one.problem for one in looks):
+    if sum(1 for one in looks if not one.problem) < quorum(len(looks)):
         return "unavailable"
     held = [one for one in looks if one.value is not None]
-    if not held:
-        return "free"
+    if not held:  # a node that is not up may have forgotten that somebody holds it
+        return "free" if what_would_be(looks) is Verdict.GRANTED else "unavailable"
     return "not ours" if all(one.is_foreign for one in held) else "held by another"
 
 
 def outcome(results: Mapping[str, str], seen: HolderSeen) -> str:
     """Return in a word what became of the lock that *seen* held."""
-    gone = [node for node, result in results.items() if result in ("released", "free")]
-    if "released" not in results.values():
-        return "free" if set(seen.votes) <= set(gone) else "not everywhere"
-    return "released" if set(seen.votes) <= set(gone) else "not everywhere"
+    answers = results.values()
+    gone = [node for node, result in results.items() if result in GONE]
+    if len(gone) < quorum(len(results)):
+        return "not everywhere" if "released" in answers else "unavailable"
+    if not set(seen.votes) <= set(gone):
+        return "not everywhere"
+    if "released" in answers:
+        return "released"
+    return (
+        "free"
+        if all(answer == "free" for answer in answers if answer in GONE)
+        else ("held by another")
+    )
 
 
 def reason_in_words(reason: str, settings: Settings, name: str) -> str:
@@ -136,7 +150,7 @@ def show_holder(name: str, seen: HolderSeen, nodes: int, *, err: bool) -> None:
     """Say who holds the lock, and what taking it away means."""
     info, age = seen.info, age_of(seen.info)
     since = "" if age is None else f", for {duration(age)}"
-    click.echo(f"Lock {one_line(name)!r} is held by {in_words(info)}{since};", err=err)
+    click.echo(f"Lock {one_line(name, LONGEST)!r} is held by {in_words(info)}{since};", err=err)
     click.echo(f"on {len(seen.votes)} of {nodes} nodes, ttl left {left(seen.ttl)}.", err=err)
     click.echo(
         "If it still runs, it goes on until its next renewal, and another one can run beside it "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -12,9 +11,10 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redlock.lock.journal import KEPT, JournalReader
-from celery_redlock.ops.cli.command import finish, json_option, with_settings
+from celery_redlock.ops.cli.command import finish, json_option, with_settings_while_read
 from celery_redlock.ops.journal_lines import BAD, LINES, ODD, line, number
 from celery_redlock.ops.screen import Stop, colour, stop_on_interrupt
+from celery_redlock.ops.text import in_json
 from celery_redlock.settings import Settings
 
 __all__ = ["tail"]
@@ -53,7 +53,7 @@ fields of the event
 @click.option("--lock", help="Only of locks with this name; may have * and ?.")
 @click.option("--event", "events", multiple=True, help="Only this event; may be given repeatedly.")
 @json_option
-@with_settings
+@with_settings_while_read
 def tail(
     settings: Settings,
     *,
@@ -132,7 +132,7 @@ def follow_on(
 
 def tell_json(record: Record) -> None:
     """Print a record as one line of JSON."""
-    click.echo(json.dumps(record, default=str))
+    click.echo(in_json(record))
 
 
 def tell_line(record: Record) -> None:

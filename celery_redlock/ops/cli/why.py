@@ -21,7 +21,7 @@ from celery_redlock.ops.cli.command import (
 from celery_redlock.ops.journal_lines import line
 from celery_redlock.ops.listing import STATES, age_of, in_words, left, scalar, who_as_json
 from celery_redlock.ops.screen import colour
-from celery_redlock.ops.text import duration, one_line, show_json, show_table
+from celery_redlock.ops.text import LONGEST, duration, one_line, show_json, show_table
 from celery_redlock.ops.why import Explanation, explain, find_task, name_of_call
 from celery_redlock.settings import Settings
 
@@ -83,7 +83,7 @@ def why(settings: Settings, *, call: tuple[str, ...], name: str | None, as_json:
 def show(found: Explanation) -> None:
     """Print *found* in plain words."""
     of = f" of task {found.task}" if found.task else ""
-    click.echo(f"Lock {one_line(found.name)!r}{of}: {colour(*headline(found))}")
+    click.echo(f"Lock {one_line(found.name, LONGEST)!r}{of}: {colour(*headline(found))}")
     for holder in found.holders:
         show_holder(holder, found)
     click.echo()
@@ -127,7 +127,7 @@ def show_holder(holder: HolderSeen, found: Explanation) -> None:
     times = scalar(info.get("renewals"))
     renewed = f"renewed {times} time{'' if times == 1 else 's'}, " if times else ""
     fence = f"fence {holder.fence}, " if holder.fence else ""
-    rest = one_line(f"{since}{renewed}{fence}token {info.get('token', '?')}")
+    rest = one_line(f"{since}{renewed}{fence}token {info.get('token', '?')}", LONGEST)
     click.echo(f"  {rest}; {votes}, ttl left {left(holder.ttl)}")
     if holder.ttl is None:
         click.echo(
@@ -156,7 +156,7 @@ def token_of(one: NodeLook) -> str:
     """Return whose token a node has, by its public part."""
     if one.value is None:
         return "" if one.problem or one.status.state in ("down", "unfit") else "free"
-    return "not ours" if one.is_foreign else one_line(one.holder.get("token", "?"))
+    return "not ours" if one.is_foreign else one_line(one.holder.get("token", "?"), LONGEST)
 
 
 def marker_words(seen: MarkerSeen) -> str:
@@ -164,7 +164,8 @@ def marker_words(seen: MarkerSeen) -> str:
     info = who_as_json(seen.info)
     what = "has begun" if seen.is_running else f"waits, {seen.left:.0f} s at most"
     merged = f", {seen.merged} triggers merged into it" if seen.merged else ""
-    return one_line(f"task {info['task']}, id {info['task_id']}: {what}{merged}")
+    task, its_id = (one_line(info[field], LONGEST) for field in ("task", "task_id"))
+    return f"task {task}, id {its_id}: {what}{merged}"
 
 
 # --- as JSON ------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from celery_redlock.ops.doctor.check_tasks import check_tasks
 from celery_redlock.ops.doctor.facts import Facts
 from celery_redlock.ops.doctor.finding import LEVELS, Finding
 from celery_redlock.ops.doctor.nodes import gather_nodes
+from celery_redlock.ops.loading import AppError, load_tasks
 from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import Settings
 
@@ -22,7 +23,7 @@ __all__ = ["findings", "gather"]
 
 def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
     """
-    Return all that is known.
+    Return all that is known; raises AppError if the app could not be loaded.
 
     Args:
         app: The app.
@@ -31,8 +32,9 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
     """
     problems: dict[str, str] = {}
     try:
-        app.loader.import_default_modules()
-        app.finalize()
+        load_tasks(app)
+    except AppError:
+        raise
     except ConfigurationError as error:
         problems["task-declared"] = str(error)
     try:

@@ -97,9 +97,13 @@ def make_app(title: str, settings: Settings, reader: Reads, door: Door) -> Flask
         if error.response is not None:
             return make_response(error.get_response())
         why = error.description or ""
-        return make_response(
+        response = make_response(
             render_template("error.html", title=error.name, why=why), error.code or 500
         )
+        for name, value in error.get_headers():  # like Allow, which belongs to 405
+            if name.lower() != "content-type":
+                response.headers[name] = value
+        return response
 
     return app
 
@@ -117,7 +121,9 @@ def shown(template: str, site: Site, search: str) -> Response:
 def content(site: Site, search: str) -> dict[str, Any]:
     """Return what the templates of the page need."""
     page, now, total = site.reader.page(search), time.time(), len(site.settings.nodes)
-    locks = [lock_row(view, total, now) for view in page.found.locks] if page.found else []
+    found, silent = page.found, page.found.silent if page.found else []
+    locks = [lock_row(it, total, now, silent=len(silent)) for it in found.locks] if found else []
+    is_known = total - len(silent) >= quorum(total)
     told = happenings(page, search, now)
     holds = holds_by_task(
         record
@@ -133,7 +139,9 @@ def content(site: Site, search: str) -> dict[str, Any]:
         "nodes": None if page.nodes is None else [node_row(node) for node in page.nodes],
         "verdict": None if page.nodes is None else verdict(page.nodes, site.settings).splitlines(),
         "has_quorum": page.nodes is not None and count_up(page.nodes) >= quorum(total),
-        "found": page.found,
+        "found": found,
+        "silent": [text_of(label) for label in silent],
+        "is_known": is_known,
         "locks": locks,
         "leaked": sum(lock.is_leaked for lock in locks),
         "bound": SHOWN,
@@ -144,7 +152,9 @@ def content(site: Site, search: str) -> dict[str, Any]:
         "tasks": sum(1 for task in holds if task.count),
         "holds_since": moment(first, now),
         "size": (WIDTH, HEIGHT),
-        "answers": answer(locks, told) if search and page.found and page.records else [],
+        "answers": answer(locks, told, is_known=is_known)
+        if search and found and page.records
+        else [],
         "can_release": site.door.token is not None,
     }
 

@@ -21,16 +21,21 @@ __all__ = ["web_command"]
 HOST, PORT = "127.0.0.1", 8737
 #: How many requests are answered at the same time; a page waits for slow nodes some seconds.
 THREADS = 12
+#: For how long a connection may say nothing, or half a request [s], and how often that is looked
+#: at [s]: connections are few, and whoever opens them all keeps others out.
+SILENCE, CLEANUP = 10, 5
 EXAMPLES = """\b
 Releasing a lock needs a token of at least 16 characters, from the environment
 (REDLOCK_WEB_TOKEN, which wins) or the app's setting redlock_web_token. Without
 one the page can only be read.
 
 \b
-On 127.0.0.1 everybody on this machine may read. On any other address the
-token is asked for as the password (HTTP Basic) before anything is shown, and
-the command does not start without one. It speaks no TLS: put a reverse proxy
-before it, which keeps the Host header, and name that with --allow-host.
+On 127.0.0.1 everybody on this machine may read. On any other address, or with
+an --allow-host of another machine, the token is asked for as the password
+(HTTP Basic) before anything is shown, and the command does not start without
+one: make it of random characters. The page speaks no TLS and bears few slow
+clients: if others than this machine use it, put a reverse proxy before it,
+which keeps the Host header, and name that with --allow-host.
 
 \b
 Examples:
@@ -54,7 +59,8 @@ Examples:
     "names",
     multiple=True,
     metavar="NAME",
-    help="Another name under which browsers may ask for the page; may be given more than once.",
+    help="Another name under which browsers may ask for the page; may be given more than once. "
+    "Unless it is one of this machine alone, reading needs the token.",
 )
 @click.pass_context
 def web_command(context: click.Context, *, host: str, port: int, names: tuple[str, ...]) -> None:
@@ -90,15 +96,20 @@ def door_for(settings: Settings, host: str, names: tuple[str, ...]) -> Door:
     Raises:
         ConfigurationError: Others could reach it, and there is no token.
     """
-    from celery_redlock.ops.web.guard import Door  # noqa: PLC0415  an extra
+    from celery_redlock.ops.web.guard import Door, is_loopback  # noqa: PLC0415  an extra
     from celery_redlock.ops.web.operator_token import configured_token  # noqa: PLC0415
 
     door = Door(host, names, configured_token(settings, os.environ))
     if not door.is_private and door.token is None:
+        if is_loopback(host):
+            name = next(name for name in names if not is_loopback(name))
+            cause, help_ = f"with --allow-host {name} the page", "leave that name out"
+        else:
+            cause, help_ = f"--host {host}", "listen on 127.0.0.1"
         msg = (
-            f"--host {host} can be reached from other machines, and there is no token that would "
+            f"{cause} can be reached from other machines, and there is no token that would "
             "keep them out; set REDLOCK_WEB_TOKEN in the environment, or redlock_web_token in the "
-            "app's configuration, or listen on 127.0.0.1"
+            f"app's configuration, or {help_}"
         )
         raise ConfigurationError(msg)
     return door
@@ -124,6 +135,8 @@ def serve(title: str, settings: Settings, door: Door, port: int) -> None:
             threads=THREADS,
             ident=None,
             connection_limit=200,
+            channel_timeout=SILENCE,
+            cleanup_interval=CLEANUP,
             max_request_body_size=64 * 1024,
             max_request_header_size=32 * 1024,
         )

@@ -53,6 +53,7 @@ class Found:
         looked: How many were looked at in all.
         complete: Whether all were looked at; False if time was up before.
         names_complete: Whether at least the names of all were.
+        silent: Labels of the nodes that did not answer.
     """
 
     locks: list[LockView]
@@ -60,6 +61,7 @@ class Found:
     looked: int = 0
     complete: bool = True
     names_complete: bool = True
+    silent: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -91,12 +93,13 @@ def find_locks(
     views: Iterable[LockView], search: str, now: Callable[[], float] = time.monotonic
 ) -> Found:
     """Return which of *views* match *search*; ends early when there are many."""
-    ends = now() + LONGEST
+    ends = None  # until the first is there: a node that hangs takes its time before that
     found: list[LockView] = []
     more = looked = 0
     complete = True
     for view in views:
         looked += 1
+        ends = now() + LONGEST if ends is None else ends
         if lock_matches(view, search):
             if len(found) < SHOWN:
                 found.append(view)
@@ -119,6 +122,7 @@ def together(by_name: Found, by_all: Found) -> Found:
         looked=by_all.looked,
         complete=by_all.complete,
         names_complete=by_name.complete,
+        silent=list(dict.fromkeys([*by_name.silent, *by_all.silent])),
     )
 
 

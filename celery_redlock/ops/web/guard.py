@@ -20,7 +20,7 @@ from flask import Flask, Response, abort, make_response, render_template, reques
 
 from celery_redlock.ops.web.operator_token import Attempts
 
-__all__ = ["Door", "guard", "is_from_our_page", "is_loopback"]
+__all__ = ["Door", "guard", "is_from_our_page", "is_invited", "is_loopback"]
 
 logger = logging.getLogger(__name__)
 POLICY = (
@@ -57,8 +57,8 @@ class Door:
 
     @property
     def is_private(self) -> bool:
-        """Whether only programs of this machine can reach it."""
-        return is_loopback(self.host)
+        """Whether only programs of this machine can reach it: another name says that others do."""
+        return all(is_loopback(name) for name in (self.host, *self.names))
 
     def admits(self, header: str | None) -> bool:
         """Return whether a request may call us so: loopback, where we listen, or by a name."""
@@ -83,6 +83,9 @@ def guard(app: Flask, door: Door, attempts: Attempts) -> None:
                 "This page is not served under that name. If it should be, start it with "
                 "--allow-host NAME.",
             )
+        # What is posted is looked at more strictly, by the one view that takes it.
+        if request.method != "POST" and not is_invited(request.headers, request.path):
+            abort(403, "Another site asked for this. Open the page by its own address.")
         if door.is_private:
             return None
         return None if door.token is None else signed_in(door.token, attempts)
@@ -123,6 +126,20 @@ def too_early(wait: float) -> Response:
     response = make_response(render_template("error.html", title="Not so fast", why=why), 429)
     response.headers["Retry-After"] = str(left)
     return response
+
+
+def is_invited(headers: Iterable[tuple[str, str]], path: str) -> bool:
+    """
+    Return whether a browser may be shown what is at *path*: its user or our own page asked for it.
+
+    A page of another site may link to ours, but not have it read in the background: that would
+    make the nodes work for anybody.
+    """
+    told = {name.lower(): value for name, value in headers}
+    if told.get("sec-fetch-site") in (None, "same-origin", "none"):
+        return True
+    is_link = (told.get("sec-fetch-mode"), told.get("sec-fetch-dest")) == ("navigate", "document")
+    return is_link and path != "/fragment"
 
 
 def is_from_our_page(headers: Iterable[tuple[str, str]]) -> bool:

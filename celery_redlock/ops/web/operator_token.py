@@ -58,7 +58,12 @@ def equal(given: str, token: str) -> bool:
 
 class Attempts:
     """
-    Slows down whoever guesses: after some wrong tokens, an address has to wait longer each time.
+    Turns away whoever guesses: after some wrong tokens, an address has to wait longer each time.
+
+    The right token always passes, or anybody at the operator's address (another user of the
+    machine, all who come through one proxy) could lock the operator out by sending wrong ones.
+    So a guess is compared however early it comes, at the speed of the network. Against 16 random
+    characters that is harmless: even 64 bits take a million guesses a second half a million years.
 
     Nobody sleeps here, so guessing costs no thread; who comes too early is told to wait. The
     addresses remembered are bounded, and so is the wait.
@@ -74,10 +79,13 @@ class Attempts:
 
     def check(self, address: str, given: str, token: str) -> bool | float:
         """
-        Return whether *given* is *token*, or for how long *address* has to wait first [s, > 0].
+        Return whether *given* is *token*; for a wrong one too early, how long to wait [s, > 0].
 
-        One at a time: many guesses at once count as many.
+        The right one forgives no wrong ones: they may be somebody else's. These are counted one
+        at a time: many guesses at once count as many.
         """
+        if equal(given, token):
+            return True
         network = network_of(address)
         with self._mutex:
             now = self._now()
@@ -87,9 +95,6 @@ class Attempts:
             wait = last + pause_after(count) - now if count else 0.0
             if wait > 0:
                 return wait
-            if equal(given, token):
-                self._wrong.pop(network, None)
-                return True
             self._wrong[network] = (count + 1, now)
             self._wrong.move_to_end(network)
             if len(self._wrong) > ADDRESSES:

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from celery_redlock.lock.journal import JournalReader
@@ -95,6 +95,9 @@ class Reader:
         self._scanners = ThreadPoolExecutor(SEARCHING, "redlock-web-search")
         self._statuses = Kept(lambda: node_statuses(nodes, rules), self._threads)
         self._journal = Kept(JournalTail(nodes, rules).read, self._threads)
+        # A third one for what the main page shows, so that no number of searches starves it.
+        self._walker = ThreadPoolExecutor(1, "redlock-web-all")
+        self._all = Kept(lambda: self._find(""), self._walker)
         self._searches: OrderedDict[str, Kept[Found]] = OrderedDict()
         self._mutex = threading.Lock()
 
@@ -121,16 +124,18 @@ class Reader:
         """Release what `celery_redlock.lock.survey.release_seen` would."""
         answers = release_seen(self._nodes, self._rules, name, seen)
         with self._mutex:
-            for kept in self._searches.values():
+            for kept in (self._all, *self._searches.values()):
                 kept.expire()
         return answers
 
     def close(self) -> None:
         """Begin no further reading."""
-        for threads in (self._threads, self._scanners):
+        for threads in (self._threads, self._scanners, self._walker):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def _search(self, search: str) -> Kept[Found]:
+        if not search:
+            return self._all
         with self._mutex:
             kept = self._searches.get(search)
             if kept is None:
@@ -149,11 +154,11 @@ class Reader:
         return by_name if by_name.more else together(by_name, self._go_through(b"*", search))
 
     def _go_through(self, like: bytes, search: str) -> Found:
-        in_pages = cast(
-            "Generator[LockView, None, None]", iter(LiveLocks(self._nodes, self._rules, like))
-        )
+        locks = LiveLocks(self._nodes, self._rules, like)
+        in_pages = cast("Generator[LockView, None, None]", iter(locks))
         with contextlib.closing(in_pages) as views:  # and with them the connections
-            return find_locks(views, search)
+            found = find_locks(views, search)
+        return replace(found, silent=locks.silent)
 
 
 class JournalTail:

@@ -102,6 +102,7 @@ def confirmation(desk: Desk, name: str, seen: str, problem: str = "", code: int 
         lock=next((row for row in rows if row.raw_token == seen), None),
         others=[row for row in rows if row.raw_token != seen],
         silent=silent,
+        is_known=desk.nodes - len(silent) >= quorum(desk.nodes),
         seal=desk.seals.make(browser, name, seen),
         minutes=LIFETIME // 60,
         problem=problem,
@@ -148,7 +149,10 @@ def released(desk: Desk, name: str, seen: str) -> Response:
 def outcome(desk: Desk, name: str, results: dict[str, str]) -> Response:
     """Return the page that says what became of the lock *name* on each node."""
     gone = sum(1 for result in results.values() if result == "released")
-    rows, _ = look(desk, name)
+    rows, silent = look(desk, name)
+    # Whoever was seen cannot have a majority any more.
+    is_done = sum(result in RESULTS for result in results.values()) >= quorum(desk.nodes)
+    is_known = is_done and desk.nodes - len(silent) >= quorum(desk.nodes)
     told = ", ".join(f"{node}: {result}" for node, result in results.items())
     logger.warning(
         "Release of lock %s for %s: %s",
@@ -162,17 +166,23 @@ def outcome(desk: Desk, name: str, results: dict[str, str]) -> Response:
         results=[(text_of(node), *result_in_words(result)) for node, result in results.items()],
         gone=gone,
         nodes=desk.nodes,
-        # Whoever was seen cannot have a majority any more.
-        is_done=sum(result in RESULTS for result in results.values()) >= quorum(desk.nodes),
+        is_done=is_done,
+        is_known=is_known,
+        silent=silent,
         holders=rows,
     )
+    if not gone and not is_known:
+        return make_response(page, 503)
     return make_response(page, 200 if gone or not rows else 409)
 
 
 def look(desk: Desk, name: str) -> tuple[list[LockRow], list[Any]]:
     """Return who holds the lock *name* at this moment, and which nodes do not answer."""
     now = desk.reader.lock(name)
-    rows = [lock_row(view, desk.nodes, time.time(), longest=1000) for view in now.views]
+    rows = [
+        lock_row(view, desk.nodes, time.time(), longest=1000, silent=len(now.silent))
+        for view in now.views
+    ]
     return rows, [text_of(label) for label in now.silent]
 
 

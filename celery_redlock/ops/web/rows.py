@@ -77,6 +77,7 @@ class LockRow:
         nodes: Of so many.
         on: Which.
         is_held: Whether these are a majority.
+        is_unclear: Whether it may stand on a majority, with the nodes that did not answer.
         is_leaked: Whether it never expires.
         can_be_released: Whether it has a token by which to release it and no other.
         fence: Its fencing number, 0 for none.
@@ -94,6 +95,7 @@ class LockRow:
     nodes: int
     on: str
     is_held: bool
+    is_unclear: bool
     is_leaked: bool
     can_be_released: bool
     fence: int
@@ -115,7 +117,7 @@ def node_row(node: NodeStatus) -> NodeRow:
     )
 
 
-def lock_row(view: LockView, nodes: int, now: float, longest: int = 80) -> LockRow:
+def lock_row(view: LockView, nodes: int, now: float, longest: int = 80, silent: int = 0) -> LockRow:
     """
     Return how *view* is shown.
 
@@ -124,6 +126,7 @@ def lock_row(view: LockView, nodes: int, now: float, longest: int = 80) -> LockR
         nodes: How many there are.
         now: The time [s, Unix time].
         longest: Characters of its name.
+        silent: How many nodes did not answer.
     """
     renewals, token = number(view.holder.get("renewals")), view.holder.get("token")
     return LockRow(
@@ -136,6 +139,7 @@ def lock_row(view: LockView, nodes: int, now: float, longest: int = 80) -> LockR
         nodes=nodes,
         on=", ".join(text_of(label).short for label in view.votes),
         is_held=len(view.votes) >= quorum(nodes),
+        is_unclear=len(view.votes) < quorum(nodes) <= len(view.votes) + silent,
         is_leaked=view.ttl is None,
         can_be_released=not view.is_foreign and is_releasable(view.name, token),
         fence=view.fence,
