@@ -10,6 +10,8 @@ there are, and no command keeps a node from its work for long.
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -135,19 +137,29 @@ class LiveLocks:
         nodes: As the setting ``redlock_nodes``.
         rules: As all clients have them.
         like: Pattern that the names have to match, in the language of Redis's SCAN.
+        longest: For how long nodes are gone through, whether anything is found or not [s].
 
     Attributes:
+        is_cut: Whether that was too short.
         silent: Labels of the nodes that did not answer (any more), in their order.
     """
 
-    def __init__(self, nodes: Sequence[Any], rules: Rules, like: bytes = b"*") -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Any],
+        rules: Rules,
+        like: bytes = b"*",
+        longest: float = math.inf,
+    ) -> None:
         self._addresses = addresses_of(nodes)
         self._rules = rules
         self._like = like
+        self._longest = longest
+        self.is_cut = False
         self.silent: list[str] = []
 
     def __iter__(self) -> Iterator[LockView]:
-        roll = Roll(self._rules.prefix, self._like)
+        roll = Roll(self._rules.prefix, self._like, self._longest)
         try:
             with contextlib.ExitStack() as stack:
                 for address in self._addresses:
@@ -156,6 +168,7 @@ class LiveLocks:
                 yield from roll.call()
         finally:
             labels = (address.label for address in self._addresses)
+            self.is_cut = roll.is_cut
             self.silent = [label for label in labels if label not in roll.answering]
 
 
@@ -166,11 +179,17 @@ class Roll:
     Args:
         prefix: First part of every Redis key.
         like: Pattern of names, as of `LiveLocks`.
+        longest: As of `LiveLocks`.
+
+    Attributes:
+        is_cut: Whether time was up before all was gone through.
     """
 
-    def __init__(self, prefix: str, like: bytes = b"*") -> None:
+    def __init__(self, prefix: str, like: bytes = b"*", longest: float = math.inf) -> None:
         self._prefix = f"{prefix}:".encode()
         self._like = like
+        self._longest = longest
+        self.is_cut = False
         self._nodes: dict[str, AbstractConnection] = {}
 
     @property
@@ -185,16 +204,17 @@ class Roll:
 
     def call(self) -> Iterator[LockView]:
         """Yield what is held, node by node."""
+        ends = time.monotonic() + self._longest
         order = list(self._nodes)  # as it was: a node that fails meanwhile moves no other
         for position, label in enumerate(order):
-            for keys in self._pages(label):
+            for keys in self._pages(label, ends):
                 for other in order[:position]:
                     keys = self._absent(other, keys) if keys else keys  # noqa: PLW2901  fewer
                 if keys:
                     yield from self._merged(keys)
 
-    def _pages(self, label: str) -> Iterator[list[bytes]]:
-        """Yield the keys of locks on a node, some at a time."""
+    def _pages(self, label: str, ends: float) -> Iterator[list[bytes]]:
+        """Yield the keys of locks on a node, some at a time, until the time *ends* [s]."""
         cursor, pattern = b"0", glob(self._prefix) + b"lock:" + self._like
         while True:
             scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCAN_COUNT)
@@ -206,6 +226,9 @@ class Roll:
             for begin in range(0, len(keys), PAGE):
                 yield keys[begin : begin + PAGE]
             if cursor == b"0":
+                return
+            if time.monotonic() > ends:
+                self.is_cut = True
                 return
 
     def _absent(self, label: str, keys: list[bytes]) -> list[bytes]:

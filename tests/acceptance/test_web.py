@@ -510,3 +510,17 @@ def test_nodes_that_hang_do_not_hang_a_page(redis_nodes):
         for node in nodes[:2]:
             node.resume()
         reader.close()
+
+
+def test_a_search_that_finds_nothing_ends_in_time(reader, five_nodes, monkeypatch):
+    """Among keys that are no locks, too; that not all were looked at is said."""
+    for node in five_nodes:
+        with redis.Redis.from_url(node.url) as client:
+            client.mset({f"other:{i}": b"" for i in range(20_000)})
+    monkeypatch.setattr("celery_redlock.ops.web.reading.LONGEST", 0.0)
+    before = commands(five_nodes[0])
+    found = reader._find("nothing")
+    assert not found.locks
+    assert not found.complete
+    assert not found.names_complete
+    assert commands(five_nodes[0]) - before < 100

@@ -17,7 +17,7 @@ from celery_redlock.lock.look import NodeLook, holders, look
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import shorten
 from celery_redlock.lock.survey import NodeStatus, node_statuses, release_seen
-from celery_redlock.ops.web.finding import Found, find_locks, name_pattern, together
+from celery_redlock.ops.web.finding import LONGEST, Found, find_locks, name_pattern, together
 from celery_redlock.ops.web.kept import Kept, Reading
 
 __all__ = ["OneLock", "Page", "Reader", "Records"]
@@ -154,11 +154,11 @@ class Reader:
         return by_name if by_name.more else together(by_name, self._go_through(b"*", search))
 
     def _go_through(self, like: bytes, search: str) -> Found:
-        locks = LiveLocks(self._nodes, self._rules, like)
+        locks = LiveLocks(self._nodes, self._rules, like, LONGEST)
         in_pages = cast("Generator[LockView, None, None]", iter(locks))
         with contextlib.closing(in_pages) as views:  # and with them the connections
             found = find_locks(views, search)
-        return replace(found, silent=locks.silent)
+        return replace(found, complete=found.complete and not locks.is_cut, silent=locks.silent)
 
 
 class JournalTail:

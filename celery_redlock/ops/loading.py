@@ -1,0 +1,39 @@
+"""Loads what an app leaves for later: its imports and its tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.ops.text import one_line
+
+__all__ = ["AppError", "load_tasks"]
+
+#: So much is told of what an app raised.
+TOLD = 300
+
+
+class AppError(ConfigurationError):
+    """The app's own code raised an error while it was loaded."""
+
+    @classmethod
+    def of(cls, error: Exception) -> AppError:
+        """Return what tells of the app's *error*."""
+        return cls(f"The app could not be loaded: {type(error).__name__}: {one_line(error, TOLD)}")
+
+
+def load_tasks(app: Any) -> None:
+    """
+    Have *app* know all the tasks that a worker would know.
+
+    Raises:
+        ConfigurationError: A task or a setting of ours makes no sense.
+        AppError: A module of the app's could not be imported, or its code raised.
+    """
+    try:
+        app.loader.import_default_modules()
+        app.finalize()
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise AppError.of(error) from error
