@@ -105,6 +105,13 @@ def at_publish(
         if isinstance(options.on_unavailable, Fail):
             return "apply_async raises QuorumUnavailable (on_unavailable)."
         return "apply_async publishes it, queued already or not: no quorum could say."
+    return where_told(options, queued, following)
+
+
+def where_told(
+    options: LockOptions, queued: MarkerSeen | None, following: MarkerSeen | None
+) -> str:
+    """Return what `at_publish` would, where the nodes tell who is *queued* and *following*."""
     if queued is None and following is None:
         return "apply_async publishes it: none is queued."
     stands = following or queued

@@ -161,8 +161,10 @@ def test_ls_fails_when_its_list_may_have_gaps(redis_nodes, redlock):
     nodes = redis_nodes(3)
     nodes[0].kill()
     nodes[1].kill()
-    code, _, err = redlock(nodes, "ls")
+    code, out, err = redlock(nodes, "ls")
     assert code == 1
+    assert "cannot be told" in out
+    assert "No live locks" not in out
     assert f"127.0.0.1:{nodes[0].port}/0, 127.0.0.1:{nodes[1].port}/0" in err
 
 
@@ -202,14 +204,59 @@ def test_bootstrap_refuses_while_somebody_holds_a_lock(redis_nodes, redlock):
 
 
 def test_bootstrap_fails_if_a_node_does_not_take_part(redis_nodes, redlock):
-    """The others may vote, the dead one has its reason, and the exit code is 1."""
+    """
+    It refuses, be the cluster new or not; told to go on, the others may vote.
+
+    The dead one has its reason, and the exit code is 1.
+    """
     nodes = redis_nodes(3)
     nodes[1].kill()
-    code, out, _ = redlock(nodes, "bootstrap", "--yes")
+    code, out, err = redlock(nodes, "bootstrap", "--yes")
+    assert (code, out.count(": may vote")) == (1, 0)
+    assert f"could not tell whether somebody holds a lock: 127.0.0.1:{nodes[1].port}/0." in err
+    code, out, _ = redlock(nodes, "bootstrap", "--yes", "--json")
+    told = json.loads(out)
+    assert (told["refused"], told["down"]) == (True, [f"127.0.0.1:{nodes[1].port}/0"])
+    assert _states(nodes) == ["unmarked", "down", "unmarked"]
+    code, out, _ = redlock(nodes, "bootstrap", "--force")
     assert code == 1
     assert out.count(": may vote") == 2
     assert "refused" in out.lower()
     assert _states(nodes) == ["up", "down", "up"]
+
+
+def test_bootstrap_refuses_where_a_node_cannot_tell(redis_nodes, redlock):
+    """A lock that only paused nodes remember is not given to somebody else."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    locks = Redlock.from_urls(urls(nodes), ttl=20, max_ttl=20)
+    nodes[2].pause()
+    lease = locks.acquire("precious")
+    nodes[2].resume()
+    with redis.Redis.from_url(nodes[2].url) as client:  # its SET came late
+        client.delete("redlock:lock:precious")
+    nodes[0].restart()
+    nodes[1].pause()
+    try:
+        code, _, err = redlock(nodes, "bootstrap", "--yes")
+    finally:
+        nodes[1].resume()
+    assert (code, "could not tell" in err) == (1, True)
+    assert _states(nodes)[0] != "up"
+    locks.release(lease)
+
+
+def test_bootstrap_refuses_where_a_node_forbids_to_look(redis_nodes, redlock):
+    """A user who may not go through the keys cannot know that there are no locks."""
+    nodes = redis_nodes(1)
+    with redis.Redis.from_url(nodes[0].url) as client:
+        client.execute_command("ACL", "SETUSER", "blind", "on", ">x", "~*", "+@all", "-scan")
+    blind = [nodes[0].url.replace("redis://", "redis://blind:x@")]
+    code, _, err = redlock(blind, "bootstrap", "--yes")
+    assert (code, "could not tell" in err) == (1, True)
+    code, _, err = redlock(blind, "ls")
+    assert (code, "could not be read" in err, "down" in err) == (1, True, False)
+    assert _states(nodes) == ["unmarked"]
 
 
 @pytest.mark.parametrize(("answer", "code", "state"), [("n", 1, "unmarked"), ("y", 0, "up")])
@@ -228,6 +275,68 @@ def test_bootstrap_asks_a_person_first(redis_nodes, shop, answer, code, state):
     assert "[y/N]" in err
     assert process.returncode == code
     assert _states(nodes) == [state]
+
+
+# -- streams that are gone --------------------------------------------------------------
+
+
+def _unread(line, nodes, *words, **options):
+    """Run a command whose output nobody reads; return its exit code and stderr."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    try:
+        process = line.start_redlock(nodes, *words, stdout=theirs, **options)
+    finally:
+        os.close(theirs)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def test_what_nobody_reads_is_done_all_the_same(redis_nodes, line):
+    """The work of a command, and its exit code, do not depend on who reads its output."""
+    nodes = redis_nodes(3)
+    assert _unread(line, nodes, "status") == (1, "")
+    assert _unread(line, nodes, "doctor") == (1, "")
+    assert _unread(line, nodes, "bootstrap", "--yes") == (0, "")
+    assert _states(nodes) == ["up"] * 3
+    lease = Redlock.from_urls(urls(nodes), ttl=20, max_ttl=20).acquire("nightly")
+    words = ("release", "nightly", "--token", lease.token[:8], "--yes")
+    assert _unread(line, nodes, *words) == (0, "")
+    assert line.redlock(nodes, "ls")[1] == "No live locks.\n"
+    assert _unread(line, nodes, *words) == (1, "")
+    assert _unread(line, nodes, "ls", "--json") == (0, "")
+
+
+@pytest.mark.parametrize("words", ["status", "ls --json", "bootstrap", "doctor"])
+def test_closed_streams_are_borne(redis_nodes, line, words):
+    """As of a job that was started without stdin and stdout: no traceback."""
+    code = (
+        "import os, sys\n"
+        "os.close(0), os.close(1)\n"
+        f"words = ['-m', 'celery', '-A', 'shop', 'redlock', *{words!r}.split()]\n"
+        "os.execv(sys.executable, [sys.executable, *words])"
+    )
+    process = line.start(redis_nodes(1), "-c", code)
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert process.returncode in (0, 1, 2)
+
+
+# -- an app that cannot be loaded --------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["app.conf.imports = ['no_such']", "app.task(base=int)(print)"])
+def test_an_app_that_cannot_be_loaded_is_a_clean_error(tmp_path, redis_nodes, redlock, source):
+    """Its imports, or what it does in the end: a line and exit code 2, of the doctor a finding."""
+    (tmp_path / "broken.py").write_text(f"from shop import app\n{source}\n")
+    nodes = redis_nodes(1)
+    code, out, err = redlock(nodes, "why", "shop.nap", app="broken")
+    assert (code, out) == (2, "")
+    assert "could not be loaded" in err
+    assert "Traceback" not in err
+    code, out, err = redlock(nodes, "doctor", "--json", app="broken")
+    assert (code, err) == (2, "")
+    assert [finding["code"] for finding in json.loads(out)["findings"]] == ["app-import"]
 
 
 # -- all of them -----------------------------------------------------------------------
@@ -289,7 +398,7 @@ def test_options_that_an_app_adds_to_every_command_do_no_harm(tmp_path, redis_no
         "app.user_options['preload'].add(click.Option(['-Z', '--zone'], default='here'))\n"
     )
     nodes = redis_nodes(1)
-    code, out, _ = redlock(nodes, "bootstrap", app="preloading")
+    code, out, _ = redlock(nodes, "bootstrap", "--yes", app="preloading")
     assert (code, out.count("may vote")) == (0, 1)
 
 

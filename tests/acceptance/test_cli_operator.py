@@ -190,7 +190,7 @@ def test_what_scripts_read_stays_what_it_is(line, nodes):
     assert set(measured["cycle"]) == {"count", "p50", "p99"}
     assert set(measured["nodes"][0]) == {"node", "p50", "p99", "problem"}
     refused = plain(line, nodes, "bootstrap", expected=1)
-    assert set(refused) == {"refused", "live_locks"}
+    assert set(refused) == {"refused", "live_locks", "down"}
     assert set(refused["live_locks"][0]) == LOCK
     record = plain(line, nodes, "tail", "--no-follow", "-n", "1")
     assert {"id", "event", "at", "host", "pid", "name", "task", "task_id", "cause"} <= set(record)

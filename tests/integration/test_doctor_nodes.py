@@ -167,6 +167,26 @@ def test_what_the_user_must_not_do_is_found(app, redis_nodes, allowed, expected)
     eventually(lambda: set(do(nodes[0], "KEYS", "*")) == keys, "end of the probe")
 
 
+def test_what_is_forbidden_inside_a_script_is_not_laid_to_evalsha(app, redis_nodes):
+    """The user may run that, and to allow it again would not help."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    do(nodes[0], "SET", "redlock:lock:a", "b")
+    allowed = TOOLS.replace("+pttl", "").replace("+hset", "").split()
+    do(nodes[0], "ACL", "SETUSER", "shop", "on", ">x", "~redlock:*", *allowed)
+    url = nodes[0].url.replace("redis://", "redis://shop:x@")
+    settings = Settings(nodes=[url, *urls(nodes[1:])], rules=RULES)
+    plugin_for(app)._settings = settings
+    (told,) = [
+        finding
+        for finding in findings(gather(app, settings, lambda _: None))
+        if finding.code == "no-permission"
+    ]
+    assert "PTTL" in told.what
+    assert "HSET" in told.what
+    assert "EVALSHA" not in told.what
+
+
 def test_only_our_keys_have_to_be_allowed(app, redis_nodes):
     """A user for other keys can do nothing for us."""
     nodes = redis_nodes(3)

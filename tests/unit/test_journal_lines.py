@@ -85,7 +85,9 @@ def test_everything_that_is_journaled_has_words():
 
 
 @pytest.mark.parametrize("event", [*sorted(LINES), "Unknown"])
-@pytest.mark.parametrize("junk", [None, "\x1b[31m\n", [], {}, -1e300, float("inf"), True])
+@pytest.mark.parametrize(
+    "junk", [None, "\x1b[31m\n", [], {}, -1e300, float("inf"), float("nan"), 10**400, True]
+)
 def test_records_of_others_are_borne(event, junk):
     """Whatever stands in a field: one line, without control characters."""
     record = dict.fromkeys(FIELDS, junk)

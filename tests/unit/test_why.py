@@ -186,6 +186,14 @@ def test_retries_of_every_kind_are_told():
     task = SimpleNamespace(max_retries=None, default_retry_delay=180, retry_backoff=True)
     told = at_run(task, replace(OPTIONS, on_conflict=Retry()), Verdict.TAKEN)
     assert "by its retry_backoff, without end" in told
+    told = at_run(replace_retries(0), replace(OPTIONS, on_conflict=Retry()), Verdict.TAKEN)
+    assert "fails at once" in told
+    assert "retried" not in told
+
+
+def replace_retries(times):
+    """Return a task that may be retried so often."""
+    return SimpleNamespace(name="shop.bill", max_retries=times, default_retry_delay=180)
 
 
 WAITS = MarkerSeen(b"t", {"task_id": "first"}, 5.0, is_running=False, merged=0)
@@ -206,6 +214,16 @@ def test_what_a_publisher_would_do(on_duplicate, queued, following, words):
     """By what a majority of the nodes has queued for the name."""
     options = replace(OPTIONS, unique_until="finished", on_duplicate=on_duplicate)
     assert words in (at_publish(options, queued, following) or "")
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [(Fail(), "raises QuorumUnavailable"), (Skip(), "publishes it, queued already or not")],
+)
+def test_what_a_publisher_would_do_without_a_quorum(policy, words):
+    """Who is queued is then not known, and the option for that counts."""
+    options = replace(OPTIONS, unique_until="finished", on_unavailable=policy)
+    assert words in (at_publish(options, None, None, is_quorate=False) or "")
 
 
 def test_a_task_that_is_not_unique_is_just_published():

@@ -39,7 +39,7 @@ that could not be read
     epilog=EXAMPLES,
     short_help="Let all nodes vote at once, without quarantine.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask. Needed where there is no terminal.")
+@click.option("--yes", is_flag=True, help="Do not ask, on a terminal either.")
 @click.option("--force", is_flag=True, help="Go on despite live or unknown locks; implies --yes.")
 @json_option
 @with_settings
@@ -64,9 +64,7 @@ def bootstrap_command(settings: Settings, *, yes: bool, force: bool, as_json: bo
         click.echo()
     if (locks or live.silent) and not force:
         refuse(locks, live.silent, len(nodes), as_json=as_json)
-    if not (yes or force):
-        if not is_terminal(sys.stdin):
-            raise click.UsageError("There is no terminal to ask on: add --yes.")
+    if not (yes or force) and is_terminal(sys.stdin):
         click.confirm("Does nobody hold a lock now, and may all nodes vote?", abort=True, err=True)
     results = bootstrap(settings.nodes, settings.rules)
     show_results(results, as_json=as_json)
@@ -75,7 +73,15 @@ def bootstrap_command(settings: Settings, *, yes: bool, force: bool, as_json: bo
 
 
 def refuse(locks: Sequence[LockView], silent: Sequence[str], nodes: int, *, as_json: bool) -> None:
-    """Say who holds *locks* and which nodes are *silent*, and end the command without having changed anything."""
+    """
+    End the command without having changed anything.
+
+    Args:
+        locks: That somebody holds.
+        silent: Nodes that could not be read.
+        nodes: How many there are.
+        as_json: Whether to print JSON.
+    """
     if as_json:
         told = [lock_as_json(lock, nodes) for lock in locks]
         show_json({"refused": True, "live_locks": told, "down": list(silent)})
@@ -89,8 +95,8 @@ def refuse(locks: Sequence[LockView], silent: Sequence[str], nodes: int, *, as_j
     )
     if locks:
         msg = (
-            "Somebody holds a lock, so nothing was changed. Wait until it is given back, or stop its "
-            "holder. (--force goes on all the same, and may let two run at once.)"
+            "Somebody holds a lock, so nothing was changed. Wait until it is given back, or stop "
+            "its holder. (--force goes on all the same, and may let two run at once.)"
         )
     raise click.ClickException(msg)
 

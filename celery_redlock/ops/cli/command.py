@@ -14,7 +14,6 @@ import click
 from celery.bin.base import CLIContext
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.ops.loading import AppError, load_tasks
 from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import Settings
 
@@ -57,7 +56,6 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def with_settings(command: Command) -> Command:
     """Hand the settings of the app at hand to *command*; tell cleanly what is wrong with them."""
-
     return outlives_its_reader(handed_settings(command))
 
 
@@ -154,6 +152,8 @@ def app_at_hand() -> Any:
 
 def app_with_tasks(app: Any) -> Any:
     """Return *app* with all the tasks that a worker would know; raises ConfigurationError."""
+    from celery_redlock.ops.loading import load_tasks  # noqa: PLC0415  not for every worker
+
     load_tasks(app)
     return app
 
@@ -168,6 +168,8 @@ def settings_of(app: Any) -> Settings:
         msg = f"{error}. No app was named: celery -A APP redlock ..."
         raise ConfigurationError(msg) from None
     except Exception as error:  # of a configuration module of the app's
+        from celery_redlock.ops.loading import AppError  # noqa: PLC0415  not for every worker
+
         raise AppError.of(error) from error
     if settings.is_fallback:
         click.echo(

@@ -48,8 +48,8 @@ REASONS = {
     "free": "Nobody holds this lock. Nothing was changed.",
     "held by another": "Another holder has this lock, not the one of this token. Nothing was "
     "changed; see 'redlock why --name'.",
-    "unavailable": "No quorum of nodes could tell who holds this lock. Nothing was changed; see 'redlock "
-    "status'.",
+    "unavailable": "No quorum of nodes could tell who holds this lock. Nothing was changed; see "
+    "'redlock status'.",
 }
 
 
@@ -127,11 +127,7 @@ def outcome(results: Mapping[str, str], seen: HolderSeen) -> str:
         return "not everywhere"
     if "released" in answers:
         return "released"
-    return (
-        "free"
-        if all(answer == "free" for answer in answers if answer in GONE)
-        else ("held by another")
-    )
+    return "free" if {results[node] for node in gone} == {"free"} else "held by another"
 
 
 def reason_in_words(reason: str, settings: Settings, name: str) -> str:

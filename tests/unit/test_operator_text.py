@@ -1,0 +1,200 @@
+"""What commands say of a release, of strange values, and to which terminal."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_redlock.lock.look import HolderSeen, NodeLook
+from celery_redlock.lock.redlock import NodeView
+from celery_redlock.lock.survey import NodeStatus
+from celery_redlock.ops import control
+from celery_redlock.ops.cli.release import outcome, why_not
+from celery_redlock.ops.listing import age_of, in_words
+from celery_redlock.ops.screen import Progress, Stop, colour
+from celery_redlock.ops.text import LONGEST, in_json, one_line
+
+OURS = b"a" * 40
+ls: Any = importlib.import_module("celery_redlock.ops.cli.ls")
+
+
+# --- release --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answers", "votes", "expected"),
+    [
+        (["released", "released", "released"], "abc", "released"),
+        (["released", "released", "no answer"], "ab", "released"),
+        (["released", "released", "no answer"], "abc", "not everywhere"),
+        (["released", "no answer", "no answer"], "a", "not everywhere"),
+        (["free", "no answer", "no answer"], "a", "unavailable"),
+        (["no answer", "no answer", "no answer"], "abc", "unavailable"),
+        (["free", "free", "free"], "abc", "free"),
+        (["held by another", "held by another", "free"], "ab", "held by another"),
+        (["released", "held by another", "free"], "a", "released"),
+    ],
+)
+def test_a_lock_is_released_when_a_quorum_says_so(answers, votes, expected):
+    """Of all configured nodes, not of those that answer."""
+    seen = HolderSeen({}, 9.0, list(votes), 0, is_foreign=False)
+    assert outcome(dict(zip("abc", answers, strict=True)), seen) == expected
+
+
+def look(value=None, state="up", problem=""):
+    """Return what a node has of a lock."""
+    return NodeLook(NodeStatus("a", state), value, 9.0 if value else 0.0, problem=problem)
+
+
+@pytest.mark.parametrize(
+    ("looks", "expected"),
+    [
+        ([look(), look(), look()], "free"),
+        ([look(), look(), look(problem="silent")], "free"),
+        ([look(), look(problem="silent"), look(problem="silent")], "unavailable"),
+        ([look(OURS), look(problem="silent"), look(problem="silent")], "unavailable"),
+        ([look(state="quarantined"), look(state="quarantined"), look()], "unavailable"),
+        ([look(OURS), look(OURS), look(problem="silent")], "held by another"),
+        ([look(b"theirs"), look(b"theirs"), look(b"theirs")], "not ours"),
+    ],
+)
+def test_nobody_holds_a_lock_only_if_a_quorum_says_so(looks, expected):
+    """Silence is no answer, and a node in quarantine may have forgotten."""
+    assert why_not(looks) == expected
+
+
+# --- strange values -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "since", [float("nan"), float("inf"), -float("inf"), -1, 10**400, 1e12, "then", None]
+)
+def test_an_age_that_cannot_be_is_none(since):
+    """Whatever somebody else has written."""
+    assert age_of({"since": since}) is None
+    assert 1 <= (age_of({"since": time.time() - 1}) or 0) < 60
+
+
+def test_json_has_no_numbers_that_json_does_not_have():
+    """Other programs refuse NaN and Infinity."""
+    strange = {"a": float("nan"), "b": [float("inf"), {"c": -float("inf")}], "d": 1.5}
+    for text in (in_json(strange), in_json(strange, indent=2)):
+        told = json.loads(text, parse_constant=pytest.fail)
+        assert told == {"a": None, "b": [None, {"c": None}], "d": 1.5}
+
+
+def test_very_long_names_are_cut_for_a_person():
+    """Else one of them makes a table as wide as itself."""
+    assert one_line("n" * 5000, LONGEST) == "n" * (LONGEST - 3) + "..."
+    assert one_line("n" * LONGEST, LONGEST) == "n" * LONGEST
+    assert len(in_words({"task": "t" * 5000})) < 300
+
+
+# --- terminals ------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """Says that it is one."""
+
+    def isatty(self):
+        """Return that it is."""
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_coloured"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+)
+def test_who_wants_no_colours_gets_none(monkeypatch, environment, is_coloured):
+    """By NO_COLOR, or by what the terminal is."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert ("\x1b" in colour("text", "red")) is is_coloured
+
+
+def test_progress_is_not_told_where_there_is_no_stderr(monkeypatch):
+    """It may have been closed."""
+    monkeypatch.setattr(sys, "stderr", None)
+    Progress("locks").tell(1)
+
+
+def test_no_progress_is_mixed_into_json_on_a_terminal(monkeypatch):
+    """Stdout and stderr are then one screen, and a document is being printed on it."""
+    wanted = []
+
+    def progress(what, *, is_wanted):
+        wanted.append(is_wanted)
+        return Progress(what, is_wanted=False)
+
+    monkeypatch.setattr(ls, "Progress", progress)
+    for stdout in (Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        ls.print_json(ls.Found(Nothing(), Stop(), None), 3)
+        assert json.loads(stdout.getvalue()) == {"locks": [], "down": ["a"], "complete": False}
+    assert wanted == [False, True]
+
+
+class Nothing:
+    """No locks, of nodes one of which is silent."""
+
+    silent = ("a",)
+
+    def __iter__(self):
+        """Return no locks."""
+        return iter(())
+
+
+# --- remote control -------------------------------------------------------------------------
+
+
+class Request:
+    """A task that runs in a child."""
+
+    id, name, worker_pid = "task-1", "hold", 4711
+    task = SimpleNamespace()
+
+    def is_owner(self, holder):
+        """Return whether it says so."""
+        return holder.get("token") == "ours"
+
+
+def view(token="", problem=""):
+    """Return what a node tells."""
+    return NodeView("a", {"token": token} if token else {}, 1.0, 7, problem)
+
+
+@pytest.mark.parametrize(
+    ("views", "unknown"),
+    [
+        ([view("ours"), view("ours"), view()], False),
+        ([view("ours"), view("ours"), view(problem="silent")], False),
+        ([view("ours"), view(problem="silent"), view()], True),
+        ([view(problem="silent"), view(problem="silent"), view()], True),
+        ([view()], True),  # the others have not answered
+        ([view(), view(), view(problem="silent")], None),
+        ([view("theirs"), view("theirs"), view("theirs")], None),
+    ],
+)
+def test_a_lock_of_a_child_that_nobody_can_tell_of_is_listed(monkeypatch, views, unknown):
+    """As unknown, with the same keys as one that is known."""
+    monkeypatch.setattr(control, "ttl_of", lambda _task: 3.0)
+    told = control.of_child(Request(), "name", views, 3)
+    if unknown is None:
+        assert told is None
+        return
+    known = control.of_child(Request(), "name", [view("ours")] * 3, 3)
+    assert set(told) == set(known)
+    assert told["unknown"] is unknown
+    if unknown:
+        assert (told["name"], told["task_id"], told["pid"]) == ("name", "task-1", 4711)
+        assert told["left"] is None
