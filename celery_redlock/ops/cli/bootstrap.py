@@ -39,7 +39,7 @@ that could not be read
     epilog=EXAMPLES,
     short_help="Let all nodes vote at once, without quarantine.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask, on a terminal either.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--force", is_flag=True, help="Go on despite live or unknown locks; implies --yes.")
 @json_option
 @with_settings
