@@ -65,6 +65,11 @@ class OpenTelemetry:
         }
         self._duplicates = count("redlock.duplicates", "{task}", "Duplicates met at publish")
         self._up = gauge("redlock.node.up", "{node}", "1 if a lock node answers, else 0")
+        self._quarantined = gauge(
+            "redlock.node.quarantined",
+            "{node}",
+            "1 if a lock node does not vote for a while, else 0",
+        )
         self._latency = seconds("redlock.node.latency", "From a request to a node to its answer")
         self._offset = gauge("redlock.node.clock_offset", "s", "How far a node's clock is ahead")
         self._told: dict[type[events.Event], Callable[[Any], None]] = {
@@ -76,7 +81,8 @@ class OpenTelemetry:
             events.LockReleased: self._released,
             **dict.fromkeys(self._policies, self._policy),
             events.DuplicatePublished: self._duplicate,
-            events.NodeDown: lambda e: self._up.set(0, {NODE: e.node}),
+            events.NodeDown: self._down,
+            events.NodeQuarantined: lambda e: self._quarantined.set(1, {NODE: e.node}),
             events.NodeUp: lambda e: self._up.set(1, {NODE: e.node}),
             events.NodeMeasured: self._measured,
         }
@@ -88,13 +94,13 @@ class OpenTelemetry:
             take(event)
 
     def _acquired(self, event: events.LockAcquired) -> None:
-        span = self._wait(event, event.waited, "acquired")
+        span = self._wait(event, event.waited, "granted")
         if event.fence is not None:
             span.set_attribute("redlock.fence", event.fence)
         span.end()
 
     def _conflict(self, event: events.LockConflict) -> None:
-        span = self._wait(event, event.waited, "conflict")
+        span = self._wait(event, event.waited, "taken")
         if span.is_recording():
             span.set_attributes(about_holder(event.holder))
         span.end()
@@ -157,9 +163,14 @@ class OpenTelemetry:
             holder = {"redlock.holder.task_id": event.holder_id}
             span.add_event("redlock.duplicate", {LOCK: event.name, **how, **holder})
 
+    def _down(self, event: events.NodeDown) -> None:
+        self._up.set(0, {NODE: event.node})
+        self._quarantined.set(0, {NODE: event.node})
+
     def _measured(self, event: events.NodeMeasured) -> None:
         about = {NODE: event.node}
         self._up.set(1, about)
+        self._quarantined.set(1 if event.quarantine else 0, about)
         self._latency.record(event.latency, about)
         self._offset.set(event.clock_offset, about)
 

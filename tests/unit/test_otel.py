@@ -71,13 +71,13 @@ LAWS = [
     (
         events.LockAcquired("key", 7, 0.25, **TASK),
         {
-            "redlock.acquires": (1, {**ABOUT, "redlock.outcome": "acquired"}),
-            "redlock.wait.duration": (0.25, {**ABOUT, "redlock.outcome": "acquired"}),
+            "redlock.acquires": (1, {**ABOUT, "redlock.outcome": "granted"}),
+            "redlock.wait.duration": (0.25, {**ABOUT, "redlock.outcome": "granted"}),
         },
     ),
     (
         events.LockConflict("key", HOLDER, 0.25, **TASK),
-        {"redlock.acquires": (1, {**ABOUT, "redlock.outcome": "conflict"})},
+        {"redlock.acquires": (1, {**ABOUT, "redlock.outcome": "taken"})},
     ),
     (
         events.LockUnavailable("key", {}, 0.25, **TASK),
@@ -120,12 +120,24 @@ LAWS = [
         events.DuplicatePublished("key", task="shop.bill", holder_id="x", on_duplicate="join"),
         {"redlock.duplicates": (1, {**ABOUT, "redlock.on_duplicate": "join"})},
     ),
-    (events.NodeDown("n1", "refused"), {"redlock.node.up": (0, {"redlock.node": "n1"})}),
+    (
+        events.NodeDown("n1", "refused"),
+        {
+            "redlock.node.up": (0, {"redlock.node": "n1"}),
+            "redlock.node.quarantined": (0, {"redlock.node": "n1"}),
+        },
+    ),
+    (events.NodeQuarantined("n1", 9.0), {"redlock.node.quarantined": (1, {"redlock.node": "n1"})}),
+    (
+        events.NodeMeasured("n1", 0.001, -0.2, quarantine=9.0),
+        {"redlock.node.quarantined": (1, {"redlock.node": "n1"})},
+    ),
     (events.NodeUp("n1"), {"redlock.node.up": (1, {"redlock.node": "n1"})}),
     (
         events.NodeMeasured("n1", 0.001, -0.2),
         {
             "redlock.node.up": (1, {"redlock.node": "n1"}),
+            "redlock.node.quarantined": (0, {"redlock.node": "n1"}),
             "redlock.node.latency": (0.001, {"redlock.node": "n1"}),
             "redlock.node.clock_offset": (-0.2, {"redlock.node": "n1"}),
         },
@@ -165,7 +177,7 @@ def test_a_wait_is_a_span_as_long_as_the_wait_in_the_current_trace(sdk):
         "redlock.lock.name": "key",
         "celery.task_name": "shop.bill",
         "messaging.message.id": "me",
-        "redlock.outcome": "acquired",
+        "redlock.outcome": "granted",
         "redlock.fence": 7,
     }
     assert wait.status.status_code is StatusCode.UNSET
