@@ -66,5 +66,5 @@ def test_a_skip_is_noted_on_the_run(app, spans):
     assert noted.name == "redlock.skipped"
     assert noted.attributes["redlock.lock.name"] == "bill 2"
     assert noted.attributes["redlock.holder.pid"]
-    assert found["redlock wait"].attributes["redlock.outcome"] == "conflict"
+    assert found["redlock wait"].attributes["redlock.outcome"] == "taken"
     assert "redlock hold" not in found

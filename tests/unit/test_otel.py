@@ -187,7 +187,7 @@ def test_a_conflict_names_the_holder_and_is_no_error(sdk):
     """Somebody else was faster: that is what a lock is for."""
     sdk.observe(events.LockConflict("key", HOLDER, 0.25, **TASK))
     (span,) = sdk.spans
-    assert span.attributes["redlock.outcome"] == "conflict"
+    assert span.attributes["redlock.outcome"] == "taken"
     assert span.attributes["redlock.holder.task_id"] == "other"
     assert span.status.status_code is StatusCode.UNSET
     assert "0123abcd" not in span.to_json()
