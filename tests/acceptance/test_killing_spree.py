@@ -44,7 +44,13 @@ WORKERS = 3
 TTL = 2.0
 DEDUP_TTL = 60.0
 #: Longest life of each kind of key [s].
-LONGEST = {"lock": TTL, "marker": DEDUP_TTL, "fence": 3600.0, "node": 30 * 24 * 3600.0}
+LONGEST = {
+    "lock": TTL,
+    "marker": DEDUP_TTL,
+    "fence": 3600.0,
+    "node": 30 * 24 * 3600.0,
+    "journal": 7 * 24 * 3600.0,
+}
 
 
 def declare(app):
