@@ -106,6 +106,7 @@ SHARE = """
     from prometheus_client import values
     print(values.ValueClass.__name__)
     print(files.directory() and files.directory().is_dir())
+    sys.stdout.flush()  # or the child would print it once more
     if os.fork() == 0:
         sys.exit(0)  # with its atexit handlers
     os.wait()

@@ -119,8 +119,9 @@ def stand():
 
 
 @pytest.fixture
-def client(stand):
-    """Return a browser at a page: ``client(token=..., host=...)``."""
+def client(stand, caplog):
+    """Return a browser at a page: ``client(token=..., host=...)``; what it does is logged."""
+    caplog.set_level(logging.INFO, "celery_redlock")
 
     def client(token=TOKEN, host="127.0.0.1", names=()):
         settings = Settings.from_conf({"redlock_nodes": NODES})
