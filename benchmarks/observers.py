@@ -145,10 +145,10 @@ class Contestant(Candidate):
         deadline, at = time.monotonic() + LONGEST_TURN, {}
         while len(at) < len(marks):
             assert time.monotonic() < deadline, f"{self.name} does not end:\n{log()}"
-            time.sleep(0.01)
+            time.sleep(0.01)  # looked at seldom: the worker is what is measured
             popped: Any = self._client.lpop(MARKS)
             at.update([json.loads(popped)] if popped else [])
-        time.sleep(LAST_RELEASE)
+        time.sleep(LAST_RELEASE)  # or it would be stopped with a lock in its hand
         self._signal(signal.SIGSTOP)
         self.times.append((at["end"] - at["begin"]) / (count - 1 - int(count * WARM_UP)))
 

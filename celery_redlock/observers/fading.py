@@ -61,7 +61,7 @@ class Fading:
 
     def _run(self) -> None:
         while True:
-            time.sleep(LOOK_EVERY)
+            time.sleep(LOOK_EVERY)  # to the second is enough, and the thread is there for that
             with self._mutex:
                 if self._thread is not threading.current_thread():
                     return

@@ -46,6 +46,8 @@ class ScriptedLocks:
 
     def release_for(self, name, owner, *, since, keep, info):
         """Note what is released."""
+        assert info["task"], "observers are told whose lock it was"
+        assert info["task_id"]
         self.done.append(("release", name, owner, keep))
         return self.outcomes.pop(0) if self.outcomes else ReleaseOutcome.RELEASED
 

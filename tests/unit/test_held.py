@@ -146,3 +146,9 @@ def test_running_without_a_lock_says_so_and_never_ends(clock):
     assert (held.fence, held.token, held.is_lost, held.lost_reason) == (None, "", False, None)
     assert held.remaining() == float("inf")
     assert "run_unlocked" in repr(held)
+
+
+def test_how_long_it_is_held_is_not_read_off_the_wall_clock(held, clock):
+    """That may be set while a task runs."""
+    clock.advance(3.0)
+    assert held.held_for == 3.0

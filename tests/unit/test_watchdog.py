@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
 import time
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -424,14 +426,15 @@ def test_a_sleeping_thread_is_woken_for_an_earlier_lease(start):
     assert asked.wait(PATIENCE)
 
 
-def test_an_error_in_a_round_does_not_kill_the_thread(start, caplog):
-    """It is logged, and the leases of that round are tried again."""
+@pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError])
+def test_an_error_in_a_round_does_not_kill_the_thread(start, caplog, error):
+    """It is logged, and the leases of that round are tried again, whoever raised what."""
     rounds, worked = [], threading.Event()
 
     def extend(leases):
         rounds.append(len(leases))
         if len(rounds) == 1:
-            raise ValueError("no file descriptors")
+            raise error("no file descriptors")
         worked.set()
         return ["stolen"] * len(leases)
 
@@ -441,19 +444,20 @@ def test_an_error_in_a_round_does_not_kill_the_thread(start, caplog):
     assert "no file descriptors" in caplog.text
 
 
-def test_a_thread_that_died_is_replaced(start):
+def test_a_thread_that_died_is_replaced(start, monkeypatch):
     """Whatever killed it, the next lease has a watchdog again."""
     asked = threading.Event()
 
     def extend(leases):
-        if leases[0].name == "killer":
-            raise SystemExit
         asked.set()
         return ["stolen"] * len(leases)
 
     watchdog = start(extend)
-    due_now(watchdog, "killer")
-    watchdog._thread.join(PATIENCE)
+    with monkeypatch.context() as patch:
+        patch.setattr(watchdog, "take_due", mock.Mock(side_effect=SystemExit))
+        due_now(watchdog, "killer")
+        watchdog._thread.join(PATIENCE)
+    assert not watchdog._thread.is_alive()
     due_now(watchdog, "next")
     assert asked.wait(PATIENCE)
 
