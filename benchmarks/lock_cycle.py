@@ -17,7 +17,8 @@ import pottery
 import redis
 
 from benchmarks import measure
-from benchmarks.measure import Candidate, Target, alternate, check, show
+from benchmarks.measure import Candidate, Target, alternate, table, verdicts
+from benchmarks.record import Record
 from celery_redlock import Lease, Redlock
 from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.servers import Server, servers
@@ -119,18 +120,19 @@ def behind_a_network(urls: Sequence[str]) -> list[Candidate]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the tables; with ``--check`` return 1 if a target was missed."""
     chosen = measure.arguments(__doc__, arguments)
+    record = Record("lock_cycle", {"rounds": chosen.rounds, "cycles": chosen.cycles})
     with ExitStack() as stack:
         nodes = stack.enter_context(servers(5))
         near = on_loopback(nodes)
         alternate(near, chosen.rounds, chosen.cycles)
-        show("On loopback: five servers and the client share this machine", near)
+        record.show(table("On loopback: five servers and the client share this machine", near))
         ports = [node.port for node in nodes]
         links = stack.enter_context(proxied(ports, delay=ROUND_TRIP / 2))
         far = behind_a_network([link.url for link in links])
         alternate(far, chosen.rounds, max(3, chosen.cycles // 8))
-        show("Behind a round trip of 5 ms", far)
-        all_met = check([*near, *far], TARGETS)
-    return 0 if all_met or not chosen.check else 1
+        record.show(table("Behind a round trip of 5 ms", far))
+        record.judge(*verdicts([*near, *far], TARGETS))
+    return record.end(chosen)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.record import Table, Verdict
+
 
 def nothing(_: object = None) -> None:
     """Do nothing."""
@@ -50,6 +52,8 @@ class Candidate:
 
     def quantile(self, share: float) -> float:
         """Return the time that *share* of the cycles stay below [s]."""
+        if share == 0.5:
+            return self.p50
         ordered = sorted(self.times)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
@@ -61,11 +65,20 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Target:
-    """A promise: the median of *name* is at most *limit* times the sum of those of *against*."""
+    """
+    A promise: *name* takes at most *limit* times what *against* take together.
+
+    Attributes:
+        name: Of a candidate.
+        against: Names of candidates.
+        limit: Of the ratio [1].
+        share: Which quantile of both is compared; the median if nothing else is said.
+    """
 
     name: str
     against: tuple[str, ...]
     limit: float
+    share: float = 0.5
 
 
 def alternate(candidates: Sequence[Candidate], rounds: int, cycles: int) -> None:
@@ -73,38 +86,56 @@ def alternate(candidates: Sequence[Candidate], rounds: int, cycles: int) -> None
     for number in range(rounds):
         for candidate in candidates:
             candidate.turn(cycles)
-        print(f"\r  round {number + 1} of {rounds}", end="", file=sys.stderr, flush=True)
-    print("\r" + " " * 30 + "\r", end="", file=sys.stderr)
+        progress(number + 1, rounds)
 
 
-def show(title: str, candidates: Sequence[Candidate]) -> None:
-    """Print medians and spread, and ratios to the first candidate."""
-    print(f"\n{title}\n")
-    print(f"{'[us]':42}{'p10':>9}{'p50':>9}{'p90':>9}{'p99':>9}{'ratio':>8}")
-    for one in candidates:
-        figures = [one.quantile(share) * 1e6 for share in (0.1, 0.5, 0.9, 0.99)]
-        ratio = one.p50 / candidates[0].p50
-        print(f"{one.name:42}" + "".join(f"{figure:9.0f}" for figure in figures) + f"{ratio:8.2f}")
+def progress(done: int, of: int) -> None:
+    """Say how far a long measurement is, in a line that is overwritten."""
+    text = f"  round {done} of {of}" if done < of else " " * 30 + "\r"
+    print(f"\r{text}", end="", file=sys.stderr, flush=True)
 
 
-def check(candidates: Sequence[Candidate], targets: Sequence[Target]) -> bool:
-    """Print whether each of *targets* was met in this run; return whether all were."""
-    p50 = {one.name: one.p50 for one in candidates}
-    print("\nTargets, as ratios of medians in this run\n")
-    met = []
+def table(title: str, candidates: Sequence[Candidate]) -> Table:
+    """Return medians and spread [us], and ratios to the first candidate."""
+    rows = [
+        (
+            one.name,
+            *(round(one.quantile(share) * 1e6, 1) for share in (0.1, 0.5, 0.9, 0.99)),
+            round(one.p50 / candidates[0].p50, 3),
+        )
+        for one in candidates
+    ]
+    return Table(f"{title} [us]", ("", "p10", "p50", "p90", "p99", "ratio"), tuple(rows))
+
+
+def verdicts(candidates: Sequence[Candidate], targets: Sequence[Target]) -> list[Verdict]:
+    """Return whether each of *targets* was met in this run."""
+    by_name = {one.name: one for one in candidates}
+    found = []
     for target in targets:
-        ratio = p50[target.name] / sum(p50[name] for name in target.against)
-        met.append(ratio <= target.limit)
+        whole = sum(by_name[name].quantile(target.share) for name in target.against)
+        ratio = by_name[target.name].quantile(target.share) / whole
         told = f"({' + '.join(target.against)})" if target.against[1:] else target.against[0]
-        verdict = "met" if met[-1] else "MISSED"
-        print(f"{verdict:7}{ratio:6.2f} <= {target.limit:<5} {target.name} / {told}")
-    return all(met)
+        which = "" if target.share == 0.5 else f" [p{target.share * 100:g}]"
+        found.append(Verdict(f"{target.name} / {told}{which}", round(ratio, 4), target.limit))
+    return found
 
 
-def arguments(doc: str | None, given: Sequence[str] | None) -> argparse.Namespace:
-    """Return what the command line of a benchmark says: rounds, cycles, check."""
-    parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("--rounds", type=int, default=20, help="turns of each candidate")
-    parser.add_argument("--cycles", type=int, default=50, help="cycles per turn on loopback")
+def arguments(doc: str | None, given: Sequence[str] | None, **defaults: int) -> argparse.Namespace:
+    """
+    Return what the command line of a benchmark says: rounds, cycles, check, record.
+
+    Args:
+        doc: What ``--help`` says.
+        given: The command line; None for that of the process.
+        **defaults: Of rounds and cycles, where they are not 20 and 50.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    rounds, cycles = defaults.get("rounds", 20), defaults.get("cycles", 50)
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"turns of each ({rounds})")
+    parser.add_argument("--cycles", type=int, default=cycles, help=f"measured per turn ({cycles})")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    parser.add_argument("--record", action="store_true", help="keep the result for the docs")
     return parser.parse_args(given)

@@ -31,7 +31,8 @@ from celery import Celery, signals
 
 from benchmarks import measure
 from benchmarks.lock_cycle import our_locks
-from benchmarks.measure import Candidate, nothing, show
+from benchmarks.measure import Candidate, nothing, progress, table
+from benchmarks.record import Record, Verdict
 from celery_redlock import RedlockTask
 from celery_redlock.ops.servers import Server, servers
 from support.worker import Worker
@@ -153,8 +154,8 @@ class Contestant(Candidate):
         self.times.append((at["end"] - at["begin"]) / (count - 1 - int(count * WARM_UP)))
 
 
-def compare(size: int, rounds: int, cycles: int) -> bool:
-    """Measure and show workers of one size; return whether all targets were met."""
+def compare(record: Record, size: int, rounds: int, cycles: int) -> None:
+    """Measure, show and judge workers of one size."""
     with ExitStack() as stack:
         broker, *farm = stack.enter_context(servers(6))
         nodes = [node.url for node in farm]
@@ -165,33 +166,28 @@ def compare(size: int, rounds: int, cycles: int) -> bool:
         for number in range(rounds + 1):
             for one in random.sample(everybody, len(everybody)):
                 one.turn(cycles)
-            print(f"\r  round {number} of {rounds}", end="", file=sys.stderr, flush=True)
-    print("\r" + " " * 30 + "\r", end="", file=sys.stderr)
+            progress(number, rounds)
     for one in everybody:
         del one.times[0]  # connections, and first sights of everything
-    show(f"Time per task in a prefork worker with -c {size}; all share this machine", everybody)
-    return is_enough_left({one.name: one.times for one in everybody})
+    title = f"Time per task in a prefork worker with -c {size}; all share this machine"
+    record.show(table(title, everybody))
+    record.judge(*what_is_left({one.name: one.times for one in everybody}, size))
 
 
-def is_enough_left(times: dict[str, list[float]]) -> bool:
-    """Print what is left of the tasks per second; return whether it is as much as promised."""
-    print("\nTargets, as medians of the ratios within a round, of tasks per second\n")
-    met = []
+def what_is_left(times: dict[str, list[float]], size: int) -> Iterator[Verdict]:
+    """Yield what is left of the tasks per second: the median of the ratios within a round."""
     for name, other, least in LEFT:
-        ratios = sorted(b / a for a, b in zip(times[name], times[other], strict=True))
-        median, spread = statistics.median(ratios), ratios[len(ratios) // 4 : -len(ratios) // 4]
-        met.append(median >= least)
-        half = f"[{spread[0]:.2f} to {spread[-1]:.2f}]" if spread else ""
-        verdict = "met" if met[-1] else "MISSED"
-        print(f"{verdict:7}{median:6.3f} >= {least:<5} {name} / {other} {half}")
-    return all(met)
+        ratio = statistics.median(b / a for a, b in zip(times[name], times[other], strict=True))
+        yield Verdict(f"{name} / {other}, -c {size}", round(ratio, 4), least, at_least=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the tables; with ``--check`` return 1 if a target was missed."""
     chosen = measure.arguments(__doc__, arguments)
-    all_met = [compare(size, TURNS * chosen.rounds, chosen.cycles) for size in SIZES]
-    return 0 if all(all_met) or not chosen.check else 1
+    record = Record("observers", {"rounds": chosen.rounds, "cycles": chosen.cycles})
+    for size in SIZES:
+        compare(record, size, TURNS * chosen.rounds, chosen.cycles)
+    return record.end(chosen)
 
 
 if "BENCH" in os.environ:

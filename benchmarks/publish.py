@@ -16,7 +16,8 @@ from celery import Celery, Task
 
 from benchmarks import measure
 from benchmarks.lock_cycle import ROUND_TRIP, our_cycle, our_locks
-from benchmarks.measure import Candidate, Target, alternate, check, show
+from benchmarks.measure import Candidate, Target, alternate, table, verdicts
+from benchmarks.record import Record
 from celery_redlock import RedlockTask
 from celery_redlock.ops.servers import servers
 from celery_redlock.plugin import plugin_for
@@ -78,18 +79,19 @@ def candidates(broker: str, nodes: Sequence[str], suffix: str) -> list[Candidate
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print the tables; with ``--check`` return 1 if a target was missed."""
     chosen = measure.arguments(__doc__, arguments)
+    record = Record("publish", {"rounds": chosen.rounds, "cycles": chosen.cycles})
     with ExitStack() as stack:
         broker, *nodes = stack.enter_context(servers(6))
         near = candidates(broker.url, [node.url for node in nodes], "")
         alternate(near, chosen.rounds, chosen.cycles)
-        show("On loopback: six servers and the client share this machine", near)
+        record.show(table("On loopback: six servers and the client share this machine", near))
         ports = [node.port for node in nodes]
         links = stack.enter_context(proxied(ports, delay=ROUND_TRIP / 2))
         far = candidates(broker.url, [link.url for link in links], FAR)
         alternate(far, chosen.rounds, max(3, chosen.cycles // 8))
-        show("Behind a round trip of 5 ms to the lock nodes", far)
-        all_met = check([*near, *far], TARGETS)
-    return 0 if all_met or not chosen.check else 1
+        record.show(table("Behind a round trip of 5 ms to the lock nodes", far))
+        record.judge(*verdicts([*near, *far], TARGETS))
+    return record.end(chosen)
 
 
 if __name__ == "__main__":
