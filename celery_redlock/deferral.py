@@ -16,6 +16,11 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+try:  # what `signal` wraps: looking up enums there takes ten times as long as the signals do
+    import _signal as raw_signal
+except ImportError:  # it is private, and may go
+    raw_signal = signal  # type: ignore[assignment]
+
 __all__ = [
     "SIGNAL",
     "in_main_thread",
@@ -53,10 +58,10 @@ class _Deferral:
     def begin(self) -> None:
         """Put ourselves in the place of every Python handler, and remember those."""
         for number in DEFERRED:
-            handler = signal.getsignal(number)
+            handler = raw_signal.getsignal(number)
             if callable(handler) and handler != self._note:
                 self._handlers[number] = handler
-                signal.signal(number, self._note)
+                raw_signal.signal(number, self._note)
 
     @property
     def holds_back(self) -> bool:
@@ -95,7 +100,7 @@ class _Deferral:
         self.let_through(float("inf"))
         try:
             for number, handler in self._handlers.items():
-                signal.signal(number, handler)
+                raw_signal.signal(number, handler)
             while self._arrived:
                 signal.raise_signal(self._arrived.pop(0))
         except BaseException:

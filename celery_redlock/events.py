@@ -68,12 +68,17 @@ def broadcast(observers: Iterable[Observer]) -> Notify:
 
     def notify(event: Event) -> None:
         for observer in told:
-            try:
-                observer(event)
-            except Exception:  # an observer must never cost a lock
-                logger.exception("Observer %r failed on %s", observer, type(event).__name__)
+            tell(observer, event)
 
     return notify
+
+
+def tell(observer: Observer, event: Event) -> None:
+    """Tell *observer* of *event*, whatever it raises."""
+    try:
+        observer(event)
+    except Exception:  # an observer must never cost a lock
+        logger.exception("Observer %r failed on %s", observer, type(event).__name__)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.deferral import pause, signals_undisturbing
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.events import Event, Observer, broadcast
+from celery_redlock.events import Event, Observer, tell
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.observers import prometheus_files
 from celery_redlock.observers.journal import JournalObserver
@@ -129,7 +129,8 @@ class Plugin:
         it would count as a failure of that one, and be lost.
         """
         with signals_undisturbing():
-            broadcast(self.observers)(event)
+            for observer in self.observers:
+                tell(observer, event)
 
     def flush(self) -> None:
         """Have observers let go of what they have gathered; never fails."""

@@ -214,17 +214,17 @@ class Fanout:
             time.sleep(min(0.002, left))  # no Event: an exception out of nowhere can jam it
 
     def _connected(self) -> int:
-        return sum(1 for node in self.nodes if node.connection is not None)
+        return len([1 for node in self.nodes if node.connection is not None])
 
     # -- asking ------------------------------------------------------------------
 
     def _send(self, calls: Sequence[Call], skip: frozenset[int] = frozenset()) -> None:
         now = clock.now()
-        if any(node.is_late(now) for node in self.nodes) and not self._has_reader(but=calls):
-            self._read(self._selector.select(0))  # or its answers lie unread since long
         for node in self.nodes:
             if node.position in skip:
                 continue
+            if node.is_late(now) and not self._has_reader(but=calls):
+                self._read(self._selector.select(0))  # or its answers lie unread since long
             try:
                 node.send(calls, now)
                 if node.connection is None:

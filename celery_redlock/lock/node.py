@@ -9,13 +9,12 @@ and dropped when they come. Redis exceptions end here; outside there are only vo
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 
 from celery_redlock.events import Event, NodeClockJump, NodeDown, NodeQuarantined, NodeUp
 from celery_redlock.lock import clock
@@ -23,6 +22,7 @@ from celery_redlock.lock.clock import ClockReading, jump_between, sharper
 from celery_redlock.lock.guard import Greeting, boot_marker
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.queued_scripts import END, START
+from celery_redlock.lock.replies import Replies, replies_of
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import MARK, RELEASE, Keys, ms, pack
@@ -44,7 +44,6 @@ UNDELIVERED = 512
 LONGEST_COMPANY = 16
 #: How many replies a suspect may owe before its connection is given up.
 BACKLOG = 64
-WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 POSITIVE = (VoteKind.GRANTED, VoteKind.REPAIRED, VoteKind.NEXT, VoteKind.MERGED)
 #: Scripts that nobody waits for, and that a node should get in any case, if need be later.
 NOTES = (RELEASE, MARK, START, END, SETTLE, WITHDRAW)
@@ -65,15 +64,27 @@ class Call:
         request: What is asked.
         ballot: One entry per node, in their order; None while the answer is out.
         is_open: Whether votes still count.
+        packed: The request as bytes for any node.
+        is_guarded: Whether they end with the node's boot id, which is not in them.
     """
 
-    __slots__ = ("_decided", "_majority", "_missing", "ballot", "is_open", "packed", "request")
+    __slots__ = (
+        "_decided",
+        "_majority",
+        "_missing",
+        "ballot",
+        "is_guarded",
+        "is_open",
+        "packed",
+        "request",
+    )
 
     def __init__(
         self, request: Request, nodes: int, decided: Callable[[Ballot], bool] | None
     ) -> None:
         self.request = request
         self.packed = pack_call(request)
+        self.is_guarded = request.script.guarded
         self.ballot: list[Vote | None] = [None] * nodes
         self.is_open = decided is not None
         self._decided = decided
@@ -152,6 +163,7 @@ class Node:
         self._undelivered: deque[tuple[Call, float]] = deque(maxlen=UNDELIVERED)
         self._along: deque[tuple[Call, float]] = deque()
         self._boot = b""
+        self._replies: Replies = tuple
         self._reading: ClockReading | None = None
 
     def attach(self, connection: AbstractConnection, greeting: Greeting, fingerprint: str) -> None:
@@ -165,6 +177,7 @@ class Node:
         # redis-py has no public way to the socket of its connection.
         self.sock = cast("Any", connection)._sock  # noqa: SLF001
         self.sock.settimeout(0)
+        self._replies = replies_of(connection, self._owed)
         self.connection = connection
         self.is_settled, self.is_connecting = True, False  # looked at without the mutex: last
         self._news.append(NodeUp(self.label))
@@ -211,8 +224,6 @@ class Node:
 
     def _with_company(self, calls: Sequence[Call]) -> Sequence[Call]:
         """Return *calls* and, before them, the notes that have waited for company."""
-        if not self._along:
-            return calls
         notes, self._along = [call for call, _ in self._along], deque()
         return [*notes, *calls]
 
@@ -259,9 +270,11 @@ class Node:
         if self.suspect_since is not None:
             calls = self._only_notes(calls)
         if calls:
-            calls = self._with_company(calls)
-            self._owed.extend([(call, now) for call in calls])
-            self._write(b"".join([self._bytes(call) for call in calls]))
+            if self._along:
+                calls = self._with_company(calls)
+            self._owed += [(call, now) for call in calls]
+            boot = self._boot
+            self._write(b"".join([c.packed + boot if c.is_guarded else c.packed for c in calls]))
 
     def _only_notes(self, calls: Sequence[Call]) -> list[Call]:
         """Answer for a suspect; only notes go down its connection, behind what they undo."""
@@ -279,20 +292,11 @@ class Node:
         Raises:
             Gone: The connection is dead.
         """
-        while self.connection is not None:
-            try:
-                reply = self.connection.read_response(
-                    disable_decoding=True, disconnect_on_error=False
-                )
-            except ResponseError as error:
-                reply = error
-            except (RedisError, OSError) as error:
-                if isinstance(error, WOULD_BLOCK) or isinstance(error.__context__, WOULD_BLOCK):
-                    break
-                raise Gone(str(error)) from error
-            self._take(reply, clock.now())  # the clock now: not earlier than the reply came
-            if not self._owed:
-                break
+        try:
+            for reply in self._replies():
+                self._take(reply, clock.now())  # the clock now: not earlier than the reply came
+        except (RedisError, OSError) as error:
+            raise Gone(str(error)) from error
         if self.suspect_since is not None and not self.is_late(clock.now()):
             self.suspect_since = None
             self._news.append(NodeUp(self.label))
@@ -306,10 +310,11 @@ class Node:
             self.latency = now - sent
             call.take(self.position, self._vote(call, reply, sent, now))
         self._owed.popleft()
-        if call is not None and isinstance(reply, NoScriptError):
-            self._send_source(call, now)
-        if isinstance(reply, ReadOnlyError):  # a replica by now: to be greeted anew
-            raise Gone(str(reply))
+        if isinstance(reply, Exception):
+            if call is not None and isinstance(reply, NoScriptError):
+                self._send_source(call, now)
+            if isinstance(reply, ReadOnlyError):  # a replica by now: to be greeted anew
+                raise Gone(str(reply))
 
     def _vote(self, call: Call, reply: Any, sent: float, now: float) -> Vote:
         """Return the vote in *reply*; one that no script of ours can give is none."""
@@ -360,9 +365,6 @@ class Node:
         self._owed.append((None, now))
         self._write(pack(b"SET", keys.quarantine, b"1", b"PX", ms(left)))
         self._news.append(NodeQuarantined(self.label, left))
-
-    def _bytes(self, call: Call) -> bytes:
-        return call.packed + self._boot if call.request.script.guarded else call.packed
 
     def _write(self, data: bytes) -> None:
         try:

@@ -198,7 +198,7 @@ class Client:
 
     def learn(self, ballot: Ballot) -> int:
         """Remember the largest fence in *ballot* and return it."""
-        largest = max((vote.fence for vote in ballot if vote is not None), default=0)
+        largest = max([vote.fence for vote in ballot if vote is not None], default=0)
         self.seen = max(self.seen, largest)
         return largest
 
@@ -359,12 +359,10 @@ class _Attempt:
 
 def _largest_granted(ballot: Ballot) -> int:
     """Return the largest fence of the nodes that hold our token, 0 if there are none."""
-    fences = (v.fence for v in ballot if v is not None and v.kind is VoteKind.GRANTED)
+    fences = [v.fence for v in ballot if v is not None and v.kind is VoteKind.GRANTED]
     return max(fences, default=0)
 
 
 def _agreeing(ballot: Ballot, fence: int) -> int:
     """Return how many nodes hold our token and store exactly *fence*."""
-    return sum(
-        1 for v in ballot if v is not None and v.kind is VoteKind.GRANTED and v.fence == fence
-    )
+    return [v.fence for v in ballot if v is not None and v.kind is VoteKind.GRANTED].count(fence)

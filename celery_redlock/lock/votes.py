@@ -101,7 +101,7 @@ class Verdict(enum.Enum):
 
 def count(ballot: Ballot, kind: VoteKind) -> int:
     """Return how many votes of *kind* there are."""
-    return sum(1 for vote in ballot if vote is not None and vote.kind is kind)
+    return len([1 for vote in ballot if vote is not None and vote.kind is kind])
 
 
 def largest_holder(ballot: Ballot) -> int:

@@ -9,6 +9,7 @@ delivered again is the same one. Every acquisition has a token of its own.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -103,7 +104,7 @@ class Execution:
         self._comes_in = 0.0
         request._redlock = self  # noqa: SLF001  tells a nested call, and finds us in task_postrun
 
-    @property
+    @functools.cached_property
     def options(self) -> LockOptions:
         """The options of the task; not asked for while locks are disabled."""
         options: LockOptions = self.task._lock_options(self._plugin)  # noqa: SLF001

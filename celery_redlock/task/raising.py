@@ -22,7 +22,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-from celery_redlock.deferral import SIGNAL, in_main_thread
+from celery_redlock.deferral import SIGNAL, in_main_thread, raw_signal
 
 __all__ = ["Strike", "Target", "way_here"]
 
@@ -77,7 +77,7 @@ def by_signal(target: Target, number: int) -> Strike:
         again.daemon = True
         again.start()
 
-    signal.signal(number, on_signal)
+    raw_signal.signal(number, on_signal)
     return lambda _error: signal.pthread_kill(thread, number)
 
 

@@ -1,0 +1,84 @@
+"""
+The replies that a connection has for us by now, read without waiting for more.
+
+Where hiredis parses them, they are taken from it directly: redis-py's layers above it take several
+times as long as the reply does, and learn that there is no more by an error from the socket. TLS
+may hold back bytes that no selector tells of, so there redis-py reads.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sized
+from typing import TYPE_CHECKING, Any, cast
+
+from redis.exceptions import ConnectionError as Lost
+from redis.exceptions import RedisError
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection
+
+__all__ = ["Replies", "replies_of"]
+
+#: Yields what has come; raises `redis.RedisError` or OSError once the connection is dead.
+Replies = Callable[[], Iterator[Any]]
+
+WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+#: Bytes per look at a socket; if there is more, it stays readable.
+SIZE = 16384
+
+
+def replies_of(connection: AbstractConnection, owed: Sized) -> Replies:
+    """
+    Return what reads the replies on *connection*.
+
+    Args:
+        connection: To a node; never blocks, and all that it had to say so far was read.
+        owed: What the node still has to answer; gets shorter with each reply that is taken.
+    """
+    inner = cast("Any", connection)  # redis-py has no public way to either
+    sock, parser = inner._sock, inner._parser  # noqa: SLF001
+    reader = getattr(parser, "_reader", None)  # hiredis's
+    if reader is None or isinstance(sock, ssl.SSLSocket):
+        return by_parser(parser, owed)
+    return by_hiredis(sock, reader)
+
+
+def by_parser(parser: Any, owed: Sized) -> Replies:
+    """Return what reads replies by redis-py's own *parser*."""
+
+    def replies() -> Iterator[Any]:
+        while True:
+            try:
+                reply = parser.read_response(disable_decoding=True)
+            except (RedisError, OSError) as error:
+                if isinstance(error, WOULD_BLOCK) or isinstance(error.__context__, WOULD_BLOCK):
+                    return
+                raise
+            yield reply
+            if not owed:  # to see that there is no more would take another look at the socket
+                return
+
+    return replies
+
+
+def by_hiredis(sock: socket.socket, reader: Any) -> Replies:
+    """Return what reads replies from *sock* by a *reader* of hiredis's."""
+    nothing = reader.gets(False)  # False: bytes stay bytes
+
+    def replies() -> Iterator[Any]:
+        try:
+            data = sock.recv(SIZE)
+        except BlockingIOError:
+            return
+        if not data:
+            msg = "Connection closed by server."
+            raise Lost(msg)
+        reader.feed(data)
+        while (reply := reader.gets(False)) is not nothing:
+            if isinstance(reply, Lost):  # a server that is loading its data, for example
+                raise reply
+            yield reply
+
+    return replies
