@@ -133,7 +133,12 @@ class Plugin:
                 tell(observer, event)
 
     def flush(self) -> None:
-        """Have observers let go of what they have gathered; never fails."""
+        """Have locks and observers let go of what they have gathered; never fails."""
+        if self._locks is not None:
+            try:
+                self._locks.flush()
+            except Exception:  # the end of a process must go on
+                logger.exception("The last releases of this process could not be sent")
         for observer in self._observers or ():
             if isinstance(observer, JournalObserver):
                 try:
