@@ -10,21 +10,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-try:  # what `signal` wraps: looking up enums there takes ten times as long as the signals do
-    import _signal as raw_signal
-except ImportError:  # it is private, and may go
-    raw_signal = signal  # type: ignore[assignment]
+#: What `signal` wraps, whose enums take ten times as long as the system does. It is private, and
+#: may go.
+raw_signal: Any = sys.modules.get("_signal", signal)
 
 __all__ = [
     "SIGNAL",
     "in_main_thread",
     "pause",
+    "raw_signal",
     "signals_deferred",
     "signals_patient",
     "signals_undisturbing",

@@ -11,6 +11,9 @@ from celery_redlock.lock.lease import Lease
 
 __all__ = ["HeldLock", "NotLocked"]
 
+#: Stands for this process; a forked child has another.
+process = object()
+
 
 class HeldLock:
     """
@@ -25,18 +28,18 @@ class HeldLock:
         fence: Fencing number for the stores the holder writes to, None when not asked for.
         ttl: Lease written to every node [s].
         since: When the lock was acquired [s, Unix time].
-        renewals: How often the lease was renewed [counted from 0].
         lag: How much later than it was due the last renewal began [s, >= 0].
         merged: How many triggers were merged into this run, with ``on_duplicate="rerun"``.
     """
+
+    __slots__ = ("_began", "_lease", "_on_lost", "_process", "_reason", "lag", "merged")
 
     def __init__(self, lease: Lease, on_lost: Callable[[HeldLock], None] | None = None) -> None:
         self._lease = lease
         self._reason: str | None = None
         self._on_lost = on_lost
-        self._pid = os.getpid()
+        self._process = process
         self._began = clock.now()
-        self.renewals = 0
         self.lag = 0.0
         self.merged = 0
 
@@ -75,6 +78,11 @@ class HeldLock:
         return self._lease.since
 
     @property
+    def renewals(self) -> int:
+        """How often the lease was renewed."""
+        return self._lease.renewals
+
+    @property
     def held_for(self) -> float:
         """For how long it has been held by now [s], whatever becomes of the wall clock."""
         return clock.now() - self._began
@@ -92,7 +100,7 @@ class HeldLock:
     def lost_reason(self) -> str | None:
         """Why it is lost, as in `LockLost.reason`; None while it is held."""
         if self._reason is None:
-            if os.getpid() != self._pid:
+            if self._process is not process:
                 self._reason = "fork"
             elif clock.now() >= self._lease.valid_until:
                 self._reason = "deadline"
@@ -115,7 +123,6 @@ class HeldLock:
         if self.is_lost:
             return False
         self._lease = lease
-        self.renewals += 1
         return True
 
     def lose(self, reason: str) -> None:
@@ -143,6 +150,8 @@ class NotLocked(HeldLock):
         why: The cause in plain words.
     """
 
+    __slots__ = ("why",)
+
     def __init__(self, name: str, why: str, since: float) -> None:
         super().__init__(Lease(name, "", None, 0.0, float("inf"), since))
         self.why = why
@@ -158,3 +167,12 @@ class NotLocked(HeldLock):
     def lost_reason(self) -> str | None:
         """None: what was never held is not lost."""
         return None
+
+
+def _forget_parent() -> None:
+    global process  # noqa: PLW0603  what it stands for has changed
+    process = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)

@@ -11,30 +11,29 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 
 from celery_redlock.events import Event, NodeClockJump, NodeDown, NodeQuarantined, NodeUp
 from celery_redlock.lock import clock
+from celery_redlock.lock.call import Call, pack_guarded
 from celery_redlock.lock.clock import ClockReading, jump_between, sharper
 from celery_redlock.lock.guard import Greeting, boot_marker
-from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.queued_scripts import END, START
 from celery_redlock.lock.replies import Replies, replies_of
-from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import MARK, RELEASE, Keys, ms, pack
 from celery_redlock.lock.slot_scripts import SETTLE, WITHDRAW
-from celery_redlock.lock.votes import Ballot, Vote, VoteKind
+from celery_redlock.lock.votes import Vote, VoteKind
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
     from celery_redlock.lock.address import Address
 
-__all__ = ["Call", "Gone", "Node"]
+__all__ = ["Gone", "Node"]
 
 #: Oldest unanswered request with which a connection is kept [s].
 PATIENCE = 2.0
@@ -44,7 +43,6 @@ UNDELIVERED = 512
 LONGEST_COMPANY = 16
 #: How many replies a suspect may owe before its connection is given up.
 BACKLOG = 64
-POSITIVE = (VoteKind.GRANTED, VoteKind.REPAIRED, VoteKind.NEXT, VoteKind.MERGED)
 #: Scripts that nobody waits for, and that a node should get in any case, if need be later.
 NOTES = (RELEASE, MARK, START, END, SETTLE, WITHDRAW)
 #: What stands before the arguments of a command that a server does not know: AUTH's, perhaps.
@@ -56,74 +54,9 @@ class Gone(Exception):
     """The connection to a node is of no use any more; says why."""
 
 
-class Call:
-    """
-    One request put to every node, and the votes that have come back.
-
-    Attributes:
-        request: What is asked.
-        ballot: One entry per node, in their order; None while the answer is out.
-        is_open: Whether votes still count.
-        packed: The request as bytes for any node.
-        is_guarded: Whether they end with the node's boot id, which is not in them.
-    """
-
-    __slots__ = (
-        "_decided",
-        "_majority",
-        "_missing",
-        "ballot",
-        "is_guarded",
-        "is_open",
-        "packed",
-        "request",
-    )
-
-    def __init__(
-        self, request: Request, nodes: int, decided: Callable[[Ballot], bool] | None
-    ) -> None:
-        self.request = request
-        self.packed = pack_call(request)
-        self.is_guarded = request.script.guarded
-        self.ballot: list[Vote | None] = [None] * nodes
-        self.is_open = decided is not None
-        self._decided = decided
-        self._missing = nodes
-        self._majority = quorum(nodes)
-
-    def take(self, position: int, vote: Vote) -> None:
-        """Count the vote of the node at *position*; closes the call once it is decided."""
-        if not self.is_open or self.ballot[position] is not None:
-            return
-        self.ballot[position] = vote
-        self._missing -= 1
-        if not self._missing:
-            self.is_open = False
-        elif len(self.ballot) - self._missing >= self._majority:
-            self.is_open = not self._decided(self.ballot)  # type: ignore[misc]  # open: not None
-
-    def withdraw(self, position: int, reason: str) -> None:
-        """Stop counting a node that said yes on a connection that has died since."""
-        vote = self.ballot[position]
-        if self.is_open and vote is not None and vote.kind in POSITIVE:
-            self.ballot[position] = Vote(VoteKind.UNREACHABLE, reason=reason)
-
-
 def without_echo(problem: Exception) -> str:
     """Return what *problem* says, without the arguments of ours that a server repeats in it."""
     return str(problem).partition(ECHO)[0]
-
-
-def pack_call(request: Request) -> bytes:
-    """Return the request as bytes for any node; without a guarded script's last argument."""
-    script = request.script
-    head = (b"EVALSHA", script.sha, b"%d" % len(request.keys), *request.keys, *request.arguments)
-    return pack_guarded(head) if script.guarded else pack(*head)
-
-
-def pack_guarded(head: tuple[bytes, ...]) -> bytes:
-    """Return *head* packed as a command that has one argument more, which is still to come."""
-    return b"*%d\r\n" % (len(head) + 1) + pack(*head).partition(b"\r\n")[2]
 
 
 #: A reply that a node owes: to which call (None for one of our own), and since when [s].
@@ -163,7 +96,7 @@ class Node:
         self._undelivered: deque[tuple[Call, float]] = deque(maxlen=UNDELIVERED)
         self._along: deque[tuple[Call, float]] = deque()
         self._boot = b""
-        self._replies: Replies = tuple
+        self._replies: Replies = lambda: iter(())
         self._reading: ClockReading | None = None
 
     def attach(self, connection: AbstractConnection, greeting: Greeting, fingerprint: str) -> None:

@@ -36,7 +36,7 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.queued_scripts import END, ENQUEUE, START
-from celery_redlock.lock.requests import Request, encode_info, quarantine_ms
+from celery_redlock.lock.requests import HOST, Request, encode_info, quarantine_ms
 from celery_redlock.lock.rounds import Ask, Client, Pause, Tell, fresh_token, new_owner
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys, ms, shorten
@@ -262,7 +262,7 @@ def enqueue(client: Client, trigger: Trigger) -> Steps:
         QuorumUnavailable: No quorum could decide.
     """
     owner = new_owner()
-    host = {"host": client.host, "pid": os.getpid(), "since": round(client.wall(), 3)}
+    host = {"host": HOST, "pid": os.getpid(), "since": round(client.wall(), 3)}
     known = replace(trigger, info={**trigger.info, **host})
     version = 0
     for tries in range(SPLIT_TRIES):

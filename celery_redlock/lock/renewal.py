@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.requests import Request, renew_request
 from celery_redlock.lock.rounds import Client
@@ -34,7 +31,9 @@ class Renewal:
     def __init__(self, client: Client, lease: Lease) -> None:
         self.client = client
         self.started = client.now()
-        self.lease = replace(lease, info=noted(lease, lease.valid_until - self.started))
+        self._ends = lease.valid_until
+        until = valid_until(self.started, lease.ttl, client.rules.drift_factor)
+        self.lease = lease.renewed(until, self._ends - self.started)
 
     def request(self) -> Request:
         """Return what is put to every node."""
@@ -48,23 +47,15 @@ class Renewal:
     def outcome(self, ballot: Ballot) -> Lease | str | None:
         """Return the new lease, the reason why it is lost, or None while that is unknown."""
         majority = quorum(len(ballot))
-        if self.client.now() >= self.lease.valid_until:
+        if self.client.now() >= self._ends:
             return "deadline"
         if count(ballot, VoteKind.REPAIRED) >= majority:
             return "stolen"
         if _kept(ballot) >= majority:
-            until = valid_until(self.started, self.lease.ttl, self.client.rules.drift_factor)
-            return replace(self.lease, valid_until=max(until, self.lease.valid_until))
+            return self.lease
         if count(ballot, VoteKind.REFUSED) > len(ballot) - majority:
             return "stolen"
         return None
-
-
-def noted(lease: Lease, margin: float) -> dict[str, Any]:
-    """Return what a holder tells of itself with one more renewal, so late before the deadline."""
-    told = lease.info
-    smallest = min(margin, told.get("margin", margin))
-    return {**told, "renewals": told.get("renewals", 0) + 1, "margin": round(smallest, 3)}
 
 
 def _kept(ballot: Ballot) -> int:

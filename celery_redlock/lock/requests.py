@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,12 +64,23 @@ class Marker:
     ttl: float
 
 
+#: Name of this machine, for others to see who holds a lock.
+HOST = socket.gethostname()
 _encoder = json.JSONEncoder(separators=(",", ":"), default=str)  # json.dumps would make one a call
 
 
 def encode_info(info: dict[str, Any]) -> bytes:
     """Return what a holder tells of itself, as it is stored behind the token."""
     return _encoder.encode(info).encode()
+
+
+def told_of(lease: Lease) -> dict[str, Any]:
+    """Return what is stored of the holder of *lease*: what it tells, where it is, since when."""
+    where = {"host": HOST, "pid": os.getpid(), "since": round(lease.since, 3)}
+    if not lease.renewals:
+        return {**lease.info, **where}
+    times = {"renewals": lease.renewals, "margin": round(lease.margin, 3)}
+    return {**lease.info, **where, **times}
 
 
 def quarantine_ms(rules: Rules) -> bytes:
@@ -84,7 +97,7 @@ def acquire_request(rules: Rules, lease: Lease, marker: str | None) -> Request:
         (keys.lock, keys.fence, unless, keys.boot, keys.quarantine),
         (
             lease.token.encode(),
-            encode_info(lease.info),
+            encode_info(told_of(lease)),
             ms(lease.ttl),
             b"%d" % (lease.fence or 0),
             ms(rules.fence_memory),
@@ -102,7 +115,7 @@ def renew_request(rules: Rules, lease: Lease, *, repair: bool) -> Request:
         (keys.lock, keys.fence, keys.boot, keys.quarantine),
         (
             lease.token.encode(),
-            encode_info(lease.info),
+            encode_info(told_of(lease)),
             ms(lease.ttl),
             b"%d" % (lease.fence or 0),
             ms(rules.fence_memory),

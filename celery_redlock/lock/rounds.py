@@ -22,9 +22,7 @@ safety argument, in the order of the code:
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -172,7 +170,6 @@ class Client:
         rules: What all clients agree on.
         labels: One per configured node, in their order.
         seen: Largest fencing number that any node ever told this client.
-        host: Name of this machine, for others to see who holds a lock.
     """
 
     rules: Rules
@@ -182,7 +179,6 @@ class Client:
     wall: Callable[[], float] = time.time
     chance: Callable[[float, float], float] = clock.jitter
     new_token: Callable[[], str] = lambda: secrets.token_hex(20)
-    host: str = field(default_factory=socket.gethostname)
 
     def propose(self) -> int:
         """
@@ -306,12 +302,6 @@ class _Attempt:
         self.token = token
         self.started = started
         self.since = client.wall()
-        self.info = {
-            **wanted.info,
-            "host": client.host,
-            "pid": os.getpid(),
-            "since": round(self.since, 3),
-        }
 
     def request(self) -> Request:
         """Return what is put to every node first."""
@@ -325,9 +315,8 @@ class _Attempt:
     def lease(self, fence: int | None) -> Lease:
         """Return the lease that this attempt is worth with *fence*."""
         until = valid_until(self.started, self.wanted.ttl, self.client.rules.drift_factor)
-        return Lease(
-            self.wanted.name, self.token, fence, self.wanted.ttl, until, self.since, self.info
-        )
+        wanted = self.wanted
+        return Lease(wanted.name, self.token, fence, wanted.ttl, until, self.since, wanted.info)
 
     def settle(self, ballot: Ballot) -> Generator[Ask, Ballot, Lease | None]:
         """

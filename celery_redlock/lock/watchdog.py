@@ -2,6 +2,7 @@
 Renew all leases that a process holds, with one thread.
 
     take at t0 --> due at t0 + ttl/3 --renewed--> due a third later, and so on
+                        |  (those that are due a little later go along)
                         |--unknown--> again after ttl/12 +- 25 %, until the deadline
                         '--stolen, or the deadline passed--> lost: tell the holder
 
@@ -40,6 +41,9 @@ BATCH = 50
 #: A round is over within the node timeout, which is less than half a lease; more than so much of
 #: a lease [1] and it was not the nodes that it waited for.
 LONGEST_ROUND = 2.0 / 3.0
+#: Leases due within so much of their TTL [1] go along when one is due: a round for each of
+#: thousands would cost many times what the leases do.
+COMPANY = 0.01
 #: How many entries of locks that are gone the heap may hold before it is swept.
 STALE = 256
 
@@ -75,7 +79,7 @@ class Watchdog:
         self._changed = threading.Condition()
         self._due: list[tuple[float, int, HeldLock]] = []
         self._order = itertools.count()
-        self._held: set[HeldLock] = set()
+        self._held: dict[HeldLock, None] = {}  # half the memory of a set
         self._asked: frozenset[HeldLock] = frozenset()  # those in the round under way
         self._thread: threading.Thread | None = None
         self._sleeps_until = 0.0
@@ -90,7 +94,7 @@ class Watchdog:
     def watch(self, held: HeldLock, started: float) -> None:
         """Renew *held*, whose lease was taken at *started* [s], until `unwatch`."""
         with self._changed:
-            self._held.add(held)
+            self._held[held] = None
             self._schedule(renew_at(started, held.ttl), held)
             if self._thread is None or not self._thread.is_alive():
                 self._start()
@@ -107,7 +111,7 @@ class Watchdog:
             self._warn_if_starved()
             self._is_over(held)
         with self._changed:
-            self._held.discard(held)
+            self._held.pop(held, None)
             if len(self._due) > STALE + 2 * len(self._held):
                 self._due = [entry for entry in self._due if entry[2] in self._held]
                 heapq.heapify(self._due)
@@ -144,14 +148,16 @@ class Watchdog:
             return batch
 
     def take_due(self) -> list[HeldLock]:
-        """Return up to a batch of locks that are due, and take them off the heap."""
+        """Return up to a batch of locks that are due, and nearly so, and take them off the heap."""
         now = self._now()
         batch: list[HeldLock] = []
-        while self._due and self._due[0][0] <= now and len(batch) < BATCH:
+        while self._due and len(batch) < BATCH:
             due, _, held = self._due[0]
+            if due > now + (COMPANY * held.ttl if batch else 0.0):
+                break
             if held in self._held:
                 batch.append(held)
-                held.lag = now - due
+                held.lag = max(0.0, now - due)
                 if is_too_late(held.lag, held):
                     self._warn_if_starved()
             heapq.heappop(self._due)
@@ -231,7 +237,7 @@ class Watchdog:
         with self._changed:
             if held not in self._held:
                 return  # given back in the meantime
-            self._held.discard(held)
+            self._held.pop(held, None)
         try:
             held.lose(reason)
         except Exception:  # the holder's own callback; the other leases must not suffer for it

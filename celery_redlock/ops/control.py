@@ -66,7 +66,7 @@ def in_hand(held: HeldLock) -> dict[str, Any]:
         "ttl": held.ttl,
         "left": held.remaining(),
         "renewals": held.renewals,
-        "margin": info.get("margin"),
+        "margin": round(held.lease.margin, 3) if held.renewals else None,
         "lost": held.lost_reason,
         "unknown": False,
     }

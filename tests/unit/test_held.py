@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from celery_redlock.errors import LockLost
@@ -33,7 +31,7 @@ def held(clock, told):
 
 def later(held, seconds):
     """Return a lease that ends so much later."""
-    return replace(held.lease, valid_until=held.lease.valid_until + seconds)
+    return held.lease.renewed(held.lease.valid_until + seconds, 1.0)
 
 
 def test_a_held_lock_tells_its_lease(held, clock):
@@ -125,7 +123,7 @@ def test_giving_back_a_lost_lock_keeps_the_reason(held, clock):
 
 def test_a_forked_child_holds_nothing(held, monkeypatch):
     """The lock is the parent's, who goes on renewing and releases it."""
-    monkeypatch.setattr("os.getpid", lambda: held._pid + 1)
+    monkeypatch.setattr("celery_redlock.lock.held.process", object())
     assert (held.lost_reason, held.remaining()) == ("fork", 0.0)
     assert not held.renewed(later(held, 10.0))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
@@ -10,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_redlock.lock.lease import Lease, quorum
-from celery_redlock.lock.renewal import Renewal, noted
+from celery_redlock.lock.renewal import Renewal
+from celery_redlock.lock.requests import told_of
 from celery_redlock.lock.rounds import Client
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import RENEW
@@ -153,9 +153,8 @@ def test_a_renewal_asks_to_extend_and_repair_under_the_old_token(renewal, lease)
 def test_a_renewal_tells_the_smallest_margin_there_was():
     """Not the latest: one narrow escape is what an operator wants to see."""
     lease = Lease("n", "t" * 40, None, 30.0, 130.0, 0.0, {"task": "bill"})
-    once = noted(lease, 5.0)
-    assert once == {"task": "bill", "renewals": 1, "margin": 5.0}
-    again = noted(replace(lease, info=once), 19.0)
-    assert (again["renewals"], again["margin"]) == (2, 5.0)
-    narrow = noted(replace(lease, info=again), 0.25)
-    assert (narrow["renewals"], narrow["margin"]) == (3, 0.25)
+    assert not told_of(lease).keys() & {"renewals", "margin"}
+    for margin, times, smallest in ((5.0, 1, 5.0), (19.0, 2, 5.0), (0.25, 3, 0.25)):
+        lease = lease.renewed(130.0, margin)
+        told = told_of(lease)
+        assert (told["task"], told["renewals"], told["margin"]) == ("bill", times, smallest)

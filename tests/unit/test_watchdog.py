@@ -53,7 +53,7 @@ class Nodes:
             raise self.answer
         if self.answer != "renew":
             return [self.answer] * len(leases)
-        return [replace(lease, valid_until=started + lease.ttl * 0.95) for lease in leases]
+        return [lease.renewed(started + lease.ttl * 0.95, 1.0) for lease in leases]
 
 
 class Threadless(Watchdog):
@@ -233,9 +233,9 @@ def test_a_lock_given_back_during_its_renewal_is_left_alone(watchdog, take, cloc
     held = take(on_lost=told.append)
 
     def extend(leases):
-        watchdog._held.discard(held)  # as another thread would
+        watchdog._held.pop(held)  # as another thread would
         held.released()
-        outcome = replace(leases[0], valid_until=clock() + 28.5) if answer == "renew" else answer
+        outcome = leases[0].renewed(clock() + 28.5, 1.0) if answer == "renew" else answer
         return [outcome]
 
     watchdog._extend = extend
@@ -286,9 +286,7 @@ def test_each_lock_has_its_own_outcome(take, watchdog, clock, told):
 
     def extend(leases):
         return [
-            {"renewed": replace(lease, valid_until=clock() + 28.5), "stolen": "stolen"}.get(
-                lease.name
-            )
+            {"renewed": lease.renewed(clock() + 28.5, 1.0), "stolen": "stolen"}.get(lease.name)
             for lease in leases
         ]
 
@@ -403,7 +401,8 @@ def test_the_thread_starts_with_the_first_lease(start):
     renewed = threading.Event()
     before = threading.active_count()
     watchdog = start(
-        lambda leases: [replace(x, ttl=1e6) for x in leases], lambda held, margin: renewed.set()
+        lambda leases: [replace(x, ttl=1e6, renewals=1) for x in leases],
+        lambda held, margin: renewed.set(),
     )
     assert threading.active_count() == before
     held = due_now(watchdog)

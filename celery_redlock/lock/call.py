@@ -1,0 +1,79 @@
+"""One request put to every node: its bytes, and the votes that come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.requests import Request
+from celery_redlock.lock.scripts import pack
+from celery_redlock.lock.votes import Ballot, Vote, VoteKind
+
+__all__ = ["Call", "pack_guarded"]
+
+POSITIVE = (VoteKind.GRANTED, VoteKind.REPAIRED, VoteKind.NEXT, VoteKind.MERGED)
+
+
+class Call:
+    """
+    One request put to every node, and the votes that have come back.
+
+    Attributes:
+        request: What is asked.
+        ballot: One entry per node, in their order; None while the answer is out.
+        is_open: Whether votes still count.
+        packed: The request as bytes for any node.
+        is_guarded: Whether they end with the node's boot id, which is not in them.
+    """
+
+    __slots__ = (
+        "_decided",
+        "_majority",
+        "_missing",
+        "ballot",
+        "is_guarded",
+        "is_open",
+        "packed",
+        "request",
+    )
+
+    def __init__(
+        self, request: Request, nodes: int, decided: Callable[[Ballot], bool] | None
+    ) -> None:
+        self.request = request
+        self.packed = pack_call(request)
+        self.is_guarded = request.script.guarded
+        self.ballot: list[Vote | None] = [None] * nodes
+        self.is_open = decided is not None
+        self._decided = decided
+        self._missing = nodes
+        self._majority = quorum(nodes)
+
+    def take(self, position: int, vote: Vote) -> None:
+        """Count the vote of the node at *position*; closes the call once it is decided."""
+        if not self.is_open or self.ballot[position] is not None:
+            return
+        self.ballot[position] = vote
+        self._missing -= 1
+        if not self._missing:
+            self.is_open = False
+        elif len(self.ballot) - self._missing >= self._majority:
+            self.is_open = not self._decided(self.ballot)  # type: ignore[misc]  # open: not None
+
+    def withdraw(self, position: int, reason: str) -> None:
+        """Stop counting a node that said yes on a connection that has died since."""
+        vote = self.ballot[position]
+        if self.is_open and vote is not None and vote.kind in POSITIVE:
+            self.ballot[position] = Vote(VoteKind.UNREACHABLE, reason=reason)
+
+
+def pack_call(request: Request) -> bytes:
+    """Return the request as bytes for any node; without a guarded script's last argument."""
+    script = request.script
+    head = (b"EVALSHA", script.sha, b"%d" % len(request.keys), *request.keys, *request.arguments)
+    return pack_guarded(head) if script.guarded else pack(*head)
+
+
+def pack_guarded(head: tuple[bytes, ...]) -> bytes:
+    """Return *head* packed as a command that has one argument more, which is still to come."""
+    return b"*%d\r\n" % (len(head) + 1) + pack(*head).partition(b"\r\n")[2]
