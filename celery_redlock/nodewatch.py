@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
 
 from celery_redlock.errors import RedlockError
 from celery_redlock.events import NodeDown, NodeMeasured, NodeUp
-from celery_redlock.lock.redlock import NodeHealth
 from celery_redlock.plugin import Plugin, locking, plugin_for
+
+if TYPE_CHECKING:
+    from celery_redlock.lock.redlock import NodeHealth
 
 __all__ = ["NodeWatch", "WatchNodes", "forks_held_off"]
 

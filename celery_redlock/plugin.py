@@ -14,7 +14,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from celery import bootsteps, signals
 from kombu.utils.imports import symbol_by_name
@@ -22,11 +22,13 @@ from kombu.utils.imports import symbol_by_name
 from celery_redlock.deferral import pause, signals_undisturbing
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Event, Observer, tell
-from celery_redlock.lock.redlock import Redlock
 from celery_redlock.observers import prometheus_files
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import log_event
 from celery_redlock.settings import KNOWN, PREFIX, Settings
+
+if TYPE_CHECKING:
+    from celery_redlock.lock.redlock import Redlock
 
 __all__ = ["Plugin", "first_url", "locking", "plugin_for"]
 
@@ -150,6 +152,8 @@ class Plugin:
     def locks(self) -> Redlock:
         """The locks on the app's nodes; raises ConfigurationError."""
         if self._locks is None:
+            from celery_redlock.lock.redlock import Redlock  # noqa: PLC0415  imports redis
+
             with _building:  # two of them would know nothing of each other's leases
                 if self._locks is None:
                     nodes, rules = self.settings.nodes, self.settings.rules

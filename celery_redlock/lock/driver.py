@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from celery_redlock.lock.fanout import Fanout
-from celery_redlock.lock.node import Call
+from celery_redlock.lock.call import Call
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rounds import Ask, Pause, Tell
 from celery_redlock.lock.votes import Ballot
+
+if TYPE_CHECKING:  # it imports redis, and some only publish
+    from celery_redlock.lock.fanout import Fanout
 
 __all__ = ["Driver"]
 

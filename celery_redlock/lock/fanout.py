@@ -29,10 +29,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from celery_redlock.lock import clock
+from celery_redlock.lock.call import Call
 from celery_redlock.lock.connector import Connector
 from celery_redlock.lock.courier import LINGER, Courier
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.node import Call, Gone, Node
+from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.selector import new_selector
 
 if TYPE_CHECKING:

@@ -37,12 +37,13 @@ from celery_redlock.events import (
 )
 from celery_redlock.lock import clock, requests, rounds
 from celery_redlock.lock.address import addresses_of
+from celery_redlock.lock.call import Call
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.fanout import Fanout
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.journal import Journal
 from celery_redlock.lock.lease import Lease, quorum
-from celery_redlock.lock.node import Call, Node
+from celery_redlock.lock.node import Node
 from celery_redlock.lock.queued import Queued
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker

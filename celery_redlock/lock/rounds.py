@@ -79,7 +79,9 @@ __all__ = [
 SPLIT_TRIES = 12
 SHORTEST_PAUSE = 0.01
 LONGEST_PAUSE = 0.25
-LONGEST_SPLIT_PAUSE = 0.06
+#: Of the first pause after a split vote [s]; of a slow round, as long as that took: contenders
+#: whose requests cross in a pause would split the vote again.
+SHORTEST_SPLIT_PAUSE = 0.002
 #: How many confirming rounds a fence may take before the attempt is given up.
 CONFIRM_ROUNDS = 3
 
@@ -243,7 +245,9 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
             raise
         if verdict is Verdict.MARKED:
             raise MarkerStands(_marker_in(ballot))
-        pause = _pause_after(client, verdict, ballot, tries, splits, give_up - client.now())
+        now = client.now()
+        took = now - attempt.started
+        pause = _pause_after(client, verdict, ballot, tries, splits, give_up - now, took)
         if pause is None:
             raise refusal(wanted.name, ballot, client.labels)
         is_draw = verdict is Verdict.SPLIT and splits < SPLIT_TRIES
@@ -252,12 +256,19 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
         yield Pause(pause)
 
 
-def _pause_after(
-    client: Client, verdict: Verdict, ballot: Ballot, tries: int, splits: int, left: float
+def _pause_after(  # noqa: PLR0917  all that there is to know of an attempt
+    client: Client,
+    verdict: Verdict,
+    ballot: Ballot,
+    tries: int,
+    splits: int,
+    left: float,
+    took: float,
 ) -> float | None:
     """Return how long to wait before the next attempt [s], None for giving up."""
     if verdict is Verdict.SPLIT and splits < SPLIT_TRIES:
-        return client.chance(0.0, min(LONGEST_SPLIT_PAUSE, 0.002 * 2 ** min(splits, 5)))
+        longest = max(SHORTEST_SPLIT_PAUSE, took) * 2 ** min(splits, 5)
+        return client.chance(0.0, min(LONGEST_PAUSE, longest))
     if left <= 0:
         return None
     longest = min(LONGEST_PAUSE, SHORTEST_PAUSE * 2 ** min(tries, 5))

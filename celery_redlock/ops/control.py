@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
 from celery.worker.control import inspect_command
@@ -23,9 +23,11 @@ from celery.worker.state import active_requests
 from celery_redlock.errors import RedlockError
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.redlock import NodeView
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.task.forced_ends import RedlockRequest
+
+if TYPE_CHECKING:
+    from celery_redlock.lock.redlock import NodeView
 
 __all__ = ["AnswerInspect"]
 

@@ -18,7 +18,6 @@ from datetime import datetime, timezone
 from typing import Any
 
 from celery import states
-from celery.app import trace
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.time import maybe_make_aware
 
@@ -57,11 +56,6 @@ from celery_redlock.task.slot import Slot
 __all__ = ["Execution", "left_of"]
 
 logger = logging.getLogger(__name__)
-
-#: Whether nobody wants the result. Before Celery 5.6 the task alone has a say.
-get_actual_ignore_result = getattr(
-    trace, "get_actual_ignore_result", lambda task, _request: task.ignore_result
-)
 
 #: How long to wait for the task's own predecessor to give the lock back [s].
 PREDECESSOR_GRACE = 2.0
@@ -332,8 +326,9 @@ class Execution:
         Celery stores it for every delivery. A late copy would write it over a FAILURE, which
         is the result, and end without another word.
         """
-        is_ignored = get_actual_ignore_result(self.task, self.request)
-        if self.task._tells_started and not is_ignored and not self.request.is_eager:  # noqa: SLF001
+        if not self.task._tells_started or self.request.is_eager:  # noqa: SLF001
+            return
+        if not is_ignored(self.task, self.request):
             who = {"pid": os.getpid(), "hostname": self.request.hostname}
             backend = self.task.backend
             backend.store_result(self.request.id, who, states.STARTED, request=self.request)
@@ -418,6 +413,14 @@ class Execution:
                 if self._ending is not None and is_stored:
                     self._end_marker(self._ending)
                 self._plugin.locks.mark(done if is_stored else Marker(self.id, UNSTORED, 0.0))
+
+
+def is_ignored(task: Any, request: Any) -> bool:
+    """Return whether nobody wants the result. Before Celery 5.6 the task alone has a say."""
+    from celery.app import trace  # noqa: PLC0415  a whole worker, and it is there by now
+
+    ask = getattr(trace, "get_actual_ignore_result", lambda task, _request: task.ignore_result)
+    return bool(ask(task, request))
 
 
 def left_of(min_hold: float, since: float) -> float:

@@ -15,7 +15,7 @@ from celery_redlock.lock.lease import fence_proposal
 from celery_redlock.lock.rounds import (
     CONFIRM_ROUNDS,
     LONGEST_PAUSE,
-    LONGEST_SPLIT_PAUSE,
+    SHORTEST_SPLIT_PAUSE,
     SPLIT_TRIES,
     Ask,
     Client,
@@ -259,8 +259,17 @@ def test_a_split_is_tried_again_even_without_a_wait(ballot, error):
         drive.go_on_to_ask()
     assert drive.tokens == len(drive.told) == SPLIT_TRIES + 1
     assert len(pauses) == SPLIT_TRIES
-    assert max(pauses) <= LONGEST_SPLIT_PAUSE
+    assert pauses[:3] == [SHORTEST_SPLIT_PAUSE, 2 * SHORTEST_SPLIT_PAUSE, 4 * SHORTEST_SPLIT_PAUSE]
+    assert max(pauses) <= LONGEST_PAUSE
     assert type(drive.error) is error
+
+
+def test_the_pause_after_a_split_is_as_long_as_a_slow_round():
+    """Where requests take 20 ms, contenders that all come back within 2 ms meet again."""
+    drive = Drive().vote(granted(), refused("x"), refused("y"), after=0.02)
+    while not isinstance(drive.step, Pause):
+        drive.go_on()
+    assert drive.step.seconds == pytest.approx(0.02)
 
 
 def test_a_split_that_resolves_is_granted():
