@@ -14,24 +14,20 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import signal
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import redis
 from celery import Celery, signals
 
 from benchmarks import measure
+from benchmarks.contestant import Contestant, declare, take_turns
 from benchmarks.lock_cycle import our_locks
-from benchmarks.measure import Candidate, nothing, progress, table
+from benchmarks.measure import table
 from benchmarks.record import Record, Verdict
 from celery_redlock import RedlockTask
 from celery_redlock.ops.servers import Server, servers
@@ -56,26 +52,13 @@ LEFT = (
 #: Tasks per turn, for each cycle asked for; and turns for each round asked for.
 TASKS = 2
 TURNS = 4
-#: Share of them that is run before the clock starts.
-WARM_UP = 0.2
-MARKS = "marks"
-#: How long the last tasks of a turn may take to end [s].
-LAST_RELEASE = 0.1
-#: After which a turn is given up [s].
-LONGEST_TURN = 30.0
 
 
-def make_app(conf: dict[str, Any]) -> Celery:
-    """Return an app with *conf* and a task that does nothing, unless it is to note the time."""
+def app_with(conf: dict[str, Any]) -> Celery:
+    """Return an app with *conf* and the task of all contestants, each call under its own lock."""
     app = Celery("bench", set_as_current="BENCH" in os.environ)
     app.conf.update(conf)
-
-    @app.task(name="nothing", base=RedlockTask, ignore_result=True, shared=False)
-    def nothing(name: str, mark: str = "") -> None:  # noqa: ARG001  the lock is of it
-        if mark:
-            with redis.Redis.from_url(conf["broker_url"]) as client:
-                client.rpush(MARKS, json.dumps([mark, time.monotonic()]))
-
+    declare(app, base=RedlockTask, ignore_result=True)
     return app
 
 
@@ -94,64 +77,25 @@ def set_up_telemetry(**_: Any) -> None:
     metrics.set_meter_provider(MeterProvider([InMemoryMetricReader()]))
 
 
-class Contestant(Candidate):
-    """One worker, stopped between its turns; `times` has one per turn: of a task [s]."""
-
-    def __init__(self, name: str, size: int, broker: Server, nodes: Sequence[str]) -> None:
-        super().__init__(name, nothing)
-        observers, self._sends_events = WORKERS[name]
-        self._size = size
-        self._queue = f"{list(WORKERS).index(name)}-{size}"
-        self._conf = {
-            "broker_url": broker.url,
-            "broker_connection_retry_on_startup": True,
-            "task_default_queue": self._queue,
-            "redlock_nodes": list(nodes),
-            "redlock_observers": list(observers),
-        }
-        self._app = make_app(self._conf)
-        self._client = redis.Redis.from_url(broker.url)
-        self._worker: Worker | None = None
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Have the worker there, but stopped, for the body of a ``with``."""
-        env = {"BENCH": json.dumps(self._conf), "PYTHONPATH": os.pathsep.join(sys.path)}
-        args = ["-E"] if self._sends_events else []
-        with tempfile.TemporaryDirectory(prefix="redlock-bench-") as metrics:
-            if "prometheus" in self._conf["redlock_observers"]:
-                env["PROMETHEUS_MULTIPROC_DIR"] = metrics
-            options = {"concurrency": self._size, "name": self._queue, "args": args, "env": env}
-            with Worker("benchmarks.observers", **options) as self._worker:
-                self._signal(signal.SIGSTOP)
-                yield
-                self._signal(signal.SIGCONT)
-            self._client.close()
-            self._app.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._worker is not None
-        os.killpg(self._worker.pid, number)
-
-    def turn(self, cycles: int) -> None:
-        """Have some tasks done that were published before, and note how long one took."""
-        count = cycles * TASKS
-        marks = {int(count * WARM_UP): "begin", count - 1: "end"}
-        for number in range(count):
-            name = f"{self.name} {len(self.times)} {number}"
-            self._app.tasks["nothing"].delay(name, mark=marks.get(number, ""))
-        self._signal(signal.SIGCONT)
-        assert self._worker is not None
-        log = self._worker.log
-        deadline, at = time.monotonic() + LONGEST_TURN, {}
-        while len(at) < len(marks):
-            assert time.monotonic() < deadline, f"{self.name} does not end:\n{log()}"
-            time.sleep(0.01)  # looked at seldom: the worker is what is measured
-            popped: Any = self._client.lpop(MARKS)
-            at.update([json.loads(popped)] if popped else [])
-        time.sleep(LAST_RELEASE)  # or it would be stopped with a lock in its hand
-        self._signal(signal.SIGSTOP)
-        self.times.append((at["end"] - at["begin"]) / (count - 1 - int(count * WARM_UP)))
+def contestant(
+    name: str, size: int, broker: Server, nodes: Sequence[str], metrics: str
+) -> Contestant:
+    """Return a worker with observers as *name* has it, which may keep files in *metrics*."""
+    observers, sends_events = WORKERS[name]
+    queue = f"{list(WORKERS).index(name)}-{size}"
+    conf = {
+        "broker_url": broker.url,
+        "broker_connection_retry_on_startup": True,
+        "task_default_queue": queue,
+        "redlock_nodes": list(nodes),
+        "redlock_observers": list(observers),
+    }
+    env = {"BENCH": json.dumps(conf), "PYTHONPATH": os.pathsep.join(sys.path)}
+    if "prometheus" in observers:
+        env["PROMETHEUS_MULTIPROC_DIR"] = metrics
+    options: Any = {"concurrency": size, "name": queue, "env": env}
+    worker = Worker("benchmarks.observers", args=["-E"] if sends_events else [], **options)
+    return Contestant(name, app_with(conf), worker, at_once=size)
 
 
 def compare(record: Record, size: int, rounds: int, cycles: int) -> None:
@@ -160,15 +104,9 @@ def compare(record: Record, size: int, rounds: int, cycles: int) -> None:
         broker, *farm = stack.enter_context(servers(6))
         nodes = [node.url for node in farm]
         our_locks(nodes, "redlock").close()
-        everybody = [Contestant(name, size, broker, nodes) for name in WORKERS]
-        with ThreadPoolExecutor() as starters:
-            list(starters.map(lambda one: stack.enter_context(one.running()), everybody))
-        for number in range(rounds + 1):
-            for one in random.sample(everybody, len(everybody)):
-                one.turn(cycles)
-            progress(number, rounds)
-    for one in everybody:
-        del one.times[0]  # connections, and first sights of everything
+        metrics = stack.enter_context(tempfile.TemporaryDirectory(prefix="redlock-bench-"))
+        everybody = [contestant(name, size, broker, nodes, metrics) for name in WORKERS]
+        take_turns(everybody, rounds, cycles * TASKS)
     title = f"Time per task in a prefork worker with -c {size}; all share this machine"
     record.show(table(title, everybody))
     record.judge(*what_is_left({one.name: one.times for one in everybody}, size))
@@ -191,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if "BENCH" in os.environ:
-    app = make_app(json.loads(os.environ["BENCH"]))
+    app = app_with(json.loads(os.environ["BENCH"]))
     if "otel" in app.conf.redlock_observers:
         signals.worker_process_init.connect(set_up_telemetry, weak=False)
 

