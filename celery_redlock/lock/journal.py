@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.guard import exchange
-from celery_redlock.lock.requests import record_request
+from celery_redlock.lock.requests import encode_info, record_request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import journal_key
 
@@ -65,7 +65,7 @@ class Journal:
             record: Plain JSON values; gets an ``id``, by which readers take it once.
             hurry: Whether to send it now, or along with whatever is sent next.
         """
-        line = json.dumps({"id": secrets.token_hex(8), **record}, default=str).encode()
+        line = encode_info({"id": secrets.token_hex(8), **record})
         if len(line) <= LONGEST:
             request = record_request(self._rules, line, kept=KEPT, ttl=RETENTION)
             self._driver.tell(request, hurry=hurry)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import asdict
 from typing import Any
 
 from celery_redlock.events import Event
@@ -25,7 +24,7 @@ def record_of(event: Event) -> dict[str, Any]:
         ``host`` and ``pid`` of this process. Neither a token nor an argument value, except
         where a lock name of the user's holds one.
     """
-    told = asdict(event)
+    told = dict(vars(event))
     if "holder" in told:
         told["holder"] = {key: told["holder"][key] for key in HOLDER if key in told["holder"]}
     where = {"at": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
