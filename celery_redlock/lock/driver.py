@@ -81,10 +81,6 @@ class Driver:
             self._fanout.tell(Call(request, len(self.labels), None), skip)
             raise
 
-    def tell_soon(self, request: Request) -> None:
-        """Put *request* to the nodes along with whatever is sent next, in milliseconds at most."""
-        self._fanout.tell_soon(Call(request, len(self.labels), None))
-
     def ask(self, step: Ask) -> Ballot:
         """Put a question to the nodes and return their votes, complete."""
         return self.ask_all([step])[0]

@@ -17,7 +17,6 @@ child starts from nothing.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import selectors
@@ -31,7 +30,6 @@ from typing import TYPE_CHECKING
 from celery_redlock.lock import clock
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.connector import Connector
-from celery_redlock.lock.courier import LINGER, Courier
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.selector import new_selector
@@ -105,8 +103,6 @@ class Fanout:
         self._waiters: list[_Waiter] = []
         self._reader: _Waiter | None = None
         self._looked = 0.0
-        self._courier = Courier(self._carry)
-        self._waiting_since: float | None = None  # oldest note that `tell_soon` left
         self._disconnected()
 
     @property
@@ -140,7 +136,6 @@ class Fanout:
 
     def close(self) -> None:
         """Drop every connection. The next call connects again."""
-        self.flush()
         with self._mutex:
             self._connector.stop()
             for node in self.nodes:
@@ -174,13 +169,10 @@ class Fanout:
 
     def tell(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
         """Send *call* to every node but those at the positions *skip*; wait for nothing."""
-        self._tell([call], skip)
-
-    def _tell(self, calls: Sequence[Call], skip: frozenset[int] = frozenset()) -> None:
         if clock.now() - self._looked > QUIET:
             self._look()  # the first write to a connection that was ended seems to succeed
         with self._mutex:
-            self._send(calls, skip)
+            self._send([call], skip)
         self.publish()
 
     def tell_later(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
@@ -189,35 +181,6 @@ class Fanout:
             for node in self.nodes:
                 if node.position not in skip:
                     node.take_along(call, clock.now())
-
-    def tell_soon(self, call: Call) -> None:
-        """Send *call*, a note, along with whatever is sent next; if nothing is, after `LINGER`."""
-        with self._mutex:
-            now = clock.now()
-            for node in self.nodes:
-                node.take_along(call, now)
-            if self._waiting_since is None:
-                self._waiting_since = now
-            is_crowded = any(node.is_crowded for node in self.nodes)
-            is_carried = self._courier.rouse()
-        if is_crowded or not is_carried:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send whatever waits for company."""
-        if self._waiting_since is not None:
-            self._tell(())
-
-    def _carry(self) -> float:
-        """Send what has waited for long enough; return when to look again [s], 0.0 for not."""
-        since = self._waiting_since
-        if since is None:
-            return 0.0
-        left = since + LINGER - clock.now()
-        if left > 0:
-            return left
-        self.flush()
-        return 0.0
 
     def settle(self) -> None:
         """
@@ -258,8 +221,6 @@ class Fanout:
 
     def _send(self, calls: Sequence[Call], skip: frozenset[int] = frozenset()) -> None:
         now = clock.now()
-        if not skip:
-            self._waiting_since = None
         for node in self.nodes:
             if node.position in skip:
                 continue
@@ -374,12 +335,6 @@ class Fanout:
             except IndexError:  # another thread was quicker
                 return
             self._notify(event)
-
-
-@atexit.register
-def _flush() -> None:
-    for fanout in list(_every_fanout):
-        fanout.flush()
 
 
 def _forget_parent() -> None:

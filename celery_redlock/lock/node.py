@@ -155,11 +155,6 @@ class Node:
         if len(self._along) > LONGEST_COMPANY:
             self._keep(*self._along.popleft())
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether as many notes wait for the next request as may."""
-        return len(self._along) >= LONGEST_COMPANY
-
     def _with_company(self, calls: Sequence[Call]) -> Sequence[Call]:
         """Return *calls* and, before them, the notes that have waited for company."""
         notes, self._along = [call for call, _ in self._along], deque()
@@ -207,9 +202,9 @@ class Node:
             self.suspect(now)
         if self.suspect_since is not None:
             calls = self._only_notes(calls)
-        if self._along:
-            calls = self._with_company(calls)
         if calls:
+            if self._along:
+                calls = self._with_company(calls)
             self._owed += [(call, now) for call in calls]
             boot = self._boot
             self._write(b"".join([c.packed + boot if c.is_guarded else c.packed for c in calls]))

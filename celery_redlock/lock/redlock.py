@@ -348,10 +348,6 @@ class Redlock:
                 raise ConfigurationError(msg)
         return {label: str(problem) for label, problem in problems.items()}
 
-    def flush(self) -> None:
-        """Send what waits to go along with the next request; for the end of a process."""
-        self._fanout.flush()
-
     def close(self) -> None:
         """Drop all connections; leases that are held go on until they end."""
         self._fanout.close()
@@ -380,14 +376,7 @@ class Redlock:
             raise
         return held
 
-    def give_back(
-        self,
-        held: HeldLock,
-        *,
-        keep: float = 0.0,
-        marker: Marker | None = None,
-        hurry: bool = True,
-    ) -> None:
+    def give_back(self, held: HeldLock, *, keep: float = 0.0, marker: Marker | None = None) -> None:
         """
         Release *held* on all nodes without waiting for their answers. Never fails.
 
@@ -395,16 +384,13 @@ class Redlock:
             held: From `take`.
             keep: Let the key stand for so much longer instead [s].
             marker: To be set in the same step.
-            hurry: Whether to send it now, or along with the next request of this process, within
-                milliseconds: for who is likely to ask for another lock at once.
         """
         self._watchdog.unwatch(held)
         lost = held.lost_reason or ""
         held.released()
-        request = requests.release_request(
-            self.rules, held.name, held.token, keep=keep, marker=marker
+        self._driver.tell(
+            requests.release_request(self.rules, held.name, held.token, keep=keep, marker=marker)
         )
-        (self._driver.tell if hurry else self._driver.tell_soon)(request)
         self._tell_release(held.lease, held.held_for, lost)
 
     def release_for(

@@ -373,21 +373,11 @@ class Execution:
                 return
             keep = left_of(self.options.min_hold, held.since)
             try:
-                self._plugin.locks.give_back(held, keep=keep, marker=marker, hurry=self._hurries)
+                self._plugin.locks.give_back(held, keep=keep, marker=marker)
             except Exception:  # the lease ends by itself; the task's own outcome stands
                 logger.exception(
                     "Releasing lock %r failed; it ends within %g s", held.name, held.ttl
                 )
-
-    @property
-    def _hurries(self) -> bool:
-        """
-        Whether the release may not wait for the next task to ask for its lock.
-
-        A worker that dies in these milliseconds leaves the lock to its TTL. Where the broker has
-        the message until the end, it would also leave nobody who knows that this has run.
-        """
-        return bool(self.task.acks_late or self.request.is_eager)
 
     def _marker(self) -> Marker | None:
         """

@@ -34,7 +34,7 @@ class ScriptedLocks:
         until = clock.now() + 100
         return HeldLock(Lease(wanted.name, "t" * 40, 1, wanted.ttl, until, 0.0), on_lost)
 
-    def give_back(self, held, *, keep=0.0, marker=None, hurry=True):
+    def give_back(self, held, *, keep=0.0, marker=None):
         """Note what is released."""
         self.released.append((held.name, marker))
 
