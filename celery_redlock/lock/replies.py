@@ -3,7 +3,8 @@ The replies that a connection has for us by now, read without waiting for more.
 
 Where hiredis parses them, they are taken from it directly: redis-py's layers above it take several
 times as long as the reply does, and learn that there is no more by an error from the socket. TLS
-may hold back bytes that no selector tells of, so there redis-py reads.
+may hold back bytes that no selector tells of, and RESP3 may bring what is no reply, so there
+redis-py reads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["Replies", "replies_of"]
 Replies = Callable[[], Iterator[Any]]
 
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-#: Bytes per look at a socket; if there is more, it stays readable.
+#: Bytes that are taken at a time [counted].
 SIZE = 16384
 
 
@@ -40,7 +41,8 @@ def replies_of(connection: AbstractConnection, owed: Sized) -> Replies:
     inner = cast("Any", connection)  # redis-py has no public way to either
     sock, parser = inner._sock, inner._parser  # noqa: SLF001
     reader = getattr(parser, "_reader", None)  # hiredis's
-    if reader is None or isinstance(sock, ssl.SSLSocket):
+    is_plain = str(inner.protocol) == "2" and not isinstance(sock, ssl.SSLSocket)
+    if reader is None or reader.has_data() or not is_plain:
         return by_parser(parser, owed)
     return by_hiredis(sock, reader)
 
@@ -68,17 +70,20 @@ def by_hiredis(sock: socket.socket, reader: Any) -> Replies:
     nothing = reader.gets(False)  # False: bytes stay bytes
 
     def replies() -> Iterator[Any]:
-        try:
-            data = sock.recv(SIZE)
-        except BlockingIOError:
-            return
-        if not data:
-            msg = "Connection closed by server."
-            raise Lost(msg)
-        reader.feed(data)
-        while (reply := reader.gets(False)) is not nothing:
-            if isinstance(reply, Lost):  # a server that is loading its data, for example
-                raise reply
-            yield reply
+        is_more = True
+        while is_more:
+            try:
+                data = sock.recv(SIZE)
+            except BlockingIOError:
+                return
+            if not data:
+                msg = "Connection closed by server."
+                raise Lost(msg)
+            is_more = len(data) == SIZE
+            reader.feed(data)
+            while (reply := reader.gets(False)) is not nothing:
+                if isinstance(reply, Lost):  # a server that is loading its data, for example
+                    raise reply
+                yield reply
 
     return replies

@@ -115,7 +115,7 @@ def test_the_quorum_is_over_the_configured_nodes(
 ):
     """Parted clients cannot both have a lock, unless they count the nodes they reach."""
     if not on:
-        for module in (votes, rounds, node):
+        for module in (votes, rounds, call):
             monkeypatch.setattr(module, "quorum", lambda reached: 2)
     servers = redis_nodes(5)
     parted = []
