@@ -25,7 +25,7 @@ import redis
 import celery_redlock
 from celery_redlock import events
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable
-from celery_redlock.lock import clock, held, node, requests, rounds, survey, votes
+from celery_redlock.lock import call, clock, held, node, requests, rounds, survey, votes
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
