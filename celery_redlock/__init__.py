@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from celery_redlock.errors import (
-    ConfigurationError,
-    DuplicateTask,
-    LockKeyError,
-    LockLost,
-    LockNotAcquired,
-    LockTaken,
-    QuorumUnavailable,
-    RedlockError,
-)
-from celery_redlock.lock.held import HeldLock
-from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
-from celery_redlock.task.base import RedlockTask
-from celery_redlock.task.current import current_lock
-from celery_redlock.task.policies import Fail, Reschedule, Retry, RunUnlocked, Skip
-from celery_redlock.task.refused import Skipped
-from celery_redlock.task.result import UniqueResult
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from celery_redlock.errors import (
+        ConfigurationError,
+        DuplicateTask,
+        LockKeyError,
+        LockLost,
+        LockNotAcquired,
+        LockTaken,
+        QuorumUnavailable,
+        RedlockError,
+    )
+    from celery_redlock.lock.held import HeldLock
+    from celery_redlock.lock.lease import Lease
+    from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+    from celery_redlock.task.base import RedlockTask
+    from celery_redlock.task.current import current_lock
+    from celery_redlock.task.policies import Fail, Reschedule, Retry, RunUnlocked, Skip
+    from celery_redlock.task.refused import Skipped
+    from celery_redlock.task.result import UniqueResult
 
 __all__ = [
     "ConfigurationError",
@@ -46,3 +50,44 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+#: Module -> the public names that are in it.
+_HOMES = {
+    "errors": (
+        "ConfigurationError",
+        "DuplicateTask",
+        "LockKeyError",
+        "LockLost",
+        "LockNotAcquired",
+        "LockTaken",
+        "QuorumUnavailable",
+        "RedlockError",
+    ),
+    "lock.held": ("HeldLock",),
+    "lock.lease": ("Lease",),
+    "lock.redlock": ("Redlock", "ReleaseOutcome"),
+    "task.base": ("RedlockTask",),
+    "task.current": ("current_lock",),
+    "task.policies": ("Fail", "Reschedule", "Retry", "RunUnlocked", "Skip"),
+    "task.refused": ("Skipped",),
+    "task.result": ("UniqueResult",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+#: What may be had without an import of its own.
+_ROOMS = ("deferral", "errors", "events", "lock", "observers", "plugin", "settings", "task")
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> object:
+        """Import what has this name when it is first wanted, as the package `celery` does."""
+        if name in _HOME_OF:
+            found = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+            globals()[name] = found
+            return found
+        if name in _ROOMS:
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        """Return all names, wanted before or not."""
+        return sorted({*globals(), *__all__, *_ROOMS})

@@ -135,12 +135,7 @@ class Plugin:
                 tell(observer, event)
 
     def flush(self) -> None:
-        """Have locks and observers let go of what they have gathered; never fails."""
-        if self._locks is not None:
-            try:
-                self._locks.flush()
-            except Exception:  # the end of a process must go on
-                logger.exception("The last releases of this process could not be sent")
+        """Have observers let go of what they have gathered; never fails."""
         for observer in self._observers or ():
             if isinstance(observer, JournalObserver):
                 try:
@@ -343,6 +338,13 @@ def _after_task(task: Any = None, state: str | None = None, **_: Any) -> None:
     execution = getattr(task.request, "_redlock", None)
     if execution is not None:
         execution.stored(state)
+
+
+@signals.worker_process_init.connect(weak=False)
+def _before_tasks(**_: Any) -> None:
+    """Import what a first lock needs before a task's time runs; a child that was forked has it."""
+    if _plugins and not locking.disabled:
+        import celery_redlock.lock.redlock  # noqa: F401, PLC0415  imports redis
 
 
 @signals.worker_process_shutdown.connect(weak=False)

@@ -4,30 +4,16 @@ What a worker tells over Celery's remote control: its locks, and how it sees the
     celery -A shop inspect redlock_locks
     celery -A shop inspect redlock_nodes
 
-Runs in the event loop of the worker's own process. The nodes are those that `NodeWatch` saw at
-its last look. Locks of children are not known here; the nodes are asked for the names of the tasks
-that run, in one round, which takes no longer than ``redlock_node_timeout``.
+Every start of ``celery`` imports this, for `celery inspect` to know them; what answers is in
+`celery_redlock.ops.inspected`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import bootsteps
 from celery.worker.control import inspect_command
-from celery.worker.state import active_requests
-
-from celery_redlock.errors import RedlockError
-from celery_redlock.lock.held import HeldLock
-from celery_redlock.lock.lease import quorum
-from celery_redlock.plugin import Plugin, locking, plugin_for
-from celery_redlock.task.forced_ends import RedlockRequest
-
-if TYPE_CHECKING:
-    from celery_redlock.lock.redlock import NodeView
 
 __all__ = ["AnswerInspect"]
 
@@ -39,113 +25,14 @@ class AnswerInspect(bootsteps.Step):
 @inspect_command()
 def redlock_locks(state: Any) -> dict[str, Any]:
     """Locks that this worker holds, with renewals and margin."""
-    plugin = plugin_for(state.app)
-    if locking.disabled:
-        return {"locks": [], "note": "locks are disabled in this process"}
-    try:
-        if plugin.has_children:
-            return {"locks": held_by_children(plugin, active_requests)}
-        return {"locks": [in_hand(held) for held in plugin.locks.held]}
-    except RedlockError as error:
-        return {"locks": [], "error": str(error)}
+    from celery_redlock.ops import inspected  # noqa: PLC0415  not for every start of `celery`
+
+    return inspected.locks_of(state.app)
 
 
 @inspect_command()
 def redlock_nodes(state: Any) -> dict[str, Any]:
     """How this worker sees the lock nodes."""
-    watch = plugin_for(state.app).node_watch
-    return {"nodes": [] if watch is None else [asdict(node) for node in watch.seen]}
+    from celery_redlock.ops import inspected  # noqa: PLC0415  not for every start of `celery`
 
-
-def in_hand(held: HeldLock) -> dict[str, Any]:
-    """Return what is told of a lock that this process holds; no token."""
-    info = held.lease.info
-    return {
-        "name": held.name,
-        **told(info),
-        "fence": held.fence,
-        "age": max(0.0, time.time() - held.since),
-        "ttl": held.ttl,
-        "left": held.remaining(),
-        "renewals": held.renewals,
-        "margin": round(held.lease.margin, 3) if held.renewals else None,
-        "lost": held.lost_reason,
-        "unknown": False,
-    }
-
-
-def told(info: dict[str, Any]) -> dict[str, Any]:
-    """Return who holds a lock."""
-    return {field: info.get(field) for field in ("task", "task_id", "execution", "pid")}
-
-
-def held_by_children(plugin: Plugin, requests: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return what the nodes tell of the locks of *requests* that run in children."""
-    named = []
-    for request in list(requests):
-        if isinstance(request, RedlockRequest):
-            task: Any = request.task
-            try:
-                named.append((request, task.lock_name(request.args, request.kwargs)))
-            except RedlockError:  # then it holds none
-                continue
-    views = plugin.locks.inspect_all([name for _, name in named]) if named else []
-    total = len(plugin.locks.labels)
-    found = [
-        of_child(request, name, of, total) for (request, name), of in zip(named, views, strict=True)
-    ]
-    return [lock for lock in found if lock is not None]
-
-
-def of_child(
-    request: Any, name: str, views: Sequence[NodeView], total: int
-) -> dict[str, Any] | None:
-    """
-    Return what *views* tell of the lock *name* if it is *request*'s, and None if it is not.
-
-    Args:
-        request: Of a task that runs.
-        name: Of its lock.
-        views: Of the nodes that were asked.
-        total: How many nodes there are.
-    """
-    ours = [view for view in views if request.is_owner(view.holder)]
-    if len(ours) < quorum(total):
-        silent = total - sum(1 for view in views if not view.problem)
-        return of_unknown(request, name) if len(ours) + silent >= quorum(total) else None
-    info = max((view.holder for view in ours), key=lambda holder: holder.get("renewals", 0))
-    since = info.get("since", time.time())
-    return {
-        "name": name,
-        **told(info),
-        "fence": max(view.fence for view in ours) or None,
-        "age": max(0.0, time.time() - since),
-        "ttl": ttl_of(request.task),
-        "left": sorted(view.ttl for view in ours)[len(ours) - quorum(total)],
-        "renewals": info.get("renewals", 0),
-        "margin": info.get("margin"),
-        "lost": None,
-        "unknown": False,
-    }
-
-
-def ttl_of(task: Any) -> float:
-    """Return the TTL of the lock of *task* [s]."""
-    ttl: float = task._lock_options(plugin_for(task.app)).ttl  # noqa: SLF001  one of ours
-    return ttl
-
-
-def of_unknown(request: Any, name: str) -> dict[str, Any]:
-    """Return what is told of the lock *name* of *request* where too few nodes could tell."""
-    who = {"task": request.name, "task_id": request.id, "execution": None}
-    nothing = dict.fromkeys(("left", "renewals", "margin", "lost"))
-    return {
-        "name": name,
-        **who,
-        "pid": request.worker_pid,
-        "fence": None,
-        "age": None,
-        "ttl": ttl_of(request.task),
-        **nothing,
-        "unknown": True,
-    }
+    return inspected.nodes_of(state.app)

@@ -758,7 +758,6 @@ def test_starting_celery_loads_none_of_it(line):
     assert ours == [
         "celery_redlock.ops",
         "celery_redlock.ops.cli",
-        "celery_redlock.ops.cli.command",
         "celery_redlock.ops.cli.group",
         "celery_redlock.ops.control",
     ]

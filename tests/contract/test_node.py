@@ -22,8 +22,9 @@ from celery_redlock.errors import ConfigurationError, LockTaken, QuorumUnavailab
 from celery_redlock.lock import clock, guard, requests, survey
 from celery_redlock.lock import node as node_module
 from celery_redlock.lock.address import address_of
+from celery_redlock.lock.call import Call
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.node import Call, Gone, Node
+from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rules import Rules

@@ -26,8 +26,8 @@ from itertools import combinations
 from typing import Any
 
 from celery_redlock.errors import LockNotAcquired
+from celery_redlock.lock.call import Call
 from celery_redlock.lock.lease import Lease, renew_at
-from celery_redlock.lock.node import Call
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Request, release_request
 from celery_redlock.lock.rounds import Ask, Client, Pause, Tell, Wanted, acquire

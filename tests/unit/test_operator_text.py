@@ -15,7 +15,7 @@ import pytest
 from celery_redlock.lock.look import HolderSeen, NodeLook
 from celery_redlock.lock.redlock import NodeView
 from celery_redlock.lock.survey import NodeStatus
-from celery_redlock.ops import control
+from celery_redlock.ops import inspected
 from celery_redlock.ops.cli.release import outcome, why_not
 from celery_redlock.ops.listing import age_of, in_words
 from celery_redlock.ops.screen import Progress, Stop, colour
@@ -187,12 +187,12 @@ def view(token="", problem=""):
 )
 def test_a_lock_of_a_child_that_nobody_can_tell_of_is_listed(monkeypatch, views, unknown):
     """As unknown, with the same keys as one that is known."""
-    monkeypatch.setattr(control, "ttl_of", lambda _task: 3.0)
-    told = control.of_child(Request(), "name", views, 3)
+    monkeypatch.setattr(inspected, "ttl_of", lambda _task: 3.0)
+    told = inspected.of_child(Request(), "name", views, 3)
     if unknown is None:
         assert told is None
         return
-    known = control.of_child(Request(), "name", [view("ours")] * 3, 3)
+    known = inspected.of_child(Request(), "name", [view("ours")] * 3, 3)
     assert set(told) == set(known)
     assert told["unknown"] is unknown
     if unknown:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.events import LockUnavailable
+from celery_redlock.lock.call import Call
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.lease import fence_proposal, quorum
-from celery_redlock.lock.node import Call
 from celery_redlock.lock.queued import (
     AS_IT_IS,
     OVER,

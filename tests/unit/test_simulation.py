@@ -17,8 +17,8 @@ from dataclasses import replace
 import pytest
 
 from celery_redlock.lock import renewal, rounds
+from celery_redlock.lock.call import Call
 from celery_redlock.lock.lease import Lease, quorum, valid_until
-from celery_redlock.lock.node import Call
 from celery_redlock.lock.rounds import Ask, Pause
 from celery_redlock.lock.scripts import ACQUIRE, RELEASE, RENEW, Keys
 from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge

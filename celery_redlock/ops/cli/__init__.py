@@ -9,7 +9,6 @@ an argument of a task, or more of a token than its public part. `group` has the 
 
 from __future__ import annotations
 
-from celery_redlock.ops.cli.command import SettingsError, settings_of
 from celery_redlock.ops.cli.group import redlock
 
-__all__ = ["SettingsError", "redlock", "settings_of"]
+__all__ = ["redlock"]

@@ -11,6 +11,7 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.ops.cli.command import SettingsError, settings_of
 
 if TYPE_CHECKING:
     from celery_redlock.ops.web.guard import Door
@@ -69,9 +70,6 @@ def web_command(context: click.Context, *, host: str, port: int, names: tuple[st
 
     Needs the extra "web": pip install 'celery-redlock[web]'.
     """
-    # The group that this command is added to; it imports us.
-    from celery_redlock.ops.cli import SettingsError, settings_of  # noqa: PLC0415
-
     check_extra()
     app = context.obj.app
     try:
