@@ -26,6 +26,7 @@ checked.
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
 import socket
@@ -42,6 +43,8 @@ from benchmarks.lock_peers import PEERS, TTL, cycle_of
 from benchmarks.measure import Candidate, Target, alternate, nothing, table, verdicts
 from benchmarks.record import Plot, Record, Series, Table, Verdict
 from celery_redlock import Lease, Redlock
+from celery_redlock.lock.call import Call
+from celery_redlock.lock.requests import acquire_request, release_request
 from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.servers import HOST, Server, servers
 from support.proxy import Link, proxied
@@ -158,7 +161,7 @@ def on_loopback(stack: ExitStack) -> list[Candidate]:
     for one in locks.values():
         stack.callback(one.close)
     ours = [Candidate(f"celery-redlock, {size_of(n)}", our_cycle(locks[n])) for n in SIZES]
-    return [*peers(urls), *ours, *left_to_the_scheduler(stack)]
+    return [*peers(urls), *ours, floor(locks[5]), *left_to_the_scheduler(stack)]
 
 
 def left_to_the_scheduler(stack: ExitStack) -> list[Candidate]:
@@ -295,7 +298,37 @@ def behind_a_network(links: Sequence[Link], round_trip: float) -> list[Candidate
         ),
         Candidate(TRIP, redis.Redis.from_url(urls[0]).ping),
         quorum_of_pings(links),
+        floor(locks),
     ]
+
+
+def floor(locks: Redlock) -> Candidate:
+    """
+    Return the least that a cycle can cost here: the bytes of ours, packed before, by bare sockets.
+
+    That is the round trip and the servers' time, without tokens, deadlines, errors and threads.
+    """
+    lease, nodes = locks.acquire("floor"), locks._fanout.nodes  # noqa: SLF001
+    acquire = Call(acquire_request(locks.rules, lease, None), len(nodes), None).packed
+    release = Call(release_request(locks.rules, lease.name, lease.token), len(nodes), None).packed
+    asked = [(socket.create_connection(n.sock.getpeername()), acquire + n._boot) for n in nodes]  # noqa: SLF001
+    selector, answers = selectors.DefaultSelector(), dict.fromkeys((one for one, _ in asked), 0)
+    for one in answers:
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as redis-py does
+        selector.register(one, selectors.EVENT_READ)
+    granted = itertools.count(1, 2)  # the answers of a node by then: one to each request before
+
+    def cycle() -> None:
+        enough = next(granted)
+        for one, data in asked:
+            one.send(data)
+        while sum(count >= enough for count in answers.values()) <= len(asked) // 2:
+            for key, _ in selector.select():
+                answers[key.fileobj] += key.fileobj.recv(4096).count(b"*")  # type: ignore[index,union-attr]
+        for one in answers:
+            one.send(release)
+
+    return Candidate(f"the floor: the same bytes by bare sockets, {len(nodes)} nodes", cycle)
 
 
 def quorum_of_pings(links: Sequence[Link]) -> Candidate:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("benchmark", "rows", "targets"),
     [
-        ("lock_cycle", 61, 11),
+        ("lock_cycle", 66, 11),
         ("contention", 48, 0),
         ("publish", 15, 4),
         ("throughput", 18, 6),

@@ -1,12 +1,21 @@
-"""Notes that are in no hurry go along with whatever is sent to a node next."""
+"""Notes that are in no hurry go along with whatever is sent to a node next; releases never do."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
 import redis
 
+import celery_redlock
 from celery_redlock import Redlock
 from celery_redlock.lock.queued import Duplicate, Placed, Trigger, end_request
+from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.survey import bootstrap
 from support.waiting import eventually
 
@@ -73,4 +82,130 @@ def test_what_a_forgetful_node_stored_of_a_duplicate_is_ended_with_the_next_publ
         assert isinstance(locks.queued.enqueue(TRIGGER), Duplicate)
     locks.queued.end("n", placed.token, "over", wait=True)
     locks.inspect("n")
+    assert tokens(nodes) == [None] * 3
+
+
+# -- releases, which wait for nobody -------------------------------------------------------
+
+
+def standing(nodes):
+    """Return the names of the locks on any node."""
+    found = set()
+    for node in nodes:
+        with redis.Redis.from_url(node.url) as client:
+            found |= set(client.keys("redlock:lock:*"))
+    return found
+
+
+def wait_until_free(nodes):
+    """Wait until no lock is left, less long than a lease would last."""
+    eventually(lambda: not standing(nodes), "release of all locks", timeout=5)
+
+
+def test_a_release_needs_no_company(locks, nodes):
+    """What is given back is free although this process asks for nothing more."""
+    held = locks.take(Wanted("n", 20.0))
+    assert standing(nodes)
+    locks.give_back(held)
+    wait_until_free(nodes)
+
+
+def test_what_waits_for_company_is_before_what_comes(locks, nodes):
+    """A release takes along what was there before it, on every node."""
+    placed = locks.queued.enqueue(TRIGGER)
+    held = locks.take(Wanted("n", 20.0))
+    end = end_request(locks.rules, "n", placed.token, "over", 0.0)
+    locks.queued._driver.tell(end, hurry=False)
+    locks.give_back(held)
+    wait_until_free(nodes)
+    assert tokens(nodes) == [None] * 3
+
+
+def test_a_crowd_of_releases_at_once_leaves_nothing(locks, nodes):
+    """A hundred threads give back together, and none of their locks is left to its lease."""
+    crowd = [locks.take(Wanted(f"n{number}", 20.0)) for number in range(100)]
+    begin = threading.Barrier(len(crowd))
+
+    def give_back(held):
+        begin.wait(10)
+        locks.give_back(held)
+
+    threads = [threading.Thread(target=give_back, args=(held,)) for held in crowd]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_until_free(nodes)
+
+
+def test_who_takes_it_again_at_once_keeps_nobody_out(locks, nodes):
+    """
+    A lock that one process takes again and again is granted to another that waits.
+
+    A release and the next request in one write would be carried out in one go: nobody else
+    could ever come in between.
+    """
+    others = Redlock.from_urls([node.url for node in nodes], node_timeout=0.5)
+    others.check()
+    is_over, turns = threading.Event(), []
+
+    def run_tasks():
+        while not is_over.is_set():
+            held = locks.take(Wanted("n", 20.0, wait=60.0))
+            time.sleep(0.001)
+            locks.give_back(held)
+            turns.append(held.fence)
+            time.sleep(0.002)
+
+    busy = threading.Thread(target=run_tasks)
+    busy.start()
+    try:
+        for _ in range(3):
+            seen = len(turns)
+            eventually(lambda: len(turns) > seen, "turn of the busy one")  # noqa: B023  called here
+            others.give_back(others.take(Wanted("n", 20.0, wait=15.0)))
+    finally:
+        is_over.set()
+        busy.join()
+        others.close()
+    assert len(turns) > 3
+
+
+@pytest.mark.parametrize("end", ["locks.close()", "sys.exit()", "os._exit(0)", "os.kill(mine, 9)"])
+def test_the_end_of_a_process_takes_no_release_with_it(nodes, locks, end):
+    """However a process ends after it gave back, its lock is free."""
+    source = f"""
+import os, sys
+from celery_redlock import Redlock
+from celery_redlock.lock.rounds import Wanted
+mine, locks = os.getpid(), Redlock.from_urls(sys.argv[1:], node_timeout=0.5)
+locks.give_back(locks.take(Wanted("n", 20.0)))
+{end}
+"""
+    path = [str(Path(celery_redlock.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    urls = [node.url for node in nodes]
+    subprocess.run(
+        [sys.executable, "-c", source, *urls],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        timeout=60,
+        check="kill" not in end,
+    )
+    wait_until_free(nodes)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_what_waits_for_company_is_not_a_childs_to_send(locks, nodes):
+    """A child that was forked starts from nothing; the note is still its parent's."""
+    placed = locks.queued.enqueue(TRIGGER)
+    end = end_request(locks.rules, "n", placed.token, "over", 0.0)
+    locks.queued._driver.tell(end, hurry=False)
+    child = os.fork()
+    if not child:
+        try:
+            locks.inspect("other")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert tokens(nodes) == [placed.token] * 3
+    locks.inspect("other")
     assert tokens(nodes) == [None] * 3
