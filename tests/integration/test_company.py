@@ -194,6 +194,7 @@ locks.give_back(locks.take(Wanted("n", 20.0)))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # that is the point
 def test_what_waits_for_company_is_not_a_childs_to_send(locks, nodes):
     """A child that was forked starts from nothing; the note is still its parent's."""
     placed = locks.queued.enqueue(TRIGGER)
