@@ -178,9 +178,13 @@ class Fanout:
     def tell_later(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
         """Send *call*, a note, along with whatever is sent next; that is a write less."""
         with self._mutex:
-            for node in self.nodes:
-                if node.position not in skip:
+            told = [node for node in self.nodes if node.position not in skip]
+            if any(node.is_crowded for node in told):
+                self._send([call], skip)  # and what waits along with it
+            else:
+                for node in told:
                     node.take_along(call, clock.now())
+        self.publish()
 
     def settle(self) -> None:
         """

@@ -155,6 +155,11 @@ class Node:
         if len(self._along) > LONGEST_COMPANY:
             self._keep(*self._along.popleft())
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether as many notes wait for a request as may, though they could be sent."""
+        return self.connection is not None and len(self._along) >= LONGEST_COMPANY
+
     def _with_company(self, calls: Sequence[Call]) -> Sequence[Call]:
         """Return *calls* and, before them, the notes that have waited for company."""
         notes, self._along = [call for call, _ in self._along], deque()

@@ -61,6 +61,15 @@ def test_a_note_in_no_hurry_goes_with_the_next_request(locks, nodes):
     assert tokens(nodes) == [placed.token, None, None]
 
 
+def test_a_crowd_of_notes_in_no_hurry_waits_for_nothing(locks, nodes):
+    """More than wait together are sent, the oldest first, and none is left for a connection."""
+    for number in range(40):
+        end = end_request(locks.rules, f"n{number}", "t" * 40, "over", 0.0)
+        locks.queued._driver.tell(end, hurry=False)
+    locks.inspect("n")
+    assert not any(node._undelivered or node._along for node in locks._fanout.nodes)
+
+
 def test_a_note_in_no_hurry_outlives_its_connection(locks, nodes):
     """The node hung up before there was anything to go along with: the next connection takes it."""
     placed = locks.queued.enqueue(TRIGGER)
