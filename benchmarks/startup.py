@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import measure
@@ -39,6 +39,8 @@ IMPORTS = {
     f"{TASK}; from celery_redlock import RedlockTask": TASK,
     f"{TASK}; import redis": TASK,
 }
+#: What they are called where there is little room, in the same order.
+SHORT = ("celery", "+ celery_redlock", "Celery, Task", "+ RedlockTask", "+ redis")
 #: How much longer the second import of the target may take than the first [ms].
 MOST_MORE = 30.0
 #: Tells how long *what* takes; nothing else is imported that celery could share.
@@ -157,12 +159,12 @@ def beside_plain(found: Times) -> dict[str, str]:
     return {name: name.replace(LOCKED, PLAIN) for name in found if LOCKED in name}
 
 
-def bars(label: str, found: Times, names: Iterable[str]) -> Series:
-    """Return medians with lowest and highest [ms]."""
+def bars(label: str, found: Times, called: dict[str, str]) -> Series:
+    """Return medians with lowest and highest [ms] of those that are *called* something."""
     points = []
-    for name in names:
+    for name, short in called.items():
         times = [1e3 * one for one in found[name]]
-        points.append((name.partition(",")[0], statistics.median(times), min(times), max(times)))
+        points.append((short, statistics.median(times), min(times), max(times)))
     return Series(label, tuple(points))
 
 
@@ -195,13 +197,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def pictures(inside: Times, whole: Times, first: Times, ready: Times) -> Iterator[Plot]:
     """Yield imports, and first tasks and workers without a lock and with one."""
-    both = (bars("import", inside, IMPORTS), bars("whole process", whole, IMPORTS))
+    short = dict(zip(IMPORTS, SHORT, strict=True))
+    both = (bars("import", inside, short), bars("whole process", whole, short))
     yield Plot("imports", "Imports", "Program", "Time [ms]", both, bars=True)
     for name, title, found in (
         ("first_task", "The first task of a process", first),
         ("worker_start", "Worker, from exec to ready", ready),
     ):
-        sides = [bars(side, found, [n for n in found if side in n]) for side in (PLAIN, LOCKED)]
+        short = {one: one.partition(",")[0] for one in found}
+        sides = [
+            bars(side, found, {one: x for one, x in short.items() if side in one})
+            for side in (PLAIN, LOCKED)
+        ]
         yield Plot(name, title, "", "Time [ms]", tuple(sides), bars=True)
 
 
