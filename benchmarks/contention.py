@@ -95,7 +95,7 @@ def client(library: str, urls: Sequence[str], pause: float, parent: Connection) 
     warm_up()
     parent.send("ready")
     begin, end = parent.recv()
-    time.sleep(max(0.0, begin - time.monotonic()))
+    time.sleep(max(0.0, begin - time.monotonic()))  # all begin at one moment
     parent.send(grants_until(end, take, library, pause))
 
 
@@ -107,10 +107,10 @@ def grants_until(end: float, take: Take, name: str, pause: float) -> list[Grant]
         granted = time.monotonic()
         if release is None:
             break
-        time.sleep(HOLD)
+        time.sleep(HOLD)  # stands for what the lock is held for
         grants.append((granted, time.monotonic(), asked))
         release()
-        time.sleep(pause)
+        time.sleep(pause)  # and for what is done without it
     return grants
 
 

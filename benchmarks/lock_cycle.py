@@ -215,7 +215,7 @@ class Farm:
         deadline = time.monotonic() + LONGEST_RECOVERY
         while any(node.state != "up" for node in self.locks.probe()):
             assert time.monotonic() < deadline, f"not all are up: {self.locks.probe()}"
-            time.sleep(0.005)
+            time.sleep(0.005)  # the nodes share the machine: they need it more than we do
 
     def candidate(self, fault: str) -> Candidate:
         """Return our cycle where *fault* happens anew for every turn."""

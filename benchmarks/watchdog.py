@@ -175,7 +175,7 @@ def hold(urls: Sequence[str], load: Load) -> Found:
     take_all(locks, load, leases)
     noted.count = 0
     busy, spent, began = cpu_of(urls), time.process_time(), time.perf_counter()
-    time.sleep(PERIODS * load.period)
+    time.sleep(PERIODS * load.period)  # all that this process spends is the watchdog's
     spent, took = time.process_time() - spent, time.perf_counter() - began
     busy = cpu_of(urls) - busy
     memory, counted = resident() - memory, allocated() - counted
@@ -202,10 +202,10 @@ def warm_up(urls: Sequence[str], locks: Redlock) -> None:
     some = [
         locks.take(Wanted(f"{os.getpid()} warm-up {n}", WARM_UP_TTL, 1.0)) for n in range(WARM_UP)
     ]
-    time.sleep(WARM_UP_TTL / 2)
+    time.sleep(WARM_UP_TTL / 2)  # past a third of the lease: each is renewed
     for held in some:
         locks.give_back(held)
-    time.sleep(WARM_UP_TTL / 2)
+    time.sleep(WARM_UP_TTL / 2)  # past the next renewal, for the watchdog to let go of them
 
 
 def take_all(locks: Redlock, load: Load, leases: list[HeldLock]) -> None:

@@ -106,6 +106,6 @@ class Looking(selectors.SelectSelector):
             left = until - clock.now()
             if left <= 0:
                 break
-            time.sleep(min(pause, left))
+            time.sleep(min(pause, left))  # in green threads this lets the others run
             pause = min(2 * pause, LONGEST_PAUSE)
         return ready

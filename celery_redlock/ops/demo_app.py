@@ -53,7 +53,7 @@ protected: type[Task[..., Any]] = Task if os.environ.get(WITHOUT_LOCKS) else Red
 def bill(invoice: int, seconds: float) -> str:
     """Bill an invoice, which takes so many *seconds* and must not be done twice at once."""
     with BodyRecord(record, f"invoice {invoice}", fence()):
-        time.sleep(seconds)
+        time.sleep(seconds)  # stands for the work
     return "billed"
 
 
@@ -63,7 +63,7 @@ def count_stock(seconds: float) -> str:
     until = time.monotonic() + seconds
     with BodyRecord(record, "stock", fence()) as body:
         while time.monotonic() < until:
-            time.sleep(TICK)
+            time.sleep(TICK)  # stands for a piece of the work
             if protected is RedlockTask:
                 current_lock().ensure_held()
                 body.write("tick", renewals=current_lock().renewals)

@@ -125,7 +125,7 @@ class Stage:
                 if time.monotonic() > deadline:
                     return False
                 progress.tell(line())
-                time.sleep(GLANCE)
+                time.sleep(GLANCE)  # as often as a reader can see the line change
         return True
 
     def finish(self, orders: Sequence[Order], *jobs: str, longest: float = 15.0) -> Tally:

@@ -99,7 +99,7 @@ class Stop:
         """Wait, but not after the user has asked for the end."""
         deadline = time.monotonic() + seconds
         while not self.is_wanted and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, 0.1))
+            time.sleep(min(left, 0.1))  # in pieces, to notice soon that the end is wanted
 
 
 @contextlib.contextmanager

@@ -227,7 +227,7 @@ class Server:
             if time.monotonic() > deadline:
                 self._give_up("did not answer in time")
             elif self.alive:
-                time.sleep(0.002)
+                time.sleep(0.002)  # a server starts in milliseconds, and says nothing when it has
             elif "Address already in use" in self.log():
                 self._launch_again()
             else:
