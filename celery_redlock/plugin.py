@@ -14,7 +14,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from celery import bootsteps, signals
 from kombu.utils.imports import symbol_by_name
@@ -22,13 +22,14 @@ from kombu.utils.imports import symbol_by_name
 from celery_redlock.deferral import pause, signals_undisturbing
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Event, Observer, tell
+
+# With redis, and not at the first lock: a fork meanwhile would leave the child half an import, and
+# the lock of its module held for ever.
+from celery_redlock.lock.redlock import Redlock
 from celery_redlock.observers import prometheus_files
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import log_event
 from celery_redlock.settings import KNOWN, PREFIX, Settings
-
-if TYPE_CHECKING:
-    from celery_redlock.lock.redlock import Redlock
 
 __all__ = ["Plugin", "first_url", "locking", "plugin_for"]
 
@@ -147,8 +148,6 @@ class Plugin:
     def locks(self) -> Redlock:
         """The locks on the app's nodes; raises ConfigurationError."""
         if self._locks is None:
-            from celery_redlock.lock.redlock import Redlock  # noqa: PLC0415  imports redis
-
             with _building:  # two of them would know nothing of each other's leases
                 if self._locks is None:
                     nodes, rules = self.settings.nodes, self.settings.rules
@@ -338,13 +337,6 @@ def _after_task(task: Any = None, state: str | None = None, **_: Any) -> None:
     execution = getattr(task.request, "_redlock", None)
     if execution is not None:
         execution.stored(state)
-
-
-@signals.worker_process_init.connect(weak=False)
-def _before_tasks(**_: Any) -> None:
-    """Import what a first lock needs before a task's time runs; a child that was forked has it."""
-    if _plugins and not locking.disabled:
-        import celery_redlock.lock.redlock  # noqa: F401, PLC0415  imports redis
 
 
 @signals.worker_process_shutdown.connect(weak=False)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.address import addresses_of
 from celery_redlock.lock.rules import Rules, number, positive
 
 __all__ = ["KNOWN", "OBSERVERS", "PREFIX", "Settings", "host_and_port", "one_of"]
@@ -92,8 +93,6 @@ class Settings:
     is_fallback: bool = False
 
     def __post_init__(self) -> None:
-        from celery_redlock.lock.address import addresses_of  # noqa: PLC0415  imports redis
-
         addresses_of(self.nodes)
         one_of("redlock_on_lock_lost", self.on_lock_lost, ("abort", "warn"))
         number("redlock_dedup_ttl", self.dedup_ttl)

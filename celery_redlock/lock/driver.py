@@ -72,11 +72,9 @@ class Driver:
         self, request: Request, skip: frozenset[int] = frozenset(), *, hurry: bool = True
     ) -> None:
         """Put *request* to the nodes, even if an interruption strikes; twice does no harm."""
-        if not hurry:
-            self._fanout.tell_later(Call(request, len(self.labels), None), skip)
-            return
+        tell = self._fanout.tell if hurry else self._fanout.tell_later
         try:
-            self._fanout.tell(Call(request, len(self.labels), None), skip)
+            tell(Call(request, len(self.labels), None), skip)
         except BaseException:
             self._fanout.tell(Call(request, len(self.labels), None), skip)
             raise

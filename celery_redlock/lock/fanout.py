@@ -179,12 +179,12 @@ class Fanout:
         """Send *call*, a note, along with whatever is sent next; that is a write less."""
         with self._mutex:
             told = [node for node in self.nodes if node.position not in skip]
-            if any(node.is_crowded for node in told):
-                self._send([call], skip)  # and what waits along with it
-            else:
+            is_crowded = any(node.is_crowded for node in told)
+            if not is_crowded:
                 for node in told:
                     node.take_along(call, clock.now())
-        self.publish()
+        if is_crowded:
+            self.tell(call, skip)  # and what waits along with it
 
     def settle(self) -> None:
         """

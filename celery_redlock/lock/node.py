@@ -158,7 +158,8 @@ class Node:
     @property
     def is_crowded(self) -> bool:
         """Whether as many notes wait for a request as may, though they could be sent."""
-        return self.connection is not None and len(self._along) >= LONGEST_COMPANY
+        is_up = self.connection is not None and self.suspect_since is None
+        return is_up and len(self._along) >= LONGEST_COMPANY
 
     def _with_company(self, calls: Sequence[Call]) -> Sequence[Call]:
         """Return *calls* and, before them, the notes that have waited for company."""

@@ -246,7 +246,7 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
         if verdict is Verdict.MARKED:
             raise MarkerStands(_marker_in(ballot))
         now = client.now()
-        took = now - attempt.started
+        took = min(now - attempt.started, client.rules.node_timeout)  # without waits to connect
         pause = _pause_after(client, verdict, ballot, tries, splits, give_up - now, took)
         if pause is None:
             raise refusal(wanted.name, ballot, client.labels)
@@ -327,7 +327,8 @@ class _Attempt:
         """Return the lease that this attempt is worth with *fence*."""
         until = valid_until(self.started, self.wanted.ttl, self.client.rules.drift_factor)
         wanted = self.wanted
-        return Lease(wanted.name, self.token, fence, wanted.ttl, until, self.since, wanted.info)
+        info = dict(wanted.info)  # ours: what the caller does to its own later is not told
+        return Lease(wanted.name, self.token, fence, wanted.ttl, until, self.since, info)
 
     def settle(self, ballot: Ballot) -> Generator[Ask, Ballot, Lease | None]:
         """

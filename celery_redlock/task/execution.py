@@ -9,7 +9,6 @@ delivered again is the same one. Every acquisition has a token of its own.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import time
@@ -89,6 +88,7 @@ class Execution:
         self._interrupt = Interrupt()
         self._outer = _current.get()
         self._held: HeldLock | None = None
+        self._options: LockOptions | None = None
         self._has_ended = self._finishing = self._is_replaced = False
         headers = None if request.is_eager or locking.disabled else request.headers
         self._queued = QueuedTask.of(headers, request.id)
@@ -98,11 +98,13 @@ class Execution:
         self._comes_in = 0.0
         request._redlock = self  # noqa: SLF001  tells a nested call, and finds us in task_postrun
 
-    @functools.cached_property
+    @property
     def options(self) -> LockOptions:
         """The options of the task; not asked for while locks are disabled."""
-        options: LockOptions = self.task._lock_options(self._plugin)  # noqa: SLF001
-        return options if self._slot is None else self._slot.adjust(options)
+        if self._options is None:
+            options: LockOptions = self.task._lock_options(self._plugin)  # noqa: SLF001
+            self._options = options if self._slot is None else self._slot.adjust(options)
+        return self._options
 
     def run(self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """

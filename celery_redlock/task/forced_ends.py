@@ -30,6 +30,7 @@ from celery.worker.request import Request
 from celery.worker.state import revoked
 
 from celery_redlock.errors import RedlockError
+from celery_redlock.lock.redlock import ReleaseOutcome
 from celery_redlock.lock.requests import Marker
 from celery_redlock.nodewatch import forks_held_off
 from celery_redlock.plugin import locking, plugin_for
@@ -292,8 +293,6 @@ class ForcedEnd:
 
     def _release(self, locks: Any, name: str, options: Any, since: float) -> None:
         """Release until a majority has answered, or the lease has ended without us."""
-        from celery_redlock.lock.redlock import ReleaseOutcome  # noqa: PLC0415  imports redis
-
         died = time.monotonic()
         while True:
             keep = left_of(options.min_hold, since)

@@ -46,7 +46,6 @@ except ConfigurationError as error:
 else:
     raise SystemExit("taken as they are")
 """
-A_WORKERS_CHILD_STARTS = "from celery import signals; signals.worker_process_init.send(None)"
 
 
 def loaded_by(*programs):
@@ -78,19 +77,25 @@ def test_the_package_brings_nothing_along():
     assert {name for name in modules if name.startswith("celery_redlock")} == {"celery_redlock"}
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        pytest.param(APP, id="declared"),
-        pytest.param(f"{APP}bill.delay(1)", id="published"),
-        pytest.param("import celery_redlock.ops.control", id="known to celery inspect"),
-    ],
-)
-def test_who_takes_no_lock_imports_no_redis(program):
-    """A process that declares tasks, and publishes to another broker; the command line."""
-    plain = program.replace("celery_redlock", "celery").replace("RedlockTask", "Task")
-    plain = plain.replace("celery.ops.control", "celery.worker.control")
-    assert slow_ones(loaded_by(program) - loaded_by(plain)) == set()
+def test_who_only_answers_celery_inspect_imports_no_redis():
+    """Every worker loads the commands, and so does the command line."""
+    mine, celerys = "import celery_redlock.ops.control", "import celery.worker.control"
+    assert slow_ones(loaded_by(mine) - loaded_by(celerys)) == set()
+
+
+@pytest.mark.parametrize("use", ["", "bill.delay(1)"], ids=["declared", "published"])
+def test_a_task_brings_redis_and_no_more(use):
+    """Its publisher needs neither a worker's modules nor extras."""
+    plain = APP.replace("celery_redlock", "celery").replace("RedlockTask", "Task")
+    more = loaded_by(APP, use) - loaded_by(plain, use, "import redis")
+    assert slow_ones(more) == set()
+
+
+def test_a_first_lock_imports_nothing():
+    """A fork in another thread meanwhile would leave the child with half an import, for ever."""
+    first = "from celery_redlock.plugin import plugin_for\nplugin_for(app).locks"
+    more = loaded_by(APP, first) - loaded_by(APP)
+    assert {name for name in more if name.startswith(("celery_redlock", "redis"))} == set()
 
 
 def test_the_entry_point_of_the_command_line_is_lean():
@@ -104,25 +109,7 @@ def test_the_entry_point_of_the_command_line_is_lean():
 def test_settings_are_checked_before_a_lock_is_taken():
     """By redis-py, as before: what it does not understand is no URL of a node."""
     wrong = APP.replace("redis://one:1/0", "http://one:1/0")
-    modules = loaded_by(wrong, LOOK_AT_SETTINGS)
-    assert "redis" in modules
-    assert "celery_redlock.lock.redlock" not in modules
-
-
-def test_a_child_of_a_worker_has_redis_before_its_first_task():
-    """One that was spawned, not forked; the import must not run in a task's time."""
-    assert "redis" not in loaded_by(APP)
-    assert {"redis", "celery_redlock.lock.fanout"} <= loaded_by(APP, A_WORKERS_CHILD_STARTS)
-
-
-def test_a_child_without_our_tasks_needs_no_redis():
-    """Nor does one whose locks are disabled."""
-    other = APP.replace("celery_redlock import RedlockTask", "celery import Task as RedlockTask")
-    disabled = "from celery_redlock.testing import locks_disabled\nwith locks_disabled(): "
-    known = "import celery_redlock.plugin"
-    assert "redis" not in loaded_by(known, other, A_WORKERS_CHILD_STARTS)
-    both = f"{disabled}signals.worker_process_init.send(None)"
-    assert "redis" not in loaded_by(APP, "from celery import signals", both)
+    assert "redis" in loaded_by(wrong, LOOK_AT_SETTINGS)
 
 
 # -- the names are what they were -------------------------------------------------------

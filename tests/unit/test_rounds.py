@@ -272,6 +272,14 @@ def test_the_pause_after_a_split_is_as_long_as_a_slow_round():
     assert drive.step.seconds == pytest.approx(0.02)
 
 
+def test_a_wait_to_connect_makes_no_pause_longer():
+    """What a round may take at most is what a pause may begin with."""
+    drive = Drive().vote(granted(), refused("x"), refused("y"), after=1.0)
+    while not isinstance(drive.step, Pause):
+        drive.go_on()
+    assert drive.step.seconds == pytest.approx(drive.client.rules.node_timeout)
+
+
 def test_a_split_that_resolves_is_granted():
     """The next attempt, under a fresh token, can win."""
     drive = Drive().vote(granted(), refused("x"), refused("y")).go_on_to_ask()
