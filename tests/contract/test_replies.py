@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import select
 import socket
 import ssl
@@ -303,7 +304,8 @@ def test_what_was_left_over_from_connecting_is_read(wire):
     line.connection._parser._reader.feed(b":7\r\n:8\r\n")
     line.owe(3)
     line.say(b":9\r\n")
-    assert list(replies_of(line.connection, line.owed)()) == [7, 8, 9]
+    looking = replies_of(line.connection, line.owed)()
+    assert list(itertools.islice(looking, 4)) == [7, 8, 9]
 
 
 @pytest.mark.parametrize("parser", PARSERS)

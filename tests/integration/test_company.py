@@ -70,6 +70,19 @@ def test_a_crowd_of_notes_in_no_hurry_waits_for_nothing(locks, nodes):
     assert not any(node._undelivered or node._along for node in locks._fanout.nodes)
 
 
+def test_a_node_that_hangs_makes_no_crowd_for_the_others(locks, nodes):
+    """What it cannot be sent waits; the others go on getting their notes in company."""
+    nodes[0].pause()
+    try:
+        locks.inspect("n")  # it does not answer in time
+        for number in range(40):
+            locks.journal.put({"n": number}, hurry=False)
+        waiting = [len(node._along) for node in locks._fanout.nodes]
+        assert waiting[1:] == [6, 6]  # twice as many as may wait, and the note that was one too many
+    finally:
+        nodes[0].resume()
+
+
 def test_a_note_in_no_hurry_outlives_its_connection(locks, nodes):
     """The node hung up before there was anything to go along with: the next connection takes it."""
     placed = locks.queued.enqueue(TRIGGER)

@@ -17,6 +17,7 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,25 @@ def grants(lock, name):
 
 
 # -- every protection, and what happens without it -----------------------------------------
+
+
+@protection
+def test_a_yes_whose_connection_has_died_does_not_count(five_nodes, locks, paused, monkeypatch, on):
+    """Its node may have restarted empty. Counted, it makes a majority of one node that stands."""
+    if not on:
+        monkeypatch.setattr(call.Call, "withdraw", lambda *_: None)
+    first, second, third = five_nodes[:3]
+    lock = locks([first, second, third], node_timeout=2.0)
+    lock.check()
+    before = lock._fanout.nodes[0].connection
+    paused(second, third)
+    with ThreadPoolExecutor(1) as threads, redis.Redis.from_url(first.url) as client:
+        granted = threads.submit(grants, lock, "report")
+        eventually(lambda: lock._fanout.nodes[0].latency, "the first node's yes")
+        client.client_kill_filter(_type="normal", skipme=True)
+        eventually(lambda: lock._fanout.nodes[0].connection is not before, "the end of it")
+        second.resume()
+        assert granted.result(timeout=10) is not on
 
 
 @protection

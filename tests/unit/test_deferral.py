@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from celery_redlock import deferral
 from celery_redlock.deferral import signals_deferred, signals_patient
 from support.waiting import eventually
 
@@ -64,6 +65,20 @@ def test_a_signal_is_held_until_the_end(inbox):
         assert inbox.came == []
     assert inbox.came == [SIGNAL]
     assert signal.getsignal(SIGNAL) == inbox.handle
+
+
+@pytest.mark.parametrize("number", deferral.DEFERRED)
+def test_whatever_ends_a_task_is_held(number):
+    """Control-C, a cold shutdown, and our own word that a lock is lost, like all others."""
+    came = []
+    before = signal.signal(number, lambda number, _frame: came.append(number))
+    try:
+        with signals_deferred():
+            signal.raise_signal(number)
+            assert came == []
+        assert came == [number]
+    finally:
+        signal.signal(number, before)
 
 
 def test_different_signals_are_all_held(inbox):

@@ -269,6 +269,18 @@ def test_the_heap_is_swept(take, watchdog):
 # -- many at once ------------------------------------------------------------------------
 
 
+def test_what_is_nearly_due_goes_along(take, watchdog, clock, nodes):
+    """Within a hundredth of its TTL, in the same round and not late; what is due later waits."""
+    begun, held = clock(), []
+    for number, name in enumerate("abc"):
+        clock.time = begun + 0.2 * number
+        held.append(take(name))
+    clock.time = begun + 10.0
+    assert [watchdog.tick(), watchdog.tick()] == [2, 0]
+    assert [names for _, names in nodes.asked] == [["a", "b"]]
+    assert [one.lag for one in held] == [0.0, 0.0, 0.0]
+
+
 def test_what_is_due_together_is_renewed_together(take, watchdog, clock, nodes):
     """One round for all that are due, up to a batch; the rest follows at once."""
     locks = [take(f"k{i}") for i in range(BATCH + 7)]
