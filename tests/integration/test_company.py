@@ -78,7 +78,7 @@ def test_a_node_that_hangs_makes_no_crowd_for_the_others(locks, nodes):
         for number in range(40):
             locks.journal.put({"n": number}, hurry=False)
         waiting = [len(node._along) for node in locks._fanout.nodes]
-        assert waiting[1:] == [6, 6]  # twice as many as may wait, and the note that was one too many
+        assert waiting[1:] == [6, 6]  # 17 are sent each time, the one too many along
     finally:
         nodes[0].resume()
 
