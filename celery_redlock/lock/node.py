@@ -104,7 +104,8 @@ class Node:
         boot_id = boot_marker(greeting.run_id, fingerprint)
         self._boot = b"$%d\r\n%b\r\n" % (len(boot_id), boot_id)
         self._owed.clear()
-        self._reading = None
+        if self.greeting is None or self.greeting.run_id != greeting.run_id:
+            self._reading = None  # of another process; the clock of this one we know
         self.greeting = greeting
         self.suspect_since = self.problem = None
         # redis-py has no public way to the socket of its connection.

@@ -1,0 +1,1 @@
+"""A world in which clients, nodes and the network between them misbehave, repeatably."""

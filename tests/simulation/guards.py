@@ -1,0 +1,456 @@
+"""
+Every guard of the protocol, and how to switch it off.
+
+A proof that finds nothing proves little unless it finds something when it should: each guard is
+switched off in turn, and in pairs, and some layer of the tests has to notice. A guard that is off
+is off in the library's own code, in the simulated node, and in the Lua, wherever it has a part, so
+that every layer tries the same mutant:
+
+    with switched_off(["write-back"]):
+        ...
+
+or, for a whole process of tests: ``REDLOCK_GUARDS_OFF=write-back,drift python -m pytest ...``
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+from celery_redlock.lock import held, lease, renewal, requests, rounds, votes, watchdog
+from celery_redlock.lock.call import Call
+from celery_redlock.lock.lease import Lease, quorum, valid_until
+from celery_redlock.lock.node import Node
+from celery_redlock.lock.rounds import Ask
+from celery_redlock.lock.scripts import ACQUIRE, ENROL, RELEASE, RENEW, Script
+from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge
+from simulation.crew import Crew
+from simulation.nodes import SimulatedNode
+
+__all__ = ["GUARDS", "Guard", "switched_off"]
+
+
+#: How scripts see that a node was enrolled by clients of other settings.
+SAME_PROCESS = "string.sub(found, 1, 41) == string.sub(boot_id, 1, 41) then"
+#: What RENEW does when its vote counts.
+VOTED = "if ARGV[7] ~= '0' then redis.call('PEXPIRE', KEYS[3]"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """
+    One thing that the protocol does so that a law holds.
+
+    Attributes:
+        name: Of the guard.
+        rule: What it sees to, in words.
+        patches: What switches it off: an object, the name of what it has, and a stand-in.
+        lua: The same for scripts: which one, what it says, and what it says without the guard.
+    """
+
+    name: str
+    rule: str
+    patches: tuple[tuple[Any, str, Any], ...] = ()
+    lua: tuple[tuple[Script, str, str], ...] = ()
+
+
+# -- what the library does without them --------------------------------------------------------
+
+
+def answered(ballot: Any) -> Any:
+    """Return the votes of nodes that answered."""
+    return [v for v in ballot if v is not None and v.kind is not VoteKind.UNREACHABLE]
+
+
+def judge_answered(ballot: Any) -> Any:
+    """Judge by a quorum of the nodes that answered, whatever is configured."""
+    return judge(answered(ballot))
+
+
+def decide_by_answered(ballot: Any) -> bool:
+    """As `judge_answered`."""
+    return acquire_is_decided(answered(ballot))
+
+
+def only_token(client: Any, owner: str | None) -> str:
+    """Return one token for all attempts of a client."""
+    token: str = client.__dict__.setdefault("only_token", client.new_token())
+    return token if owner is None else owner + token[votes.OWNER_LENGTH :]
+
+
+def settle_at_once(attempt: Any, ballot: Any) -> Any:
+    """Take the largest fence of the first majority, and tell nobody."""
+    fence = rounds._largest_granted(ballot) if attempt.wanted.fence else None
+    return attempt._if_of_use(attempt.lease(fence))
+    yield  # a generator like the real one
+
+
+def confirm_any(attempt: Any, ballot: Any) -> Any:
+    """As `settle`, but every node that holds our token confirms, whatever it stores."""
+    if not attempt.wanted.fence:
+        return attempt._if_of_use(attempt.lease(None))
+    majority, fence = quorum(len(ballot)), rounds._largest_granted(ballot)
+    if rounds._agreeing(ballot, fence) < majority:
+        attempt.started = attempt.client.now()
+        confirm = requests.renew_request(attempt.client.rules, attempt.lease(fence), repair=False)
+        ballot = yield Ask(confirm, lambda votes: count(votes, VoteKind.GRANTED) >= majority)
+        if count(ballot, VoteKind.GRANTED) < majority:
+            return None
+    return attempt._if_of_use(attempt.lease(fence))
+
+
+def confirm_and_repair(rules: Any, wanted: Lease, *, repair: bool) -> Any:
+    """Ask for a renewal that sets the key again, whatever it is for."""
+    return requests.renew_request(rules, wanted, repair=True)
+
+
+def agreeing_or_repaired(ballot: Any, fence: int) -> int:
+    """Count the nodes that store our fence, also where the key was missing."""
+    kinds = (VoteKind.GRANTED, VoteKind.REPAIRED)
+    return len([v for v in ballot if v is not None and v.kind in kinds and v.fence == fence])
+
+
+def smallest_granted(ballot: Any) -> int:
+    """Return the smallest fence of the nodes that hold our token."""
+    fences = [v.fence for v in ballot if v is not None and v.kind is VoteKind.GRANTED]
+    return min(fences, default=0)
+
+
+def at_least_agreeing(ballot: Any, fence: int) -> int:
+    """Count the nodes that hold our token and store *fence* or more."""
+    granted = [v for v in ballot if v is not None and v.kind is VoteKind.GRANTED]
+    return len([v for v in granted if v.fence >= fence])
+
+
+def without_drift(started: float, ttl: float, _drift_factor: float) -> float:
+    """Trust a lease for all of its TTL."""
+    return started + ttl
+
+
+def lease_from_now(attempt: Any, fence: int | None) -> Lease:
+    """Count a lease from when the quorum had answered."""
+    rules, wanted = attempt.client.rules, attempt.wanted
+    until = valid_until(attempt.client.now(), wanted.ttl, rules.drift_factor)
+    return Lease(wanted.name, attempt.token, fence, wanted.ttl, until, attempt.since, {})
+
+
+def outcome(*, deadline: bool, repaired: bool) -> Any:
+    """Return `Renewal.outcome` without looking at the *deadline*, or at what was *repaired*."""
+
+    def outcome(self: Any, ballot: Any) -> Any:
+        majority = quorum(len(ballot))
+        if deadline and self.client.now() >= self._ends:
+            return "deadline"
+        if repaired and count(ballot, VoteKind.REPAIRED) >= majority:
+            return "stolen"
+        if renewal._kept(ballot) >= majority:
+            return self.lease
+        if count(ballot, VoteKind.REFUSED) > len(ballot) - majority:
+            return "stolen"
+        return None
+
+    return outcome
+
+
+def told_alone(self: Any) -> str | None:
+    """Return why a lock is lost if somebody has told, whatever the clock shows."""
+    reason: str | None = self._reason
+    return reason
+
+
+def trusted_for_ever(_crew: Any, _host: Any, _lease: Lease) -> float:
+    """Return never: whoever does not look at the clock trusts on."""
+    return float("inf")
+
+
+def attach_anew(self: Any, *arguments: Any) -> None:
+    """Attach a connection, and forget what the node's clock showed."""
+    attach(self, *arguments)
+    self._reading = None
+
+
+attach = Node.attach
+
+
+def release_nothing(rules: Any, name: str, _token: str, **how: Any) -> Any:
+    """Return a release that finds nothing to release."""
+    return requests.release_request(rules, name, "0" * 40, **how)
+
+
+def unwatch_at_once(self: Any, one: Any) -> None:
+    """Renew a lock no more, and do not wait for a renewal that is under way."""
+    with self._changed:
+        self._held.pop(one, None)
+
+
+def put_for_ever(self: Any, key: bytes, value: bytes, _ttl: bytes) -> None:
+    """Store a value without an end."""
+    self.store[key] = (value, float("inf"))
+
+
+def renewed_in_quarantine(
+    _self: Any, kind: int, _code: int, told: list[Any], _left: int, _boot: bytes | None
+) -> list[Any]:
+    """Return the vote of a renewal, in quarantine or not."""
+    return [kind, *told]
+
+
+def no_quarantine(_rules: Any) -> bytes:
+    """Return what switches the restart guard off in the scripts."""
+    return b"0"
+
+
+def yes(*_: Any) -> bool:
+    """Return True."""
+    return True
+
+
+def no(*_: Any) -> bool:
+    """Return False."""
+    return False
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing."""
+
+
+GUARDS = {
+    guard.name: guard
+    for guard in (
+        Guard(
+            "configured-quorum",
+            "a quorum is one of all configured nodes, whoever answers",
+            tuple((room, "judge", judge_answered) for room in (rounds, votes))
+            + tuple((room, "acquire_is_decided", decide_by_answered) for room in (rounds, votes)),
+        ),
+        Guard(
+            "fresh-token",
+            "every attempt has a token of its own",
+            ((rounds, "fresh_token", only_token),),
+        ),
+        Guard(
+            "owner-release",
+            "only the token that a lock stores releases it",
+            ((SimulatedNode, "is_owner", yes),),
+            (
+                (
+                    RELEASE,
+                    "cur and #ARGV[1] >= OWNER and string.sub(cur, 1, #ARGV[1]) == ARGV[1]",
+                    "cur",
+                ),
+            ),
+        ),
+        Guard(
+            "owner-renewal",
+            "only the token that a lock stores renews it, or confirms a fence",
+            ((SimulatedNode, "is_holder", yes),),
+            (
+                (
+                    RENEW,
+                    "elseif not cur or string.sub(cur, 1, TOKEN) ~= ARGV[1] then",
+                    "elseif not cur then",
+                ),
+            ),
+        ),
+        Guard(
+            "release-in-vain",
+            "an attempt that was not granted takes back what it may have left",
+            ((rounds, "release_request", release_nothing),),
+        ),
+        Guard(
+            "undelivered",
+            "a release that found no connection is sent by the next one",
+            ((Node, "_keep", nothing),),
+        ),
+        Guard(
+            "expiry",
+            "whatever is written has an end",
+            ((SimulatedNode, "put", put_for_ever),),
+            (
+                (
+                    ACQUIRE,
+                    "redis.call('SET', KEYS[1], ARGV[1] .. ARGV[2], 'PX', ARGV[3])",
+                    "redis.call('SET', KEYS[1], ARGV[1] .. ARGV[2])",
+                ),
+            ),
+        ),
+        Guard(
+            "restart-guard",
+            "a node that may have lost leases does not vote while they could be alive",
+            ((requests, "quarantine_ms", no_quarantine),),
+        ),
+        Guard(
+            "quarantined-renewal",
+            "a renewal counts for nothing on a node in quarantine",
+            ((SimulatedNode, "renewed", renewed_in_quarantine),),
+            (
+                (
+                    RENEW,
+                    "if code ~= 1 then return {code, now, left} end\n" + VOTED,
+                    VOTED,
+                ),
+            ),
+        ),
+        Guard(
+            "dead-yes",
+            "a yes does not count if its connection has died before the decision",
+            ((Call, "withdraw", nothing),),
+        ),
+        Guard(
+            "other-settings",
+            "a node votes only for clients with the same nodes and the same longest TTL",
+            ((SimulatedNode, "is_foreign", no), (SimulatedNode, "is_of_others", no)),
+            (
+                *((script, SAME_PROCESS, "false then") for script in (ACQUIRE, RENEW, ENROL)),
+                (ENROL, "elseif found and string.sub(found, 41)", "elseif nil ~= nil and nil"),
+            ),
+        ),
+        Guard(
+            "drift",
+            "a lease is trusted for less than the nodes keep it",
+            tuple((room, "valid_until", without_drift) for room in (lease, rounds, renewal)),
+        ),
+        Guard(
+            "from-the-question",
+            "a lease counts from before the question, not from the answer",
+            ((rounds._Attempt, "lease", lease_from_now),),
+        ),
+        Guard(
+            "of-use",
+            "a grant is given back if less than a third of the lease is left",
+            ((rounds, "least_validity", lambda _ttl: float("-inf")),),
+        ),
+        Guard(
+            "clock-jump",
+            "the vote of a node whose clock has jumped does not count",
+            ((Node, "_checked", lambda _self, vote, _sent, _now: vote),),
+        ),
+        Guard(
+            "clock-memory",
+            "what a node's clock showed is remembered from one connection to the next",
+            ((Node, "attach", attach_anew),),
+        ),
+        Guard(
+            "renewal-deadline",
+            "a renewal that is answered after the end of the lease is none",
+            ((renewal.Renewal, "outcome", outcome(deadline=False, repaired=True)),),
+        ),
+        Guard(
+            "own-clock",
+            "the holder itself sees that its lease has ended",
+            (
+                (held.HeldLock, "lost_reason", property(told_alone)),
+                (Crew, "trusted_until", trusted_for_ever),
+            ),
+        ),
+        Guard(
+            "repair-heeds-fence",
+            "a node sets no missing key again once it gave another a larger fence",
+            ((SimulatedNode, "has_passed", no),),
+            (
+                (
+                    RENEW,
+                    "local passed = ARGV[4] ~= '0' and tonumber(seen or '0') > tonumber(ARGV[4])",
+                    "local passed = false",
+                ),
+            ),
+        ),
+        Guard(
+            "repaired-majority",
+            "a lock whose key was missing on a majority is lost",
+            ((renewal.Renewal, "outcome", outcome(deadline=True, repaired=False)),),
+        ),
+        Guard(
+            "unwatch-waits",
+            "a lock is not released while its renewal is under way",
+            ((watchdog.Watchdog, "unwatch", unwatch_at_once),),
+        ),
+        Guard(
+            "write-back",
+            "a fence is stored by a majority before it is given out",
+            ((rounds._Attempt, "settle", settle_at_once),),
+        ),
+        Guard(
+            "exact-fence",
+            "a node confirms a fence only if it stores that very number",
+            ((rounds._Attempt, "settle", confirm_any),),
+        ),
+        Guard(
+            "confirm-sets-nothing",
+            "confirming a fence sets no key again",
+            (
+                (rounds, "renew_request", confirm_and_repair),
+                (rounds, "_agreeing", agreeing_or_repaired),
+            ),
+        ),
+        Guard(
+            "largest-fence",
+            "of the numbers that the nodes give the largest is taken",
+            (
+                (rounds, "_largest_granted", smallest_granted),
+                (rounds, "_agreeing", at_least_agreeing),
+            ),
+        ),
+        Guard(
+            "growing-fence",
+            "a node counts on from the last number that it gave",
+            ((SimulatedNode, "next_fence", lambda _self, _seen, proposed: proposed),),
+            ((ACQUIRE, "if proposed > f then f = proposed end", "f = proposed"),),
+        ),
+        Guard(
+            "near-fence",
+            "a number from a clock that is far ahead is refused",
+            ((SimulatedNode, "is_too_far", no),),
+            ((ACQUIRE, "if proposed > (now + tonumber(ARGV[6])) * 4096", "if false"),),
+        ),
+        Guard(
+            "done-stays-done",
+            "an execution that is done stays done",
+            ((SimulatedNode, "is_done", no),),
+            ((RELEASE, "and (ARGV[3] == 'done' or redis.call('GET', KEYS[2]) ~= 'done')", ""),),
+        ),
+    )
+}  # fmt: skip
+
+
+@contextmanager
+def switched_off(names: Sequence[str]) -> Iterator[None]:
+    """
+    Switch guards off, everywhere in this process.
+
+    Raises:
+        KeyError: There is no such guard.
+    """
+    guards = [GUARDS[name] for name in names]
+    with ExitStack() as stack:
+        if {"renewal-deadline", "repaired-majority"} <= set(names):  # two parts of one function
+            both = outcome(deadline=False, repaired=False)
+            guards = [
+                replace(g, patches=()) if g.name == "repaired-majority" else g for g in guards
+            ]
+            stack.enter_context(mock.patch.object(renewal.Renewal, "outcome", both))
+            guards = [replace(g, patches=()) if g.name == "renewal-deadline" else g for g in guards]
+        for guard in guards:
+            for owner, name, stand_in in guard.patches:
+                stack.enter_context(mock.patch.object(owner, name, stand_in))
+            for script, text, without in guard.lua:
+                stack.enter_context(rewritten(script, text, without))
+        yield
+
+
+@contextmanager
+def rewritten(script: Script, text: str, without: str) -> Iterator[None]:
+    """Have a script say something else."""
+    source, sha = script.source, script.sha
+    if text.encode() not in source:
+        raise LookupError(f"no such text in the script: {text}")
+    script.source = source.replace(text.encode(), without.encode())
+    script.sha = hashlib.sha1(script.source).hexdigest().encode()
+    try:
+        yield
+    finally:
+        script.source, script.sha = source, sha

@@ -1,0 +1,208 @@
+"""Clients: processes with a clock of their own, that drive the real algorithm over their links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.lock import clock as real_clock
+from celery_redlock.lock.call import Call
+from celery_redlock.lock.fanout import QUIET
+from celery_redlock.lock.node import Gone
+from celery_redlock.lock.rounds import Ask, Client, Pause, Tell
+from celery_redlock.lock.scripts import ACQUIRE
+from simulation.clocks import Clock
+from simulation.network import Link
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+__all__ = ["GRAIN", "Host", "Interrupted", "Process"]
+
+Process = Generator["Ask | Tell | Pause", Any, Any]
+#: Rounding of floating-point times [s].
+GRAIN = 1e-9
+
+
+class Interrupted(BaseException):
+    """Hits a client in the middle of an acquire, as a time limit would."""
+
+
+class Host:
+    """
+    One client: a process on a machine with a clock of its own.
+
+    Attributes:
+        rules: That it goes by.
+        kernel: What `rounds.acquire` knows of the client.
+        steps: What it is doing.
+        call: What it is waiting for, if anything.
+        stopped_until: When it goes on if it stands still [s, true time].
+        is_acquiring: Whether it may be interrupted.
+        lives: How often it was started.
+    """
+
+    def __init__(self, world: World, number: int, clock: Clock, wall: Clock) -> None:
+        self.world = world
+        self.rules = world.rules
+        self.number = number
+        self.clock = clock
+        self.wall = wall
+        self.labels = tuple(f"node-{node.position}" for node in world.nodes)
+        self.fingerprint = self.rules.fingerprint(self.labels)
+        self.tokens = 0
+        self.lives = 0
+        self.stopped_until = 0.0
+        self._ticket = 0  # of the wait that is under way: what ends another one is stale
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin as a process that knows nothing."""
+        world = self.world
+        self.lives += 1
+        self.kernel = Client(
+            self.rules,
+            self.labels,
+            now=self.now,
+            wall=lambda: self.wall.read(world.now),
+            chance=world.chance.uniform,
+            new_token=self.new_token,
+        )
+        self.steps: Process | None = None
+        self.call: Call | None = None
+        self.is_acquiring = False
+        self._looked = self.now()
+        self._ticket += 1
+        self.links = [
+            Link(self, node, SimpleNamespace(label=label))
+            for node, label in zip(world.nodes, self.labels, strict=True)
+        ]
+        for link in self.links:
+            if link.server.is_up:
+                link.connect()
+            else:
+                link.reconnect()
+
+    def kill(self) -> None:
+        """End at once: all that it knew is gone, and its connections break."""
+        for link in self.links:
+            link.is_barred = True
+            if link.node.connection is not None:
+                link.node.detach(Gone("killed"))
+        self.steps = self.call = None
+        self._ticket += 1
+
+    def now(self) -> float:
+        """Return what the client's clock shows [s]."""
+        return self.clock.read(self.world.now)
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Have the library read this client's clock."""
+        before, real_clock.now = real_clock.now, self.now
+        try:
+            yield
+        finally:
+            real_clock.now = before
+
+    def new_token(self) -> str:
+        """Return a token that nobody else has; 40 hexadecimal digits."""
+        self.tokens += 1
+        return f"{self.number:02x}{self.tokens:038x}"
+
+    def run(self, steps: Process) -> None:
+        """Begin to do what *steps* say."""
+        self.steps = steps
+        self._resume(self._ticket, None)
+
+    def interrupt(self) -> None:
+        """Raise `Interrupted` where the client is, if it is acquiring."""
+        if self.is_acquiring and self.stopped_until <= self.world.now:
+            self.call = None
+            if self.world.chance.random() < 0.3:  # in the middle of a write or a read
+                link = self.world.chance.choice(self.links)
+                if link.node.connection is not None:
+                    link.lose(Gone("interrupted"))
+            self._advance(lambda: self.steps.throw(Interrupted()))  # type: ignore[union-attr]
+
+    def hear(self, link: Link) -> None:
+        """Read what has come on a link, if somebody waits; else it lies there for a while."""
+        if link not in self.links:
+            return  # of an earlier life
+        if self.stopped_until > self.world.now:
+            self.world.at(self.stopped_until, self.hear, link)
+        elif self.call is not None:
+            with self.awake():
+                link.read()
+            self.look()
+
+    def look(self) -> None:
+        """Go on if what is waited for is decided."""
+        if self.call is not None and not self.call.is_open:
+            self.world.at(self.world.now, self._resume, self._ticket, None)
+
+    def _resume(self, ticket: int, value: Any) -> None:
+        if ticket != self._ticket:
+            return
+        if self.stopped_until > self.world.now:  # after all that it has yet to hear
+            self.world.at(self.stopped_until + GRAIN, self._resume, ticket, value)
+            return
+        if self.call is not None:
+            value = self._leave(self.call)
+        self.call = None
+        self._advance(lambda: self.steps.send(value))  # type: ignore[union-attr]
+
+    def _leave(self, call: Call) -> Any:
+        """Take a last look, and give up on who has not answered."""
+        with self.awake():
+            if call.is_open:
+                self._read_all()
+            for link, vote in zip(self.links, tuple(call.ballot), strict=True):
+                if call.is_open and vote is None:
+                    call.take(link.position, link.node.overdue(self.now()))
+        call.is_open = False
+        return call.ballot
+
+    def _read_all(self) -> None:
+        self._looked = self.now()
+        for link in self.links:
+            link.read()
+
+    def _advance(self, step: Callable[[], Any]) -> None:
+        """Do steps until one takes time."""
+        self._ticket += 1
+        try:
+            with self.awake():
+                doing = step()
+                while isinstance(doing, Tell):
+                    self._tell(doing)
+                    doing = self.steps.send(None)  # type: ignore[union-attr]
+        except StopIteration:
+            return
+        if isinstance(doing, Pause):
+            self._wake_after(doing.seconds)
+        else:
+            self._ask(doing)
+
+    def _tell(self, step: Tell) -> None:
+        call = Call(step.request, len(self.links), None)
+        for link in self.links:
+            if link.position not in step.skip:
+                (link.send if step.hurry else link.take_along)(call)
+
+    def _ask(self, step: Ask) -> None:
+        if step.request.script is ACQUIRE:
+            self.world.asked[step.request.arguments[0].decode()] = self.world.now
+        with self.awake():
+            if self.now() - self._looked > QUIET:
+                self._read_all()
+            call = self.call = Call(step.request, len(self.links), step.decided)
+            for link in self.links:
+                link.send(call)
+        self._wake_after(self.rules.node_timeout)
+        self.look()
+
+    def _wake_after(self, seconds: float) -> None:
+        self.world.at(self.world.now + seconds / self.clock.rate, self._resume, self._ticket, None)
