@@ -22,7 +22,10 @@ CELLS := .venv-matrix
 ACCEPTANCE := $(filter-out %/test_demo.py %/test_readme.py %/test_benchmarks.py \
 	%/test_example_worker.py,$(sort $(wildcard tests/acceptance/test_*.py)))
 
-.PHONY: help demo test lint bench matrix matrix-redis matrix-celery build clean
+# Without the tests beside it, which are not typed, as no test is.
+SIMULATION := $(filter-out %/__main__.py,$(wildcard tests/simulation/[!t]*.py))
+
+.PHONY: help demo test lint bench proof nemesis matrix matrix-redis matrix-celery build clean
 
 help: ## Show this help
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,12 +41,19 @@ lint: $(DEV) ## Check style, types, layers and spelling
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict celery_redlock tests/support tests/conftest.py
+	MYPYPATH=tests $(BIN)/mypy --strict $(SIMULATION)
 	@for file in $(wildcard tests/typing/*.py); do (set -x; $(BIN)/mypy --strict $$file) || exit 1; done
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
 bench: $(DEV) ## Measure what locks cost; ARGS="publish --rounds 5", ARGS=--record for the docs
 	PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
+
+proof: $(DEV) ## Prove the guarantee: hours of simulated faults; ARGS=simulation, ARGS=--record
+	PYTHONPATH=tests $(BIN)/python -m proof $(ARGS)
+
+nemesis: $(DEV) ## Break real servers and workers for ten minutes per fault; ARGS="-- --minutes 1"
+	PYTHONPATH=tests $(BIN)/python -m proof nemesis $(ARGS)
 
 matrix: matrix-redis matrix-celery ## Run tests with every Python, redis-py and Celery supported
 
