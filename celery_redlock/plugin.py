@@ -334,9 +334,9 @@ if hasattr(os, "register_at_fork"):
 @signals.task_postrun.connect(weak=False)
 def _after_task(task: Any = None, state: str | None = None, **_: Any) -> None:
     """Tell the execution that its result is stored now."""
-    execution = getattr(task.request, "_redlock", None)
-    if execution is not None:
-        execution.stored(state)
+    stored = getattr(getattr(task.request, "_redlock", None), "stored", None)
+    if stored is not None:  # a header of a message may be called so, too
+        stored(state)
 
 
 @signals.worker_process_shutdown.connect(weak=False)

@@ -78,7 +78,7 @@ class Settings:
         ConfigurationError: A value is out of range; names the setting and the fix.
     """
 
-    nodes: Sequence[Any]
+    nodes: Sequence[Any] = field(repr=False)  # they have passwords
     rules: Rules
     on_conflict: Any = "skip"
     on_unavailable: Any = "reschedule"
@@ -187,7 +187,8 @@ def host_and_port(listen: object) -> tuple[str, int]:
     """Return host and port in *listen*, the setting ``redlock_prometheus_listen``."""
     if isinstance(listen, str):
         host, _, port = listen.rpartition(":")
-        if host and port.isascii() and port.isdigit() and int(port) < 65536:  # noqa: PLR2004
+        is_number = port.isascii() and port.isdigit() and len(port) <= len("65535")
+        if host and is_number and int(port) < 65536:  # noqa: PLR2004
             return host.strip("[]"), int(port)
     msg = f"redlock_prometheus_listen must be like '127.0.0.1:9808', got {listen!r}"
     raise ConfigurationError(msg)

@@ -20,6 +20,7 @@ from celery_redlock.deferral import signals_deferred
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.events import LeaderDeposed, LeaderElected, Notify
 from celery_redlock.lock import clock
+from celery_redlock.lock.foreign import since_of, tame
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.redlock import NodeView, Redlock
@@ -153,6 +154,6 @@ class Candidate:
 
 def led_by(holder: dict[str, Any]) -> str:
     """Return who leads, in plain words."""
-    since = holder.get("since")
+    since = since_of(holder)
     when = time.strftime(" since %H:%M:%S", time.localtime(since)) if since else ""
-    return f"led by process {holder.get('pid', '?')} on {holder.get('host', '?')}{when}"
+    return f"led by process {tame(holder.get('pid', '?'))} on {tame(holder.get('host', '?'))}{when}"

@@ -12,6 +12,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.foreign import is_text
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -68,7 +69,8 @@ class SentinelAddress:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         options = dict(settings)
         sentinels, service = options.pop("sentinels", None), options.pop("service", None)
-        if not sentinels or isinstance(sentinels, str) or not isinstance(service, str):
+        is_list = isinstance(sentinels, Sequence) and not isinstance(sentinels, (str, bytes))
+        if not (sentinels and is_list) or not isinstance(service, str):
             msg = (
                 'redlock_nodes: a Sentinel node is {"sentinels": ["redis://host:26379", ...], '
                 '"service": "name"} with further connection options of redis-py if need be'
@@ -99,6 +101,10 @@ def addresses_of(nodes: object) -> tuple[Address, ...]:
         raise ConfigurationError(msg)
     addresses = tuple(address_of(node) for node in nodes)
     labels = [address.label for address in addresses]
+    for label in labels:
+        if not is_text(label):
+            msg = f"redlock_nodes: {label!r} has characters that are no text"
+            raise ConfigurationError(msg)
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
         msg = (
@@ -144,7 +150,7 @@ def host_and_port(sentinel: object) -> tuple[str, int]:
         where = urlsplit(str(sentinel) if "//" in str(sentinel) else f"//{sentinel}")
         if where.hostname:
             return where.hostname, where.port or 26379
-    except (ValueError, TypeError):  # its text may quote a piece of a password
+    except (ArithmeticError, ValueError, TypeError):  # its text may quote a piece of a password
         pass
     msg = f"redlock_nodes: {hide_password(str(sentinel))!r} is not a Sentinel, like 'host:26379'"
     raise ConfigurationError(msg)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.queued_scripts import QUEUED_SCRIPTS
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import ENROL, SCRIPTS, Keys, ms
+from celery_redlock.lock.scripts import ENROL, SCRIPTS, Keys, ms, seconds, text, whole
 from celery_redlock.lock.slot_scripts import SLOT_SCRIPTS
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ __all__ = ["Greeting", "Unfit", "check_together", "enrol", "greet", "is_new_clus
 
 #: What a node is to know.
 EVERY_SCRIPT = (*SCRIPTS, *QUEUED_SCRIPTS, *SLOT_SCRIPTS)
+NO_SERVER = "answers, but not as a Redis or Valkey server does (INFO names no role or run_id)"
+#: Digits of a number in INFO.
+LONGEST_NUMBER = 15
 
 
 class Unfit(ConfigurationError):
@@ -80,15 +83,24 @@ def greet(connection: AbstractConnection) -> Greeting:
     loads = [(b"SCRIPT", b"LOAD", script.source) for script in EVERY_SCRIPT]
     asked: list[Sequence[Any]] = [(b"INFO",), (b"INFO", b"commandstats"), *loads]
     told, stats, *_ = exchange(connection, *asked)
+    if not (isinstance(told, bytes) and isinstance(stats, bytes)):
+        raise Unfit(NO_SERVER)
     info = read_info(told)
     check_fit(info)
     return Greeting(
         run_id=info["run_id"],
-        uptime=float(info.get("uptime_in_seconds", 0)),
+        uptime=float(whole_in(info, "uptime_in_seconds")),
         flushed=b"cmdstat_flushall:" in stats or b"cmdstat_flushdb:" in stats,
-        replicas=int(info.get("connected_slaves", 0)),
+        replicas=whole_in(info, "connected_slaves"),
         version=info.get("valkey_version") or info.get("redis_version", "?"),
     )
+
+
+def whole_in(info: dict[str, str], name: str) -> int:
+    """Return a field of INFO that is a whole number, 0 if it is not there, or none."""
+    told = info.get(name, "")
+    # isdecimal: a digit may be a superscript one. So many seconds are longer than any server ran.
+    return int(told) if told.isdecimal() and len(told) <= LONGEST_NUMBER else 0
 
 
 def read_info(reply: bytes) -> dict[str, str]:
@@ -100,8 +112,7 @@ def read_info(reply: bytes) -> dict[str, str]:
 def check_fit(info: dict[str, str]) -> None:
     """Raise Unfit if a server that says *info* must not be a lock node."""
     if "role" not in info or "run_id" not in info:
-        msg = "answers, but not as a Redis or Valkey server does (INFO names no role or run_id)"
-        raise Unfit(msg)
+        raise Unfit(NO_SERVER)
     if info["role"] != "master":
         msg = (
             f"is a {info['role']}, but a lock node must be a master; "
@@ -142,7 +153,12 @@ def enrol(
     boot_id = boot_marker(run_id, fingerprint)
     numbers = (boot_id, ms(rules.quarantine), mode.encode())
     evalsha = (b"EVALSHA", ENROL.sha, b"2", keys.boot, keys.quarantine, *numbers)
-    ((state, now, left, _),) = exchange(connection, evalsha)
+    (told,) = exchange(connection, evalsha)
+    try:
+        state, now, left, _ = told
+        standing = text(state).decode(), max(0, whole(left)) / 1000.0, seconds(now)
+    except (TypeError, ValueError):
+        raise Unfit("answers, but not as our script does when it is asked to enrol") from None
     if state == b"foreign":
         msg = (
             "is enrolled by clients with other redlock_nodes or another redlock_max_ttl; make "
@@ -150,7 +166,7 @@ def enrol(
             "redlock_max_ttl, run 'celery -A APP redlock bootstrap'"
         )
         raise Unfit(msg)
-    return state.decode(), max(0, left) / 1000.0, now / 1000.0
+    return standing
 
 
 def boot_marker(run_id: str, fingerprint: str) -> bytes:

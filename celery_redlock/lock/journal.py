@@ -10,7 +10,6 @@ something happens never hears of it, and old records make room for new ones.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from redis.exceptions import RedisError
 
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.driver import Driver
+from celery_redlock.lock.foreign import object_in
 from celery_redlock.lock.guard import exchange
 from celery_redlock.lock.requests import encode_info, record_request
 from celery_redlock.lock.rules import Rules
@@ -158,11 +158,7 @@ class JournalReader:
 
 def read_record(line: bytes) -> dict[str, Any]:
     """Return the record in *line*; empty if somebody else wrote it."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
+    return object_in(line)
 
 
 def when(record: dict[str, Any]) -> float:

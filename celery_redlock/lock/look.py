@@ -7,7 +7,6 @@ Only reads. What the nodes say is then judged as if somebody asked for the lock 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from celery_redlock.lock.address import Address, addresses_of
+from celery_redlock.lock.foreign import object_in
 from celery_redlock.lock.guard import exchange
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.live import number
@@ -168,11 +168,7 @@ def marker_in(fields: Sequence[bytes | None], now: int, lock: bytes | None) -> M
 
 def as_dict(info: bytes) -> dict[str, Any]:
     """Return what the owner of a marker tells of itself; nothing if it makes no sense."""
-    try:
-        told = json.loads(info)
-    except (ValueError, RecursionError):
-        return {}
-    return told if isinstance(told, dict) else {}
+    return object_in(info)
 
 
 def holders(looks: Sequence[NodeLook]) -> list[HolderSeen]:

@@ -235,7 +235,8 @@ class Node:
         try:
             for reply in self._replies():
                 self._take(reply, clock.now())  # the clock now: not earlier than the reply came
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError, ValueError, RecursionError) as error:
+            # The last two: what redis-py's parser makes of bytes that are no answer of a server.
             raise Gone(str(error)) from error
         if self.suspect_since is not None and not self.is_late(clock.now()):
             self.suspect_since = None
@@ -261,7 +262,8 @@ class Node:
         if isinstance(reply, Exception):
             return Vote(VoteKind.UNREACHABLE, reason=without_echo(reply))
         try:
-            vote = call.request.script.read(reply)
+            # Of text, an index would give numbers.
+            vote = call.request.script.read(reply if isinstance(reply, list) else [])
         except (LookupError, TypeError, ValueError) as error:
             msg = "sent a reply that makes no sense"
             raise Gone(msg) from error

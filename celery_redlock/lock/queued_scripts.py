@@ -26,7 +26,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_redlock.lock.scripts import GUARD, Script, read_release, read_vote
+from celery_redlock.lock.scripts import (
+    GUARD,
+    Script,
+    fence_in,
+    left,
+    read_release,
+    read_vote,
+    seconds,
+    text,
+    whole,
+)
 from celery_redlock.lock.votes import Vote, VoteKind
 
 __all__ = ["END", "ENQUEUE", "QUEUED_SCRIPTS", "START"]
@@ -193,20 +203,20 @@ return {ended, 0}
 
 def read_enqueued(reply: Any) -> Vote:
     """Return the vote in the reply of `ENQUEUE`."""
-    code, now = reply[0], reply[1] / 1000.0
+    code, now = whole(reply[0]), seconds(reply[1])
     kinds = {1: VoteKind.GRANTED, 3: VoteKind.NEXT, 4: VoteKind.MERGED}
     if code not in kinds:
         return read_vote(reply)
-    ttl = max(0, reply[3]) / 1000.0
-    return Vote(kinds[code], int(reply[2]), ttl, reply[4], now, merged=reply[5])
+    version, merged = fence_in(reply[2]), max(0, whole(reply[5]))
+    return Vote(kinds[code], version, left(reply[3]), text(reply[4]), now, merged=merged)
 
 
 def read_started(reply: Any) -> Vote:
     """Return the vote in the reply of `START`; the newest arguments are its value."""
-    code, now = reply[0], reply[1] / 1000.0
+    code, now = whole(reply[0]), seconds(reply[1])
     if code == 1:
-        version = int(reply[2])
-        return Vote(VoteKind.GRANTED, version, 0.0, reply[3], now, merged=reply[4])
+        version, merged = fence_in(reply[2]), max(0, whole(reply[4]))
+        return Vote(VoteKind.GRANTED, version, 0.0, text(reply[3]), now, merged=merged)
     if code == 5:  # noqa: PLR2004  the codes are those of the scripts above
         return Vote(VoteKind.PASSED, node_now=now)
     return read_vote(reply)

@@ -40,6 +40,7 @@ from celery_redlock.lock.address import addresses_of
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.fanout import Fanout
+from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.journal import Journal
 from celery_redlock.lock.lease import Lease, quorum
@@ -89,7 +90,7 @@ class NodeView:
     @property
     def since(self) -> float | None:
         """When the holder acquired the lock [s, Unix time]; None if nobody holds it there."""
-        return self.holder.get("since")
+        return since_of(self.holder)
 
 
 @dataclass(frozen=True)

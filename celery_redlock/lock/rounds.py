@@ -36,6 +36,7 @@ from celery_redlock.errors import (
     RedlockError,
 )
 from celery_redlock.lock import clock
+from celery_redlock.lock.foreign import is_text
 from celery_redlock.lock.lease import (
     Lease,
     fence_proposal,
@@ -161,6 +162,9 @@ class Wanted:
         if not isinstance(self.name, str) or not self.name:
             msg = f"a lock name is a string with something in it, not {type(self.name).__name__}"
             raise LockKeyError(msg)
+        if not is_text(self.name):
+            msg = f"a lock name is text, without lone surrogates, unlike {self.name[:80]!r}"
+            raise LockKeyError(msg)
 
 
 @dataclass
@@ -243,7 +247,7 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
         except BaseException:
             yield Tell(attempt.release())  # interrupted: leave nothing behind
             raise
-        if verdict is Verdict.MARKED:
+        if verdict is Verdict.MARKED and wanted.marker is not None:
             raise MarkerStands(_marker_in(ballot))
         now = client.now()
         took = min(now - attempt.started, client.rules.node_timeout)  # without waits to connect
@@ -301,7 +305,8 @@ def _refusing(ballot: Ballot) -> frozenset[int]:
 
 def _marker_in(ballot: Ballot) -> str:
     """Return the value of the marker that a node answered with."""
-    return next(v.value.decode() for v in ballot if v is not None and v.kind is VoteKind.MARKED)
+    marked = (v for v in ballot if v is not None and v.kind is VoteKind.MARKED)
+    return next(marked).value.decode(errors="replace")  # somebody else may have written it
 
 
 class _Attempt:

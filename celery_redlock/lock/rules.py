@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.foreign import is_text
 from celery_redlock.lock.lease import quarantine_for
 
 __all__ = ["Rules"]
@@ -109,9 +111,10 @@ class Rules:
         return hashlib.sha256("\n".join(agreed).encode()).hexdigest()[:16]
 
 
-def check_prefix(prefix: object) -> None:
+def check_prefix(prefix: Any) -> None:
     """Raise ConfigurationError unless *prefix* may begin a Redis key."""
-    if isinstance(prefix, str) and 0 < len(prefix.encode()) <= LONGEST_PREFIX:
+    is_known = isinstance(prefix, str) and is_text(prefix)
+    if is_known and 0 < len(prefix.encode()) <= LONGEST_PREFIX:
         return
     msg = f"redlock_prefix must be a string of 1 to {LONGEST_PREFIX} bytes, got {prefix!r}"
     raise ConfigurationError(msg)
@@ -122,7 +125,7 @@ def number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         msg = f"{name} must be a number of seconds, got {value!r}"
         raise ConfigurationError(msg)
-    if not 0 <= value < float("inf"):
+    if not 0 <= value <= sys.float_info.max:  # an int may be larger than any float
         msg = f"{name} must be >= 0 and finite, got {value!r}"
         raise ConfigurationError(msg)
     return float(value)

@@ -40,6 +40,8 @@ __all__ = [
 #: How long a node remembers that it is enrolled after the last grant or renewal [ms]: 30 days.
 BOOT_RETENTION = 30 * 24 * 3600 * 1000
 LONGEST_NAME = 110
+#: Beyond it Lua does not hold a whole number exactly, so no script of ours answers a larger one.
+LARGEST = 2**53
 #: Why a node answered with one of these codes instead of a vote.
 NO_VOTE = {
     -5: "our clock is too far ahead of the node's",
@@ -267,26 +269,60 @@ def ms(seconds: float) -> bytes:
     return b"%d" % max(1, round(seconds * 1000))
 
 
+def whole(told: Any) -> int:
+    """Return *told* if it is a number that a script of ours can answer; raise ValueError if not."""
+    if type(told) is int and -LARGEST <= told <= LARGEST:
+        return told
+    raise ValueError(told)
+
+
+def seconds(told: Any) -> float:
+    """Return a moment or a time in a reply [s]; likewise."""
+    return whole(told) / 1000.0
+
+
+def left(told: Any) -> float:
+    """Return what is left of something in a reply [s, >= 0]; likewise."""
+    return max(0, whole(told)) / 1000.0
+
+
+def text(told: Any) -> bytes:
+    """Return *told* if it is text; raise ValueError if not."""
+    if type(told) is bytes:
+        return told
+    raise ValueError(told)
+
+
+def fence_in(told: Any) -> int:
+    """Return the number that *told* is in digits; raise ValueError if a script writes none so."""
+    digits = text(told)
+    if digits.isdigit() and len(digits) <= len(str(LARGEST)) and int(digits) <= LARGEST:
+        return int(digits)
+    raise ValueError(told)
+
+
 def read_vote(reply: Any) -> Vote:
     """Return the vote in the reply of `ACQUIRE` or `RENEW`."""
-    code, now = reply[0], reply[1] / 1000.0
+    code, now = whole(reply[0]), seconds(reply[1])
     if code == 1:
-        return Vote(VoteKind.GRANTED, int(reply[2]), node_now=now)
+        return Vote(VoteKind.GRANTED, fence_in(reply[2]), node_now=now)
     if code == 0:
-        ttl = max(0, reply[2]) / 1000.0
-        return Vote(VoteKind.REFUSED, int(reply[4]), ttl, reply[3], now)
+        return Vote(VoteKind.REFUSED, fence_in(reply[4]), left(reply[2]), text(reply[3]), now)
     if code == 2:  # noqa: PLR2004  the codes are those of the scripts above
-        return Vote(VoteKind.REPAIRED, int(reply[2]), node_now=now)
+        return Vote(VoteKind.REPAIRED, fence_in(reply[2]), node_now=now)
     if code == -2:  # noqa: PLR2004
-        return Vote(VoteKind.QUARANTINED, ttl=max(0, reply[2]) / 1000.0, node_now=now)
+        return Vote(VoteKind.QUARANTINED, ttl=left(reply[2]), node_now=now)
     if code == -3:  # noqa: PLR2004
-        return Vote(VoteKind.MARKED, value=reply[2], node_now=now)
+        return Vote(VoteKind.MARKED, value=text(reply[2]), node_now=now)
     return Vote(VoteKind.UNREACHABLE, node_now=now, reason=NO_VOTE[code])
 
 
 def read_release(reply: Any) -> Vote:
     """Return the vote in the reply of `RELEASE`: granted if the lock was ours."""
-    return Vote(VoteKind.GRANTED if reply[0] == 1 else VoteKind.REFUSED)
+    done, nothing = map(whole, reply)
+    if done not in (0, 1) or nothing != 0:
+        raise ValueError(reply)
+    return Vote(VoteKind.GRANTED if done else VoteKind.REFUSED)
 
 
 class Script:

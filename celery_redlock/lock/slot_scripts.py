@@ -18,7 +18,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_redlock.lock.scripts import GUARD, Script, read_release, read_vote
+from celery_redlock.lock.scripts import (
+    GUARD,
+    Script,
+    fence_in,
+    left,
+    read_release,
+    read_vote,
+    seconds,
+    text,
+    whole,
+)
 from celery_redlock.lock.votes import Vote, VoteKind
 
 __all__ = ["CLAIM", "LOOK", "SETTLE", "SLOT_SCRIPTS", "WITHDRAW"]
@@ -99,17 +109,20 @@ return {1, now_ms(), r[1] or '', r[2] or ''}
 
 def read_claim(reply: Any) -> Vote:
     """Return the vote in the reply of `CLAIM`; the lock's value is its value."""
-    code, now = reply[0], reply[1] / 1000.0
+    code, now = whole(reply[0]), seconds(reply[1])
     kinds = {1: VoteKind.GRANTED, 6: VoteKind.UNCERTAIN}
     if code in kinds:
-        return Vote(kinds[code], ttl=max(0, reply[2]) / 1000.0, value=reply[3], node_now=now)
+        return Vote(kinds[code], ttl=left(reply[2]), value=text(reply[3]), node_now=now)
     kinds = {7: VoteKind.PASSED, 8: VoteKind.DEPOSED}
     return Vote(kinds[code], node_now=now) if code in kinds else read_vote(reply)
 
 
 def read_look(reply: Any) -> Vote:
     """Return the vote in the reply of `LOOK`: the slot is its fence, the state its value."""
-    return Vote(VoteKind.GRANTED, int(reply[2] or 0), value=reply[3], node_now=reply[1] / 1000.0)
+    slot = fence_in(reply[2] or b"0")
+    if whole(reply[0]) != 1:
+        raise ValueError(reply[0])
+    return Vote(VoteKind.GRANTED, slot, value=text(reply[3]), node_now=seconds(reply[1]))
 
 
 CLAIM = Script(GUARD + CLAIM_LUA, read_claim, guarded=True)

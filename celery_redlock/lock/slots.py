@@ -54,6 +54,8 @@ __all__ = ["Claim", "Claimed", "LastSlot", "SlotState", "Slots"]
 
 #: Records that are looked at in one round: far less than a socket buffer holds.
 BATCH = 50
+#: Neither a slot nor a date is as late [ms, Unix time]: somebody else has written it.
+LATEST_SLOT = 253_370_764_800_000
 
 
 class SlotState(enum.Enum):
@@ -251,7 +253,8 @@ def holder_in(ballot: Ballot) -> dict[str, Any]:
 
 def last_of(ballot: Ballot) -> LastSlot | None:
     """Return the last slot that any node knows, None if there is none."""
-    votes = [v for v in ballot if v is not None and v.kind is VoteKind.GRANTED and v.fence]
+    granted = [v for v in ballot if v is not None and v.kind is VoteKind.GRANTED]
+    votes = [v for v in granted if 0 < v.fence < LATEST_SLOT]
     due = max((v.fence for v in votes), default=0)
     settled = any(v.fence == due and v.value == b"settled" for v in votes)
     return LastSlot(due / 1000.0, settled) if due else None

@@ -8,11 +8,11 @@ in (yet) is None.
 from __future__ import annotations
 
 import enum
-import json
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from celery_redlock.lock.foreign import object_in
 from celery_redlock.lock.lease import quorum
 
 __all__ = [
@@ -205,13 +205,9 @@ def holder_of(ballot: Ballot) -> dict[str, Any]:
 
 def read_holder(value: bytes) -> dict[str, Any]:
     """Return what a lock's value tells of its holder; the token only by its public part."""
-    told_by_holder: dict[str, Any] = {}
-    try:
-        parsed = json.loads(value[TOKEN_LENGTH:] or b"{}")
-        told_by_holder = parsed if isinstance(parsed, dict) else {}
-    except (ValueError, RecursionError):  # somebody else's: the key is taken all the same
-        pass
-    return {**told_by_holder, "token": value[:PUBLIC_TOKEN_LENGTH].decode("ascii", "replace")}
+    # Of somebody else's nothing is told: the key is taken all the same.
+    public = value[:PUBLIC_TOKEN_LENGTH].decode("ascii", "replace")
+    return {**object_in(value[TOKEN_LENGTH:]), "token": public}
 
 
 def is_ours(value: bytes) -> bool:

@@ -19,6 +19,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from celery_redlock import events
+from celery_redlock.lock.foreign import since_of, tame
 from celery_redlock.observers.records import record_of
 
 __all__ = ["log_event"]
@@ -51,10 +52,12 @@ def who(holder: dict[str, Any]) -> str:
     """Return *holder* in plain words: task, host, process and since when."""
     if not holder:
         return "an unknown holder"
-    told = [f"task {holder['task_id']}"] if "task_id" in holder else []
-    told += [f"process {holder.get('pid', '?')} on {holder.get('host', '?')}"]
-    if isinstance(holder.get("since"), (int, float)):
-        told.append(f"for {max(0.0, time.time() - holder['since']):.1f} s")
+    # Anybody who may write to the nodes chose these words.
+    told = [f"task {tame(holder['task_id'])}"] if "task_id" in holder else []
+    told += [f"process {tame(holder.get('pid', '?'))} on {tame(holder.get('host', '?'))}"]
+    since = since_of(holder)
+    if since is not None:
+        told.append(f"for {max(0.0, time.time() - since):.1f} s")
     return ", ".join(told)
 
 

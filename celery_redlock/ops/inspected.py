@@ -17,8 +17,10 @@ from typing import Any
 from celery.worker.state import active_requests
 
 from celery_redlock.errors import RedlockError
+from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.look import renewals
 from celery_redlock.lock.redlock import NodeView
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.task.forced_ends import RedlockRequest
@@ -100,16 +102,16 @@ def of_child(
     if len(ours) < quorum(total):
         silent = total - sum(1 for view in views if not view.problem)
         return of_unknown(request, name) if len(ours) + silent >= quorum(total) else None
-    info = max((view.holder for view in ours), key=lambda holder: holder.get("renewals", 0))
-    since = info.get("since", time.time())
+    info = max((view.holder for view in ours), key=renewals)
+    since = since_of(info)
     return {
         "name": name,
         **told(info),
         "fence": max(view.fence for view in ours) or None,
-        "age": max(0.0, time.time() - since),
+        "age": None if since is None else max(0.0, time.time() - since),
         "ttl": ttl_of(request.task),
         "left": sorted(view.ttl for view in ours)[len(ours) - quorum(total)],
-        "renewals": info.get("renewals", 0),
+        "renewals": renewals(info),
         "margin": info.get("margin"),
         "lost": None,
         "unknown": False,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError, LockKeyError
+from celery_redlock.lock.foreign import is_text
 from celery_redlock.lock.journal import KEPT, JournalReader
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.look import (
@@ -145,7 +146,7 @@ def refusals_of(settings: Settings, name: str) -> list[dict[str, Any]]:
 def is_refusal_of(record: dict[str, Any], name: str) -> bool:
     """Return whether *record* tells that somebody was refused the lock *name*."""
     told = record.get("name")
-    is_named = isinstance(told, str) and shorten(told) == shorten(name)
+    is_named = isinstance(told, str) and is_text(told) and shorten(told) == shorten(name)
     return is_named and record.get("event") in REFUSALS
 
 
@@ -202,7 +203,7 @@ def json_of(what: str, text: str, kind: type) -> Any:
         example = "a JSON object, like '{\"dry_run\": true}'"
     try:
         value = json.loads(text)
-    except ValueError as error:  # its own text names places, never what is there
+    except (ValueError, RecursionError) as error:  # its own text names places, never what is there
         where = f"at character {getattr(error, 'pos', 0) + 1}"
         raise CallError(f"{what} must be {example}; it is no JSON ({where})") from None
     if not isinstance(value, kind):

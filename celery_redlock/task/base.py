@@ -216,7 +216,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
     def on_replace(self, sig: Any) -> Any:
         """Let the replacement have the marker of this task, if it can end it."""
         execution = getattr(self.request, "_redlock", None)
-        if execution is not None:
+        if isinstance(execution, Execution):
             execution.hand_over_to(sig)
         return super().on_replace(sig)
 
@@ -256,7 +256,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
             request.called_directly
             or request.id is None
             or self._is_built_in
-            or getattr(request, "_redlock", None) is not None
+            or isinstance(getattr(request, "_redlock", None), Execution)  # a header may be that
         )
 
     @property

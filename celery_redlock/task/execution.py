@@ -217,7 +217,8 @@ class Execution:
             return None
         if holder.get("execution") == self.id:
             return "same"
-        if holder["task_id"] in (self.request.id, self.request.parent_id):
+        told = holder["task_id"]
+        if told is not None and told in (self.request.id, self.request.parent_id):
             return "predecessor"
         return None
 

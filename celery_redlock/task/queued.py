@@ -22,6 +22,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from kombu.utils import json
 
 from celery_redlock.errors import LockKeyError
+from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.queued import AS_IT_IS, OVER, Begun, Queued, Started
 from celery_redlock.task.options import UNIQUE_UNTIL, LockOptions
@@ -83,7 +84,7 @@ class QueuedTask:
 
         Nor if they speak of another task: headers are handed on, by those who trace for example.
         """
-        told = (headers or {}).get(HEADER)
+        told = headers.get(HEADER) if isinstance(headers, Mapping) else None
         if not (isinstance(told, (list, tuple)) and len(told) == len(fields(cls))):
             return None
         if not all(isinstance(part, str) and part for part in told):
@@ -194,8 +195,8 @@ def outcome_of(error: BaseException | None, *, is_replaced: bool, is_late: bool)
 
 def look_again(holder: Mapping[str, Any]) -> float:
     """Return when to look whether *holder*, as in `LockTaken.holder`, has made place [s]."""
-    since, ttl = holder.get("since"), holder.get("ttl")
-    ran = time.time() - since if isinstance(since, (int, float)) else 0.0
+    since, ttl = since_of(holder), holder.get("ttl")
+    ran = time.time() - since if since is not None else 0.0
     shortest, longest = LOOK_AGAIN
     patience = min(longest, max(shortest, PATIENCE * ran))
     return min(patience, ttl) if ttl else patience
@@ -212,7 +213,7 @@ def newest_call(arguments: bytes) -> tuple[list[Any], dict[str, Any]] | None:
         return None
     try:
         call = json.loads(arguments)
-    except ValueError as error:
+    except Exception as error:  # decoders of kombu's JSON are anybody's code
         raise LockKeyError("what was merged into this task is no JSON") from error
     if call is None:  # the name says it all
         return None

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery.exceptions import Ignore, Reject
@@ -85,8 +85,8 @@ def longest_countdown(app: Any) -> float:
 
 def times_put_off(request: Any) -> int:
     """Return how often a policy has put this task off."""
-    value = (request.headers or {}).get(PUT_OFF, 0)
-    return value if isinstance(value, int) else 0
+    value = custom_headers(request).get(PUT_OFF, 0)
+    return value if type(value) is int and value > 0 else 0
 
 
 def set_aside(task: Any, request: Any, after: float, otherwise: Exception | None = None) -> Ignore:
@@ -145,7 +145,12 @@ def come_again(
 
 def headers_of(request: Any) -> dict[str, Any]:
     """Return the headers that a copy of a delivery is to carry."""
-    return {k: v for k, v in (request.headers or {}).items() if not k.startswith(DEATHS)}
+    return {k: v for k, v in custom_headers(request).items() if not k.startswith(DEATHS)}
+
+
+def custom_headers(request: Any) -> Mapping[str, Any]:
+    """Return the headers of a delivery; a message may bring anything under that name."""
+    return request.headers if isinstance(request.headers, Mapping) else {}
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ class Slot:
 
         Nor if they speak of another task: headers are handed on, by those who trace for example.
         """
-        told = (headers or {}).get(HEADER)
+        told = headers.get(HEADER) if isinstance(headers, Mapping) else None
         if not (isinstance(told, (list, tuple)) and len(told) == 4):  # noqa: PLR2004
             return None
         if not all(isinstance(part, str) for part in told):

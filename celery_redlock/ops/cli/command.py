@@ -14,11 +14,13 @@ import click
 from celery.bin.base import CLIContext
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.foreign import is_text
 from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import Settings
 
 __all__ = [
     "MISCONFIGURED",
+    "TEXT",
     "UNWELL",
     "SettingsError",
     "app_at_hand",
@@ -47,6 +49,21 @@ class SettingsError(click.ClickException):
     """The app's settings make no sense; ends the command with exit code 2."""
 
     exit_code = MISCONFIGURED
+
+
+class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
+    """Text that can be encoded; what is none in argv comes as lone surrogates."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        """Return *value*, or say that it is no text."""
+        if not is_text(value):
+            self.fail("it is no text in the encoding of this terminal", param, ctx)
+        return str(value)
+
+
+TEXT = Text()
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:

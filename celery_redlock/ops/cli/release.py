@@ -14,7 +14,7 @@ from celery_redlock.lock.look import HolderSeen, NodeLook, holders, look, what_w
 from celery_redlock.lock.scripts import Keys
 from celery_redlock.lock.survey import release_seen
 from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH, Verdict
-from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings
+from celery_redlock.ops.cli.command import TEXT, UNWELL, finish, json_option, with_settings
 from celery_redlock.ops.listing import age_of, in_words, left, who_as_json
 from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import LONGEST, duration, one_line, show_json
@@ -56,8 +56,8 @@ REASONS = {
 @click.command(
     cls=CeleryCommand, epilog=EXAMPLES, short_help="Take a lock away from a holder that is gone."
 )
-@click.argument("name")
-@click.option("--token", required=True, help="Public part of the holder's token.")
+@click.argument("name", type=TEXT)
+@click.option("--token", type=TEXT, required=True, help="Public part of the holder's token.")
 @click.option("--yes", is_flag=True, help="Do not ask. Needed where there is no terminal.")
 @json_option
 @with_settings

@@ -11,6 +11,7 @@ from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.look import HolderSeen, MarkerSeen, NodeLook
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.cli.command import (
+    TEXT,
     UNWELL,
     app_at_hand,
     app_with_tasks,
@@ -49,7 +50,7 @@ MEETS = {Verdict.GRANTED: "granted", Verdict.TAKEN: "taken"}
 
 @click.command(cls=CeleryCommand, epilog=EXAMPLES, short_help="Why a call of a task does not run.")
 @click.argument("call", nargs=-1, metavar="[TASK [ARGS [KWARGS]]]")
-@click.option("--name", help="Ask for a lock by its name instead.")
+@click.option("--name", type=TEXT, help="Ask for a lock by its name instead.")
 @json_option
 @with_settings
 def why(settings: Settings, *, call: tuple[str, ...], name: str | None, as_json: bool) -> None:
