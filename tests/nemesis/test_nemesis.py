@@ -1,0 +1,73 @@
+"""Short runs of the nemesis; ``python -m nemesis`` is for long ones."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+
+from nemesis.celery_run import run_celery
+from nemesis.clocks import LIBRARY
+from nemesis.faults import FAULTS
+from nemesis.leftovers import Sampler
+from nemesis.report import table
+from nemesis.run import run
+from support.waiting import eventually
+
+IN_CI = os.environ.get("CI") == "true"
+SECONDS = 8.0
+#: A contender that has to break and has not yet is given so long [s].
+LONGEST = 40.0
+SEED = random.randrange(10**6)
+
+
+@pytest.fixture(scope="module")
+def results(some_binary):
+    """What came of runs at the same time, by fault."""
+    names = ["rolling-restart", "pause-clients"]
+    if LIBRARY is not None or IN_CI:  # where it is missing in CI, the run says so
+        names.append("clock-steps")
+    with ThreadPoolExecutor(len(names)) as runs:
+        done = runs.map(lambda n: run(FAULTS[n], SECONDS, SEED, longest=LONGEST), names)
+        return dict(zip(names, done, strict=True))
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("fault", ["rolling-restart", "pause-clients", "clock-steps"])
+def test_no_promise_is_broken_where_a_weaker_lock_breaks(results, fault):
+    """Exclusion, order of fences, updates and progress hold; the contenders break."""
+    if fault not in results:
+        pytest.skip("libfaketime is not installed")
+    assert results[fault].violations == [], table(results[fault])
+    assert results[fault].counts, table(results[fault])
+
+
+@pytest.mark.timeout(180)
+def test_where_strikes_hit_the_way_to_the_nodes_or_the_clients_no_promise_is_broken():
+    """Strikes are felt, everybody is served after them, and no task is lost."""
+    names = ["one-way", "kill-clients", "kill9-aof"]
+    over = threading.Event()
+    with ThreadPoolExecutor(len(names) + 1) as runs:
+        tasks = runs.submit(run_celery, SECONDS, SEED, tell=print, over=over)
+        done = list(runs.map(lambda n: run(FAULTS[n], SECONDS, SEED), names))
+    for result in [*done, tasks.result()]:
+        assert result.violations == [], table(result)
+        assert result.injections
+        assert sum(result.hits.values()) >= result.injections, table(result)
+
+
+def test_a_lock_without_an_expiry_is_seen(redis_nodes):
+    """The looks at the nodes find it, among locks that have one and keys that are none."""
+    (node,) = redis_nodes(1)
+    with redis.Redis.from_url(node.url) as client, Sampler([node], ["ours"]) as sampler:
+        client.set("ours:lock:mortal", "x", px=60_000)
+        client.set("other:lock:a", "x")
+        client.set("ours:fence:a", "1")
+        client.set("ours:lock:eternal", "x")
+        eventually(lambda: sampler.eternal, "look at the keys")
+        assert sampler.eternal == {"ours:lock:eternal"}
+        eventually(lambda: sampler.seen >= 2, "look at the other lock")
