@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import proof
 from proof import report
@@ -44,9 +45,19 @@ def run(name: str, options: Sequence[str], *, is_recorded: bool) -> int:
         environment = {**os.environ, "PYTHONPATH": paths}
         done = subprocess.run([sys.executable, *whole, *keep], env=environment, check=False)
         if found.exists():
-            told = {**json.loads(found.read_text()), "command": " ".join(["python", *whole])}
-            proof.save(proof.RECORDED / f"{name}.json", told)
+            path = proof.RECORDED / f"{name}.json"
+            told = {**json.loads(found.read_text()), "command": " ".join(["python", *command])}
+            proof.save(path, with_others(told, path))
     return done.returncode
+
+
+def with_others(told: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return what a run told, with those recorded runs of the nemesis that it did not repeat."""
+    if "runs" not in told or not path.exists():
+        return told
+    repeated = {run["fault"] for run in told["runs"]}
+    others = [run for run in json.loads(path.read_text())["runs"] if run["fault"] not in repeated]
+    return {**told, "runs": sorted([*others, *told["runs"]], key=lambda run: str(run["fault"]))}
 
 
 def main(arguments: Sequence[str]) -> int:

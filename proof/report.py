@@ -156,18 +156,13 @@ def overlaps(score: Mapping[str, Any] | None) -> str:
 def updates(found: Recorded) -> Iterator[str]:
     """Yield how many updates were lost, with fences and without."""
     rows = [
-        (
-            run["fault"],
-            name,
-            score["updates"],
-            score["lost_updates"],
-            score["lost_plain_updates"],
-        )
+        (run["fault"], name, score["grants"], score["lost_updates"], score["lost_plain_updates"])
         for run in found["runs"]
         for name, score in run["contenders"].items()
-        if score.get("updates")
+        if score["lost_plain_updates"] or score["lost_updates"]
     ]
-    head = ("fault", "contender", "updates", "lost, fenced", "lost, not fenced")
+    head = ("fault", "contender", "grants", "lost, fenced", "lost, not fenced")
+    yield "Of the runs in which a contender lost any; in all others none was lost.\n"
     yield from table(head, rows)
     yield ""
     yield where(found)
@@ -188,7 +183,7 @@ def where(found: Recorded) -> str:
     versions = ", ".join(f"{name} {machine[name]}" for name in packages if name in machine)
     system = ", ".join(filter(None, (machine["system"], machine.get("processor"))))
     return (
-        f"`{found.get('command', machine['command']).strip()}`, on {machine['cores']} cores: "
+        f"`{found['command']}`, on {machine['cores']} cores: "
         f"{system}; Python {machine['python']}, {versions}."
     )
 

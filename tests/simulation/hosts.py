@@ -98,10 +98,15 @@ class Host:
         """Return what the client's clock shows [s]."""
         return self.clock.read(self.world.now)
 
+    def wake(self) -> None:
+        """Have the library read this client's clock; `World.run` gives it its own back."""
+        real_clock.now = self.now
+
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Have the library read this client's clock."""
-        before, real_clock.now = real_clock.now, self.now
+        """Have it do so for a while, outside of `World.run`."""
+        before = real_clock.now
+        self.wake()
         try:
             yield
         finally:
@@ -134,8 +139,8 @@ class Host:
         if self.stopped_until > self.world.now:
             self.world.at(self.stopped_until, self.hear, link)
         elif self.call is not None:
-            with self.awake():
-                link.read()
+            self.wake()
+            link.read()
             self.look()
 
     def look(self) -> None:
@@ -156,12 +161,12 @@ class Host:
 
     def _leave(self, call: Call) -> Any:
         """Take a last look, and give up on who has not answered."""
-        with self.awake():
-            if call.is_open:
-                self._read_all()
-            for link, vote in zip(self.links, tuple(call.ballot), strict=True):
-                if call.is_open and vote is None:
-                    call.take(link.position, link.node.overdue(self.now()))
+        self.wake()
+        if call.is_open:
+            self._read_all()
+        for link, vote in zip(self.links, tuple(call.ballot), strict=True):
+            if call.is_open and vote is None:
+                call.take(link.position, link.node.overdue(self.now()))
         call.is_open = False
         return call.ballot
 
@@ -174,11 +179,11 @@ class Host:
         """Do steps until one takes time."""
         self._ticket += 1
         try:
-            with self.awake():
-                doing = step()
-                while isinstance(doing, Tell):
-                    self._tell(doing)
-                    doing = self.steps.send(None)  # type: ignore[union-attr]
+            self.wake()
+            doing = step()
+            while isinstance(doing, Tell):
+                self._tell(doing)
+                doing = self.steps.send(None)  # type: ignore[union-attr]
         except StopIteration:
             return
         if isinstance(doing, Pause):
@@ -195,12 +200,11 @@ class Host:
     def _ask(self, step: Ask) -> None:
         if step.request.script is ACQUIRE:
             self.world.asked[step.request.arguments[0].decode()] = self.world.now
-        with self.awake():
-            if self.now() - self._looked > QUIET:
-                self._read_all()
-            call = self.call = Call(step.request, len(self.links), step.decided)
-            for link in self.links:
-                link.send(call)
+        if self.now() - self._looked > QUIET:
+            self._read_all()
+        call = self.call = Call(step.request, len(self.links), step.decided)
+        for link in self.links:
+            link.send(call)
         self._wake_after(self.rules.node_timeout)
         self.look()
 
