@@ -69,9 +69,9 @@ class Connector:
     def reconnect(self, node: Node) -> None:
         """See to it that *node* gets a connection; called with the mutex held."""
         if node.connection is None and not node.is_connecting and not self._stop.is_set():
-            node.is_connecting = True
-            name = f"redlock-connect-{node.label}"
             try:
+                node.is_connecting = True
+                name = f"redlock-connect-{node.label}"
                 threading.Thread(target=self._connect, args=(node,), name=name, daemon=True).start()
             except RuntimeError as error:  # no thread to be had, as when the interpreter ends
                 node.is_connecting = False

@@ -381,11 +381,15 @@ class Redlock:
         """
         Release *held* on all nodes without waiting for their answers. Never fails.
 
+        In a forked child of the holder nothing happens: the parent goes on under its lock.
+
         Args:
             held: From `take`.
             keep: Let the key stand for so much longer instead [s].
             marker: To be set in the same step.
         """
+        if held.lost_reason == "fork":
+            return
         self._watchdog.unwatch(held)
         lost = held.lost_reason or ""
         held.released()

@@ -366,6 +366,8 @@ class Execution:
     def _give_back(self) -> None:
         """Release the lock, once, undisturbed by signals; never fails the task."""
         _current.set(self._outer)  # a signal may have come in the way before
+        if self._held is not None and self._held.lost_reason == "fork":
+            self._held = self._queued = None  # of the parent, which goes on under them
         if self._held is None and self._queued is None:
             return
         with undisturbed():

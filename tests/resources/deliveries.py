@@ -1,0 +1,143 @@
+"""Deliveries of a task's message, as the tracer of a worker's child runs them, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import signal
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import redis
+from celery import Celery
+from celery.app.trace import build_tracer
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.states import READY_STATES
+
+from celery_redlock import Redlock, RedlockTask
+from celery_redlock.deferral import DEFERRED, _Deferral
+from celery_redlock.lock.scripts import marker_key
+from celery_redlock.lock.survey import bootstrap
+from celery_redlock.ops.servers import Server
+from celery_redlock.plugin import plugin_for
+from celery_redlock.task.current import _current
+from celery_redlock.task.interrupt import here
+from resources.remains import Remains, looking_at
+
+__all__ = ["SIGNALS", "Shop", "handled", "shop"]
+
+#: What a signal raises, as in a child of the prefork pool.
+SIGNALS: dict[str, type[BaseException]] = {
+    "SIGUSR1": SoftTimeLimitExceeded,
+    "SIGTERM": SystemExit,
+    "SIGINT": KeyboardInterrupt,
+}
+
+
+class Shop:
+    """
+    An app with one task, ``bill``, and what is known of its deliveries.
+
+    Args:
+        app: On nodes that are enrolled.
+        servers: These nodes.
+        **options: Of the task.
+    """
+
+    def __init__(self, app: Celery, servers: Sequence[Server], **options: Any) -> None:
+        @app.task(base=RedlockTask, name="shop.bill", shared=False, lock_key="{name}", **options)
+        def bill(name: str) -> str:
+            return f"{name} is billed"
+
+        self.app = app
+        self.task: Any = app.tasks["shop.bill"]
+        self.locks: Redlock = plugin_for(app).locks
+        self.locks.connect(5.0)
+        self._trace = build_tracer("shop.bill", self.task, app=app)
+        self._clients = [redis.Redis.from_url(server.url) for server in servers]
+        self._numbers = itertools.count()
+        self._prefix = secrets.token_hex(4)  # the results of all shops are in one dict
+        self.name = ""
+        self.next_name()
+        self._handlers = handlers()
+        self.deliver()
+        assert not self.problems()
+        self.next_name()
+
+    def next_name(self) -> None:
+        """Have another lock, of another task, in the next delivery."""
+        self.name = f"{self._prefix}{next(self._numbers)}"
+
+    def close(self) -> None:
+        """Let go of the nodes."""
+        for client in self._clients:
+            client.close()
+        self.locks.close()
+        self.app.close()
+
+    def deliver(self) -> None:
+        """Run a delivery as a worker's child does; its task id is the name of its lock."""
+        told = {"retries": 0, "delivery_info": {"routing_key": "celery"}, "is_eager": False}
+        request = {**told, "id": self.name, "task": "shop.bill", "hostname": "here"}
+        self._trace(self.name, [self.name], {}, request)
+
+    def problems(self) -> list[str]:
+        """Return what a delivery left behind in this thread, and of its result, in words."""
+        marker = marker_key("redlock", f"{self.name}/0/0")
+        states = [client.get(marker) for client in self._clients]
+        is_stored = self.app.AsyncResult(self.name).state in READY_STATES
+        found = {
+            "signals are masked": handlers() != self._handlers or _Deferral.current is not None,
+            "an interrupt is armed": here.interrupt is not None,
+            "a lock is current": _current.get() is not None,
+            "a request is current": self.task.request.id is not None,
+            "it counts as done, but has no result": states.count(b"done") > 2 and not is_stored,
+        }
+        return [what for what, is_so in found.items() if is_so]
+
+
+def handlers() -> list[Any]:
+    """Return who handles the signals that our own I/O holds back."""
+    return [signal.getsignal(number) for number in DEFERRED if number in set(signal.Signals)]
+
+
+@contextlib.contextmanager
+def handled() -> Iterator[None]:
+    """Have signals raise what they do in a worker's child."""
+
+    def raises(error: type[BaseException]) -> Any:
+        def handler(_number: int, _frame: FrameType | None) -> None:
+            raise error
+
+        return handler
+
+    before = {
+        name: signal.signal(getattr(signal, name), raises(error)) for name, error in SIGNALS.items()
+    }
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+
+
+@contextlib.contextmanager
+def shop(servers: Sequence[Server], **options: Any) -> Iterator[tuple[Shop, Remains]]:
+    """Open a shop on *servers*, and look at what its deliveries leave behind."""
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(
+        redlock_nodes=[server.url for server in servers],
+        redlock_node_timeout=0.5,
+        redlock_ttl=15.0,
+        redlock_max_ttl=20.0,
+    )
+    app.conf.broker_transport_options = {"polling_interval": 0.01}
+    bootstrap(app.conf.redlock_nodes, plugin_for(app).settings.rules)
+    opened = Shop(app, servers, **options)
+    try:
+        with looking_at(opened.locks, servers) as remains:
+            yield opened, remains
+    finally:
+        opened.close()

@@ -1,0 +1,57 @@
+"""Leaks that can be planted, one of each kind, to see that the census finds them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from redis.connection import AbstractConnection
+
+from celery_redlock.lock.redlock import Redlock
+
+__all__ = ["plant_all"]
+
+_kept: list[Any] = []
+
+
+def keep_sockets() -> None:
+    """Have every connection that is given up keep its descriptor."""
+    real: Any = AbstractConnection.disconnect
+
+    def disconnect(self: Any, *args: Any) -> None:
+        if self._sock is not None:
+            _kept.append(os.dup(self._sock.fileno()))
+        real(self, *args)
+
+    AbstractConnection.disconnect = disconnect  # type: ignore[method-assign]
+
+
+def keep_threads() -> None:
+    """Have every thread that has connected a node stay."""
+    real: Any = AbstractConnection.connect
+
+    def connect(self: Any) -> None:
+        real(self)
+        stay = threading.Thread(target=threading.Event().wait, daemon=True)
+        stay.start()
+
+    AbstractConnection.connect = connect  # type: ignore[method-assign]
+
+
+def keep_leases() -> None:
+    """Have every lease that is given back stay in a list."""
+    real: Any = Redlock._tell_release
+
+    def tell(self: Any, lease: Any, *args: Any) -> None:
+        _kept.append(lease)
+        real(self, lease, *args)
+
+    Redlock._tell_release = tell  # type: ignore[assignment, method-assign]
+
+
+def plant_all() -> None:
+    """Plant every leak."""
+    keep_sockets()
+    keep_threads()
+    keep_leases()

@@ -1,0 +1,150 @@
+"""What is left behind by a call on locks that was interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import redis
+
+from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.lock.scripts import Keys
+from celery_redlock.ops.servers import Server
+
+__all__ = ["Remains", "looking_at"]
+
+#: How long nodes may take to be connected again and to get the releases that they missed [s]:
+#: far less than a lease.
+SOON = 4.0
+
+
+class Remains:
+    """
+    Looks for what is left on the nodes, and in the process.
+
+    Args:
+        locks: Whose calls are interrupted.
+        clients: One per node, past the library.
+    """
+
+    def __init__(self, locks: Redlock, clients: Sequence[redis.Redis]) -> None:
+        self._locks = locks
+        self._clients = clients
+        self.remember()
+
+    def remember(self) -> None:
+        """Take the threads and descriptors that there are now for what there should be."""
+        assert self._is_whole_soon()
+        self._before = self._kept()
+
+    def of(self, name: str, soon: float = SOON) -> list[str]:
+        """
+        Return what is left behind of the lock *name*, in words; waits for it to go.
+
+        The lock itself; what the watchdog holds; mutexes that are held; a process that cannot
+        lock any more; threads and descriptors. For the lock to go it waits until *soon* [s].
+        """
+        problems = self._in_watchdog()
+        if not (is_free(self._locks._fanout._mutex) and is_free(self._locks._watchdog._changed)):
+            return [*problems, "a mutex is held"]  # the rest would wait for ever
+        problems += self._on_nodes(name, soon)
+        stuck = self._never_connected()
+        return problems + (stuck or [*self._of_another(f"{name}:after"), *self._more()])
+
+    def _in_watchdog(self) -> list[str]:
+        locks = self._locks
+        problems = [f"the watchdog holds {held}" for held in locks.held]
+        for held in locks.held:
+            locks.give_back(held)
+        return problems
+
+    def _on_nodes(self, name: str, soon: float) -> list[str]:
+        if self._gone(name, soon):
+            return []
+        problem = f"the lock is on {self.holders(name)} nodes"
+        for client in self._clients:
+            client.delete(Keys.of("redlock", name).lock)
+        return [problem]
+
+    def _never_connected(self) -> list[str]:
+        if self._is_whole_soon():
+            return []
+        stuck = [node for node in self._locks._fanout.nodes if node.connection is None]
+        for node in stuck:
+            node.is_connecting = False  # somebody said so who did not get to do it
+        assert self._is_whole_soon(), stuck
+        return [f"{node.label} is never connected again" for node in stuck]
+
+    def _of_another(self, name: str) -> list[str]:
+        """Return what is wrong with another lock; a busy machine gets a second chance."""
+        locks, problem = self._locks, ""
+        for _ in range(3):
+            began = time.monotonic()
+            outcome = locks.release(locks.acquire(name, wait=5))
+            took = time.monotonic() - began
+            if outcome is ReleaseOutcome.RELEASED and took < 2 * locks.rules.node_timeout + 1:
+                return []
+            problem = f"another lock took {took:.1f} s, and releasing it ended as {outcome}"
+        return [problem]
+
+    def _more(self) -> list[str]:
+        """Return what there is more of than there was."""
+        self._is_whole_soon()  # what had ended unnoticed, the other lock may have been first to see
+        kept = self._kept()
+        is_more = any(kept[what] > number for what, number in self._before.items())
+        return [f"{kept} after {self._before}"] if is_more else []
+
+    def _gone(self, name: str, soon: float) -> bool:
+        deadline = time.monotonic() + soon
+        while self.holders(name):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def holders(self, name: str) -> int:
+        """Return on how many nodes the lock *name* is."""
+        key = Keys.of("redlock", name).lock
+        return sum(int(client.exists(key)) for client in self._clients)
+
+    def _is_whole_soon(self) -> bool:
+        """Wait until every node is connected, and nobody is left that connects one."""
+        deadline = time.monotonic() + SOON
+        while not self._is_whole():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
+    def _is_whole(self) -> bool:
+        nodes = self._locks._fanout.nodes
+        if any(node.connection is None or node.suspect_since for node in nodes):
+            self._locks.inspect("nobody's")
+            return False
+        names = {f"redlock-connect-{node.label}" for node in nodes}
+        return not any(thread.name in names for thread in threading.enumerate())
+
+    def _kept(self) -> dict[str, int]:
+        descriptors = len(list(Path("/dev/fd").iterdir()))
+        return {"threads": threading.active_count(), "descriptors": descriptors}
+
+
+def is_free(mutex: threading.Lock | threading.Condition) -> bool:
+    """Return whether nobody keeps *mutex*; others use it, too, and let go at once."""
+    if not mutex.acquire(timeout=2.0):
+        return False
+    mutex.release()
+    return True
+
+
+@contextlib.contextmanager
+def looking_at(locks: Redlock, servers: Sequence[Server]) -> Iterator[Remains]:
+    """Look at what calls on *locks* leave behind on *servers*."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(redis.Redis.from_url(server.url)) for server in servers]
+        for client in clients:
+            client.ping()
+        yield Remains(locks, clients)

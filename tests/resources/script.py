@@ -1,0 +1,118 @@
+"""A script in a process of its own, on lock nodes, and what it tells."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import celery_redlock
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.survey import bootstrap
+from celery_redlock.ops.servers import Server
+from support.proxy import Link
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing only since Python 3.11
+
+__all__ = ["ROOMY", "Script", "enrol"]
+
+#: Rules that all scripts use, unless they say otherwise.
+ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}
+
+#: What every script begins with: `lock` on the nodes of its arguments, `tell` to the test.
+HEAD = """
+import contextlib, json, os, signal, socket, sys, threading, time
+
+from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
+from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.lock.rounds import Wanted
+
+def tell(**what):
+    os.write(1, json.dumps(what).encode() + b"\\n")
+
+lock = Redlock.from_urls(sys.argv[1:], **SETTINGS)
+"""
+
+
+def enrol(nodes: Sequence[Server | Link], **settings: Any) -> list[str]:
+    """Enrol nodes under the rules of the scripts, and return their URLs."""
+    urls = [node.url for node in nodes]
+    told = bootstrap(urls, Rules(**{**ROOMY, **settings}))
+    assert set(told.values()) == {"enrolled"}, told
+    return urls
+
+
+class Script:
+    """
+    A process that runs *source*; a context manager, at whose end no process is left.
+
+    Args:
+        source: Goes on where the head above ends.
+        urls: Of the nodes.
+        **settings: Rules that differ from `ROOMY`.
+    """
+
+    def __init__(self, source: str, urls: Sequence[str], **settings: Any) -> None:
+        whole = f"SETTINGS = { ({**ROOMY, **settings})!r}\n{HEAD}\n{textwrap.dedent(source)}"
+        path = [str(Path(celery_redlock.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed at the end of the process
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", whole, *urls],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,
+        )
+
+    def told(self) -> dict[str, Any]:
+        """Return the next thing that it tells."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"it ended:\n{self.errors()}"
+        return dict(json.loads(line))
+
+    def press(self) -> None:
+        """Let it go on that waits for a line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def errors(self) -> str:
+        """Return what it wrote to its standard error."""
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")
+
+    def ended(self, timeout: float = 60.0) -> float:
+        """Wait for the end and return when it was [s, `time.monotonic`]; TimeoutExpired."""
+        self.process.wait(timeout)
+        return time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, 9)  # a session of its own: its children, too
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        self._errors.close()

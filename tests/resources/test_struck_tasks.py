@@ -1,0 +1,163 @@
+"""A signal at whatever line of ours that a delivery runs through leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+
+import pytest
+
+from celery_redlock.errors import LockLost
+from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.rounds import Wanted
+from celery_redlock.task import execution
+from resources.deliveries import SIGNALS, handled, shop
+from resources.strikes import UNHARMED, Strikes
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs signals"),
+    pytest.mark.timeout(300),  # five seconds each, unless the machine is busy with a lot else
+]
+
+
+#: What is raised while Python frees an object is lost, whoever raises it.
+FINALISERS = ("__del__", "is_green")
+
+
+@pytest.fixture
+def opened(five_nodes, caplog):
+    """A shop on five nodes, what its deliveries leave behind, and a rival."""
+    caplog.set_level(logging.CRITICAL)  # thousands of failures, all of them wanted
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(handled())
+        rules = stack.enter_context(shop(five_nodes, acks_late=True))
+        rival = Redlock([node.url for node in five_nodes], rules[0].locks.rules)
+        stack.callback(rival.close)
+        rival.connect(5.0)
+        yield *rules, rival
+
+
+def nothing(shop, rival):
+    """Have the lock free."""
+    return lambda: None
+
+
+def taken(shop, rival):
+    """Have somebody else hold the lock."""
+    lease = rival.acquire(shop.name, wait=5)
+
+    def end():
+        assert rival.release(lease) is not ReleaseOutcome.EXPIRED
+
+    return end
+
+
+def delivered_again(shop, rival):
+    """Have the first copy of the same delivery run in another worker."""
+    info = {"task_id": shop.name, "execution": f"{shop.name}/0/0"}
+    held = rival.take(Wanted(shop.name, 15.0, 5.0, info=info))
+
+    def end():
+        held.ensure_held()
+        rival.give_back(held)
+
+    return end
+
+
+def finished(shop, rival):
+    """Have the first copy finished, and its result stored."""
+    rival.mark(Marker(f"{shop.name}/0/0", "done", 60.0), wait=True)
+    shop.app.backend.store_result(shop.name, "first", "SUCCESS")
+    return lambda: None
+
+
+def struck(opened, name, before, *, seconds=4.0):
+    """Yield each strike of signal *name* at a delivery, and what it left behind."""
+    shop, remains, rival = opened
+    strikes = Strikes(
+        lambda: signal.raise_signal(getattr(signal, name)),
+        visits=1,
+        at=lambda place: place.function not in FINALISERS,
+    )
+    before(shop, rival)()  # starts its watchdog
+    remains.remember()
+    unharmed = 0
+    while unharmed < UNHARMED:
+        shop.next_name()
+        after = before(shop, rival)
+        one = strikes.once(shop.deliver)
+        after()  # raises if the other's lock is gone
+        problems = [*shop.problems(), *remains.of(shop.name, seconds)]
+        if one is None:
+            assert problems == []
+            unharmed += 1
+        else:
+            yield one, problems
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "least"),
+    [
+        ("SIGUSR1", nothing, 500),
+        ("SIGINT", taken, 400),
+        ("SIGUSR1", delivered_again, 400),
+        ("SIGTERM", finished, 300),
+    ],
+)
+def test_a_signal_at_any_line_of_a_delivery_leaves_nothing_behind(opened, name, before, least):
+    """
+    A soft time limit, a stop or Ctrl-C: the lock is free at once, and what holds is held.
+
+    It is raised, as soon as our own I/O is over: nothing that a signal raises is swallowed but a
+    soft time limit, which Celery stores as the task's failure. Nothing counts as done whose result
+    is not stored, no signal stays masked, and nobody else's lock is touched.
+    """
+    found = list(struck(opened, name, before))
+    assert len(found) > least
+    left = [f"{one.place}: {problems}" for one, problems in found if problems]
+    assert not left, "\n".join(left)
+    raised = {type(one.error) for one, _ in found}
+    assert raised == ({type(None)} if name == "SIGUSR1" else {SIGNALS[name]})
+
+
+def test_without_our_deferral_a_signal_leaves_a_lock(opened, monkeypatch):
+    """The same check finds the lock that is left when signals strike into our I/O."""
+    monkeypatch.setattr(execution, "undisturbed", contextlib.nullcontext)
+    left = (problems for _, problems in struck(opened, "SIGTERM", nothing, seconds=0.3) if problems)
+    assert next(left, None) is not None
+
+
+def lose(shop):
+    """Have the lock of the running body lost, as the watchdog would find it."""
+    execution = getattr(shop.task.request, "_redlock", None)
+    if execution is not None and not execution._interrupt._mutex.locked():
+        execution._interrupt.fire()
+
+
+def test_a_lock_lost_at_any_line_of_a_delivery_is_told_to_the_body_or_to_nobody(opened):
+    """In a pool of threads: `LockLost` is the task's failure, or it had succeeded before."""
+    shop, remains, _ = opened
+    outcomes, left = [], []
+
+    def work():
+        remains.remember()
+        strikes, unharmed = Strikes(lambda: lose(shop), visits=1), 0
+        while unharmed < UNHARMED:
+            shop.next_name()
+            one = strikes.once(shop.deliver)
+            unharmed += one is None
+            if one is not None:
+                result = shop.app.AsyncResult(shop.name)
+                outcomes.append(type(result.result) if result.failed() else result.state)
+                problems = [*shop.problems(), *remains.of(shop.name)]
+                if one.error is not None or problems:
+                    left.append(f"{one.place}: {one.error!r} {problems}")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not left, "\n".join(left)
+    assert set(outcomes) == {"SUCCESS", LockLost}
