@@ -234,3 +234,33 @@ with lock.hold("report") as held:
         told = script.told()
     assert told["seen"] == ["_leave", "_read", "_schedule", "_send", "unwatch"]
     assert told["codes"] == [0] * 5
+
+
+def test_a_task_whose_body_forks_and_returns_in_both_is_ended_by_the_parent(five_nodes):
+    """The child releases nothing, and does not say that the execution is done."""
+    source = """
+from celery import Celery
+from celery_redlock import RedlockTask
+
+app = Celery("shop", broker="memory://", backend="cache+memory://")
+app.conf.update(redlock_nodes=sys.argv[1:], **{f"redlock_{k}": v for k, v in SETTINGS.items()})
+child = None
+
+@app.task(base=RedlockTask, name="bill", lock_key="report")
+def bill():
+    global child
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+
+def kept():
+    lock.inspect("report")  # what was written before has been read when this is answered
+    return sum(bool(view.holder) for view in lock.inspect("report"))
+
+bill.apply(task_id="one").get()
+tell(taken=kept())
+if child == 0:
+    os._exit(0)
+"""
+    with Script(source, enrol(five_nodes)) as script:
+        assert [script.told(), script.told()] == [{"taken": 5}, {"taken": 0}]
