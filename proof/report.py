@@ -47,6 +47,9 @@ FAULTS = {
     "stuck": "keys set by hand, without an end",
 }
 
+#: What contenders of the nemesis do without.
+WITHOUT = {"unguarded": "restart-guard", "careless": "own-clock"}
+
 
 def records() -> dict[str, Any]:
     """Return what was recorded, by the name of the proof."""
@@ -58,7 +61,7 @@ def rendered(page: str, recorded: Mapping[str, Any]) -> str:
 
     def filled(place: re.Match[str]) -> str:
         name, kind = place.groups()
-        lines = KINDS[name, kind](recorded[name])
+        lines = KINDS[name, kind](recorded[name], recorded)
         return "\n".join([f"<!-- {name}: {kind} -->", *lines, "<!-- end -->"])
 
     return PLACE.sub(filled, page)
@@ -69,7 +72,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     return markdown(head, [[in_words(cell) for cell in row] for row in rows])
 
 
-def simulation(found: Recorded) -> Iterator[str]:
+def simulation(found: Recorded, _: Mapping[str, Any]) -> Iterator[str]:
     """Yield what chance found."""
     yield (
         f"**{found['seeds']} seeds, {in_words(float(found['hours']))} simulated hours of faults, "
@@ -81,7 +84,7 @@ def simulation(found: Recorded) -> Iterator[str]:
     yield where(found)
 
 
-def exploration(found: Recorded) -> Iterator[str]:
+def exploration(found: Recorded, _: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the search through all orders found."""
     rows = [
         (
@@ -98,17 +101,21 @@ def exploration(found: Recorded) -> Iterator[str]:
     yield where(found)
 
 
-def matrix(found: Recorded) -> Iterator[str]:
+def matrix(found: Recorded, recorded: Mapping[str, Any]) -> Iterator[str]:
     """Yield which layer notices which guard's lack."""
     layers = found["layers"]
+    elsewhere = {"exploration": explored(recorded), "nemesis": struck(recorded)}
     rows = [
         (
-            f"`{row['off'][0]}`: {found['rules'][row['off'][0]]}",
-            *("yes" if row["noticed"].get(layer) else "-" for layer in layers),
+            f"`{name}`: {rule}",
+            *("yes" if noticed.get(layer) else "-" for layer in layers),
+            *("yes" if name in seen else "-" for seen in elsewhere.values()),
         )
-        for row in found["rows"]
+        for name, rule, noticed in (
+            (row["off"][0], found["rules"][row["off"][0]], row["noticed"]) for row in found["rows"]
+        )
     ]
-    yield from table(("guard switched off", *layers), rows)
+    yield from table(("guard switched off", *layers, *elsewhere), rows)
     yield ""
     first = Counter(
         next(layer for layer in layers if row["noticed"].get(layer))
@@ -125,7 +132,26 @@ def matrix(found: Recorded) -> Iterator[str]:
     yield where(found)
 
 
-def nemesis(found: Recorded) -> Iterator[str]:
+def explored(recorded: Mapping[str, Any]) -> set[str]:
+    """Return the guards whose lack alone the search through all orders found."""
+    rows = recorded["exploration"]["rows"]
+    return {
+        row["guards_off"][0] for row in rows if row["violating"] and len(row["guards_off"]) == 1
+    }
+
+
+def struck(recorded: Mapping[str, Any]) -> set[str]:
+    """Return the guards whose lack let contenders break under the nemesis."""
+    broken = {
+        name
+        for run in recorded["nemesis"]["runs"]
+        for name, score in run["contenders"].items()
+        if score["overlaps"]
+    }
+    return {guard for name, guard in WITHOUT.items() if name in broken}
+
+
+def nemesis(found: Recorded, _: Mapping[str, Any]) -> Iterator[str]:
     """Yield what became of each contender under each fault."""
     contenders = list(dict.fromkeys(name for run in found["runs"] for name in run["contenders"]))
     head = ("fault", "minutes", "strikes", *(f"{name}: grants / overlaps" for name in contenders))
@@ -153,7 +179,7 @@ def overlaps(score: Mapping[str, Any] | None) -> str:
     )
 
 
-def updates(found: Recorded) -> Iterator[str]:
+def updates(found: Recorded, _: Mapping[str, Any]) -> Iterator[str]:
     """Yield how many updates were lost, with fences and without."""
     rows = [
         (run["fault"], name, score["grants"], score["lost_updates"], score["lost_plain_updates"])
@@ -168,7 +194,7 @@ def updates(found: Recorded) -> Iterator[str]:
     yield where(found)
 
 
-def resources(found: Recorded) -> Iterator[str]:
+def resources(found: Recorded, _: Mapping[str, Any]) -> Iterator[str]:
     """Yield what many cycles leave behind."""
     rows = [(row["what"], row["before"], row["after"], row["cycles"]) for row in found["rows"]]
     yield from table(("what", "before", "after", "cycles"), rows)
@@ -189,7 +215,7 @@ def where(found: Recorded) -> str:
 
 
 #: What can stand between markers -> what writes it.
-KINDS: dict[tuple[str, str], Callable[[Recorded], Iterator[str]]] = {
+KINDS: dict[tuple[str, str], Callable[[Recorded, Mapping[str, Any]], Iterator[str]]] = {
     ("simulation", "table"): simulation,
     ("exploration", "table"): exploration,
     ("matrix", "table"): matrix,

@@ -237,7 +237,7 @@ with lock.hold("report") as held:
 
 
 def test_a_task_whose_body_forks_and_returns_in_both_is_ended_by_the_parent(five_nodes):
-    """The child releases nothing, and does not say that the execution is done."""
+    """The child releases nothing; the parent goes on under its lock, and gives it back."""
     source = """
 from celery import Celery
 from celery_redlock import RedlockTask
