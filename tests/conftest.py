@@ -16,8 +16,8 @@ from typing import Any
 
 # First of all: what a developer exported for a shop of their own must not reach a test.
 for _name in [name for name in os.environ if name.startswith(("REDLOCK_", "CELERY_"))]:
-    # How long to search, for whoever wants to search longer.
-    if not _name.startswith(("REDLOCK_SIM_", "REDLOCK_SPREE_")):
+    # How long to search, for whoever wants to search longer; and what a mutant goes without.
+    if not _name.startswith(("REDLOCK_SIM_", "REDLOCK_SPREE_", "REDLOCK_GUARDS_OFF")):
         del os.environ[_name]
 
 import hypothesis
@@ -29,6 +29,12 @@ from celery_redlock.ops.servers import Server, find_binary, servers
 from support.proxy import Link, proxied
 from support.rabbitmq import RabbitMQ, find_rabbitmq, rabbitmq
 from support.worker import Worker
+
+if _off := os.environ.get("REDLOCK_GUARDS_OFF"):  # `simulation.guards` says which there are
+    from simulation.guards import switched_off
+
+    _guards = ExitStack()
+    _guards.enter_context(switched_off(_off.split(",")))
 
 IN_CI = os.environ.get("CI") == "true"
 
