@@ -27,7 +27,7 @@ from simulation.profiles import PROFILES, Outcome, run
 #: Which kinds of worlds are run in turn: an hour of the busy ones costs as much as five others.
 KINDS = [*[name for name in PROFILES if "busy" not in name], *PROFILES]
 #: Every so many seeds are run at full pace; the others slower, for an hour of them costs less.
-FULL_PACE = 20
+FULL_PACE = 50
 SLOWER = 10.0
 
 

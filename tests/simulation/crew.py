@@ -31,23 +31,34 @@ class Crew:
         world: Where they live.
         until: When they stop [s, true time]; afterwards each takes the lock once more.
         fence: Whether they ask for fences.
-        hold: How long they hold the lock on average [ttl], and rest at most as long.
+        hold: How long they hold the lock on average [ttl].
+        rest: How long they rest in between at most [ttl]; 0.0 for as long as they hold it.
+        wait: How long they try to get it at most [ttl].
     """
 
     def __init__(
-        self, world: World, until: float, *, fence: bool = True, hold: float = 1.0
+        self,
+        world: World,
+        until: float,
+        *,
+        fence: bool = True,
+        hold: float = 1.0,
+        rest: float = 0.0,
+        wait: float = 1.0,
     ) -> None:
         self.world = world
         self.until = until
         self.fence = fence
         self.length = hold * world.rules.ttl
+        self.rest = (rest or hold) * world.rules.ttl
+        self.patience = wait * world.rules.ttl
 
     def work(self, host: Host) -> Process:
         """Yield what one client does."""
         world, chance, ttl = self.world, self.world.chance, self.world.rules.ttl
         while world.now < self.until:
-            yield Pause(chance.uniform(0.0, self.length))
-            lease = yield from self.take(host, chance.uniform(0.0, ttl))
+            yield Pause(chance.uniform(0.0, self.rest))
+            lease = yield from self.take(host, chance.uniform(0.0, self.patience))
             if lease is not None:
                 yield from self.hold(host, lease, chance.expovariate(1.0 / self.length))
         # All is well again, and whatever was left behind has lapsed.

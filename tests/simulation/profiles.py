@@ -29,8 +29,17 @@ class Profile:
     pace: float = 1.0
 
     def slower(self, times: float) -> Profile:
-        """Return the same, at least *times* slower: an hour of it costs less."""
-        return replace(self, pace=max(self.pace, times))
+        """
+        Return the same, at least *times* slower: an hour of it costs less.
+
+        But nobody tries for longer, or rests for less than up to a lease: how often a client asks
+        while it waits is no matter of pace.
+        """
+        pace = max(self.pace, times)
+        if pace == self.pace:
+            return self
+        wait = self.crew.get("wait", 1.0) * self.pace / pace
+        return replace(self, pace=pace, crew={**self.crew, "rest": 1.0, "wait": wait})
 
     def build(self, seed: int) -> World:
         """Return such a world."""
