@@ -16,4 +16,6 @@ RECORDED = Path(__file__).parent / "recorded"
 def save(path: Path, found: dict[str, Any]) -> None:
     """Leave what was found, and on which machine, as JSON."""
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({**found, "machine": machine()}, indent=1) + "\n")
+    told = machine()
+    del told["command"]  # of the runner; what it ran is in what was found
+    path.write_text(json.dumps({**found, "machine": told}, indent=1) + "\n")

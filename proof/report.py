@@ -95,9 +95,12 @@ def exploration(found: Recorded, _: Mapping[str, Any]) -> Iterator[str]:
             row["kind"] or "-",
         )
         for row in found["rows"]
+        if row["violating"] or not row["guards_off"]
     ]
     yield from table(("model", "guards off", "configurations broken", "states", "law"), rows)
     yield ""
+    covered = len(found["rows"]) - len(rows)
+    yield f"With {covered} other combinations off no law is broken: guards cover for one another.\n"
     yield where(found)
 
 

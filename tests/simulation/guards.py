@@ -26,7 +26,7 @@ from celery_redlock.lock.call import Call
 from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.node import Node
 from celery_redlock.lock.rounds import Ask
-from celery_redlock.lock.scripts import ACQUIRE, ENROL, RELEASE, RENEW, Script
+from celery_redlock.lock.scripts import ACQUIRE, ENROL, PROBE, RELEASE, RENEW, Script
 from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge
 from simulation.crew import Crew
 from simulation.nodes import SimulatedNode
@@ -305,7 +305,7 @@ GUARDS = {
             "a node votes only for clients with the same nodes and the same longest TTL",
             ((SimulatedNode, "is_foreign", no), (SimulatedNode, "is_of_others", no)),
             (
-                *((script, SAME_PROCESS, "false then") for script in (ACQUIRE, RENEW, ENROL)),
+                *((one, SAME_PROCESS, "false then") for one in (ACQUIRE, RENEW, ENROL, PROBE)),
                 (ENROL, "elseif found and string.sub(found, 41)", "elseif nil ~= nil and nil"),
             ),
         ),

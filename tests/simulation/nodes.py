@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis.exceptions import NoScriptError, OutOfMemoryError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from celery_redlock.lock.scripts import (
     ACQUIRE,
@@ -68,6 +68,7 @@ class SimulatedNode:
             for script in (ACQUIRE, RENEW, RELEASE, ENROL, MARK, INSPECT, PROBE)
         }
         self.scripts = set(self.verbs)
+        self._is_in_script = self._has_written = False
 
     # -- as a server -------------------------------------------------------------
 
@@ -86,13 +87,15 @@ class SimulatedNode:
         return value if expires > self.now_ms() else None
 
     def put(self, key: bytes, value: bytes, ttl: bytes) -> None:
-        """Store a value for *ttl* [ms]."""
-        if self.is_full:
+        """Store a value for *ttl* [ms]; a script that has written may go on though it is full."""
+        if self.is_full and not self._has_written:
             raise OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
+        self._has_written = self._is_in_script
         self.store[key] = (value, self.now_ms() + int(ttl))
 
     def expire(self, key: bytes, ttl: bytes) -> None:
         """Have a key that exists stand for *ttl* [ms]; possible though the node is full."""
+        self._has_written = self._is_in_script
         value = self.get(key)
         if value is not None:
             self.store[key] = (value, self.now_ms() + int(ttl))
@@ -105,7 +108,8 @@ class SimulatedNode:
         return -1 if left == float("inf") else int(left)
 
     def delete(self, key: bytes) -> None:
-        """Take a key away."""
+        """Take a key away; possible though the node is full."""
+        self._has_written = self._is_in_script
         self.store.pop(key, None)
 
     def flush(self) -> None:
@@ -140,9 +144,14 @@ class SimulatedNode:
             if verb == b"EVALSHA" and sha not in self.scripts:
                 return NoScriptError("No matching script.")
             self.scripts.add(sha)
+            self._is_in_script = True
             return self.verbs[sha](rest[: int(count)], rest[int(count) :])
         except OutOfMemoryError as error:
             return error
+        except ValueError as error:  # somebody stored a fence that is no number
+            return ResponseError(str(error))
+        finally:
+            self._is_in_script = self._has_written = False
 
     # -- the scripts -------------------------------------------------------------
 
@@ -164,6 +173,11 @@ class SimulatedNode:
         """Return whether this very process was enrolled for clients of other settings."""
         return found is not None and found != boot_id and found[:41] == boot_id[:41]
 
+    def last_fence(self, key: bytes) -> bytes:
+        """Return the last fence given; to count on it is a float, as in Lua: exact up to 2^53."""
+        value = self.get(key)
+        return b"0" if value is None else value
+
     def acquire(self, keys: Sequence[bytes], arguments: Sequence[bytes]) -> list[Any]:
         """As ACQUIRE_LUA."""
         lock, fence_key, marker_key, boot, quarantine = keys
@@ -177,23 +191,23 @@ class SimulatedNode:
         if marker is not None:
             return [-3, now, marker]
         if held is not None and held[:TOKEN_LENGTH] != token:
-            return [0, now, self.pttl(lock), held, self.get(fence_key) or b"0"]
+            return [0, now, self.pttl(lock), held, self.last_fence(fence_key)]
         fence = b"0"
         if proposed != b"0":
-            if self.is_too_far(int(proposed), now + int(skew)):
+            if self.is_too_far(float(proposed), now + int(skew)):
                 return [-5, now]
-            fence = b"%d" % self.next_fence(int(self.get(fence_key) or 0), int(proposed))
+            fence = b"%.0f" % self.next_fence(float(self.last_fence(fence_key)), float(proposed))
             self.put(fence_key, fence, retention)
         self.put(lock, token + info, ttl)
         if length != b"0":
             self.expire(boot, REMEMBERED)
         return [1, now, fence]
 
-    def is_too_far(self, proposed: int, latest: int) -> bool:
+    def is_too_far(self, proposed: float, latest: int) -> bool:
         """Return whether a proposal is made by a clock that is ahead of *latest* [ms]."""
         return proposed > latest * 4096
 
-    def next_fence(self, seen: int, proposed: int) -> int:
+    def next_fence(self, seen: float, proposed: float) -> float:
         """Return the fence of a grant: above all that were given."""
         return max(seen + 1, proposed)
 
@@ -202,21 +216,22 @@ class SimulatedNode:
         lock, fence_key, boot, quarantine = keys
         token, info, ttl, least, retention, repair, length, boot_id = arguments
         now = int(self.now_ms())
-        held, seen = self.get(lock), int(self.get(fence_key) or 0)
+        held = self.get(lock)
         code, left = self.standing(boot, quarantine, boot_id, length)
+        seen = float(self.last_fence(fence_key)) if least != b"0" else 0.0
         kind = 1
-        if held is None and repair == b"1" and not self.has_passed(seen, int(least)):
+        if held is None and repair == b"1" and not self.has_passed(seen, float(least)):
             kind = 2
         elif held is None or not self.is_holder(held, token):
-            return [0, now, self.pttl(lock), held or b"", b"%d" % seen]
+            return [0, now, self.pttl(lock), held or b"", self.last_fence(fence_key)]
         self.put(lock, token + info, ttl)
         fence = b"0"
         if least != b"0":
-            fence = b"%d" % max(seen, int(least))
+            fence = b"%.0f" % max(seen, float(least))
             self.put(fence_key, fence, retention)
         return self.renewed(kind, code, [now, fence], left, boot if length != b"0" else None)
 
-    def has_passed(self, seen: int, fence: int) -> bool:
+    def has_passed(self, seen: float, fence: float) -> bool:
         """Return whether a larger fence than the one of a renewal was given since."""
         return 0 < fence < seen
 
@@ -293,7 +308,7 @@ class SimulatedNode:
         """As INSPECT_LUA."""
         lock, fence_key = keys
         now = int(self.now_ms())
-        held, fence = self.get(lock), self.get(fence_key) or b"0"
+        held, fence = self.get(lock), self.last_fence(fence_key)
         if held is None:
             return [2, now, fence]
         return [0, now, self.pttl(lock), held, fence]

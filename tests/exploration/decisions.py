@@ -1,0 +1,269 @@
+"""
+What a client makes of the answers: the library's own code, over small ballots.
+
+A ballot here is a tuple of answers (see `exploration.nodes`). It becomes one of real votes,
+goes through a real `Call`, and what is decided comes from `judge`, from the generator
+`_Attempt.settle`, and from `Renewal`. All is remembered, for there are few different ballots;
+who patches the library has to `forget`.
+
+A guard of the client is switched off in `settled`, which is `settle` told again; a test holds
+the two to each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from functools import cache
+from typing import Any, NamedTuple
+
+from celery_redlock.lock.call import Call
+from celery_redlock.lock.lease import Lease, quorum, valid_until
+from celery_redlock.lock.renewal import Renewal
+from celery_redlock.lock.rounds import CONFIRM_ROUNDS, Ask, Client, Wanted, _Attempt
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.votes import Ballot, Verdict, Vote, VoteKind, acquire_is_decided, judge
+from exploration.nodes import DEAD, LOST, NOTHING, QUARANTINED, REFUSED, WAITING, Off
+
+__all__ = ["CLIENT_GUARDS", "Move", "acquired", "confirmed", "forget", "renewed", "withdrawn"]
+
+NODES = 3
+#: Ticks of a lease where time does not matter.
+LONG = 100
+OTHER = b"f" * 40
+#: What may be switched off in `settled`.
+CLIENT_GUARDS = frozenset({"write-back", "exact-fence", "largest-fence", "confirm-sets-nothing"})
+
+Answers = tuple[int, ...]
+
+
+class Move(NamedTuple):
+    """
+    What a client does next.
+
+    Attributes:
+        kind: ``"wait"`` for more answers, ``"confirm"`` the fence in one more round, ``"hold"``
+            the lock, ``"again"`` when a renewal is undecided, or it is ``"over"``.
+        fence: Of the confirmation or the grant.
+        left: Of the lease [ticks].
+    """
+
+    kind: str
+    fence: int = 0
+    left: int = 0
+
+
+WAIT, AGAIN, OVER = Move("wait"), Move("again"), Move("over")
+
+
+def vote(answer: int) -> Vote | None:
+    """Return the library's vote for an answer, None for one that has not come."""
+    if answer in {WAITING, LOST}:
+        return None
+    if answer == REFUSED:
+        return Vote(VoteKind.REFUSED, ttl=1.0, value=OTHER)
+    if answer == QUARANTINED:
+        return Vote(VoteKind.QUARANTINED, ttl=1.0)
+    if answer == DEAD:
+        return Vote(VoteKind.UNREACHABLE, reason="connection lost")
+    kind = VoteKind.REPAIRED if answer % 2 else VoteKind.GRANTED
+    return Vote(kind, answer // 2)
+
+
+class Clock:
+    """Shows what it is told [ticks]."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        """Return the time."""
+        return self.time
+
+
+def client(ttl: int, clock: Clock) -> Client:
+    """Return a client whose leases last *ttl* ticks; all clocks are right."""
+    rules = Rules(ttl=ttl, max_ttl=ttl, node_timeout=0.1, drift_factor=0.0)
+    return Client(rules, labels=("A", "B", "C"), now=clock.now, wall=clock.now)
+
+
+def ticks_left(lease: Lease, clock: Clock) -> int:
+    """Return at how many ticks from now on a lease is still trusted."""
+    return max(0, math.ceil(lease.valid_until - clock.time))
+
+
+def put(ask: Ask, answers: Answers) -> Call:
+    """Return the call of *ask* after these answers."""
+    call = Call(ask.request, len(answers), ask.decided)
+    for position, answer in enumerate(answers):
+        counted = vote(answer)
+        if counted is not None:
+            call.take(position, counted)
+    return call
+
+
+def attempt(ttl: int, clock: Clock) -> _Attempt:
+    """Return an attempt that begins now."""
+    wanted = Wanted("k", ttl, fence=True)
+    return _Attempt(client(ttl, clock), wanted, "0" * 40, clock.time)
+
+
+Settling = Generator[Ask, Ballot, "Lease | None"]
+
+
+def step(advance: Callable[[], Ask], clock: Clock) -> Move:
+    """Return what `settle` does next."""
+    try:
+        ask = advance()
+    except StopIteration as stop:
+        lease: Lease | None = stop.value
+        if lease is None:
+            return OVER
+        return Move("hold", lease.fence or 0, ticks_left(lease, clock))
+    return Move("confirm", asked_fence(ask))
+
+
+def asked_fence(ask: Ask) -> int:
+    """Return the fence that a confirmation is about."""
+    return int(ask.request.arguments[3])
+
+
+@cache
+def acquired(
+    answers: Answers,
+    timed_out: bool = False,  # noqa: FBT001, FBT002  remembered calls are told by position
+    elapsed: int = 0,
+    ttl: int = LONG,
+    off: Off = NOTHING,
+) -> Move:
+    """Return what a client does that asked *elapsed* ticks ago and has these answers so far."""
+    clock = Clock()
+    trying = attempt(ttl, clock)
+    call = put(Ask(trying.request(), acquire_is_decided), answers)
+    clock.time = float(elapsed)
+    if call.is_open and not timed_out:
+        return WAIT
+    if judge(call.ballot) is not Verdict.GRANTED:
+        return OVER
+    if off & CLIENT_GUARDS:
+        return settled(answers, None, 0, off)
+    settling = trying.settle(call.ballot)
+    return step(lambda: next(settling), clock)
+
+
+@cache
+def confirmed(  # noqa: PLR0917
+    answers: Answers,
+    fence: int,
+    number: int,
+    timed_out: bool,  # noqa: FBT001
+    elapsed: int = 0,
+    ttl: int = LONG,
+    off: Off = NOTHING,
+) -> Move:
+    """Return what a client does in confirming round *number* (from 1) about *fence*."""
+    if off & CLIENT_GUARDS:
+        move = settled(answers, fence, number, off)
+        is_open = any(answer in {WAITING, LOST} for answer in answers) and not timed_out
+        return WAIT if move.kind != "hold" and is_open else move
+    clock = Clock()
+    settling, ask = confirming(fence, number, ttl, clock)
+    call = put(ask, answers)
+    clock.time = float(elapsed)
+    if call.is_open and not timed_out:
+        return WAIT
+    return step(lambda: settling.send(call.ballot), clock)
+
+
+def confirming(fence: int, number: int, ttl: int, clock: Clock) -> tuple[Settling, Ask]:
+    """Return a `settle` that is in confirming round *number* about *fence*, and what it asks."""
+    first = (granted_vote(fence), granted_vote(0), None)
+    settling = attempt(ttl, clock).settle(first)
+    ask = next(settling)
+    for _ in range(number - 1):  # rounds without an answer
+        ask = settling.send([None] * NODES)
+    assert asked_fence(ask) == fence
+    return settling, ask
+
+
+def granted_vote(fence: int) -> Vote:
+    """Return a yes with this fence."""
+    return Vote(VoteKind.GRANTED, fence)
+
+
+def settled(answers: Answers, fence: int | None, number: int, off: Off) -> Move:
+    """Return what `settle` does after round *number* (0 is the first), with guards *off*."""
+    votes = [v for v in map(vote, answers) if v is not None]
+    fences = [v.fence for v in votes if v.kind is VoteKind.GRANTED]
+    of_several = min if "largest-fence" in off else max
+    largest = of_several(fences, default=0)
+    about = largest if fence is None else fence
+    agreeing = fences.count(about)
+    if fence is not None:
+        if "exact-fence" in off:
+            agreeing = len(fences)
+        if "confirm-sets-nothing" in off:
+            agreeing += sum(v.kind is VoteKind.REPAIRED and v.fence == about for v in votes)
+    elif "write-back" in off:
+        agreeing = len(fences)
+    if agreeing >= quorum(NODES):
+        return Move("hold", about, LONG)
+    return OVER if number == CONFIRM_ROUNDS else Move("confirm", max(about, largest))
+
+
+@cache
+def renewed(
+    answers: Answers,
+    timed_out: bool,  # noqa: FBT001
+    elapsed: int,
+    left: int,
+    ttl: int,
+    off: Off = NOTHING,
+) -> Move:
+    """
+    Return what a holder does that began to renew *elapsed* ticks ago.
+
+    Args:
+        answers: So far.
+        timed_out: Whether no more will count.
+        elapsed: Since the renewal began [ticks].
+        left: Of the lease that is to be renewed [ticks]; negative once it has ended.
+        ttl: Of all leases [ticks].
+        off: Guards that are switched off.
+    """
+    clock = Clock()
+    until = valid_until(float(left + elapsed - ttl), ttl, 0.0)
+    renewal = Renewal(client(ttl, clock), Lease("k", "0" * 40, 1, float(ttl), until, 0.0))
+    call = put(Ask(renewal.request(), renewal.decided), answers)
+    clock.time = float(elapsed)
+    if call.is_open and not timed_out:
+        return WAIT
+    if "renewal-deadline" in off:
+        renewal._ends = math.inf
+    ballot: list[Any] = list(call.ballot)
+    if "repaired-majority" in off:
+        ballot = [v and v._replace(kind=extended(v.kind)) for v in ballot]
+    outcome = renewal.outcome(ballot)
+    if isinstance(outcome, Lease):
+        return Move("hold", 1, ticks_left(outcome, clock))
+    return AGAIN if outcome is None else OVER
+
+
+def extended(kind: VoteKind) -> VoteKind:
+    """Return what a vote counts for where a repair is as good as an extension."""
+    return VoteKind.GRANTED if kind is VoteKind.REPAIRED else kind
+
+
+@cache
+def withdrawn(answer: int) -> int:
+    """Return what an answer counts for once its connection has died."""
+    counted = vote(answer)
+    call = put(Ask(attempt(LONG, Clock()).request(), lambda _: False), (answer, WAITING, WAITING))
+    call.withdraw(0, "connection lost")
+    return answer if call.ballot[0] == counted else DEAD
+
+
+def forget() -> None:
+    """Ask the library anew from now on: it was patched, or is as it was again."""
+    for remembered in (acquired, confirmed, renewed, withdrawn):
+        remembered.cache_clear()
