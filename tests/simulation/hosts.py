@@ -118,9 +118,9 @@ class Host:
         return f"{self.number:02x}{self.tokens:038x}"
 
     def run(self, steps: Process) -> None:
-        """Begin to do what *steps* say."""
+        """Begin to do what *steps* say, as soon as the world runs."""
         self.steps = steps
-        self._resume(self._ticket, None)
+        self.world.at(self.world.now, self._resume, self._ticket, None)
 
     def interrupt(self) -> None:
         """Raise `Interrupted` where the client is, if it is acquiring."""

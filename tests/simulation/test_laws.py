@@ -14,6 +14,7 @@ import os
 
 import pytest
 
+from celery_redlock.lock import clock
 from simulation import laws
 from simulation.crew import Crew
 from simulation.faults import CALM, Chaos
@@ -56,6 +57,13 @@ def test_a_seed_tells_the_same_story_twice():
     first, second = (PROFILES["three nodes"].build(7).live(6.0) for _ in range(2))
     assert first.holds == second.holds
     assert first.now == second.now
+
+
+def test_a_world_gives_the_clock_back():
+    """What is tested after it, on real servers, has a clock that goes."""
+    before = clock.now
+    World(crew=2).live(0.5)
+    assert clock.now is before
 
 
 @pytest.mark.parametrize("crew", [1, 5, 20])
