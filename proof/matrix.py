@@ -32,7 +32,18 @@ from simulation.schedules import SCHEDULES
 __all__ = ["LAYERS", "main"]
 
 TESTS = Path(__file__).parents[1] / "tests"
-UNIT = ("rounds", "votes", "renewal", "lease", "held", "rules", "watchdog", "execution", "queued")
+UNIT = (
+    "call",
+    "rounds",
+    "votes",
+    "renewal",
+    "lease",
+    "held",
+    "rules",
+    "watchdog",
+    "execution",
+    "queued",
+)
 CONTRACT = ("scripts", "node")
 #: For how long things go wrong in each world that is searched [s, at pace 1].
 LENGTH = 8.0
