@@ -31,7 +31,7 @@ from celery_redlock.task.queued import QueuedTask
 from celery_redlock.task.redelivery import headers_of, times_put_off
 from fuzz.hostile import JSON, TEXTS
 
-MINE, ANOTHERS = "id-of-this-task", "id-of-another-task"
+MINE, FOREIGN = "id-of-this-task", "id-of-another-task"
 TOKEN, OWNER = "a" * 40, "b" * 32
 LOCK = "precious"
 #: What a forger would try, as far as it is known how it works.
@@ -39,7 +39,7 @@ TRIED = st.sampled_from(
     [
         [LOCK, TOKEN, MINE, "finished"],
         [LOCK, TOKEN, MINE, "success"],
-        [LOCK, TOKEN, ANOTHERS, "finished"],
+        [LOCK, TOKEN, FOREIGN, "finished"],
         [LOCK, OWNER, MINE, "finished"],
         [LOCK, TOKEN, MINE, "done"],
         ["", TOKEN, MINE, "finished"],
@@ -93,7 +93,7 @@ class Nodes:
         """Grant the lock, or refuse it."""
         self.wanted.append(wanted)
         if self.taken:
-            raise LockTaken(wanted.name, {}, {"token": TOKEN[:8], "task_id": ANOTHERS, "ttl": 5.0})
+            raise LockTaken(wanted.name, {}, {"token": TOKEN[:8], "task_id": FOREIGN, "ttl": 5.0})
         token = (wanted.owner or "") + "c" * (40 - len(wanted.owner or ""))
         return HeldLock(Lease(wanted.name, token, 7, 30.0, 1e12, 0.0, wanted.info), on_lost)
 
@@ -211,7 +211,7 @@ def assert_harmless(stand, task, forged, *, taken):
 @example(forged={"is_eager": True}, taken=True, merges=False)
 @example(forged={"is_eager": True}, taken=False, merges=True)
 @example(forged={"redlock_owner": OWNER}, taken=False, merges=False)
-@example(forged={"redlock_queued": [LOCK, TOKEN, ANOTHERS, "finished"]}, taken=False, merges=True)
+@example(forged={"redlock_queued": [LOCK, TOKEN, FOREIGN, "finished"]}, taken=False, merges=True)
 @example(forged={"redlock_put_off": -(10**400)}, taken=True, merges=False)
 def test_a_forged_message_harms_nobody(stand, forged, taken, merges):
     """No body beside a holder, no lock given back but its own, no marker of another token."""

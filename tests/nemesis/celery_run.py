@@ -56,7 +56,7 @@ CONF: dict[str, Any] = {
     "task_ignore_result": True,
     "broker_transport_options": {
         "visibility_timeout": 5,
-        # Whoever is killed while it gives others' messages back keeps all from doing so for as long;
+        # Whoever is killed while it gives back what others had keeps all from doing so for as long;
         # five minutes by default.
         "unacked_mutex_expire": 5,
         "unacked_restore_interval": 1,
