@@ -19,6 +19,8 @@ __all__ = ["Remains", "looking_at"]
 #: How long nodes may take to be connected again and to get the releases that they missed [s]:
 #: far less than a lease.
 SOON = 4.0
+#: How often to look for what there is at least: locks of other tests may be connecting nodes.
+LOOKS = 10
 
 
 class Remains:
@@ -38,7 +40,11 @@ class Remains:
     def remember(self) -> None:
         """Take the threads and descriptors that there are now for what there should be."""
         assert self._is_whole_soon()
-        self._before = self._kept()
+        looks = [self._kept()]
+        while len(looks) < LOOKS:
+            time.sleep(0.002)
+            looks.append(self._kept())
+        self._before = {what: min(look[what] for look in looks) for what in looks[0]}
 
     def of(self, name: str, soon: float = SOON) -> list[str]:
         """
@@ -91,11 +97,14 @@ class Remains:
         return [problem]
 
     def _more(self) -> list[str]:
-        """Return what there is more of than there was."""
+        """Return what there is more of than there was, and stays: others may connect meanwhile."""
         self._is_whole_soon()  # what had ended unnoticed, the other lock may have been first to see
-        kept = self._kept()
-        is_more = any(kept[what] > number for what, number in self._before.items())
-        return [f"{kept} after {self._before}"] if is_more else []
+        deadline = time.monotonic() + SOON
+        while any((kept := self._kept())[what] > number for what, number in self._before.items()):
+            if time.monotonic() > deadline:
+                return [f"{kept} after {self._before}"]
+            time.sleep(0.002)
+        return []
 
     def _gone(self, name: str, soon: float) -> bool:
         deadline = time.monotonic() + soon
