@@ -25,7 +25,7 @@ ACCEPTANCE := $(filter-out %/test_demo.py %/test_readme.py %/test_benchmarks.py 
 # Without the tests beside it, which are not typed, as no test is.
 SIMULATION := $(filter-out %/__main__.py,$(wildcard tests/simulation/[!t]*.py))
 
-.PHONY: help demo test lint bench proof nemesis matrix matrix-redis matrix-celery build clean
+.PHONY: help demo test lint docs compare bench proof nemesis matrix matrix-redis matrix-celery build clean
 
 help: ## Show this help
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ lint: $(DEV) ## Check style, types, layers and spelling
 	@for file in $(wildcard tests/typing/*.py); do (set -x; $(BIN)/mypy --strict $$file) || exit 1; done
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+docs: $(DEV) ## Build the pages into build/docs; a warning is an error
+	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs build/docs $(ARGS)
+
+compare: $(DEV) ## Do to other libraries' tasks and to ours what production does; ARGS=--record
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.peers $(ARGS)
 
 bench: $(DEV) ## Measure what locks cost; ARGS="publish --rounds 5", ARGS=--record for the docs
 	PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
