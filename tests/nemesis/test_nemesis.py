@@ -21,7 +21,7 @@ from support.waiting import eventually
 IN_CI = os.environ.get("CI") == "true"
 SECONDS = 8.0
 #: A contender that has to break and has not yet is given so long [s].
-LONGEST = 40.0
+LONGEST = 150.0
 SEED = random.randrange(10**6)
 
 
@@ -36,7 +36,7 @@ def results(some_binary):
         return dict(zip(names, done, strict=True))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)  # the first has all runs made
 @pytest.mark.parametrize("fault", ["rolling-restart", "pause-clients", "clock-steps"])
 def test_no_promise_is_broken_where_a_weaker_lock_breaks(results, fault):
     """Exclusion, order of fences, updates and progress hold; the contenders break."""

@@ -124,7 +124,8 @@ class CeleryProcess:
 
     def _environment(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
-        return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path, **self.env}
+        python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": path}
+        return {**os.environ, **python, **self.env}
 
     def _has_started(self) -> bool:
         if self._ready.search(self.log()):
@@ -152,8 +153,19 @@ class CeleryProcess:
         self.wait(timeout=timeout)
 
     def wait(self, *, timeout: float = 20.0) -> None:
-        """Wait until the main process has ended."""
-        eventually(lambda: not self.alive, f"end of {self.pid}", timeout=timeout)
+        """
+        Wait until the main process has ended.
+
+        Raises:
+            AssertionError: It has not; the message says where its threads are, and it is no more.
+        """
+        try:
+            eventually(lambda: not self.alive, f"end of {self.pid}", timeout=timeout)
+        except AssertionError as late:
+            self.signal(signal.SIGABRT)  # faulthandler writes down all stacks
+            with contextlib.suppress(AssertionError):
+                eventually(lambda: not self.alive, "end by SIGABRT")
+            raise AssertionError(f"{late}\n{self.log()[-10_000:]}") from None
 
     def kill(self, *, children: bool = True) -> None:
         """``kill -9`` the main process, and its children too unless told otherwise; wait for it."""
