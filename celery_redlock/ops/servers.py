@@ -34,7 +34,7 @@ from redis.retry import Retry
 
 from celery_redlock.ops.reaper import reaper
 
-__all__ = ["Server", "find_binary", "servers"]
+__all__ = ["PortTaken", "Server", "find_binary", "servers"]
 
 HOST = "127.0.0.1"
 
@@ -90,6 +90,10 @@ def _embedded() -> Path | None:
     return None
 
 
+class PortTaken(RuntimeError):
+    """The port that a server has to have is another's."""
+
+
 class Server:
     """
     One real server process on the loopback interface. Methods may be called from any thread.
@@ -97,16 +101,24 @@ class Server:
     Args:
         binary: The server program; None: whatever :func:`find_binary` finds.
         extra_args: More options of the server; they win over ours.
+        port: TCP port that it has to have; None: a free one.
 
     Attributes:
         port: TCP port; fixed once the server has answered for the first time.
         folder: Its working directory with its log; removed by :meth:`stop`.
     """
 
-    def __init__(self, *, binary: Path | None = None, extra_args: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        binary: Path | None = None,
+        extra_args: Sequence[str] = (),
+        port: int | None = None,
+    ) -> None:
         self.binary = binary or find_binary()
         self.extra_args = tuple(extra_args)
-        self.port = _free_port()
+        self.port = _free_port() if port is None else port
+        self._must_have_port = port is not None
         self.folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._known = False  # has answered once: others may know the port
@@ -146,7 +158,7 @@ class Server:
 
         Raises:
             RuntimeError: It is running already, or it ended or did not answer in time; the
-                message then has the tail of its log.
+                message then has the tail of its log. `PortTaken` if it could not have *port*.
         """
         with self._lock:
             self.launch()
@@ -229,6 +241,9 @@ class Server:
             elif self.alive:
                 time.sleep(0.002)  # a server starts in milliseconds, and says nothing when it has
             elif "Address already in use" in self.log():
+                if self._must_have_port and not self._known:
+                    self.stop()
+                    raise PortTaken(f"port {self.port} is used by another process")
                 self._launch_again()
             else:
                 self._give_up("ended at once")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 
 import pytest
 from celery import Celery
-from celery.beat import Scheduler
+from celery.apps.beat import Beat as CeleryBeat
+from celery.beat import Scheduler, Service
 
 from celery_redlock.beat import RedlockScheduler
 from celery_redlock.beat.term import AFTER_FAILURE, StandBy
@@ -222,8 +224,42 @@ def test_closing_resigns_once(beat, failing):
     assert beat.told == [None, "resigned"]
     assert isinstance(beat.events[-1], LeaderDeposed)
     beat.clock.advance(60.0)
-    assert not beat.is_leading()
+    with pytest.raises(SystemExit):
+        beat.scheduler.tick()
     assert len(beat.locks.held) == 1
+
+
+class Finalized:
+    """Is told to stop while it is finalized, where Python swallows what a handler raises."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_stop_that_got_lost_in_a_finalizer_is_made_up_for(beat):
+    """Celery's handler closes the scheduler and raises SystemExit, which nobody sees."""
+    service = Service(beat.app, scheduler_cls=lambda **_: beat.scheduler)
+    tick, left = beat.scheduler.tick, [3, 2, 1]
+
+    def bounded():
+        assert left.pop(), "it goes on after the stop"
+        return tick() and 0.001
+
+    def losing_a_stop(scheduler):
+        Finalized()
+        return 0.001
+
+    beat.scheduler.tick = bounded
+    beat.wrapped.tick = losing_a_stop
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        CeleryBeat(app=beat.app).install_sync_handler(service)
+        service.start()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert beat.told == [None, "resigned"]
 
 
 def test_a_stop_within_closing_gives_the_lease_back(beat):

@@ -1,0 +1,56 @@
+"""Servers to try things with: a broker and lock nodes on fixed ports, until somebody ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from celery_redlock.ops.demo_stop import Stopped, StopRequests
+from celery_redlock.ops.servers import Server
+
+__all__ = ["serve"]
+
+#: Between two looks at who is alive [s].
+LOOK = 0.2
+
+
+def serve(
+    stop: StopRequests, *, broker: int | None, nodes: list[int], tell: Callable[[str], None]
+) -> int:
+    """
+    Run servers on loopback until somebody asks for the end; return the exit code.
+
+    Args:
+        stop: What is asked for.
+        broker: Port of the one that is to be a broker; None for none.
+        nodes: Ports of the lock nodes.
+        tell: Prints a line.
+
+    Raises:
+        RuntimeError: A server did not start, for instance because its port is taken.
+    """
+    with contextlib.ExitStack() as running:
+        roles: dict[str, Server] = {}
+        wanted = [("broker", broker), *((f"lock node {n}", p) for n, p in enumerate(nodes, 1))]
+        for role, port in wanted:
+            if port is not None:
+                roles[role] = server = Server(port=port)
+                running.callback(server.stop)
+                server.start()
+        for role, server in roles.items():
+            tell(f"{role:<12} {server.url}  (process {server.pid})")
+        lock_nodes = ",".join(server.url for role, server in roles.items() if role != "broker")
+        tell(f"\nredlock_nodes: {lock_nodes}")
+        tell("They keep nothing on disk. Ctrl-C ends them all; ready.")
+        gone: set[str] = set()
+        try:
+            while True:
+                stop.check()
+                for role in roles.keys() - gone:
+                    if not roles[role].alive:
+                        tell(f"{role} has ended")
+                        gone.add(role)
+                time.sleep(LOOK)  # a signal notes a request, and wakes nobody
+        except Stopped:
+            return 0

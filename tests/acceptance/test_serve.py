@@ -1,0 +1,81 @@
+"""``celery-redlock servers``: servers for those who have none, which end with the command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+import redis
+
+from celery_redlock.ops.servers import Server
+from support.waiting import eventually
+
+SERVE = [sys.executable, "-m", "celery_redlock.ops.main", "servers"]
+
+
+@pytest.fixture
+def ports():
+    """Three ports in a row that are free, and a fourth."""
+    while True:
+        first = Server().port
+        if all(is_free(port) for port in range(first, first + 4)):
+            return first
+
+
+def is_free(port):
+    """Return whether nobody listens there."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@contextlib.contextmanager
+def serving(folder, *options):
+    """Run the command, and hand over its process and what it has written so far."""
+    out = folder / "out"
+    with out.open("wb") as sink:
+        process = subprocess.Popen([*SERVE, *options], stdout=sink, stderr=sink)
+    try:
+        yield process, out.read_text
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("ending", ["SIGINT", "SIGTERM"])
+def test_servers_run_on_the_ports_asked_for_until_somebody_ends_them(tmp_path, ports, ending):
+    """A broker and two lock nodes; one that is killed is told of, and the others go on."""
+    options = ["--nodes", "2", "--node-port", str(ports), "--broker-port", str(ports + 3)]
+    with serving(tmp_path, *options) as (process, told):
+        eventually(lambda: "ready." in told(), "readiness")
+        urls = [f"redis://127.0.0.1:{port}/0" for port in (ports, ports + 1)]
+        assert f"redlock_nodes: {','.join(urls)}\n" in told()
+        pids = dict(re.findall(r"(\S.+?) +redis://\S+  \(process (\d+)\)", told()))
+        assert list(pids) == ["broker", "lock node 1", "lock node 2"]
+        for port in (ports, ports + 1, ports + 3):
+            with contextlib.closing(redis.Redis(port=port)) as client:
+                assert client.ping()
+        os.kill(int(pids["lock node 2"]), signal.SIGKILL)
+        eventually(lambda: "lock node 2 has ended" in told(), "word of the one that was killed")
+        process.send_signal(signal.Signals[ending])
+        assert process.wait(timeout=10) == 0
+    assert all(is_free(port) for port in range(ports, ports + 4))
+
+
+def test_a_port_that_is_taken_is_named(tmp_path, ports):
+    """And no server stays behind."""
+    options = ["--nodes", "2", "--node-port", str(ports), "--broker-port", "0"]
+    other = Server(port=ports + 1)
+    other.start()
+    try:
+        with serving(tmp_path, *options) as (process, told):
+            assert process.wait(timeout=20) == 1
+            assert f"Error: port {ports + 1} is used by another process; --node-port" in told()
+        assert is_free(ports)
+    finally:
+        other.stop()
