@@ -1,6 +1,7 @@
 """
 What may be set up wrongly: facts are gathered once, and pure functions find what is amiss.
 
-`facts` is what is known, `nodes` and `app` gather it, `check_nodes`, `check_cluster` and
-`check_tasks` make findings of it, `diagnosis` does all of that.
+`facts` is what is known, `nodes`, `app` and `peer_facts` gather it, `check_nodes`,
+`check_cluster`, `check_tasks` and `check_migration` make findings of it, `diagnosis` does all of
+that. `peers` is how other libraries are known, `advice` what is to be written for their options.
 """

@@ -31,6 +31,7 @@ def app_facts(app: Any) -> dict[str, Any]:
         "visibility_timeout": visibility_timeout(app),
         "is_eager": bool(app.conf.task_always_eager),
         "pool": str(app.conf.worker_pool or "prefork"),
+        "beat_scheduler": app.conf.beat_scheduler,
         "has_hiredis": importlib.util.find_spec("hiredis") is not None,
     }
 

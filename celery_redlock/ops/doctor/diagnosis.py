@@ -9,11 +9,13 @@ from typing import Any
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.ops.doctor.app import app_facts, records_of, tasks_of
 from celery_redlock.ops.doctor.check_cluster import check_cluster
+from celery_redlock.ops.doctor.check_migration import check_migration
 from celery_redlock.ops.doctor.check_nodes import check_nodes
 from celery_redlock.ops.doctor.check_tasks import check_tasks
 from celery_redlock.ops.doctor.facts import Facts
 from celery_redlock.ops.doctor.finding import LEVELS, Finding
 from celery_redlock.ops.doctor.nodes import gather_nodes
+from celery_redlock.ops.doctor.peer_facts import load_the_rest, peer_settings, peer_tasks
 from celery_redlock.ops.loading import AppError, load_tasks
 from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import Settings
@@ -37,6 +39,7 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
         raise
     except ConfigurationError as error:
         problems["task-declared"] = str(error)
+        load_the_rest(app)
     try:
         _ = plugin_for(app).observers
     except ConfigurationError as error:
@@ -45,6 +48,8 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
         settings=settings,
         nodes=gather_nodes(settings.nodes, settings.rules, tell),
         tasks=tasks_of(app),
+        peer_tasks=peer_tasks(app),
+        peer_settings=peer_settings(app),
         records=records_of(settings),
         problems=problems,
         now=time.time(),
@@ -54,5 +59,6 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
 
 def findings(facts: Facts) -> list[Finding]:
     """Return what is amiss, the worst first."""
-    found = [*check_cluster(facts), *check_nodes(facts), *check_tasks(facts)]
+    checks = (check_cluster, check_nodes, check_tasks, check_migration)
+    found = [finding for check in checks for finding in check(facts)]
     return sorted(found, key=lambda finding: LEVELS.index(finding.level))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from celery_redlock.ops.doctor.peers import PeerTask
 from celery_redlock.settings import Settings
 from celery_redlock.task.options import LockOptions
 
@@ -117,6 +118,9 @@ class Facts:
         is_eager: Whether tasks run where they are called.
         pool: Of the workers, as far as the settings tell.
         has_hiredis: Whether the fast parser is installed.
+        peer_tasks: Those that other libraries lock, or that have options of theirs.
+        peer_settings: Of other libraries, by names in lower case.
+        beat_scheduler: What ``celery beat`` starts: a class, or the name of one.
         now: When this was gathered [s, Unix time].
     """
 
@@ -130,6 +134,9 @@ class Facts:
     is_eager: bool = False
     pool: str = "prefork"
     has_hiredis: bool = True
+    peer_tasks: Sequence[PeerTask] = ()
+    peer_settings: Mapping[str, Any] = field(default_factory=dict)
+    beat_scheduler: Any = ""
     now: float = 0.0
 
 
