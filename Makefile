@@ -88,8 +88,11 @@ matrix-celery: $(CELLS)/without-celery-kombu.txt
 $(CELLS)/without-%.txt: constraints.txt
 	@mkdir -p $(CELLS) && grep -vE '^($(subst -,|,$*))==' $< > $@
 
-build: $(DEV) ## Build the source archive and the wheel into dist/
-	$(BIN)/hatchling build
+# No date from outside: all files get hatchling's own, so that everybody's archives are the same.
+build: $(DEV) ## Build the source archive and the wheel into dist/, the same bytes everywhere
+	rm -rf dist
+	env -u SOURCE_DATE_EPOCH $(BIN)/python -m hatchling build
+	$(BIN)/python -m twine check --strict dist/*
 
 clean: ## Remove everything that can be made again
 	rm -rf $(VENV) $(CELLS) build dist

@@ -80,7 +80,8 @@ class Execution:
         self.task = task
         self.request = request
         self.name = name
-        self.id = execution_id(request.id, request.retries, request.replaced_task_nesting)
+        self._retries = request.retries or 0
+        self.id = self._id_after(self._retries)
         self._plugin = plugin_for(task.app)
         if request.is_eager:
             self._plugin.refresh()
@@ -97,6 +98,9 @@ class Execution:
         self._became: str | None = None
         self._comes_in = 0.0
         request._redlock = self  # noqa: SLF001  tells a nested call, and finds us in task_postrun
+
+    def _id_after(self, retries: int) -> str:
+        return execution_id(self.request.id, retries, self.request.replaced_task_nesting)
 
     @property
     def options(self) -> LockOptions:
@@ -303,6 +307,22 @@ class Execution:
             self._became = outcome_of(error, is_replaced=self._is_replaced, is_late=late)
         if isinstance(error, Retry):
             self._comes_in = seconds_until(error.when)
+            self._unmark_what_comes_again((self.request.retries or 0) + 1)
+
+    def _unmark_what_comes_again(self, retries: int) -> None:
+        """
+        Let the copy run that has just been published after so many *retries*.
+
+        A body that lowers ``request.retries``, so that a retry does not count, publishes an
+        execution that there was before, and that is remembered as finished.
+        """
+        if retries > self._retries:
+            return
+        self._has_ended = False
+        name = self._id_after(retries)
+        if retries < self._retries and self.options.dedup_ttl and not self.request.is_eager:
+            for state in ("done", UNSTORED):
+                self._plugin.locks.mark(Marker(name, state, 0.0))
 
     def _end_queued(self) -> None:
         queued, self._queued = self._queued, None

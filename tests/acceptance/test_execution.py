@@ -31,6 +31,16 @@ def declare(app):
     declare_losing(app)
 
 
+def uncounted(self, name, down_to):
+    """Retry, each time with the number of retries lowered to the next of *down_to*."""
+    with body(os.environ["EVENTS"], name):
+        done = sum(event["name"] == name for event in read(os.environ["EVENTS"], "start"))
+        if done <= len(down_to):
+            self.request.retries = down_to[done - 1]
+            raise self.retry(countdown=0)
+    return done
+
+
 def declare_short(app):
     """Declare tasks that run and end."""
 
@@ -113,6 +123,8 @@ def declare_ends(app):
             elif way not in ("return", "requeue"):
                 ends(self, way)
 
+    for name, late in (("uncounted", False), ("uncounted_late", True)):
+        app.task(name=name, base=RedlockTask, bind=True, shared=False, acks_late=late)(uncounted)
     app.task(name="forgets", base=RedlockTask, shared=False, acks_late=True, dedup_ttl=0)(ends)
     for name, late in (("end", False), ("end_late", True)):
         app.task(
@@ -210,6 +222,14 @@ def test_a_retry_is_never_refused_by_its_own_lock(it):
     bodies = it.bodies("again")
     assert len(bodies) == 31
     assert overlaps(e for e in read(it.events) if e.get("name") == "again") == []
+
+
+@pytest.mark.parametrize("task", ["uncounted", "uncounted_late"])
+@pytest.mark.parametrize("down_to", [[-1], [-1, -1, -1], [0, 1, 0, 0], [0, 1, -1]])
+def test_a_retry_that_is_not_to_count_runs(it, task, down_to):
+    """A body that lowers ``request.retries`` publishes an execution that was there before."""
+    name = f"{task} {down_to}"
+    assert it.task(task).delay(name, down_to).get(timeout=20) == len(down_to) + 1
 
 
 def test_a_chain_of_tasks_of_one_name_runs_to_its_end(it):

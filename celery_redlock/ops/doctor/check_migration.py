@@ -30,13 +30,10 @@ def one_task(task: PeerTask, settings: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield how a task is locked by a library, or what is left of that."""
     advice, peer = advise(task, settings), PEERS[task.library]
     meant = " ".join(advice.meant)
-    if task.is_based and task.is_ours:
-        what = f"It is based on {peer.base} of {task.library} and on RedlockTask: " + (
-            "both take a lock, and what one of them skips or puts off the other counts as run, or "
-            "as still queued. "
-            if advice.is_lock
-            else "what its rate limit puts off comes back as an execution that we know as ended, "
-            "and never runs. "
+    if task.is_based and task.is_ours and advice.is_lock:
+        what = (
+            f"It is based on {peer.base} of {task.library} and on RedlockTask: both take a lock, "
+            "and what one of them skips or puts off the other counts as run, or as still queued. "
         )
         fix = f"Take {peer.base} away: {written(task, advice) or 'nothing has to be written'}."
         yield Finding(ERROR, "migrate-mixed", task.name, what + meant, joined(fix, advice))
