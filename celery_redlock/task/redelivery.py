@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 #: Header that counts how often a policy put a task off.
 PUT_OFF = "redlock_put_off"
+#: For how long RabbitMQ lets a consumer not acknowledge a message, by default [s].
+CONSUMER_TIMEOUT = 1800.0
 #: The broker's default time after which an unacknowledged message is delivered again [s].
 VISIBILITY_TIMEOUTS = {"redis": 3600.0, "rediss": 3600.0, "sentinel": 3600.0, "sqs": 1800.0}
 #: What RabbitMQ notes of a delayed message. Before 4.0.1 it would take a copy that carries
@@ -77,10 +79,11 @@ def longest_countdown(app: Any) -> float:
     Return the longest delay that is safe with *app*'s broker [s].
 
     A delayed message waits unacknowledged in a worker; delayed for longer than the
-    visibility timeout it would be delivered again and again.
+    visibility timeout it would be delivered again and again. RabbitMQ has none, but ends a
+    consumer that has not acknowledged a message for so long, and Celery the worker with it.
     """
     timeout = visibility_timeout(app)
-    return 3600.0 if timeout is None else max(1.0, timeout / 3.0)
+    return max(1.0, (CONSUMER_TIMEOUT if timeout is None else timeout) / 3.0)
 
 
 def times_put_off(request: Any) -> int:

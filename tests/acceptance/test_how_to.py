@@ -1,0 +1,395 @@
+"""
+What the pages of docs/how-to/ claim, where their own blocks cannot show it.
+
+The blocks themselves are run by `test_pages`. Here stands what takes a broker that is not Redis,
+a server that is down or stopped, or the library's own arithmetic beside that of a page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import re
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from celery_redlock import Redlock
+from celery_redlock.lock.lease import quarantine_for, quorum, valid_until
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.survey import bootstrap
+from celery_redlock.plugin import plugin_for
+from celery_redlock.settings import Settings
+from celery_redlock.task.policies import Reschedule
+from support.clients import let_go
+from support.events import overlaps, read
+from support.page_run import Names, run_page
+from support.pages import blocks_of
+from support.versions import since
+from support.waiting import eventually
+
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
+OWN = (
+    "choose-a-key",
+    "choose-a-ttl",
+    "how-many-nodes",
+    "django",
+    "fastapi",
+    "rabbitmq",
+    "beat",
+    "monitoring",
+)
+#: So long that a loaded machine makes no node late [s].
+PATIENCE = 0.5
+
+
+def text_of(page):
+    """Return the text of a page by its name."""
+    return (HOW_TO / f"{page}.md").read_text()
+
+
+def rows_of(page, head):
+    """Return the cells of the table of *page* whose head has *head*, without head and rule."""
+    lines = text_of(page).splitlines()
+    (begin,) = [at for at, line in enumerate(lines) if line.startswith("|") and head in line]
+    rows = []
+    for line in lines[begin + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return rows
+
+
+def written(page, folder, places):
+    """Write the files of *page* into *folder*, with *places* for the names of servers."""
+    for block in blocks_of(HOW_TO / f"{page}.md"):
+        if "file" in block.notes:
+            text = block.text
+            for name, place in places.items():
+                text = text.replace(name, place)
+            (folder / block.notes["file"]).write_text(text)
+
+
+@contextmanager
+def imported(folder, *names):
+    """Import modules of *folder* for the body of a ``with``, and forget them afterwards."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield [importlib.import_module(name) for name in names]
+    finally:
+        sys.path.remove(str(folder))
+        for name in names:
+            app = getattr(sys.modules.pop(name), "app", None)
+            if app is not None and hasattr(app, "tasks"):
+                plugin_for(app).locks.close()
+                let_go(app)
+
+
+@pytest.fixture
+def lock_nodes(redis_nodes):
+    """Three lock nodes of this test's own that trust each other."""
+    nodes = redis_nodes(3)
+    bootstrap([node.url for node in nodes], Rules())
+    return nodes
+
+
+def places_of(nodes, broker_url, results_url):
+    """Return what the names of servers in a page stand for."""
+    places = {f"redis://lock-{n}/0": node.url for n, node in enumerate(nodes, 1)}
+    return {**places, "redis://broker/0": broker_url, "redis://broker/1": results_url}
+
+
+# -- numbers ----------------------------------------------------------------------------------
+
+
+def test_the_arithmetic_of_the_page_on_ttls_is_that_of_the_lock():
+    """Stalls and quarantines of its block, and the table made of them, are the library's."""
+    (block,) = [b for b in blocks_of(HOW_TO / "choose-a-ttl.md") if "def quarantine(" in b.text]
+    page = {}
+    exec(block.text, page)
+    drift = Rules().drift_factor
+    for ttl in (0.5, 1, 5, 20, 30, 60, 90, 300):
+        lease = valid_until(0.0, ttl, drift)
+        assert page["longest_stall"](ttl) == int(lease - ttl / 3), ttl
+        assert page["quarantine"](ttl) == round(quarantine_for(ttl, drift)), ttl
+    shown = {row[0]: row[1:] for row in rows_of("choose-a-ttl", "a short TTL")}
+    stalls = next(cells for name, cells in shown.items() if "stalls" in name)
+    assert [int(re.search(r"\d+", cell)[0]) for cell in stalls] == [3, 18, 36]
+    renewals = next(cells for name, cells in shown.items() if "renewals" in name)
+    assert [int(cell) for cell in renewals] == [3 * 60 // ttl for ttl in (5, 30, 60)]
+
+
+def test_the_defaults_that_the_pages_name_are_those_of_the_settings():
+    """TTLs, timeouts and caps in prose are what nobody has to set."""
+    rules = Rules()
+    settings = {field.name: field.default for field in fields(Settings)}
+    assert "The default is 30 s" in text_of("choose-a-ttl")
+    assert rules.ttl == 30
+    assert "longest lease anybody may ask for, 60 s by default" in text_of("choose-a-ttl")
+    assert rules.max_ttl == 60
+    assert "(3600 s on Redis, and the default here)" in text_of("choose-a-ttl")
+    assert settings["dedup_ttl"] == 3600
+    assert "64 s by default" in text_of("how-many-nodes")
+    assert round(rules.quarantine) == 64
+    assert "`redlock_node_timeout`** (50 ms)" in text_of("how-many-nodes")
+    assert rules.node_timeout == 0.05
+    assert "the cap of `Reschedule` (60 s by default)" in text_of("rabbitmq")
+    assert Reschedule().cap == 60
+
+
+def test_majorities_are_those_of_the_lock():
+    """The table of nodes says what a majority is, and what may be away."""
+    rows = rows_of("how-many-nodes", "may be away")
+    assert [int(row[0]) for row in rows] == [1, 3, 5]
+    for nodes, majority, away, _ in rows:
+        assert int(majority) == quorum(int(nodes)) == int(nodes) - int(away)
+
+
+def test_the_alerts_that_pages_name_are_in_the_file():
+    """A page must not send anybody to an alert that is called otherwise."""
+    rules = (HOW_TO.parents[1] / "ops" / "prometheus" / "alerts.yml").read_text()
+    alerts = dict(re.findall(r"- alert: (\w+).*?severity: (\w+)", rules, re.DOTALL))
+    named = {name for page in OWN for name in re.findall(r"`(Redlock[A-Z]\w+)`", text_of(page))}
+    named -= {"RedlockTask"}
+    assert len(named) > 8
+    assert named <= set(alerts)
+    told = [row[0] for row in rows_of("monitoring", "first step")]
+    critical = {name for name, severity in alerts.items() if severity == "critical"}
+    assert set(re.findall(r"`(\w+)`", " ".join(told[:4]))) == critical
+
+
+# -- keys -------------------------------------------------------------------------------------
+
+
+def test_a_release_that_holds_both_names_excludes_old_and_new(lock_nodes, broker, tmp_path):
+    """While the old name is held it is skipped, and while the new one is held it waits."""
+    names = Names(places_of(lock_nodes, broker.url, broker.url))
+    others = Redlock.from_urls([node.url for node in lock_nodes])
+    try:
+        with run_page(HOW_TO / "choose-a-key.md", tmp_path, names) as page:
+            sync = page.left["sync"]
+            with others.hold("sync:1"):
+                assert sync.apply((1,)).get()["skipped"] == "conflict"
+            lease = others.acquire("shop:1")
+            free = threading.Timer(0.5, others.release, (lease,))
+            began = time.monotonic()
+            free.start()
+            assert sync.apply((1,)).get() == "synced 1"
+            assert time.monotonic() - began > 0.4
+            free.join()
+    finally:
+        others.close()
+
+
+# -- FastAPI ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shop_api(lock_nodes, redis_nodes, tmp_path):
+    """The page's API on servers of this test: ``(api, shop, broker)``."""
+    (broker,) = redis_nodes(1)
+    places = places_of(lock_nodes, broker.url, broker.url.removesuffix("0") + "1")
+    written("fastapi", tmp_path, places)
+    with imported(tmp_path, "shop", "api") as (shop, api):
+        shop.app.conf.redlock_node_timeout = PATIENCE
+        yield api, shop, broker
+
+
+async def client_of(api):
+    """Return a client of the page's API, in process; needs an event loop."""
+    httpx = pytest.importorskip("httpx")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=api.api), base_url="http://api")
+
+
+def turns_while(api, call):
+    """Return the answer of a call, and how often the event loop had its turn meanwhile."""
+
+    async def run():
+        async with await client_of(api) as client:
+            asked, turns = asyncio.ensure_future(call(client)), 0
+            while not asked.done():
+                turns += 1
+                await asyncio.sleep(0.01)
+            return await asked, turns
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/feeds/7", "/payouts/ann?amount=1"])
+def test_a_publish_that_waits_does_not_hold_up_the_event_loop(shop_api, path):
+    """With the broker stopped a request waits for a second and more; others have their turn."""
+    api, shop, broker = shop_api
+    shop.rebuild.delay(0)  # connected by now: what it waits for is the publish
+    broker.pause()
+    try:
+        answer, turns = turns_while(api, lambda client: client.post(path))
+    finally:
+        broker.resume()
+    assert answer.status_code == 503
+    assert turns > 30, "it did not wait for anything"
+
+
+def test_a_publish_in_the_event_loop_holds_it_up(shop_api):
+    """The twin: with ``delay()`` right in an ``async def`` nothing else has its turn."""
+    api, shop, broker = shop_api
+
+    @api.api.post("/naive")
+    async def naive():
+        with suppress(Exception):
+            shop.rebuild.delay(1)
+        return {}
+
+    shop.rebuild.delay(0)
+    broker.pause()
+    try:
+        _, turns = turns_while(api, lambda client: client.post("/naive"))
+    finally:
+        broker.resume()
+    assert turns < 10
+
+
+def test_a_broker_that_is_down_is_a_503_and_costs_no_marker(shop_api):
+    """The settings of the page bound the wait, and the same call goes through afterwards."""
+    api, shop, broker = shop_api
+    shop.rebuild.delay(0)
+    broker.kill()
+    began = time.monotonic()
+    answer, _ = turns_while(api, lambda client: client.post("/payouts/ann?amount=1"))
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"] == "5"
+    assert time.monotonic() - began < 10
+    broker.restart()
+    again, _ = turns_while(api, lambda client: client.post("/payouts/ann?amount=1"))
+    assert again.status_code == 202
+
+
+def test_without_a_quorum_it_is_202_or_503(shop_api, lock_nodes):
+    """One task is published all the same; the other one said that it must not be."""
+    api, _, _ = shop_api
+    for node in lock_nodes[:2]:
+        node.kill()
+    feed, _ = turns_while(api, lambda client: client.post("/feeds/7"))
+    payout, _ = turns_while(api, lambda client: client.post("/payouts/ann?amount=1"))
+    assert (feed.status_code, payout.status_code) == (202, 503)
+
+
+def test_a_child_publishes_after_its_parent_has(shop_api):
+    """As under a server that forks after it has published: each has connections of its own."""
+    _, shop, _ = shop_api
+    first = shop.rebuild.delay(7)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        found = [shop.rebuild.delay(7).duplicate, shop.rebuild.delay(8).duplicate]
+        os.write(writer, repr(found).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        assert told.read() == "[True, False]"
+    assert os.waitpid(child, 0)[1] == 0
+    assert shop.rebuild.delay(7).holder_id == first.id
+    assert shop.rebuild.delay(8).duplicate
+
+
+# -- RabbitMQ ---------------------------------------------------------------------------------
+
+WORK = '''
+
+import os
+import time
+from pathlib import Path
+
+from support.events import body
+
+app.conf.redlock_node_timeout = 0.5  # as PATIENCE
+
+
+@app.task(base=RedlockTask, bind=True, lock_key="work:{name}", on_conflict=Reschedule(cap=30))
+def work(self, name):
+    """Run until there is a file of that name."""
+    with body(os.environ["EVENTS"], name):
+        while not Path(name).exists():
+            time.sleep(0.02)
+    return name
+
+
+@app.task(bind=True)
+def work_unlocked(self, name):
+    return work.run(name)
+'''
+
+
+def bodies_of(folder, name):
+    """Return the events of bodies under *name*; a copy of another test may come by yet."""
+    return [event for event in read(folder / "events.jsonl") if event["name"] == name]
+
+
+QUORUM = since(5, 6, "queues that are declared as they are used may be quorum queues")
+
+
+@pytest.fixture
+def rabbit_shop(rabbit, lock_nodes, broker, tmp_path):
+    """The page's shop with RabbitMQ, and tasks that wait for a file: the module."""
+    places = places_of(lock_nodes, rabbit.url, broker.url)
+    written("rabbitmq", tmp_path, {**places, "amqp://guest:guest@rabbit:5672//": rabbit.url})
+    with (tmp_path / "shop.py").open("a") as file:
+        file.write(WORK)
+    with imported(tmp_path, "shop") as (shop,):
+        yield shop
+
+
+@QUORUM
+def test_the_shop_of_the_page_works_with_quorum_queues(rabbit, rabbit_shop, start_worker, tmp_path):
+    """Tasks run; one that meets its lock waits in the broker, comes again, and runs."""
+    start_worker("shop", concurrency=2, start_timeout=60)
+    assert rabbit_shop.bill.delay(7).get(timeout=30) == "invoice 7 billed"
+    first = rabbit_shop.work.delay("first")
+    eventually(lambda: bodies_of(tmp_path, "first"), "start", timeout=30)
+    second = rabbit_shop.work.delay("first")
+
+    def waits():
+        return any(name.startswith("celery_delayed_") for name in rabbit.queues())
+
+    eventually(waits, "message that waits in the broker", timeout=30, every=0.05)
+    (tmp_path / "first").touch()
+    assert [it.get(timeout=60) for it in (first, second)] == ["first", "first"]
+    assert overlaps(bodies_of(tmp_path, "first")) == []
+    arguments = rabbit.ctl("list_queues", "--no-table-headers", "name", "type")
+    assert "shop\tquorum" in arguments
+
+
+@QUORUM
+@pytest.mark.parametrize("kind", ["work", "work_unlocked"])
+def test_the_consumer_timeout_ends_workers_and_not_the_lock(
+    rabbit, rabbit_shop, start_worker, tmp_path, kind
+):
+    """
+    As the page warns: the worker of a task that takes too long ends.
+
+    The copy that the next worker gets is set aside, and one body ran. Twin: without a lock the
+    copy runs beside the first.
+    """
+    rabbit.ctl("eval", "application:set_env(rabbit, consumer_timeout, 2000).")
+    rabbit.ctl("eval", "application:set_env(rabbit, channel_tick_interval, 500).")
+    try:
+        worker = start_worker("shop", start_timeout=60, args=["-Q", "shop"])
+        result = getattr(rabbit_shop, kind).delay(kind)
+        eventually(lambda: bodies_of(tmp_path, kind), "start", timeout=30)
+        other = start_worker("shop", start_timeout=60, args=["-Q", "shop"])
+        worker.wait_for_log("Unrecoverable error: PreconditionFailed", timeout=60)
+        if kind == "work":
+            other.wait_for_log(rf"{result.id}\] set aside", timeout=60)
+        else:
+            eventually(lambda: len(bodies_of(tmp_path, kind)) == 2, "second body", timeout=60)
+    finally:
+        (tmp_path / kind).touch()
+        for name, value in (("consumer_timeout", 1800000), ("channel_tick_interval", 60000)):
+            rabbit.ctl("eval", f"application:set_env(rabbit, {name}, {value}).")
+    assert result.get(timeout=60) == kind
+    assert bool(overlaps(bodies_of(tmp_path, kind))) is (kind == "work_unlocked")
