@@ -19,6 +19,7 @@ __all__ = [
     "LockTaken",
     "QuorumUnavailable",
     "RedlockError",
+    "StaleFence",
 ]
 
 
@@ -143,3 +144,27 @@ class DuplicateTask(RedlockError):
 
     def __str__(self) -> str:
         return f"Task {self.holder_id} already stands for {self.lock_name!r}"
+
+
+class StaleFence(RedlockError):
+    """
+    A store refused a write: a later holder of the lock has written already.
+
+    What was to be written was decided on under a lock that has passed on. End the transaction
+    without a commit, and begin again from the store's present state if the work is still wanted.
+
+    Attributes:
+        target: What was to be written to: a table, a guard row's lock name, or a Redis key.
+        fence: The number that was refused.
+        newest: The largest number seen there; None where the store did not tell.
+    """
+
+    def __init__(self, target: str, fence: int, newest: int | None = None) -> None:
+        super().__init__(target, fence, newest)
+        self.target = target
+        self.fence = fence
+        self.newest = newest
+
+    def __str__(self) -> str:
+        by = "a newer one" if self.newest is None else str(self.newest)
+        return f"Fence {self.fence} is stale: {self.target!r} was written to with {by}"

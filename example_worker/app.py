@@ -1,5 +1,5 @@
 """
-A small shop: invoices with a lock each, an import that takes long, a periodic report.
+A small shop: invoices with a lock each, a long import, items up to a limit, a periodic report.
 
     celery -A example_worker.app worker
     celery -A example_worker.app beat
@@ -29,6 +29,8 @@ REDLOCK_MAX_TTL = float(os.environ.get("REDLOCK_MAX_TTL", "20"))
 #: After which a message of a worker that died is delivered again [s].
 VISIBILITY_TIMEOUT = int(os.environ.get("VISIBILITY_TIMEOUT", "60"))
 REPORT_EVERY = float(os.environ.get("REPORT_EVERY", "30"))
+#: How many items a customer may have.
+ITEM_LIMIT = 3
 #: Where workers and beats serve metrics, "host:port"; empty for nowhere.
 PROMETHEUS_LISTEN = os.environ.get("PROMETHEUS_LISTEN", "")
 
@@ -78,6 +80,7 @@ def bill(self: RedlockTask, invoice_id: int, seconds: float = 2.0) -> str:
     the lock is what makes it safe to look and then to act.
     """
     lock, entry = self.lock, f"invoice {invoice_id}"
+    ledger.claim(lock.name, lock.fence)
     if ledger.read(entry) is not None:
         return f"{entry} was billed before"
     time.sleep(seconds)  # the card has to be charged somewhere
@@ -110,3 +113,31 @@ def report(seconds: float = 1.0) -> str:
     lock = current_lock()
     ledger.write(lock.name, lock.fence, "report", f"{ledger.count()} entries")
     return f"reported with fence {lock.fence}"
+
+
+@app.task(
+    base=RedlockTask,
+    lock_key="items:{customer}",
+    lock_wait=5.0,  # nobody is turned away: each call waits for its turn,
+    on_conflict=Reschedule(base=1.0, cap=5.0),  # and if that takes long, comes again
+)
+def create_item(customer: int, name: str, seconds: float = 0.2) -> str:
+    """Create an item, unless the customer has three."""
+    lock = current_lock()
+    return look_then_create(lock.name, lock.fence, customer, name, seconds)
+
+
+@app.task
+def create_item_unlocked(customer: int, name: str, seconds: float = 0.2) -> str:
+    """Do the same without a lock: five at once all see that there is room."""
+    return look_then_create("", None, customer, name, seconds)
+
+
+def look_then_create(lock: str, fence: int | None, customer: int, name: str, seconds: float) -> str:
+    """Look, count, then insert: the classic race, as nothing in the database forbids a fourth."""
+    ledger.claim(lock, fence)
+    if ledger.count_items(customer) >= ITEM_LIMIT:
+        return f"{name} refused: customer {customer} has {ITEM_LIMIT} items"
+    time.sleep(seconds)  # its picture has to be uploaded somewhere
+    ledger.add_item(lock, fence, customer, name)
+    return f"{name} created"

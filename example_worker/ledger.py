@@ -1,83 +1,125 @@
 """
-What the tasks write to: a SQLite file that refuses a writer whose lock has passed on.
+What the tasks write to: a database that refuses a writer whose lock has passed on.
 
-One row per lock holds the largest fence that ever wrote. It is compared and raised in the
-transaction of the write itself, so a writer that was paused for too long changes nothing.
+PostgreSQL or whatever else ``LEDGER_URL`` names, as SQLAlchemy writes it; without it a SQLite
+file. Every write raises the guard row of its lock first, in the same transaction, so a writer
+that was paused for too long changes nothing. A task that looks before it writes claims the
+ledger before it looks: what it has seen, no earlier holder can change any more.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sqlite3
 import tempfile
-from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
-PATH = os.environ.get("LEDGER", str(Path(tempfile.gettempdir(), "example-ledger.sqlite3")))
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS fence (lock TEXT PRIMARY KEY, highest INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS entry (name TEXT PRIMARY KEY, content TEXT NOT NULL,
-                                  fence INTEGER, writes INTEGER NOT NULL DEFAULT 1);
-"""
-RAISE_FENCE = """
-INSERT INTO fence VALUES (:lock, :fence)
-ON CONFLICT (lock) DO UPDATE SET highest = :fence WHERE highest <= :fence
-"""
-WRITE = """
-INSERT INTO entry (name, content, fence) VALUES (:name, :content, :fence)
-ON CONFLICT (name) DO UPDATE SET content = :content, fence = :fence, writes = writes + 1
-"""
+from celery_redlock.fencing.sqlalchemy import fence_table, raise_fence
+
+SQLITE = f"sqlite:///{Path(tempfile.gettempdir(), 'example-ledger.db')}"
+URL = os.environ.get("LEDGER_URL") or SQLITE
+
+META = MetaData()
+GUARD = fence_table(META)
+ENTRY = Table(
+    "entry",
+    META,
+    Column("name", String(200), primary_key=True),
+    Column("content", String, nullable=False),
+    Column("fence", BigInteger),
+    Column("writes", Integer, nullable=False),
+)
+ITEM = Table(
+    "item",
+    META,
+    Column("id", Integer, primary_key=True),
+    Column("customer", Integer, nullable=False, index=True),
+    Column("name", String, nullable=False),
+)
 
 
-class StaleWriterError(Exception):
-    """Somebody who got the lock later has written already."""
+@cache
+def engine() -> Engine:
+    """Return the way to the database, with the tables made."""
+    made = create_engine(URL, poolclass=NullPool)  # no connection is taken along by a fork
+    for _ in META.tables:
+        with suppress(DBAPIError):  # another process was making that table
+            META.create_all(made)
+    return made
 
 
-@contextlib.contextmanager
-def transaction() -> Iterator[sqlite3.Connection]:
-    """Open the file for the body of a ``with``; what was written stays unless it raises."""
-    db = sqlite3.connect(PATH, timeout=10, isolation_level=None)
-    try:
-        db.executescript(SCHEMA)
-        db.execute("BEGIN IMMEDIATE")
-        yield db
-        db.execute("COMMIT")
-    finally:
-        db.close()  # without COMMIT nothing of it happened
-
-
-def write(lock: str, fence: int | None, name: str, content: str) -> None:
+def claim(lock: str, fence: int | None) -> None:
     """
-    Write one entry on behalf of the holder of a lock.
+    Shut out all earlier holders of a lock.
 
     Args:
         lock: Lock name.
         fence: The holder's fencing number; None where the task runs without a lock, which
             this store then cannot tell from any other writer.
-        name: Of the entry.
-        content: Of the entry.
 
     Raises:
-        StaleWriterError: A holder with a larger fence has written before.
+        StaleFence: A later holder of the lock was here before.
     """
-    with transaction() as db:
-        if fence is not None:
-            raised = db.execute(RAISE_FENCE, {"lock": lock, "fence": fence})
-            if raised.rowcount == 0:
-                raise StaleWriterError(f"{lock}: fence {fence} is not the newest any more")
-        db.execute(WRITE, {"name": name, "content": content, "fence": fence})
+    with engine().begin() as db:
+        guard(db, lock, fence)
+
+
+def guard(db: Connection, lock: str, fence: int | None) -> None:
+    """Let nobody but the newest holder of *lock* write in this transaction."""
+    if fence is not None:
+        raise_fence(db, GUARD, lock, fence)
+
+
+def write(lock: str, fence: int | None, name: str, content: str) -> None:
+    """Write one entry on behalf of the holder of a lock; the rest as of `claim`."""
+    with engine().begin() as db:
+        guard(db, lock, fence)
+        values = {"content": content, "fence": fence}
+        again = {**values, "writes": ENTRY.c.writes + 1}
+        if not db.execute(update(ENTRY).where(ENTRY.c.name == name).values(again)).rowcount:
+            db.execute(insert(ENTRY).values(name=name, writes=1, **values))
 
 
 def read(name: str) -> str | None:
     """Return the content of one entry, None if there is none."""
-    with transaction() as db:
-        found = db.execute("SELECT content FROM entry WHERE name = ?", (name,)).fetchone()
-        return None if found is None else str(found[0])
+    with engine().begin() as db:
+        return db.execute(select(ENTRY.c.content).where(ENTRY.c.name == name)).scalar()
 
 
 def count() -> int:
     """Return how many entries there are."""
-    with transaction() as db:
-        return int(db.execute("SELECT count(*) FROM entry").fetchone()[0])
+    with engine().begin() as db:
+        return db.execute(select(func.count()).select_from(ENTRY)).scalar_one()
+
+
+def count_items(customer: int) -> int:
+    """Return how many items a customer has."""
+    with engine().begin() as db:
+        found = select(func.count()).where(ITEM.c.customer == customer)
+        return db.execute(found).scalar_one()
+
+
+def add_item(lock: str, fence: int | None, customer: int, name: str) -> None:
+    """Add an item; nothing in the database limits how many. The rest as of `claim`."""
+    with engine().begin() as db:
+        guard(db, lock, fence)
+        db.execute(insert(ITEM).values(customer=customer, name=name))

@@ -26,6 +26,7 @@ import redis
 from celery import _state
 
 from celery_redlock.ops.servers import Server, find_binary, servers
+from support.postgres import Database, Postgres, find_postgres, postgres
 from support.proxy import Link, proxied
 from support.rabbitmq import RabbitMQ, find_rabbitmq, rabbitmq
 from support.worker import Worker
@@ -140,6 +141,26 @@ def rabbit() -> Iterator[RabbitMQ]:
         pytest.skip(str(failure))
     with rabbitmq(commands) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Postgres]:
+    """The PostgreSQL of the whole run; take `database`. Missing: as `some_binary`."""
+    try:
+        programs = find_postgres()
+    except RuntimeError as failure:
+        if IN_CI:
+            raise
+        pytest.skip(str(failure))
+    with postgres(programs) as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres_server: Postgres) -> Iterator[Database]:
+    """An empty database of this test alone, on a real PostgreSQL."""
+    with postgres_server.database() as fresh:
+        yield fresh
 
 
 @pytest.fixture(scope="session", params=sorted(BINARIES) or ["none"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sqlalchemy import make_url
 
 from celery_redlock.lock.address import addresses_of
 
@@ -83,7 +84,7 @@ def test_the_nodes_named_are_the_nodes_there(services):
         assert broker == {"broker"}
         assert broker.isdisjoint(hosts)
         others = {n for n, s in services.items() if "build" not in s}
-        assert set(hosts) | broker == others - WATCHERS
+        assert set(hosts) | broker | {"postgres"} == others - WATCHERS
 
 
 def test_a_lock_node_keeps_what_it_is_told(services):
@@ -104,7 +105,7 @@ def test_a_lock_node_keeps_what_it_is_told(services):
 
 def test_every_volume_is_declared_and_used(compose):
     """What services mount is what the file declares, or is there and cannot be written to."""
-    mounts = [v.split(":") for s in compose["services"].values() for v in s["volumes"]]
+    mounts = [v.split(":") for s in compose["services"].values() for v in s.get("volumes", ())]
     assert {source for source, *_ in mounts if source[0] != "."} == set(compose["volumes"])
     for source, _target, *mode in mounts:
         assert source[0] != "." or ((ROOT / source).exists() and mode == ["ro"]), source
@@ -153,12 +154,12 @@ def test_every_service_is_looked_after(services):
 
 
 def test_dependencies_are_services(services):
-    """Nobody waits for what is not there; only the broker has to be healthy."""
+    """Nobody waits for what is not there; only broker and database have to be healthy."""
     for name in ("worker-1", "worker-2", "beat", "beat-2"):
         wanted = services[name]["depends_on"]
         assert set(wanted) <= set(services)
         healthy = {n for n, c in wanted.items() if c["condition"] == "service_healthy"}
-        assert healthy == {"broker"}
+        assert healthy == {"broker", "postgres"}
 
 
 def test_images_are_pinned_to_a_major_version(services):
@@ -180,9 +181,9 @@ def test_the_image_can_be_built_from_this_repository(services):
     paths = {path for some in copied for path in some}
     assert [path for path in paths if not (ROOT / path).exists()] == []
     assert {"pyproject.toml", "README.md", "LICENSE", "celery_redlock", "example_worker"} <= paths
-    kombu_wants_packaging = [rest for word, rest in instructions() if "pip install" in rest]
-    assert "celery[redis]" in kombu_wants_packaging[0]
-    assert ".[prometheus]" in kombu_wants_packaging[0]
+    (installed,) = [shlex.split(rest) for _, rest in instructions() if "pip install" in rest]
+    # kombu's Redis transport wants `packaging`, which only this extra brings.
+    assert {"celery[redis]", ".[prometheus]", "sqlalchemy", "psycopg[binary]"} <= set(installed)
 
 
 def test_the_broker_keeps_messages(services):
@@ -190,6 +191,23 @@ def test_the_broker_keeps_messages(services):
     words = services["broker"]["command"]
     assert words[words.index("--maxmemory-policy") + 1] == "noeviction"
     assert services["broker"]["volumes"] == ["broker:/data"]
+
+
+def test_the_ledger_is_the_database_that_is_there(services):
+    """Its URL names the service, its user and its database; it keeps them, and nobody sees it."""
+    told = services["postgres"]["environment"]
+    for name in ("worker-1", "worker-2", "beat", "beat-2"):
+        url = make_url(services[name]["environment"]["LEDGER_URL"])
+        assert url.drivername == "postgresql+psycopg"
+        assert url.host == "postgres"
+        assert url.username == told["POSTGRES_USER"]
+        assert url.password == told["POSTGRES_PASSWORD"]
+        assert url.database == told["POSTGRES_DB"]
+    assert services["postgres"]["volumes"] == ["postgres:/var/lib/postgresql/data"]
+    assert "ports" not in services["postgres"]
+    asked = shlex.split(services["postgres"]["healthcheck"]["test"][1])
+    assert asked[:3] == ["pg_isready", "--host", "127.0.0.1"]
+    assert {told["POSTGRES_USER"], told["POSTGRES_DB"]} <= set(asked)
 
 
 def test_prometheus_scrapes_every_process_of_celery(services):

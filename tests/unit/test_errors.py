@@ -28,6 +28,8 @@ EXAMPLES = [
     errors.QuorumUnavailable("invoice:7", VOTES),
     errors.LockLost("invoice:7", "deadline"),
     errors.DuplicateTask("0c1d", "invoice:7"),
+    errors.StaleFence("invoice", 1001, 1002),
+    errors.StaleFence("invoice", 1001),
 ]
 
 every_error = pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""Fenced writes with Django, on SQLite and PostgreSQL; the cases stand in fencing_django.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import celery_redlock
+
+PROGRAM = Path(__file__).with_name("fencing_django.py")
+PATH = [str(Path(celery_redlock.__file__).parents[1]), str(PROGRAM.parents[1])]
+
+
+def run(case, database):
+    """Run one case in a process of its own; what it asserts comes home as its last words."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(PROGRAM), case, json.dumps(database)],
+        env={"PYTHONPATH": ":".join(PATH)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def settings(request, tmp_path):
+    """An empty database of each kind, as an entry of DATABASES."""
+    if request.param == "postgresql":
+        return request.getfixturevalue("database").django
+    return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "store.sqlite3")}
+
+
+@pytest.mark.parametrize("case", ["in_order", "all_or_none", "no_fence", "guard", "guard_misused"])
+def test_an_older_holder_does_not_write(settings, case):
+    """One after the other, as the case says."""
+    run(case, settings)
+
+
+@pytest.mark.parametrize("case", ["waited", "waited_unfenced", "guard_made_twice"])
+def test_of_two_at_the_same_time_the_older_one_does_not_write(database, case):
+    """They have a connection each, and one waits for the other, as the case says."""
+    run(case, database.django)
