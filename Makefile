@@ -20,7 +20,7 @@ CELERYS ?= 5.4 5.5 5.6 5.7
 CELLS := .venv-matrix
 # Not those about the demo, the pages and the example: they say nothing about Celery.
 ACCEPTANCE := $(filter-out %/test_demo.py %/test_readme.py %/test_benchmarks.py \
-	%/test_example_worker.py,$(sort $(wildcard tests/acceptance/test_*.py)))
+	%/test_compare.py %/test_docs.py %/test_pages.py %/test_example_worker.py,$(sort $(wildcard tests/acceptance/test_*.py)))
 
 # Without the tests beside it, which are not typed, as no test is.
 SIMULATION := $(filter-out %/__main__.py,$(wildcard tests/simulation/[!t]*.py))

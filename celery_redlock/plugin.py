@@ -7,14 +7,15 @@ declared; a worker builds it at its start, so that what is wrong is said there.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
 import os
 import re
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, cast
 
 from celery import bootsteps, signals
 from kombu.utils.imports import symbol_by_name
@@ -26,12 +27,13 @@ from celery_redlock.events import Event, Observer, tell
 # With redis, and not at the first lock: a fork meanwhile would leave the child half an import, and
 # the lock of its module held for ever.
 from celery_redlock.lock.redlock import Redlock
+from celery_redlock.lock.rules import Rules
 from celery_redlock.observers import prometheus_files
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import log_event
 from celery_redlock.settings import KNOWN, PREFIX, Settings
 
-__all__ = ["Plugin", "first_url", "locking", "plugin_for"]
+__all__ = ["Plugin", "Servers", "first_url", "locking", "plugin_for", "redlock_conf"]
 
 logger = logging.getLogger(__name__)
 _plugins: weakref.WeakKeyDictionary[Any, Plugin] = weakref.WeakKeyDictionary()
@@ -56,6 +58,26 @@ class Locking:
 locking = Locking()
 
 
+class Servers(Protocol):
+    """
+    What tests have in the place of an app's lock nodes.
+
+    Attributes:
+        urls: As the setting ``redlock_nodes``.
+    """
+
+    urls: Sequence[str]
+
+    def locks_on(
+        self,
+        nodes: Sequence[Any],
+        rules: Rules,
+        observers: Iterable[Observer],
+        sleep: Callable[[float], None],
+    ) -> Redlock:
+        """Return locks on *nodes*; as `Redlock` itself."""
+
+
 def plugin_for(app: Any) -> Plugin:
     """Return the plugin of *app*, made on first use."""
     plugin = _plugins.get(app)
@@ -75,6 +97,7 @@ class Plugin:
         has_children: Whether this is the parent process of a worker whose tasks run in children.
         node_watch: The `celery_redlock.nodewatch.NodeWatch` of a worker; None elsewhere.
         sends_events: Whether this is a worker that was started to send Celery events (``-E``).
+        servers: What tests have in the place of the app's lock nodes; see `on_servers`.
     """
 
     def __init__(self, app: Any) -> None:
@@ -87,6 +110,7 @@ class Plugin:
         self.options: dict[str, Any] = {}
         self.has_children = self.sends_events = False
         self.node_watch: Any = None
+        self.servers: Servers | None = None
 
     @property
     def app(self) -> Any:
@@ -97,14 +121,20 @@ class Plugin:
     def settings(self) -> Settings:
         """The app's settings, read once; raises ConfigurationError."""
         if self._settings is None:
-            self._conf = redlock_conf(self.app)
+            self._conf = self._read_conf()
             self._settings = Settings.from_conf(self._conf, fallback=redis_of(self.app.conf))
         return self._settings
 
     def refresh(self) -> None:
         """Read the settings again if they have changed, as those of an app under test may."""
-        if self._settings is None or redlock_conf(self.app) == self._conf:
-            return
+        if self._settings is not None and self._read_conf() != self._conf:
+            self._start_over()
+
+    def _read_conf(self) -> dict[str, Any]:
+        conf = redlock_conf(self.app)
+        return conf if self.servers is None else {**conf, "redlock_nodes": self.servers.urls}
+
+    def _start_over(self) -> None:
         with _building:
             locks, self._locks, self._settings = self._locks, None, None
             observers, self._observers = self._observers or (), None
@@ -151,8 +181,24 @@ class Plugin:
             with _building:  # two of them would know nothing of each other's leases
                 if self._locks is None:
                     nodes, rules = self.settings.nodes, self.settings.rules
-                    self._locks = Redlock(nodes, rules, [self.notify], sleep=pause)
+                    make = Redlock if self.servers is None else self.servers.locks_on
+                    self._locks = make(nodes, rules, [self.notify], sleep=pause)
         return self._locks
+
+    @contextlib.contextmanager
+    def on_servers(self, servers: Servers) -> Iterator[None]:
+        """Have the app's locks on *servers*, whatever it is configured for; for tests."""
+        before = self.servers
+        self._move_to(servers)
+        try:
+            yield
+        finally:
+            self._move_to(before)
+
+    def _move_to(self, servers: Servers | None) -> None:
+        self.flush()
+        self._start_over()
+        self.servers = servers
 
     def install(self, *steps: str) -> None:
         """Have a worker of this app check everything at its start, and take *steps* of others."""

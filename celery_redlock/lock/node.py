@@ -9,7 +9,6 @@ and dropped when they come. Redis exceptions end here; outside there are only vo
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -299,7 +298,7 @@ class Node:
         """How far its wall clock is ahead of ours [s]; None before it has told its time."""
         if self._reading is None:
             return None
-        return (self._reading.earliest + self._reading.latest) / 2 + clock.now() - time.time()
+        return (self._reading.earliest + self._reading.latest) / 2 + clock.now() - clock.wall()
 
     def _quarantine(self, now: float) -> None:
         """Keep this node from voting for anybody: keys may have expired before their time."""

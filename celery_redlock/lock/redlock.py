@@ -36,7 +36,7 @@ from celery_redlock.events import (
     broadcast,
 )
 from celery_redlock.lock import clock, requests, rounds
-from celery_redlock.lock.address import addresses_of
+from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.fanout import Fanout
@@ -142,7 +142,7 @@ class Redlock:
         self.rules = rules or Rules()
         self.nodes = tuple(nodes)
         self._notify = broadcast(observers)
-        self._fanout = Fanout(addresses_of(nodes), self.rules, self._notify)
+        self._fanout = self._new_fanout(addresses_of(nodes))
         self._client = Client(self.rules, self._fanout.labels)
         self._driver = Driver(self._fanout, sleep)
         #: The markers that keep a second message of a task out of the queue.
@@ -176,8 +176,12 @@ class Redlock:
             raise ConfigurationError(msg)
         return cls(urls, Rules.of(**settings), observers)
 
+    def _new_fanout(self, addresses: Sequence[Address]) -> Fanout:
+        """Return the connections; `celery_redlock.testing` has others."""
+        return Fanout(addresses, self.rules, self._notify)
+
     def __repr__(self) -> str:
-        return f"<Redlock on {', '.join(self.labels)}>"
+        return f"<{type(self).__name__} on {', '.join(self.labels)}>"
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -269,7 +273,7 @@ class Redlock:
         except BaseException:  # interrupted, perhaps before a byte was sent
             self._let_go(lease)
             raise
-        self._tell_release(lease, max(0.0, time.time() - lease.since))
+        self._tell_release(lease, max(0.0, clock.wall() - lease.since))
         return outcome
 
     def _let_go(self, lease: Lease) -> ReleaseOutcome:
@@ -420,7 +424,7 @@ class Redlock:
         outcome = self._release(name, owner, keep)
         if outcome is ReleaseOutcome.RELEASED:
             whose = who(info or {})
-            held = max(0.0, time.time() - since)
+            held = max(0.0, clock.wall() - since)
             self._notify(LockReleased(name, held, task=whose["task"], task_id=whose["task_id"]))
         return outcome
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
@@ -28,6 +27,7 @@ from celery_redlock.errors import (
     LockTaken,
     QuorumUnavailable,
 )
+from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import MarkerStands, Wanted
@@ -150,7 +150,7 @@ class Execution:
                 already, or runs elsewhere and a copy was published for later.
         """
         if locking.disabled:
-            return NotLocked(self.name, "locks are disabled in this process", time.time())
+            return NotLocked(self.name, "locks are disabled in this process", clock.wall())
         if self._outer is not None and self._is_part_of(self._outer):
             return self._outer
         try:
@@ -164,7 +164,7 @@ class Execution:
             logger.warning(
                 "Running %s[%s] WITHOUT its lock: %s", self.task.name, self.request.id, error
             )
-            return NotLocked(self.name, "no quorum of lock nodes; run_unlocked", time.time())
+            return NotLocked(self.name, "no quorum of lock nodes; run_unlocked", clock.wall())
 
     def _is_part_of(self, outer: HeldLock) -> bool:
         """Return whether this runs in the body that holds *outer* and has become this one."""
@@ -440,7 +440,7 @@ def is_ignored(task: Any, request: Any) -> bool:
 
 def left_of(min_hold: float, since: float) -> float:
     """Return for how long a lock that is held since then has to be kept [s], clock set or not."""
-    return min(min_hold, max(0.0, since + min_hold - time.time()))
+    return min(min_hold, max(0.0, since + min_hold - clock.wall()))
 
 
 def seconds_until(when: Any) -> float:

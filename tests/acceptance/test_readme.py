@@ -1,45 +1,41 @@
 """
-What the README and the pages of docs/ say is so: their examples run, their tables hold.
+What the README and the pages of docs/ say is so: their tables hold, their links lead somewhere.
 
-Names of servers in examples stand for servers of the test: they are replaced in the text.
+That their code blocks run is `test_pages.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
-import sqlite3
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from celery import Celery
 
 import celery_redlock
 from celery_redlock.lock.lease import quarantine_for, quorum, valid_until
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import KNOWN, Settings
 from celery_redlock.task import policies
 from celery_redlock.task.options import OPTIONS
 from support.clients import let_go
+from support.page_names import names_for
+from support.page_run import PageRun, run_page
+from support.pages import blocks_of, commands_of
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PYPROJECT = ROOT / "pyproject.toml"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def blocks(page, language):
-    """Return the code blocks of *page* in *language*, each on its own lines of the page."""
-    text = page.read_text()
-    found = [m for m in FENCE.finditer(text) if m[1] == language]
-    return ["\n" * text.count("\n", 0, m.start(2)) + m[2] for m in found]
+def named(page):
+    """Return how a test is called that is about *page*."""
+    return str(page.relative_to(ROOT))
 
 
 def tables(page):
@@ -60,56 +56,27 @@ def table(first_words):
     return found[1:]
 
 
-@pytest.fixture
-def text_for_servers(five_nodes, broker):
-    """Put servers of this test in the place of the names in a text; they trust each other."""
-    places = {f"redis://lock-{n}/0": node.url for n, node in enumerate(five_nodes[:3], 1)}
-    for n in (0, 1):
-        places[f"redis://broker/{n}"] = broker.url.removesuffix("0") + str(n)
-    bootstrap([node.url for node in five_nodes[:3]], Rules())
-    bootstrap([places["redis://broker/1"]], Rules())  # is the one node where none are named
-
-    def replaced(text):
-        for name, place in places.items():
-            text = text.replace(name, place)
-        assert not re.search(r"redis://(lock|broker)", text), "a name that stands for no server"
-        return text
-
-    return replaced
-
-
 # -- the examples ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_examples_of_a_page_run_one_after_the_other(page, text_for_servers):
-    """Every Python block runs, with what the blocks before it have left."""
-    with examples(page, text_for_servers):
-        pass
+@pytest.fixture
+def names(five_nodes, broker):
+    """What the names of servers in the README stand for."""
+    with names_for(README.read_text(), [*five_nodes, broker]) as it:
+        yield it
 
 
-@contextmanager
-def examples(page, text_for_servers):
-    """Run the examples of *page* and hand over what they have left; then close it."""
-    namespace = {"__name__": "page"}
-    try:
-        for block in blocks(page, "python"):
-            exec(compile(text_for_servers(block), page, "exec"), namespace)
-        yield namespace
-    finally:
-        for left in namespace.values():
-            if isinstance(left, Celery):
-                plugin_for(left).locks.close()
-                let_go(left)
-            if isinstance(left, (celery_redlock.Redlock, sqlite3.Connection)):
-                left.close()
+def take_python(run, block):
+    """Run what a reader would type into Python; commands are not what these tests are about."""
+    if block.language == "python":
+        PageRun.take(run, block)
 
 
 @pytest.fixture
-def readme(text_for_servers):
+def readme(names, tmp_path):
     """What the examples of the README have left when all of them have run."""
-    with examples(README, text_for_servers) as left:
-        yield left
+    with run_page(README, tmp_path, names, take_python) as run:
+        yield run.left
 
 
 def test_the_examples_do_what_the_text_says(readme):
@@ -149,9 +116,10 @@ def test_one_server_is_enough(readme):
     assert settings.nodes == [small.conf.result_backend]
 
 
-def test_the_first_example_runs_in_a_worker(text_for_servers, start_worker, tmp_path, monkeypatch):
+def test_the_first_example_runs_in_a_worker(names, start_worker, tmp_path, monkeypatch):
     """As a file of its own, with real messages: of two copies one is billed."""
-    example = text_for_servers(blocks(README, "python")[0]).lstrip("\n")
+    first = next(block for block in blocks_of(README) if block.language == "python")
+    example = names.replaced(first.text)
     (tmp_path / "readme_shop.py").write_text(example)
     assert len([line for line in example.splitlines() if line.strip()]) <= 10
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -251,10 +219,17 @@ def test_versions_are_those_of_the_package():
 
 def commands():
     """Return every command that the pages print, without its prompt."""
-    lines = [
-        line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()
-    ]
-    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    blocks = [block for page in PAGES for block in blocks_of(page) if block.language == "console"]
+    return [command.text for block in blocks for command in commands_of(block)]
+
+
+def is_module(name):
+    """Return whether ``python -m name`` finds something: of the checkout, or installed."""
+    module = Path(*name.split("."))
+    files = (module.with_suffix(".py"), module / "__main__.py")
+    if any((ROOT / place / file).exists() for place in ("", "tests") for file in files):
+        return True
+    return importlib.util.find_spec(module.parts[0]) is not None
 
 
 def test_commands_exist():
@@ -275,9 +250,7 @@ def test_commands_exist():
         elif match := re.search(r"celery-redlock\[(\w+)\]", command):
             assert re.search(rf"^{match[1]} = \[", extras, re.MULTILINE), command
         elif match := re.search(r"python -m (\S+)", command):
-            module = Path(*match[1].split("."))
-            files = (module.with_suffix(".py"), module / "__main__.py")
-            assert any((ROOT / place / file).exists() for place in ("", "tests") for file in files)
+            assert is_module(match[1]), command
         else:
             continue
         seen.add(match[1])
@@ -293,17 +266,28 @@ def test_publish_says_how_it_is_used():
     assert "--copies" in told
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_somewhere(page):
-    """Files that a page links to exist, and headings that it jumps to, too."""
-    text = page.read_text()
-    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in anchors, target
-        elif not target.startswith("https://"):
-            assert (page.parent / target.partition("#")[0]).exists(), target
+    """Files that a page links to exist, and headings that it jumps to, there or here, too."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page)):
+        if link.startswith("https://"):
+            continue
+        target, _, anchor = link.partition("#")
+        there = page.parent / target if target else page
+        assert there.exists(), link
+        if anchor and there.suffix == ".md":
+            assert anchor in anchors(there), link
+
+
+def without_code(page):
+    """Return the text of *page* without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page):
+    """Return the anchors of the headings of *page*, as code hosts make them."""
+    heads = re.findall(r"^#+ (.+)$", without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 def test_files_that_pages_name_exist():
@@ -325,10 +309,3 @@ def test_the_page_on_architecture_knows_the_rooms():
     flow = page.partition("## One execution")[2].partition("## ")[0]
     for name in re.findall(r"(?:lock|task)/\w+\.py", flow):
         assert (ROOT / "celery_redlock" / name).exists(), name
-
-
-def test_nothing_is_promised_that_is_not_there():
-    """Options of later releases are named nowhere in the README, not even as to come."""
-    text = README.read_text()
-    for later in ("StaleFence", "celery_redlock.fencing"):
-        assert later not in text

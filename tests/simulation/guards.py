@@ -28,8 +28,8 @@ from celery_redlock.lock.node import Node
 from celery_redlock.lock.rounds import Ask
 from celery_redlock.lock.scripts import ACQUIRE, ENROL, PROBE, RELEASE, RENEW, Script
 from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge
+from celery_redlock.testing.nodes import NodeModel
 from simulation.crew import Crew
-from simulation.nodes import SimulatedNode
 
 __all__ = ["GUARDS", "Guard", "switched_off"]
 
@@ -235,7 +235,7 @@ GUARDS = {
         Guard(
             "owner-release",
             "only the token that a lock stores releases it",
-            ((SimulatedNode, "is_owner", yes),),
+            ((NodeModel, "is_owner", yes),),
             (
                 (
                     RELEASE,
@@ -247,7 +247,7 @@ GUARDS = {
         Guard(
             "owner-renewal",
             "only the token that a lock stores renews it, or confirms a fence",
-            ((SimulatedNode, "is_holder", yes),),
+            ((NodeModel, "is_holder", yes),),
             (
                 (
                     RENEW,
@@ -269,7 +269,7 @@ GUARDS = {
         Guard(
             "expiry",
             "whatever is written has an end",
-            ((SimulatedNode, "put", put_for_ever),),
+            ((NodeModel, "put", put_for_ever),),
             (
                 (
                     ACQUIRE,
@@ -286,7 +286,7 @@ GUARDS = {
         Guard(
             "quarantined-renewal",
             "a renewal counts for nothing on a node in quarantine",
-            ((SimulatedNode, "renewed", renewed_in_quarantine),),
+            ((NodeModel, "renewed", renewed_in_quarantine),),
             (
                 (
                     RENEW,
@@ -303,7 +303,7 @@ GUARDS = {
         Guard(
             "other-settings",
             "a node votes only for clients with the same nodes and the same longest TTL",
-            ((SimulatedNode, "is_foreign", no), (SimulatedNode, "is_of_others", no)),
+            ((NodeModel, "is_foreign", no), (NodeModel, "is_of_others", no)),
             (
                 *((one, SAME_PROCESS, "false then") for one in (ACQUIRE, RENEW, ENROL, PROBE)),
                 (ENROL, "elseif found and string.sub(found, 41)", "elseif nil ~= nil and nil"),
@@ -350,7 +350,7 @@ GUARDS = {
         Guard(
             "repair-heeds-fence",
             "a node sets no missing key again once it gave another a larger fence",
-            ((SimulatedNode, "has_passed", no),),
+            ((NodeModel, "has_passed", no),),
             (
                 (
                     RENEW,
@@ -398,19 +398,19 @@ GUARDS = {
         Guard(
             "growing-fence",
             "a node counts on from the last number that it gave",
-            ((SimulatedNode, "next_fence", lambda _self, _seen, proposed: proposed),),
+            ((NodeModel, "next_fence", lambda _self, _seen, proposed: proposed),),
             ((ACQUIRE, "if proposed > f then f = proposed end", "f = proposed"),),
         ),
         Guard(
             "near-fence",
             "a number from a clock that is far ahead is refused",
-            ((SimulatedNode, "is_too_far", no),),
+            ((NodeModel, "is_too_far", no),),
             ((ACQUIRE, "if proposed > (now + tonumber(ARGV[6])) * 4096", "if false"),),
         ),
         Guard(
             "done-stays-done",
             "an execution that is done stays done",
-            ((SimulatedNode, "is_done", no),),
+            ((NodeModel, "is_done", no),),
             ((RELEASE, "and (ARGV[3] == 'done' or redis.call('GET', KEYS[2]) ~= 'done')", ""),),
         ),
     )

@@ -31,7 +31,7 @@ from celery_redlock import (
     current_lock,
 )
 from celery_redlock.task.forced_ends import RedlockRequest
-from celery_redlock.testing import locks_disabled
+from celery_redlock.testing import assert_locked, locks_disabled, memory_quorum
 
 NODES = ["redis://lock-1/0", "redis://lock-2/0", "redis://lock-3/0"]
 
@@ -236,3 +236,8 @@ def test_bill() -> None:
     assert bill.apply((7,)).get()
     with locks_disabled():
         assert simple.apply((7,)).get() == 7
+    with memory_quorum(app) as quorum:
+        quorum.nodes[0].down()
+        quorum.clock.tick(1)
+        fence: int | None = assert_locked("invoice:7").fence
+        assert fence

@@ -1,4 +1,4 @@
-"""For the tests of those who use celery-redlock."""
+"""Tests that want nothing to do with locks."""
 
 from __future__ import annotations
 

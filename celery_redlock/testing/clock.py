@@ -1,0 +1,154 @@
+"""A clock that stands still until a test ticks it, for the clients and the nodes alike."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from celery_redlock.lock import clock
+from celery_redlock.lock.fanout import Fanout
+from celery_redlock.lock.rules import number
+from celery_redlock.lock.watchdog import Watchdog
+from celery_redlock.task.interrupt import undisturbed
+
+__all__ = ["TickedClock", "TickedWatchdog"]
+
+
+class TickedClock:
+    """
+    The time of a `MemoryQuorum`.
+
+    While it is in use it is the time of all locks of this process; all else in the process
+    (countdowns and time limits of Celery, ``time.time()``) goes on by the real one.
+    """
+
+    def __init__(self) -> None:
+        self._now = clock.now()
+        self._ahead = time.time() - self._now
+        self._watchdogs: list[TickedWatchdog] = []
+        self._ticking = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"<TickedClock at {self._now:.3f} s>"
+
+    def now(self) -> float:
+        """Return the time of leases [s, arbitrary zero]."""
+        return self._now
+
+    def wall(self) -> float:
+        """Return the time of day, here and on the nodes [s, Unix time]."""
+        return self._now + self._ahead
+
+    def tick(self, seconds: float) -> None:
+        """
+        Let *seconds* pass at once: leases and quarantines end, and the watchdog renews.
+
+        Whatever was due meanwhile is renewed at its moment, on nodes as they are now. In the
+        body of a task whose lock is lost on the way the loss is told as in a worker: with
+        ``on_lock_lost="abort"`` this call does not return.
+
+        Args:
+            seconds: How many [>= 0].
+        """
+        self._pass(number("seconds", seconds), is_stopped=False)
+
+    def stall(self, seconds: float) -> None:
+        """
+        Let *seconds* pass while this process stands still: nothing is renewed.
+
+        So does a process in a debugger, or a machine that is suspended. The watchdog runs
+        afterwards; other holders (`MemoryQuorum.hold`) go on meanwhile.
+
+        Args:
+            seconds: How many [>= 0].
+        """
+        self._pass(number("seconds", seconds), is_stopped=True)
+
+    def _pass(self, seconds: float, *, is_stopped: bool) -> None:
+        with undisturbed(), self._ticking:  # what a lost lock raises here is raised at the end
+            until = self._now + seconds
+            running = [w for w in self._watchdogs if w.is_of_others or not is_stopped]
+            self._run(running, until)
+            self.advance(until)
+            self._run(self._watchdogs, until)
+
+    def _run(self, watchdogs: list[TickedWatchdog], until: float) -> None:
+        """Have *watchdogs* renew what is due up to then, in order."""
+        while watchdogs:
+            first = min(watchdogs, key=lambda watchdog: watchdog.due_at)
+            if first.due_at > until:
+                return
+            self.advance(first.due_at)
+            first.renew(first.take_due())
+
+    def advance(self, moment: float) -> None:
+        """Go on to *moment*, and do nothing on the way; what has passed stays passed."""
+        with self._ticking:
+            self._now = max(self._now, moment)
+
+    def winds(self, watchdog: TickedWatchdog) -> None:
+        """Run *watchdog* from now on."""
+        self._watchdogs.append(watchdog)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """
+        Have all locks of this process go by this clock, and none of them on real servers.
+
+        Raises:
+            RuntimeError: They go by another one already.
+        """
+        is_taken = isinstance(getattr(clock.now, "__self__", None), TickedClock)
+        if is_taken:
+            msg = "a memory quorum is in use in this process already; leave that one first"
+            raise RuntimeError(msg)
+        replaced: list[tuple[Any, str, Any]] = [
+            (clock, "now", self.now),
+            (clock, "wall", self.wall),
+            (Fanout, "settle", refuse_servers),
+        ]
+        before = [getattr(owner, name) for owner, name, _ in replaced]
+        try:
+            for owner, name, stand_in in replaced:
+                setattr(owner, name, stand_in)
+            yield
+        finally:
+            for (owner, name, _), was in zip(replaced, before, strict=True):
+                setattr(owner, name, was)
+
+
+def refuse_servers(_: Fanout) -> None:
+    """Raise, in the place of a wait for real servers, which would never end on this clock."""
+    msg = (
+        "a memory quorum is in use in this process, and the time of locks stands still: locks on "
+        "real servers cannot be asked meanwhile. For another app: quorum.used_by(app)"
+    )
+    raise RuntimeError(msg)
+
+
+class TickedWatchdog(Watchdog):
+    """
+    A watchdog without a thread, which runs when its clock is ticked.
+
+    Args:
+        ticked: The clock.
+        is_of_others: Whether it renews for processes other than this one.
+        extend: As of `Watchdog`.
+        told: As of `Watchdog`.
+    """
+
+    def __init__(self, ticked: TickedClock, extend: Any, told: Any, *, is_of_others: bool) -> None:
+        super().__init__(extend, told, ticked.now)
+        self.is_of_others = is_of_others
+        ticked.winds(self)
+
+    def _start(self) -> None:
+        """Start no thread."""
+
+    @property
+    def due_at(self) -> float:
+        """When it has something to do next [s]."""
+        return self._due[0][0] if self._due else float("inf")

@@ -1,0 +1,140 @@
+"""The library's fan-out, over wires to nodes in memory in the place of sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock.lock.call import Call
+from celery_redlock.lock.fanout import Fanout
+from celery_redlock.lock.guard import Greeting, enrol
+from celery_redlock.lock.node import Gone, Node
+from celery_redlock.lock.rules import Rules
+from celery_redlock.testing.clock import TickedClock
+from celery_redlock.testing.faults import MemoryNode
+from celery_redlock.testing.wire import MemorySelector, Wire
+
+if TYPE_CHECKING:
+    from celery_redlock.events import Notify
+    from celery_redlock.lock.address import Address
+
+__all__ = ["MemoryFanout"]
+
+
+class MemoryFanout(Fanout):
+    """
+    The connections of one client to the nodes of a memory quorum.
+
+    Args:
+        servers: The nodes in memory, in the order of *addresses*.
+        clock: Of the quorum.
+        addresses: As of `Fanout`.
+        rules: As of `Fanout`.
+        notify: As of `Fanout`.
+    """
+
+    settle = Fanout.settle  # the base has another one while a memory quorum is in use
+
+    def __init__(
+        self,
+        servers: Sequence[MemoryNode],
+        clock: TickedClock,
+        addresses: Sequence[Address],
+        rules: Rules,
+        notify: Notify,
+    ) -> None:
+        self._servers = servers
+        self._clock = clock
+        super().__init__(addresses, rules, notify)
+        for server in servers:
+            server.clients.append(self)
+
+    def _start_over(self) -> None:
+        super()._start_over()
+        self._opened = MemorySelector(self._clock)
+
+    def _disconnected(self) -> None:
+        super()._disconnected()
+        connector: Any = MemoryConnector(self)
+        self._connector = connector
+
+    def ask(self, calls: Sequence[Call]) -> None:
+        """As `Fanout.ask`; raises `NotToldAgain` for what nodes in memory cannot do."""
+        self._check(calls)
+        super().ask(calls)
+
+    def tell(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
+        """As `Fanout.tell`; raises likewise."""
+        self._check([call])
+        super().tell(call, skip)
+
+    def tell_later(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
+        """As `Fanout.tell_later`; raises likewise."""
+        self._check([call])
+        super().tell_later(call, skip)
+
+    def _check(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            self._servers[0].model.check_known(call.request.script)
+
+    def lose_connection(self, position: int) -> None:
+        """Notice that a node has hung up."""
+        node = self.nodes[position]
+        with self._mutex:
+            if node.connection is not None:
+                self._lose(node, Gone("Connection closed by server."))
+        self.publish()
+
+    def connect_missing(self, position: int) -> None:
+        """Notice that a node may be connected again."""
+        with self._mutex:
+            if self._has_settled:
+                self.connect(self.nodes[position])
+        self.publish()
+
+    def connect(self, node: Node) -> None:
+        """Connect and enrol *node* if it can be; called with the mutex held."""
+        server, rules = self._servers[node.position], self._rules
+        if node.connection is not None:
+            return
+        # To a node that hangs, clients have been connected before.
+        if not (server.is_reachable or (server.state == "hanging" and not self._has_settled)):
+            node.fail(Gone(f"Error connecting to {node.label}: it is {server.state}."))
+            return
+        wire: Any = Wire(server, self._clock)
+        run_id = server.model.run_id.decode()
+        left = 0.0
+        server.model.greet()
+        if rules.restart_guard:
+            try:
+                left = self._enrol(server, wire, run_id)
+            except Exception as error:  # noqa: BLE001  whatever it is, the node does not vote
+                node.fail(error)
+                return
+        wire.is_greeting = False
+        self._attach(node, wire, Greeting(run_id, 0.0, False, 0, "memory", quarantine=left))
+
+    def _enrol(self, server: MemoryNode, wire: Any, run_id: str) -> float:
+        """Return for how long a node does not vote; one that never lost anything does."""
+
+        def ask(mode: str) -> tuple[str, float, float]:
+            return enrol(wire, self._rules, run_id, self._fingerprint, mode)
+
+        state, left, _ = ask("look")
+        if state == "unmarked":
+            _, left, _ = ask("quarantine" if server.model.boots else "trust")
+        return left
+
+
+class MemoryConnector:
+    """Connects at once, in the place of `celery_redlock.lock.connector.Connector`."""
+
+    def __init__(self, fanout: MemoryFanout) -> None:
+        self._fanout = fanout
+
+    def reconnect(self, node: Node) -> None:
+        """Connect *node* if it can be; called with the mutex held."""
+        self._fanout.connect(node)
+
+    def stop(self) -> None:
+        """There is nothing under way."""

@@ -1,0 +1,117 @@
+"""The nodes of a memory quorum, and what can be wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from celery_redlock.lock.rules import number
+from celery_redlock.testing.clock import TickedClock
+from celery_redlock.testing.markers import MarkerNode
+
+if TYPE_CHECKING:
+    from celery_redlock.testing.fanout import MemoryFanout
+    from celery_redlock.testing.wire import Wire
+
+__all__ = ["MemoryNode"]
+
+
+class MemoryNode:
+    """
+    One lock node in memory. All that goes wrong is noticed by every client at once.
+
+    Args:
+        position: Among the nodes, from 0.
+        clock: Of the quorum.
+
+    Attributes:
+        url: As in ``redlock_nodes``.
+        model: What it stores, and what it does with a command.
+        clients: The connections of all clients.
+    """
+
+    def __init__(self, position: int, clock: TickedClock) -> None:
+        self.url = f"redis://memory-{position + 1}/0"
+        self.position = position
+        self.model = MarkerNode(position, clock.wall)
+        self.clients: list[MemoryFanout] = []
+        self._clock = clock
+        self._delay = 0.0
+        self._is_hanging = False
+        self._unheard: list[tuple[Wire, Sequence[bytes]]] = []
+
+    def __repr__(self) -> str:
+        return f"<MemoryNode {self.url}: {self.state}>"
+
+    @property
+    def state(self) -> str:
+        """``"up"``, ``"down"``, ``"hanging"``, ``"full"``, or ``"slow"``."""
+        if not self.model.is_up:
+            return "down"
+        if self._is_hanging:
+            return "hanging"
+        if self.model.is_full:
+            return "full"
+        return "slow" if self._delay else "up"
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether a client could connect."""
+        return self.model.is_up and not self._is_hanging
+
+    def down(self) -> None:
+        """Take no connections, and end those that there are. What it stores stays."""
+        self._recover()
+        self.model.is_up = False
+        self._hang_up()
+
+    def hang(self) -> None:
+        """Stand still: what it is asked it does when it goes on with `up`, as after a SIGSTOP."""
+        self._recover()
+        self._is_hanging = True
+
+    def slow(self, seconds: float) -> None:
+        """
+        Answer late; what it is asked it does at once.
+
+        Args:
+            seconds: By how much [>= 0].
+        """
+        self._recover()
+        self._delay = number("seconds", seconds)
+
+    def fill(self) -> None:
+        """Have no memory left, and refuse to write."""
+        self._recover()
+        self.model.is_full = True
+
+    def up(self) -> None:
+        """Be well again, whatever was wrong; nothing is forgotten."""
+        self._recover()
+        for client in self.clients:
+            client.connect_missing(self.position)
+
+    def forget(self) -> None:
+        """Be started again with an empty memory; a node does not vote for a while then."""
+        self._unheard.clear()
+        self.model.crash()
+        self._hang_up()
+        self.up()
+
+    def _recover(self) -> None:
+        self.model.is_up, self.model.is_full = True, False
+        self._delay, self._is_hanging = 0.0, False
+        unheard, self._unheard = self._unheard, []
+        for wire, command in unheard:
+            self.hear(wire, command)
+
+    def _hang_up(self) -> None:
+        for client in self.clients:
+            client.lose_connection(self.position)
+
+    def hear(self, wire: Wire, command: Sequence[bytes]) -> None:
+        """Do what *command* says, and answer along *wire*."""
+        if self._is_hanging and not wire.is_greeting:
+            self._unheard.append((wire, command))
+        elif self.model.is_up:
+            wire.bring(self.model.execute(command), self._clock.now() + self._delay)

@@ -1,0 +1,175 @@
+"""
+What stands in for the sockets: connections to nodes in memory, and who waits for their replies.
+
+Everything above is the library's own code: the fan-out, its nodes, the algorithm. To them a `Wire`
+looks like a connection of redis-py, and `MemorySelector` like the one that waits for sockets.
+"""
+
+from __future__ import annotations
+
+import selectors
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from celery_redlock.testing.clock import TickedClock
+
+if TYPE_CHECKING:
+    from celery_redlock.testing.faults import MemoryNode
+
+__all__ = ["MemorySelector", "Wire"]
+
+#: Beyond the moment that was waited for: a float may fall short of it [s].
+GRAIN = 1e-6
+
+
+def commands(data: bytes) -> Iterator[list[bytes]]:
+    """Yield the commands in what a client wrote (RESP)."""
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        end = data.index(b"\r\n", at)
+        found, at = int(data[at + 1 : end]), end + 2
+        return found
+
+    while at < len(data):
+        words = []
+        for _ in range(number()):
+            length = number()
+            words.append(data[at : at + length])
+            at += length + 2
+        yield words
+
+
+class Wire:
+    """
+    One connection to a node in memory.
+
+    Args:
+        server: The node.
+        clock: Of both ends.
+
+    Attributes:
+        is_greeting: Whether the client is about to connect; the node answers that at once.
+    """
+
+    protocol = 2  # of redis, for `celery_redlock.lock.replies`
+
+    def __init__(self, server: MemoryNode, clock: TickedClock) -> None:
+        self._server = server
+        self._clock = clock
+        self._inbox: deque[tuple[float, Any]] = deque()
+        self._is_closed = False
+        self.is_greeting = True
+        self._sock = self
+        self._parser = Parser(self)
+
+    # -- as the client's socket and connection -------------------------------------
+
+    def settimeout(self, _seconds: float) -> None:
+        """Never block; nothing here does."""
+
+    def send(self, data: bytes) -> int:
+        """Have the node do what the commands in *data* say, now or when it goes on."""
+        for command in commands(data):
+            self._server.hear(self, command)
+        return len(data)
+
+    def pack_commands(self, asked: Sequence[Sequence[bytes]]) -> Sequence[Sequence[bytes]]:
+        """Leave commands as they are."""
+        return asked
+
+    def send_packed_command(self, asked: Sequence[Sequence[bytes]]) -> None:
+        """Have the node do what *asked* says."""
+        for command in asked:
+            self._server.hear(self, command)
+
+    def read_response(self, *, disable_decoding: bool) -> Any:  # noqa: ARG002  redis-py's
+        """Return the next reply, whenever it comes; raises it if it is an error."""
+        reply = self._inbox.popleft()[1]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def disconnect(self) -> None:
+        """Hang up; what was sent is done all the same."""
+        self._is_closed = True
+        self._inbox.clear()
+
+    # -- between the two -------------------------------------------------------------
+
+    def bring(self, reply: Any, at: float) -> None:
+        """Have *reply* arrive *at* that moment [s], behind those that are under way."""
+        if not self._is_closed:
+            last = self._inbox[-1][0] if self._inbox else at
+            self._inbox.append((max(at, last), reply))
+
+    @property
+    def readable_at(self) -> float:
+        """When the next reply arrives [s]."""
+        return self._inbox[0][0] if self._inbox else float("inf")
+
+    def take(self) -> Any:
+        """Return a reply that has arrived; raises as a socket does that would block."""
+        if self.readable_at > self._clock.now():
+            raise BlockingIOError
+        return self._inbox.popleft()[1]
+
+
+class Parser:
+    """Reads replies as redis-py's parser does: errors are replies, too."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def read_response(self, *, disable_decoding: bool) -> Any:  # noqa: ARG002  redis-py's
+        """Return a reply that has come."""
+        return self._wire.take()
+
+
+class MemorySelector(selectors.BaseSelector):
+    """
+    Waits for replies by letting the clock go on.
+
+    Args:
+        clock: Of all wires that are registered.
+    """
+
+    def __init__(self, clock: TickedClock) -> None:
+        self._clock = clock
+        self._keys: dict[Any, selectors.SelectorKey] = {}
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        """Look at *fileobj*, a wire, from now on."""
+        key = self._keys[fileobj] = selectors.SelectorKey(fileobj, -1, events, data)
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """Look at it no more."""
+        return self._keys.pop(fileobj)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Return the wires with replies that have arrived; at the latest *timeout* later [s]."""
+        if timeout and not self._ready():
+            soonest = min([self._wire(key).readable_at for key in self._keys.values()], default=0.0)
+            latest = self._clock.now() + timeout + GRAIN
+            self._clock.advance(min(soonest, latest))
+        return self._ready()
+
+    def _ready(self) -> list[tuple[selectors.SelectorKey, int]]:
+        now = self._clock.now()
+        ready = [key for key in self._keys.values() if self._wire(key).readable_at <= now]
+        return [(key, selectors.EVENT_READ) for key in ready]
+
+    @staticmethod
+    def _wire(key: selectors.SelectorKey) -> Wire:
+        return cast("Wire", key.fileobj)
+
+    def close(self) -> None:
+        """Forget all wires."""
+        self._keys.clear()
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        """Return what is registered."""
+        return self._keys

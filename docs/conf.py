@@ -1,0 +1,48 @@
+# ruff: noqa: INP001
+"""How Sphinx builds the pages: `make docs`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import celery_redlock
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+project = "celery-redlock"
+author = "celery-redlock contributors"
+copyright = author  # noqa: A001  Sphinx's name for it
+version = release = celery_redlock.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "from_code",
+]
+exclude_patterns = ["_ext", "_build"]
+
+# Pages are Markdown as a code host shows it; their headings have the anchors that it makes.
+myst_heading_anchors = 4
+myst_enable_extensions: list[str] = []
+
+# Docstrings: in the Google style, with names of code in single backticks.
+default_role = "code"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # attributes are told of once, where the class is
+napoleon_custom_sections = [("Source", "notes_style")]
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_class_signature = "mixed"
+
+# Output samples and excerpts of configuration need not be complete.
+suppress_warnings = ["misc.highlighting_failure"]
+pygments_style = "friendly"
+html_theme = "furo"
+html_title = "celery-redlock"
+html_show_copyright = False
+html_show_sourcelink = False

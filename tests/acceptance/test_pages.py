@@ -1,0 +1,443 @@
+"""
+Every code block of the README and of docs/ is run, or something else holds it.
+
+What a page does not say in a comment of its own (`support.pages`) is said here: which commands
+are not run and why, and what holds a block that cannot be run at all.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from celery_redlock import events
+from celery_redlock.lock import watchdog
+from celery_redlock.observers.logging import skipped
+from celery_redlock.ops.listing import STATES
+from support.page_names import names_for
+from support.page_run import PageRun, run_page
+from support.pages import LANGUAGES, blocks_of, commands_of, outcome_of
+from support.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+
+
+def named(page):
+    """Return how this file calls *page*."""
+    return str(page.relative_to(ROOT))
+
+
+# -- what pages leave to this file ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """It cannot be run here, or not in the time of a test; *why* says what holds it instead."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Until:
+    """It does not end by itself: started, waited for until *ready*, ended with the page."""
+
+    ready: str
+
+
+@dataclass(frozen=True)
+class Ends:
+    """It ends with one of these exit codes."""
+
+    codes: tuple[int, ...]
+
+
+INSTALL = NotRun("installs; tests/package does so with the built package")
+SERVERS = NotRun("tests/acceptance/test_serve.py runs it")
+DEMO = NotRun("tests/acceptance/test_demo.py runs it")
+PUBLISHED = NotRun("needs the published package")
+COMPOSE = NotRun("needs Docker; tests/unit/test_compose.py reads docker-compose.yml")
+EXAMPLE = NotRun("tests/acceptance/test_example_worker.py runs it, on ports of its own")
+LONG = NotRun("takes minutes; a short one is a test of its own")
+CONTROL = NotRun("tests/acceptance/test_inspect.py asks workers")
+TAIL, WEB = Until(""), Until(r"Serving on http")
+#: Nothing is held, and nothing need be well: the nodes share a machine.
+OPERATOR = {
+    "celery -A shop redlock why shop.bill '[42]'": Ends((0,)),
+    "celery -A shop redlock status": Ends((0,)),
+    "celery -A shop redlock ls": Ends((0,)),
+    "celery -A shop redlock doctor": Ends((0, 1)),
+    "celery -A shop redlock tail": TAIL,
+    "celery -A shop redlock web": WEB,
+}
+#: Page -> command, without a comment behind it -> what becomes of it.
+COMMANDS = {
+    "README.md": {
+        "make demo": DEMO,
+        "make test": NotRun("this is a part of it"),
+        "python3 -m venv .venv": INSTALL,
+        ". .venv/bin/activate": INSTALL,
+        'pip install -c constraints.txt ".[example]"': INSTALL,
+        "celery-redlock servers": SERVERS,
+        "celery -A example_worker.app redlock bootstrap --yes": EXAMPLE,
+        "celery -A example_worker.app redlock ls": EXAMPLE,
+        'pip install celery-redlock "celery[redis]"': PUBLISHED,
+        "celery -A shop beat -S redlock": Until(r"leads -> one of all called .shop."),
+        **OPERATOR,
+        "docker compose up --build --detach": COMPOSE,
+        "docker compose exec beat python -m example_worker.publish": COMPOSE,
+        "docker compose exec beat celery -A example_worker.app redlock status": COMPOSE,
+        "celery -A example_worker.app worker": EXAMPLE,
+        "python -m example_worker.publish": EXAMPLE,
+    },
+    "docs/operating.md": {
+        **{command: it for command, it in OPERATOR.items() if it is not WEB},
+        "celery -A shop inspect redlock_locks": CONTROL,
+        "celery -A shop inspect redlock_nodes": CONTROL,
+    },
+    "docs/guarantees.md": {
+        "PYTHONPATH=tests python -m simulation --seeds 20 --hours 0.1": LONG,
+        'PYTHONPATH=tests python -m simulation --profile "five nodes" --seed 7 --hours 0.1': LONG,
+    },
+    "docs/performance.md": {
+        "make bench": LONG,
+        'make bench ARGS="lock_cycle --rounds 5"': LONG,
+        'make bench ARGS="--check"': LONG,
+        'make bench ARGS="--record"': LONG,
+    },
+    "docs/scale.md": {
+        "PYTHONPATH=tests python -m proof.scale": LONG,
+        "PYTHONPATH=tests python -m proof.scale --seconds 0.5 --jobs 2 --record": LONG,
+    },
+}
+
+
+def is_table_of_status(text):
+    """The columns of `redlock status`, and states that there are."""
+    head, *rows = text.split("\n\n")[0].splitlines()
+    assert head.split() == ["NODE", "STATE", "VERSION", "UPTIME", "QUARANTINE"]
+    assert rows
+    assert all(row.split()[1] in STATES for row in rows)
+
+
+def is_line_of_a_skip(text):
+    """What the logger says of a skipped task, but for the time since when."""
+    holder = {"task_id": "41d0", "pid": 17, "host": "worker-1", "since": 0.0}
+    event = events.TaskSkipped("invoice:7", "shop.bill", "9f2c", "conflict", holder)
+    assert re.sub(r"for [\d.]+ s", "", text.strip()) == re.sub(r"for [\d.]+ s", "", skipped(event))
+
+
+def refuses_stale_writers(text):
+    """The statement, on a table of that name: a smaller fence changes nothing."""
+    db = sqlite3.connect(":memory:")
+    try:
+        db.execute("CREATE TABLE counter (name TEXT, value INTEGER, fence INTEGER)")
+        db.execute("INSERT INTO counter VALUES ('x', 0, 0)")
+        changed = [
+            db.execute(text, {"name": "x", "value": fence, "fence": fence}).rowcount
+            for fence in (5, 5, 4, 6)
+        ]
+    finally:
+        db.close()
+    assert changed == [1, 1, 0, 1]
+
+
+def names_files_that_exist(text):
+    """A drawing whose files are those of the package."""
+    for name in re.findall(r"\b(?:lock|task|beat)/\w+\.py", text):
+        assert (ROOT / "celery_redlock" / name).exists(), name
+
+
+def is_a_drawing(text):
+    """A drawing of an argument: nothing in it can be run or looked up."""
+    assert "--" in text or "[" in text
+
+
+def is_warning_of_the_watchdog(text):
+    """What it writes of three such leases."""
+    told = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watchdog.logger, "warning", lambda words, *more: told.append(words % more))
+        watchdog.warn_of_starvation([(5.0, 30.0)] * 3)
+    assert text.strip() == f"WARNING {told[0]}"
+
+
+#: Page -> first word or words of a block that is not run -> what holds it.
+HELD = {
+    "README.md": {"NODE": is_table_of_status},
+    "docs/architecture.md": {"": names_files_that_exist},
+    "docs/guarantees.md": {
+        "        node A": is_a_drawing,
+        "holder   asks": is_a_drawing,
+        "UPDATE counter": refuses_stale_writers,
+    },
+    "docs/lost-leases.md": {"WARNING The watchdog": is_warning_of_the_watchdog},
+    "docs/operating.md": {"Skipped task": is_line_of_a_skip},
+}
+
+#: Page -> reasons of its comments ``not run``; a page may have no other.
+NOT_RUN = {
+    "docs/compatibility.md": [
+        "takes minutes; tests/unit/test_compatibility_page.py holds the record"
+    ],
+    "docs/how-to/fastapi.md": ["needs uvicorn, and a port"],
+    "docs/tutorial.md": ["needs the published package"],
+}
+
+
+def command_of(text):
+    """Return a command as `COMMANDS` has it: without the comment behind it."""
+    return re.sub(r"\s+# .*", "", text)
+
+
+def said_of(block):
+    """Return what this file says of each command of *block*, None where it says nothing."""
+    ours = COMMANDS.get(named(block.page), {})
+    is_ours = block.language == "console" and not block.notes
+    return [ours.get(command_of(c.text)) for c in commands_of(block)] if is_ours else []
+
+
+def holder_of(block):
+    """Return the function that holds *block*; a KeyError if there is none."""
+    held = HELD.get(named(block.page), {})
+    for begin, holds in held.items():
+        if block.text.startswith(begin):
+            return holds
+    raise KeyError(f"{block} is neither run nor held by anything:\n{block.text}")
+
+
+# -- the pages ------------------------------------------------------------------------------
+
+
+def take(run, block):
+    """Do what the page says of *block*, or else what this file says."""
+    if outcome_of(block) is None:
+        holder_of(block)(block.text)
+    elif not any(said_of(block)):
+        run.take(block)
+    else:
+        for command, said in zip(run.commands(block), said_of(block), strict=True):
+            take_command(run, replace(command, text=command_of(command.text)), said)
+
+
+def take_command(run, command, said):
+    """Do with one command what was *said* of it."""
+    if isinstance(said, Until):
+        run.console.background(command, said.ready)
+    elif isinstance(said, Ends) and len(said.codes) > 1:
+        alternatives = " || ".join(f"[ $? = {code} ]" for code in said.codes)
+        run.console.run(replace(command, text=f"{command.text}; {alternatives}"))
+    elif not isinstance(said, NotRun):
+        run.console.run(command, expect=said.codes[0] if said else 0)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_block_of_a_page_does_what_it_says(page, tmp_path):
+    """In order, in an empty folder; what is said to be written is there, what is shown is seen."""
+    text = page.read_text()
+    if re.search(r"-A shop\b", text) and "<!-- file: shop.py -->" not in text:
+        shop = next(block for block in blocks_of(README) if block.language == "python")
+        text, given = text + shop.text, shop
+    else:
+        given = None
+    with names_for(text) as names:
+        if given is not None:  # the shop of pages that have none of their own
+            (tmp_path / "shop.py").write_text(names.replaced(given.text))
+        with run_page(page, tmp_path, names, take):
+            pass
+
+
+def test_every_block_has_an_outcome():
+    """None is in a language that nobody knows, none is left to itself."""
+    outcomes = Counter()
+    for page in PAGES:
+        for block in blocks_of(page):
+            outcome = outcome_of(block)
+            if outcome is None:
+                outcome = holder_of(block).__name__
+            elif outcome == "run" and "not run" not in block.notes:
+                for said in said_of(block):
+                    outcomes[type(said).__name__ if said else "command"] += 1
+            outcomes[outcome] += 1
+            if block.language == "python":  # also those that are not run
+                compile(block.text, str(block), "exec")
+    for outcome, least in (("executed", 20), ("file", 10), ("command", 20), ("background", 3)):
+        assert outcomes[outcome] >= least, outcomes
+    assert outcomes["NotRun"] <= 35
+    assert outcomes["not run"] <= 10
+
+
+def test_what_is_not_run_is_known():
+    """A page has no other block that is not run than those named here."""
+    found = {}
+    for page in PAGES:
+        reasons = [b.notes["not run"] for b in blocks_of(page) if "not run" in b.notes]
+        if reasons:
+            found[named(page)] = reasons
+    assert found == NOT_RUN
+
+
+def test_nothing_is_said_of_what_is_not_there():
+    """Each command and each held block that this file names is on its page."""
+    for page, said in COMMANDS.items():
+        blocks = [b for b in blocks_of(ROOT / page) if b.language == "console"]
+        there = {command_of(c.text) for block in blocks for c in commands_of(block)}
+        assert set(said) <= there, page
+    for page, held in HELD.items():
+        texts = [b.text for b in blocks_of(ROOT / page) if outcome_of(b) is None]
+        for begin in held:
+            assert any(text.startswith(begin) for text in texts), (page, begin)
+
+
+# -- the runner itself ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a page that is written here, with no servers."""
+
+    def run_text(text):
+        page = tmp_path / "page.md"
+        page.write_text(text)
+        folder = tmp_path / "folder"
+        folder.mkdir(exist_ok=True)
+        with names_for("") as names, run_page(page, folder, names) as it:
+            return it
+
+    return run_text
+
+
+def console(*lines, note=""):
+    """Return a console block with *lines*."""
+    return "\n".join([*([f"<!-- {note} -->"] if note else []), "```console", *lines, "```", ""])
+
+
+def test_what_a_page_writes_can_be_imported_and_run(run):
+    """By its Python, and by its commands; names stay from block to block."""
+    page = """
+<!-- file: shop/prices.py -->
+```python
+BREAD = 3
+```
+
+Then
+
+```python
+from shop.prices import BREAD
+twice = 2 * BREAD
+```
+
+```console
+$ python -c 'from shop import prices; print("bread", prices.BREAD)'
+bread 3
+$ ls shop
+...
+prices.py
+```
+
+```python
+assert twice == 6
+```
+"""
+    assert run(page).left["twice"] == 6
+
+
+def test_a_wrong_output_fails(run):
+    """Also one line too few or too many; blanks do not count."""
+    run(console("$ printf 'a   b\\n\\nc\\n'", "a b", "c"))
+    run(console("$ seq 1 9", "1", "...", "8", "9"))
+    run(console("$ echo took 3.2 s", "took ... s"))
+    for shown in (["a"], ["a", "b", "c"], ["a", "c"], ["a b"]):
+        with pytest.raises(AssertionError, match="but the page"):
+            run(console("$ printf 'a\\nb\\n'", *shown))
+
+
+def test_a_failing_command_fails(run):
+    """Unless the page expects it; then success fails."""
+    with pytest.raises(AssertionError, match=r"ended with 3, not 0:\nbye"):
+        run(console("$ echo bye; exit 3"))
+    run(console("$ exit 3", note="expect: 3"))
+    with pytest.raises(AssertionError, match="ended with 0, not 3"):
+        run(console("$ true", note="expect: 3"))
+
+
+def test_a_failing_python_block_fails(run):
+    """On the line of the page."""
+    with pytest.raises(AssertionError) as failure:
+        run("text\n\n```python\n\nassert 1 == 2\n```\n")
+    assert failure.traceback[-1].lineno + 1 == 5
+
+
+def test_a_command_in_the_background_is_waited_for_and_ended(run, tmp_path):
+    """With its children, at the end of the page."""
+    wait = "$ (sleep 600 & echo $! > child; wait) & echo ready; wait"
+    it = run(console(wait, "ready", note="background: ^ready$"))
+    child = int((it.folder / "child").read_text())
+    eventually(lambda: has_ended(child), "end of the child")  # killed is not yet gone
+
+
+def has_ended(pid):
+    """Return whether a process is gone, or is only yet to be waited for."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_a_command_in_the_background_that_never_gets_ready_fails(run, monkeypatch):
+    """With what it wrote: ended, or not in time."""
+    with pytest.raises(AssertionError, match="it has ended:\ncannot"):
+        run(console("$ echo cannot", note="background: ready"))
+    monkeypatch.setattr("support.console.PATIENCE", 0.5)
+    with pytest.raises(AssertionError, match="not yet"):
+        run(console("$ echo not yet; sleep 60", note="background: ready"))
+    with pytest.raises(AssertionError, match=r"has not ended within 0.5 s:\nhalf"):
+        run(console("$ echo half; sleep 60"))
+
+
+def test_what_is_not_run_is_left_alone(run):
+    """And a comment is about the very next block alone."""
+    run(console("$ exit 1", note="not run: it would fail") + "\n" + console("$ true"))
+    with pytest.raises(AssertionError, match="ended with 1"):
+        run(console("$ true", note="not run: no") + "\n" + console("$ exit 1"))
+    with pytest.raises(AssertionError, match="ended with 1"):
+        run("<!-- not run: of a paragraph -->\ntext\n\n" + console("$ exit 1"))
+
+
+def test_a_block_that_nobody_understands_fails(run):
+    """An unknown language, none at all, output without a command, two commands in background."""
+    assert "cobol" not in LANGUAGES
+    for page in ("```cobol\nx\n```\n", "```\nx\n```\n", "    indented code\n"):
+        with pytest.raises(ValueError, match="a language that nobody knows"):
+            run(page)
+    with pytest.raises(ValueError, match="before the first command"):
+        run(console("output"))
+    with pytest.raises(ValueError, match="one command alone"):
+        run(console("$ true", "$ true", note="background: x"))
+
+
+def test_a_name_that_stands_for_no_server_fails(run):
+    """Rather than being looked up in the network."""
+    with pytest.raises(AssertionError, match="stands for no server"):
+        run("```python\nurl = 'redis://lock-9/0'\n```\n")
+
+
+def test_names_are_put_back_into_what_is_shown(tmp_path):
+    """Addresses of the test's servers do not reach what is compared with the page."""
+    with names_for("redis://lock-1/0 redis://broker/1") as names:
+        run = PageRun(tmp_path, names)
+        url = names.replaced("redis://lock-1/0")
+        assert url.startswith("redis://127.0.0.1:")
+        label = url.removeprefix("redis://")
+        told = names.put_back(f"{url} {label} {label.removesuffix('/0')}")
+        assert told == "redis://lock-1/0 lock-1:6379/0 lock-1:6379"
+        run.close()

@@ -1,0 +1,363 @@
+"""
+A memory quorum and real servers tell the same story.
+
+Each story is told twice: to nodes in memory whose clock is ticked, and to servers on which that
+time is waited for. What comes of its steps is the same, word for word.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from contextlib import contextmanager
+
+import pytest
+import redis
+from celery import Celery
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_redlock import LockLost, LockNotAcquired, Redlock, RedlockTask, current_lock
+from celery_redlock.lock import survey
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import Keys
+from celery_redlock.plugin import plugin_for
+from celery_redlock.testing import MemoryQuorum, memory_quorum, real_servers
+from support.waiting import eventually
+
+#: A lease that is over soon, in rounds that a loaded machine keeps.
+BRIEF = {"ttl": 1.5, "max_ttl": 2.0, "node_timeout": 0.3}
+
+
+#: How a node looks to its clients after a fault.
+STATE_AFTER = {
+    "down": "down",
+    "hang": "down",
+    "fill": "unfit",
+    "forget": "quarantined",
+    "up": "up",
+}
+
+
+class InMemory:
+    """Nodes in memory, and two clients of them."""
+
+    def __init__(self, quorum):
+        self.quorum = quorum
+        self.mine = quorum.locks
+        self.theirs = quorum.locks_on((), quorum.rules, (), time.sleep)
+
+    def spoil(self, how, *positions):
+        """Have nodes go down, hang, be full, forget, or be up again."""
+        for position in positions:
+            getattr(self.quorum.nodes[position], how)()
+
+    def tick(self, seconds):
+        """Let time pass."""
+        self.quorum.clock.tick(seconds)
+
+
+class OnServers:
+    """Real servers, and two clients of them."""
+
+    def __init__(self, servers, rules):
+        self.servers = servers
+        self.rules = rules
+        urls = [server.url for server in servers]
+        assert set(survey.bootstrap(urls, rules).values()) == {"enrolled"}
+        self.mine, self.theirs = Redlock(urls, rules), Redlock(urls, rules)
+        for locks in (self.mine, self.theirs):
+            assert locks.check() == {}
+
+    def spoil(self, how, *positions):
+        """Do it, and wait until both clients have noticed."""
+        for position in positions:
+            server = self.servers[position]
+            if how == "down":
+                server.kill()
+            elif how == "hang":
+                server.pause()
+            elif how == "fill":
+                self._memory(server, 1)
+            elif how == "forget":
+                server.restart()
+            else:
+                server.resume()
+                self._memory(server, 0)
+        expected = STATE_AFTER[how]
+        for locks in (self.mine, self.theirs):
+            eventually(
+                lambda locks=locks: {locks.probe()[p].state for p in positions} == {expected},
+                f"nodes {positions} that are {expected}",
+            )
+
+    @staticmethod
+    def _memory(server, size):
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("maxmemory", size)
+
+    def tick(self, seconds):
+        """Wait: leases are real here."""
+        time.sleep(seconds)
+
+
+@contextmanager
+def in_memory(_redis_nodes):
+    """Nodes in memory."""
+    with MemoryQuorum(**BRIEF) as quorum:
+        yield InMemory(quorum)
+
+
+@contextmanager
+def on_servers(redis_nodes):
+    """Servers of the test's own."""
+    world = OnServers(redis_nodes(5), Rules(**BRIEF))
+    try:
+        yield world
+    finally:
+        world.mine.close()
+        world.theirs.close()
+
+
+def told(ask, *arguments, **how):
+    """Return in words what comes of a call."""
+    try:
+        answer = ask(*arguments, **how)
+    except LockLost as error:
+        return f"lost: {error.reason}"
+    except LockNotAcquired as error:
+        votes = sorted(vote.partition(" (")[0] for vote in error.votes.values())
+        return f"{type(error).__name__}: {', '.join(votes)}"
+    return getattr(answer, "value", "granted")
+
+
+# -- the stories: what they yield is compared --------------------------------------------------
+
+
+def taken_and_free_again(world):
+    """One holder at a time."""
+    lease = world.mine.acquire("a")
+    yield told(world.theirs.acquire, "a").partition(":")[0]
+    yield told(world.theirs.release, lease)
+    yield told(world.mine.release, lease)
+    newer = world.theirs.acquire("a")
+    yield newer.fence > lease.fence
+
+
+def over(world):
+    """A lease that nobody renews ends."""
+    lease = world.mine.acquire("a")
+    world.tick(1.6)
+    newer = world.theirs.acquire("a")
+    yield newer.fence > lease.fence
+    yield told(world.mine.extend, lease)
+    yield told(world.mine.release, lease)
+    yield told(world.theirs.extend, newer)
+
+
+def extended(world):
+    """A lease that is extended does not."""
+    lease = world.mine.acquire("a")
+    world.tick(1.0)
+    longer = world.mine.extend(lease)
+    world.tick(1.0)
+    yield told(world.theirs.acquire, "a").partition(":")[0]
+    yield longer.remaining() > 0.1
+    yield lease.remaining()
+
+
+def a_minority_is_down(world):
+    """It is not missed."""
+    world.spoil("down", 0, 1)
+    lease = world.mine.acquire("a")
+    yield told(world.theirs.acquire, "a")
+    yield told(world.mine.release, lease)
+
+
+def a_majority_is_down(world):
+    """There is no lock then, and no word of anybody who holds it."""
+    world.spoil("down", 0, 1, 2)
+    yield told(world.mine.acquire, "a")
+
+
+def a_majority_hangs(world):
+    """It does what it was asked when it goes on: a release comes behind its lock."""
+    world.spoil("hang", 0, 1, 2)
+    yield told(world.mine.acquire, "a")
+    world.spoil("up", 0, 1, 2)
+    lease = world.mine.acquire("a", wait=1)
+    yield told(world.theirs.acquire, "a").partition(":")[0]
+    yield told(world.mine.release, lease)
+
+
+def a_majority_is_full(world):
+    """It takes no locks, and gives up those that it has."""
+    lease = world.mine.acquire("a", ttl=2.0)
+    world.spoil("fill", 2, 3, 4)
+    yield told(world.theirs.acquire, "b")
+    yield told(world.mine.release, lease)
+    world.spoil("up", 2, 3, 4)
+    yield told(world.theirs.acquire, "b")
+
+
+def a_majority_forgets(world):
+    """It does not vote until whatever it forgot is over."""
+    world.mine.acquire("a")
+    world.spoil("forget", 0, 1, 2)
+    yield told(world.theirs.acquire, "a")
+    world.tick(1.6)  # the lease is over, the longest possible one is not
+    yield told(world.theirs.acquire, "a")
+    world.tick(2.0)
+    yield told(world.theirs.acquire, "a")
+
+
+def a_minority_forgets(world):
+    """The others remember, and a renewal puts it back once the node may vote."""
+    with world.mine.hold("a") as held:
+        world.spoil("forget", 0, 1)
+        yield told(world.theirs.acquire, "a").partition(":")[0]
+        world.tick(4.0)
+        yield [view.holder.get("token") for view in world.mine.inspect("a")] == [held.token[:8]] * 5
+        yield told(world.theirs.acquire, "a").partition(":")[0]
+
+
+def renewed(world):
+    """A held lock outlives its lease many times."""
+    with world.mine.hold("a") as held:
+        world.tick(4.0)
+        yield held.is_lost
+        yield held.renewals >= 4
+        yield told(world.theirs.acquire, "a").partition(":")[0]
+
+
+def lost(world):
+    """Without a majority it does not, and the holder knows."""
+    held = world.mine.hold("a")
+    lock = held.__enter__()
+    world.spoil("hang", 0, 1, 2)
+    world.tick(1.6)
+    yield lock.lost_reason
+    yield told(lock.ensure_held)
+    world.spoil("up", 0, 1, 2)
+    yield told(held.__exit__, None, None, None)
+
+
+def stolen(world):
+    """A lock whose keys somebody else deleted everywhere is lost with the next renewal."""
+    with pytest.raises(LockLost, match="stolen"), world.mine.hold("a", ttl=2.0) as held:
+        key = Keys.of("redlock", "a").lock
+        for position in range(5):
+            if isinstance(world, InMemory):
+                world.quorum.nodes[position].model.delete(key)
+            else:
+                with redis.Redis.from_url(world.servers[position].url) as client:
+                    client.delete(key)
+        world.tick(1.0)
+        yield held.lost_reason
+
+
+STORIES = [
+    taken_and_free_again, over, extended, a_minority_is_down, a_majority_is_down, a_majority_hangs,
+    a_majority_is_full, a_majority_forgets, a_minority_forgets, renewed, lost, stolen,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_a_story_is_the_same_in_memory_and_on_servers(redis_nodes, story):
+    """Both are told it, and the outcomes of all steps are compared."""
+    outcomes = []
+    for world in (in_memory, on_servers):
+        with world(redis_nodes) as here:
+            outcomes.append(list(story(here)))
+    assert outcomes[0] == outcomes[1]
+    assert len(outcomes[0]) > 0
+
+
+# -- at random ---------------------------------------------------------------------------------
+
+VERBS = st.tuples(
+    st.sampled_from(["acquire", "acquire", "extend", "release"]),
+    st.integers(0, 1),
+    st.sampled_from("ab"),
+)
+number = itertools.count()
+
+
+def play(world, steps, suffix):
+    """Do *steps* and return what comes of each, and who holds what in the end."""
+    clients, leases, outcomes = (world.mine, world.theirs), {}, []
+    for verb, who, name in steps:
+        client, mine = clients[who], leases.get((who, name))
+        if verb == "acquire":
+            try:
+                leases[who, name] = client.acquire(name + suffix)
+                outcomes.append("granted")
+            except LockNotAcquired as error:
+                outcomes.append(type(error).__name__)
+        elif mine is not None:
+            outcomes.append(told(getattr(client, verb), mine))
+    held = [world.mine.inspect(name + suffix) for name in "ab"]  # what is decided: on a majority
+    return outcomes + [sum(bool(view.holder) for view in views) >= 3 for views in held]
+
+
+def test_whatever_two_clients_do_comes_to_the_same(five_nodes):
+    """Random steps of two clients on two locks."""
+    roomy = {"ttl": 30.0, "max_ttl": 60.0, "node_timeout": 1.0}
+    servers = OnServers(five_nodes, Rules(**roomy))
+
+    @settings(max_examples=60)
+    @given(st.lists(VERBS, max_size=20))
+    def tell(steps):
+        suffix = f"-{next(number)}"
+        with MemoryQuorum(**roomy) as quorum:
+            here = play(InMemory(quorum), steps, suffix)
+        there = play(servers, steps, suffix)
+        assert here == there
+
+    tell()
+    servers.mine.close()
+    servers.theirs.close()
+
+
+# -- tasks -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def app():
+    """An app in memory."""
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(redlock_node_timeout=0.3, redlock_on_unavailable="fail")
+    yield app
+    app.close()
+
+
+def test_a_task_does_the_same_in_memory_and_on_servers(app):
+    """Skipped, billed, without a quorum, and in one that is back."""
+
+    @app.task(base=RedlockTask, name="shop.bill", lock_key="invoice:{n}", shared=False)
+    def bill(n):
+        inner = task.apply((n,)).get()  # another execution
+        return [current_lock().name, current_lock().fence > 0, inner.get("skipped")]
+
+    task = app.tasks["shop.bill"]
+
+    def outcomes():
+        for _ in range(2):
+            result = task.apply((7,)).result
+            yield type(result).__name__ if isinstance(result, Exception) else result
+
+    told_by_both = []
+    with memory_quorum(app) as quorum:
+        story = list(outcomes())
+        for node in quorum.nodes[:3]:
+            node.down()
+        told_by_both.append([*story, *outcomes()])
+    with real_servers(app) as servers:
+        story = list(outcomes())
+        for server in servers[:3]:
+            server.kill()
+        told_by_both.append([*story, *outcomes()])
+    assert told_by_both[0] == told_by_both[1]
+    assert told_by_both[0][0] == ["invoice:7", True, "conflict"]
+    assert told_by_both[0][2] == "QuorumUnavailable"
+    assert plugin_for(app).servers is None

@@ -1,0 +1,557 @@
+"""The memory quorum: each fault does what it says, and time passes when it is told to."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+
+import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+
+from celery_redlock import (
+    ConfigurationError,
+    LockLost,
+    LockTaken,
+    QuorumUnavailable,
+    Redlock,
+    RedlockTask,
+    ReleaseOutcome,
+    current_lock,
+)
+from celery_redlock.events import TaskRescheduled
+from celery_redlock.lock import clock as real_clock
+from celery_redlock.lock.fanout import Fanout
+from celery_redlock.plugin import plugin_for
+from celery_redlock.testing import (
+    MemoryQuorum,
+    assert_locked,
+    locks_disabled,
+    memory_quorum,
+)
+from celery_redlock.testing.nodes import NotToldAgain
+from celery_redlock.testing.wire import commands
+from support.waiting import eventually
+
+
+@pytest.fixture
+def app():
+    """An app in memory that names no lock node."""
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.broker_transport_options = {"polling_interval": 0.01}
+    app.conf.task_default_queue = uuid.uuid4().hex  # the queues of all apps are in one memory
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def bill(app):
+    """A task that locks on its invoice, and does `bill.work()` meanwhile."""
+
+    @app.task(base=RedlockTask, name="shop.bill", lock_key="invoice:{invoice_id}", shared=False)
+    def bill(invoice_id):
+        return app.tasks["shop.bill"].work()
+
+    task = app.tasks["shop.bill"]
+    task.work = lambda: "billed"
+    return task
+
+
+@pytest.fixture
+def quorum(app):
+    """Five nodes in memory on which the app locks."""
+    with memory_quorum(app) as quorum:
+        yield quorum
+
+
+def outcome(task, *args):
+    """Return what becomes of a call: the kind of its error, or its result."""
+    result = task.apply(args).result
+    return type(result) if isinstance(result, Exception) else result
+
+
+# -- one task ----------------------------------------------------------------------------------
+
+
+def test_a_task_runs_under_a_real_lock_without_any_server(bill, quorum):
+    """A majority of the nodes stores the lock while the body runs, and none does afterwards."""
+    seen = []
+    bill.work = lambda: seen.append((quorum.holder("invoice:7"), assert_locked().fence))
+    bill.apply((7,))
+    ((holder, fence),) = seen
+    assert holder["task"] == "shop.bill"
+    assert fence > 0
+    assert quorum.holder("invoice:7") is None
+
+
+def test_a_lock_that_somebody_else_has_is_skipped(bill, quorum):
+    """The holder is another one, and another lock is free."""
+    with quorum.hold(bill.s(7)):
+        assert outcome(bill, 7)["skipped"] == "conflict"
+        assert outcome(bill, 8) == "billed"
+    assert outcome(bill, 7) == "billed"
+
+
+def test_another_holder_renews_its_lease_until_it_dies(bill, quorum):
+    """Alive it holds for ever; dead as long as its lease lasts."""
+    other = quorum.hold("invoice:7", ttl=10)
+    quorum.clock.tick(1000)
+    assert outcome(bill, 7)["skipped"] == "conflict"
+    other.die()
+    quorum.clock.tick(6)
+    assert outcome(bill, 7)["skipped"] == "conflict"
+    quorum.clock.tick(4.1)
+    assert outcome(bill, 7) == "billed"
+    other.release()
+    other.release()
+
+
+def test_two_others_cannot_hold_one_lock(quorum):
+    """They are as real as the tasks are."""
+    with quorum.hold("a"), pytest.raises(LockTaken):
+        quorum.hold("a")
+
+
+def test_waiting_for_a_lock_takes_no_time(bill, quorum):
+    """A wait ticks the clock: one that is long enough outlives a dead holder."""
+    quorum.hold("invoice:7", ttl=20).die()
+    began = time.monotonic()
+    bill.lock_wait = 15
+    assert outcome(bill, 7)["skipped"] == "conflict"
+    bill.lock_wait = 30
+    assert outcome(bill, 7) == "billed"
+    assert time.monotonic() - began < 5
+    assert not quorum.nodes[0].model.get(b"redlock:lock:invoice:7")
+
+
+# -- nodes that are not well -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["down", "hang", "fill", "forget"])
+def test_a_minority_that_is_not_well_is_not_missed(bill, quorum, fault):
+    """Two of five do not matter, whatever they have."""
+    for node in quorum.nodes[:2]:
+        getattr(node, fault)()
+    assert outcome(bill, 7) == "billed"
+
+
+@pytest.mark.parametrize("fault", ["down", "hang", "fill"])
+def test_without_a_majority_there_is_no_lock(bill, quorum, fault):
+    """Three of five do, until they are well again; the policy has the word."""
+    for node in quorum.nodes[:3]:
+        getattr(node, fault)()
+    assert outcome(bill, 7) is QuorumUnavailable
+    bill.on_unavailable = "skip"
+    assert outcome(bill, 7)["skipped"] == "unavailable"
+    bill.on_unavailable = "run_unlocked"
+    assert outcome(bill, 7) == "billed"
+    bill.on_unavailable = "fail"
+    for node in quorum.nodes:
+        node.up()
+    assert outcome(bill, 7) == "billed"
+
+
+def test_what_a_node_stores_stays_while_it_is_down(quorum):
+    """A lock on three nodes of which one is away is free for none, also when it is back."""
+    for node in quorum.nodes[3:]:
+        node.down()
+    other = quorum.hold("a")
+    quorum.nodes[0].down()
+    with pytest.raises(QuorumUnavailable):
+        quorum.locks.acquire("a")
+    for node in quorum.nodes:
+        node.up()
+    with pytest.raises(LockTaken):
+        quorum.locks.acquire("a")
+    other.release()
+    quorum.locks.acquire("a")
+
+
+def test_a_node_that_hangs_does_later_what_it_was_asked(quorum):
+    """A late lock is stored, and a release reaches a node behind the lock that it takes away."""
+    first, second = quorum.nodes[:2]
+    for node in (first, second):
+        node.hang()
+    lease = quorum.locks.acquire("a")
+    first.up()
+    assert first.model.get(b"redlock:lock:a") is not None
+    assert quorum.locks.release(lease) is ReleaseOutcome.RELEASED
+    second.up()
+    assert all(node.model.get(b"redlock:lock:a") is None for node in quorum.nodes)
+    assert [health.state for health in quorum.locks.probe()] == ["up"] * 5
+
+
+def test_a_slow_node_is_waited_for_as_long_as_a_round_lasts(quorum):
+    """Three that answer in time are heard, and cost their time; slower ones are not."""
+    for node in quorum.nodes[:3]:
+        node.slow(0.03)
+    began = quorum.clock.now()
+    lease = quorum.locks.acquire("a")
+    assert quorum.clock.now() - began == pytest.approx(0.03, abs=1e-3)
+    quorum.locks.release(lease)
+    for node in quorum.nodes[:3]:
+        node.slow(0.06)
+    with pytest.raises(QuorumUnavailable):
+        quorum.locks.acquire("a")
+
+
+def test_a_majority_that_lost_its_memory_does_not_vote_until_no_old_lease_can_be_alive(
+    bill, quorum
+):
+    """The quarantine begins at once and ends with the longest lease, as its error tells."""
+    for node in quorum.nodes[:3]:
+        node.forget()
+    left = bill.apply((7,)).result.retry_after
+    assert left == pytest.approx(quorum.rules.quarantine)
+    quorum.clock.tick(left - 1)
+    assert outcome(bill, 7) is QuorumUnavailable
+    quorum.clock.tick(1.1)
+    assert outcome(bill, 7) == "billed"
+
+
+def test_without_the_restart_guard_nobody_waits():
+    """What the quarantine is for can be seen: two holders of one lock."""
+    with MemoryQuorum(restart_guard=False) as quorum, quorum.hold("a"):
+        for node in quorum.nodes[:3]:
+            node.forget()
+        quorum.locks.acquire("a")
+
+
+def test_all_nodes_tell_how_they_are(quorum):
+    """In the repr, for the eye."""
+    quorum.nodes[0].down()
+    quorum.nodes[1].hang()
+    quorum.nodes[2].fill()
+    quorum.nodes[3].slow(1)
+    assert repr(quorum) == "<MemoryQuorum of down, hanging, full, slow, up>"
+    assert repr(quorum.nodes[0]) == "<MemoryNode redis://memory-1/0: down>"
+
+
+# -- time --------------------------------------------------------------------------------------
+
+
+def test_the_clock_stands_still_but_for_ticks(quorum):
+    """So what is left of a lease is a number that a test can name."""
+    with quorum.locks.hold("a", ttl=10) as held:
+        time.sleep(0.01)  # real time, which does not count
+        assert held.remaining() == pytest.approx(9.5 - 0.002)
+        quorum.clock.tick(3)
+        assert held.remaining() == pytest.approx(6.5 - 0.002)
+        assert held.renewals == 0
+        quorum.clock.tick(1)
+        assert held.renewals == 1
+
+
+def test_a_lease_is_renewed_for_as_long_as_the_body_takes(bill, quorum):
+    """However far the clock is ticked."""
+    bill.work = lambda: (quorum.clock.tick(1000), assert_locked())[1].renewals
+    assert outcome(bill, 7) > 30
+
+
+def test_a_tick_beyond_the_lease_without_renewal_loses_the_lock(bill, quorum):
+    """With a majority down there is none; the body ends at the tick."""
+    reached = []
+
+    def work():
+        for node in quorum.nodes[:3]:
+            node.down()
+        quorum.clock.tick(31)
+        reached.append("the end")
+
+    bill.work = work
+    assert outcome(bill, 7) is LockLost
+    assert reached == []
+
+
+def test_a_tick_within_the_lease_without_renewal_loses_nothing(bill, quorum):
+    """A majority that is back in time renews."""
+
+    def work():
+        for node in quorum.nodes[:3]:
+            node.down()
+        quorum.clock.tick(25)
+        for node in quorum.nodes[:3]:
+            node.up()
+        quorum.clock.tick(1000)
+        return assert_locked().is_lost
+
+    bill.work = work
+    assert outcome(bill, 7) is False
+
+
+def test_a_stalled_process_renews_nothing_and_others_do(bill, quorum):
+    """It wakes up without its lock, while another holder has kept its own."""
+    quorum.hold("else")
+    bill.work = lambda: quorum.clock.stall(31)
+    assert outcome(bill, 7) is LockLost
+    assert quorum.holder("else") is not None
+
+
+def test_a_stalled_holder_learns_of_it_by_itself_where_it_is_not_interrupted(bill, quorum):
+    """With "warn" the body goes on, and `ensure_held` is what tells it."""
+    bill.on_lock_lost = "warn"
+
+    def work():
+        lock = current_lock()
+        lock.ensure_held()
+        quorum.clock.stall(31)
+        newer = quorum.hold("invoice:7")
+        with pytest.raises(LockLost):
+            lock.ensure_held()
+        with pytest.raises(AssertionError, match="'invoice:7' is lost: deadline"):
+            assert_locked()
+        return newer.held.fence > lock.fence
+
+    bill.work = work
+    assert outcome(bill, 7) is True
+    assert quorum.holder("invoice:7") is not None
+
+
+def test_a_loss_is_raised_when_the_time_has_passed(bill, quorum):
+    """At the end of the tick, not in the middle of it."""
+    bill.work = lambda: quorum.clock.stall(100)
+    began = quorum.clock.now()
+    assert outcome(bill, 7) is LockLost
+    assert quorum.clock.now() - began == pytest.approx(100, abs=1e-3)
+
+
+@pytest.mark.parametrize("seconds", [-1, "3", float("nan")])
+def test_time_does_not_run_backwards(quorum, seconds):
+    """Nor is it anything but a number."""
+    with pytest.raises(ConfigurationError):
+        quorum.clock.tick(seconds)
+
+
+def test_no_thread_is_started(bill, quorum):
+    """Everything happens where the test is."""
+    before = threading.active_count()
+    bill.work = lambda: (quorum.clock.tick(100), threading.active_count())[1]
+    assert outcome(bill, 7) == before
+
+
+# -- in and out --------------------------------------------------------------------------------
+
+
+def test_all_is_as_before_afterwards(app, bill):
+    """The clock, the app's settings and its locks are its own again."""
+    app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]
+    plugin = plugin_for(app)
+    before = real_clock.now, real_clock.wall, Fanout.settle, plugin.settings.nodes
+    with memory_quorum(app) as quorum:
+        assert list(plugin.settings.nodes) == list(quorum.urls)
+        assert outcome(bill, 7) == "billed"
+    assert before == (real_clock.now, real_clock.wall, Fanout.settle, plugin.settings.nodes)
+    assert outcome(bill, 7) is QuorumUnavailable
+    plugin.locks.close()
+
+
+def test_all_is_as_before_after_a_test_that_failed(app):
+    """An error leaves through the context manager, and takes nothing along."""
+    before = real_clock.now
+    with pytest.raises(ZeroDivisionError), memory_quorum(app):
+        1 / 0  # noqa: B018
+    assert real_clock.now is before
+    assert plugin_for(app).servers is None
+
+
+def test_the_settings_of_the_app_hold(app, bill):
+    """All but its nodes; also those that a test changes on the way."""
+    app.conf.update(redlock_ttl=8.0, redlock_max_ttl=9.0, redlock_prefix="shop")
+    with memory_quorum(app, nodes=3) as quorum:
+        bill.work = lambda: current_lock().ttl
+        assert outcome(bill, 7) == 8.0
+        assert (quorum.rules.max_ttl, len(quorum.nodes)) == (9.0, 3)
+        assert b"shop:fence:invoice:7" in quorum.nodes[0].model.store
+        app.conf.redlock_ttl = 4.0
+        assert outcome(bill, 7) == 4.0
+        with quorum.hold("invoice:7"):
+            assert outcome(bill, 7)["skipped"] == "conflict"
+
+
+def test_two_apps_may_share_a_quorum(app, bill):
+    """A lock of one is taken for the other."""
+    with Celery("other", broker="memory://", set_as_current=False) as other:
+
+        @other.task(base=RedlockTask, name="other.bill", lock_key="invoice:{n}", shared=False)
+        def also(n):
+            return "billed, too"
+
+        with memory_quorum(app, other):
+            bill.work = lambda: outcome(other.tasks["other.bill"], 7)
+            assert outcome(bill, 7)["skipped"] == "conflict"
+            assert outcome(other.tasks["other.bill"], 7) == "billed, too"
+
+
+def test_only_one_quorum_at_a_time(quorum):
+    """There is one clock for all locks."""
+    with pytest.raises(RuntimeError, match="in use in this process already"), MemoryQuorum():
+        pass
+    assert quorum.locks.acquire("a")
+
+
+def test_locks_on_real_servers_are_refused_meanwhile(quorum):
+    """A lock that a test forgot would else be asked for on servers that others use."""
+    locks = Redlock.from_urls(["redis://127.0.0.1:1/0"])
+    with pytest.raises(RuntimeError, match="locks on real servers cannot be asked"):
+        locks.acquire("a")
+    locks.close()
+
+
+def test_locks_disabled_within_asks_nothing(bill, quorum):
+    """The innermost has the word: no node hears a thing."""
+    for node in quorum.nodes:
+        node.down()
+    bill.work = lambda: type(current_lock()).__name__
+    with locks_disabled():
+        assert outcome(bill, 7) == "NotLocked"
+    assert outcome(bill, 7) is QuorumUnavailable
+
+
+def test_a_quorum_within_locks_disabled_has_locks(app, bill):
+    """A suite without locks may have a test with them."""
+    with locks_disabled():
+        with memory_quorum(app) as quorum, quorum.hold(bill.s(7)):
+            assert outcome(bill, 7)["skipped"] == "conflict"
+        assert outcome(bill, 7) == "billed"
+
+
+def test_settings_that_make_no_sense_are_refused():
+    """As on servers."""
+    with pytest.raises(ConfigurationError, match="odd"):
+        MemoryQuorum(4)
+    with pytest.raises(ConfigurationError, match="unknown setting 'tll'"):
+        MemoryQuorum(tll=3)
+
+
+# -- without Celery, and beyond what is known --------------------------------------------------
+
+
+def test_locks_without_celery():
+    """The whole of `Redlock` but what only servers know."""
+    with MemoryQuorum(3, ttl=10) as quorum:
+        locks = quorum.locks
+        lease = locks.acquire("a")
+        quorum.clock.tick(5)
+        lease = locks.extend(lease)
+        assert lease.remaining() == pytest.approx(9.5 - 0.002)
+        assert [view.ttl for view in locks.inspect("a")] == [10.0] * 3
+        assert locks.release(lease) is ReleaseOutcome.RELEASED
+        assert locks.check() == {}
+        quorum.nodes[0].down()
+        assert list(locks.check()) == ["memory-1:6379/0"]
+        lease = locks.acquire("a")
+        quorum.clock.tick(11)
+        with pytest.raises(LockLost):
+            locks.extend(lease)
+        assert locks.release(lease) is ReleaseOutcome.EXPIRED
+
+
+def test_what_only_servers_know_is_refused_in_plain_words(quorum):
+    """Slots of a schedule are neither locks nor markers."""
+    with pytest.raises(NotToldAgain, match="not the slots of beat; use real servers"):
+        quorum.locks.slots.look(["entry"])
+
+
+def test_a_second_message_is_kept_out_of_the_queue(app, quorum):
+    """Markers are told again, too: a task that waits is joined, and after its end it is not."""
+
+    @app.task(base=RedlockTask, name="shop.report", unique_until="finished", shared=False)
+    def report(year):
+        return f"made for {year}"
+
+    task = app.tasks["shop.report"]
+    first = task.delay(2025)
+    again, other = task.delay(2025), task.delay(2024)
+    assert (first.duplicate, again.duplicate, other.duplicate) == (False, True, False)
+    assert again.id == first.id
+    with start_worker(app, pool="solo", perform_ping_check=False):
+        assert first.get(timeout=10) == "made for 2025"
+        assert other.get(timeout=10) == "made for 2024"
+    assert task.delay(2025).duplicate is False
+
+
+def test_a_marker_ends_with_its_life(app, quorum):
+    """Nobody ran the task: its marker stands until `unique_for` is over, and a tick passes it."""
+
+    @app.task(
+        base=RedlockTask, name="shop.report", unique_until="expired", unique_for=600, shared=False
+    )
+    def report():
+        return "made"
+
+    task = app.tasks["shop.report"]
+    assert task.delay().duplicate is False
+    quorum.clock.tick(599)
+    assert task.delay().duplicate is True
+    for node in quorum.nodes[:2]:
+        node.down()
+    assert task.delay().duplicate is True
+    quorum.clock.tick(2)
+    assert task.delay().duplicate is False
+
+
+def test_names_may_be_anything(quorum):
+    """Also what ends a line of the protocol."""
+    with quorum.hold("a\r\n$3\r\nb"), pytest.raises(LockTaken):
+        quorum.locks.acquire("a\r\n$3\r\nb")
+    assert list(commands(b"*2\r\n$4\r\n\r\n\r\n\r\n$0\r\n\r\n*1\r\n$1\r\nx\r\n")) == [
+        [b"\r\n\r\n", b""],
+        [b"x"],
+    ]
+
+
+# -- assert_locked -----------------------------------------------------------------------------
+
+
+def test_assert_locked_is_silent_under_the_lock(bill, quorum):
+    """By name, by call, and for any; it returns the lock."""
+    bill.work = lambda: [assert_locked(), assert_locked("invoice:7"), assert_locked(bill.s(7))]
+    assert [held.name for held in bill.apply((7,)).get()] == ["invoice:7"] * 3
+
+
+@pytest.mark.parametrize("what", ["invoice:8", None])
+def test_assert_locked_says_what_is_held_instead(bill, quorum, what):
+    """Another lock, or none."""
+    bill.work = lambda: assert_locked(bill.s(8) if what else None)
+    if what:
+        with pytest.raises(AssertionError, match="'invoice:8' is held here, but it is 'invoice:7'"):
+            bill.apply((7,)).get()
+    with pytest.raises(AssertionError, match="but none is: No lock is held here"):
+        bill(7)
+
+
+def test_assert_locked_is_not_content_with_less(bill, quorum):
+    """Where locks are disabled, or a policy runs a task without, none is held."""
+    bill.work = assert_locked
+    with locks_disabled(), pytest.raises(AssertionError, match="without: locks are disabled"):
+        bill.apply((7,)).get()
+    for node in quorum.nodes:
+        node.down()
+    bill.on_unavailable = "run_unlocked"
+    with pytest.raises(AssertionError, match="without: no quorum"):
+        bill.apply((7,)).get()
+
+
+def test_assert_locked_takes_names_and_calls_alone(app):
+    """A task without its arguments makes no name."""
+    with pytest.raises(TypeError, match=r"bill\.s\(7\)"):
+        assert_locked(7)
+
+
+# -- in a worker of this process ---------------------------------------------------------------
+
+
+def test_a_task_is_put_off_in_a_worker_until_there_is_a_quorum(app, bill, quorum):
+    """In eager mode nothing comes later; in a worker of this process it does."""
+    events = []
+    app.conf.redlock_observers = [events.append]
+    for node in quorum.nodes[:3]:
+        node.down()
+    with start_worker(app, pool="solo", perform_ping_check=False):
+        result = bill.delay(7)
+        eventually(lambda: [e for e in events if isinstance(e, TaskRescheduled)], "put-off task")
+        assert result.state == "PENDING"
+        for node in quorum.nodes:
+            node.up()
+        assert result.get(timeout=10) == "billed"
