@@ -13,19 +13,12 @@ NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
 PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11 python3.10; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done)
 
-# Of `make matrix`: each Python with each redis-py, then each Celery on $(PYTHON)
-PYTHONS ?= 3.10 3.11 3.12 3.13
-REDIS_PYS ?= 6.4 7 8
-CELERYS ?= 5.4 5.5 5.6 5.7
 CELLS := .venv-matrix
-# Not those about the demo, the pages and the example: they say nothing about Celery.
-ACCEPTANCE := $(filter-out %/test_demo.py %/test_readme.py %/test_benchmarks.py \
-	%/test_compare.py %/test_docs.py %/test_pages.py %/test_example_worker.py,$(sort $(wildcard tests/acceptance/test_*.py)))
 
 # Without the tests beside it, which are not typed, as no test is.
 SIMULATION := $(filter-out %/__main__.py,$(wildcard tests/simulation/[!t]*.py))
 
-.PHONY: help demo test lint docs compare bench proof nemesis matrix matrix-redis matrix-celery build clean
+.PHONY: help demo test lint docs compare bench proof nemesis matrix build clean
 
 help: ## Show this help
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,32 +54,8 @@ proof: $(DEV) ## Prove the guarantee: hours of simulated faults; ARGS=simulation
 nemesis: $(DEV) ## Break real servers and workers for ten minutes per fault; ARGS="-- --minutes 1"
 	PYTHONPATH=tests $(BIN)/python -m proof nemesis $(ARGS)
 
-matrix: matrix-redis matrix-celery ## Run tests with every Python, redis-py and Celery supported
-
-matrix-redis: $(CELLS)/without-redis.txt
-	@for py in $(PYTHONS); do \
-	  python$$py -c '' 2>/dev/null || { echo "== python$$py: not on PATH, skipped"; continue; }; \
-	  cell=$(CELLS)/$$py; test -x $$cell/bin/python || python$$py -m venv $$cell || exit 1; \
-	  for redis in $(REDIS_PYS); do \
-	    echo "== python$$py with redis-py $$redis"; \
-	    $$cell/bin/python $(PIP_INSTALL) -c $< -e '.[test]' "redis==$$redis.*" || exit 1; \
-	    $$cell/bin/python -m pytest -q tests/contract $(ARGS) || exit 1; \
-	  done; \
-	done
-
-# Each Celery with the kombu of its own time: left to itself, pip takes the newest.
-matrix-celery: $(CELLS)/without-celery-kombu.txt
-	@for celery in $(CELERYS); do \
-	  cell=$(CELLS)/celery-$$celery; test -x $$cell/bin/python || $(PYTHON) -m venv $$cell || exit 1; \
-	  echo "== Celery $$celery and kombu $$celery with $$($$cell/bin/python -V)"; \
-	  $$cell/bin/python $(PIP_INSTALL) -c $< -e '.[acceptance]' \
-	    "celery==$$celery.*" "kombu==$$celery.*" || exit 1; \
-	  $$cell/bin/python -m pytest -q tests/contract $(ACCEPTANCE) $(ARGS) || exit 1; \
-	done
-
-# What the cells are about is not pinned in them.
-$(CELLS)/without-%.txt: constraints.txt
-	@mkdir -p $(CELLS) && grep -vE '^($(subst -,|,$*))==' $< > $@
+matrix: $(DEV) ## Run tests with every Python, Celery, redis-py supported; ARGS=--all, ARGS=--record
+	$(BIN)/python -m compatibility $(ARGS)
 
 # No date from outside: all files get hatchling's own, so that everybody's archives are the same.
 build: $(DEV) ## Build the source archive and the wheel into dist/, the same bytes everywhere

@@ -64,7 +64,12 @@ class UrlAddress:
 
 
 class SentinelAddress:
-    """A node by name: ``{"sentinels": ["redis://host:26379", ...], "service": "lock-1"}``."""
+    """
+    A node by name: ``{"sentinels": ["redis://host:26379", ...], "service": "lock-1"}``.
+
+    All other entries are connection options of redis-py for the master, ``"ssl": True`` among
+    them. What the Sentinels want is in their own URLs: ``rediss://``, a password, ``?ssl_...``.
+    """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         options = dict(settings)
@@ -76,17 +81,71 @@ class SentinelAddress:
                 '"service": "name"} with further connection options of redis-py if need be'
             )
             raise ConfigurationError(msg)
-        self._options = options
-        self._service = service
-        self._sentinel = Sentinel(
-            [host_and_port(s) for s in sentinels], socket_timeout=CONNECT_TIMEOUT
-        )
         self.label = f"{service}@sentinel/{options.get('db', 0)}"
+        is_tls = options.pop("ssl", False)
+        self._kind = redis.SSLConnection if is_tls else redis.Connection
+        self._options = {**OPTIONS, **options}
+        self._service = service
+        self._sentinel = Sentinel([])
+        self._sentinel.sentinels = [SentinelClient(s) for s in sentinels]
+        try:
+            self._connection("", 0)
+        except (ValueError, TypeError, redis.RedisError) as error:  # tells names, no values
+            msg = f"redlock_nodes: {self.label} has options that redis-py does not take: {error}"
+            raise ConfigurationError(msg) from None
 
     def connection(self) -> AbstractConnection:
-        host, port = self._sentinel.discover_master(self._service)
-        kwargs = {**OPTIONS, **self._options, "host": host, "port": port}
-        return redis.Connection(**kwargs, retry=Retry(NoBackoff(), 0))
+        try:
+            host, port = self._sentinel.discover_master(self._service)
+        finally:
+            for sentinel in self._sentinel.sentinels:
+                sentinel.close()
+        return self._connection(host, port)
+
+    def _connection(self, host: str, port: int) -> AbstractConnection:
+        where = {"host": host, "port": port, "retry": Retry(NoBackoff(), 0)}
+        return cast("AbstractConnection", self._kind(**{**self._options, **where}))
+
+
+class Untold(redis.ConnectionError):
+    """A Sentinel did not tell; redis-py asks the next one, and shows why by `repr`."""
+
+    __repr__ = redis.ConnectionError.__str__
+
+
+class SentinelClient(redis.Redis):
+    """A Sentinel; its text, which stands in redis-py's errors, has no password."""
+
+    def __init__(self, sentinel: object) -> None:
+        host, port = host_and_port(sentinel)
+        self._label = f"{host}:{port}"
+        options = {**OPTIONS, "retry": Retry(NoBackoff(), 0)}
+        url = str(sentinel) if isinstance(sentinel, str) and "//" in sentinel else "redis://"
+        try:
+            pool = redis.ConnectionPool.from_url(url, **options)
+        except (ValueError, TypeError):
+            raise not_a_sentinel(sentinel) from None
+        pool.connection_kwargs.update(host=host, port=port, db=0)
+        super().__init__(connection_pool=pool)
+
+    def __repr__(self) -> str:
+        return self._label
+
+    def sentinel_masters(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        Return the masters that it knows.
+
+        Raises:
+            Untold: It does not answer, or not us.
+        """
+        try:
+            return super().sentinel_masters(*args, **kwargs)
+        except redis.RedisError as error:
+            raise Untold(str(error)) from error
+
+    def close(self) -> None:
+        """Hang up; it is asked again when the master is to be found anew."""
+        self.connection_pool.disconnect()
 
 
 def addresses_of(nodes: object) -> tuple[Address, ...]:
@@ -152,8 +211,13 @@ def host_and_port(sentinel: object) -> tuple[str, int]:
             return where.hostname, where.port or 26379
     except (ArithmeticError, ValueError, TypeError):  # its text may quote a piece of a password
         pass
-    msg = f"redlock_nodes: {hide_password(str(sentinel))!r} is not a Sentinel, like 'host:26379'"
-    raise ConfigurationError(msg)
+    raise not_a_sentinel(sentinel)
+
+
+def not_a_sentinel(sentinel: object) -> ConfigurationError:
+    """Return the error for what is no Sentinel."""
+    shown = hide_password(str(sentinel))
+    return ConfigurationError(f"redlock_nodes: {shown!r} is not a Sentinel, like 'host:26379'")
 
 
 def hide_password(url: str) -> str:

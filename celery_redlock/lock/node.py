@@ -23,7 +23,7 @@ from celery_redlock.lock.guard import Greeting, boot_marker
 from celery_redlock.lock.queued_scripts import END, START
 from celery_redlock.lock.replies import Replies, replies_of
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import MARK, RELEASE, Keys, ms, pack
+from celery_redlock.lock.scripts import MARK, RECORD, RELEASE, Keys, ms, pack
 from celery_redlock.lock.slot_scripts import SETTLE, WITHDRAW
 from celery_redlock.lock.votes import Vote, VoteKind
 
@@ -44,6 +44,8 @@ LONGEST_COMPANY = 16
 BACKLOG = 64
 #: Scripts that nobody waits for, and that a node should get in any case, if need be later.
 NOTES = (RELEASE, MARK, START, END, SETTLE, WITHDRAW)
+#: Scripts whose source is sent though nobody waits: only a grant that comes late would do harm.
+HARMLESS = (*NOTES, RECORD)
 #: What stands before the arguments of a command that a server does not know: AUTH's, perhaps.
 ECHO = ", with args beginning with"
 NO_ANSWER = Vote(VoteKind.UNREACHABLE, reason="no answer in time")
@@ -270,7 +272,7 @@ class Node:
 
     def _send_source(self, call: Call, now: float) -> None:
         """Repeat a call whose script the node forgot; not a grant that nobody waits for."""
-        if not call.is_open and call.request.script not in NOTES:
+        if not call.is_open and call.request.script not in HARMLESS:
             return
         request = call.request
         head = (b"EVAL", request.script.source, b"%d" % len(request.keys))

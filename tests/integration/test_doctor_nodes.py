@@ -17,7 +17,7 @@ from support.waiting import eventually
 
 RULES = Rules(ttl=20, max_ttl=20, node_timeout=0.5)
 #: What a worker has to be allowed; the tools want more.
-WORKER = "+info +script|load +evalsha +time +set +get +mget +pttl +exists +pexpire +del"
+WORKER = "+info +script|load +eval +evalsha +time +set +get +mget +pttl +exists +pexpire +del"
 WORKER += " +hset +hget +hmget +hdel +rename +xadd +ping +client|setname +client|setinfo +select"
 TOOLS = f"{WORKER} +scan +xrevrange +xrange +config|get"
 

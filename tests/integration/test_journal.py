@@ -63,6 +63,19 @@ def numbers(records):
     return [record["number"] for record in records]
 
 
+def test_a_record_is_written_though_the_nodes_have_forgotten_its_script(five_nodes, locks):
+    """A flush of the scripts does not silence the journal until somebody connects anew."""
+    put(locks, 0)
+    arrived(five_nodes, 1)
+    for node in five_nodes:
+        with redis.Redis.from_url(node.url) as client:
+            client.script_flush()
+    put(locks, 1)
+    eventually(lambda: locks.probe() is not None, "answers")
+    put(locks, 2)
+    arrived(five_nodes, 3)
+
+
 def test_a_record_on_five_nodes_is_read_once(five_nodes, locks, reader):
     """In the order in which it happened."""
     put(locks, *range(20))

@@ -154,8 +154,11 @@ class Visit:
         """Return what only a server tells that can be a lock node."""
         config = self._config()
         self._try(self._denied_to_tools, "GET", f"{self._rules.prefix}:lock:doctor")
-        self._try(self._denied_to_tools, "XREVRANGE", journal_key(self._rules.prefix), "+", "-",
-                  "COUNT", "1")  # fmt: skip
+        journal = journal_key(self._rules.prefix)
+        self._try(self._denied_to_tools, "XREVRANGE", journal, "+", "-", "COUNT", "1")
+        self._try(self._denied_to_tools, "XRANGE", journal, "-", "+", "COUNT", "1")
+        self._try(self._denied_to_tools, "PING")
+        self._try(self._denied, "EVAL", "return 1", 0)
         scripts = (ENROL, LEAKED, ALLOWED)
         for script in scripts:
             if self._try(self._denied, "SCRIPT", "LOAD", script.source) is None:

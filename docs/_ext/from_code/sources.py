@@ -19,7 +19,12 @@ __all__ = ["on_source_read", "with_links"]
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 #: Files outside of docs/ that are pages of the site -> the page that stands for them.
-SHOWN = {ROOT / "README.md": DOCS / "guide.md", ROOT / "CHANGELOG.md": DOCS / "changelog.md"}
+SHOWN = {
+    ROOT / "README.md": DOCS / "guide.md",
+    ROOT / "CHANGELOG.md": DOCS / "changelog.md",
+    ROOT / "CONTRIBUTING.md": DOCS / "contributing.md",
+    ROOT / "SECURITY.md": DOCS / "security.md",
+}
 
 LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)")
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

@@ -1,0 +1,186 @@
+"""
+Real workers on nodes that let in only whom they know: TLS, ACL users, a Sentinel service.
+
+The users have the rights that the how-to prints, and no others.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import redis
+
+from celery_redlock import RedlockTask, current_lock
+from celery_redlock.lock.survey import node_statuses
+from celery_redlock.plugin import plugin_for
+from support.certificates import Authority
+from support.command_line import command_line
+from support.events import body, overlaps, read
+from support.sentinels import Service, service
+from support.stage import Stage, stage
+from support.tls import TLSNode, tls_node
+from support.waiting import eventually
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sentinel-tls-acl.md"
+TTL = 3.0
+PASSWORDS = {"worker": "w0rker-s3cret", "operator": "0perator-s3cret"}
+
+
+def declare(app):
+    """Declare the tasks of this file."""
+
+    @app.task(
+        base=RedlockTask, name="nap", shared=False, lock_key="{lock}", on_conflict="reschedule"
+    )
+    def nap(lock, seconds):
+        with body(os.environ["EVENTS"], lock):
+            time.sleep(seconds)
+        return current_lock().renewals
+
+    @app.task(
+        base=RedlockTask, name="once", shared=False, lock_key="{lock}", unique_until="finished"
+    )
+    def once(lock, seconds):
+        with body(os.environ["EVENTS"], lock):
+            time.sleep(seconds)
+
+
+class Guarded(NamedTuple):
+    """A stage, its nodes behind TLS and those that Sentinels watch."""
+
+    it: Stage
+    behind_tls: list[TLSNode]
+    watched: Service
+    nodes: dict[str, list[Any]]
+
+    def admins(self) -> list[redis.Redis]:
+        """Return clients that may do everything on all servers."""
+        servers = [*(node.server for node in self.behind_tls), self.watched.master()]
+        return [redis.Redis.from_url(server.url) for server in servers]
+
+    def refused(self) -> set[str]:
+        """Return what a user was refused on any node."""
+        found = set()
+        for admin in self.admins():
+            found |= {entry["object"] for entry in admin.acl_log()}
+            admin.close()
+        return found
+
+
+def add_users(servers):
+    """Add the users that the page prints, with passwords of ours."""
+    for server in servers:
+        with redis.Redis.from_url(server.url) as admin:
+            for user, password in PASSWORDS.items():
+                (rights,) = re.findall(
+                    rf"^user {user} on >\S+ (.*)$", PAGE.read_text(), re.MULTILINE
+                )
+                rest = [f">{password}", *rights.split()]
+                admin.execute_command("ACL", "SETUSER", user, "reset", "on", *rest)
+
+
+@pytest.fixture
+def guarded(redis_nodes, some_binary, tmp_path):
+    """Three nodes, of two kinds, and a stage whose app has the worker's passwords."""
+    authority = Authority(tmp_path)
+    pair, own = authority.vouch("lock-node", "127.0.0.1"), authority.vouch("worker")
+    behind_tls = [tls_node(redis_nodes, authority, pair, wants_clients=True) for _ in range(2)]
+    options = {"ssl_ca_certs": authority.file, "ssl_certfile": own.certificate}
+    options["ssl_keyfile"] = own.key
+    with service("lock-3", some_binary) as watched:
+        add_users([*(node.server for node in behind_tls), *watched.servers])
+        nodes: dict[str, list[Any]] = {
+            user: [
+                *(node.url(user=f"{user}:{password}", **options) for node in behind_tls),
+                watched.node(username=user, password=password),
+            ]
+            for user, password in PASSWORDS.items()
+        }
+        conf = {"redlock_nodes": nodes["worker"], "redlock_ttl": TTL, "redlock_max_ttl": TTL}
+        with stage(__file__, tmp_path, nodes=0, **conf) as it:
+            it.bootstrap()
+            yield Guarded(it, behind_tls, watched, nodes)
+
+
+def states(guarded):
+    """Return how the nodes are."""
+    rules = plugin_for(guarded.it.app).settings.rules
+    return [status.state for status in node_statuses(guarded.nodes["operator"], rules)]
+
+
+def test_workers_need_no_more_than_the_page_says(guarded):
+    """Contention, renewals and unique messages; nothing is refused, no password is logged."""
+    it = guarded.it
+    it.start_workers([{}, {"pool": "threads"}])
+    asked = [it.task("nap").delay("n", 0.2) for _ in range(5)]
+    long = it.task("nap").delay("long", 1.5 * TTL)
+    first = it.task("once").delay("u", 0.5)
+    assert it.task("once").delay("u", 0.5).duplicate
+    for result in [*asked, first]:
+        result.get(timeout=60)
+    assert long.get(timeout=60) >= 1
+    assert overlaps(read(it.events)) == []
+    assert len(it.bodies("n")) == 5
+    assert guarded.refused() <= {"client|setinfo"}
+    for password in PASSWORDS.values():
+        assert password not in it.log()
+
+
+def test_a_failover_under_a_running_task(guarded):
+    """The task keeps its lock, nobody gets it beside, and the node votes again by itself."""
+    it = guarded.it
+    it.worker(concurrency=3)
+    long = it.task("nap").delay("n", 4 * TTL)
+    it.started("n")
+    guarded.watched.fail_over()
+    other = it.task("nap").delay("n", 0.0)
+    eventually(lambda: states(guarded) == ["up", "up", "quarantined"], "quarantine", timeout=20)
+    assert long.get(timeout=60) >= 3
+    other.get(timeout=60)
+    one, two = it.bodies("n")
+    assert two.started >= one.ended
+    eventually(lambda: states(guarded) == ["up"] * 3, "three votes", timeout=60)
+    guarded.behind_tls[0].server.kill()  # from here on the new master's vote is needed
+    it.task("nap").delay("m", 0.0).get(timeout=60)
+    for password in PASSWORDS.values():
+        assert password not in it.log()
+
+
+def test_tools_need_no_more_than_the_page_says(guarded, tmp_path):
+    """Of the command line, those that read and that which releases."""
+    it = guarded.it
+    source = f"""
+        from celery import Celery
+        from celery_redlock import RedlockTask
+        app = Celery("shop", broker={it.broker.url!r})
+        app.conf.redlock_nodes = {guarded.nodes["operator"]!r}
+        app.conf.redlock_ttl = app.conf.redlock_max_ttl = {TTL}
+        app.conf.redlock_node_timeout = 0.5
+
+        @app.task(base=RedlockTask, name="nap", lock_key="{{lock}}")
+        def nap(lock, seconds): pass
+    """
+    (tmp_path / "operators").mkdir()
+    with command_line(tmp_path / "operators", source) as line, it.held("kept"):
+        said = ""
+        for words, code in {
+            ("status",): 0,
+            ("ls",): 0,
+            ("why", "nap", '["kept", 1]'): 1,
+            ("doctor",): None,
+            ("tail", "--no-follow"): 0,
+            ("bench", "--seconds", "0.2"): 0,
+        }.items():
+            got, out, err = line.redlock([], *words)
+            assert code in (None, got), (words, got, out, err)
+            said += out + err
+        assert "kept" in said
+        assert "no-permission" not in said
+    for password in PASSWORDS.values():
+        assert password not in said
+    assert guarded.refused() <= {"client|setinfo", "config|get"}

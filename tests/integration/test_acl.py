@@ -1,0 +1,341 @@
+"""
+What a user of the lock nodes has to be allowed: no less, as every feature is tried, and no more.
+
+The rights are those that the how-to prints; a page that prints too few, or too many, is noticed.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_redlock import LockTaken, Redlock
+from celery_redlock.lock.address import addresses_of
+from celery_redlock.lock.guard import EVERY_SCRIPT
+from celery_redlock.lock.journal import JournalReader
+from celery_redlock.lock.live import live_locks
+from celery_redlock.lock.look import look
+from celery_redlock.lock.queued import AS_IT_IS, OVER, Begun, Trigger
+from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.rounds import Wanted
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.slots import Claim
+from celery_redlock.lock.survey import bootstrap, node_statuses, release_seen
+from celery_redlock.ops.bench import round_trips
+from celery_redlock.ops.doctor.nodes import gather_nodes
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sentinel-tls-acl.md"
+RULES = Rules(ttl=3, max_ttl=3, node_timeout=0.5)
+SECRET = "s3cret-of-the-locks"
+
+
+def rights(user):
+    """Return the rights that the page gives to *user*, one by one."""
+    (line,) = re.findall(rf"^user {user} on >\S+ ~redlock:\* (.*)$", PAGE.read_text(), re.MULTILINE)
+    return line.split()
+
+
+WORKER, OPERATOR = rights("worker"), rights("operator")
+ONLY_TOOLS = [right for right in OPERATOR if right not in WORKER]
+
+
+@pytest.fixture
+def admin(contract_node):
+    """A client that may do everything; afterwards the user of the tests is no more."""
+    with redis.Redis.from_url(contract_node.url) as client:
+        yield client
+        client.acl_deluser("shop")
+        client.acl_log_reset()
+
+
+def allow(admin, node, allowed, keys="~redlock:*"):
+    """Return the URL by which a user who has these rights, and no others, reaches *node*."""
+    admin.execute_command("ACL", "SETUSER", "shop", "reset", "on", f">{SECRET}", keys, *allowed)
+    admin.acl_log_reset()
+    return node.url.replace("redis://", f"redis://shop:{SECRET}@")
+
+
+def harmless(admin):
+    """Return the right that redis-py makes use of at each connection where the server has it."""
+    right = "+client|setinfo"
+    try:
+        admin.execute_command("ACL", "SETUSER", "shop", right)
+    except redis.ResponseError:  # a server that knows no such command
+        return []
+    return [right]
+
+
+class Everything:
+    """
+    Uses all that the library does on a node, each feature by itself.
+
+    Args:
+        url: Of the node, as the user in question.
+        admin: May do everything.
+    """
+
+    def __init__(self, url, admin):
+        self.url = url
+        self.admin = admin
+        self.locks = Redlock([url], RULES)
+        self.said = []
+
+    def features(self, names):
+        """Return what went wrong with which of the features *names*; empty if nothing."""
+        failed = {}
+        for name in names:
+            try:
+                getattr(self, name)()
+            except Exception as problem:  # noqa: BLE001  whatever a missing right leads to
+                failed[name] = repr(problem)
+        self.said.append(str(failed))
+        return failed
+
+    def enrolment(self):
+        """A new node is let vote, and tells that it does."""
+        (told,) = bootstrap([self.url], RULES).values()
+        assert told == "enrolled", told
+        assert not (problems := self.locks.check()), problems
+
+    def locking(self):
+        """A lock is taken, refused to another, extended, seen and released."""
+        lease = self.locks.acquire("n")
+        assert lease.fence
+        lease = self.locks.extend(lease)
+        (view,) = self.locks.inspect("n")
+        assert view.holder, view
+        outcome = self.locks.release(lease)
+        assert outcome.name == "RELEASED", outcome
+
+    def refusal(self):
+        """Who is refused is told for how long yet."""
+        lease = self.locks.acquire("mine")
+        with pytest.raises(LockTaken) as taken:
+            self.locks.acquire("mine")
+        assert taken.value.holder["ttl"] > 0
+        self.locks.release(lease)
+
+    def finished_tasks(self):
+        """The marker of one that has finished is set with the release, and taken away."""
+        held = self.locks.take(Wanted("marked", 3.0))
+        self.locks.give_back(held, keep=1.0, marker=Marker("of a task", "done", 5.0))
+        self.locks.inspect("marked")  # answers come in order: now the release has arrived
+        assert self.admin.get("redlock:marker:of a task") == b"done"
+        assert 0 < self.admin.pttl("redlock:lock:marked") <= 1000
+        self.locks.mark(Marker("of a task", "done", 0.0), wait=True)
+        assert not self.admin.exists("redlock:marker:of a task")
+
+    def health(self):
+        """A probe writes, too."""
+        (health,) = self.locks.probe()
+        assert not health.problem, health.problem
+
+    def forgotten_scripts(self):
+        """What a node has forgotten is sent again."""
+        self.admin.script_flush()
+        self.locks.release(self.locks.acquire("forgotten"))
+
+    def queued_markers(self):
+        """One runs, triggers are merged into the next one, and that one takes its turn."""
+        queued = self.locks.queued
+
+        def trigger(task):
+            return Trigger("q", 60.0, {"task_id": task}, arguments=b"[]")
+
+        first = queued.enqueue(trigger("a"))
+        merged = queued.enqueue(trigger("b"))
+        assert merged.merged == 1, merged
+        lease = self.locks.acquire("q")
+        begun = Begun({"task_id": "a"}, lease.token, "a/0/0", 60.0, 60.0)
+        assert queued.start("q", first.token, begun, wait=True)
+        following = queued.enqueue(trigger("c"))
+        assert following.before, following
+        queued.end("q", first.token, OVER, wait=True)
+        self.locks.release(lease)
+        lease = self.locks.acquire("q")
+        begun = Begun({"task_id": "c"}, lease.token, "c/0/0", AS_IT_IS, 60.0)
+        assert queued.start("q", following.token, begun, wait=True)
+        queued.end("q", following.token, "wait", life=5.0, wait=True)
+        queued.end("q", following.token, OVER, wait=True)
+        self.locks.release(lease)
+        assert not self.admin.keys("redlock:queued:*") + self.admin.keys("redlock:next:*")
+
+    def slots_of_beat(self):
+        """A slot is claimed with the holder of its task's lock, withdrawn, claimed and settled."""
+        due = float(int(time.time()))
+        lease = self.locks.acquire("report")
+
+        def claim(due, fence):
+            return Claim("shop/report", due, f"{fence:040x}", fence, 60.0, lock="report")
+
+        claimed = self.locks.slots.claim(claim(due - 1, 1))
+        assert (claimed.state.name, bool(claimed.holder)) == ("CLAIMED", True), claimed
+        self.locks.slots.withdraw(claim(due - 1, 1))
+        assert self.locks.slots.look(["shop/report"]) == {}
+        assert self.locks.slots.claim(claim(due, 1)).state.name == "CLAIMED"
+        self.locks.slots.settle(claim(due, 1))
+        assert self.locks.slots.look(["shop/report"])["shop/report"].is_settled
+        self.locks.release(lease)
+
+    def journal(self):
+        """What happened is noted."""
+        self.locks.journal.put({"id": "1", "event": "x", "at": time.time()})
+        self.locks.probe()
+        assert self.admin.xlen("redlock:journal") == 1
+
+    def status(self):
+        """``redlock status``."""
+        (status,) = node_statuses([self.url], RULES)
+        assert (status.state, status.problem) == ("up", ""), status
+
+    def listing(self):
+        """``redlock ls`` and the web page."""
+        lease = self.locks.acquire("listed")
+        names = [view.name for view in live_locks([self.url], RULES)]
+        self.locks.release(lease)
+        assert "listed" in names, names
+
+    def explanation(self):
+        """``redlock why``."""
+        lease = self.locks.acquire("why")
+        (seen,) = look([self.url], RULES, "why")
+        self.locks.release(lease)
+        assert (seen.problem, bool(seen.holder)) == ("", True), seen
+
+    def reading_the_journal(self):
+        """``redlock tail`` and ``why``."""
+        with ExitStack() as stack:
+            reader = JournalReader([self.url], RULES)
+            stack.callback(reader.close)
+            self.locks.journal.put({"id": "2", "event": "x", "at": time.time()})
+            self.locks.probe()
+            assert "2" in {record["id"] for record in reader.recent()}
+            self.locks.journal.put({"id": "3", "event": "x", "at": time.time()})
+            self.locks.probe()
+            assert [record["id"] for record in reader.new()] == ["3"]
+
+    def taking_away(self):
+        """``redlock release``."""
+        lease = self.locks.acquire("stuck")
+        (told,) = release_seen([self.url], RULES, "stuck", lease.token[:8]).values()
+        assert told == "released", told
+
+    def diagnosis(self):
+        """``redlock doctor``."""
+        (facts,) = gather_nodes([self.url], RULES, lambda _: None)
+        assert (facts.problem, facts.denied, facts.denied_to_tools) == ("", [], []), facts
+
+    def measuring(self):
+        """``redlock bench``."""
+        (address,) = addresses_of([self.url])
+        found = round_trips(address)
+        assert (found.problem, bool(found.times)) == ("", True), found
+
+
+TASKS = ("enrolment", "locking", "refusal", "finished_tasks", "health")
+TASKS += ("queued_markers", "slots_of_beat", "journal", "forgotten_scripts")
+TOOLS = ("status", "listing", "explanation", "reading_the_journal", "taking_away", "diagnosis")
+TOOLS += ("measuring",)
+
+
+@pytest.fixture
+def everything(admin):
+    """Use all that the library does: ``everything(url)``."""
+    used = []
+
+    def use(url):
+        used.append(Everything(url, admin))
+        return used[-1]
+
+    yield use
+    for one in used:
+        one.locks.close()
+
+
+def without(rights, right):
+    """Return all *rights* but one."""
+    return [other for other in rights if other != right]
+
+
+def test_a_worker_needs_no_more(admin, contract_node, everything):
+    """With the worker's rights all that tasks and beat do is done, and no command was refused."""
+    used = everything(allow(admin, contract_node, [*WORKER, *harmless(admin)]))
+    assert used.features(TASKS) == {}
+    assert admin.acl_log() == []
+
+
+def test_an_operator_needs_no_more(admin, contract_node, everything):
+    """With the operator's rights all tools work as well."""
+    allowed = [*OPERATOR, *harmless(admin), "+config|get"]
+    used = everything(allow(admin, contract_node, allowed))
+    assert used.features(TASKS + TOOLS) == {}
+    assert admin.acl_log() == []
+
+
+def test_what_only_makes_a_line_in_the_log_is_not_needed(admin, contract_node, everything):
+    """Two commands are refused without harm."""
+    used = everything(allow(admin, contract_node, OPERATOR))
+    assert used.features(TASKS + TOOLS) == {}
+    refused = {entry["object"] for entry in admin.acl_log()}
+    assert refused == {"config|get"} | {right.removeprefix("+") for right in harmless(admin)}
+
+
+@pytest.mark.parametrize("right", WORKER)
+def test_a_worker_needs_every_right(admin, contract_node, everything, right, caplog):
+    """With one right fewer something fails, and the server notes which right was missing."""
+    caplog.set_level(logging.DEBUG)
+    used = everything(allow(admin, contract_node, without(WORKER, right)))
+    failed = used.features(TASKS)
+    assert failed
+    refused = {entry["object"] for entry in admin.acl_log()}
+    assert right.removeprefix("+") in refused
+    said = f"{failed}\n{used.said}\n{caplog.text}\n{used.locks!r}"
+    assert SECRET not in said
+    assert contract_node.url.removeprefix("redis://") in said
+
+
+@pytest.mark.parametrize("right", OPERATOR)
+def test_an_operator_needs_every_right(admin, contract_node, everything, right):
+    """Likewise, of the operator's tools, too."""
+    used = everything(allow(admin, contract_node, without(OPERATOR, right)))
+    assert used.features(TASKS + TOOLS)
+    refused = {entry["object"] for entry in admin.acl_log()}
+    assert right.removeprefix("+") in refused
+
+
+def test_only_our_keys_have_to_be_allowed(admin, contract_node, everything):
+    """A user of other keys can do nothing, and one of all keys no more than one of ours."""
+    used = everything(allow(admin, contract_node, WORKER, keys="~elsewhere:*"))
+    failed = used.features(TASKS)
+    assert "enrolment" in failed
+    assert "key" in failed["enrolment"]
+
+
+def test_the_page_knows_every_command_of_the_scripts():
+    """What a script calls is in its text."""
+    called = {
+        name.lower()
+        for script in EVERY_SCRIPT
+        for name in re.findall(rb"redis\.call\('([A-Z]+)'", script.source)
+    }
+    assert {name.decode() for name in called} <= {right.removeprefix("+") for right in WORKER}
+
+
+@pytest.mark.parametrize("password", ["wr0ng-pass", ""])
+def test_a_wrong_password(admin, contract_node, everything, password, caplog):
+    """The node does not vote, and it is said why, without either password."""
+    caplog.set_level(logging.DEBUG)
+    url = allow(admin, contract_node, WORKER).replace(SECRET, password)
+    used = everything(url)
+    failed = used.features(TASKS)
+    assert "enrolment" in failed
+    said = f"{failed}\n{caplog.text}\n{used.locks!r}\n{node_statuses([url], RULES)}"
+    assert "username-password pair" in said
+    assert SECRET not in said
+    assert "wr0ng-pass" not in said

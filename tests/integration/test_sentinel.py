@@ -1,0 +1,249 @@
+"""A lock node that Sentinels tell: real ones, a real master that dies, and who takes its place."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+import redis
+
+from celery_redlock import LockTaken, QuorumUnavailable, Redlock
+from celery_redlock.events import NodeQuarantined
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.survey import bootstrap, node_statuses
+from celery_redlock.ops.servers import servers
+from support.certificates import Authority
+from support.sentinels import SentinelServer, service
+from support.tls import tls_node
+from support.waiting import eventually
+
+TTL = 3.0
+RULES = Rules(ttl=TTL, max_ttl=TTL, node_timeout=0.5)
+SECRET = "s3cret-of-the-locks"
+
+
+@pytest.fixture
+def locks():
+    """Open locks: ``locks(nodes, rules, observer)``."""
+    opened = []
+
+    def open_locks(nodes, rules=RULES, *observers):
+        opened.append(Redlock(nodes, rules, observers))
+        return opened[-1]
+
+    yield open_locks
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def watched(some_binary):
+    """A service for tests that leave its master alive."""
+    with service("lock-1", some_binary) as it:
+        yield it
+
+
+@pytest.fixture
+def lone(watched):
+    """The service's node by itself, empty."""
+    with redis.Redis.from_url(watched.master().url) as client:
+        client.flushall()
+    bootstrap([watched.node()], RULES)
+    return watched.node()
+
+
+def test_locks_by_way_of_sentinels(watched, lone, locks):
+    """The node is called by the service's name, votes, and refuses a second holder."""
+    first, second = locks([lone]), locks([lone])
+    assert first.labels == ("lock-1@sentinel/0",)
+    lease = first.acquire("n")
+    with pytest.raises(LockTaken):
+        second.acquire("n")
+    (status,) = node_statuses([lone], RULES)
+    assert (status.node, status.state) == (watched.label, "up")
+    with redis.Redis.from_url(watched.master().url) as client:
+        assert client.get("redlock:lock:n")
+    assert first.release(first.extend(lease)).name == "RELEASED"
+
+
+def test_a_sentinel_that_is_down_is_passed_over(watched, lone, locks):
+    """As long as one of them answers the master is found; it costs no retries."""
+    nobody = SentinelServer([]).url  # never started
+    lone["sentinels"] = [nobody, nobody, *lone["sentinels"][:1]]
+    started = time.monotonic()
+    assert locks([lone]).acquire("n").fence
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"service": "lock-9"}, "No master found for 'lock-9'"),
+        ({"sentinels": ["127.0.0.1:9", "127.0.0.1:10"]}, "127.0.0.1:9"),
+        ({"sentinels": [f"redis://:{SECRET}@127.0.0.1:9"]}, "127.0.0.1:9"),
+        ({"password": SECRET}, ""),
+        ({"username": "shop", "password": SECRET}, ""),
+        ({"db": 1000}, "DB index is out of range"),
+    ],
+)
+def test_a_node_that_cannot_be_had_is_named_and_why(watched, lone, locks, change, said, caplog):
+    """With the service's or the Sentinels' names, and never with a password."""
+    caplog.set_level(logging.DEBUG)
+    node = {**lone, **change}
+    lock = locks([node])
+    (problem,) = lock.check().values()
+    with pytest.raises(QuorumUnavailable) as unavailable:
+        lock.acquire("n")
+    (status,) = node_statuses([node], RULES)
+    assert said in problem
+    assert status.state == "down"
+    assert lock.labels[0] in str(unavailable.value)
+    assert SECRET not in f"{problem} {unavailable.value!r} {status} {lock!r} {caplog.text}"
+
+
+def test_sentinels_that_want_a_password(watched, some_binary, locks, caplog):
+    """Theirs stands in their URLs, the master's among the options of the node."""
+    caplog.set_level(logging.DEBUG)
+    with servers(1, binary=some_binary, extra_args=("--requirepass", "")) as (master,):
+        with redis.Redis.from_url(master.url) as client:
+            client.execute_command("ACL", "SETUSER", "shop", "on", f">{SECRET}", "~*", "+@all")
+            client.execute_command("ACL", "SETUSER", "default", "off")
+        # The user by which the Sentinel asks needs its own rights; here those of the locks do.
+        monitor = f"sentinel monitor lock-1 127.0.0.1 {master.port} 1"
+        settings = [
+            monitor,
+            "sentinel auth-user lock-1 shop",
+            f"sentinel auth-pass lock-1 {SECRET}",
+        ]
+        settings += [f"user asks on >{SECRET} +ping +info +sentinel|masters +auth +client"]
+        sentinel = SentinelServer(settings, binary=some_binary)
+        try:
+            sentinel.start()
+            with redis.Redis.from_url(sentinel.url) as client:
+                client.execute_command("ACL", "SETUSER", "default", "resetpass", ">other")
+            where = f"127.0.0.1:{sentinel.port}"
+            master_options = {"service": "lock-1", "username": "shop", "password": SECRET}
+            node = {"sentinels": [f"redis://asks:{SECRET}@{where}"], **master_options}
+            bootstrap([node], RULES)
+            assert locks([node]).acquire("n").fence
+            wrong = locks([{**node, "sentinels": [f"redis://asks:wr0ng{SECRET}@{where}"]}])
+            (problem,) = wrong.check().values()
+            assert where in problem
+            assert "username-password pair" in problem
+            (problem,) = locks([{**node, "sentinels": [where]}]).check().values()
+            assert "Authentication required" in problem
+            assert SECRET not in f"{problem} {wrong.check()} {caplog.text}"
+        finally:
+            sentinel.stop()
+
+
+def test_sentinels_and_master_behind_tls(redis_nodes, locks, tmp_path):
+    """Both ways are encrypted and both certificates looked at."""
+    authority = Authority(tmp_path)
+    pair = authority.vouch("lock-node", "127.0.0.1")
+    master = tls_node(redis_nodes, authority, pair)
+    files = [f"tls-ca-cert-file {authority.file}", f"tls-cert-file {pair.certificate}"]
+    files += [f"tls-key-file {pair.key}", "tls-auth-clients no", "tls-replication yes"]
+    other = SentinelServer([]).port
+    settings = [f"sentinel monitor lock-1 127.0.0.1 {master.port} 1", f"tls-port {other}", *files]
+    sentinel = SentinelServer(settings, binary=master.server.binary)
+    try:
+        sentinel.start()
+        ca = {"ssl_ca_certs": str(authority.file)}
+        node = {
+            "sentinels": [f"rediss://127.0.0.1:{other}?ssl_ca_certs={authority.file}"],
+            "service": "lock-1",
+            "ssl": True,
+            **ca,
+        }
+        assert set(bootstrap([node], RULES).values()) == {"enrolled"}
+        lock = locks([node])
+        assert lock.acquire("n").fence
+        with redis.Redis.from_url(master.server.url) as client:
+            ours = [c for c in client.client_list() if c["name"] == "celery-redlock"]
+        assert {c["laddr"].rpartition(":")[2] for c in ours} == {str(master.port)}
+        stranger = Authority(tmp_path, "other")
+        for change in (
+            {"sentinels": [f"rediss://127.0.0.1:{other}?ssl_ca_certs={stranger.file}"]},
+            {"ssl_ca_certs": str(stranger.file)},
+        ):
+            (problem,) = locks([{**node, **change}]).check().values()
+            assert "certificate verify failed" in problem.lower()
+    finally:
+        sentinel.stop()
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+def test_a_failover_counts_as_a_loss_of_memory(some_binary, redis_nodes, locks, is_guarded):
+    """
+    Who takes the master's place does not vote until no lock can be held that it may lack.
+
+    A lock that stands on two of three nodes, one of which is replaced by a replica that lacks it,
+    is not given to a second holder; without the restart guard it is.
+    """
+    rules = (
+        RULES if is_guarded else Rules(ttl=TTL, max_ttl=TTL, node_timeout=0.5, restart_guard=False)
+    )
+    plain = redis_nodes(2)
+    heard = []
+    with service("lock-1", some_binary) as watched:
+        nodes = [watched.node(), *(node.url for node in plain)]
+        bootstrap(nodes, rules)
+        mine, theirs = locks(nodes, rules), locks(nodes, rules, heard.append)
+        assert theirs.check() == mine.check() == {}
+        plain[1].kill()
+        with mine.hold("n", ttl=TTL) as held:
+            master = watched.fail_over()
+            with redis.Redis.from_url(master.url) as client:
+                client.delete("redlock:lock:n")  # as if the replica had not got it in time
+            eventually(lambda: theirs.probe() and not theirs.check().get(watched.label), "way")
+            if is_guarded:
+                with pytest.raises((LockTaken, QuorumUnavailable)) as refusal:
+                    theirs.acquire("n")
+                assert "quarantined" in refusal.value.votes[watched.label]
+                assert not held.is_lost
+                assert NodeQuarantined in {type(event) for event in heard}
+        lease = eventually(lambda: granted(theirs, "n"), "a vote after quarantine", timeout=4 * TTL)
+        assert lease.fence > held.fence
+
+
+def granted(lock, name):
+    """Return a lease, or nothing."""
+    try:
+        return lock.acquire(name)
+    except (LockTaken, QuorumUnavailable):
+        return None
+
+
+def test_a_master_that_has_lost_its_replicas_does_not_vote(watched, lone, locks):
+    """
+    With ``min-replicas-to-write 1``, as the how-to wants it.
+
+    So one that was cut off from the Sentinels, and replaced, does not go on voting for those who
+    are still connected to it.
+    """
+    replica = next(server for server in watched.servers if server is not watched.master())
+    lock = locks([lone])
+    with redis.Redis.from_url(watched.master().url) as client:
+        client.config_set("min-replicas-max-lag", 1)
+        client.config_set("min-replicas-to-write", 1)
+        try:
+            lock.release(lock.acquire("n"))
+            replica.pause()
+            problem = eventually(lambda: refused(lock), "refusal", timeout=10)
+            assert "NOREPLICAS" in problem
+        finally:
+            replica.resume()
+            client.config_set("min-replicas-to-write", 0)
+
+
+def refused(lock):
+    """Return why the lock was refused; nothing if it was not."""
+    try:
+        lock.release(lock.acquire("n"))
+    except QuorumUnavailable as problem:
+        return str(problem)
+    except LockTaken:  # a release was refused, too: it is ours until its lease ends
+        pass
+    return ""
