@@ -61,11 +61,10 @@ class Ends:
 
 
 INSTALL = NotRun("installs; tests/package does so with the built package")
-SERVERS = NotRun("tests/acceptance/test_serve.py runs it")
+FIVE_MINUTES = NotRun("tests/acceptance/test_five_minutes.py runs it, on ports of its own")
 DEMO = NotRun("tests/acceptance/test_demo.py runs it")
 PUBLISHED = NotRun("needs the published package")
 COMPOSE = NotRun("needs Docker; tests/unit/test_compose.py reads docker-compose.yml")
-EXAMPLE = NotRun("tests/acceptance/test_example_worker.py runs it, on ports of its own")
 LONG = NotRun("takes minutes; a short one is a test of its own")
 CONTROL = NotRun("tests/acceptance/test_inspect.py asks workers")
 TAIL, WEB = Until(""), Until(r"Serving on http")
@@ -86,17 +85,17 @@ COMMANDS = {
         "python3 -m venv .venv": INSTALL,
         ". .venv/bin/activate": INSTALL,
         'pip install -c constraints.txt ".[example]"': INSTALL,
-        "celery-redlock servers": SERVERS,
-        "celery -A example_worker.app redlock bootstrap --yes": EXAMPLE,
-        "celery -A example_worker.app redlock ls": EXAMPLE,
+        "celery-redlock servers": FIVE_MINUTES,
+        "celery -A example_worker.app redlock bootstrap --yes": FIVE_MINUTES,
+        "celery -A example_worker.app redlock ls": FIVE_MINUTES,
         'pip install celery-redlock "celery[redis]"': PUBLISHED,
         "celery -A shop beat -S redlock": Until(r"leads -> one of all called .shop."),
         **OPERATOR,
         "docker compose up --build --detach": COMPOSE,
         "docker compose exec beat python -m example_worker.publish": COMPOSE,
         "docker compose exec beat celery -A example_worker.app redlock status": COMPOSE,
-        "celery -A example_worker.app worker": EXAMPLE,
-        "python -m example_worker.publish": EXAMPLE,
+        "celery -A example_worker.app worker --concurrency 8 --loglevel INFO": FIVE_MINUTES,
+        "python -m example_worker.publish": FIVE_MINUTES,
     },
     "docs/operating.md": {
         **{command: it for command, it in OPERATOR.items() if it is not WEB},

@@ -211,7 +211,6 @@ def test_versions_are_those_of_the_package():
         assert promised in PYPROJECT.read_text()
     newest = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PYPROJECT.read_text())[-1]
     assert newest == "3.13"
-    assert "CELERYS ?= 5.4 5.5 5.6 5.7\n" in (ROOT / "Makefile").read_text()
 
 
 # -- commands and links -------------------------------------------------------------------
