@@ -12,7 +12,8 @@ import redis
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.survey import bootstrap
 from support.command_line import command_line, urls
-from support.page_run import PageRun, names_for, run_page
+from support.page_names import names_for
+from support.page_run import PageRun, run_page
 from support.pages import commands_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
