@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.table import Table
 
 from benchmarks.peers.record import Found, Run
-from benchmarks.peers.rows import AMPLE, BY_KEY, COLUMNS, COOKBOOK, OURS, ROWS, SHORT
+from benchmarks.peers.rows import AMPLE, BY_KEY, COLUMNS, COOKBOOK, LONGEST, OURS, ROWS, SHORT
 from benchmarks.peers.verdicts import Verdict
 
 README = Path(__file__).parents[2] / "README.md"
@@ -23,8 +23,11 @@ HOLDS, FAILS = "✓", "✗"
 #: What a reader has to know of the settings; `benchmarks.peers.contestants` has them all.
 NOTES = (
     f"Their TTL is {AMPLE} s, more than the task takes, and {SHORT} s where the lock is to lapse;",
-    f"ours is {SHORT} s everywhere. celery-singleton has no expiry in the second row, and",
-    "`lock_expiry` in the others; celery-heimdall has a unique interval in the last; ours are",
+    f"ours is {SHORT} s everywhere, as it is renewed and need not outlast the task.",
+    "The first row holds if a next call runs as soon as the killed run would have ended at the",
+    f"latest, {LONGEST:g} s; with our default TTL it can take 30 s. celery-singleton has no expiry",
+    "in the second row, and `lock_expiry` in the others; celery-heimdall has a unique interval in",
+    "the last; ours are",
     'unique at publish, too (`unique_until="finished"`).',
 )
 
