@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connections, transaction
 from django.db.models import Model, Q, QuerySet
 
 from celery_redlock.errors import StaleFence
@@ -35,7 +35,7 @@ def fenced_update(
     state that another writer may change.
 
     Args:
-        queryset: The rows; not sliced.
+        queryset: The rows; not sliced, distinct, grouped or found by a nullable relation.
         fence: The holder's number.
         field: Name of the model's field for the fence; a BigIntegerField that nobody else
             writes to.
@@ -50,17 +50,21 @@ def fenced_update(
         TypeError: *fence* is not an ``int``.
     """
     number = checked(fence)
-    rows = queryset.order_by().select_for_update()  # and so of the database that is written to
+    model, rows = queryset.model, queryset.order_by().select_for_update()
     with transaction.atomic(using=rows.db):
-        # An UPDATE waits for a row that somebody else is writing to, and then compares what
-        # that one has committed. Nothing that was read earlier would be as new.
+        if connections[rows.db].features.has_select_for_update:
+            # Locked, and so as committed, before they are compared: where several tables are
+            # concerned, Django's UPDATE compares first and waits then.
+            keys = list(rows.values_list("pk", flat=True))
+            rows = model._base_manager.using(rows.db).filter(pk__in=keys)  # noqa: SLF001
+        else:  # SQLite: an UPDATE waits until nobody else writes
+            rows = queryset.order_by()
         nobody, earlier = Q(**{f"{field}__isnull": True}), Q(**{f"{field}__lte": number})
-        written: int = queryset.filter(nobody | earlier).update(**{field: number}, **values)
+        written: int = rows.filter(nobody | earlier).update(**{field: number}, **values)
         newer = rows.filter(**{f"{field}__gt": number}).values_list(field, flat=True)
-        refusing = max(newer, default=None)
+        refusing = max(newer.select_for_update(), default=None)
         if refusing is not None:
-            table = queryset.model._meta.db_table  # noqa: SLF001  documented so
-            raise StaleFence(table, number, refusing)
+            raise StaleFence(model._meta.db_table, number, refusing)  # noqa: SLF001  documented so
     return written
 
 

@@ -46,6 +46,32 @@ class Invoice(models.Model):
         return f"{self.id} {self.state}"
 
 
+class Line(models.Model):
+    """Belongs to an invoice, so that it can be found by way of that."""
+
+    invoice = models.ForeignKey(Invoice, models.CASCADE)
+    state = models.CharField(max_length=20, default="open")
+    fence = models.BigIntegerField(null=True)
+
+    class Meta:  # noqa: D106
+        app_label = "shop"
+
+    def __str__(self) -> str:
+        return f"{self.pk} {self.state}"
+
+
+class Reminder(Invoice):
+    """Has its fence in its parent's table."""
+
+    level = models.IntegerField(default=1)
+
+    class Meta:  # noqa: D106
+        app_label = "shop"
+
+    def __str__(self) -> str:
+        return f"{self.pk} {self.level}"
+
+
 class Guard(models.Model):
     """The largest fence of a lock, in a field of another name."""
 
@@ -144,10 +170,11 @@ def wait_until_somebody_waits() -> None:
     eventually(waits, "connection that waits")
 
 
-def race(write: object) -> object:
+def race(write: object, row: object = None) -> object:
     """Let a stale writer wait for a row; return the rows it wrote, or its error."""
-    Invoice.objects.create(id=7, fence=OLD)
-    row = Invoice.objects.filter(id=7)
+    if row is None:
+        Invoice.objects.create(id=7, fence=OLD)
+        row = Invoice.objects.filter(id=7)
     written = threading.Event()
 
     def come_late() -> object:
@@ -166,6 +193,23 @@ def race(write: object) -> object:
 def waited() -> None:
     """A stale writer that waited for the row compares with what was committed meanwhile."""
     assert race(fenced_update).args == ("shop_invoice", OLD, NEW)
+    assert states() == {7: ("paid", NEW)}
+
+
+def waited_by_way_of_another_table() -> None:
+    """The UPDATE of Django then finds its rows in a query of its own, before it waits."""
+    invoice = Invoice.objects.create(id=7)
+    Line.objects.create(id=1, invoice=invoice, fence=OLD)
+    error = race(fenced_update, Line.objects.filter(invoice__state="open"))
+    assert error.args == ("shop_line", OLD, NEW)
+    assert list(Line.objects.values_list("state", "fence")) == [("paid", NEW)]
+
+
+def waited_inherited() -> None:
+    """The fence stands in the parent's table, which is updated by keys that were read before."""
+    Reminder.objects.create(id=7, fence=OLD)
+    error = race(fenced_update, Reminder.objects.filter(level=1))
+    assert error.args == ("shop_reminder", OLD, NEW)
     assert states() == {7: ("paid", NEW)}
 
 
@@ -198,7 +242,8 @@ def guard_made_twice() -> None:
 
 if __name__ == "__main__":
     with connection.schema_editor() as editor:
-        editor.create_model(Invoice)
+        for model in (Invoice, Line, Reminder):
+            editor.create_model(model)
         editor.create_model(Guard)
     globals()[CASE]()
     connection.close()

@@ -42,7 +42,10 @@ def test_an_older_holder_does_not_write(settings, case):
     run(case, settings)
 
 
-@pytest.mark.parametrize("case", ["waited", "waited_unfenced", "guard_made_twice"])
+WAITED = ["waited", "waited_by_way_of_another_table", "waited_inherited", "waited_unfenced"]
+
+
+@pytest.mark.parametrize("case", [*WAITED, "guard_made_twice"])
 def test_of_two_at_the_same_time_the_older_one_does_not_write(database, case):
     """They have a connection each, and one waits for the other, as the case says."""
     run(case, database.django)
