@@ -161,6 +161,8 @@ class Plugin:
         A soft time limit that arrives meanwhile takes effect right after: raised in an observer,
         it would count as a failure of that one, and be lost.
         """
+        if self._observers is None and self.app is None:
+            return  # the app is gone, and its settings with it
         with signals_undisturbing():
             for observer in self.observers:
                 tell(observer, event)
@@ -197,8 +199,10 @@ class Plugin:
 
     def _move_to(self, servers: Servers | None) -> None:
         self.flush()
-        self._start_over()
-        self.servers = servers
+        try:
+            self._start_over()
+        finally:  # an observer of the user's may fail to close
+            self.servers = servers
 
     def install(self, *steps: str) -> None:
         """Have a worker of this app check everything at its start, and take *steps* of others."""

@@ -8,6 +8,8 @@ stale writer may be let in.
 
 from __future__ import annotations
 
+import math
+import re
 from typing import cast
 
 import redis
@@ -50,8 +52,9 @@ def fenced_set(
 
     Args:
         client: Of the store. It need not be a lock node, and in general should not be one.
-        key: The value's key. Its fence stands at `fence_key`, in the same slot of a cluster,
-            also after the value was deleted.
+        key: The value's key. Its fence stands at `fence_key`, also after the value was deleted;
+            in the same slot of a cluster, unless the key has a closing brace without something
+            in braces before it.
         value: The new value.
         fence: The holder's number.
         ttl: How long the value lives [s, > 0]; None for ever, and its fence with it.
@@ -75,11 +78,13 @@ def fenced_set(
 
 def fence_key(key: str) -> str:
     """Return the name of the key that has the largest fence *key* was set with."""
-    # Braces of its own already make the slot, and must come first here too.
-    return f"{key}:fence" if "{" in key or "}" in key else f"{{{key}}}:fence"
+    # The first braces with something in them make the slot; else all of the key does. Of a key
+    # with a closing brace alone no other one can be in the same slot.
+    is_tagged = re.search(r"^[^{]*\{[^}]+\}", key) is not None
+    return f"{key}:fence" if is_tagged or "}" in key else f"fence:{{{key}}}"
 
 
 def _ms(name: str, seconds: float) -> int:
-    if not seconds > 0:
-        raise ValueError(f"{name} must be > 0, got {seconds!r}")
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise ValueError(f"{name} must be > 0 and finite, got {seconds!r}")
     return max(1, round(seconds * 1000))

@@ -70,10 +70,13 @@ def fenced_update(
     Raises:
         StaleFence: A later holder has written to at least one of the rows. Others may have
             been changed before that was seen: end the transaction without a commit.
-        ValueError: *fence* is None, negative or too large, or there is no such *column*.
+        ValueError: *fence* is None, negative or too large, there is no such *column*, or the
+            statement is to return something.
         TypeError: *fence* is not an ``int``.
     """
     number, seen = checked(fence), _column_of(statement, column)
+    if statement._returning:  # noqa: SLF001  no public way to ask
+        raise ValueError("a fenced update tells how many rows it wrote: it takes no returning()")
     allowed = statement.where(or_(seen.is_(None), seen <= number)).values({seen: number})
     # An UPDATE waits for a row that somebody else is writing to, and then compares what that
     # one has committed. Nothing that was read earlier would be as new.

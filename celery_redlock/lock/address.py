@@ -86,8 +86,7 @@ class SentinelAddress:
         self._kind = redis.SSLConnection if is_tls else redis.Connection
         self._options = {**OPTIONS, **options}
         self._service = service
-        self._sentinel = Sentinel([])
-        self._sentinel.sentinels = [SentinelClient(s) for s in sentinels]
+        self._sentinels = [SentinelClient(s) for s in sentinels]
         try:
             self._connection("", 0)
         except (ValueError, TypeError, redis.RedisError) as error:  # tells names, no values
@@ -95,10 +94,13 @@ class SentinelAddress:
             raise ConfigurationError(msg) from None
 
     def connection(self) -> AbstractConnection:
+        asked = Sentinel([])
+        asked.sentinels = list(self._sentinels)  # it moves the one that knew to the front
         try:
-            host, port = self._sentinel.discover_master(self._service)
+            host, port = asked.discover_master(self._service)
         finally:
-            for sentinel in self._sentinel.sentinels:
+            self._sentinels = asked.sentinels
+            for sentinel in self._sentinels:
                 sentinel.close()
         return self._connection(host, port)
 

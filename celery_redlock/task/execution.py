@@ -319,10 +319,15 @@ class Execution:
         if retries > self._retries:
             return
         self._has_ended = False
+        if retries == self._retries or not self.options.dedup_ttl or self.request.is_eager:
+            return
         name = self._id_after(retries)
-        if retries < self._retries and self.options.dedup_ttl and not self.request.is_eager:
-            for state in ("done", UNSTORED):
-                self._plugin.locks.mark(Marker(name, state, 0.0))
+        with undisturbed():
+            try:
+                for state in ("done", UNSTORED):
+                    self._plugin.locks.mark(Marker(name, state, 0.0))
+            except Exception:  # the Retry stands: its copy is on its way
+                logger.exception("Execution %r may count as finished, and not run again", name)
 
     def _end_queued(self) -> None:
         queued, self._queued = self._queued, None

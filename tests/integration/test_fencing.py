@@ -423,7 +423,7 @@ def test_the_fence_outlives_its_value(client):
 def test_a_fence_key_that_holds_something_else_is_an_error(client):
     """It fails, rather than to take it for no fence."""
     client.set(fence_key("stock"), "not a number")
-    with pytest.raises(redis.ResponseError, match=r"no fence is stored at \{stock\}:fence"):
+    with pytest.raises(redis.ResponseError, match=r"no fence is stored at fence:\{stock\}"):
         fenced_set(client, "stock", "new", NEW)
     assert not client.exists("stock")
 

@@ -153,5 +153,5 @@ def test_a_sentinel_can_be_written_in_many_ways(sentinel, monkeypatch):
 def test_a_sentinels_port_may_be_left_out(sentinel, host, port):
     """The port is the usual one, and IPv6 is read like any other host."""
     (address,) = addresses_of([{"sentinels": [sentinel], "service": "lock-1"}])
-    kwargs = address._sentinel.sentinels[0].connection_pool.connection_kwargs
+    kwargs = address._sentinels[0].connection_pool.connection_kwargs
     assert (kwargs["host"], kwargs["port"]) == (host, port)

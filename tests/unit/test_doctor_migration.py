@@ -15,7 +15,7 @@ from celery import Celery, Task
 from celery_redlock import ConfigurationError, RedlockTask
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.doctor import peer_facts
-from celery_redlock.ops.doctor.advice import advise
+from celery_redlock.ops.doctor.advice import advise, shown
 from celery_redlock.ops.doctor.check_migration import INSTEAD, check_migration
 from celery_redlock.ops.doctor.facts import Facts
 from celery_redlock.ops.doctor.peers import PEERS, REDBEAT_SCHEDULE, SETTINGS, PeerTask
@@ -315,6 +315,32 @@ def test_a_task_that_is_refused_does_not_hide_the_others():
         app.finalize()
     peer_facts.load_the_rest(app)
     assert known(app).keys() == {"first", "second", "third"}
+
+
+def test_a_task_that_fails_in_another_way_does_not_hide_the_others():
+    """What it raises is its own; the doctor goes on."""
+    broken = type("Broken", (Task,), {"abstract": True, "on_bound": lambda *_: {}["no key"]})
+    app = app_with(
+        first={"base": RedlockTask, "lock_expiry": 60},
+        second={"base": broken},
+        third={"base": QUEUE_ONCE},
+    )
+    with pytest.raises(ConfigurationError):
+        app.finalize()
+    peer_facts.load_the_rest(app)
+    assert known(app).keys() >= {"first", "third"}
+
+
+def test_values_are_shown_without_what_may_be_a_password():
+    """Nor does one that has no text end the doctor."""
+
+    class Silent:
+        def __repr__(self):
+            raise ValueError
+
+    assert shown("redis://:s3cret@lock/0") == "str(...)"
+    assert shown([Silent()]) == "list(...)"
+    assert shown(60) == "60"
 
 
 def test_an_attribute_that_cannot_be_read_is_as_none():

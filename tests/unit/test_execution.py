@@ -236,6 +236,34 @@ def test_only_what_has_ended_by_itself_is_remembered(app, error, is_over):
 
 
 @pytest.mark.parametrize(
+    ("lowered_to", "is_over", "forgotten"),
+    [(2, True, None), (1, False, None), (0, False, "me/1/0"), (-1, False, "me/0/0")],
+)
+@pytest.mark.parametrize("error", [None, OSError()])
+def test_what_a_retry_publishes_again_is_not_remembered(
+    app, monkeypatch, caplog, *, lowered_to, is_over, forgotten, error
+):
+    """A body may lower the number of retries; what fails on the way does not replace the Retry."""
+
+    def again(task):
+        task.request_stack.stack[0].retries = lowered_to
+        raise Retry
+
+    def mark(marker):
+        app.locks.marked.append(marker)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(app.locks, "mark", mark)
+    with pytest.raises(Retry):
+        deliver(app, body=again, retries=2)
+    ((_, marker),) = app.locks.released
+    assert (marker is not None) == is_over
+    assert {marker.name for marker in app.locks.marked} == ({forgotten} if forgotten else set())
+    assert ("may count as finished" in caplog.text) == bool(forgotten and error)
+
+
+@pytest.mark.parametrize(
     ("state", "word", "ttl"),
     [
         ("SUCCESS", "done", 3600.0),

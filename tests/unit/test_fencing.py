@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 from celery import Celery, states
+from redis.crc import key_slot
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, create_engine, insert, update
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -130,7 +131,9 @@ for name in ("sqlalchemy", "django"):
 @pytest.mark.parametrize(
     ("key", "stands_at"),
     [
-        ("stock", "{stock}:fence"),
+        ("stock", "fence:{stock}"),
+        ("a{b", "fence:{a{b}"),
+        ("a{}b", "a{}b:fence"),
         ("{shop}:stock", "{shop}:stock:fence"),
         ("a:{shop}:stock", "a:{shop}:stock:fence"),
         ("odd}", "odd}:fence"),
@@ -139,6 +142,8 @@ for name in ("sqlalchemy", "django"):
 def test_the_fence_of_a_key_is_in_its_slot(key, stands_at):
     """A cluster hashes what is in the first braces; a key without any is put in braces."""
     assert fence_key(key) == stands_at
+    is_in_its_slot = key_slot(key.encode()) == key_slot(stands_at.encode())
+    assert is_in_its_slot == (key not in {"a{}b", "odd}"})  # as the docstring says
 
 
 @pytest.mark.parametrize("times", [{"ttl": 0}, {"ttl": -1.0}, {"ttl": 1.0, "remember": 0}])
@@ -197,6 +202,12 @@ def test_a_column_that_is_not_there_is_named(db):
         fenced_update(db, update(INVOICE), 7, column="number")
     with pytest.raises(ValueError, match="'document' has no column 'fence' for the fence"):
         fenced_update(db, update(Document), 7)
+
+
+def test_an_update_that_returns_something_is_refused(db):
+    """Before it is executed: who asks for rows would not get them."""
+    with pytest.raises(ValueError, match="takes no returning"):
+        fenced_update(db, update(INVOICE).returning(INVOICE.c.id), 7)
 
 
 def test_a_guard_rows_name_that_a_database_would_cut_is_refused(db):

@@ -20,7 +20,7 @@ def address(*sentinels, **options):
 
 def asked(found):
     """Return the Sentinels that an address asks."""
-    return found._sentinel.sentinels
+    return found._sentinels
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 import uuid
@@ -20,7 +21,7 @@ from celery_redlock import (
     ReleaseOutcome,
     current_lock,
 )
-from celery_redlock.events import TaskRescheduled
+from celery_redlock.events import NodeUp, TaskRescheduled
 from celery_redlock.lock import clock as real_clock
 from celery_redlock.lock.fanout import Fanout
 from celery_redlock.plugin import plugin_for
@@ -43,6 +44,33 @@ def app():
     app.conf.task_default_queue = uuid.uuid4().hex  # the queues of all apps are in one memory
     yield app
     app.close()
+
+
+def test_an_observer_that_fails_to_close_does_not_keep_the_quorum_in_place(app):
+    """Its error is told, and the next test has the servers that the app names."""
+
+    class Failing:
+        def __call__(self, event):
+            pass
+
+        def close(self):
+            raise OSError("cannot close")
+
+    app.conf.redlock_observers = (Failing(),)
+    with pytest.raises(OSError, match="cannot close"), memory_quorum(app):
+        assert len(plugin_for(app).observers) == 1
+    assert plugin_for(app).servers is None
+
+
+def test_what_an_app_that_is_gone_would_tell_is_dropped(caplog):
+    """Its lock may outlive it; there is nobody to be told, and no settings to read."""
+    app = Celery("gone", broker="memory://", set_as_current=False)
+    plugin = plugin_for(app)
+    app.close()
+    del app
+    gc.collect()
+    assert plugin.app is None
+    plugin.notify(NodeUp("lock-1"))
 
 
 @pytest.fixture

@@ -54,7 +54,12 @@ def shown(value: Any) -> str:
     if callable(value):
         return "a function"
     is_plain = isinstance(value, (str, int, float, list, tuple, set, dict, type(None)))
-    return one_line(repr(value), SHOWN) if is_plain else f"{type(value).__name__}(...)"
+    try:
+        text = repr(value) if is_plain else ""
+    except Exception:  # noqa: BLE001  of something in a list, say
+        text = ""
+    is_told = text and "://" not in text  # a URL may have a password
+    return one_line(text, SHOWN) if is_told else f"{type(value).__name__}(...)"
 
 
 def advise(task: PeerTask, settings: Mapping[str, Any]) -> Advice:

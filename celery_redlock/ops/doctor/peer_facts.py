@@ -8,7 +8,6 @@ from typing import Any
 
 from celery.local import maybe_evaluate
 
-from celery_redlock.errors import ConfigurationError
 from celery_redlock.ops.doctor.peers import (
     PEERS,
     SETTINGS,
@@ -31,7 +30,7 @@ def load_the_rest(app: Any) -> None:
     but options of other libraries are to be told all at once.
     """
     while app._pending:  # noqa: SLF001  Celery has no other way to go on
-        with contextlib.suppress(ConfigurationError):
+        with contextlib.suppress(Exception):
             maybe_evaluate(app._pending.popleft())  # noqa: SLF001
 
 
