@@ -86,7 +86,7 @@ class SentinelAddress:
         self._kind = redis.SSLConnection if is_tls else redis.Connection
         self._options = {**OPTIONS, **options}
         self._service = service
-        self._sentinels = [SentinelClient(s) for s in sentinels]
+        self._sentinels: list[redis.Redis] = [SentinelClient(s) for s in sentinels]
         try:
             self._connection("", 0)
         except (ValueError, TypeError, redis.RedisError) as error:  # tells names, no values
