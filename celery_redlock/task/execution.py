@@ -90,7 +90,7 @@ class Execution:
         self._outer = _current.get()
         self._held: HeldLock | None = None
         self._options: LockOptions | None = None
-        self._has_ended = self._finishing = self._is_replaced = False
+        self._has_ended = self._finishing = self._is_replaced = self._is_repeated = False
         headers = None if request.is_eager or locking.disabled else request.headers
         self._queued = QueuedTask.of(headers, request.id)
         self._slot = Slot.of(headers, request.id)
@@ -125,9 +125,9 @@ class Execution:
             args, kwargs = self._take_turn(held, args, kwargs)
             self._tell_started()
             result = self._run_with(held, body, args, kwargs)
-            self._has_ended, self._became = True, FINISHED
+            self._has_ended, self._became = not self._is_repeated, FINISHED
         except Exception as error:
-            self._has_ended = has_finished(error)
+            self._has_ended = has_finished(error) and not self._is_repeated
             self._note(error)
             raise
         else:
@@ -307,26 +307,25 @@ class Execution:
             self._became = outcome_of(error, is_replaced=self._is_replaced, is_late=late)
         if isinstance(error, Retry):
             self._comes_in = seconds_until(error.when)
-            self._unmark_what_comes_again((self.request.retries or 0) + 1)
 
-    def _unmark_what_comes_again(self, retries: int) -> None:
+    def comes_again(self, retries: int) -> None:
         """
-        Let the copy run that has just been published after so many *retries*.
+        Let the copy run that the body is about to publish after so many *retries*.
 
-        A body that lowers ``request.retries``, so that a retry does not count, publishes an
-        execution that there was before, and that is remembered as finished.
+        A body that lowers ``request.retries``, so that a retry does not count, publishes this
+        execution once more, or one that was there before and is remembered as finished.
         """
         if retries > self._retries:
             return
-        self._has_ended = False
+        self._is_repeated = True
         if retries == self._retries or not self.options.dedup_ttl or self.request.is_eager:
             return
         name = self._id_after(retries)
         with undisturbed():
             try:
-                for state in ("done", UNSTORED):
-                    self._plugin.locks.mark(Marker(name, state, 0.0))
-            except Exception:  # the Retry stands: its copy is on its way
+                for state in ("done", UNSTORED):  # known to a majority before the copy is there
+                    self._plugin.locks.mark(Marker(name, state, 0.0), wait=True)
+            except Exception:
                 logger.exception("Execution %r may count as finished, and not run again", name)
 
     def _end_queued(self) -> None:
