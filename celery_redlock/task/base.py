@@ -176,9 +176,9 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         """
         known = {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
         options = {**options, **known, "task_id": task_id}
-        running, retries = getattr(self.request, "_redlock", None), options.get("retries")
-        if running is not None and retries is not None and running.request.id == task_id:
-            running.comes_again(retries)
+        running = getattr(self.request, "_redlock", None)
+        if running is not None:
+            running.tell_apart(options)
         inherited = super().apply_async
 
         def send(**options: Any) -> Any:

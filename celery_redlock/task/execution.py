@@ -33,7 +33,7 @@ from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import MarkerStands, Wanted
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.current import _current
-from celery_redlock.task.delivery import execution_id, take_owner
+from celery_redlock.task.delivery import REPEATS, execution_id, repeats_of, take_owner
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt, undisturbed
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import RunUnlocked
@@ -80,8 +80,9 @@ class Execution:
         self.task = task
         self.request = request
         self.name = name
-        self._retries = request.retries or 0
-        self.id = self._id_after(self._retries)
+        self._retries, self._repeats = request.retries or 0, repeats_of(request.headers)
+        nesting = request.replaced_task_nesting
+        self.id = execution_id(request.id, self._retries, nesting, self._repeats)
         self._plugin = plugin_for(task.app)
         if request.is_eager:
             self._plugin.refresh()
@@ -90,7 +91,7 @@ class Execution:
         self._outer = _current.get()
         self._held: HeldLock | None = None
         self._options: LockOptions | None = None
-        self._has_ended = self._finishing = self._is_replaced = self._is_repeated = False
+        self._has_ended = self._finishing = self._is_replaced = self._has_begun = False
         headers = None if request.is_eager or locking.disabled else request.headers
         self._queued = QueuedTask.of(headers, request.id)
         self._slot = Slot.of(headers, request.id)
@@ -98,9 +99,6 @@ class Execution:
         self._became: str | None = None
         self._comes_in = 0.0
         request._redlock = self  # noqa: SLF001  tells a nested call, and finds us in task_postrun
-
-    def _id_after(self, retries: int) -> str:
-        return execution_id(self.request.id, retries, self.request.replaced_task_nesting)
 
     @property
     def options(self) -> LockOptions:
@@ -125,9 +123,9 @@ class Execution:
             args, kwargs = self._take_turn(held, args, kwargs)
             self._tell_started()
             result = self._run_with(held, body, args, kwargs)
-            self._has_ended, self._became = not self._is_repeated, FINISHED
+            self._has_ended, self._became = True, FINISHED
         except Exception as error:
-            self._has_ended = has_finished(error) and not self._is_repeated
+            self._has_ended = has_finished(error)
             self._note(error)
             raise
         else:
@@ -292,6 +290,18 @@ class Execution:
         self._became, self._comes_in = AGAIN, after
         return ignore
 
+    def tell_apart(self, options: dict[str, Any]) -> None:
+        """
+        Have a copy of this task that its body publishes with *options* be another execution.
+
+        A body that lowers ``request.retries``, so that a retry does not count, publishes numbers
+        that there were before: the copy would pass for one that has finished, and not run.
+        """
+        retries = options.get("retries")
+        is_of_body = self._has_begun and options["task_id"] == self.request.id
+        if is_of_body and retries is not None and retries <= self._retries:
+            options["headers"] = {**(options.get("headers") or {}), REPEATS: self._repeats + 1}
+
     def hand_over_to(self, sig: Any) -> None:
         """Let *sig*, which is to replace this task, have the marker, if it is one of ours."""
         task = self.task.app.tasks.get(sig.get("task"))
@@ -307,26 +317,6 @@ class Execution:
             self._became = outcome_of(error, is_replaced=self._is_replaced, is_late=late)
         if isinstance(error, Retry):
             self._comes_in = seconds_until(error.when)
-
-    def comes_again(self, retries: int) -> None:
-        """
-        Let the copy run that the body is about to publish after so many *retries*.
-
-        A body that lowers ``request.retries``, so that a retry does not count, publishes this
-        execution once more, or one that was there before and is remembered as finished.
-        """
-        if retries > self._retries:
-            return
-        self._is_repeated = True
-        if retries == self._retries or not self.options.dedup_ttl or self.request.is_eager:
-            return
-        name = self._id_after(retries)
-        with undisturbed():
-            try:
-                for state in ("done", UNSTORED):  # known to a majority before the copy is there
-                    self._plugin.locks.mark(Marker(name, state, 0.0), wait=True)
-            except Exception:
-                logger.exception("Execution %r may count as finished, and not run again", name)
 
     def _end_queued(self) -> None:
         queued, self._queued = self._queued, None
@@ -369,6 +359,7 @@ class Execution:
     ) -> Any:
         """Run *body*, which can ask for *held*, and which ends when that is lost."""
         try:
+            self._has_begun = True
             _current.set(held)
             with self._interrupt:
                 if self._held is not None and self.options.aborts_on_loss:

@@ -35,7 +35,7 @@ from celery_redlock.lock.requests import Marker
 from celery_redlock.nodewatch import forks_held_off
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.death import wait_until_dead
-from celery_redlock.task.delivery import execution_id, mint_owner
+from celery_redlock.task.delivery import execution_id, mint_owner, repeats_of
 from celery_redlock.task.execution import left_of
 from celery_redlock.task.queued import AGAIN, FAILED, FINISHED, REVOKED, QueuedTask
 
@@ -175,7 +175,8 @@ class RedlockRequest(Request):
 
     def _end(self) -> ForcedEnd:
         known = self._request_dict
-        execution = execution_id(self.id, known.get("retries"), known.get("replaced_task_nesting"))
+        nesting = known.get("replaced_task_nesting")
+        execution = execution_id(self.id, known.get("retries"), nesting, repeats_of(known))
         return ForcedEnd(
             task=self.task,
             args=self.args,

@@ -12,6 +12,7 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.rounds import MarkerStands
 from celery_redlock.plugin import plugin_for
+from celery_redlock.task.delivery import execution_id, repeats_of
 from celery_redlock.task.execution import FINISHING, PREDECESSOR_GRACE
 from celery_redlock.task.interrupt import Interrupt
 
@@ -236,35 +237,32 @@ def test_only_what_has_ended_by_itself_is_remembered(app, error, is_over):
 
 
 @pytest.mark.parametrize(
-    ("lowered_to", "is_over", "forgotten"),
-    [(2, True, None), (1, False, None), (0, False, "me/1/0"), (-1, False, "me/0/0")],
+    ("lowered_to", "told", "repeats"), [(2, None, None), (1, None, 1), (0, 4, 5), (-1, "x", 1)]
 )
-@pytest.mark.parametrize("error", [None, OSError()])
-def test_what_a_retry_publishes_again_is_not_remembered(
-    app, monkeypatch, caplog, *, lowered_to, is_over, forgotten, error
-):
-    """A body may lower the number of retries; what fails on the way does not replace the Retry."""
+def test_a_copy_that_has_a_number_of_before_is_another_execution(app, lowered_to, told, repeats):
+    """A body may lower the number of retries; what ends now is remembered all the same."""
 
     def again(task):
         task.request.retries = lowered_to
         raise task.retry(countdown=0, max_retries=None)
 
-    def mark(marker, *, wait):
-        assert wait
-        assert app.sent == []  # or a copy that is fast would find it
-        app.locks.marked.append(marker)
-        if error is not None:
-            raise error
-
-    monkeypatch.setattr(app.locks, "mark", mark)
     with pytest.raises(Retry):
-        deliver(app, body=again, retries=2)
+        deliver(app, body=again, retries=2, headers={"redlock_repeats": told, "mine": 1})
     ((_, _, sent),) = app.sent
     assert sent["retries"] == lowered_to + 1
+    assert sent["headers"] == {"mine": 1, "redlock_repeats": repeats or told}
     ((_, marker),) = app.locks.released
-    assert (marker is not None) == is_over
-    assert {marker.name for marker in app.locks.marked} == ({forgotten} if forgotten else set())
-    assert ("may count as finished" in caplog.text) == bool(forgotten and error)
+    own = "me/2/0/4" if told == 4 else "me/2/0"
+    assert marker.name == own
+    assert execution_id("me", sent["retries"], 0, repeats_of(sent["headers"])) != own
+
+
+def test_a_copy_that_is_put_off_stays_the_same_execution(app):
+    """Its body has not begun, so there is nothing to be told apart from."""
+    with pytest.raises(Ignore):
+        deliver(app, taken(**MYSELF))
+    ((_, _, sent),) = app.sent
+    assert "redlock_repeats" not in (sent["headers"] or {})
 
 
 @pytest.mark.parametrize(
