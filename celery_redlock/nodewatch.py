@@ -63,7 +63,7 @@ class NodeWatch:
         self._stopped.set()
 
     def _run(self) -> None:
-        while not self._stopped.is_set():
+        while not self._stopped.is_set() and self._plugin.app is not None:
             try:
                 self.look()
             except RedlockError as error:

@@ -42,8 +42,8 @@ class Locks:
 
 def watch(locks, told=None):
     """Return a watch over *locks*."""
-    plugin = SimpleNamespace(locks=locks, notify=[].append if told is None else told.append)
-    return NodeWatch(plugin)
+    notify = [].append if told is None else told.append
+    return NodeWatch(SimpleNamespace(app=object(), locks=locks, notify=notify))
 
 
 def test_a_look_is_kept_and_told():
@@ -67,6 +67,18 @@ def test_a_look_that_fails_does_not_end_the_watch(error, monkeypatch, caplog):
     eventually(lambda: it.seen == [UP], "a look after the one that failed")
     it.stop()
     assert "Looking at the lock nodes failed" in caplog.text
+
+
+def test_the_watch_ends_with_its_app(monkeypatch, caplog):
+    """A worker within a test suite stops nothing; its app goes, and nobody is left to be told."""
+    monkeypatch.setattr("celery_redlock.nodewatch.LOOK_EVERY", 0.01)
+    before = set(threading.enumerate())
+    it = watch(Locks([UP]))
+    it.start()
+    eventually(lambda: it.seen == [UP], "a look")
+    it._plugin.app = None
+    eventually(lambda: set(threading.enumerate()) <= before, "end of the thread")
+    assert caplog.text == ""
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
