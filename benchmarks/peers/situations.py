@@ -175,8 +175,8 @@ def late(there: Scene) -> Seen:
     there.call("job")
     newer = there.started(2)
     os.killpg(slow.pid, signal.SIGCONT)
-    assert there.wait(lambda: there.bodies()[0].finished, 5), "the late one does not end"
-    assert there.wait(lambda: there.state(older) in READY, 5), "the late one has no result"
+    # By its own end, or by LockLost where it is told in time that it runs without its lock.
+    assert there.wait(lambda: there.state(older) in READY, 10), "the late one has no result"
     time.sleep(1)  # what it does after that: give its lock back
     there.call("job")
     there.wait(lambda: len(there.bodies()) > 2, 1.5)
