@@ -78,7 +78,7 @@ def body_of(cell: Cell, row: Row) -> Any:
         before = sum(event["name"] == name for event in read(cell.events, "start"))
         plan = row.plan[str(a)] if str(a) in row.plan else row.plan["job"]
         with body(cell.events, name, task=self.request.id, retries=self.request.retries):
-            time.sleep(plan[min(before, len(plan) - 1)])
+            time.sleep(plan[min(before, len(plan) - 1)])  # stands for work
         if a == "again" and not before:
             raise self.retry(countdown=COUNTDOWN)
         return f"result of {name}"

@@ -111,7 +111,7 @@ class Scene:
         while not condition():
             if now() > deadline:
                 return False
-            time.sleep(0.02)
+            time.sleep(0.02)  # between two looks at files that others write
         return True
 
     def state(self, task_id: str | None) -> str:
@@ -141,7 +141,7 @@ class Scene:
         begun = now()
         while now() < begun + patience:
             self.call("job")
-            time.sleep(0.2)
+            time.sleep(0.2)  # a caller that tries again, not one that floods the queue
             if fresh := [one for one in self.bodies() if one.body not in known]:
                 return {"silent": fresh[0].started - since, "waited": patience}
         return {"silent": None, "waited": patience}
