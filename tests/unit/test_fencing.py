@@ -146,7 +146,10 @@ def test_the_fence_of_a_key_is_in_its_slot(key, stands_at):
     assert is_in_its_slot == (key not in {"a{}b", "odd}"})  # as the docstring says
 
 
-@pytest.mark.parametrize("times", [{"ttl": 0}, {"ttl": -1.0}, {"ttl": 1.0, "remember": 0}])
+NO_TIMES = [{"ttl": 0}, {"ttl": -1.0}, {"ttl": 1.0, "remember": 0}, {"ttl": float("inf")}]
+
+
+@pytest.mark.parametrize("times", NO_TIMES)
 def test_a_time_that_is_none_is_refused(times):
     """A value that is gone at once, or a fence that does not outlive it, would protect nothing."""
     with pytest.raises(ValueError, match="must be > 0"):
