@@ -4,6 +4,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/.demo-installed
+CHECK := $(VENV)/.check-installed
 DEV := $(VENV)/.dev-installed
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 INSTALL := $(BIN)/python $(PIP_INSTALL) -c constraints.txt
@@ -18,7 +19,21 @@ CELLS := .venv-matrix
 # Without the tests beside it, which are not typed, as no test is.
 SIMULATION := $(filter-out %/__main__.py,$(wildcard tests/simulation/[!t]*.py))
 
-.PHONY: help demo test lint docs compare bench proof nemesis matrix build clean
+# Test processes: most of what tests do is waiting, so there are two for each core.
+JOBS ?= auto
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Before anything is installed, so that nobody wonders.
+ifneq ($(filter test,$(MAKECMDGOALS)),)
+ifeq ($(ARGS),)
+$(info All tests: about ten minutes on two cores, and two to install what they need the first time.)
+endif
+endif
+
+# Python files that differ from the last commit, or are new.
+CHANGED = $(shell git diff --name-only --diff-filter=d HEAD -- celery_redlock 2>/dev/null | grep '\.py$$'; \
+	git ls-files --others --exclude-standard -- celery_redlock 2>/dev/null | grep '\.py$$')
+
+.PHONY: help demo check test lint docs compare bench proof nemesis matrix build clean
 
 help: ## Show this help
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,8 +42,16 @@ help: ## Show this help
 demo: $(if $(wildcard $(DEV)),$(DEV),$(DEMO)) ## See tasks under a lock, and nodes failing beneath them
 	$(BIN)/celery-redlock demo $(ARGS)
 
-test: $(DEV) ## Run all tests, on servers that it brings along
-	$(BIN)/python -m pytest $(ARGS)
+# Takes the developers' .venv where there is one, as `demo` does.
+check: $(if $(wildcard $(DEV)),$(DEV),$(CHECK)) ## Check a change in a minute: lint, unit and contract tests
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(if $(CHANGED),$(BIN)/mypy --strict --follow-imports=silent $(CHANGED))
+	$(BIN)/lint-imports
+	$(PYTEST) $(if $(ARGS),$(ARGS),tests/unit tests/contract)
+
+test: $(DEV) ## Run all tests, on servers that it brings along; ten minutes on two cores
+	$(PYTEST) --durations=20 $(ARGS)
 
 lint: $(DEV) ## Check style, types, layers and spelling
 	$(BIN)/ruff check
@@ -70,6 +93,10 @@ clean: ## Remove everything that can be made again
 
 $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[demo]'
+	@touch $@
+
+$(CHECK): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[check]'
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python

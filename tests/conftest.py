@@ -45,6 +45,36 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, prin
 hypothesis.settings.load_profile("ci" if IN_CI else "home")
 
 
+#: Test files that take longest, the longest first. They start first, so that at the end no
+#: process is left with one of them while the others have nothing to do.
+LONGEST = (
+    *("test_beat_spree", "test_pages", "test_benchmarks", "test_rerun", "test_inspect"),
+    *("test_cli_operator", "test_pools", "test_forced_ends", "test_unique", "test_struck_tasks"),
+    *("test_beat_schedulers", "test_beat_slots", "test_demo", "test_example_worker"),
+)
+#: Kinds of tests, those that take longest first.
+KINDS = ("acceptance", "resources", "integration", "nemesis", "package", "simulation")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Two test processes for each core: most of what tests do is waiting."""
+    return min(2 * (os.cpu_count() or 1), 16)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have the longest files first; apart from that the order is random."""
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        file, kind = item.path.stem, item.path.parent.name
+        return (
+            LONGEST.index(file) if file in LONGEST else len(LONGEST),
+            KINDS.index(kind) if kind in KINDS else len(KINDS),
+        )
+
+    items.sort(key=place)
+
+
 @pytest.fixture(autouse=True)
 def _apps_of_other_tests_are_forgotten() -> Iterator[None]:
     """

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_redlock.ops.servers import Server
+from support.launcher import popen
 
 __all__ = ["CommandLine", "command_line", "urls"]
 
@@ -43,7 +44,7 @@ class CommandLine:
         environment = {**os.environ, "NO_COLOR": "1"}
         if nodes:
             environment["NODES"] = " ".join(urls(nodes))
-        process = subprocess.Popen(
+        process = popen(
             [sys.executable, *command],
             **{
                 "env": environment | options.pop("env", {}),

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from celery_redlock.ops.reaper import reaper
+from support.launcher import Launched, popen
 from support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ class CeleryProcess:
     @property
     def alive(self) -> bool:
         """Whether the main process is there."""
+        if isinstance(self.process, Launched):
+            return not self.process.has_ended()
         if not CAN_PEEK:
             return self.process.poll() is None
         # Looked at, not reaped: as long as it is a zombie, its id and group cannot be another's.
@@ -110,7 +113,7 @@ class CeleryProcess:
             AssertionError: It ended or was not ready in time; the message has its log.
         """
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = popen(
                 self.command,
                 cwd=self.cwd,
                 env=self._environment(),
