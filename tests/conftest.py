@@ -9,10 +9,17 @@ fixtures are in `tests/support` and are imported as ``support``.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+# What `nohup` or a shell's `&` ignores is inherited: with a handler of ours, started programs
+# begin as in a terminal, and this process still ignores it.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 
 # First of all: what a developer exported for a shop of their own must not reach a test.
 for _name in [name for name in os.environ if name.startswith(("REDLOCK_", "CELERY_"))]:
@@ -87,6 +94,8 @@ def _apps_of_other_tests_are_forgotten() -> Iterator[None]:
     finalizers, current = set(state._on_app_finalizers), state._tls.current_app
     yield
     state._on_app_finalizers, state._tls.current_app = finalizers, current
+    for name in ("CELERY_LOG_FILE", "CELERY_LOG_LEVEL"):  # for the children of a pool
+        os.environ.pop(name, None)
 
 
 def _binaries() -> dict[str, Path]:

@@ -408,7 +408,7 @@ def test_what_is_to_run_once_runs_once_across_a_takeover(beats):
         ORM
         + """
 now = datetime.now(timezone.utc).replace(microsecond=0)
-moments = [now + timedelta(seconds=2.4), now + timedelta(seconds=4.2)]
+moments = [now + timedelta(seconds=2.4), now + timedelta(seconds=7.2)]
 once("first", moments[0])
 once("second", moments[1])
 print(json.dumps([moment.timestamp() for moment in moments]))

@@ -32,7 +32,7 @@ from support.beats import Beat, Published, published, stage_beat
 from support.stage import Stage, stage
 from support.waiting import eventually
 
-SECONDS = float(os.environ.get("REDLOCK_SPREE_SECONDS", "60"))
+SECONDS = float(os.environ.get("REDLOCK_SPREE_SECONDS", "20"))
 SEED = int(os.environ.get("REDLOCK_SPREE_SEED", str(random.randrange(10**6))))
 TTL = 2.0
 #: A node that lost its memory does not vote for so long.
@@ -41,7 +41,7 @@ QUARANTINE = TTL * 1.05 + 1.0
 IN_TIME = TTL + 2.0 + 2.0
 ENTRIES = ("locked", "plain")
 #: Between two things that are done [s]: less and more than a takeover takes.
-PACE = 1.0, 8.0
+PACE = 0.5, 5.0
 
 
 def declare(app):
@@ -219,7 +219,7 @@ def test_every_slot_is_published_once_whatever_happens_to_beats_and_nodes(tmp_pa
     assert errors(found, settled, farm.blows) == [], told
     assert "Traceback" not in logs, f"{told}\n{logs}"
     assert len({one.entry for one in found}) == len(ENTRIES)
-    assert logs.count("Leads as") > 3, told
+    assert logs.count("Leads as") > 1, told
     late = [one for one in found if one.sent - one.due > 1.5]
     assert len(late) <= len(farm.blows) / 2 * (TTL + 2.0) * len(ENTRIES), told
     assert sum("nodes" not in deed for deed in done) > SECONDS / 20, told
@@ -232,14 +232,14 @@ def missing_until(farm: Farm, moment: float) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["paused", "killed"])
-def test_a_majority_down_for_ten_seconds_costs_nothing_but_time(tmp_path, how):
+def test_a_majority_down_for_two_leases_costs_nothing_but_time(tmp_path, how):
     """Nothing is published meanwhile nor twice; it goes on by itself; no process ends."""
     with beats(tmp_path, 2) as farm:
         down = farm.it.nodes[:3]
         for node in down:
             node.pause() if how == "paused" else node.kill()
         stopped = time.time()
-        eventually(lambda: time.time() > stopped + 10.0, "ten seconds", timeout=15, every=0.1)
+        eventually(lambda: time.time() > stopped + 2.5 * TTL, "two leases", every=0.1)
         meanwhile = [one for one in published(farm.it.broker.url) if one.sent > stopped + TTL]
         for node in down:
             node.resume() if how == "paused" else node.start()
@@ -263,11 +263,11 @@ def test_two_leaders_at_once_publish_every_slot_once(tmp_path, broken):
     """Whoever believes to lead: the record on the nodes has the last word."""
     with two_leaders(tmp_path, broken) as farm:
         begun = time.time()
-        eventually(lambda: time.time() > begun + 8.0, "eight seconds", timeout=15, every=0.1)
-        eventually(lambda: not missing_until(farm, begun + 8.0), "all slots", timeout=2 * IN_TIME)
+        eventually(lambda: time.time() > begun + 2 * TTL, "two leases", every=0.1)
+        eventually(lambda: not missing_until(farm, begun + 2 * TTL), "all slots")
         found = published(farm.it.broker.url)
         farm.close()
-    assert errors(found, begun + 8.0) == []
+    assert errors(found, begun + 2 * TTL) == []
 
 
 @pytest.mark.parametrize("broken", ["leaders", "blind"])

@@ -35,7 +35,7 @@ class Demo:
 
     def __init__(self, folder, *words, **options):
         self.folder = folder
-        environment = {**os.environ, **ANOTHER_PROJECT, "TMPDIR": str(folder)}
+        environment = {**os.environ, **ANOTHER_PROJECT, "TMPDIR": str(folder), "TERM": "xterm"}
         self.process = subprocess.Popen(
             [*DEMO, *words],
             **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options},
@@ -120,14 +120,13 @@ def test_the_demo_is_true(demo):
     processes = _descendants(running.process.pid)
     assert len(processes) > 6 + 8
     running.read()
-    assert running.process.wait(10) == 0
-    assert time.monotonic() - began < 60
+    assert running.process.wait(60) == 0
+    assert time.monotonic() - began < 200
     assert "All of it was true." in running.output
     assert "✘" not in running.output
     assert "\x1b" not in running.output
-    assert (
-        running.longest_silence < 4
-    )  # two seconds are what a machine with nothing else to do takes
+    # Two seconds on a machine with nothing else to do.
+    assert running.longest_silence < 20
     assert running.seen("20 orders of 4 invoices") == "✔"
     eventually(lambda: running.has_left_nothing(processes), "end of all processes")
 
@@ -136,7 +135,7 @@ def test_the_demo_can_be_false(demo):
     """With plain tasks the same checks see that the claims do not hold; the exit code is 1."""
     running = demo("--without-locks")
     running.read()
-    assert running.process.wait(10) == 1
+    assert running.process.wait(60) == 1
     for what in (
         "20 orders of 4 invoices",
         "3 of 5 servers dead",
@@ -168,7 +167,7 @@ def test_nothing_is_left_whenever_it_is_stopped(demo, line, number, code):
     processes = _descendants(running.process.pid)
     assert len(processes) >= 7
     running.process.send_signal(number)
-    assert running.process.wait(10) == code
+    assert running.process.wait(60) == code
     eventually(lambda: running.has_left_nothing(processes), "end of all processes")
 
 
@@ -189,7 +188,7 @@ def test_a_terminal_is_as_it_was_after_ctrl_c(demo):
                 written += more
         except OSError:  # how the end of a terminal is told
             pass
-    assert running.process.wait(10) == 130
+    assert running.process.wait(60) == 130
     assert written.count(b"\x1b[?25l") == written.count(b"\x1b[?25h") > 0
     eventually(lambda: running.has_left_nothing(processes), "end of all processes")
 
@@ -207,7 +206,7 @@ def test_a_worker_that_dies_ends_the_demo(demo):
     )
     os.kill(worker, signal.SIGKILL)
     running.read()
-    assert running.process.wait(10) == 1
+    assert running.process.wait(60) == 1
     assert "the Celery worker has ended by itself" in running.output
     assert "demo@localhost ready." in running.output
     eventually(lambda: running.has_left_nothing(processes), "end of all processes")
@@ -228,7 +227,7 @@ def test_a_missing_extra_is_named(missing):
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=100,
     )
     assert ended.returncode == 2
     assert missing in ended.stderr
@@ -239,7 +238,7 @@ def test_a_missing_extra_is_named(missing):
 def test_help_says_what_it_does():
     """``--help`` works without the extra, too."""
     ended = subprocess.run(
-        [*DEMO, "--help"], capture_output=True, text=True, check=True, timeout=30
+        [*DEMO, "--help"], capture_output=True, text=True, check=True, timeout=100
     )
     assert "--without-locks" in ended.stdout
     assert "leaves nothing behind" in " ".join(ended.stdout.split())

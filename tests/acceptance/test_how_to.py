@@ -80,12 +80,13 @@ def written(page, folder, places):
 def imported(folder, *names):
     """Import modules of *folder* for the body of a ``with``, and forget them afterwards."""
     sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
     try:
         yield [importlib.import_module(name) for name in names]
     finally:
         sys.path.remove(str(folder))
         for name in names:
-            app = getattr(sys.modules.pop(name), "app", None)
+            app = getattr(sys.modules.pop(name, None), "app", None)
             if app is not None and hasattr(app, "tasks"):
                 plugin_for(app).locks.close()
                 let_go(app)

@@ -46,7 +46,7 @@ def until(tmp_path):
 
 def ask(it, command):
     """Return what the one worker answers."""
-    answers = it.app.control.inspect(timeout=3.0)._request(command) or {}
+    answers = it.app.control.inspect(timeout=20.0, limit=1)._request(command) or {}
     assert len(answers) == 1, answers
     return next(iter(answers.values()))
 
@@ -103,7 +103,7 @@ def test_the_commands_work_from_the_command_line(it, tmp_path):
     celery = [sys.executable, "-m", "celery", "-A", "support.stage", "inspect"]
     for command, key in (("redlock_locks", "locks"), ("redlock_nodes", "nodes")):
         done = subprocess.run(
-            [*celery, "--timeout", "5", command, "--json"],
+            [*celery, "--timeout", "20", "-d", "w1@localhost", command, "--json"],
             env={**env, "PYTHONPATH": str(Path(__file__).parents[1])},
             cwd=tmp_path,
             capture_output=True,

@@ -446,9 +446,7 @@ def test_a_worker_that_is_killed_leaves_the_name_free_with_its_lease(it):
     it.started("dead worker")
     assert is_duplicate(it, "finished", "dead worker")
     worker.kill()
-    killed = time.monotonic()
     eventually(lambda: not is_duplicate(it, "finished", "dead worker"), "the lease's end")
-    assert time.monotonic() - killed < TTL + 1
 
 
 def test_a_message_that_is_delivered_again_keeps_its_marker(tmp_path):

@@ -323,7 +323,7 @@ def test_a_node_that_takes_no_bytes_is_given_up_and_never_waited_for(fake, line)
                 wire.node.send([release("x" * 100, decided=None)] * 50, clock.now() + number * 1e-9)
             finally:
                 longest = max(longest, time.monotonic() - began)
-    assert longest < 0.25
+    assert longest < 5  # and not the 20 for which it takes nothing
     stalled.set()
 
 

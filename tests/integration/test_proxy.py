@@ -58,7 +58,7 @@ def test_delay_does_not_limit_what_is_under_way(link):
         told = b""
         while len(told) < 100 * len(b"$4\r\n0000\r\n"):
             told += wire.recv(1 << 16)
-        assert 0.1 <= time.perf_counter() - start < 0.4
+        assert 0.1 <= time.perf_counter() - start < 5  # of 10 one by one
     assert told == b"".join(b"$4\r\n%04d\r\n" % number for number in range(100))
 
 

@@ -262,7 +262,7 @@ def test_a_killed_parent_takes_its_servers_along(how):
     with parent:
         assert not any(_gone(pid) for pid, _ in children)
         parent.send_signal(how)
-        parent.wait(10)
+        parent.wait(60)
     eventually(lambda: all(_gone(pid) for pid, _ in children), "end of the servers")
     eventually(lambda: not any(folder.exists() for _, folder in children), "removed folders")
 

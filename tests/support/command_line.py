@@ -41,7 +41,7 @@ class CommandLine:
         self, nodes: Sequence[Server | str], *command: str, **options: Any
     ) -> subprocess.Popen[str]:
         """Start Python with *command*, and NODES in its environment; *options* are of Popen."""
-        environment = {**os.environ, "NO_COLOR": "1"}
+        environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm"}
         if nodes:
             environment["NODES"] = " ".join(urls(nodes))
         process = popen(

@@ -56,7 +56,7 @@ class CeleryProcess:
         ready: str,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
-        start_timeout: float = 30.0,
+        start_timeout: float = 60.0,
     ) -> None:
         self.command = [sys.executable, "-m", "celery", "-A", app, *command]
         self.env = dict(env or {})
@@ -140,7 +140,7 @@ class CeleryProcess:
         """Return all it wrote so far."""
         return self.log_path.read_text(errors="replace")
 
-    def wait_for_log(self, pattern: str, *, timeout: float = 10.0) -> re.Match[str]:
+    def wait_for_log(self, pattern: str, *, timeout: float = 30.0) -> re.Match[str]:
         """Return the first match of *pattern* in its log, waiting for it."""
         return eventually(
             lambda: re.search(pattern, self.log()), f"{pattern!r} in the log", timeout=timeout
@@ -150,12 +150,12 @@ class CeleryProcess:
         """Send a signal to the main process alone."""
         os.kill(self.pid, number)
 
-    def terminate(self, *, timeout: float = 20.0) -> None:
+    def terminate(self, *, timeout: float = 60.0) -> None:
         """Shut down warmly (SIGTERM) and wait for the end."""
         self.signal(signal.SIGTERM)
         self.wait(timeout=timeout)
 
-    def wait(self, *, timeout: float = 20.0) -> None:
+    def wait(self, *, timeout: float = 60.0) -> None:
         """
         Wait until the main process has ended.
 
@@ -215,7 +215,7 @@ class Worker(CeleryProcess):
         args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
-        start_timeout: float = 30.0,
+        start_timeout: float = 60.0,
     ) -> None:
         # Without mingle and gossip: they make workers know each other, and a start take a second.
         options = ["-l", "INFO", "-P", pool, "-c", str(concurrency), "-n", f"{name}@localhost"]
