@@ -309,7 +309,7 @@ def test_what_was_put_off_expires_when_its_time_is_over(dead):
 
 
 def test_a_worker_without_lock_nodes_shuts_down_soon_and_keeps_its_messages(dead, start_worker):
-    """SIGTERM ends it, as if the nodes were there, and what it had put off is in the queue for the next one."""
+    """SIGTERM ends it as if the nodes were there; what it had put off is in the queue again."""
     # Before Celery 5.7 a pool of processes now and then waits for one for ever, whatever its tasks.
     pool = "prefork" if CELERY >= (5, 7) else "threads"
     leaving = start_worker(APP, env=dead.env, name="leaving", pool=pool, args=["-Q", "leaving"])
