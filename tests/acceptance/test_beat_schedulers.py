@@ -317,8 +317,8 @@ def test_a_leader_that_is_killed_is_replaced_when_its_lease_has_ended(beats, kin
     beats = beats(kind)
     # The same by its path.
     for beat in beats.start(2, args=["-S", "celery_redlock.beat:RedlockScheduler"]):
-        assert f"wraps -> {SCHEDULERS[kind].replace(':', '.')}\n" in beat.log()
-        assert "(lease 3 s, 3 lock nodes)" in beat.log()
+        beat.wait_for_log(rf"wraps -> {re.escape(SCHEDULERS[kind].replace(':', '.'))}\n")
+        beat.wait_for_log(re.escape("(lease 3 s, 3 lock nodes)"))
     beats.wait_for_slots(1)
     first = beats.leader()
     beats.kill(first)

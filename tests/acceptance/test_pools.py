@@ -220,11 +220,11 @@ def test_a_message_delivered_again_does_not_run_again(it):
 
 
 def test_a_warm_shutdown_keeps_the_lock_to_the_end_of_the_task(it):
-    """The last test of a pool: whichever worker runs it is told to end, and does it first."""
-    result = it.task("late").delay("warm", 2.0)
+    """A worker that is told to end does its task first."""
+    worker = it.worker(pool=it.pool, concurrency=2, name="leaving", args=["-Q", "leaving"])
+    result = it.task("late").apply_async(("warm", 2.0), queue="leaving")
     it.started("warm")
-    for worker in it.workers:
-        worker.signal(signal.SIGTERM)
+    worker.signal(signal.SIGTERM)
     locks = it.locks()
     try:
         granted = locks.acquire("warm", wait=20)
@@ -234,5 +234,4 @@ def test_a_warm_shutdown_keeps_the_lock_to_the_end_of_the_task(it):
     (ran,) = it.bodies("warm")
     assert ran.finished
     assert result.get(timeout=10)[0] == "the real result"
-    for worker in it.workers:
-        worker.wait(timeout=30)
+    worker.wait()

@@ -7,6 +7,7 @@ back into what commands write.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sqlite3
 import sys
@@ -73,6 +74,7 @@ class PageRun:
         assert file.resolve().is_relative_to(self.folder.resolve()), f"{block}: {file}"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(self.names.replaced(block.text))
+        importlib.invalidate_caches()  # the page may import it within the same tick of the clock
 
     def run(self, block: Block) -> None:
         """Run the commands of a console block, one after the other."""
@@ -102,9 +104,14 @@ class PageRun:
         mine = [
             name
             for name, module in list(sys.modules.items())
-            if (getattr(module, "__file__", None) or "").startswith(f"{self.folder}{os.sep}")
+            if place_of(module).startswith(f"{self.folder}{os.sep}")
         ]
         return [sys.modules.pop(name) for name in mine]
+
+
+def place_of(module: Any) -> str:
+    """Return where a module is from; that of a folder without ``__init__.py`` is the folder."""
+    return getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
 
 
 def close(value: Any) -> None:
