@@ -26,7 +26,7 @@ def test_cells_come_out_as_they_are_recorded():
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     told = re.findall(r"^ *\d of 6  (.+) \[\d+ s\]$", done.stdout, re.MULTILINE)

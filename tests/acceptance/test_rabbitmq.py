@@ -254,7 +254,9 @@ def test_what_comes_later_waits_in_the_broker(it):
 
     in_workers, in_broker = (1, 1) if it.kind == "quorum" else (2, 0)
     try:
-        eventually(lambda: where() == (in_workers, in_broker), "message that waits", timeout=60)
+        eventually(
+            lambda: where() == (in_workers, in_broker), "message that waits", timeout=60, every=0.5
+        )
     finally:
         it.open("elsewhere")
     assert result.get(timeout=30)["first"]

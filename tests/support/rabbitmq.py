@@ -184,7 +184,7 @@ class RabbitMQ:
                 found[name] = Depth(int(ready), int(unacked))
         return found
 
-    def wait_until_quiet(self, *, timeout: float = 60.0) -> None:
+    def wait_until_quiet(self, *, timeout: float = 200.0) -> None:
         """Wait until no queue has a message, neither waiting nor unacknowledged."""
 
         def is_quiet() -> bool:
@@ -193,7 +193,8 @@ class RabbitMQ:
             time.sleep(2 * COUNTED_EVERY)  # what was on its way meanwhile is counted now
             return not self.queues()
 
-        eventually(is_quiet, "quiet at the broker", timeout=timeout)
+        # Each look starts a program of its own.
+        eventually(is_quiet, "quiet at the broker", timeout=timeout, every=0.5)
 
     def ctl(self, *words: str) -> list[str]:
         """Return the lines that ``rabbitmqctl`` answers; takes half a second."""

@@ -145,6 +145,7 @@ def test_markers_are_filled_and_the_rest_is_left():
 
 def test_the_same_records_make_the_same_files(recorded):
     """Page and pictures: byte for byte, whenever they are made; old pictures go."""
+    pytest.importorskip("matplotlib")
     report.PAGE.write_text("## P\n\n<!-- publish: plots -->\n<!-- end -->\n")
     for name in BENCHMARKS:
         there = a_record(name)
@@ -162,6 +163,7 @@ def test_the_same_records_make_the_same_files(recorded):
 
 def test_a_library_has_its_colour_whatever_is_said_besides():
     """In all plots; ours are shades by the number of nodes, and nobody else's."""
+    pytest.importorskip("matplotlib")
     from benchmarks import pictures
 
     assert pictures.colour("redis-py Lock, 1 node, 5 ms away") == pictures.LIBRARIES["redis-py"]
@@ -243,6 +245,7 @@ def test_a_plot_has_one_figure_in_each_place(everything):
 
 def test_the_pictures_are_of_what_was_recorded(everything):
     """One for each plot, of these very figures, and shown on the page with words for it."""
+    pytest.importorskip("matplotlib")
     from benchmarks.pictures import digest, digest_in
 
     plots = [plot for record, _ in everything.values() for plot in record.plots]
