@@ -103,7 +103,7 @@ class Beats:
         """Those that the test did not end."""
         return [beat for beat in self.all if beat not in self._ended]
 
-    def leader(self, timeout=10.0):
+    def leader(self, timeout=100):
         """Wait until one of those that are alive leads, and return it."""
         return eventually(lambda: next(filter(leads, self.alive), None), "leader", timeout=timeout)
 
@@ -136,7 +136,7 @@ class Beats:
         """Return when the slots of *entry* that were published were due, in that order."""
         return [one.due for one in published(self.it.broker.url) if one.entry == entry]
 
-    def wait_for_slot(self, due, entry="tick", timeout=10.0):
+    def wait_for_slot(self, due, entry="tick", timeout=100):
         """Wait until a slot of *entry* that is due at *due* or later is published."""
         eventually(
             lambda: max(self.slots(entry), default=0.0) >= due,
@@ -144,7 +144,7 @@ class Beats:
             timeout=timeout,
         )
 
-    def wait_for_slots(self, times, entry="tick", timeout=10.0):
+    def wait_for_slots(self, times, entry="tick", timeout=100):
         """Wait until *times* more slots of *entry* are published."""
         before = len(self.slots(entry))
         eventually(
@@ -540,7 +540,7 @@ def test_workers_may_have_a_beat_each(tmp_path):
 
         def wait_for_runs(times):
             wanted = len(slots()) + times
-            eventually(lambda: len(slots()) >= wanted, f"{wanted} runs", timeout=10)
+            eventually(lambda: len(slots()) >= wanted, f"{wanted} runs", timeout=100)
 
         it.start_workers(
             {"name": name, "concurrency": 1, "args": ["-B", "--scheduler", "redlock", "-s", name]}

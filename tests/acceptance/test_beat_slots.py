@@ -177,7 +177,7 @@ def run_of(it, name, number):
         runs = it.bodies(name)
         return runs[number] if len(runs) > number and runs[number].finished else None
 
-    run = eventually(ended, f"end of run {number} of {name!r}", timeout=40)
+    run = eventually(ended, f"end of run {number} of {name!r}", timeout=100)
     return run.started + TO_UNIX, run.ended + TO_UNIX
 
 
@@ -293,7 +293,7 @@ def test_with_buffer_one_exactly_one_waits_for_the_run_to_end(it):
         return len(it.bodies(name)) >= 2 + len(over)
 
     over = it.started(name)
-    eventually(are_two_over, "two more runs", timeout=40, every=0.05)
+    eventually(are_two_over, "two more runs", timeout=100, every=0.05)
     assert max(counts) == 1
 
     runs = it.bodies(name)
@@ -321,7 +321,7 @@ def aside(it):
     """Return what delivers the oldest message of an entry, and copies of it."""
 
     def take(name):
-        found = eventually(lambda: messages(it, name, "aside"), f"message of {name!r}", timeout=20)
+        found = eventually(lambda: messages(it, name, "aside"), f"message of {name!r}", timeout=100)
         return found[-1]
 
     return take
@@ -356,7 +356,7 @@ def test_a_second_message_of_a_slot_does_not_run(it, aside):
     message = aside("once")
     deliver_three_times(it, "once", message)
     ends = rf"\[{message['headers']['id']}\] has finished before; this copy ends"
-    eventually(lambda: len(re.findall(ends, it.log())) == 2, "end of both copies", timeout=30)
+    eventually(lambda: len(re.findall(ends, it.log())) == 2, "end of both copies", timeout=100)
     assert slots_of(it, "once") == [message["headers"][HEADER]]
 
 
@@ -388,7 +388,7 @@ def wait_for_published(it, names, after=0.0, times=2):
             len([due for due in it.dues(name, PUBLISHED) if due > after]) >= times for name in names
         )
 
-    eventually(are_there, f"slots of {names} after {after}", timeout=30)
+    eventually(are_there, f"slots of {names} after {after}", timeout=100)
 
 
 def wait_until_settled(it, names):
@@ -405,7 +405,7 @@ def wait_until_settled(it, names):
 
 def wait_until(moment):
     """Wait until *moment* [s, Unix time]."""
-    eventually(lambda: time.time() >= moment, f"moment {moment}", timeout=30)
+    eventually(lambda: time.time() >= moment, f"moment {moment}", timeout=100)
 
 
 def in_queue(it, name):
@@ -431,7 +431,7 @@ def test_slots_that_fall_due_while_the_broker_is_down_are_published_late(tmp_pat
         it.broker.kill()
         down = time.time()
         assert down < moment, "this machine is too slow for this test"
-        beat.wait_for_log(r"(?s)Connection (error|refused)|Couldn't apply scheduled", timeout=20)
+        beat.wait_for_log(r"(?s)Connection (error|refused)|Couldn't apply scheduled", timeout=100)
         wait_until(max(down + AWAY, moment + 1.5))
         assert beat.alive
         up = time.time()

@@ -147,7 +147,7 @@ def beats(folder: Path, number: int, broken: str = "", **conf: object) -> Iterat
         farm = Farm(it, {"BROKEN": broken})
         for n in range(number):
             farm.start(f"b{n}")
-        eventually(lambda: len(published(it.broker.url)) >= len(ENTRIES), "first slot", timeout=30)
+        eventually(lambda: len(published(it.broker.url)) >= len(ENTRIES), "first slot", timeout=100)
         yield farm
 
 
@@ -159,7 +159,12 @@ def errors(found: list[Published], until: float, blows: Sequence[float] | None =
     """
     wrong = []
     for entry in ENTRIES:
-        slots = Counter(round(one.due) for one in found if one.entry == entry)
+        # A leader that dies between publishing and settling leaves a doubt. The next one publishes
+        # a RedlockTask again, under the same id, and it ends when it is run; another task it does not.
+        mine = [one for one in found if one.entry == entry]
+        if entry == "locked":
+            mine = list({(one.due, one.task_id): one for one in mine}.values())
+        slots = Counter(round(one.due) for one in mine)
         wrong += [f"{entry} {due}: {n} times" for due, n in slots.items() if n > 1]
         missing = set(range(min(slots), int(until))) - set(slots)
         wrong += [f"{entry} {due}: never" for due in sorted(missing)]
@@ -277,7 +282,7 @@ def test_two_leaders_without_records_are_caught_by_these_tests(tmp_path, broken)
         eventually(
             lambda: any("2 times" in words for words in errors(published(farm.it.broker.url), 0.0)),
             "a slot that was published twice",
-            timeout=20,
+            timeout=100,
         )
         farm.close()
 
@@ -287,23 +292,23 @@ def two_leaders(folder: Path, broken: str) -> Iterator[Farm]:
     """Have two beats that both believe to lead."""
     with beats(folder, 2, broken) as farm:
         if "blind" in broken:
-            first = eventually(farm.leader, "leader", timeout=20)
+            first = eventually(farm.leader, "leader", timeout=100)
             second = next(name for name in farm.beats if name != first)
             farm.beats[first].signal(signal.SIGSTOP)
-            farm.beats[second].wait_for_log("Leads as", timeout=20)
+            farm.beats[second].wait_for_log("Leads as", timeout=100)
             farm.beats[first].signal(signal.SIGCONT)
         for beat in farm.beats.values():
-            beat.wait_for_log("Leads as", timeout=20)
+            beat.wait_for_log("Leads as", timeout=100)
         yield farm
 
 
 def test_without_records_the_spree_finds_what_is_wrong(tmp_path):
     """The twin of the first test: with nothing remembered, a takeover loses slots."""
     with beats(tmp_path, 2, "markers") as farm:
-        first = eventually(farm.leader, "leader", timeout=20)
+        first = eventually(farm.leader, "leader", timeout=100)
         farm.end(first, Beat.kill)
         (second,) = farm.beats
-        farm.beats[second].wait_for_log("Published slot", timeout=20)
+        farm.beats[second].wait_for_log("Published slot", timeout=100)
         found = published(farm.it.broker.url)
         farm.close()
     assert errors(found, max(one.due for one in found)) != []

@@ -265,7 +265,7 @@ def both(tmp_path_factory):
 
 def ends(result):
     """Return how *result* ends, in words that are the same in every run."""
-    result.get(timeout=30, propagate=False)
+    result.get(timeout=100, propagate=False)
     return result.state, repr(result.result)
 
 
@@ -288,7 +288,7 @@ def notes(it, what, times):
     return eventually(
         lambda: found if len(found := notes_of(it.events, what)) >= times else None,
         f"{times} notes about {what}",
-        timeout=30,
+        timeout=100,
     )
 
 
@@ -297,7 +297,7 @@ def groups(it):
     add, fail = it.task("add"), it.task("fail")
     whole = group(add.s(n, n) for n in range(5)).apply_async()
     broken = group(add.s(7, 7), fail.s("group")).apply_async()
-    return whole.get(timeout=30), [ends(result) for result in broken]
+    return whole.get(timeout=100), [ends(result) for result in broken]
 
 
 def chords(it):
@@ -314,9 +314,9 @@ def chords(it):
     state, error = ends(broken)
     ends(told)
     return (
-        whole.get(timeout=30),
+        whole.get(timeout=100),
         (state, error.partition("raised")[2]),
-        chains.get(timeout=30),
+        chains.get(timeout=100),
         len(notes(it, "chord error", 1)),
     )
 
@@ -328,13 +328,13 @@ def chains(it):
     broken = chain(add.s(2, 51), fail.s("chain"), add.s(1)).apply_async()
     # The last one never comes to be; whoever waits for it is told by its parent.
     with pytest.raises(ValueError, match="chain") as told:
-        broken.get(timeout=30)
+        broken.get(timeout=100)
     through = chain(add.s(3, 1), group(add.s(n) for n in range(3)), total.s()).apply_async()
     return (
         ends_of_all(whole),
         repr(told.value),
         ends_of_all(broken.parent),
-        through.get(timeout=30),
+        through.get(timeout=100),
     )
 
 
@@ -383,16 +383,16 @@ def replacements(it):
     become, add = it.task("become"), it.task("add")
     alone = become.delay(1, 80)
     within = chain(add.s(1, 81), become.s(1), add.s(100)).apply_async()
-    return alone.get(timeout=30), within.get(timeout=30)
+    return alone.get(timeout=100), within.get(timeout=100)
 
 
 def maps(it):
     """``map``, ``starmap`` and ``chunks`` call the body directly."""
     add, total = it.task("add"), it.task("total")
     return (
-        add.starmap([(1, 1), (1, 1), (2, 2)]).delay().get(timeout=30),
-        total.map([[1, 2], [3, 4]]).delay().get(timeout=30),
-        add.chunks([(n, n) for n in range(5)], 2).delay().get(timeout=30),
+        add.starmap([(1, 1), (1, 1), (2, 2)]).delay().get(timeout=100),
+        total.map([[1, 2], [3, 4]]).delay().get(timeout=100),
+        add.chunks([(n, n) for n in range(5)], 2).delay().get(timeout=100),
     )
 
 
@@ -400,9 +400,9 @@ def requests(it):
     """What the body sees of its request."""
     where = it.task("where")
     return (
-        where.apply_async(("alone",), headers={"tenant": "acme"}).get(timeout=30),
-        chain(where.si("first"), where.si("second")).apply_async().get(timeout=30),
-        group(where.si("a"), where.si("b")).apply_async().get(timeout=30),
+        where.apply_async(("alone",), headers={"tenant": "acme"}).get(timeout=100),
+        chain(where.si("first"), where.si("second")).apply_async().get(timeout=100),
+        group(where.si("a"), where.si("b")).apply_async().get(timeout=100),
     )
 
 
@@ -435,7 +435,7 @@ def messages(it):
         tell.apply_async(("shadow",), shadow="shown"),
         chain(tell.si("first"), tell.si("second").set(priority=5)).apply_async(priority=2),
     ]
-    values = [result.get(timeout=30) for result in found]
+    values = [result.get(timeout=100) for result in found]
     for value in values:
         value["expires"] = bool(value.get("expires"))
     return values
@@ -457,12 +457,12 @@ def revocations(it):
     end, control, never = it.task("end"), it.app.control, uuid()
     control.revoke(never)
     waiting = end.apply_async(("return", "revoked"), countdown=5)
-    eventually(lambda: told(it, waiting)["parent"], "sign that it waits", timeout=30)
+    eventually(lambda: told(it, waiting)["parent"], "sign that it waits", timeout=100)
     waiting.revoke()
     eventually(
         lambda: {never, waiting.id} <= set(*(control.inspect().revoked() or {}).values()),
         "word of the revocations",
-        timeout=30,
+        timeout=100,
     )
     early = end.apply_async(("return", "revoked"), task_id=never)
     found = [ends(early), ends(waiting), notes_of(it.events, "revoked")]
@@ -473,7 +473,7 @@ def revocations(it):
         return any(task["id"] == running.id and task["worker_pid"] for task in active)
 
     notes(it, "terminated", 1)
-    eventually(is_known_to_run, "word that the task runs", timeout=30)
+    eventually(is_known_to_run, "word that the task runs", timeout=100)
     running.revoke(terminate=True)
     ended, _ = ends(running)  # the word of why is chance: up to Celery 5.6 two places write it
     time.sleep(0.5)  # for signals that are sent once the state is stored
@@ -570,7 +570,7 @@ class Witness(threading.Thread):
 
     def __enter__(self):
         self.start()
-        eventually(lambda: self._seen, "heartbeat of the worker", timeout=30)
+        eventually(lambda: self._seen, "heartbeat of the worker", timeout=100)
         return self
 
     def __exit__(self, *_):
@@ -628,7 +628,7 @@ def wait_for_the_end(it, witness, result, what, times):
         eventually(
             lambda: last_word & {event["type"] for event in witness.of(result)},
             f"event that tells of the end of {what}",
-            timeout=30,
+            timeout=100,
         )
     time.sleep(0.5)  # for what more might be sent
 

@@ -268,7 +268,7 @@ def test_bootstrap_asks_a_person_first(redis_nodes, shop, answer, code, state):
         command = ["-m", "celery", "-A", "shop", "redlock", "bootstrap"]
         process = shop(nodes, *command, stdin=theirs)
         os.write(ours, f"{answer}\n".encode())
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=100)
     finally:
         os.close(ours)
         os.close(theirs)

@@ -44,7 +44,7 @@ WIDE = """
         found = count_items(customer)
         record(EVENTS, "looked", found=found)
         everybody = lambda: len(read(EVENTS, os.environ["WAIT_FOR"])) >= 5
-        eventually(everybody, "five calls", timeout=40)
+        eventually(everybody, "five calls", timeout=100)
         return found
 
     ledger.count_items = count_and_wait

@@ -189,7 +189,7 @@ def test_beat_has_the_report_made(trusted, start_worker, events, tmp_path):
     with CeleryProcess(
         "example_worker.app", command, ready="beat: Starting", env=env, cwd=tmp_path
     ):
-        eventually(lambda: len(recording.read(events, "end")) >= 3, "three reports", timeout=30)
+        eventually(lambda: len(recording.read(events, "end")) >= 3, "three reports", timeout=100)
     assert {event["name"] for event in recording.read(events)} == {"report"}
     assert recording.overlaps(recording.read(events)) == []
 

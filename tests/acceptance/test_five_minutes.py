@@ -84,13 +84,13 @@ def terminals(tmp_path):
             assert left[-1].poll() is None, out.read_text()
             return STAYS[command] in out.read_text()
 
-        eventually(is_ready, f"readiness of {command!r}", timeout=30)
+        eventually(is_ready, f"readiness of {command!r}", timeout=100)
         return out.read_text()
 
     yield run
     for process in reversed(left):
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=100)
 
 
 @pytest.mark.timeout(240)

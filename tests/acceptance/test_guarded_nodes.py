@@ -139,7 +139,7 @@ def test_a_failover_under_a_running_task(guarded):
     it.started("n")
     guarded.watched.fail_over()
     other = it.task("nap").delay("n", 0.0)
-    eventually(lambda: states(guarded) == ["up", "up", "quarantined"], "quarantine", timeout=20)
+    eventually(lambda: states(guarded) == ["up", "up", "quarantined"], "quarantine", timeout=100)
     assert long.get(timeout=60) >= 3
     other.get(timeout=60)
     one, two = it.bodies("n")

@@ -51,7 +51,7 @@ def _there(pid):
 def test_a_worker_of_every_pool_runs_tasks(shop, start_worker, events, pool):
     """It is ready when the fixture hands it over, records events, and shuts down warmly."""
     worker = start_worker("harness_shop", pool=pool, concurrency=1)
-    ran_in = shop.nap.delay(0.01).get(timeout=20)
+    ran_in = shop.nap.delay(0.01).get(timeout=100)
     assert (ran_in == worker.pid) == (pool != "prefork")
     (body,) = recording.bodies(recording.read(events))
     assert (body.name, body.pid, body.finished) == ("nap", ran_in, True)

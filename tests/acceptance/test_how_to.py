@@ -349,15 +349,15 @@ def rabbit_shop(rabbit, lock_nodes, broker, tmp_path):
 def test_the_shop_of_the_page_works_with_quorum_queues(rabbit, rabbit_shop, start_worker, tmp_path):
     """Tasks run; one that meets its lock waits in the broker, comes again, and runs."""
     start_worker("shop", concurrency=2, start_timeout=60)
-    assert rabbit_shop.bill.delay(7).get(timeout=30) == "invoice 7 billed"
+    assert rabbit_shop.bill.delay(7).get(timeout=100) == "invoice 7 billed"
     first = rabbit_shop.work.delay("first")
-    eventually(lambda: bodies_of(tmp_path, "first"), "start", timeout=30)
+    eventually(lambda: bodies_of(tmp_path, "first"), "start", timeout=100)
     second = rabbit_shop.work.delay("first")
 
     def waits():
         return any(name.startswith("celery_delayed_") for name in rabbit.queues())
 
-    eventually(waits, "message that waits in the broker", timeout=30, every=0.05)
+    eventually(waits, "message that waits in the broker", timeout=100, every=0.05)
     (tmp_path / "first").touch()
     assert [it.get(timeout=60) for it in (first, second)] == ["first", "first"]
     assert overlaps(bodies_of(tmp_path, "first")) == []
@@ -381,7 +381,7 @@ def test_the_consumer_timeout_ends_workers_and_not_the_lock(
     try:
         worker = start_worker("shop", start_timeout=60, args=["-Q", "shop"])
         result = getattr(rabbit_shop, kind).delay(kind)
-        eventually(lambda: bodies_of(tmp_path, kind), "start", timeout=30)
+        eventually(lambda: bodies_of(tmp_path, kind), "start", timeout=100)
         other = start_worker("shop", start_timeout=60, args=["-Q", "shop"])
         worker.wait_for_log("Unrecoverable error: PreconditionFailed", timeout=60)
         if kind == "work":

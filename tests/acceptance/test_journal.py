@@ -34,5 +34,5 @@ def test_every_hold_of_a_child_is_counted_also_when_it_ends(tmp_path, per_child)
             reader._seen.clear()
             return sum(sum(record["counts"]) for record in records)
 
-        eventually(lambda: counted() == 6, "six holds", timeout=30)
+        eventually(lambda: counted() == 6, "six holds", timeout=100)
         reader.close()

@@ -85,7 +85,7 @@ def test_a_lock_is_free_before_the_result_is_stored(it, kind):
     """Whoever waits for the result, or comes next in a chain, must not meet this lock."""
     for number in range(10):
         result = it.task(f"{kind} watched").delay(f"{kind} {number}")
-        result.get(timeout=30)
+        result.get(timeout=100)
         (stored,) = [e for e in read(it.events, "storing") if e["task"] == result.id]
         assert stored["locks"] == []
 
@@ -95,7 +95,7 @@ def test_the_caller_may_ask_for_it_again_at_once(it, kind):
     """With three processes to run it, no call is refused for the one whose result was awaited."""
     name = f"again {kind}"
     for _ in range(50):
-        it.task(kind).delay(name).get(timeout=30, interval=0.001)
+        it.task(kind).delay(name).get(timeout=100, interval=0.001)
     assert len(it.bodies(name)) == 50
 
 
@@ -113,7 +113,7 @@ def test_an_idle_worker_holds_nothing(it, kind):
     """After the last of many tasks no other comes, and still nothing is left."""
     results = [it.task(kind).delay(f"idle {kind} {number}") for number in range(30)]
     for result in results:
-        result.get(timeout=30)
+        result.get(timeout=100)
     it.wait_until_free()
 
 

@@ -259,7 +259,7 @@ class Play:
         for link in self.it.links[:3]:
             link.blackhole()
         for hand in hands:
-            hand.join(timeout=40)
+            hand.join(timeout=100)
         stop.set()
         rival.close()
 
@@ -277,7 +277,7 @@ class Play:
     def all_ended(self):
         """Wait for the end of all bodies, and repair the network."""
         for lock, result in self.results.items():
-            eventually(result.ready, f"end of {lock!r}", timeout=40, every=0.05)
+            eventually(result.ready, f"end of {lock!r}", timeout=100, every=0.05)
         for link in self.it.links:
             link.pass_through()
 
@@ -340,7 +340,7 @@ def test_a_body_ends_before_another_gets_its_lock(play, pool, kind):
     """`LockLost` ends it, wherever it is, while the lease on the nodes still stands."""
     lock = f"{pool} {kind}"
     with pytest.raises(LockLost, match=lock):
-        play.results[lock].get(timeout=20)
+        play.results[lock].get(timeout=100)
     (ran,) = play.it.bodies(lock)
     assert ran.finished
     assert ran.ended < play.granted[lock]
@@ -350,7 +350,7 @@ def test_a_body_ends_before_another_gets_its_lock(play, pool, kind):
 def test_a_body_that_is_not_told_runs_on_beside_the_rival(play, pool, kind):
     """The twin of the test above: without ``abort`` the rival is in while the body still runs."""
     lock = f"{pool} {kind} warned"
-    assert play.results[lock].get(timeout=20) == "deadline"
+    assert play.results[lock].get(timeout=100) == "deadline"
     (ran,) = play.it.bodies(lock)
     assert play.granted[lock] < ran.ended
 
@@ -360,7 +360,7 @@ def test_a_body_that_cannot_be_told_is_told_as_soon_as_it_can(play, pool, kind):
     """The rival is in before; then `LockLost` ends it, and it could have asked for itself."""
     lock = f"{pool} {kind}"
     with pytest.raises(LockLost, match=lock) as failure:
-        play.results[lock].get(timeout=20)
+        play.results[lock].get(timeout=100)
     assert failure.value.reason == "deadline"
     (ran,) = play.it.bodies(lock)
     assert play.granted[lock] < ran.ended
@@ -378,7 +378,7 @@ def test_a_body_that_cannot_be_told_is_told_as_soon_as_it_can(play, pool, kind):
 def test_a_greenlet_that_hogs_the_process_loses_the_leases_of_all_loudly(play, pool):
     """Each such stretch is told of once: how late, for how many leases, and what to do."""
     with pytest.raises(LockLost, match="bystander"):
-        play.results[f"bystander of {pool}"].get(timeout=20)
+        play.results[f"bystander of {pool}"].get(timeout=100)
     (hog,) = play.it.bodies(f"{pool} loop")
     (bystander,) = play.it.bodies(f"bystander of {pool}")
     assert play.granted[f"bystander of {pool}"] < bystander.ended
@@ -404,7 +404,7 @@ def test_a_call_that_keeps_the_interpreter_is_told_of_in_every_pool(play):
 def test_a_soft_limit_ends_the_clean_up_of_a_body_that_was_told(play):
     """What the lost lock has interrupted is as subject to its time limit as before."""
     with pytest.raises(SoftTimeLimitExceeded):
-        play.results["cleaning"].get(timeout=20)
+        play.results["cleaning"].get(timeout=100)
     (cleaning,) = read(play.it.events, "cleaning")
     (ran,) = play.it.bodies("cleaning")
     assert cleaning["at"] < play.granted["cleaning"] < ran.ended
@@ -413,7 +413,7 @@ def test_a_soft_limit_ends_the_clean_up_of_a_body_that_was_told(play):
 def test_a_soft_limit_ends_a_body_whose_lock_is_lost(play):
     """With ``on_lock_lost="warn"``: the limit comes when it is due."""
     with pytest.raises(SoftTimeLimitExceeded):
-        play.results["limited"].get(timeout=20)
+        play.results["limited"].get(timeout=100)
     (limit,) = [e for e in read(play.it.events, "limit") if e["name"] == "limited"]
     assert limit["lost"] == "deadline"
 
@@ -421,7 +421,7 @@ def test_a_soft_limit_ends_a_body_whose_lock_is_lost(play):
 def test_a_body_whose_lock_is_lost_can_be_revoked(play):
     """SIGTERM ends it as any other."""
     with pytest.raises(TaskRevokedError):
-        play.results["revoked"].get(timeout=20)
+        play.results["revoked"].get(timeout=100)
     (ran,) = play.it.bodies("revoked")
     assert ran.ended - ran.started < 50
     assert play.granted["revoked"] < ran.ended

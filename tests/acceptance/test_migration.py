@@ -216,7 +216,7 @@ def test_while_both_versions_run(by, at, is_dropped_afterwards, tmp_path, server
             out, err = process.communicate(timeout=60)
             return out.strip() or err
 
-        assert told(f"print({by}.publish().get(timeout=30))") == at
+        assert told(f"print({by}.publish().get(timeout=100))") == at
         worker.terminate()  # with it ends what celery-once does after the result is stored
         with redis.Redis.from_url(servers_of["BROKER"].removesuffix("/0") + "/2") as client:
             left = [key.decode().partition("_")[0] for key in client.scan_iter()]
@@ -243,6 +243,6 @@ def test_what_a_rate_limit_of_heimdall_puts_off_runs_under_both_bases(
         worker = start_worker("shop", env=servers_of, concurrency=1)
         publish = "import shop\nprint([shop.limited.delay(n).id for n in range(2)])"
         line.start([], "-c", publish, env=servers_of).communicate(timeout=60)
-        worker.wait_for_log(r"limited\[.* retry: ", timeout=30)
-        worker.wait_for_log(r"(?s)limited\[\S+ succeeded.+limited\[\S+ succeeded", timeout=30)
+        worker.wait_for_log(r"limited\[.* retry: ", timeout=100)
+        worker.wait_for_log(r"(?s)limited\[\S+ succeeded.+limited\[\S+ succeeded", timeout=100)
         worker.terminate()

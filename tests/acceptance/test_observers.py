@@ -121,7 +121,7 @@ class Monitor:
                 dispatcher.send(mark)
             return any(event["type"] == mark for event in list(self.heard))
 
-        eventually(is_heard, "our own event", timeout=30, every=0.1)
+        eventually(is_heard, "our own event", timeout=100, every=0.1)
 
     def of_task(self, task_id):
         """Return the types of what was heard about a task from us, in their order."""
@@ -136,7 +136,7 @@ class Monitor:
             fitting = [e for e in of_kind if fields.items() <= e.items()]
             return fitting[count - 1 : count]
 
-        return eventually(found, f"{kind} with {fields}", timeout=40)[0]
+        return eventually(found, f"{kind} with {fields}", timeout=100)[0]
 
 
 @pytest.fixture(scope="module")
@@ -154,16 +154,16 @@ def test_events_of_a_task_arrive_and_its_state_stays_right(it, pool):
         worker = it.worker(pool=pool, concurrency=POOLS[pool], name=pool, args=["-E"])
         lock = f"seen {pool}"
         ran = it.task("skip").delay(lock, 0.1)
-        ran.get(timeout=30)
+        ran.get(timeout=100)
         with it.held(lock):
             skipped = it.task("skip").delay(lock)
-            skipped.get(timeout=30)
+            skipped.get(timeout=100)
             refused = it.task("fail").delay(lock)
-            refused.get(timeout=30, propagate=False)
+            refused.get(timeout=100, propagate=False)
             put_off = it.task("reschedule").delay(lock)
             told = monitor.wait_for("task-redlock-rescheduled", uuid=put_off.id)
             assert (told["lock"], told["name"], told["cause"]) == (lock, "reschedule", "conflict")
-        put_off.get(timeout=30)
+        put_off.get(timeout=100)
         worker.terminate()
         monitor.sync()
         assert monitor.of_task(ran.id) == ["acquired", "released"]
@@ -182,9 +182,9 @@ def test_without_events_switched_on_nothing_is_sent(it):
     """The same worker without ``-E``: the twin, and what a user has by default."""
     with Monitor(it) as monitor:
         worker = it.worker(name="silent")
-        it.task("skip").delay("unseen", 0.1).get(timeout=30)
+        it.task("skip").delay("unseen", 0.1).get(timeout=100)
         with it.held("unseen"):
-            it.task("skip").delay("unseen").get(timeout=30)
+            it.task("skip").delay("unseen").get(timeout=100)
         worker.terminate()
         monitor.sync()
         assert [e["type"] for e in monitor.heard if "redlock" in e["type"]] == []
@@ -207,9 +207,9 @@ def test_a_node_that_goes_down_is_told(tmp_path):
     own = stage(__file__, tmp_path, redlock_ttl=TTL, redlock_max_ttl=TTL)
     with own as it, Monitor(it) as monitor:
         it.worker(concurrency=1, args=["-E"])
-        it.task("skip").delay("before").get(timeout=30)
+        it.task("skip").delay("before").get(timeout=100)
         it.nodes[0].kill()
-        it.task("skip").delay("after").get(timeout=30)
+        it.task("skip").delay("after").get(timeout=100)
         told = monitor.wait_for("redlock-node-down")
         assert f":{it.nodes[0].port}/" in told["node"]
         assert told["hostname"] == "w1@localhost"
@@ -236,7 +236,7 @@ def test_without_a_broker_tasks_and_locks_go_on_and_nothing_leaks(tmp_path):
 
         ticks(50)
         it.broker.kill()
-        worker.wait_for_log("Celery events cannot be sent", timeout=30)
+        worker.wait_for_log("Celery events cannot be sent", timeout=100)
         during = ticks(300)
         assert during[-1]["threads"] <= during[0]["threads"]
         # Those of one try; that a hundred of them leave no more is held by an integration test.
@@ -261,14 +261,14 @@ def test_spans_of_a_worker_are_in_the_trace_of_the_task(it, tmp_path):
     with observers_of(it, conf):
         it.worker(name="traced", concurrency=1, env=env, args=["-Q", "traced"])
     result = it.task("skip").apply_async(("traced",), queue="traced")
-    result.get(timeout=30)
+    result.get(timeout=100)
 
     def all_of_them():
         lines = spans.read_text().splitlines() if spans.exists() else []
         found = {span["name"]: span for span in map(json.loads, lines)}
         return found if len(found) == 3 else None
 
-    found = eventually(all_of_them, "three spans", timeout=30)
+    found = eventually(all_of_them, "three spans", timeout=100)
     run = found["run/skip"]
     for name in ("redlock wait", "redlock hold"):
         span = found[name]

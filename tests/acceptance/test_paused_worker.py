@@ -108,7 +108,7 @@ def sure(it, store, content):
     return eventually(
         lambda: next((e for e in read(it.events, "sure") if e["content"] == content), None),
         f"writer of {content!r} that is sure of its lock",
-        timeout=30,
+        timeout=100,
     )
 
 
@@ -134,7 +134,7 @@ def story(it, tmp_path, store, task):
         eventually(lambda: state_of(writer["pid"]) == "T", "stopped worker")
         may_write.touch()  # it is stopped before its write, and nothing else holds it up now
         second = it.task(task).apply_async((store, late, str(at_once)), queue="second")
-        assert second.get(timeout=40) == 1, "the newer holder did not write"
+        assert second.get(timeout=100) == 1, "the newer holder did not write"
         assert content_and_fence(store)[0] == late
         assert not first.ready()
     finally:
@@ -147,7 +147,7 @@ def test_the_paused_writer_is_refused(it, tmp_path, store):
     """It had made sure of its lock, and still it changes nothing; its caller reads why."""
     first, old, new, late, _ = story(it, tmp_path, store, "fenced")
     with pytest.raises(StaleFence) as stale:
-        first.get(timeout=30)
+        first.get(timeout=100)
     assert old < new
     assert stale.value.args == ("file", old, new)
     assert content_and_fence(store) == (late, new)
@@ -156,6 +156,6 @@ def test_the_paused_writer_is_refused(it, tmp_path, store):
 def test_without_the_fence_the_newer_write_is_lost(it, tmp_path, store):
     """The twin: both tasks end well, and what the newer holder wrote is gone."""
     first, old, new, _, early = story(it, tmp_path, store, "unfenced")
-    assert first.get(timeout=30) == 1
+    assert first.get(timeout=100) == 1
     assert old < new
     assert content_and_fence(store) == (early, None)

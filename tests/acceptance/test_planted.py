@@ -84,7 +84,7 @@ class Planted:
 
     def fetched(self, url):
         """Return what is served at *url*."""
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=100) as answer:
             text = answer.read().decode()
         self.said.append(text)
         return text
@@ -111,15 +111,15 @@ def planted(tmp_path_factory):
         planted = Planted(it, port, until)
         planted.result = it.task("shop.bill").delay(7, SECRET, until)
         with redis.Redis.from_url(it.nodes[2].url) as client:
-            eventually(lambda: client.exists(f"redlock:lock:{planted.name}"), "lock", timeout=30)
+            eventually(lambda: client.exists(f"redlock:lock:{planted.name}"), "lock", timeout=100)
         planted.skipped = it.task("shop.bill").delay(7, SECRET, until)
-        assert planted.skipped.get(timeout=30)["skipped"] == "conflict"
+        assert planted.skipped.get(timeout=100)["skipped"] == "conflict"
         for node in it.nodes[2:]:
             with redis.Redis.from_url(node.url) as client:
                 client.set("redlock:lock:leaky", LEAKED + '{"task_id": "long gone"}')
         yield planted
         Path(until).touch()
-        planted.result.get(timeout=30)
+        planted.result.get(timeout=100)
 
 
 def test_status(planted):

@@ -122,7 +122,7 @@ def test_bodies_of_one_name_never_meet(it, task):
         it.task(task).delay(f"{task} {rng.randrange(4)}", rng.uniform(0.02, 0.06), n)
         for n in range(60)
     ]
-    values = [result.get(timeout=40) for result in results]
+    values = [result.get(timeout=100) for result in results]
     if task == "plain":
         assert overlaps(of(it, task))
         return
@@ -139,16 +139,16 @@ def test_a_conflict_ends_as_its_policy_says(it, policy):
     with it.held(lock):
         result = it.task(policy).delay(lock, 0.0, "ran")
         if policy == "skip":
-            assert result.get(timeout=20)["skipped"] == "conflict"
+            assert result.get(timeout=100)["skipped"] == "conflict"
         elif policy == "fail":
             with pytest.raises(LockTaken):
-                result.get(timeout=20)
+                result.get(timeout=100)
         elif policy == "retry":
-            eventually(lambda: result.state == "RETRY", "a retry", timeout=20)
+            eventually(lambda: result.state == "RETRY", "a retry", timeout=100)
         else:
             it.wait_for_log(rf"{policy}\[{result.id}\].*comes again")
     if policy in ("retry", "reschedule"):
-        assert result.get(timeout=20) == "ran"
+        assert result.get(timeout=100) == "ran"
     assert len(it.bodies(lock)) == (policy in ("retry", "reschedule"))
 
 
@@ -158,11 +158,11 @@ def test_nothing_is_refused_by_its_own_lock_or_its_predecessors(it):
     link = it.task("link")
     links = chain(link.s(0), *(link.s() for _ in range(8))).apply_async()
     relay = it.task("relay").delay("relay", 4)
-    assert again.get(timeout=40) == 8
-    assert links.get(timeout=40) == 9
+    assert again.get(timeout=100) == 8
+    assert links.get(timeout=100) == 9
     for _ in range(4):
-        relay = it.app.AsyncResult(relay.get(timeout=20))
-    assert relay.get(timeout=20) is None
+        relay = it.app.AsyncResult(relay.get(timeout=100))
+    assert relay.get(timeout=100) is None
     assert [len(it.bodies(name)) for name in ("again", "link", "relay")] == [9, 9, 5]
     assert overlaps(of(it, "again") + of(it, "link") + of(it, "relay")) == []
 
@@ -181,10 +181,10 @@ def test_no_way_out_of_a_body_leaves_a_lock_behind(it):
 def test_a_chord_and_a_group_with_equal_members_end(it):
     """One member runs, the others are skipped, and the chord's body is told of all."""
     members = [it.task("skip").si("twin", 0.5, "ran") for _ in range(4)]
-    values = chord(members, it.task("gather").s()).apply_async().get(timeout=30)
+    values = chord(members, it.task("gather").s()).apply_async().get(timeout=100)
     assert "ran" in values
     assert all(value == "ran" or value["skipped"] == "conflict" for value in values)
-    values = group(members).apply_async().get(timeout=30)
+    values = group(members).apply_async().get(timeout=100)
     assert len(values) == 4
     assert overlaps(of(it, "twin")) == []
 
@@ -201,8 +201,8 @@ def test_a_task_that_was_put_off_can_be_called_off(it, end):
         if end == "revoked":
             result.revoke()
         with pytest.raises(TaskRevokedError):
-            result.get(timeout=20)
-    assert it.task("skip").delay(lock, 0.0, "next").get(timeout=20) == "next"
+            result.get(timeout=100)
+    assert it.task("skip").delay(lock, 0.0, "next").get(timeout=100) == "next"
     assert len(it.bodies(lock)) == 1
 
 
@@ -210,7 +210,7 @@ def test_a_message_delivered_again_does_not_run_again(it):
     """A body of two visibility timeouts and leases: one start, renewed, with its real result."""
     result = it.task("late").delay("redelivered", 2.3 * VISIBILITY)
     it.started("redelivered")
-    value, renewals = result.get(timeout=40)
+    value, renewals = result.get(timeout=100)
     assert value == "the real result"
     assert renewals >= 3
     it.wait_for_log(rf"late\[{result.id}\] set aside")
@@ -233,5 +233,5 @@ def test_a_warm_shutdown_keeps_the_lock_to_the_end_of_the_task(it):
         locks.close()
     (ran,) = it.bodies("warm")
     assert ran.finished
-    assert result.get(timeout=10)[0] == "the real result"
+    assert result.get(timeout=100)[0] == "the real result"
     worker.wait()

@@ -120,7 +120,7 @@ def test_a_chain_of_one_lock_is_not_refused(it):
     links = chain(*(link.s(*first, "chain").set(queue="whole") for first in [(0,)] + 24 * [()]))
     assert links.apply_async().get(timeout=60) == 25
     link.apply_async((0, "by link"), link=link.s("by link").set(queue="whole"), queue="whole")
-    eventually(lambda: sum(b.finished for b in it.bodies("by link")) == 2, "the link", timeout=20)
+    eventually(lambda: sum(b.finished for b in it.bodies("by link")) == 2, "the link", timeout=100)
     names = ("chain", "by link")
     assert overlaps(e for e in read(it.events) if e.get("name") in names) == []
 
@@ -136,7 +136,7 @@ def test_a_replacement_is_not_refused(it):
 def test_a_task_that_publishes_itself_is_not_refused(it):
     """The child finds the parent still in its body, or on its way out."""
     result = it.task("relay").apply_async(("relay", 10), queue="whole")
-    while (child := result.get(timeout=20)) is not None:
+    while (child := result.get(timeout=100)) is not None:
         result = it.app.AsyncResult(child)
     assert len(it.bodies("relay")) == 11
 

@@ -93,7 +93,7 @@ def until(tmp_path):
     file.touch()
 
 
-def seen(address, condition, what, timeout=30):
+def seen(address, condition, what, timeout=100):
     """Return the first scrape that *condition* is true of."""
 
     def look():
@@ -125,10 +125,10 @@ def test_what_went_wrong_is_counted(on_stage, until, pool, in_folder):
     worker = it.worker(env=in_folder, pool=pool, concurrency=1 if pool == "solo" else 2)
     address = address_of(worker)
     with it.held("taken"):
-        assert it.task("nap").delay("taken").get(timeout=20)["skipped"] == "conflict"
-        it.task("refuse").delay("taken").get(timeout=20, propagate=False)
+        assert it.task("nap").delay("taken").get(timeout=100)["skipped"] == "conflict"
+        it.task("refuse").delay("taken").get(timeout=100, propagate=False)
     naps = [it.task("nap").delay(f"free {n}", 0.2) for n in range(8)]
-    pids = {nap.get(timeout=30) for nap in naps}
+    pids = {nap.get(timeout=100) for nap in naps}
     assert len(pids) == (2 if pool == "prefork" else 1)
 
     held = it.task("hold").delay("robbed", str(until))
@@ -139,7 +139,7 @@ def test_what_went_wrong_is_counted(on_stage, until, pool, in_folder):
             client.delete("redlock:lock:robbed")
     told = seen(address, lambda told: told.sum("redlock_lost_total"), "the loss")
     until.touch()
-    held.get(timeout=20)
+    held.get(timeout=100)
 
     assert told.sum("redlock_lost_total", task="hold") == 1
     assert told.one("redlock_acquires_total", task="nap", outcome="granted") == 8
@@ -169,7 +169,7 @@ def test_dead_and_quarantined_nodes_are_told_and_get_well(on_stage, in_folder):
     it = on_stage(redlock_node_timeout=0.2)
     address = address_of(it.worker(env=in_folder))
     first, second, third = map(label, it.nodes)
-    it.task("nap").delay("one").get(timeout=20)
+    it.task("nap").delay("one").get(timeout=100)
     seen(address, lambda told: told.sum("redlock_node_up") == 3, "three nodes")
 
     for node in it.nodes[:2]:
@@ -179,7 +179,7 @@ def test_dead_and_quarantined_nodes_are_told_and_get_well(on_stage, in_folder):
     assert told.one("redlock_node_up", node=third) == 1
     assert math.isnan(told.one("redlock_node_latency_seconds", node=first))
     assert told.sum("redlock_node_events_total", node=first, event="down") >= 1
-    it.task("need").delay("two").get(timeout=20, propagate=False)
+    it.task("need").delay("two").get(timeout=100, propagate=False)
     told = seen(address, lambda told: told.sum("redlock_refused_total"), "a refusal")
     assert told.one("redlock_refused_total", task="need", cause="unavailable") == 1
     assert told.one("redlock_acquires_total", task="need", outcome="unavailable") == 1
@@ -201,7 +201,7 @@ def test_dead_and_quarantined_nodes_are_told_and_get_well(on_stage, in_folder):
     )
     assert told.one("redlock_node_up", node=second) == 0
     assert told.one("redlock_node_latency_seconds", node=first) > 0
-    it.task("need").delay("three").get(timeout=20)
+    it.task("need").delay("three").get(timeout=100)
 
 
 def test_a_child_that_dies_leaves_its_counts_and_no_gauge(on_stage, until, in_folder):
@@ -209,7 +209,7 @@ def test_a_child_that_dies_leaves_its_counts_and_no_gauge(on_stage, until, in_fo
     it = on_stage()
     worker = it.worker(env=in_folder, concurrency=1, args=["--max-tasks-per-child", "3"])
     address = address_of(worker)
-    pids = {it.task("nap").delay(f"one {n}").get(timeout=30) for n in range(7)}
+    pids = {it.task("nap").delay(f"one {n}").get(timeout=100) for n in range(7)}
     assert len(pids) == 3
     it.task("hold").delay("killed", str(until))
     (started,) = it.started("killed")
@@ -221,7 +221,7 @@ def test_a_child_that_dies_leaves_its_counts_and_no_gauge(on_stage, until, in_fo
     assert told.one("redlock_acquires_total", task="nap", outcome="granted") == 7
     assert told.one("redlock_acquires_total", task="hold", outcome="granted") == 1
     assert told.sum("redlock_node_up") == 3
-    it.task("nap").delay("two").get(timeout=30)
+    it.task("nap").delay("two").get(timeout=100)
     seen(address, lambda told: told.sum("redlock_acquires_total", task="nap") == 8, "the eighth")
 
 
@@ -233,7 +233,7 @@ def test_the_workers_own_folder_is_removed_and_its_port_is_free_at_the_end(
     worker = it.worker(env=in_folder, args=["--max-tasks-per-child", "1"])
     address = address_of(worker)
     for n in range(3):
-        it.task("nap").delay(f"free {n}").get(timeout=20)
+        it.task("nap").delay(f"free {n}").get(timeout=100)
     (own,) = folder.glob("celery-redlock-metrics-*")
     assert own.stat().st_mode & 0o077 == 0
     seen(address, lambda told: told.sum("redlock_acquires_total") == 3, "three grants")
@@ -248,7 +248,9 @@ def test_a_child_does_not_keep_the_port(on_stage, until, in_folder):
     it = on_stage()
     worker = it.worker(env=in_folder, concurrency=1, args=["--max-tasks-per-child", "1"])
     port = int(address_of(worker).split(":")[2].split("/")[0])
-    it.task("nap").delay("one").get(timeout=20)  # the next child is forked after the port was bound
+    it.task("nap").delay("one").get(
+        timeout=100
+    )  # the next child is forked after the port was bound
     it.task("hold").delay("two", str(until))
     (started,) = it.started("two")
     worker.kill(children=False)
@@ -267,7 +269,7 @@ def test_a_port_in_use_is_told_and_tasks_run(on_stage, in_folder):
         listen = f"127.0.0.1:{other.getsockname()[1]}"
         it = on_stage(redlock_prometheus_listen=listen)
         worker = it.worker(env=in_folder)
-        it.task("nap").delay("one").get(timeout=20)
+        it.task("nap").delay("one").get(timeout=100)
     (line,) = [line for line in worker.log().splitlines() if "No metrics" in line]
     assert "ERROR" in line
     assert f"redlock_prometheus_listen is '{listen}': Address already in use" in line
@@ -300,13 +302,13 @@ def test_a_folder_of_the_environment_is_used_and_kept(on_stage, tmp_path):
     folder.mkdir()
     worker = it.worker(env=env)
     address = address_of(worker)
-    it.task("nap").delay("one").get(timeout=20)
+    it.task("nap").delay("one").get(timeout=100)
     seen(address, lambda told: told.sum("redlock_acquires_total") == 1, "the grant")
     worker.kill()
     stale = {file.name for file in folder.glob("gauge_live*.db")}
     assert stale
     worker = it.worker(env=env)
-    it.task("nap").delay("two").get(timeout=20)
+    it.task("nap").delay("two").get(timeout=100)
     told = seen(
         address_of(worker), lambda told: told.sum("redlock_acquires_total") == 2, "both grants"
     )
@@ -355,12 +357,12 @@ def test_a_worker_that_replaces_itself_counts_on(on_stage, tmp_path, in_folder, 
     # As people start it: what was started as `python -m celery` cannot replace itself.
     worker.command[:3] = [str(Path(sys.executable).with_name("celery"))]
     with worker:
-        it.task("nap").delay("one").get(timeout=20)
+        it.task("nap").delay("one").get(timeout=100)
         address = f"http://{listen}/metrics"
         seen(address, lambda told: told.sum("redlock_acquires_total") == 1, "the grant")
         worker.signal(signal.SIGHUP)
-        eventually(lambda: worker.log().count("Metrics at") == 2, "a second start", timeout=30)
-        it.task("nap").delay("two").get(timeout=20)
+        eventually(lambda: worker.log().count("Metrics at") == 2, "a second start", timeout=100)
+        it.task("nap").delay("two").get(timeout=100)
         seen(address, lambda told: told.sum("redlock_acquires_total") == 2, "both grants")
         assert len(list(folder.glob("celery-redlock-metrics-*"))) == 1
         worker.terminate()

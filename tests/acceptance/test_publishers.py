@@ -567,7 +567,7 @@ def test_client_and_worker_give_an_argument_the_same_name(it, value):
     task = it.task("named")
     result = task.delay(value)
     assert (result.duplicate, result.lock_name) == (False, task.lock_name((value,)))
-    assert result.get(timeout=20) == result.lock_name
+    assert result.get(timeout=100) == result.lock_name
     assert task.lock_name(None, {"value": as_a_worker_reads(value)}) == result.lock_name
 
 
@@ -590,7 +590,7 @@ def test_client_and_worker_print_an_argument_the_same_way(it, kind):
     task, value = it.task("template"), VALUES[kind]
     result = task.delay(value)
     assert result.lock_name == task.lock_name((value,)) == f"is:{as_a_worker_reads(value)}"
-    assert result.get(timeout=20) == result.lock_name
+    assert result.get(timeout=100) == result.lock_name
 
 
 def test_client_and_worker_agree_on_arguments_of_every_kind(it):
@@ -601,7 +601,7 @@ def test_client_and_worker_agree_on_arguments_of_every_kind(it):
     result = task.apply_async(args, kwargs)
     assert result.lock_name == task.lock_name(args, kwargs)
     assert result.lock_name == task.lock_name(as_a_worker_reads(args), as_a_worker_reads(kwargs))
-    assert result.get(timeout=20) == result.lock_name
+    assert result.get(timeout=100) == result.lock_name
     signed = task.s(*args, **kwargs).apply_async(queue="nobody")
     assert signed.lock_name == result.lock_name
     assert task.signature(args, kwargs).apply_async(queue="nobody").id == signed.id
@@ -629,7 +629,7 @@ def test_client_and_worker_give_a_model_the_same_name(it):
         result = task.apply_async(args, kwargs)
         assert (result.duplicate, result.lock_name) == (False, name)
         assert task.lock_name(args, kwargs) == name
-        assert result.get(timeout=20) == name
+        assert result.get(timeout=100) == name
     assert task.lock_name((order, None)) == name
     assert task.lock_name((order, order)) == task.lock_name((dumped, short)) != name
 
@@ -652,7 +652,7 @@ def test_a_dataclass_has_the_name_of_its_fields_but_cannot_be_sent(it, nested):
     eventually(lambda: not any(markers(it, task.lock_name((value,)))), "end of the marker")
     result = task.delay(sent)
     assert not result.duplicate
-    assert result.get(timeout=20) == result.lock_name == task.lock_name((value,))
+    assert result.get(timeout=100) == result.lock_name == task.lock_name((value,))
 
 
 # -- messages of others ----------------------------------------------------------------------------
@@ -675,12 +675,12 @@ def test_what_another_producer_sends_runs_under_its_lock(it, kind):
     assert not any(markers(it, lock_name))
     second = it.app.send_task(kind, (name, True))
     if kind != "rerun":  # which waits its turn, as nobody else would run what it was sent for
-        assert second.get(timeout=20)["skipped"] == "conflict"
+        assert second.get(timeout=100)["skipped"] == "conflict"
     open_gate(it, name)
-    held, fence = first.get(timeout=20)
+    held, fence = first.get(timeout=100)
     assert (held, fence >= 1) == (lock_name, True)
     if kind == "rerun":
-        assert second.get(timeout=20)[1] > fence
+        assert second.get(timeout=100)[1] > fence
     assert len(it.bodies(name)) == (2 if kind == "rerun" else 1)
 
 
@@ -692,7 +692,7 @@ def test_what_another_producer_sends_ends_no_marker(it, kind):
     waiting = task.apply_async((name,), queue="nobody")
     before = markers(it, waiting.lock_name)
     sent = it.app.send_task(kind, (name,))
-    assert sent.get(timeout=20)[0] == waiting.lock_name
+    assert sent.get(timeout=100)[0] == waiting.lock_name
     it.wait_until_free(waiting.lock_name)
     assert markers(it, waiting.lock_name) == before
     assert sum(map(bool, before)) >= 3
@@ -784,7 +784,7 @@ def test_a_forged_header_harms_nobody(it, victims, what):
         forged = of_another(FORGED[what], victim.lock_name, uuid())
         results[kind] = it.app.send_task(kind, (name,), **forged)
     for result in results.values():  # all of them first: what fails late is of this test, too
-        result.get(timeout=20, propagate=False)
+        result.get(timeout=100, propagate=False)
     for kind, result in results.items():
         held, fence = result.get()
         assert held == it.task(kind).lock_name((f"forged {what} {kind}",))
@@ -809,7 +809,7 @@ def test_a_forged_token_does_not_end_the_marker_of_the_same_name(it, kind):
         first = (kind,) if send == it.app.send_task else ()
         forged = of_another([waiting.lock_name, WRONG], "", uuid())
         result = send(*first, (name,), **forged)
-        assert result.get(timeout=20)[0] == waiting.lock_name
+        assert result.get(timeout=100)[0] == waiting.lock_name
     it.wait_until_free(waiting.lock_name)
     assert markers(it, waiting.lock_name) == before
     again = task.apply_async((name,), queue="nobody")
@@ -823,10 +823,10 @@ def test_revoking_a_task_with_a_forged_header_ends_no_marker(it, victims, what):
     name = f"revoked {what}"
     forged = of_another(FORGED[what], victim.lock_name, uuid())
     sent = it.app.send_task("finished", (name,), countdown=60, **forged)
-    eventually(lambda: sent.id in str(it.app.control.inspect().scheduled()), "an ETA", timeout=20)
+    eventually(lambda: sent.id in str(it.app.control.inspect().scheduled()), "an ETA", timeout=100)
     sent.revoke()
     after = it.task("finished").delay(f"after {name}")  # in its parent, that comes after
-    assert after.get(timeout=20)
+    assert after.get(timeout=100)
     # A revoke ends a marker within half a second: this is to be sure that it does not.
     time.sleep(1.0)
     assert markers(it, victim.lock_name) == before

@@ -177,7 +177,7 @@ def met(it):
                     or any(e["id"] == r.id for e in read(it.events, "start"))
                 ),
                 f"a conflict of {rival.id}",
-                timeout=40,
+                timeout=100,
                 every=0.05,
             )
     # So that what was put off meets it again, coming from where it waited.
@@ -191,13 +191,13 @@ def met(it):
 def test_the_first_is_not_disturbed(met):
     """Whatever becomes of its rivals, the body that has the lock ends with its own result."""
     for result in met.firsts.values():
-        assert result.get(timeout=30)["first"]
+        assert result.get(timeout=100)["first"]
 
 
 def test_skip(met):
     """Both rivals succeed with a value that tells why; their bodies do not run."""
     for rival in met.rivals["skip"]:
-        assert rival.get(timeout=30)["skipped"] == "conflict"
+        assert rival.get(timeout=100)["skipped"] == "conflict"
     assert len(met.bodies("skip")) == 1
 
 
@@ -205,7 +205,7 @@ def test_fail(met):
     """Both rivals fail with `LockTaken`; their bodies do not run."""
     for rival in met.rivals["fail"]:
         with pytest.raises(LockTaken):
-            rival.get(timeout=30)
+            rival.get(timeout=100)
     assert len(met.bodies("fail")) == 1
 
 
@@ -233,7 +233,7 @@ def test_reschedule(met):
 def test_without_a_lock_they_run_at_once(met):
     """The twin: of a plain task both rivals run beside the first."""
     for rival in met.rivals["plain"]:
-        rival.get(timeout=30)
+        rival.get(timeout=100)
     assert len(overlaps(e for e in read(met.events) if e.get("name") == "plain")) >= 2
 
 
@@ -259,13 +259,13 @@ def test_what_comes_later_waits_in_the_broker(it):
         )
     finally:
         it.open("elsewhere")
-    assert result.get(timeout=30)["first"]
+    assert result.get(timeout=100)["first"]
 
 
 @since(5, 7, "a retry that cannot be published fails the task")
 def test_celery_itself_waits_whole_seconds(it):
     """The twin: with quorum queues a retry of Celery's own after half a second is a failure."""
-    error = it.task("half").delay().get(timeout=30, propagate=False)
+    error = it.task("half").delay().get(timeout=100, propagate=False)
     if it.kind == "quorum":
         assert "countdown must be a positive number" in str(error)
     else:
@@ -296,7 +296,7 @@ def cut(it):
 @RECONNECTS
 def test_a_lost_connection_starts_no_second_body(cut):
     """The copies that come at once neither run, nor end the task before it has ended."""
-    assert cut.cut["late"].get(timeout=30)["first"]
+    assert cut.cut["late"].get(timeout=100)["first"]
     assert {meta["status"] for meta in cut.seen[:-1]} == {"STARTED"}
     assert cut.seen[-1]["result"]["first"]
     (ran,) = cut.bodies("cut late")
@@ -315,7 +315,7 @@ def test_copies_end_when_the_body_has_ended(cut):
 @RECONNECTS
 def test_without_a_lock_a_lost_connection_runs_it_twice(cut):
     """The twin: of a plain task the copy runs beside the first."""
-    assert not cut.cut["plain_late"].get(timeout=30)["first"], "the result of the copy"
+    assert not cut.cut["plain_late"].get(timeout=100)["first"], "the result of the copy"
     assert overlaps(e for e in read(cut.events) if e.get("name") == "cut plain_late")
 
 
@@ -335,7 +335,7 @@ def bereft(it):
 
 def test_a_task_whose_process_is_killed_comes_again(bereft):
     """With ``reject_on_worker_lost`` the broker keeps it, and it runs again, under a lock."""
-    assert not bereft.bereft["lost"].get(timeout=30)["first"]
+    assert not bereft.bereft["lost"].get(timeout=100)["first"]
     first, second = bereft.bodies("child lost")
     assert not first.finished
     assert bereft.bereft_at < second.started
@@ -345,7 +345,7 @@ def test_a_task_whose_process_is_killed_comes_again(bereft):
 def test_without_rejection_it_does_not_come_again(bereft):
     """The twin: otherwise Celery acknowledges it as a failure."""
     with pytest.raises(WorkerLostError):
-        bereft.bereft["lost_for_good"].get(timeout=30)
+        bereft.bereft["lost_for_good"].get(timeout=100)
     assert len(bereft.bodies("child lost_for_good")) == 1
 
 
@@ -358,7 +358,7 @@ def test_a_chord_with_equal_members_ends(it):
     result = chord(members, it.task("follow").s()).apply_async()
     it.wait_for_log(r"(?s)(Skipped task skip\[[^\n]*'twin'.*){2}")
     it.open("twin")
-    (values,) = result.get(timeout=30)
+    (values,) = result.get(timeout=100)
     assert sorted("skipped" in value for value in values) == [False, True, True]
     assert len(it.bodies("twin")) == 1
 
@@ -383,8 +383,8 @@ def test_a_skip_stops_the_chain_or_is_passed_on(it):
         stopped = chain(it.task("skip").si("chain"), follow.s("word")).apply_async()
         went_on = chain(it.task("skip_continue").si("chain"), follow.s("word")).apply_async()
         with pytest.raises(TaskRevokedError, match="was skipped: conflict"):
-            stopped.get(timeout=30)
-        skipped, word = went_on.get(timeout=30)
+            stopped.get(timeout=100)
+        skipped, word = went_on.get(timeout=100)
     assert (skipped["skipped"], word) == ("conflict", "word")
 
 

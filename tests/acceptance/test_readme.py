@@ -129,7 +129,7 @@ def test_the_first_example_runs_in_a_worker(names, start_worker, tmp_path, monke
     worker = start_worker("readme_shop")
     results = [readme_shop.bill.delay(number) for number in (7, 8)]
     for number, result in zip((7, 8), results, strict=True):
-        assert result.get(timeout=20).startswith(f"invoice {number} billed with fence ")
+        assert result.get(timeout=100).startswith(f"invoice {number} billed with fence ")
     let_go(readme_shop.app)
     worker.terminate()
 

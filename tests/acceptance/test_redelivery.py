@@ -221,7 +221,7 @@ def test_a_late_copy_touches_nothing(it, long):
 def test_a_result_that_was_not_stored_is_made_again(it):
     """A death between the body and the result: another run, and no sooner than it must."""
     result = it.task("put_back").apply_async(("unstored", 0.5), queue="q_store")
-    assert result.get(timeout=40) == "a result of another run"
+    assert result.get(timeout=100) == "a result of another run"
     first, second = it.bodies("unstored")
     assert first.finished
     assert second.started - first.ended > 1.0, "it did not wait for the first to be stored"
@@ -236,7 +236,7 @@ def test_a_worker_that_is_killed_loses_no_task(it):
     worker.kill()
     killed = now()
     it.worker(name="heir", args=["-Q", "q_killed"])
-    assert result.get(timeout=30) == "a result of another run"
+    assert result.get(timeout=100) == "a result of another run"
     first, second = it.bodies("killed")
     assert not first.finished
     assert second.ended - killed < TTL + VISIBILITY + 5

@@ -195,8 +195,8 @@ def test_ten_triggers_while_one_runs_make_one_more_run(it, told, task):
     waiting = eventually(lambda: set(pending(it, name)) - {first.id}, "a message that waits")
     assert waiting == {results[0].id}
     it.open(name, 0)
-    assert [r.get(timeout=20) for r in results] == 10 * [[10, 9]]
-    assert first.get(timeout=20) == [0, 0]
+    assert [r.get(timeout=100) for r in results] == 10 * [[10, 9]]
+    assert first.get(timeout=100) == [0, 0]
     assert it.numbers(name) == [0, 10]
     assert overlaps(e for e in read(it.events) if e.get("name") == name) == []
     if task == "expired":
@@ -217,10 +217,10 @@ def test_while_one_runs_there_is_one_message_however_often_it_looks(it):
         assert set(pending(it, name)) <= {result.id}
         return it.log().count(f"[{result.id}] set aside") >= times
 
-    eventually(lambda: has_looked(3), "third look", timeout=20, every=0.05)
+    eventually(lambda: has_looked(3), "third look", timeout=100, every=0.05)
     eventually(lambda: pending(it, name) == [result.id], "one message")
     it.open(name, 0)
-    assert result.get(timeout=20)[0] == 2
+    assert result.get(timeout=100)[0] == 2
     assert it.numbers(name) == [0, 2]
 
 
@@ -234,7 +234,7 @@ def test_ten_triggers_while_the_first_waits_are_one_run(it, told, task):
     assert {r.id for r in results} == {r.holder_id for r in results} == {first.id}
     assert merged_in(told) == [*range(1, 11)]
     it.app.control.add_consumer(name, reply=True)
-    assert [r.get(timeout=20) for r in [first, *results]] == 11 * [[10, 10]]
+    assert [r.get(timeout=100) for r in [first, *results]] == 11 * [[10, 10]]
     assert it.numbers(name) == [10]
     if task != "expired":
         eventually(lambda: is_over(it, name), "end of the markers")
@@ -261,7 +261,7 @@ def test_a_marker_that_lapses_before_its_message_is_read_loses_no_trigger(it):
     lapsed = now() + BRIEF
     eventually(lambda: now() > lapsed, "lapse")  # of the marker, if nothing has prolonged it
     it.app.control.add_consumer(name, reply=True)
-    first.get(timeout=20)
+    first.get(timeout=100)
     assert it.numbers(name) == [1]
 
 
@@ -275,12 +275,12 @@ def test_in_the_countdown_of_a_retry_the_retry_keeps_its_arguments(it, task):
     first = publish(name, 0, "fail" if task == "auto" else "retry")
     eventually(lambda: first.state == "RETRY", "a retry")
     results = [publish(name, number) for number in range(1, 11)]
-    assert results[-1].get(timeout=30)[0] == 10
+    assert results[-1].get(timeout=100)[0] == 10
     if task == "auto":
         with pytest.raises(ValueError, match=name):
-            first.get(timeout=20)
+            first.get(timeout=100)
     else:
-        assert first.get(timeout=20)[0] == 0
+        assert first.get(timeout=100)[0] == 0
     ran = [(run["number"], run["retries"]) for run in it.runs(name)]
     tries = [(0, n) for n in range(4 if task == "auto" else 2)]
     if task == "started":  # its marker has ended: what comes now runs in the countdown already
@@ -298,7 +298,7 @@ def test_what_names_its_own_arguments_has_them(it, way):
     first = publish((name, 0, way), queue=name)
     assert publish((name, 1, way), queue=name).id == first.id
     it.app.control.add_consumer(name, reply=True)
-    first.get(timeout=20)
+    first.get(timeout=100)
     assert it.numbers(name) == [1, "own"]
 
 
@@ -314,12 +314,12 @@ def test_after_a_failure_the_pending_one_runs(it, task):
     results = [publish(name, number) for number in (1, 2)]
     if task != "soft":
         it.open(name, 0)
-    first.get(timeout=20, propagate=False)
+    first.get(timeout=100, propagate=False)
     assert first.state == "FAILURE"
-    assert results[1].get(timeout=20) == [2, 1]
+    assert results[1].get(timeout=100) == [2, 1]
     eventually(lambda: is_over(it, name), "end of the markers")
     last = publish(name, 3)
-    assert (last.duplicate, last.get(timeout=20)) == (False, [3, 0])
+    assert (last.duplicate, last.get(timeout=100)) == (False, [3, 0])
     assert it.numbers(name) == [0, 2, 3]
 
 
@@ -331,7 +331,7 @@ def test_after_a_revoke_of_the_running_one_the_pending_one_runs(it, task):
     it.started(name)
     results = [publish(name, number) for number in (1, 2)]
     first.revoke(terminate=True, signal="SIGKILL")
-    assert results[1].get(timeout=20) == [2, 1]
+    assert results[1].get(timeout=100) == [2, 1]
     assert it.numbers(name) == [0, 2]
     eventually(lambda: is_over(it, name), "end of the markers")
     assert not publish(name, 3).duplicate
@@ -349,9 +349,9 @@ def test_after_a_revoke_of_the_pending_one_the_next_trigger_is_pending(it):
     results = [publish(name, number) for number in (3, 4)]
     assert {r.id for r in results} == {results[0].id} != {revoked.id}
     it.open(name, 0)
-    assert results[1].get(timeout=20) == [4, 1]
+    assert results[1].get(timeout=100) == [4, 1]
     with pytest.raises(TaskRevokedError):
-        revoked.get(timeout=20)
+        revoked.get(timeout=100)
     assert it.numbers(name) == [0, 4]
     eventually(lambda: is_over(it, name), "end of the markers")
 
@@ -386,17 +386,17 @@ def test_when_the_holder_is_killed_the_pending_one_runs(lossless, task, whom):
     elif is_late:  # the two may run in any order; a wrong one is not to wait for ever
         it.open(name, 1)
         it.open(name, 0)
-    assert results[1].get(timeout=20)[0] == 3
+    assert results[1].get(timeout=100)[0] == 3
     newest = next(run for run in it.runs(name) if run["number"] == 3)
     assert newest["at"] - killed < TTL + LOOK_AGAIN + SLOW
     if is_late:
-        assert first.get(timeout=20)[0] == 1
+        assert first.get(timeout=100)[0] == 1
         assert sorted(it.numbers(name)) == [1, 1, 3]
     else:
         assert it.numbers(name) == [1, 3]
         if whom == "child":
             with pytest.raises(WorkerLostError):
-                first.get(timeout=20)
+                first.get(timeout=100)
     eventually(lambda: is_over(it, name), "end of the markers")
 
 
@@ -521,7 +521,7 @@ def test_the_check_of_the_soak_sees_a_worker_that_forgets(tmp_path, is_blind):
         for _ in Soak(it, random.Random(SEED)).publishing(40, 4):
             time.sleep(0.01)  # they end by themselves, and nobody is there to run anything
         it.worker(env={"BLIND": "1"} if is_blind else {})
-        eventually(lambda: is_over(it, "*"), "end of all markers", timeout=30)
+        eventually(lambda: is_over(it, "*"), "end of all markers", timeout=100)
         events = read(it.events)
         assert len([e for e in events if e["kind"] == "start"]) == len(last_triggers(events)) == 4
         assert len(lost(events)) == (4 if is_blind else 0)

@@ -63,7 +63,7 @@ def test_servers_run_on_the_ports_asked_for_until_somebody_ends_them(tmp_path, p
         os.kill(int(pids["lock node 2"]), signal.SIGKILL)
         eventually(lambda: "lock node 2 has ended" in told(), "word of the one that was killed")
         process.send_signal(signal.Signals[ending])
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=100) == 0
     assert all(is_free(port) for port in range(ports, ports + 4))
 
 
@@ -74,7 +74,7 @@ def test_a_port_that_is_taken_is_named(tmp_path, ports):
     other.start()
     try:
         with serving(tmp_path, *options) as (process, told):
-            assert process.wait(timeout=20) == 1
+            assert process.wait(timeout=100) == 1
             assert f"Error: port {ports + 1} is used by another process; --node-port" in told()
         assert is_free(ports)
     finally:

@@ -250,11 +250,11 @@ def bring_about(it, task, name, when):
         return first
     if when == "revoked":
         first = publish((name,), countdown=60)
-        eventually(lambda: it.app.control.inspect().scheduled(), "an ETA", timeout=20)
+        eventually(lambda: it.app.control.inspect().scheduled(), "an ETA", timeout=100)
         first.revoke()
         return first
     first = publish((name, "fail" if when == "failure" else ""))
-    first.get(timeout=20, propagate=False)
+    first.get(timeout=100, propagate=False)
     return first
 
 
@@ -294,7 +294,7 @@ def test_a_late_finisher_does_not_end_a_newer_marker(it):
     second = it.task("finished").apply_async(("late finisher",), queue="nobody")
     assert not second.duplicate
     (it.folder / "late finisher.open").touch()
-    first.get(timeout=20)
+    first.get(timeout=100)
     it.wait_until_free("finished:*")
     third = it.task("finished").apply_async(("late finisher",), queue="nobody")
     assert (third.duplicate, third.holder_id) == (True, second.id)
@@ -311,7 +311,7 @@ def test_without_the_token_a_late_finisher_would(it, broken):
     drop_markers(it)
     it.task("finished").apply_async((name,), queue="nobody")
     (it.folder / f"{name}.open").touch()
-    first.get(timeout=20)
+    first.get(timeout=100)
     worker.kill()  # it must not get what later tests give to all workers
     assert is_duplicate(it, "finished", name) == (broken == "nothing")
 
@@ -356,7 +356,7 @@ def test_a_late_starter_does_not_end_a_newer_marker(it):
     second = it.task("brief").apply_async(("late starter",), countdown=30)
     assert not second.duplicate
     it.app.control.add_consumer("later", reply=True)
-    assert first.get(timeout=20) == 0
+    assert first.get(timeout=100) == 0
     assert is_duplicate(it, "brief", "late starter")
 
 
@@ -368,7 +368,7 @@ def test_a_revoked_task_stands_for_nothing_once_a_worker_meets_it(it):
     it.app.control.add_consumer("met", reply=True)
     eventually(lambda: not is_duplicate(it, "finished", "met"), "the marker's end", timeout=SOON)
     with pytest.raises(TaskRevokedError):
-        first.get(timeout=20)
+        first.get(timeout=100)
 
 
 def test_what_was_purged_stands_for_nothing_when_its_time_is_over(it):
@@ -401,7 +401,7 @@ def test_a_countdown_is_part_of_the_life_of_a_marker(it):
     it.started("put off")
     assert is_duplicate(it, "brief", "put off")
     (it.folder / "put off.open").touch()
-    result.get(timeout=20)
+    result.get(timeout=100)
 
 
 def test_a_publish_that_fails_leaves_no_marker(it):
@@ -431,7 +431,7 @@ def test_a_task_beyond_its_hard_time_limit_stands_for_nothing(it):
     result = it.task("hanging").delay("hangs")
     it.started("hangs")
     assert it.task("hanging").apply_async(("hangs",), queue="nobody").duplicate
-    result.get(timeout=20, propagate=False)
+    result.get(timeout=100, propagate=False)
     eventually(
         lambda: not it.task("hanging").apply_async(("hangs",), queue="nobody").duplicate,
         "the marker's end",
@@ -465,7 +465,7 @@ def test_a_message_that_is_delivered_again_keeps_its_marker(tmp_path):
         it.started("again", 2)
         assert is_duplicate(it, "finished late", "again")
         (tmp_path / "again.open").touch()
-        assert first.get(timeout=30) == 0
+        assert first.get(timeout=100) == 0
         assert not is_duplicate(it, "finished late", "again")
 
 
@@ -523,7 +523,7 @@ def test_many_revokes_at_once_leave_no_marker(it):
     eventually(
         lambda: sum(map(len, (it.app.control.inspect().scheduled() or {}).values())) >= 150,
         "all ETAs",
-        timeout=30,
+        timeout=100,
         every=0.2,
     )
     it.app.control.revoke([result.id for result in results])
@@ -537,7 +537,7 @@ def test_many_revokes_at_once_leave_no_marker(it):
 def test_a_failure_stands_for_the_whole_window_whatever_the_message_had(it):
     """``expires`` is about the message, ``unique_for`` about the name."""
     result = it.task("success").apply_async(("failed", "fail"), expires=2)
-    result.get(timeout=20, propagate=False)
+    result.get(timeout=100, propagate=False)
     expired = time.monotonic() + 2.5
     while time.monotonic() < expired:
         assert is_duplicate(it, "success", "failed")
@@ -552,7 +552,7 @@ def test_a_retry_runs_as_often_as_it_is_asked_for(it, task, way):
     """Neither ``self.retry`` nor ``autoretry_for`` meets the task's own marker."""
     name = f"{task} {way}"
     result = it.task(task).delay(name, way)
-    result.get(timeout=30, propagate=False)
+    result.get(timeout=100, propagate=False)
     retries = [e["retries"] for e in read(it.events) if e["name"] == name and e["kind"] == "start"]
     assert retries == [0, 1, 2]
     assert result.state == ("FAILURE" if way == "fail" else "SUCCESS")
@@ -562,7 +562,7 @@ def test_a_retry_runs_as_often_as_it_is_asked_for(it, task, way):
 def test_a_retry_with_headers_of_its_own_keeps_the_marker(it):
     """Celery puts them in the place of all others; the marker ends with the retry all the same."""
     result = it.task("headers").delay("headed")
-    result.get(timeout=20, propagate=False)
+    result.get(timeout=100, propagate=False)
     assert len(it.bodies("headed")) == 2
     assert not it.task("headers").apply_async(("headed",), queue="nobody").duplicate
 
@@ -585,7 +585,7 @@ def test_headers_that_are_handed_on_do_not_end_the_marker_of_who_hands_them_on(i
     it.wait_until_free("finished:*")
     assert it.task("trace").apply_async(("traced",), queue="nobody").duplicate
     (it.folder / "traced.open").touch()
-    result.get(timeout=20)
+    result.get(timeout=100)
     assert not is_duplicate(it, "finished", "traced child")
 
 
@@ -608,10 +608,10 @@ def test_a_task_that_is_put_off_is_no_duplicate(it):
 def test_a_retry_for_a_child_that_was_lost_keeps_the_marker(it):
     """From the death of the child to the end of the retry."""
     result = it.task("dying").delay("dies once")
-    eventually(lambda: result.state == "RETRY", "a retry", timeout=20)
+    eventually(lambda: result.state == "RETRY", "a retry", timeout=100)
     it.wait_until_free("dying:*")
     assert it.task("dying").apply_async(("dies once",), queue="nobody").duplicate
-    result.get(timeout=20)
+    result.get(timeout=100)
     assert not it.task("dying").apply_async(("dies once",), queue="nobody").duplicate
 
 
@@ -624,7 +624,7 @@ def test_a_replacement_has_the_marker_if_it_can_end_it(it, into):
         it.started(f"{name} replaced")
         assert it.task("swap").apply_async((name, into), queue="nobody").duplicate
     (it.folder / f"{name} replaced.open").touch()
-    result.get(timeout=20)
+    result.get(timeout=100)
     assert not it.task("swap").apply_async((name, into), queue="nobody").duplicate
 
 
@@ -641,7 +641,7 @@ def test_members_of_a_workflow_are_always_published(it):
         chain(*twins, gather.si([])),
         group([chain(twins[0], twins[1]), twins[2]]),
     ):
-        workflow.apply_async().get(timeout=30)
+        workflow.apply_async().get(timeout=100)
 
 
 def test_a_task_with_a_callback_is_always_published(it):
@@ -658,7 +658,7 @@ def test_a_callback_of_the_name_is_published_and_its_parent_succeeds(it):
     """Also where a duplicate is an error: the parent is not to pay for it."""
     it.task("refused").apply_async(("called",), queue="nobody")
     parent = it.task("plain").apply_async(("parent",), link=it.task("refused").si("called"))
-    assert parent.get(timeout=20) == "parent"
+    assert parent.get(timeout=100) == "parent"
     it.started("called")
     assert parent.state == "SUCCESS"
 
@@ -691,7 +691,7 @@ def test_a_joined_result_is_that_of_the_task_that_is_there(it):
     first = bring_about(it, "finished", "joined", "running")
     second = it.task("finished").delay("joined")
     (it.folder / "joined.open").touch()
-    assert second.get(timeout=20) == first.get(timeout=20) == 0
+    assert second.get(timeout=100) == first.get(timeout=100) == 0
     assert len(it.bodies("joined")) == 1
 
 
@@ -717,7 +717,7 @@ def test_without_a_quorum_a_task_is_published_unless_it_is_to_fail(tmp_path, pol
             assert client.llen("celery") == 2
         it.worker()
         eventually(
-            lambda: "comes again in" in it.log() or None, "a task that was put off", timeout=30
+            lambda: "comes again in" in it.log() or None, "a task that was put off", timeout=100
         )
         for node in it.nodes[:3]:
             node.restart()

@@ -592,7 +592,7 @@ def test_a_policy_gets_along_with_what_users_override(protected, kind, policy):
         events = [event for event in read(protected.events, "over") if event["id"] == second.id]
         return [event["state"] for event in events]
 
-    met = eventually(put_off, "conflict", timeout=30)
+    met = eventually(put_off, "conflict", timeout=100)
     assert met[0] == ("RETRY" if policy == "retry" else "IGNORED")
     let_go(protected, name)
     assert [r.get(timeout=60) for r in (first, second)] == [f"{name} hold"] * 2
@@ -610,7 +610,7 @@ def test_what_users_wrote_is_called_as_ever(protected, plain, name, way):
     expected, found = (trail(it, r.id) for it, r in zip((plain, protected), results, strict=True))
     assert found == expected
     if name != "ignoring_results":
-        ends = [r.get(timeout=30, propagate=False) for r in results]
+        ends = [r.get(timeout=100, propagate=False) for r in results]
         assert repr(ends[1]) == repr(ends[0])
         assert results[1].state == results[0].state
 

@@ -65,7 +65,7 @@ def shop(tmp_path_factory):
         it.worker(pool="threads", concurrency=8)
         # Two, as hold times go along with whatever is sent next.
         for invoice in ("done-1", "done-2"):
-            it.task("orders.bill").delay(invoice, 0.2).get(timeout=30)
+            it.task("orders.bill").delay(invoice, 0.2).get(timeout=100)
         yield it
 
 
@@ -129,7 +129,7 @@ def billed(shop, invoice):
         yield result
     finally:
         shop.events.with_name(f"{invoice}.open").touch()
-        result.get(timeout=30, propagate=False)
+        result.get(timeout=100, propagate=False)
 
 
 def error_in(shop, invoice):
@@ -143,7 +143,7 @@ def error_in(shop, invoice):
 def skip_one(shop, invoice):
     """Have a task skipped, and return its id."""
     result = shop.task("orders.bill").delay(invoice, 0.0)
-    result.get(timeout=30)
+    result.get(timeout=100)
     return result.id
 
 
@@ -152,7 +152,7 @@ def has(window, selector, *texts):
     eventually(
         lambda: all(text in window.text(selector) for text in texts),
         f"{texts} in {selector}",
-        timeout=30,
+        timeout=100,
         every=0.1,
     )
 
@@ -163,7 +163,7 @@ def get(address, **headers):
         address, headers={k.replace("_", "-"): v for k, v in headers.items()}
     )
     try:
-        with urllib.request.urlopen(asked, timeout=30) as answer:
+        with urllib.request.urlopen(asked, timeout=100) as answer:
             return answer.status, answer.headers, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -200,7 +200,7 @@ def test_a_new_lock_comes_and_goes_by_itself(shop, page, window):
     with shop.held("comes and goes"):
         has(window, "[data-part=locks]", "comes and goes")
     eventually(
-        lambda: "comes and goes" not in window.text("[data-part=locks]"), "its end", timeout=30
+        lambda: "comes and goes" not in window.text("[data-part=locks]"), "its end", timeout=100
     )
     assert window.run("return window.here") == 1
 
@@ -312,7 +312,7 @@ def test_a_lock_is_released_and_its_holder_learns_it(shop, page, window):
         window.click("button.danger")
         has(window, "main", "Released on ", " of 5 nodes.", "is told at its next renewal")
         assert TOKEN not in window.driver.current_url
-        told = eventually(lambda: error_in(shop, "taken"), "the loss", timeout=30)
+        told = eventually(lambda: error_in(shop, "taken"), "the loss", timeout=100)
         assert told in {"LockLost", "LockInterrupt"}
         window.click("main a[href='/']")
         has(window, "[data-part=happened]", "lock lost", holder.id)
@@ -372,7 +372,7 @@ def test_a_release_is_logged_without_the_token(shop):
     with web(shop, REDLOCK_WEB_TOKEN=TOKEN) as (process, address):
         data = f"name=x&seen=00000000&token={TOKEN}".encode()
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(f"{address}release", data=data, timeout=30)
+            urllib.request.urlopen(f"{address}release", data=data, timeout=100)
         with refused.value as answer:
             assert answer.code == 403
         process.wait_for_log("Refused to release lock 'x' for 127.0.0.1: form void")
@@ -485,7 +485,7 @@ def test_nodes_that_hang_are_named_with_the_locks(redis_nodes):
     try:
         for node in nodes[:3]:
             node.pause()
-        found = eventually(lambda: reader.page("").found, "locks", timeout=30)
+        found = eventually(lambda: reader.page("").found, "locks", timeout=100)
         assert len(found.silent) == 3
         assert len(reader.lock("any").silent) == 3
     finally:

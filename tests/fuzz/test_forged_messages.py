@@ -55,7 +55,7 @@ def it(tmp_path_factory):
         __file__, tmp_path_factory.mktemp("forged"), nodes=3, redlock_ttl=TTL, redlock_max_ttl=TTL
     ) as it:
         it.worker()
-        it.task("free").delay("warm").get(timeout=30)
+        it.task("free").delay("warm").get(timeout=100)
         yield it
 
 
@@ -160,7 +160,7 @@ def test_a_worker_bears_hundreds_of_forged_messages(it):
     states = [it.meta(task_id)["status"] for task_id in ending]
     assert states.count("SUCCESS") > 0.9 * len(states), it.log()
     assert it.workers[0].alive
-    assert it.task("guarded").delay("well").get(timeout=30) == "well"
+    assert it.task("guarded").delay("well").get(timeout=100) == "well"
     assert overlaps(read(it.events)) == []
 
 
@@ -170,5 +170,5 @@ def test_a_worker_that_believes_a_header_is_seen(it):
     before, task_id = len(it.bodies(PRECIOUS)), uuid()
     with it.held(PRECIOUS):
         send(it, "guarded", {"lock": None}, task_id, queue="broken")
-        eventually(lambda: it.meta(task_id), "its end", timeout=30)
+        eventually(lambda: it.meta(task_id), "its end", timeout=100)
     assert len(it.bodies(PRECIOUS)) == before + 1

@@ -6,7 +6,7 @@ its client, and every worker, which is started with ``-A support.stage``, calls 
 
     with stage(__file__, tmp_path, redlock_ttl=3.0) as it:
         it.worker(pool="threads")
-        it.task("nap").delay(0.1).get(timeout=20)
+        it.task("nap").delay(0.1).get(timeout=100)
 
 One stage serves all tests of a module, so names of locks have to differ between them.
 """
@@ -160,7 +160,7 @@ class Stage:
         return eventually(
             lambda: found if len(found := self.bodies(name)) >= times else None,
             f"start number {times} of {name!r}",
-            timeout=30,
+            timeout=100,
         )
 
     def wait_until_begun(self, pid: int) -> None:
@@ -174,7 +174,7 @@ class Stage:
             active = self.app.control.inspect(timeout=0.5).active() or {}
             return any(task["worker_pid"] == pid for tasks in active.values() for task in tasks)
 
-        eventually(knows, f"a worker that knows of {pid}", timeout=30)
+        eventually(knows, f"a worker that knows of {pid}", timeout=100)
 
     def keys(self, pattern: str) -> set[str]:
         """Return the names of the keys on any node that fit *pattern*, past the library."""
