@@ -159,8 +159,8 @@ def errors(found: list[Published], until: float, blows: Sequence[float] | None =
     """
     wrong = []
     for entry in ENTRIES:
-        # A leader that dies between publishing and settling leaves a doubt. The next one publishes
-        # a RedlockTask again, under the same id, and it ends when it is run; another task it does not.
+        # A leader that dies between publishing and settling leaves a doubt: the next one publishes
+        # a RedlockTask again, under the same id, and the second copy ends when it is run.
         mine = [one for one in found if one.entry == entry]
         if entry == "locked":
             mine = list({(one.due, one.task_id): one for one in mine}.values())

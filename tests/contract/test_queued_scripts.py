@@ -6,7 +6,6 @@ import json
 import random
 
 import pytest
-import redis
 
 from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.queued import (
@@ -22,8 +21,9 @@ from celery_redlock.lock.queued import (
 )
 from celery_redlock.lock.queued_scripts import QUEUED_SCRIPTS
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import BOOT_RETENTION, ENROL, NO_VOTE, Keys, marker_key, ms
+from celery_redlock.lock.scripts import BOOT_RETENTION, NO_VOTE, Keys, marker_key
 from celery_redlock.lock.votes import VoteKind
+from support.script_bench import ScriptBench, near
 from support.waiting import eventually
 
 RULES = Rules(ttl=20, max_ttl=30)
@@ -40,32 +40,11 @@ def args_of(token):
     return b'[["%b"],{}]' % token[:1].encode()
 
 
-class Bench:
-    """
-    One server, to which requests are put as a client that saw its run id would.
-
-    Whatever is asked of it, every key has an expiry afterwards.
-    """
+class Bench(ScriptBench):
+    """A server with queued markers."""
 
     def __init__(self, server, rules=RULES):
-        self.client = redis.Redis.from_url(server.url)
-        self.rules = rules
-        self.run_id = self.client.info("server")["run_id"]
-        self.boot = boot_marker(self.run_id, "f" * 16)
-        for script in (ENROL, *QUEUED_SCRIPTS):
-            self.client.script_load(script.source)
-
-    def ask(self, request, *, boot=None, quarantine=None):
-        """Return the vote on *request*; *quarantine* [ms] in place of the rules' one."""
-        arguments = list(request.arguments)
-        if request.script.guarded:
-            arguments[-1] = arguments[-1] if quarantine is None else b"%d" % quarantine
-            arguments.append(boot or self.boot)
-        script = request.script
-        reply = self.client.evalsha(script.sha, len(request.keys), *request.keys, *arguments)
-        eternal = [key for key in self.client.scan_iter(count=1000) if self.client.pttl(key) == -1]
-        assert eternal == []
-        return script.read(reply)
+        super().__init__(server, QUEUED_SCRIPTS, rules)
 
     def enqueue(self, token=A, arguments=None, *, version=1, name=NAME, ask=(), **trigger):
         """Ask for the marker; *arguments* as of a trigger that is merged, None for one's own."""
@@ -131,11 +110,6 @@ class Bench:
         seconds, micros = self.client.time()
         return seconds * 1000 + micros // 1000
 
-    def everything(self):
-        """Return all that is stored, by key."""
-        read = {b"hash": self.client.hgetall, b"string": self.client.get}
-        return {key: read[self.client.type(key)](key) for key in self.client.scan_iter(count=1000)}
-
 
 @pytest.fixture
 def fresh(contract_node):
@@ -148,17 +122,8 @@ def fresh(contract_node):
 @pytest.fixture
 def bench(fresh):
     """A node that is enrolled and votes."""
-    keys = Keys.of(RULES.prefix, "")
-    quarantine = ms(RULES.quarantine)
-    fresh.client.evalsha(
-        ENROL.sha, 2, keys.boot, keys.quarantine, fresh.boot, quarantine, "bootstrap"
-    )
+    fresh.enrol()
     return fresh
-
-
-def near(milliseconds, seconds):
-    """Return whether a time that began to run out just now was *seconds*."""
-    return seconds * 1000 - 2000 < milliseconds <= seconds * 1000
 
 
 # -- enqueue: granted or refused -------------------------------------------------------

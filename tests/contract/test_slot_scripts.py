@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-import redis
 
 from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import BOOT_RETENTION, ENROL, NO_VOTE, Keys, ms
+from celery_redlock.lock.scripts import BOOT_RETENTION, NO_VOTE, Keys
 from celery_redlock.lock.slot_scripts import SLOT_SCRIPTS
 from celery_redlock.lock.slots import (
     Claim,
@@ -20,6 +19,7 @@ from celery_redlock.lock.slots import (
     withdraw_request,
 )
 from celery_redlock.lock.votes import VoteKind
+from support.script_bench import ScriptBench, near
 from support.waiting import eventually
 
 RULES = Rules(ttl=20, max_ttl=30)
@@ -37,29 +37,11 @@ def claim_of(token=A, fence=FENCE, due=DUE, **more):
     return Claim(ENTRY, due, token, fence, more.pop("keep", DAY), **more)
 
 
-class Bench:
-    """
-    One server, to which requests are put as a client that saw its run id would.
-
-    Whatever is asked of it, every key has an expiry afterwards.
-    """
+class Bench(ScriptBench):
+    """A server with slot records."""
 
     def __init__(self, server, rules=RULES):
-        self.client = redis.Redis.from_url(server.url)
-        self.rules = rules
-        self.run_id = self.client.info("server")["run_id"]
-        self.boot = boot_marker(self.run_id, "f" * 16)
-        for script in (ENROL, *SLOT_SCRIPTS):
-            self.client.script_load(script.source)
-
-    def ask(self, request, *, boot=None):
-        """Return the vote on *request*."""
-        script = request.script
-        arguments = [*request.arguments, boot or self.boot] if script.guarded else request.arguments
-        reply = self.client.evalsha(script.sha, len(request.keys), *request.keys, *arguments)
-        eternal = [key for key in self.client.scan_iter(count=1000) if self.client.pttl(key) == -1]
-        assert eternal == []
-        return script.read(reply)
+        super().__init__(server, SLOT_SCRIPTS, rules)
 
     def claim(self, *arguments, boot=None, rules=None, **more):
         """Claim a slot."""
@@ -105,11 +87,6 @@ class Bench:
         seconds, micros = self.client.time()
         return seconds + micros / 1e6
 
-    def everything(self):
-        """Return all that is stored, by key."""
-        read = {b"hash": self.client.hgetall, b"string": self.client.get}
-        return {key: read[self.client.type(key)](key) for key in self.client.scan_iter(count=1000)}
-
 
 @pytest.fixture
 def fresh(contract_node):
@@ -122,17 +99,8 @@ def fresh(contract_node):
 @pytest.fixture
 def bench(fresh):
     """A node that is enrolled and votes."""
-    keys = Keys.of(RULES.prefix, "")
-    quarantine = ms(RULES.quarantine)
-    fresh.client.evalsha(
-        ENROL.sha, 2, keys.boot, keys.quarantine, fresh.boot, quarantine, "bootstrap"
-    )
+    fresh.enrol()
     return fresh
-
-
-def near(milliseconds, seconds):
-    """Return whether a time that began to run out just now was *seconds*."""
-    return seconds * 1000 - 2000 < milliseconds <= seconds * 1000
 
 
 def stamped(due=DUE):

@@ -17,6 +17,7 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -193,10 +194,14 @@ def become(order: dict[str, Any], base: list[str]) -> None:
     os.environ.update(order["environment"])
     is_unbuffered = "PYTHONUNBUFFERED" in os.environ
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
-        errors = "backslashreplace" if name == "stderr" else "strict"
-        stream = open(fd, "w" if fd else "r", errors=errors, closefd=False)  # noqa: SIM115
-        by_line = fd == 2 or stream.isatty()
-        stream.reconfigure(write_through=is_unbuffered, line_buffering=by_line)
+        buffering = 0 if fd and is_unbuffered else -1
+        raw: Any = open(fd, "wb" if fd else "rb", buffering, closefd=False)  # noqa: SIM115
+        stream = io.TextIOWrapper(
+            raw,
+            errors="backslashreplace" if fd == 2 else "strict",
+            line_buffering=fd == 2 or raw.isatty(),
+            write_through=is_unbuffered,
+        )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     if "PYTHONFAULTHANDLER" in os.environ:

@@ -12,27 +12,12 @@ from celery_redlock.ops.doctor.diagnosis import findings
 from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, TaskFacts
 from celery_redlock.ops.doctor.finding import LEVELS
 from celery_redlock.settings import Settings
-from celery_redlock.task.options import LockOptions
-from celery_redlock.task.policies import Fail, Reschedule, Retry, RunUnlocked, Skip
+from celery_redlock.task.policies import Fail, Retry, RunUnlocked, Skip
+from support.options import OPTIONS
 
 URLS = [f"redis://lock-{number}/0" for number in (1, 2, 3)]
 SETTINGS = Settings(nodes=URLS, rules=Rules())
 UNGUARDED = Settings(nodes=URLS, rules=Rules(restart_guard=False))
-OPTIONS = LockOptions(
-    ttl=30.0,
-    wait=0.0,
-    on_conflict=Skip(),
-    on_unavailable=Reschedule(),
-    aborts_on_loss=True,
-    fence=True,
-    min_hold=0.0,
-    dedup_ttl=3600.0,
-    stops_chain=True,
-    unique_until=None,
-    unique_for=3600.0,
-    on_duplicate="join",
-    overlap="skip",
-)
 FSYNC = {"appendonly": "yes", "appendfsync": "always", "save": ""}
 NO_DISK = {"appendonly": "no", "appendfsync": "everysec", "save": ""}
 

@@ -21,25 +21,10 @@ from celery_redlock.lock.survey import NodeStatus
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.outlook import at_publish, at_run
 from celery_redlock.ops.why import CallError, Explanation, find_task, is_refusal_of, name_of_call
-from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Fail, Reschedule, Retry, RunUnlocked, Skip
+from support.options import OPTIONS
 
 OURS, THEIRS = b"a" * 40, b"b" * 40
-OPTIONS = LockOptions(
-    ttl=30.0,
-    wait=0.0,
-    on_conflict=Skip(),
-    on_unavailable=Reschedule(),
-    aborts_on_loss=True,
-    fence=True,
-    min_hold=0.0,
-    dedup_ttl=3600.0,
-    stops_chain=True,
-    unique_until=None,
-    unique_for=3600.0,
-    on_duplicate="join",
-    overlap="skip",
-)
 TASK = SimpleNamespace(name="shop.bill", max_retries=3, default_retry_delay=180)
 
 

@@ -1,0 +1,60 @@
+"""One server and the scripts of one feature on it, for tests of what the scripts do in there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import redis
+
+from celery_redlock.lock.guard import boot_marker
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import ENROL, Keys, ms
+from celery_redlock.ops.servers import Server
+
+__all__ = ["ScriptBench", "near"]
+
+
+class ScriptBench:
+    """
+    One server, to which requests are put as a client that saw its run id would.
+
+    Whatever is asked of it, every key has an expiry afterwards.
+    """
+
+    def __init__(self, server: Server, scripts: Iterable[Any], rules: Rules) -> None:
+        self.client: Any = redis.Redis.from_url(server.url)
+        self.rules = rules
+        self.run_id = self.client.info("server")["run_id"]
+        self.boot = boot_marker(self.run_id, "f" * 16)
+        for script in (ENROL, *scripts):
+            self.client.script_load(script.source)
+
+    def enrol(self) -> None:
+        """Have the node vote."""
+        keys = Keys.of(self.rules.prefix, "")
+        quarantine = ms(self.rules.quarantine)
+        self.client.evalsha(
+            ENROL.sha, 2, keys.boot, keys.quarantine, self.boot, quarantine, "bootstrap"
+        )
+
+    def ask(self, request: Any, *, boot: str | None = None, quarantine: int | None = None) -> Any:
+        """Return the vote on *request*; *quarantine* [ms] in place of the rules' one."""
+        script, arguments = request.script, list(request.arguments)
+        if script.guarded:
+            arguments[-1] = arguments[-1] if quarantine is None else b"%d" % quarantine
+            arguments.append(boot or self.boot)
+        reply = self.client.evalsha(script.sha, len(request.keys), *request.keys, *arguments)
+        eternal = [key for key in self.client.scan_iter(count=1000) if self.client.pttl(key) == -1]
+        assert eternal == []
+        return script.read(reply)
+
+    def everything(self) -> dict[bytes, Any]:
+        """Return all that is stored, by key."""
+        read = {b"hash": self.client.hgetall, b"string": self.client.get}
+        return {key: read[self.client.type(key)](key) for key in self.client.scan_iter(count=1000)}
+
+
+def near(milliseconds: int, seconds: float) -> bool:
+    """Return whether a time that began to run out just now was *seconds*."""
+    return seconds * 1000 - 2000 < milliseconds <= seconds * 1000
