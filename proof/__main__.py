@@ -21,6 +21,7 @@ from typing import Any
 import proof
 from proof import report
 
+SPREES = ("--timeout=3600", *(f"tests/acceptance/test_{w}_spree.py" for w in ("beat", "killing")))
 #: Name -> what is run, and about how long that takes on two cores.
 PROOFS: dict[str, tuple[list[str], str]] = {
     "simulation": (["-m", "simulation", "--seeds", "200", "--hours", "1"], "half an hour"),
@@ -28,7 +29,13 @@ PROOFS: dict[str, tuple[list[str], str]] = {
     "matrix": (["-m", "proof.matrix"], "a quarter of an hour"),
     "resources": (["-m", "resources", "--cycles", "100000"], "two minutes"),
     "nemesis": (["-m", "nemesis", "--minutes", "10"], "three quarters of an hour"),
+    "sprees": (
+        ["-m", "pytest", "-k", "spree or whatever_happens or whatever_is_killed", *SPREES],
+        "half an hour",
+    ),
 }
+#: How long the sprees are, which `make test` runs for seconds.
+LONG = {"REDLOCK_SPREE_SECONDS": "600", "REDLOCK_SPREE_KILLS": "200"}
 #: What is run if nothing is named; real servers and real time come by ``make nemesis``.
 USUAL = ("simulation", "exploration", "matrix", "resources")
 ROOT = Path(__file__).parents[1]
@@ -42,7 +49,7 @@ def run(name: str, options: Sequence[str], *, is_recorded: bool) -> int:
         found = Path(folder) / "found.json"
         whole = [*command, *options]
         keep = ["--json", str(found)] if is_recorded else []
-        environment = {**os.environ, "PYTHONPATH": paths}
+        environment = {**LONG, **os.environ, "PYTHONPATH": paths}
         done = subprocess.run([sys.executable, *whole, *keep], env=environment, check=False)
         if found.exists():
             path = proof.RECORDED / f"{name}.json"

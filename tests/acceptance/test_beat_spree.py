@@ -7,6 +7,7 @@ the queue, where they are counted.
 
 The length and the chance are parameters:
 
+    make proof ARGS=sprees
     REDLOCK_SPREE_SECONDS=600 make test ARGS="tests/acceptance/test_beat_spree.py --timeout 900"
 """
 
