@@ -64,8 +64,8 @@ KINDS = ("acceptance", "resources", "integration", "nemesis", "package", "simula
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two test processes for each core: most of what tests do is waiting."""
-    return min(2 * (os.cpu_count() or 1), 16)
+    """Three test processes for each core: most of what tests do is waiting."""
+    return min(3 * (os.cpu_count() or 1), 24)
 
 
 @pytest.hookimpl(trylast=True)

@@ -21,6 +21,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -121,6 +122,7 @@ class Server:
         self._must_have_port = port is not None
         self.folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._place: socket.socket | None = None
         self._known = False  # has answered once: others may know the port
         self._lock = threading.RLock()
         self._owner = os.getpid()
@@ -202,6 +204,7 @@ class Server:
             shutil.rmtree(self.folder, ignore_errors=True)
             reaper.forget(str(self.folder))
             self.folder = self._process = None
+            self._leave_port()
 
     def log(self) -> str:
         """Return what the server wrote so far; empty after :meth:`stop`."""
@@ -217,6 +220,7 @@ class Server:
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="redlock-server-"))
             _running.add(self)
+        self._place = self._place or _kept(self.port)
         with (self.folder / "server.log").open("ab") as log:
             # A session of its own: a terminal's Ctrl-C must not end it before our own clean-up.
             self._process = subprocess.Popen(
@@ -259,8 +263,14 @@ class Server:
         if self._known:
             time.sleep(0.05)  # the port may be on its way out of another's hands
         else:
+            self._leave_port()
             self.port = _free_port()
         self.launch()
+
+    def _leave_port(self) -> None:
+        if self._place is not None:
+            self._place.close()
+        self._place = None
 
     def _give_up(self, what: str) -> None:
         tail = "\n".join(self.log().splitlines()[-15:])
@@ -348,6 +358,26 @@ def _stop_all(farm: Sequence[Server]) -> None:
 @atexit.register
 def _stop_running() -> None:
     _stop_all(tuple(_running))
+
+
+def _kept(port: int) -> socket.socket | None:
+    """
+    Return what keeps *port* ours while its server is down; None where that cannot be.
+
+    Its clients go on calling, and must not reach a server that another process starts meanwhile.
+    On Linux a socket that is bound and does not listen keeps out all who ask for a port of their
+    own, and lets our server in.
+    """
+    if sys.platform != "linux":
+        return None
+    place = socket.socket()
+    try:
+        place.bind((HOST, port))
+    except OSError:  # somebody was faster; the server will say so
+        place.close()
+        return None
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return place
 
 
 def _free_port() -> int:

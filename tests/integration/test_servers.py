@@ -227,6 +227,20 @@ def test_a_forked_child_does_not_end_its_parents_servers(redis_nodes):
         assert client.ping()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port can be taken meanwhile")
+def test_the_port_of_a_server_that_is_down_stays_its_own(redis_nodes):
+    """Nobody else's server gets it, its clients are refused, and it comes back on it."""
+    (node,) = redis_nodes(1)
+    node.kill()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", node.port))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", node.port))
+    node.start()
+    with _client(node) as client:
+        assert client.ping()
+
+
 PARENT = """
     import sys, time
     from celery_redlock.ops.servers import servers
