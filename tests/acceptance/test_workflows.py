@@ -796,12 +796,19 @@ class Play:
         return known.get(kind, kind)
 
 
-def wait_for_all(what, left, timeout=90):
+def wait_for_all(what, left):
     """Wait until nothing is *left*, or tell what is."""
-    ends = time.monotonic() + timeout
-    while missing := left():
-        assert time.monotonic() < ends, f"no {what} within {timeout} s: {sorted(missing)}"
-        time.sleep(0.5)
+    missing = set()
+
+    def none_left():
+        missing.clear()
+        missing.update(left())
+        return not missing
+
+    try:
+        eventually(none_left, what, timeout=200, every=0.5)
+    except AssertionError as late:
+        raise AssertionError(f"{late}: {sorted(missing)}") from None
 
 
 def ids_in(result):
