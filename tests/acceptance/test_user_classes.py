@@ -507,7 +507,8 @@ def trail(it, task_id):
         found = [event for event in read(it.events) if event.get("id") == task_id]
         states = [event["state"] for event in found if event["kind"] == "over"]
         tries = {event["retries"] for event in found}
-        done = len(states) == len(tries) and set(states) != {"RETRY"}
+        is_whole = tries == set(range(len(tries)))  # the last may be told of before the first
+        done = is_whole and len(states) == len(tries) and set(states) != {"RETRY"}
         return sorted(found, key=lambda event: event["retries"]) if done else None
 
     found = eventually(events, f"end of {task_id}", timeout=60, every=0.05)
