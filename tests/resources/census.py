@@ -13,6 +13,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from celery_redlock.ops.servers import PORTS
+
 __all__ = ["Census", "take_census"]
 
 #: How the threads begin that connect missing nodes, one each, for as long as they are missing.
@@ -77,6 +79,8 @@ def kind_of(fd: int, live: Collection[int]) -> str:
         if not str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("socket:"):
             return "other"
         with socket.socket(fileno=os.dup(fd)) as ours:
+            if ours.getsockname()[1] in PORTS:  # keeps the port of one of our servers
+                return "other"
             return "live" if ours.getpeername()[1] in live else "attempt"
     except FileNotFoundError:  # the one that listed the others
         return "closed"
