@@ -70,7 +70,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have the longest files first; apart from that the order is random."""
+    """Have the longest files first; apart from that, and from `in_order`, the order is random."""
 
     def place(item: pytest.Item) -> tuple[int, int]:
         file, kind = item.path.stem, item.path.parent.name
@@ -80,6 +80,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
 
     items.sort(key=place)
+    for file, scenes in in_order(items).items():
+        places = [n for n, item in enumerate(items) if item.path == file]
+        for n, item in zip(places, scenes, strict=True):
+            items[n] = item
+
+
+def in_order(items: list[pytest.Item]) -> dict[Path, list[pytest.Item]]:
+    """Return the tests of the files that are one scene each, as they stand there, by file."""
+    marked = [item for item in items if item.get_closest_marker("in_order")]
+    stages: dict[tuple[Path, Any], int] = {}
+
+    def place(item: Any) -> tuple[int, int]:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        stage = stages.setdefault((item.path, repr(params.get("it"))), len(stages))
+        return stage, item.function.__code__.co_firstlineno
+
+    found: dict[Path, list[pytest.Item]] = {}
+    for item in sorted(marked, key=place):
+        found.setdefault(item.path, []).append(item)
+    return found
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,9 @@ class Paced(Reschedule):
         return 3 if times == 1 else 1
 
 
+pytestmark = pytest.mark.in_order  # the scenes cut connections, and kill children and a worker
+
+
 def gate_of(lock):
     """Return the file for which the bodies under *lock* wait."""
     return Path(os.environ["EVENTS"]).with_name(f"open {lock}")
@@ -174,7 +177,7 @@ def met(it):
                 lambda r=rival: (
                     re.search(rf"{r.id}\] (comes again|retry: Retry)", it.log())
                     or it.meta(r.id).get("status") not in (None, "STARTED")
-                    or any(e["id"] == r.id for e in read(it.events, "start"))
+                    or any(e.get("id") == r.id for e in read(it.events, "start"))
                 ),
                 f"a conflict of {rival.id}",
                 timeout=100,

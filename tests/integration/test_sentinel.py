@@ -229,9 +229,9 @@ def test_a_master_that_has_lost_its_replicas_does_not_vote(watched, lone, locks)
         client.config_set("min-replicas-max-lag", 1)
         client.config_set("min-replicas-to-write", 1)
         try:
-            lock.release(lock.acquire("n"))
+            lock.release(lock.acquire("n", wait=60))  # once the replica has caught up
             replica.pause()
-            problem = eventually(lambda: refused(lock), "refusal", timeout=10)
+            problem = eventually(lambda: refused(lock), "refusal", timeout=60)
             assert "NOREPLICAS" in problem
         finally:
             replica.resume()

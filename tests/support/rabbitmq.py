@@ -194,7 +194,10 @@ class RabbitMQ:
             return not self.queues()
 
         # Each look starts a program of its own.
-        eventually(is_quiet, "quiet at the broker", timeout=timeout, every=0.5)
+        try:
+            eventually(is_quiet, "quiet at the broker", timeout=timeout, every=0.5)
+        except AssertionError as late:
+            raise AssertionError(f"{late}: {self.queues()}") from None
 
     def ctl(self, *words: str) -> list[str]:
         """Return the lines that ``rabbitmqctl`` answers; takes half a second."""
