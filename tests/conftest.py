@@ -8,6 +8,7 @@ fixtures are in `tests/support` and are imported as ``support``.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -112,7 +113,9 @@ def _apps_of_other_tests_are_forgotten() -> Iterator[None]:
     """
     state: Any = _state  # what matters here is not part of its public face
     finalizers, current = set(state._on_app_finalizers), state._tls.current_app
+    level = logging.root.level
     yield
+    logging.root.setLevel(level)  # a worker in this process sets its own
     state._on_app_finalizers, state._tls.current_app = finalizers, current
     for name in ("CELERY_LOG_FILE", "CELERY_LOG_LEVEL"):  # for the children of a pool
         os.environ.pop(name, None)

@@ -33,7 +33,7 @@ def typed():
     """Return the commands of the section, in order."""
     text = README.read_text()
     begins = text.count("\n", 0, text.index("## Five minutes to a protected task"))
-    ends = text.count("\n", 0, text.index("Two commands show and test more"))
+    ends = text.count("\n", 0, text.index("Three commands show and test more"))
     blocks = [b for b in blocks_of(README) if b.language == "console" and begins < b.line < ends]
     return [command.text for block in blocks for command in commands_of(block)]
 

@@ -35,7 +35,7 @@ from celery_redlock.lock.watchdog import Watchdog
 from support.waiting import eventually
 
 ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}
-BRIEF = {**ROOMY, "ttl": 0.9, "node_timeout": 0.3}
+BRIEF = {**ROOMY, "ttl": 1.8, "node_timeout": 0.6}
 
 protection = pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 
@@ -640,7 +640,7 @@ def test_a_lock_is_lost_by_the_clock_even_if_the_watchdog_never_runs(
     if not on:
         monkeypatch.setattr(held.HeldLock, "lost_reason", None)
     lock, rival = locks(five_nodes[:3], **BRIEF), locks(five_nodes[:3], bootstrap=False, **BRIEF)
-    mine = lock.take(Wanted("report", 0.9))
+    mine = lock.take(Wanted("report", 1.8))
     mine.ensure_held()
     rival.acquire("report", wait=5)
     try:
@@ -664,7 +664,7 @@ def test_a_lost_lock_ends_before_anybody_else_can_have_it(five_nodes, locks, mon
                 last_good[:] = [clock.now()]
 
     for _ in range(2):
-        mine = lock.take(Wanted("report", 0.9))
+        mine = lock.take(Wanted("report", 1.8))
         user = threading.Thread(target=use)
         user.start()
         lease = rival.acquire("report", wait=5)

@@ -41,7 +41,7 @@ from support.waiting import eventually
 
 ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}
 #: With these a quarantine lasts 1.74 s.
-BRIEF = {"ttl": 0.65, "max_ttl": 0.7, "node_timeout": 0.3}
+BRIEF = {"ttl": 1.25, "max_ttl": 1.3, "node_timeout": 0.6}
 
 
 def urls_of(servers):
@@ -582,7 +582,7 @@ def new_cluster(aging_servers):
     for server in servers:
         with redis.Redis.from_url(server.url) as client:
             eventually(
-                lambda client=client: client.info("server")["uptime_in_seconds"] >= 2, "uptime"
+                lambda client=client: client.info("server")["uptime_in_seconds"] >= 3, "uptime"
             )
     return servers
 
