@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=place)
     for file, scenes in in_order(items).items():
-        places = [n for n, item in enumerate(items) if item.path == file]
+        places = [n for n, item in enumerate(items) if item in scenes and item.path == file]
         for n, item in zip(places, scenes, strict=True):
             items[n] = item
 

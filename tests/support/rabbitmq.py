@@ -203,7 +203,7 @@ class RabbitMQ:
         """Return the lines that ``rabbitmqctl`` answers; takes half a second."""
         command = [str(self.commands / "rabbitmqctl"), "--quiet", *words]
         done = subprocess.run(
-            command, cwd=self.folder, env=self._env, capture_output=True, check=False, timeout=60
+            command, cwd=self.folder, env=self._env, capture_output=True, check=False, timeout=200
         )
         assert done.returncode == 0, f"{command}: {(done.stdout + done.stderr).decode()}"
         return done.stdout.decode().splitlines()
