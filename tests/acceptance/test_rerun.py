@@ -496,8 +496,8 @@ def test_whatever_is_killed_the_last_trigger_of_each_name_runs(request, broker, 
             no_key_is_for_ever(it)
         assert soak.children >= 3
         assert soak.workers >= (2 if rabbit else 0)
-        eventually(lambda: is_over(it, "*"), "end of all markers", timeout=60, every=0.2)
-        eventually(lambda: is_quiet(it, rabbit), "quiet", timeout=60, every=0.5)
+        eventually(lambda: is_over(it, "*"), "end of all markers", timeout=200, every=0.2)
+        eventually(lambda: is_quiet(it, rabbit), "quiet", timeout=200, every=0.5)
         events = read(it.events)
         assert len([e for e in events if e["kind"] == "trigger"]) == triggers // 4 * 4
         assert overlaps(events) == []

@@ -475,10 +475,11 @@ def test_checking_first_waits_for_a_slow_node(five_nodes, proxied_nodes, locks):
             client.config_set("maxmemory-policy", "noeviction")
 
 
-def test_two_urls_of_one_server_are_found_out(five_nodes, proxied_nodes, locks):
+def test_two_urls_of_one_server_are_found_out(redis_nodes, proxied_nodes, locks):
     """Three addresses of two servers are no three nodes, and both names are told."""
-    (link,) = proxied_nodes(five_nodes[:1])
-    lock = locks([five_nodes[0], five_nodes[1], link], bootstrap=False)
+    servers = redis_nodes(2)  # that nobody else has ever enrolled
+    (link,) = proxied_nodes(servers[:1])
+    lock = locks([*servers, link], bootstrap=False)
     with pytest.raises(ConfigurationError, match="same server") as error:
         lock.check()
     assert lock.labels[0] in str(error.value)
