@@ -135,11 +135,13 @@ class Fanout:
                 node.connection.disconnect()  # closes our copy; shuts nothing down: not our pid
 
     def close(self) -> None:
-        """Drop every connection. The next call connects again."""
+        """Send the notes that wait, drop every connection. The next call connects again."""
         with self._mutex:
             self._connector.stop()
             for node in self.nodes:
                 if node.connection is not None:
+                    with contextlib.suppress(Gone):
+                        node.send_along(clock.now())
                     self._drop(node, Gone("closed"))
             self._rouse_decided()
             self._news.clear()

@@ -163,6 +163,15 @@ class Node:
         is_up = self.connection is not None and self.suspect_since is None
         return is_up and len(self._along) >= LONGEST_COMPANY
 
+    def send_along(self, now: float) -> None:
+        """
+        Send the notes that wait for a request: no request will come any more.
+
+        Raises:
+            Gone: The connection is dead.
+        """
+        self.send(self._with_company([]), now)
+
     def _with_company(self, calls: Sequence[Call]) -> Sequence[Call]:
         """Return *calls* and, before them, the notes that have waited for company."""
         notes, self._along = [call for call, _ in self._along], deque()

@@ -341,6 +341,8 @@ def rabbit_shop(rabbit, lock_nodes, broker, tmp_path):
     written("rabbitmq", tmp_path, {**places, "amqp://guest:guest@rabbit:5672//": rabbit.url})
     with (tmp_path / "shop.py").open("a") as file:
         file.write(WORK)
+    for name in rabbit.queues():  # a copy of another test's task would wait here for its file
+        rabbit.ctl("purge_queue", name)
     with imported(tmp_path, "shop") as (shop,):
         yield shop
 

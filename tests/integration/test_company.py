@@ -61,6 +61,16 @@ def test_a_note_in_no_hurry_goes_with_the_next_request(locks, nodes):
     assert tokens(nodes) == [placed.token, None, None]
 
 
+def test_a_note_in_no_hurry_is_sent_when_the_connections_are_closed(locks, nodes):
+    """No request will come by any more; a publisher that ends leaves nobody's marker behind."""
+    placed = locks.queued.enqueue(TRIGGER)
+    end = end_request(locks.rules, "n", placed.token, "over", 0.0)
+    locks.queued._driver.tell(end, hurry=False)
+    assert tokens(nodes) == [placed.token] * 3
+    locks.close()
+    eventually(lambda: tokens(nodes) == [None] * 3, "the end of the marker")
+
+
 def test_a_crowd_of_notes_in_no_hurry_waits_for_nothing(locks, nodes):
     """More than wait together are sent, the oldest first, and none is left for a connection."""
     for number in range(40):
