@@ -36,7 +36,7 @@ TTL = 3.0
 LONG = 3.5
 #: How soon after the end of a run the one that waited starts: it looks again within 2 s; the rest
 #: is for the machine.
-LOOK_AGAIN, SLOW = 2.0, 3.0
+LOOK_AGAIN, SLOW = 2.0, 20.0
 #: How long the broker is away, or every beat [s].
 AWAY = 6.0
 #: How old a slot may be when it is published [s].

@@ -38,7 +38,7 @@ TTL = 2.0
 #: How long a marker stands by itself where a test waits for that, and where it must not matter [s].
 BRIEF, LONG = 3.0, 60.0
 #: After a run of some seconds a pending task looks again within 2 s; the rest is for the machine.
-LOOK_AGAIN, SLOW = 2.0, 3.0
+LOOK_AGAIN, SLOW = 2.0, 20.0
 
 TRIGGERS = int(os.environ.get("REDLOCK_SPREE_TRIGGERS", "1000"))
 SEED = int(os.environ.get("REDLOCK_SPREE_SEED", str(random.randrange(10**6))))

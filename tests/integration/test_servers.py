@@ -229,7 +229,11 @@ def test_a_forked_child_does_not_end_its_parents_servers(redis_nodes):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port can be taken meanwhile")
 def test_the_port_of_a_server_that_is_down_stays_its_own(redis_nodes):
-    """Nobody else's server gets it, its clients are refused, and it comes back on it."""
+    """
+    Nobody else's server gets it, its clients are refused, and it comes back on it.
+
+    Twin: once it is given up, anybody gets it.
+    """
     (node,) = redis_nodes(1)
     node.kill()
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
@@ -239,6 +243,10 @@ def test_the_port_of_a_server_that_is_down_stays_its_own(redis_nodes):
     node.start()
     with _client(node) as client:
         assert client.ping()
+    node.kill()
+    node._leave_port()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", node.port))
 
 
 PARENT = """

@@ -45,6 +45,8 @@ MODULES = (
 PROGRAMS = ("celery",)
 #: Of the environment: Python reads these before it runs anything; these two a fork makes up for.
 MADE_UP_FOR = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
+#: What a Python takes from its locale when it starts is that of the launcher, which has ours.
+LOCALE = ("LANG", "LC_ALL", "LC_CTYPE")
 MESSAGE = 1 << 20
 
 
@@ -68,6 +70,7 @@ def is_for_launcher(
         and program
         and not {"gevent", "eventlet"} & set(command)
         and set(early) <= set(MADE_UP_FOR)
+        and all(environment.get(name) == os.environ.get(name) for name in LOCALE)
         and not any(Path(folder, "sitecustomize.py").exists() for folder in filter(None, path))
         and not {"pass_fds", "preexec_fn", "process_group", "user"} & set(options)
     )
@@ -196,10 +199,12 @@ def become(order: dict[str, Any], base: list[str]) -> None:
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         buffering = 0 if fd and is_unbuffered else -1
         raw: Any = open(fd, "wb" if fd else "rb", buffering, closefd=False)  # noqa: SIM115
+        before = getattr(sys, name)
         stream = io.TextIOWrapper(
             raw,
-            errors="backslashreplace" if fd == 2 else "strict",
-            line_buffering=fd == 2 or raw.isatty(),
+            encoding=before.encoding,
+            errors=before.errors,
+            line_buffering=not is_unbuffered and (fd == 2 or raw.isatty()),
             write_through=is_unbuffered,
         )
         setattr(sys, name, stream)
