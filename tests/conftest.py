@@ -34,6 +34,7 @@ import redis
 from celery import _state
 
 from celery_redlock.ops.servers import Server, find_binary, servers
+from support.clients import hang_up
 from support.postgres import Database, Postgres, find_postgres, postgres
 from support.proxy import Link, proxied
 from support.rabbitmq import RabbitMQ, find_rabbitmq, rabbitmq
@@ -161,6 +162,7 @@ def redis_nodes(some_binary: Path) -> Iterator[Callable[..., list[Server]]]:
             return stack.enter_context(farm)
 
         yield start
+        hang_up()
 
 
 @pytest.fixture(scope="session")
@@ -173,6 +175,7 @@ def shared_nodes(some_binary: Path) -> Iterator[list[Server]]:
 @pytest.fixture
 def five_nodes(shared_nodes: list[Server]) -> list[Server]:
     """Five empty servers, which the test must leave running."""
+    hang_up()
     for node in shared_nodes:
         _empty(node)
     return shared_nodes

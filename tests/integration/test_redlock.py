@@ -37,6 +37,7 @@ from celery_redlock.lock.rounds import MarkerStands, Wanted, new_owner
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys
 from celery_redlock.ops.servers import servers as start_servers
+from support.clients import hang_up
 from support.waiting import eventually
 
 ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}
@@ -832,3 +833,21 @@ def test_a_short_max_ttl_shortens_a_ttl_that_nobody_set():
     assert Redlock.from_urls(["redis://127.0.0.1:1"], max_ttl=5).rules.ttl == 5
     with pytest.raises(ConfigurationError, match="redlock_ttl"):
         Redlock.from_urls(["redis://127.0.0.1:1"], max_ttl=5, ttl=6)
+
+
+@pytest.mark.parametrize("hangs_up", [True, False])
+def test_a_lock_that_a_test_leaves_behind_is_not_renewed_in_the_next(five_nodes, locks, hangs_up):
+    """The tests' own clean-up; twin: without it the lock is back on servers that were emptied."""
+    lock = locks(five_nodes[:3])
+    lock.take(Wanted("left", 1.5))
+    if hangs_up:
+        hang_up()
+    for node in five_nodes[:3]:
+        with redis.Redis.from_url(node.url) as client:
+            client.flushall()
+    assert set(survey.bootstrap(urls_of(five_nodes[:3]), lock.rules).values()) == {"enrolled"}
+    if hangs_up:
+        time.sleep(1.5)  # a lease: it would have been renewed by now
+        assert holders(five_nodes[:3], "left") == 0
+    else:
+        eventually(lambda: holders(five_nodes[:3], "left") == 3, "a renewal", every=0.001)
