@@ -354,7 +354,7 @@ class Redlock:
         return {label: str(problem) for label, problem in problems.items()}
 
     def close(self) -> None:
-        """Drop all connections; leases that are held go on until they end."""
+        """Send what waits to be sent, drop all connections; leases that are held go on."""
         self._fanout.close()
 
     # -- for those who build on it ------------------------------------------------

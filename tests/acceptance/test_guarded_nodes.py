@@ -102,6 +102,7 @@ def guarded(redis_nodes, some_binary, tmp_path):
             for user, password in PASSWORDS.items()
         }
         conf = {"redlock_nodes": nodes["worker"], "redlock_ttl": TTL, "redlock_max_ttl": TTL}
+        conf["redlock_node_timeout"] = 1.4  # a loaded machine takes its time over TLS, too
         with stage(__file__, tmp_path, nodes=0, **conf) as it:
             it.bootstrap()
             yield Guarded(it, behind_tls, watched, nodes)

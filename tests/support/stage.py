@@ -103,10 +103,12 @@ class Stage:
         self._stack = ExitStack()
 
     def bootstrap(self) -> None:
-        """Enrol the nodes; to be called while no lock is held."""
-        rules = plugin_for(self.app).settings.rules
-        told = bootstrap(self.conf["redlock_nodes"], rules)
+        """Enrol the nodes and connect the client; to be called while no lock is held."""
+        plugin = plugin_for(self.app)
+        told = bootstrap(self.conf["redlock_nodes"], plugin.settings.rules)
         assert set(told.values()) == {"enrolled"}, told
+        # Connecting takes a loaded machine longer than a first publish waits for it.
+        eventually(lambda: plugin.locks.check() == {}, "connections", timeout=60)
 
     def worker(self, **options: Any) -> Worker:
         """Start a worker; *options* are those of `support.worker.Worker`."""
