@@ -144,8 +144,9 @@ def test_the_end_of_a_process_waits_no_longer_than_it_may(receiver, box, caplog)
     assert time.monotonic() - began < 5
 
 
-def test_a_flush_hangs_up(receiver, box):
+def test_a_flush_hangs_up(receiver, box, monkeypatch):
     """Nothing is left open at the end of a process."""
+    monkeypatch.setattr(module, "GATHER", 60.0)  # it is sent by the flush, and not before
     box.put("last")
     box.flush(20)
     assert receiver.got == ["last"]
