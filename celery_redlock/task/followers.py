@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from celery import states
 from celery.app.task import Context
 from celery.exceptions import ChordError, TaskRevokedError
 
@@ -37,6 +38,7 @@ def fail_followers(task: Any, request: Any, error: LockNotAcquired) -> None:
     """
     if request.is_eager:
         return
+    count_by_ourselves(task, in_parallel(request.chain), error)
     for context in [*tasks_in(in_parallel(request.chain)), *tasks_in(request.callbacks)]:
         fail(task, request, context, error)
     around = request.chord or chord_of(tasks_in(request.chain))
@@ -59,9 +61,24 @@ def fail_chords(task: Any, request: Any, body: Any, error: Exception) -> None:
             forgotten += in_parallel([body])
         ids = {context.id for context in tasks_in(forgotten)}
         failed = [*tasks_in([body]), *tasks_in(after)]
+        count_by_ourselves(task, forgotten, error)
         for context in failed:
             fail(task, request, context, error, store=context.id in ids)
         body = chord_of(failed)
+
+
+def count_by_ourselves(task: Any, elements: Iterable[dict[str, Any]], error: Exception) -> None:
+    """
+    Store that the groups among *elements* have failed, so that Celery counts none of them.
+
+    It tells a chord that a whole group at the end of a chain was one of its parts. Together with
+    the group's tasks, of which we tell, that is one too many; and if the chord learns its size
+    only then, as its last task is published, it never counts as complete.
+    """
+    for element in elements:
+        options = element.get("options") or {}
+        if element.get("subtask_type") == "group" and {"chord", "task_id"} <= options.keys():
+            task.backend.store_result(options["task_id"], error, states.FAILURE)
 
 
 def fail(

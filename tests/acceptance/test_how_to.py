@@ -355,11 +355,7 @@ def test_the_shop_of_the_page_works_with_quorum_queues(rabbit, rabbit_shop, star
     first = rabbit_shop.work.delay("first")
     eventually(lambda: bodies_of(tmp_path, "first"), "start", timeout=100)
     second = rabbit_shop.work.delay("first")
-
-    def waits():
-        return any(name.startswith("celery_delayed_") for name in rabbit.queues())
-
-    eventually(waits, "message that waits in the broker", timeout=100, every=0.05)
+    eventually(rabbit.delayed, "message that waits in the broker", timeout=100)
     (tmp_path / "first").touch()
     assert [it.get(timeout=60) for it in (first, second)] == ["first", "first"]
     assert overlaps(bodies_of(tmp_path, "first")) == []

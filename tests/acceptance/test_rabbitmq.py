@@ -25,7 +25,6 @@ from celery.exceptions import TimeoutError as NotReady
 from celery_redlock import LockTaken, RedlockTask, Reschedule, Retry
 from celery_redlock.task.redelivery import sure_producer
 from support.events import body, now, overlaps, read
-from support.rabbitmq import Depth
 from support.stage import stage
 from support.versions import since
 from support.waiting import eventually
@@ -250,19 +249,18 @@ def test_what_comes_later_waits_in_the_broker(it):
     it.task("late_long").apply_async(("elsewhere",), task_id=result.id)
     it.wait_for_log(rf"late_long\[{result.id}\] set aside for [5-8] s")
 
-    def where():
-        depths = it.rabbit.queues()
-        delayed = [name for name in depths if name.startswith("celery_delayed_")]
-        return depths.get(it.kind, Depth(0, 0)).unacked, len(delayed)
+    def waits():
+        if it.kind == "quorum":
+            return it.rabbit.delayed() == 1
+        depth = it.rabbit.queues().get(it.kind)
+        return depth is not None and depth.unacked == 2
 
-    in_workers, in_broker = (1, 1) if it.kind == "quorum" else (2, 0)
     try:
-        eventually(
-            lambda: where() == (in_workers, in_broker), "message that waits", timeout=60, every=0.5
-        )
+        eventually(waits, "message that waits", timeout=200, every=0.1)
     finally:
         it.open("elsewhere")
     assert result.get(timeout=100)["first"]
+    it.rabbit.wait_until_quiet()  # the copy has ended: without this stage's workers it never would
 
 
 @since(5, 7, "a retry that cannot be published fails the task")

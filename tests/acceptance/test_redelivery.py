@@ -109,7 +109,7 @@ class Watcher:
 
     def wait(self):
         """Wait for the end of the task."""
-        self._thread.join(60)
+        self._thread.join(200)
         assert not self._thread.is_alive(), "the task did not end"
 
 

@@ -1033,3 +1033,25 @@ def test_a_chord_of_equal_members_ends_by_every_policy(play):
         assert outcome.ran == {"m": ran, **({} if end == "#" else {"z": 1})}
         refused += 4 - ran
     assert refused >= 3, "too few met to prove anything"
+
+
+@on_a_conflict
+@pytest.mark.parametrize(
+    ("shape", "chords"), [("chord of a chain with a group", 1), ("chord and a group in a chord", 2)]
+)
+def test_a_chord_may_learn_its_size_after_its_parts_have_failed(play, monkeypatch, shape, chords):
+    """A publisher says it with the last part; those before have ended where it is slow."""
+    backend, name, sizes = play.it.app.backend, f"{shape} fail late", []
+    say = backend.set_chord_size
+
+    def say_late(group_id, size):
+        sizes.append(size)
+        if len(sizes) == chords:  # of the outermost one
+            play.it.wait_for_log(f"raised unexpected: .*{name} m", timeout=100)
+        say(group_id, size)
+
+    monkeypatch.setattr(backend, "set_chord_size", say_late)
+    with play.it.held(f"{name} m"):
+        play.publish(name, "fail", SHAPES[shape].make)
+        play.wait_until_ready([name])
+    assert play.outcome(name).ends == expected(SHAPES[shape], "failed").ends
