@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +29,8 @@ __all__ = ["RedlockTask"]
 
 #: Built-in tasks of Celery; they inherit from us under ``task_cls`` and take no lock.
 BUILT_IN = "celery."
+#: How long a thread waits while another one binds the task to its app [s].
+BINDING = 10.0
 #: Of a worker's start; by their names, as only a worker has need of them.
 STEPS = (
     "celery_redlock.exposition:ServeMetrics",
@@ -176,6 +180,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         """
         known = {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
         options = {**options, **known, "task_id": task_id}
+        self._wait_until_bound()
         running = getattr(self.request, "_redlock", None)
         if running is not None:
             running.tell_apart(options)
@@ -196,6 +201,21 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         if slot is not None:
             chosen = slot.adjust(chosen)
         return publish(self, plugin, chosen, (args, kwargs), options, send)
+
+    def _wait_until_bound(self) -> None:
+        """
+        Wait while another thread binds this task to its app, its annotations included.
+
+        Celery registers a task before it binds it, and hands it to a second thread in between.
+        """
+        ends = time.monotonic() + BINDING
+        while (
+            self.app and self.request_stack is None
+        ):  # the app binds what nobody has begun to bind
+            if time.monotonic() > ends:
+                msg = f"task {self.name!r} was not bound to its app within {BINDING:g} s"
+                raise RuntimeError(msg)
+            time.sleep(0.001)
 
     def AsyncResult(self, task_id: str, **kwargs: Any) -> Any:  # noqa: N802  Celery's name
         """Return the result of the task with this id."""
@@ -235,7 +255,11 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         inner = self._past_celerys(request, inherited)
         if not self._takes_lock(request):
             return inner(*args, **kwargs)
-        name = self.lock_name(args, kwargs)
+        try:
+            name = self.lock_name(args, kwargs)
+        except LockKeyError:
+            inspect.signature(self.run).bind(*args, **kwargs)  # TypeError, as of a plain task
+            raise
         if not (isinstance(name, str) and name):  # a lock_name() of the user's
             raise LockKeyError(f"Task {self.name!r}: lock_name() returned no name")
         return Execution(self, request, name).run(inner, args, kwargs)

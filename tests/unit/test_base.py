@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from celery import Celery, Task
@@ -14,6 +16,7 @@ from celery_redlock import ConfigurationError, LockKeyError, RedlockTask, curren
 from celery_redlock.lock.held import NotLocked
 from celery_redlock.plugin import CheckLocks, plugin_for
 from celery_redlock.task import base, overrides
+from celery_redlock.task.result import UniqueResult
 from celery_redlock.testing import locks_disabled
 
 NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
@@ -536,3 +539,61 @@ def test_a_lock_name_of_the_users_that_is_none_fails_the_task(app, executions, n
     with locks_disabled(), pytest.raises(LockKeyError, match=r"shop\.bill.*lock_name"):
         task.apply((7,)).get()
     assert executions == []
+
+
+# -- the first calls of a process ------------------------------------------------------------
+
+
+def test_a_thread_waits_while_another_one_binds_the_task(app):
+    """Celery hands out a registered task that is not bound yet: annotations apply all the same."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(RedlockTask):
+        @classmethod
+        def annotate(cls):
+            begun.set()
+            assert go_on.wait(60)
+            super().annotate()
+
+    def nothing():
+        pass
+
+    app.conf.task_annotations = {"shop.bill": {"priority": 7}}
+    bill = app.task(base=Slow, name="shop.bill", shared=False)(nothing)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(lambda: bill.apply_async())  # noqa: PLW0108  not looked up here
+        assert begun.wait(60)  # and it is registered: a second thread is handed it
+        second = threads.submit(app._tasks["shop.bill"].apply_async)
+        with pytest.raises(TimeoutError):
+            second.result(timeout=0.1)
+        go_on.set()
+        assert {type(one.result(timeout=60)) for one in (first, second)} == {UniqueResult}
+    assert app.tasks["shop.bill"].priority == 7
+
+
+def test_a_task_that_is_never_bound_is_said_to_be(app, monkeypatch):
+    """The thread that began to bind it has failed; nobody waits for ever."""
+    monkeypatch.setattr(base, "BINDING", 0.05)
+    task = declare(app)
+    monkeypatch.setattr(type(task), "request_stack", None)
+    with pytest.raises(RuntimeError, match=r"'shop.bill' was not bound .* 0\.05 s"):
+        task.apply_async()
+
+
+# -- arguments that do not fit ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("typing", [True, False])
+def test_arguments_that_do_not_fit_fail_as_those_of_a_plain_task(app, typing):
+    """A TypeError, which users of Celery catch, and not an error of ours."""
+
+    def add(x, y):
+        return x + y
+
+    errors = []
+    for kind in (Task, RedlockTask):
+        app.task(base=kind, name=kind.__name__, shared=False, typing=typing)(add)
+        errors.append(app.tasks[kind.__name__].apply((1,)).result)
+    assert [type(error) for error in errors] == [TypeError, TypeError]
+    assert "missing" in str(errors[0])
+    assert "missing" in str(errors[1])
