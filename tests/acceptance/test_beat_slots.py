@@ -252,7 +252,8 @@ def test_while_a_run_goes_on_its_later_slots_are_skipped(it, name):
     after = [slot.due for slot in it.told(name, PUBLISHED) if slot.at >= ended]
     missed = [due for due in it.dues(name, SKIPPED) if ended < due < after[0]]
     assert len(missed) <= 1  # the one that was claimed before the lock was given back
-    assert it.dues(name) == row(it.dues(name))
+    dues = it.dues(name)
+    assert dues == row(dues)
     assert skipped_at_run_time(it, name) == set()
 
 
@@ -307,7 +308,8 @@ def test_with_buffer_one_exactly_one_waits_for_the_run_to_end(it):
         assert len(meanwhile) <= 1
     assert overlaps_of(it, name) == []
     assert skipped_at_run_time(it, name) == set()
-    assert it.dues(name) == row(it.dues(name))
+    dues = it.dues(name)
+    assert dues == row(dues)
     # Every one that was published has run or is the one that waits.
     ids = {slot.task_id for slot in it.told(name, PUBLISHED)}
     assert len(ids - set(ids_of(it, name))) <= 1
@@ -515,7 +517,8 @@ def test_a_slot_that_a_dead_leader_may_have_published_is_published_if_a_copy_is_
             assert it.dues(name, PUBLISHED) == [slot.due for slot in others]
             assert due not in in_queue(it, name)
         for name in names:
-            assert it.dues(name) == row(it.dues(name))
+            dues = it.dues(name)
+            assert dues == row(dues)
 
 
 def test_a_stop_in_the_middle_of_a_publish_leaves_no_doubt(tmp_path):

@@ -52,6 +52,10 @@ def receiver(monkeypatch):
     yield receiver
     receiver.is_away = False
     receiver.gate.set()
+    for box in [one for one in module._every_outbox if one._send == receiver.send]:
+        box.close()  # what it says at the end is not the next test's
+        if box._thread is not None:
+            box._thread.join(20)
 
 
 @pytest.fixture
