@@ -192,7 +192,8 @@ class RabbitMQ:
             for level in levels:
                 channel = connection.channel()
                 with contextlib.suppress(amqp.NotFound):
-                    found += channel.queue_declare(f"celery_delayed_{level}", passive=True)[1]
+                    told = channel.queue_declare(f"celery_delayed_{level}", passive=True)
+                    found += told[1] if told else 0
                     channel.close()
         return found
 
