@@ -47,7 +47,7 @@ DEAD = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]  # nobody listens t
 def make_app(**conf):
     """Return an app whose messages and results stay in this process."""
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.update(redlock_node_timeout=2.0, redlock_ttl=5.0, **conf)
+    app.conf.update(redlock_node_timeout=0.5, redlock_ttl=5.0, **conf)
     app.conf.broker_transport_options = {"polling_interval": 0.01}
     return app
 
