@@ -856,7 +856,9 @@ def conflicts(folder, kind, twins=(), **conf):
 def without_quorum(folder):
     """Two of three lock nodes are dead, until all is over but for those that wait."""
     with stage(__file__, folder, nodes=3, redlock_ttl=5.0) as it:
-        it.worker(pool="threads", concurrency=4)
+        # No threads: whether a join is allowed is a variable of the process in Celery 5.7, and two
+        # chords that are joined at once fail with "Never call result.get() within a task".
+        it.worker(concurrency=4)
         for node in it.nodes[:2]:
             node.kill()
         play, becomes = Play(it, "unavailable"), BY_OUTAGE
