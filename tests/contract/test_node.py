@@ -206,7 +206,14 @@ def fake():
 
 
 GREETING = guard.Greeting("1" * 40, 100.0, flushed=False, replicas=0, version="fake")
-GRANT = b"*3\r\n:1\r\n:1000\r\n$1\r\n0\r\n"
+
+
+def grant():
+    """Return the reply that grants a lock, with the time of now: a clock that stood would jump."""
+    return b"*3\r\n:1\r\n:%d\r\n$1\r\n0\r\n" % (time.time_ns() // 10**6)
+
+
+LENGTH = len(grant())
 
 
 # -- replies and their calls -----------------------------------------------------------
@@ -231,18 +238,18 @@ def test_every_call_gets_its_own_reply(contract_node, proxied_nodes, line, parse
 @pytest.mark.parametrize("parser", PARSERS)
 def test_a_reply_may_come_in_any_two_pieces(fake, line, parser):
     """Wherever a reply is cut, reading its first half waits for nothing and takes nothing."""
-    cut = iter(range(1, len(GRANT)))
+    cut = iter(range(1, LENGTH))
     second_half = threading.Event()
 
     def answer(words, wire):
-        place = next(cut)
-        wire.sendall(GRANT[:place])
+        place, reply = next(cut), grant()
+        wire.sendall(reply[:place])
         second_half.wait(5)
         second_half.clear()
-        return GRANT[place:]
+        return reply[place:]
 
     wire = line(fake(answer).url, parser, greeting=GREETING)
-    for _ in range(1, len(GRANT)):
+    for _ in range(1, LENGTH):
         asked = acquire()
         wire.send(asked)
         assert select.select([wire.node.sock], [], [], 5)[0]
@@ -253,12 +260,12 @@ def test_a_reply_may_come_in_any_two_pieces(fake, line, parser):
 
 
 @pytest.mark.parametrize("parser", PARSERS)
-@pytest.mark.parametrize("kept", [0, 1, 4, len(GRANT) - 1])
+@pytest.mark.parametrize("kept", [0, 1, 4, LENGTH - 1])
 def test_a_connection_that_ends_in_a_reply_answers_nothing(fake, line, parser, kept):
     """Half a reply is no vote: the connection is gone, and all it owes is unreachable."""
 
     def answer(words, wire):
-        wire.sendall(GRANT[:kept])
+        wire.sendall(grant()[:kept])
         wire.shutdown(socket.SHUT_RDWR)
 
     wire = line(fake(answer).url, parser, greeting=GREETING)
@@ -299,7 +306,7 @@ def test_a_reply_that_makes_no_sense_ends_the_connection(fake, line, parser, non
 @pytest.mark.parametrize("parser", PARSERS)
 def test_a_reply_that_nobody_asked_for_ends_the_connection(fake, line, parser):
     """One reply too many means that the count is wrong: nothing from there is believed."""
-    wire = line(fake(lambda *_: GRANT * 2).url, parser, greeting=GREETING)
+    wire = line(fake(lambda *_: grant() * 2).url, parser, greeting=GREETING)
 
     def read_again():
         select.select([wire.node.sock], [], [], 0.1)
