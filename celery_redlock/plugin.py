@@ -381,14 +381,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parent)
 
 
-@signals.task_postrun.connect(weak=False)
-def _after_task(task: Any = None, state: str | None = None, **_: Any) -> None:
-    """Tell the execution that its result is stored now."""
-    stored = getattr(getattr(task.request, "_redlock", None), "stored", None)
-    if stored is not None:  # a header of a message may be called so, too
-        stored(state)
-
-
 @signals.worker_process_shutdown.connect(weak=False)
 def _before_end(**_: Any) -> None:
     """Have observers of a child write what they have gathered."""

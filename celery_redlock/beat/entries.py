@@ -15,6 +15,7 @@ from celery import beat
 
 from celery_redlock.beat.due import interval_of, last_due, twin_of
 from celery_redlock.errors import LockKeyError
+from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.options import overlap_word
 from celery_redlock.task.slot import Slot
 
@@ -55,7 +56,9 @@ def for_slot(entry: Any, slot: Slot, task_id: str) -> Any:
     """Return a copy of *entry* whose message says for which slot it is; its scheduler has none."""
     published = twin_of(entry)
     options = {k: v for k, v in (entry.options or {}).items() if k != "overlap"}
-    headers = {**(options.get("headers") or {}), **slot.header(task_id)}
+    # The same publish whoever makes it: one that is repeated, as of a leader that died, ends unrun.
+    envelope = Envelope(publish_id=task_id, slot=slot)
+    headers = {**(options.get("headers") or {}), **envelope.header(task_id)}
     published.options = {**options, "task_id": task_id, "headers": headers}
     return published
 

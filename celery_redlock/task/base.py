@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from celery import Task
@@ -13,7 +14,8 @@ from celery.utils import uuid
 from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.plugin import Plugin, locking, plugin_for
-from celery_redlock.task.current import current_lock
+from celery_redlock.task.current import _running, current_lock
+from celery_redlock.task.envelope import HEADER, Envelope, fresh_publish_id
 from celery_redlock.task.execution import Execution
 from celery_redlock.task.keys import LockName
 from celery_redlock.task.options import OPTIONS, LockOptions, check_declared
@@ -23,7 +25,6 @@ from celery_redlock.task.publish import is_alone, publish
 from celery_redlock.task.queued import QueuedTask
 from celery_redlock.task.redelivery import warn_if_forgetful
 from celery_redlock.task.result import UniqueResult, unique
-from celery_redlock.task.slot import Slot
 
 __all__ = ["RedlockTask"]
 
@@ -181,26 +182,42 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         known = {"producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
         options = {**options, **known, "task_id": task_id}
         self._wait_until_bound()
-        running = getattr(self.request, "_redlock", None)
-        if running is not None:
-            running.tell_apart(options)
         inherited = super().apply_async
+        if self.app.conf.task_always_eager or self._is_built_in:
+            return unique(inherited(args, kwargs, **options))
+        options["task_id"] = task_id = task_id or uuid()
+        envelope = self._envelope_of(options.get("headers"), task_id)
 
-        def send(**options: Any) -> Any:
-            return inherited(args, kwargs, **options)
+        def send(reservation: QueuedTask | None, **options: Any) -> Any:
+            sent = envelope if reservation is None else replace(envelope, reservation=reservation)
+            headers = {**(options.pop("headers", None) or {}), **sent.header(options["task_id"])}
+            return inherited(args, kwargs, headers=headers, **options)
 
-        is_eager = self.app.conf.task_always_eager
-        slot = Slot.of(options.get("headers"), task_id)
+        slot, again = envelope.slot, envelope.reservation is not None
         is_unique = self._is_unique or (slot is not None and slot.is_buffered)
-        if not is_unique or is_eager or locking.disabled or not is_alone(options):
-            return unique(send(**options))
+        if not is_unique or again or locking.disabled or not is_alone(options):
+            return unique(send(None, **options))
         self._check_arguments(args, kwargs)
-        options["task_id"] = task_id or uuid()
         plugin = plugin_for(self.app)
         chosen = self._lock_options(plugin)
         if slot is not None:
             chosen = slot.adjust(chosen)
         return publish(self, plugin, chosen, (args, kwargs), options, send)
+
+    def _envelope_of(self, headers: Any, task_id: str) -> Envelope:
+        """
+        Return what a message that is published with *headers* says of itself.
+
+        Every publish is another execution, but for copies of a message, which say whose.
+        """
+        envelope = Envelope.of(
+            headers.get(HEADER) if isinstance(headers, Mapping) else None, task_id
+        )
+        if envelope.publish_id is not None:
+            return envelope
+        running = _running.get()
+        previous = None if running is None or running.request.id != task_id else running.id
+        return replace(envelope, publish_id=fresh_publish_id(), previous=previous)
 
     def _wait_until_bound(self) -> None:
         """
@@ -230,17 +247,21 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         queue: Any = None,
         **extra: Any,
     ) -> Any:
-        """Return what comes again; headers of a retry's own do not cost it its marker."""
-        queued = QueuedTask.of((request or self.request).headers, (request or self.request).id)
-        if queued is not None and extra.get("headers") is not None:
-            extra["headers"] = {**extra["headers"], **queued.header}
+        """Return what comes again; it carries what its message did, whatever its headers."""
+        known = self.request if request is None else request
+        headers = extra.get("headers", known.headers)
+        headers = headers if isinstance(headers, Mapping) else {}
+        envelope = Envelope.of(vars(known).get(HEADER), known.id)
+        if envelope != Envelope() and Envelope.of(headers.get(HEADER), known.id).publish_id is None:
+            envelope = replace(envelope, publish_id=None, previous=None)
+            extra["headers"] = {**headers, **envelope.header(str(known.id))}
         return super().signature_from_request(request, args, kwargs, queue, **extra)
 
     def on_replace(self, sig: Any) -> Any:
         """Let the replacement have the marker of this task, if it can end it."""
-        execution = getattr(self.request, "_redlock", None)
-        if isinstance(execution, Execution):
-            execution.hand_over_to(sig)
+        running = _running.get()
+        if running is not None and running.is_of(self, self.request):
+            running.hand_over_to(sig)
         return super().on_replace(sig)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -283,7 +304,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
             request.called_directly
             or request.id is None
             or self._is_built_in
-            or isinstance(getattr(request, "_redlock", None), Execution)  # a header may be that
+            or ((running := _running.get()) is not None and running.is_of(self, request))
         )
 
     @property

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 from celery_redlock.lock.held import HeldLock
+
+if TYPE_CHECKING:
+    from celery_redlock.task.execution import Execution
 
 __all__ = ["current_lock"]
 
 _current: ContextVar[HeldLock | None] = ContextVar("celery_redlock_current", default=None)
+#: The execution that runs here, or has just run and waits for its result to be stored.
+_running: ContextVar[Execution | None] = ContextVar("celery_redlock_running", default=None)
 
 
 def current_lock() -> HeldLock:

@@ -1,46 +1,89 @@
 """
 What one delivery of a message is known by, in the worker's parent and in the child that runs it.
 
-Both need the same two words: the id of the execution, which every delivery of a message
-shares, and the owner, which no other delivery ever has.
+Both need the same: the id of the execution, which every delivery of a message shares, and the
+owner, which no other delivery ever has.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_redlock.lock.rounds import new_owner
+from celery_redlock.task.envelope import HEADER, Envelope
 
-__all__ = ["REPEATS", "execution_id", "mint_owner", "repeats_of", "take_owner"]
+__all__ = ["Delivery", "execution_id", "mint_owner", "take_owner"]
 
 OWNER = "redlock_owner"
-#: Header that counts the retries that did not count.
-REPEATS = "redlock_repeats"
-MOST_REPEATS = 2**31
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{32}")
 
 
-def execution_id(task_id: str, retries: int | None, nesting: int | None, repeats: int = 0) -> str:
+@dataclass(frozen=True)
+class Delivery:
     """
-    Return the id of an execution.
+    A delivery of a message.
+
+    Attributes:
+        envelope: What the message says of itself.
+        execution: Id of its execution.
+        may_be_repeated: Whether an earlier delivery of the same message may have run: it says of
+            which publish it is, or the broker says that it delivers it again.
+    """
+
+    envelope: Envelope
+    execution: str
+    may_be_repeated: bool
+
+    @classmethod
+    def of(cls, task: str, fields: Mapping[str, Any]) -> Delivery:
+        """
+        Return what a delivery is known by.
+
+        Args:
+            task: Name of the task.
+            fields: Of the message's own headers, and its ``delivery_info``; the same in the
+                worker's parent process and in its child.
+        """
+        task_id = fields.get("id")
+        envelope = Envelope.of(fields.get(HEADER), task_id)
+        info = fields.get("delivery_info")
+        is_redelivered = isinstance(info, Mapping) and bool(info.get("redelivered"))
+        again = fields.get("retries"), fields.get("replaced_task_nesting")
+        execution = execution_id(task, task_id, envelope.publish_id or "", *again)
+        return cls(envelope, execution, envelope.publish_id is not None or is_redelivered)
+
+    @property
+    def copy(self) -> Envelope:
+        """
+        What a copy carries that is published in place of this delivery.
+
+        It is the same execution, unless this is the first delivery of a message that does not
+        say of which publish it is: then the copy gets an id of its own.
+        """
+        if self.envelope.publish_id is None and self.may_be_repeated:
+            return replace(self.envelope, publish_id="")
+        return self.envelope
+
+
+def execution_id(task: str, task_id: Any, publish_id: str, retries: Any, nesting: Any) -> str:
+    """
+    Return the id of an execution: 32 hexadecimal digits.
 
     Args:
+        task: Name of the task, so that no message of another task can stand for it.
         task_id: Of the task.
+        publish_id: As of `Envelope`, empty for none.
         retries: How many retries came before it.
         nesting: How many replacements came before it.
-        repeats: How many retries came before it that its body did not want to count.
     """
-    known = f"{task_id}/{retries or 0}/{nesting or 0}"
-    return f"{known}/{repeats}" if repeats else known
-
-
-def repeats_of(headers: Any) -> int:
-    """Return how many uncounted retries *headers* tell of; 0 if they make no sense."""
-    told = headers.get(REPEATS) if isinstance(headers, Mapping) else None
-    return told if type(told) is int and 0 < told < MOST_REPEATS else 0
+    known = json.dumps([task, task_id, publish_id, retries or 0, nesting or 0], default=repr)
+    return hashlib.sha256(known.encode()).hexdigest()[:32]
 
 
 def mint_owner(request: dict[str, Any]) -> str:

@@ -3,8 +3,9 @@ One execution of a task under a lock, a straight line down and back.
 
     trace -> RedlockTask.__call__ -> lock name -> acquire -> (policy) -> body -> release
 
-An execution is ``task id / retries / replacements``: a retry is another one, a message
-delivered again is the same one. Every acquisition has a token of its own.
+An execution is one publish of a task: a retry is another one, and so is a second publish under
+the same task id; a message delivered again is the same one. Every acquisition has a token of
+its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from celery import states
+from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.time import maybe_make_aware
 
@@ -32,8 +33,9 @@ from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import MarkerStands, Wanted
 from celery_redlock.plugin import locking, plugin_for
-from celery_redlock.task.current import _current
-from celery_redlock.task.delivery import REPEATS, execution_id, repeats_of, take_owner
+from celery_redlock.task.current import _current, _running
+from celery_redlock.task.delivery import Delivery, take_owner
+from celery_redlock.task.envelope import HEADER, Envelope, hide_publish_id
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt, undisturbed
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import RunUnlocked
@@ -50,7 +52,6 @@ from celery_redlock.task.queued import (
 )
 from celery_redlock.task.redelivery import set_aside
 from celery_redlock.task.refused import policy_for, refuse
-from celery_redlock.task.slot import Slot
 
 __all__ = ["Execution", "left_of"]
 
@@ -80,9 +81,12 @@ class Execution:
         self.task = task
         self.request = request
         self.name = name
-        self._retries, self._repeats = request.retries or 0, repeats_of(request.headers)
-        nesting = request.replaced_task_nesting
-        self.id = execution_id(request.id, self._retries, nesting, self._repeats)
+        self._number = number_of(request)
+        is_local = request.is_eager or locking.disabled
+        fields = {**vars(request), HEADER: None} if is_local else vars(request)
+        self._delivery = delivery = Delivery.of(task.name, fields)
+        self.id = delivery.execution
+        hide_publish_id(request)
         self._plugin = plugin_for(task.app)
         if request.is_eager:
             self._plugin.refresh()
@@ -91,14 +95,13 @@ class Execution:
         self._outer = _current.get()
         self._held: HeldLock | None = None
         self._options: LockOptions | None = None
-        self._has_ended = self._finishing = self._is_replaced = self._has_begun = False
-        headers = None if request.is_eager or locking.disabled else request.headers
-        self._queued = QueuedTask.of(headers, request.id)
-        self._slot = Slot.of(headers, request.id)
+        self._has_ended = self._finishing = self._is_replaced = self._is_over = False
+        self._queued, self._slot = delivery.envelope.reservation, delivery.envelope.slot
         self._ending: QueuedTask | None = None
         self._became: str | None = None
         self._comes_in = 0.0
-        request._redlock = self  # noqa: SLF001  tells a nested call, and finds us in task_postrun
+        before = _running.get()
+        self._before = None if before is None or before._is_over else before  # noqa: SLF001
 
     @property
     def options(self) -> LockOptions:
@@ -115,6 +118,7 @@ class Execution:
         Returns:
             What *body* returns, or what the policy says in its place.
         """
+        _running.set(self)
         try:
             try:
                 held = self.acquire()
@@ -125,7 +129,7 @@ class Execution:
             result = self._run_with(held, body, args, kwargs)
             self._has_ended, self._became = True, FINISHED
         except Exception as error:
-            self._has_ended = has_finished(error)
+            self._has_ended = has_finished(error, self.task)
             self._note(error)
             raise
         else:
@@ -135,6 +139,16 @@ class Execution:
                 self._give_back()
             finally:  # a signal between the body and the line above must not leave the lock behind
                 self._give_back()
+                self._is_over = True
+
+    def is_of(self, task: Any, request: Any) -> bool:
+        """
+        Return whether *request* is of a call within the body of this execution.
+
+        Celery copies a request where a task is called within its own body, so that the same one
+        may come in another object.
+        """
+        return task is self.task and not self._is_over and number_of(request) == self._number
 
     # -- before the body -----------------------------------------------------------
 
@@ -175,7 +189,14 @@ class Execution:
         if is_next and isinstance(error, LockTaken):
             raise self._wait_for_turn(look_again(error.holder), error)
         try:
-            skipped = refuse(self.task, self.request, error, self.options, self._plugin.notify)
+            skipped = refuse(
+                self.task,
+                self.request,
+                self._delivery.copy,
+                error,
+                self.options,
+                self._plugin.notify,
+            )
         except Ignore:
             self._became = AGAIN
             raise
@@ -196,15 +217,21 @@ class Execution:
         if kin is None:
             raise taken
         self._queued = None  # the one that runs has the marker, or the one before it ends
-        raise set_aside(self.task, self.request, taken.holder.get("ttl", LOOK_AGAIN), taken)
+        raise self._set_aside(taken.holder.get("ttl", LOOK_AGAIN), taken)
+
+    def _set_aside(self, after: float, otherwise: LockTaken | None = None) -> Ignore:
+        return set_aside(self.task, self.request, self._delivery.copy, after, otherwise)
 
     def _take(self, wait: float) -> HeldLock:
         options = self.options
         marker, owner = self._marker_name(), self._owner
-        wanted = Wanted(self.name, options.ttl, wait, options.fence, self._info, marker, owner)
+        asked = marker if self._delivery.may_be_repeated else None
+        wanted = Wanted(self.name, options.ttl, wait, options.fence, self._info, asked, owner)
         on_lost = self._on_lost if options.aborts_on_loss else None
         with undisturbed():  # or a lock that was granted might not be given back
             self._held = held = self._plugin.locks.take(wanted, on_lost)
+            if asked != marker:  # what an earlier publish under this task id has left
+                self._plugin.locks.mark(Marker(self.id, "done", 0.0))
         return held
 
     @property
@@ -217,12 +244,14 @@ class Execution:
         """Return how the holder is related: ``"same"`` execution, ``"predecessor"``, or not."""
         if self.request.is_eager or "task_id" not in holder:
             return None
-        if holder.get("execution") == self.id:
-            return "same"
-        told = holder["task_id"]
-        if told is not None and told in (self.request.id, self.request.parent_id):
-            return "predecessor"
-        return None
+        execution, task_id = holder.get("execution"), holder["task_id"]
+        if execution == self.id:
+            return "same" if self._delivery.may_be_repeated else None
+        request, previous = self.request, self._delivery.envelope.previous
+        comes_again = request.retries or request.replaced_task_nesting
+        is_itself = task_id == request.id and (comes_again or execution == previous)
+        is_parent = task_id is not None and task_id == request.parent_id
+        return "predecessor" if is_itself or is_parent else None
 
     def _marker_name(self) -> str | None:
         if not self.options.dedup_ttl or self.request.is_eager:
@@ -237,7 +266,7 @@ class Execution:
                 "%s[%s] has finished before; this copy ends", self.task.name, self.request.id
             )
             return Ignore("this execution has finished before")
-        return set_aside(self.task, self.request, LOOK_AGAIN)
+        return self._set_aside(LOOK_AGAIN)
 
     # -- the queued marker ------------------------------------------------------------
 
@@ -264,7 +293,7 @@ class Execution:
                 copy was published for later.
             LockKeyError: What was merged into this task belongs to another name.
         """
-        if self._queued is None:
+        if self._queued is None or not self._is_its_own(self._queued):
             return args, kwargs
         try:
             with undisturbed():
@@ -285,29 +314,31 @@ class Execution:
         self.request.args, self.request.kwargs = newest  # for a retry, or whoever comes again
         return newest
 
+    def _is_its_own(self, queued: QueuedTask) -> bool:
+        """
+        Return whether the marker is for the lock that this holds.
+
+        A retry may have other arguments, and so another name; and anybody can publish a message
+        that tells of another's. Such a marker is ended with its token, but none is ever made.
+        """
+        if queued.name == self.name:
+            return True
+        if queued.until == "started" and not self.options.reruns:
+            self._end_marker(queued, FINISHED)
+        return False
+
     def _wait_for_turn(self, after: float, otherwise: LockTaken) -> Ignore:
-        ignore = set_aside(self.task, self.request, after, otherwise)
+        ignore = self._set_aside(after, otherwise)
         self._became, self._comes_in = AGAIN, after
         return ignore
-
-    def tell_apart(self, options: dict[str, Any]) -> None:
-        """
-        Have a copy of this task that its body publishes with *options* be another execution.
-
-        A body that lowers ``request.retries``, so that a retry does not count, publishes numbers
-        that there were before: the copy would pass for one that has finished, and not run.
-        """
-        retries = options.get("retries")
-        is_of_body = self._has_begun and options["task_id"] == self.request.id
-        if is_of_body and retries is not None and retries <= self._retries:
-            options["headers"] = {**(options.get("headers") or {}), REPEATS: self._repeats + 1}
 
     def hand_over_to(self, sig: Any) -> None:
         """Let *sig*, which is to replace this task, have the marker, if it is one of ours."""
         task = self.task.app.tasks.get(sig.get("task"))
         if self._queued is None or sig.get("subtask_type") or not hasattr(task, "check_lock"):
             return
-        sig.set(headers={**(sig.options.get("headers") or {}), **self._queued.header})
+        header = Envelope(reservation=self._queued).header(self.request.id)
+        sig.set(headers={**(sig.options.get("headers") or {}), **header})
         self._is_replaced = True
 
     def _note(self, error: Exception) -> None:
@@ -325,11 +356,11 @@ class Execution:
         if self._finishing and self.options.reruns:  # or it would run once more, out of turn
             self._ending = queued
             return
-        self._end_marker(queued)
+        self._end_marker(queued, self._became or FINISHED)
 
-    def _end_marker(self, queued: QueuedTask) -> None:
+    def _end_marker(self, queued: QueuedTask, became: str) -> None:
         try:
-            markers, became = self._plugin.locks.queued, self._became or FINISHED
+            markers = self._plugin.locks.queued
             queued.end(markers, self.options, became, delay=self._comes_in, wait=False)
         except Exception:  # it ends by itself; the task's own outcome stands
             logger.exception("Ending the queued marker of %r failed", queued.name)
@@ -359,7 +390,6 @@ class Execution:
     ) -> Any:
         """Run *body*, which can ask for *held*, and which ends when that is lost."""
         try:
-            self._has_begun = True
             _current.set(held)
             with self._interrupt:
                 if self._held is not None and self.options.aborts_on_loss:
@@ -416,13 +446,22 @@ class Execution:
 
     def stored(self, state: str | None) -> None:
         """Remember that the result is stored; called when Celery is through with the task."""
+        _running.set(self._before)
         if self._finishing:
             is_stored = state in (states.SUCCESS, states.FAILURE, states.RETRY)
             done = Marker(self.id, "done", self.options.dedup_ttl)
             with signals_deferred():
                 if self._ending is not None and is_stored:
-                    self._end_marker(self._ending)
+                    self._end_marker(self._ending, self._became or FINISHED)
                 self._plugin.locks.mark(done if is_stored else Marker(self.id, UNSTORED, 0.0))
+
+
+@signals.task_postrun.connect(weak=False)
+def _after_task(task_id: Any = None, task: Any = None, state: str | None = None, **_: Any) -> None:
+    """Tell the execution that its result is stored now."""
+    running = _running.get()
+    if running is not None and running.task is task and running.request.id == task_id:
+        running.stored(state)
 
 
 def is_ignored(task: Any, request: Any) -> bool:
@@ -445,11 +484,20 @@ def seconds_until(when: Any) -> float:
     return float(when or 0.0)
 
 
-def has_finished(error: Exception) -> bool:
+def has_finished(error: Exception, task: Any) -> bool:
     """
     Return whether an execution that ended with *error* must not run when it is delivered again.
 
-    With Ignore and Reject the message may be meant to come again. (What is not an Exception,
-    like SystemExit or the end of a greenlet, tore the body apart: that has not finished.)
+    With Ignore and Reject the message may be meant to come again, and with a failure that is not
+    acknowledged: a dead-letter exchange may bring it back. (What is not an Exception, like
+    SystemExit or the end of a greenlet, tore the body apart: that has not finished.)
     """
-    return not isinstance(error, (Ignore, Reject))
+    if isinstance(error, (Ignore, Reject)):
+        return False
+    is_acknowledged = not task.acks_late or task.acks_on_failure_or_timeout
+    return is_acknowledged or isinstance(error, Retry)
+
+
+def number_of(request: Any) -> tuple[Any, Any, Any]:
+    """Return what tells this run of a task from its retries and from what replaced it."""
+    return request.id, request.retries or 0, request.replaced_task_nesting or 0

@@ -26,6 +26,7 @@ from typing import Any
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import bootsteps
+from celery.exceptions import InvalidTaskError
 from celery.worker.request import Request
 from celery.worker.state import revoked
 
@@ -35,7 +36,7 @@ from celery_redlock.lock.requests import Marker
 from celery_redlock.nodewatch import forks_held_off
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.death import wait_until_dead
-from celery_redlock.task.delivery import execution_id, mint_owner, repeats_of
+from celery_redlock.task.delivery import Delivery, mint_owner
 from celery_redlock.task.execution import left_of
 from celery_redlock.task.queued import AGAIN, FAILED, FINISHED, REVOKED, QueuedTask
 
@@ -52,6 +53,8 @@ LONGEST_DYING = 600.0
 LOOK_FOR_REVOKES = 0.5
 #: Pause between two tries to release while the nodes do not answer [s].
 PAUSE = 0.5
+#: How much of a task id that is none is shown.
+LONGEST_SHOWN = 60
 
 
 class RedlockRequest(Request):
@@ -61,13 +64,17 @@ class RedlockRequest(Request):
     _request_dict: dict[str, Any]
     _already_cancelled: bool
     _already_revoked: bool
-    _was_put_back = _is_retried = False
+    _was_rejected = _was_put_back = _is_retried = False
     _seen_to: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if not (isinstance(self.id, str) and self.id):
+            shown = repr(self.id)[:LONGEST_SHOWN]
+            raise InvalidTaskError(f"task id must be a non-empty string, not {shown}")
         self._owner = mint_owner(self._request_dict)
-        self._queued = QueuedTask.of(self._request_dict, self.id)
+        self._delivery = Delivery.of(self.task.name, self._request_dict)
+        self._queued = self._delivery.envelope.reservation
         if self._queued is not None:
             _queued_here.add(self)
 
@@ -77,6 +84,7 @@ class RedlockRequest(Request):
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  Celery's signature
         """Reject the message, and remember whether the broker is to deliver it again."""
+        self._was_rejected = self._was_rejected or not self.acknowledged
         self._was_put_back = self._was_put_back or (requeue and not self.acknowledged)
         super().reject(requeue=requeue)
 
@@ -171,17 +179,15 @@ class RedlockRequest(Request):
     @property
     def _is_over(self) -> bool:
         """Whether Celery is done with this execution, so that no copy of it may run."""
-        return self.acknowledged and not self._was_put_back and not self._already_cancelled
+        return self.acknowledged and not self._was_rejected and not self._already_cancelled
 
     def _end(self) -> ForcedEnd:
-        known = self._request_dict
-        nesting = known.get("replaced_task_nesting")
-        execution = execution_id(self.id, known.get("retries"), nesting, repeats_of(known))
         return ForcedEnd(
             task=self.task,
             args=self.args,
             kwargs=self.kwargs,
-            execution=execution,
+            task_id=self.id,
+            execution=self._delivery.execution,
             owner=self._owner,
             pid=self.worker_pid,
             since=self.time_start or time.time(),
@@ -233,6 +239,7 @@ class ForcedEnd:
         task: Its task.
         args: Positional arguments, as delivered.
         kwargs: Keyword arguments, as delivered.
+        task_id: Its id.
         execution: Id of its execution.
         owner: As which it took its lock.
         pid: Its process.
@@ -246,6 +253,7 @@ class ForcedEnd:
     task: Any
     args: Any
     kwargs: Any
+    task_id: str
     execution: str
     owner: str
     pid: int
@@ -310,7 +318,7 @@ class ForcedEnd:
     @property
     def _info(self) -> dict[str, Any]:
         """What the child told others of itself."""
-        return {"task": self.task.name, "task_id": self.execution.partition("/")[0]}
+        return {"task": self.task.name, "task_id": self.task_id}
 
     @property
     def _told(self) -> str:

@@ -42,8 +42,6 @@ COMPANY = ("chain", "chord", "group_id", "link", "link_error", "parent_id", "rep
 
 def is_alone(options: Mapping[str, Any]) -> bool:
     """Return whether nothing waits for this publish but, perhaps, its own caller."""
-    if QueuedTask.of(options.get("headers"), options.get("task_id")) is not None:
-        return False
     comes_again = options.get("retries") is not None  # 0 for one that was put off
     return not comes_again and not any(options.get(option) for option in COMPANY)
 
@@ -65,7 +63,7 @@ def publish(
         chosen: Its options.
         call: Positional and keyword arguments, either may be None.
         options: Of the publish, ``task_id`` among them.
-        send: Publishes: ``send(**options)``.
+        send: Publishes: ``send(reservation, **options)``.
 
     Raises:
         DuplicateTask: There is one, and ``on_duplicate`` is ``"fail"``.
@@ -84,11 +82,11 @@ def publish(
     except QuorumUnavailable:
         if isinstance(chosen.on_unavailable, Fail):
             raise
-        return unique(send(**options), lock_name=name)
+        return unique(send(None, **options), lock_name=name)
     if isinstance(placed, Duplicate) and not (chosen.reruns and not placed.merged):
         return joined(task, plugin, chosen, name, placed, options)
     if isinstance(placed, Duplicate):  # into what may expire nothing is merged: it could be lost
-        return unique(send(**options), lock_name=name)
+        return unique(send(None, **options), lock_name=name)
     try:
         is_duplicate = bool(placed.before) and chosen.unique_until != "started"
         if is_duplicate:
@@ -96,8 +94,7 @@ def publish(
         if placed.before:
             wait_for_it(options, chosen, placed)
         queued = QueuedTask(name, placed.token, options["task_id"], str(chosen.unique_until))
-        options["headers"] = {**(options.get("headers") or {}), **queued.header}
-        result = send(**options)
+        result = send(queued, **options)
     except BaseException:  # not published, or nobody knows: a second message at the worst
         plugin.locks.queued.end(name, placed.token, OVER)
         raise

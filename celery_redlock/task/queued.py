@@ -15,7 +15,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
@@ -27,15 +27,13 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.queued import AS_IT_IS, OVER, Begun, Queued, Started
 from celery_redlock.task.options import UNIQUE_UNTIL, LockOptions
 
-__all__ = ["HEADER", "NotItsTurn", "QueuedTask", "outcome_of"]
+__all__ = ["NotItsTurn", "QueuedTask", "outcome_of"]
 
 logger = logging.getLogger(__name__)
 
-#: Header that carries the lock name, the marker's token, the id of the task that it was published
-#: for, and its ``unique_until``.
-HEADER = "redlock_queued"
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{40}")
+LONGEST_NAME = 100_000
 #: Longest and shortest time after which a task that is next looks whether it is its turn [s].
 LOOK_AGAIN = 1.0, 10.0
 #: Share of the time for which the one before it has been there [1]: after a short one it does not
@@ -78,28 +76,23 @@ class QueuedTask:
     until: str
 
     @classmethod
-    def of(cls, headers: Mapping[str, Any] | None, task_id: str | None) -> QueuedTask | None:
-        """
-        Return what *headers* of a message say; None if it is nothing, or no sense.
-
-        Nor if they speak of another task: headers are handed on, by those who trace for example.
-        """
-        told = headers.get(HEADER) if isinstance(headers, Mapping) else None
-        if not (isinstance(told, (list, tuple)) and len(told) == len(fields(cls))):
+    def of(cls, parts: Any, task_id: str) -> QueuedTask | None:
+        """Parse what the message of the task *task_id* carries; None if absent or malformed."""
+        if not (isinstance(parts, (list, tuple)) and len(parts) == 3):  # noqa: PLR2004
             return None
-        if not all(isinstance(part, str) and part for part in told):
+        if not all(isinstance(part, str) and part for part in parts):
             return None
-        name, token, owner, until = told
-        if owner != task_id or until not in UNIQUE_UNTIL:
+        name, token, until = parts
+        if until not in UNIQUE_UNTIL or not WELL_FORMED.fullmatch(token):
             return None
-        if not WELL_FORMED.fullmatch(token) or re.search("[\ud800-\udfff]", name):
+        if len(name) > LONGEST_NAME or re.search("[\ud800-\udfff]", name):
             return None
-        return cls(name, token, owner, until)
+        return cls(name, token, task_id, until)
 
     @property
-    def header(self) -> dict[str, Any]:
+    def parts(self) -> list[str]:
         """What a message carries along."""
-        return {HEADER: [self.name, self.token, self.task_id, self.until]}
+        return [self.name, self.token, self.until]
 
     def start(
         self,

@@ -19,6 +19,7 @@ from celery.exceptions import Ignore, Reject
 from kombu import Exchange, Queue, pools
 
 from celery_redlock.plugin import first_url
+from celery_redlock.task.envelope import Envelope
 
 try:
     from celery.utils.quorum_queues import detect_quorum_queues
@@ -30,15 +31,12 @@ __all__ = [
     "headers_of",
     "longest_countdown",
     "set_aside",
-    "times_put_off",
     "warn_if_forgetful",
     "way_back",
 ]
 
 logger = logging.getLogger(__name__)
 
-#: Header that counts how often a policy put a task off.
-PUT_OFF = "redlock_put_off"
 #: For how long RabbitMQ lets a consumer not acknowledge a message, by default [s].
 CONSUMER_TIMEOUT = 1800.0
 #: The broker's default time after which an unacknowledged message is delivered again [s].
@@ -86,24 +84,21 @@ def longest_countdown(app: Any) -> float:
     return max(1.0, (CONSUMER_TIMEOUT if timeout is None else timeout) / 3.0)
 
 
-def times_put_off(request: Any) -> int:
-    """Return how often a policy has put this task off."""
-    value = custom_headers(request).get(PUT_OFF, 0)
-    return value if type(value) is int and value > 0 else 0
-
-
-def set_aside(task: Any, request: Any, after: float, otherwise: Exception | None = None) -> Ignore:
+def set_aside(
+    task: Any, request: Any, envelope: Envelope, after: float, otherwise: Exception | None = None
+) -> Ignore:
     """
     Publish a copy for later and return what ends this delivery without writing a state.
 
     Args:
         task: The task.
         request: Of the delivery that must not run now.
+        envelope: Of the copy.
         after: When the copy may have its turn [s from now].
         otherwise: As of `come_again`.
     """
     countdown = max(1, math.ceil(min(after, longest_countdown(task.app))))
-    come_again(task, request, countdown, otherwise)
+    come_again(task, request, envelope, countdown, otherwise)
     told = f"set aside for {countdown} s: it is running already, or what came before it is"
     logger.info("%s[%s] %s", task.name, request.id, told)
     return Ignore(told)
@@ -112,9 +107,9 @@ def set_aside(task: Any, request: Any, after: float, otherwise: Exception | None
 def come_again(
     task: Any,
     request: Any,
+    envelope: Envelope,
     countdown: int,
     otherwise: Exception | None = None,
-    put_off: int | None = None,
 ) -> None:
     """
     Publish the task again with all it carries, `retries` unchanged.
@@ -122,17 +117,15 @@ def come_again(
     Args:
         task: The task.
         request: Of this delivery.
+        envelope: Of the copy.
         countdown: When [whole s from now, >= 1: quorum queues take nothing else].
         otherwise: How the task is to fail, visibly, if it could not be published and the
             delivered message was acknowledged early.
-        put_off: New value of the counter in the header; None leaves it as it is.
 
     Raises:
         Reject: It could not be published, and the broker still has the delivered message.
     """
-    headers = headers_of(request)
-    if put_off is not None:
-        headers[PUT_OFF] = put_off
+    headers = {**headers_of(request), **envelope.header(request.id)}
     again = task.signature_from_request(
         request, countdown=countdown, retries=request.retries, headers=headers, **as_called(request)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery.exceptions import Ignore
@@ -16,13 +17,13 @@ from celery_redlock.events import (
     TaskRetried,
     TaskSkipped,
 )
+from celery_redlock.task.envelope import MOST_RESCHEDULES, Envelope
 from celery_redlock.task.followers import fail_followers, stop_chain
 from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip
 from celery_redlock.task.redelivery import (
     come_again,
     headers_of,
     longest_countdown,
-    times_put_off,
     way_back,
 )
 
@@ -54,7 +55,12 @@ def policy_for(error: LockNotAcquired, options: LockOptions) -> Policy:
 
 
 def refuse(
-    task: Any, request: Any, error: LockNotAcquired, options: LockOptions, notify: Notify
+    task: Any,
+    request: Any,
+    envelope: Envelope,
+    error: LockNotAcquired,
+    options: LockOptions,
+    notify: Notify,
 ) -> Skipped:
     """
     Act on *error* by policy, and see to it that nobody waits in vain for what was to follow.
@@ -77,7 +83,7 @@ def refuse(
         if isinstance(policy, Retry):
             retry(task, request, error, policy, notify)
         if isinstance(policy, Reschedule):
-            reschedule(task, request, error, policy, notify)
+            reschedule(task, request, envelope, error, policy, notify)
     except LockNotAcquired:  # it was put off as often as it may be
         fail(task, request, error, notify)
         raise
@@ -135,14 +141,20 @@ def retry(
 
 
 def reschedule(
-    task: Any, request: Any, error: LockNotAcquired, policy: Reschedule, notify: Notify
+    task: Any,
+    request: Any,
+    envelope: Envelope,
+    error: LockNotAcquired,
+    policy: Reschedule,
+    notify: Notify,
 ) -> NoReturn:
     """Let the same task come again later, or fail once that was done often enough."""
-    times = times_put_off(request)
+    times = envelope.reschedules
     if policy.max_reschedules is not None and times >= policy.max_reschedules:
         raise error
     countdown = policy.countdown(times, longest_countdown(task.app))
-    come_again(task, request, countdown, error, put_off=times + 1)
+    again = replace(envelope, reschedules=min(times + 1, MOST_RESCHEDULES))
+    come_again(task, request, again, countdown, error)
     about = told(task, request, error)
     notify(TaskRescheduled(**about, countdown=countdown, times=times + 1))
     msg = f"comes again in {countdown} s"

@@ -11,14 +11,12 @@ from typing import Any
 
 from celery_redlock.task.options import OVERLAP, LockOptions
 
-__all__ = ["HEADER", "Slot"]
+__all__ = ["Slot"]
 
-#: Header that carries the name of the entry, the slot, what is done about overlaps, and the id
-#: of the task that it was published for.
-HEADER = "redlock_slot"
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00")
 LONGEST_ENTRY = 200
+LONGEST_NAME = 100_000
 #: How long the marker of a run that waits stands by itself [s]. If its message outlives that, a
 #: second one may be published; if it was never published, the next one is after so long.
 BUFFERED_FOR = 300.0
@@ -40,19 +38,14 @@ class Slot:
     overlap: str = "skip"
 
     @classmethod
-    def of(cls, headers: Mapping[str, Any] | None, task_id: str | None) -> Slot | None:
-        """
-        Return what *headers* of a message say; None if it is nothing, or no sense.
-
-        Nor if they speak of another task: headers are handed on, by those who trace for example.
-        """
-        told = headers.get(HEADER) if isinstance(headers, Mapping) else None
-        if not (isinstance(told, (list, tuple)) and len(told) == 4):  # noqa: PLR2004
+    def of(cls, parts: Any) -> Slot | None:
+        """Parse what a message carries; None if absent or malformed."""
+        if not (isinstance(parts, (list, tuple)) and len(parts) == 3):  # noqa: PLR2004
             return None
-        if not all(isinstance(part, str) for part in told):
+        if not all(isinstance(part, str) for part in parts):
             return None
-        entry, due, overlap, owner = told
-        if owner != task_id or overlap not in OVERLAP:
+        entry, due, overlap = parts
+        if overlap not in OVERLAP or len(entry) > LONGEST_NAME:
             return None
         if not entry or not WELL_FORMED.fullmatch(due) or re.search("[\ud800-\udfff]", entry):
             return None
@@ -67,10 +60,10 @@ class Slot:
         """When it is due, in UTC."""
         return datetime.fromtimestamp(self.due, timezone.utc)
 
-    def header(self, task_id: str) -> dict[str, Any]:
-        """Return what the message of its task carries along."""
-        due = self.moment.isoformat(timespec="milliseconds")
-        return {HEADER: [self.entry, due, self.overlap, task_id]}
+    @property
+    def parts(self) -> list[str]:
+        """What the message of its task carries along."""
+        return [self.entry, self.moment.isoformat(timespec="milliseconds"), self.overlap]
 
     @property
     def info(self) -> dict[str, Any]:

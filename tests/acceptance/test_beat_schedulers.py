@@ -50,7 +50,7 @@ def declare(app):
 
 def tick(self):
     """Record for which slot this runs."""
-    record(os.environ["EVENTS"], "run", slot=self.request.headers["redlock_slot"][:2])
+    record(os.environ["EVENTS"], "run", slot=self.request.headers["redlock"]["slot"][:2])
 
 
 def plain():

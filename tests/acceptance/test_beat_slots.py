@@ -54,23 +54,24 @@ PLAIN = {
 
 def nap(self, name, seconds=0.0):
     """Run for some time, and record for which slot."""
-    with body(os.environ["EVENTS"], name, id=self.request.id, slot=self.request.headers[HEADER]):
+    with body(
+        os.environ["EVENTS"], name, id=self.request.id, slot=self.request.headers["redlock"]["slot"]
+    ):
         time.sleep(seconds)  # stands in for work
 
 
 def gated(self, name):
     """Run until the test lets it go on."""
     gate = Path(os.environ["EVENTS"]).with_name(f"{name}.open")
-    with body(os.environ["EVENTS"], name, id=self.request.id, slot=self.request.headers[HEADER]):
+    with body(
+        os.environ["EVENTS"], name, id=self.request.id, slot=self.request.headers["redlock"]["slot"]
+    ):
         while not gate.exists():
             time.sleep(0.01)
 
 
 def note(self, name):
     """Do nothing; no worker is there."""
-
-
-HEADER = "redlock_slot"
 
 
 class Recorder(logging.Handler):
@@ -208,7 +209,7 @@ def messages(it, entry, queue="celery"):
     with redis.Redis.from_url(it.broker.url) as client:
         found = [json.loads(message) for message in client.lrange(queue, 0, -1)]
         found += [json.loads(message)[0] for message in client.hvals("unacked")]
-    return [m for m in found if m["headers"].get(HEADER, [None])[0] == entry]
+    return [m for m in found if m["headers"].get("redlock", {}).get("slot", [None])[0] == entry]
 
 
 def deliver(it, message):
@@ -298,7 +299,7 @@ def test_with_buffer_one_exactly_one_waits_for_the_run_to_end(it):
     assert max(counts) == 1
 
     runs = it.bodies(name)
-    dues = [datetime.fromisoformat(due).timestamp() for _, due, _, _ in slots_of(it, name)]
+    dues = [datetime.fromisoformat(due).timestamp() for _, due, _ in slots_of(it, name)]
     for before, after, due in list(zip(runs, runs[1:], dues[1:], strict=False))[:2]:
         assert before.ended <= after.started <= before.ended + LOOK_AGAIN + SLOW
         assert due < before.ended + TO_UNIX  # it has waited, and is not the next that fell due
@@ -345,8 +346,10 @@ def deliver_three_times(it, name, message):
 def test_a_message_carries_its_slot(it, aside):
     """Its task reads the name of the entry, when it was due, and its own id."""
     message = aside("once")
-    entry, due, overlap, task_id = message["headers"][HEADER]
+    header = message["headers"]["redlock"]
+    (entry, due, overlap), task_id = header["slot"], header["task_id"]
     assert (entry, overlap, task_id) == ("once", "skip", message["headers"]["id"])
+    assert header["id"] == task_id  # whoever publishes it again publishes the same
     moment = datetime.fromisoformat(due).timestamp()
     assert moment % 3.0 == 0.0
     assert moment in it.dues("once", PUBLISHED)
@@ -359,7 +362,7 @@ def test_a_second_message_of_a_slot_does_not_run(it, aside):
     deliver_three_times(it, "once", message)
     ends = rf"\[{message['headers']['id']}\] has finished before; this copy ends"
     eventually(lambda: len(re.findall(ends, it.log())) == 2, "end of both copies", timeout=100)
-    assert slots_of(it, "once") == [message["headers"][HEADER]]
+    assert slots_of(it, "once") == [message["headers"]["redlock"]["slot"]]
 
 
 def test_without_a_memory_of_what_has_run_it_does(it, aside):
@@ -367,7 +370,7 @@ def test_without_a_memory_of_what_has_run_it_does(it, aside):
     message = aside("again")
     deliver_three_times(it, "again", message)
     run_of(it, "again", 2)
-    assert slots_of(it, "again") == 3 * [message["headers"][HEADER]]
+    assert slots_of(it, "again") == 3 * [message["headers"]["redlock"]["slot"]]
     assert overlaps_of(it, "again") == []
 
 

@@ -26,7 +26,7 @@ from support.waiting import eventually
 def facts(request):
     """Return all of a request that a task may rely on, as plain JSON."""
     headers = dict(request.headers or {})
-    headers.pop("redlock_put_off", None)
+    del headers["redlock"]
     info = request.delivery_info or {}
     return {
         "id": request.id,

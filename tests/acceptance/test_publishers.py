@@ -757,9 +757,11 @@ FORGED = {
 def of_another(forged, name, task_id):
     """Return options of a publish with a forged header that speaks of another's lock *name*."""
     header = json.loads(json.dumps(forged).replace("{name}", name))
+    told_id = header.pop(2) if isinstance(header, list) and len(header) == 4 else task_id
     if isinstance(header, list) and len(header) == 2:
-        header += [task_id, "finished"]
-    return {"headers": {"redlock_queued": header}, "task_id": task_id}
+        header += ["finished"]
+    ours = {"v": 1, "task_id": told_id, "reservation": header}
+    return {"headers": {"redlock": ours}, "task_id": task_id}
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,9 @@ def pending(it, name):
         messages = [json.loads(m) for m in client.lrange("celery", 0, -1)]
         messages += [json.loads(m)[0] for m in client.hvals("unacked")]
     return [
-        m["headers"]["id"] for m in messages if m["headers"].get("redlock_queued", [0])[0] == name
+        m["headers"]["id"]
+        for m in messages
+        if m["headers"]["redlock"].get("reservation", [0])[0] == name
     ]
 
 

@@ -72,26 +72,30 @@ def values(it, key):
 def headers_to_try(token, wrong, task_id, others_id):
     """Return headers that are after the lock of *token* and another's marker, and broken ones."""
     owner = token[:32]
-    queued = [PRECIOUS, wrong, task_id, "finished"]
+    own = {"v": 1, "task_id": task_id}
+    reservation = {**own, "reservation": [PRECIOUS, wrong, "finished"]}
+    waiting = {until: ["waiting", wrong, until] for until in ("finished", "success", "expired")}
     odd = [None, True, 0, -1, 1e308, "", "x", "\ud800", [], {}, [[[[[]]]]], {"a": {"b": [1]}}]
     odd += ["f" * 40, "x" * 20_000, [None] * 4, ["a"] * 500, 2**70, -(2**70), "redlock", [owner]]
-    fields = ["redlock_queued", "redlock_slot", "redlock_put_off", "redlock_owner", "redlock"]
+    ours = ["v", "task_id", "id", "previous", "reschedules", "reservation", "slot"]
+    fields = ["redlock", "redlock_owner"]
     fields += ["_redlock", "_protected", "headers", "replaced_task_nesting", "lock", "merged"]
     aimed = [
         {"redlock_owner": owner},
         {"redlock_owner": token, "delivery_info": {"redlock_owner": owner}},
-        {"headers": {"redlock_queued": queued}, "redlock_queued": queued},
-        {"redlock_queued": ["waiting", wrong, others_id, "finished"]},
-        {"redlock_queued": ["waiting", wrong, task_id, "success"]},
-        {"redlock_queued": ["waiting", wrong, task_id, "expired"]},
-        {"redlock_slot": ["e", "2026-03-01T12:30:15.250+00:00", "buffer_one", task_id]},
-        {"redlock_slot": ["e", "9999-12-31T23:59:59.999+00:00", "allow", task_id]},
+        {"headers": {"redlock": reservation}, "redlock": reservation},
+        {"redlock": {**own, "task_id": others_id, "reservation": waiting["finished"]}},
+        {"redlock": {**own, "reservation": waiting["success"]}},
+        {"redlock": {**own, "reservation": waiting["expired"]}},
+        {"redlock": {**own, "slot": ["e", "2026-03-01T12:30:15.250+00:00", "buffer_one"]}},
+        {"redlock": {**own, "slot": ["e", "9999-12-31T23:59:59.999+00:00", "allow"]}},
         {"_redlock": {"name": PRECIOUS, "token": token}},
         {"is_eager": True},
         {"called_directly": True},
         {"parent_id": others_id, "root_id": others_id},
-        {"redlock_put_off": -(10**30), "replaced_task_nesting": -1},
+        {"redlock": {**own, "reschedules": -(10**30)}, "replaced_task_nesting": -1},
     ]
+    aimed += [{"redlock": {**own, field: value}} for field in ours for value in odd]
     return aimed + [{field: value} for field in fields for value in odd]
 
 

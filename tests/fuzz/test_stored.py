@@ -43,6 +43,8 @@ from celery_redlock.ops.listing import in_words, lock_as_json, lock_row
 from celery_redlock.ops.text import in_json as shown_json
 from celery_redlock.ops.why import is_refusal_of
 from celery_redlock.plugin import plugin_for
+from celery_redlock.task.delivery import Delivery
+from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.execution import Execution
 from celery_redlock.task.queued import look_again, newest_call
 from celery_redlock.task.slot import Slot
@@ -158,7 +160,7 @@ def test_a_refusal_is_logged_in_one_tame_line(holder):
 class Lone:
     """An execution of which only the kinship is asked."""
 
-    id = "mine/0/0"
+    id = "0" * 32
 
     class request:  # noqa: N801  as Celery calls it
         """Of a task that nobody called."""
@@ -166,6 +168,10 @@ class Lone:
         id = "mine"
         parent_id = None
         is_eager = False
+        retries = 1
+        replaced_task_nesting = 0
+
+    _delivery = Delivery(Envelope(), "0" * 32, may_be_repeated=True)
 
 
 @settings(max_examples=60)

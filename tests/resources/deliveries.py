@@ -23,6 +23,7 @@ from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.servers import Server
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.current import _current
+from celery_redlock.task.delivery import execution_id
 from celery_redlock.task.interrupt import here
 from resources.remains import Remains, looking_at
 
@@ -34,6 +35,15 @@ SIGNALS: dict[str, type[BaseException]] = {
     "SIGTERM": SystemExit,
     "SIGINT": KeyboardInterrupt,
 }
+
+
+#: Of the message that is delivered.
+PUBLISH = "0" * 32
+
+
+def execution_of(task_id: str) -> str:
+    """Return the id of the execution of a delivery under this task id."""
+    return execution_id("shop.bill", task_id, PUBLISH, 0, 0)
 
 
 class Shop:
@@ -80,12 +90,14 @@ class Shop:
     def deliver(self) -> None:
         """Run a delivery as a worker's child does; its task id is the name of its lock."""
         told = {"retries": 0, "delivery_info": {"routing_key": "celery"}, "is_eager": False}
-        request = {**told, "id": self.name, "task": "shop.bill", "hostname": "here"}
+        header = {"v": 1, "task_id": self.name, "id": PUBLISH}
+        who = {"id": self.name, "task": "shop.bill", "hostname": "here"}
+        request = {**told, **who, "redlock": header}
         self._trace(self.name, [self.name], {}, request)
 
     def problems(self) -> list[str]:
         """Return what a delivery left behind in this thread, and of its result, in words."""
-        marker = marker_key("redlock", f"{self.name}/0/0")
+        marker = marker_key("redlock", execution_of(self.name))
         states = [client.get(marker) for client in self._clients]
         is_stored = self.app.AsyncResult(self.name).state in READY_STATES
         found = {

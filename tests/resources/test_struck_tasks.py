@@ -14,7 +14,7 @@ from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.task import execution
-from resources.deliveries import SIGNALS, handled, shop
+from resources.deliveries import SIGNALS, execution_of, handled, shop
 from resources.strikes import UNHARMED, Strikes
 
 pytestmark = [
@@ -57,7 +57,7 @@ def taken(shop, rival):
 
 def delivered_again(shop, rival):
     """Have the first copy of the same delivery run in another worker."""
-    info = {"task_id": shop.name, "execution": f"{shop.name}/0/0"}
+    info = {"task_id": shop.name, "execution": execution_of(shop.name)}
     held = rival.take(Wanted(shop.name, 15.0, 5.0, info=info))
 
     def end():
@@ -69,7 +69,7 @@ def delivered_again(shop, rival):
 
 def finished(shop, rival):
     """Have the first copy finished, and its result stored."""
-    rival.mark(Marker(f"{shop.name}/0/0", "done", 60.0), wait=True)
+    rival.mark(Marker(execution_of(shop.name), "done", 60.0), wait=True)
     shop.app.backend.store_result(shop.name, "first", "SUCCESS")
     return lambda: None
 

@@ -74,7 +74,8 @@ def published(broker_url: str) -> list[Published]:
     found = []
     for order, message in enumerate(messages):
         headers = json.loads(message)["headers"]
-        entry, due, _, task_id = headers["redlock_slot"]
+        ours = headers["redlock"]
+        (entry, due, _), task_id = ours["slot"], ours["task_id"]
         assert task_id == headers["id"], headers
         moment = datetime.fromisoformat(due).timestamp()
         found.append(Published(entry, moment, task_id, order, headers.get("sent", 0.0)))

@@ -12,9 +12,14 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.rounds import MarkerStands
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task.delivery import execution_id, repeats_of
+from celery_redlock.task.current import _running
+from celery_redlock.task.delivery import execution_id
 from celery_redlock.task.execution import FINISHING, PREDECESSOR_GRACE
 from celery_redlock.task.interrupt import Interrupt
+
+#: Of the message that is delivered.
+PUBLISH = "0" * 32
+HEADER = {"v": 1, "task_id": "me", "id": PUBLISH}
 
 
 class ScriptedLocks:
@@ -72,14 +77,20 @@ def deliver(app, *answers, body=None, options=None, **request):
         return body(self) if body else number
 
     task = app.tasks["shop.bill"]
-    request = {"id": "me", "args": (7,), "kwargs": {}, "called_directly": False, **request}
-    task.push_request(**request)
+    known = {"id": "me", "args": (7,), "kwargs": {}, "called_directly": False, "redlock": HEADER}
+    task.push_request(**{**known, **request})
+    before = _running.get()
     try:
         return task(7)
     finally:
-        execution = getattr(task.request, "_redlock", None)
         task.pop_request()
-        app.execution = execution
+        app.execution = _running.get()
+        _running.set(before)
+
+
+def execution(task_id="me", retries=0, nesting=0, publish_id=PUBLISH):
+    """Return the id of an execution of the task of these tests."""
+    return execution_id("shop.bill", task_id, publish_id, retries, nesting)
 
 
 def taken(**holder):
@@ -87,18 +98,18 @@ def taken(**holder):
     return LockTaken("shop.bill", {}, holder)
 
 
-STRANGER = {"task_id": "other", "execution": "other/0/0", "ttl": 4.2}
-MYSELF = {"task_id": "me", "execution": "me/0/0", "ttl": 4.2}
+STRANGER = {"task_id": "other", "execution": execution("other"), "ttl": 4.2}
+MYSELF = {"task_id": "me", "execution": execution(), "ttl": 4.2}
 
 
 def test_a_granted_lock_runs_the_body_and_is_given_back(app):
     """One question, one body, one release with the word that this execution is done."""
     assert deliver(app) == 7
     (wanted,) = app.locks.wanted
-    assert wanted.marker == "me/0/0"
-    assert wanted.info == {"task": "shop.bill", "task_id": "me", "execution": "me/0/0"}
+    assert wanted.marker == execution()
+    assert wanted.info == {"task": "shop.bill", "task_id": "me", "execution": execution()}
     ((_, marker),) = app.locks.released
-    assert (marker.name, marker.state, marker.ttl) == ("me/0/0", "done", 3600.0)
+    assert (marker.name, marker.state, marker.ttl) == (execution(), "done", 3600.0)
 
 
 def test_a_signal_on_the_way_out_leaves_no_lock_in_the_bodys_place(app, monkeypatch):
@@ -116,18 +127,58 @@ def test_a_signal_on_the_way_out_leaves_no_lock_in_the_bodys_place(app, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("request_fields", "execution"),
+    ("request_fields", "expected"),
     [
-        ({}, "me/0/0"),
-        ({"retries": 3}, "me/3/0"),
-        ({"replaced_task_nesting": 2}, "me/0/2"),
-        ({"redelivered": True, "delivery_info": {"redelivered": True}}, "me/0/0"),
+        ({}, {}),
+        ({"retries": 3}, {"retries": 3}),
+        ({"replaced_task_nesting": 2}, {"nesting": 2}),
+        ({"redelivered": True, "delivery_info": {"redelivered": True}}, {}),
+        ({"redlock": {**HEADER, "id": "1" * 32}}, {"publish_id": "1" * 32}),
+        ({"redlock": None}, {"publish_id": ""}),
     ],
 )
-def test_an_execution_is_one_try_of_one_task(app, request_fields, execution):
-    """A retry and a replacement are executions of their own, a message delivered again is not."""
+def test_an_execution_is_one_publish_of_one_task(app, request_fields, expected):
+    """A retry and a second publish are others; a message that is delivered again is not."""
     deliver(app, **request_fields)
-    assert app.locks.wanted[0].info["execution"] == execution
+    assert app.locks.wanted[0].info["execution"] == execution(**expected)
+
+
+def test_no_message_of_another_task_stands_for_an_execution():
+    """Whatever it says of itself: its task is part of the id."""
+    assert execution_id("cheap", "me", PUBLISH, 0, 0) != execution_id("dear", "me", PUBLISH, 0, 0)
+
+
+@pytest.mark.parametrize("redelivered", [False, True])
+def test_a_message_that_says_nothing_was_run_before_if_the_broker_says_so(app, redelivered):
+    """A second publish under the same task id, as of ``send_task``, is another execution."""
+    fields = {"redlock": None, "delivery_info": {"redelivered": redelivered}}
+    deliver(app, **fields)
+    own = execution(publish_id="")
+    assert app.locks.wanted[0].marker == (own if redelivered else None)
+    forgotten = [(marker.name, marker.state, marker.ttl) for marker in app.locks.marked]
+    assert forgotten == ([] if redelivered else [(own, "done", 0.0)])
+    ((_, marker),) = app.locks.released
+    assert (marker.name, marker.state) == (own, "done")
+
+
+@pytest.mark.parametrize("redelivered", [False, True])
+def test_the_same_task_id_is_no_redelivery(app, redelivered):
+    """Beside a holder of the same task id the policy decides, unless the message came before."""
+    holder = {**MYSELF, "execution": execution(publish_id="")}
+    fields = {"redlock": None, "delivery_info": {"redelivered": redelivered}}
+    if redelivered:
+        with pytest.raises(Ignore):
+            deliver(app, taken(**holder), **fields)
+        assert app.sent[0][2]["headers"]["redlock"]["id"] == ""
+    else:
+        assert deliver(app, taken(**holder), **fields)["skipped"] == "conflict"
+
+
+def test_a_second_publish_under_the_same_task_id_is_a_conflict(app):
+    """It is neither a copy of the first one, nor what came after it."""
+    holder = {**MYSELF, "execution": execution(publish_id="1" * 32)}
+    assert deliver(app, taken(**holder))["skipped"] == "conflict"
+    assert app.sent == []
 
 
 @pytest.mark.parametrize("policy", ["skip", "fail", "retry", "reschedule"])
@@ -138,7 +189,7 @@ def test_a_task_never_loses_to_itself(app, policy):
     ((name, args, sent),) = app.sent
     assert (name, args, sent["task_id"], sent["retries"]) == ("shop.bill", (7,), "me", 0)
     assert sent["countdown"] == 5
-    assert sent["headers"] == {"a": 1}
+    assert sent["headers"] == {"a": 1, "redlock": HEADER}
     assert app.locks.released == []
 
 
@@ -153,9 +204,9 @@ def test_a_copy_comes_back_in_time(app, ttl, countdown):
 @pytest.mark.parametrize(
     "kin",
     [
-        {"task_id": "me", "execution": "me/1/0", "ttl": 1.0},  # the retry before this one
-        {"task_id": "me", "execution": "me/2/1", "ttl": 1.0},  # what this one replaced
-        {"task_id": "parent", "execution": "parent/0/0", "ttl": 1.0},  # the chain's last member
+        {"task_id": "me", "execution": execution(retries=1), "ttl": 1.0},  # the retry before
+        {"task_id": "me", "execution": execution(nesting=1), "ttl": 1.0},  # what this one replaced
+        {"task_id": "parent", "execution": execution("parent"), "ttl": 1.0},  # the last of a chain
     ],
 )
 def test_what_came_before_a_task_is_waited_for(app, kin):
@@ -171,7 +222,7 @@ def test_what_came_before_a_task_is_waited_for(app, kin):
 
 def test_a_stranger_who_comes_first_after_all_is_a_conflict(app):
     """Once the predecessor is gone and somebody else holds the lock, the policy decides."""
-    kin = {"task_id": "parent", "execution": "parent/0/0"}
+    kin = {"task_id": "parent", "execution": execution("parent")}
     with pytest.raises(LockTaken):
         deliver(
             app,
@@ -183,7 +234,7 @@ def test_a_stranger_who_comes_first_after_all_is_a_conflict(app):
     assert app.sent == []
 
 
-@pytest.mark.parametrize("holder", [STRANGER, {}, {"token": "x"}, {"execution": "me/0/0"}])
+@pytest.mark.parametrize("holder", [STRANGER, {}, {"token": "x"}, {"execution": execution()}])
 def test_a_stranger_is_a_conflict(app, holder):
     """Also one that tells nothing of itself."""
     value = deliver(app, taken(**holder), parent_id="parent")
@@ -236,33 +287,52 @@ def test_only_what_has_ended_by_itself_is_remembered(app, error, is_over):
     assert (marker is not None) == is_over
 
 
-@pytest.mark.parametrize(
-    ("lowered_to", "told", "repeats"), [(2, None, None), (1, None, 1), (0, 4, 5), (-1, "x", 1)]
-)
-def test_a_copy_that_has_a_number_of_before_is_another_execution(app, lowered_to, told, repeats):
-    """A body may lower the number of retries; what ends now is remembered all the same."""
+def test_a_failure_that_is_not_acknowledged_is_not_remembered(app):
+    """A dead-letter exchange may bring the message back, to run as a plain task would."""
+    late = {"acks_late": True, "acks_on_failure_or_timeout": False}
+    for error, is_over in ((ValueError(), False), (Retry(), True)):
+        with pytest.raises(type(error)):
+            deliver(app, body=raises(error), options=late)
+        ((_, marker),) = app.locks.released
+        assert (marker is not None) == is_over
+        app.locks.released.clear()
+
+
+@pytest.mark.parametrize("lowered_to", [2, 1, 0, -1])
+def test_what_a_body_publishes_under_its_own_id_is_another_execution(app, lowered_to):
+    """Also if it lowers the number of retries, and hands on all the headers that it sees."""
 
     def again(task):
         task.request.retries = lowered_to
-        raise task.retry(countdown=0, max_retries=None)
+        raise task.retry(countdown=0, max_retries=None, headers=task.request.headers)
 
+    header = {"mine": 1, "redlock": HEADER}
     with pytest.raises(Retry):
-        deliver(app, body=again, retries=2, headers={"redlock_repeats": told, "mine": 1})
+        deliver(app, body=again, retries=2, headers=header)
     ((_, _, sent),) = app.sent
     assert sent["retries"] == lowered_to + 1
-    assert sent["headers"] == {"mine": 1, "redlock_repeats": repeats or told}
+    assert sent["headers"]["mine"] == 1
     ((_, marker),) = app.locks.released
-    own = "me/2/0/4" if told == 4 else "me/2/0"
-    assert marker.name == own
-    assert execution_id("me", sent["retries"], 0, repeats_of(sent["headers"])) != own
+    assert marker.name == execution(retries=2)
+    told = sent["headers"]["redlock"]
+    assert told["previous"] == marker.name
+    assert told["id"] != PUBLISH
+    again = execution("me", sent["retries"], publish_id=told["id"])
+    assert again != marker.name
+    holder = {"task_id": "me", "execution": marker.name, "ttl": 1.0}
+    app.locks.wanted.clear()
+    assert deliver(app, taken(**holder), redlock=told) == 7  # it waits for what published it
+    assert len(app.locks.wanted) == 2
 
 
-def test_a_copy_that_is_put_off_stays_the_same_execution(app):
-    """Its body has not begun, so there is nothing to be told apart from."""
+@pytest.mark.parametrize(
+    "headers", [None, {}, {"sentry-trace": "1"}, {"redlock": {"v": 1, "task_id": "me", "id": "f"}}]
+)
+def test_ours_is_read_past_what_other_libraries_nest(app, headers):
+    """A dict called ``headers`` in a message is all that Celery then shows of them."""
     with pytest.raises(Ignore):
-        deliver(app, taken(**MYSELF))
-    ((_, _, sent),) = app.sent
-    assert "redlock_repeats" not in (sent["headers"] or {})
+        deliver(app, taken(**MYSELF), headers=headers)
+    assert app.sent[0][2]["headers"]["redlock"] == HEADER
 
 
 @pytest.mark.parametrize(
@@ -279,10 +349,10 @@ def test_a_message_acknowledged_late_is_remembered_in_two_steps(app, state, word
     """It is finishing with the release, and done once the result is stored, else forgotten."""
     deliver(app, options={"acks_late": True})
     ((_, marker),) = app.locks.released
-    assert (marker.name, marker.state, marker.ttl) == ("me/0/0", "finishing", FINISHING)
+    assert (marker.name, marker.state, marker.ttl) == (execution(), "finishing", FINISHING)
     app.execution.stored(state)
     (marked,) = [(m.name, m.state, m.ttl) for m in app.locks.marked]
-    assert marked == ("me/0/0", word, ttl)
+    assert marked == (execution(), word, ttl)
 
 
 def test_without_memory_nothing_is_marked(app):

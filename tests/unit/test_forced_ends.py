@@ -13,13 +13,13 @@ from billiard.einfo import ExceptionInfo
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import Celery
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry
 
 from celery_redlock import ConfigurationError, RedlockTask
 from celery_redlock.lock.redlock import ReleaseOutcome
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task import forced_ends
-from celery_redlock.task.delivery import take_owner
+from celery_redlock.task.delivery import execution_id, take_owner
 from celery_redlock.task.forced_ends import ForcedEnd, RedlockRequest
 from celery_redlock.testing import locks_disabled
 from support.versions import since
@@ -73,6 +73,10 @@ def app(monkeypatch):
     app.close()
 
 
+HEADER = {"v": 1, "task_id": "me", "id": "0" * 32}
+EXECUTION = execution_id("bill", "me", "0" * 32, 0, 0)
+
+
 def declare(app, **options):
     """Declare a task."""
 
@@ -86,7 +90,7 @@ def declare(app, **options):
 
 def deliver(app, task, **headers):
     """Return a delivery of the task, which a child has begun with."""
-    known = {"id": "me", "task": "bill", "lang": "py", "retries": 0, **headers}
+    known = {"id": "me", "task": "bill", "lang": "py", "retries": 0, "redlock": HEADER, **headers}
     message = SimpleNamespace(
         headers=known,
         body=b"",
@@ -122,7 +126,7 @@ def tracebacks():
 
 LOST = WorkerLostError("signal 9")
 RELEASE = [("death", CHILD), "release"]
-DONE = ("mark", "me/0/0", "done", 3600.0)
+DONE = ("mark", EXECUTION, "done", 3600.0)
 
 
 def told(app):
@@ -185,13 +189,13 @@ def test_what_was_never_begun_has_no_child(app):
     assert told(app) == ["ack"]
 
 
-@pytest.mark.parametrize("execution", ["me/0/0", "me/1/0"])
+@pytest.mark.parametrize("execution", [EXECUTION, "1" * 32])
 def test_an_execution_that_runs_elsewhere_is_not_over(app, execution):
     """Only the copy was lost, that waited for it: what is remembered is for the first to say."""
     task = declare(app, acks_late=True)
     app.locks.holders = [{"execution": execution, "token": "another0", "since": 1.0}]
     fail(deliver(app, task), LOST)
-    assert (DONE in app.locks.done) is (execution != "me/0/0")
+    assert (DONE in app.locks.done) is (execution != EXECUTION)
     assert "release" in told(app)
 
 
@@ -206,6 +210,21 @@ def test_no_thread_is_no_harm(app, monkeypatch, caplog):
     monkeypatch.setattr(threading.Thread, "start", refuse)
     fail(deliver(app, declare(app)), LOST)
     assert "No thread to release for bill[me]" in caplog.text
+
+
+@pytest.mark.parametrize("task_id", [None, "", 0, 7, ["me"], {"me": 1}, b"me"])
+def test_a_message_whose_task_id_is_none_is_refused(app, task_id):
+    """As Celery refuses an invalid one: it would run beside the holder, or end the worker."""
+    with pytest.raises(InvalidTaskError, match="task id"):
+        deliver(app, declare(app), id=task_id)
+
+
+def test_a_child_whose_message_goes_to_the_dead_letters_is_not_over(app):
+    """It is rejected, not acknowledged: what brings it back is to run."""
+    task = declare(app, acks_late=True, acks_on_failure_or_timeout=False)
+    fail(deliver(app, task), LOST)
+    assert ("reject", False) in app.locks.done
+    assert DONE not in app.locks.done
 
 
 def test_a_message_acknowledged_early_is_over_with_its_child(app):
@@ -251,7 +270,7 @@ def test_the_lock_is_that_of_the_child(app):
     owner = take_owner(child)
     assert len(owner) == 32
     assert ("release", task.lock_name(["seven"]), owner, 0.0) in app.locks.done
-    assert ("mark", "me/2/1", "done", 3600.0) in app.locks.done
+    assert ("mark", execution_id("bill", "me", "0" * 32, 2, 1), "done", 3600.0) in app.locks.done
 
 
 def test_min_hold_is_kept_for_a_dead_child_too(app):

@@ -21,7 +21,7 @@ from celery_redlock.errors import DuplicateTask, QuorumUnavailable
 from celery_redlock.events import SlotPublished, SlotSkipped
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.slots import Claimed, LastSlot, SlotState
-from celery_redlock.task.slot import HEADER, Slot
+from celery_redlock.task.slot import Slot
 
 START = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 CLAIMED = Claimed(SlotState.CLAIMED)
@@ -157,7 +157,7 @@ class Shop:
 
     def broker(self, name, args, options):
         """Take a message, unless that is to fail."""
-        entry, due, *_ = options["headers"][HEADER]
+        entry, due, *_ = options["headers"]["redlock"]["slot"]
         slot = entry, (datetime.fromisoformat(due) - START).total_seconds()
         self.tried.append((self.world.seconds, *slot))
         if entry in self.down:

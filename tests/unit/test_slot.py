@@ -14,55 +14,42 @@ from hypothesis import strategies as st
 from celery_redlock import RedlockTask
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.options import OVERLAP, LockOptions
-from celery_redlock.task.slot import HEADER, LONGEST_ENTRY, Slot
+from celery_redlock.task.slot import LONGEST_ENTRY, Slot
 
 DUE = datetime(2026, 3, 1, 12, 30, 15, 250_000, timezone.utc).timestamp()
-TOLD = ["report", "2026-03-01T12:30:15.250+00:00", "skip", "id-1"]
+TOLD = ["report", "2026-03-01T12:30:15.250+00:00", "skip"]
 #: Every millisecond until the year 2200, as Unix time.
 moments = st.integers(0, 7_258_118_399_999).map(lambda milliseconds: milliseconds / 1000)
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 
 
-@given(entry=names, due=moments, overlap=st.sampled_from(OVERLAP), task_id=st.text())
-def test_a_slot_is_read_back_as_it_was_written(entry, due, overlap, task_id):
+@given(entry=names, due=moments, overlap=st.sampled_from(OVERLAP))
+def test_a_slot_is_read_back_as_it_was_written(entry, due, overlap):
     """Any name and any millisecond come back the same, by way of JSON, too."""
     slot = Slot(entry, due, overlap)
-    headers = slot.header(task_id)
-    assert Slot.of(headers, task_id) == slot
-    assert Slot.of(json.loads(json.dumps(headers)), task_id) == slot
+    assert Slot.of(slot.parts) == slot
+    assert Slot.of(tuple(json.loads(json.dumps(slot.parts)))) == slot
 
 
-def test_a_header_is_plain_to_read():
-    """Entry, slot, overlap and task stand in it as words."""
-    assert Slot("report", DUE).header("id-1") == {HEADER: TOLD}
-
-
-def test_a_header_is_found_among_others():
-    """Whatever else a message carries, and as whatever sequence its serializer brings it."""
-    headers = {"id": "id-1", "task": "shop.report", HEADER: tuple(TOLD)}
-    assert Slot.of(headers, "id-1") == Slot("report", DUE)
-
-
-@pytest.mark.parametrize("task_id", ["id-2", "", None, "ID-1", "id-1 "])
-def test_a_header_that_was_handed_on_says_nothing(task_id):
-    """A task that inherits the headers of another is no run of that one's slot."""
-    assert Slot.of({HEADER: TOLD}, task_id) is None
+def test_a_slot_is_plain_to_read():
+    """Entry, slot and overlap stand in it as words."""
+    assert Slot("report", DUE).parts == TOLD
 
 
 FORGED = [
-    # no sequence of four
-    None, "", "slot", b"slot", 0, 7, 1.5, True, [], {}, (), set(), object(), TOLD[:3], [*TOLD, ""],
-    [TOLD], "abcd", b"abcd", dict.fromkeys(TOLD), dict(enumerate(TOLD)), set(TOLD), iter(TOLD),
+    # no sequence of three
+    None, "", "slot", b"slot", 0, 7, 1.5, True, [], {}, (), set(), object(), TOLD[:2], [*TOLD, ""],
+    [TOLD], "abc", b"abc", dict.fromkeys(TOLD), dict(enumerate(TOLD)), set(TOLD), iter(TOLD),
     # not of strings
     [None, *TOLD[1:]], [7, *TOLD[1:]], [b"report", *TOLD[1:]], [["report"], *TOLD[1:]],
-    ["report", DUE, "skip", "id-1"], ["report", None, "skip", "id-1"], [*TOLD[:2], None, "id-1"],
-    [*TOLD[:2], ["skip"], "id-1"], [*TOLD[:3], None], [*TOLD[:3], ["id-1"]], [{}, {}, {}, {}],
+    ["report", DUE, "skip"], ["report", None, "skip"], [*TOLD[:2], None],
+    [*TOLD[:2], ["skip"]], [{}, {}, {}],
     # no name
     ["", *TOLD[1:]], ["\ud800", *TOLD[1:]], ["report\udfff", *TOLD[1:]],
     # no overlap
-    [*TOLD[:2], "", "id-1"], [*TOLD[:2], "Skip", "id-1"], [*TOLD[:2], "buffer_two", "id-1"],
+    [*TOLD[:2], ""], [*TOLD[:2], "Skip"], [*TOLD[:2], "buffer_two"],
 ] + [
-    ["report", due, "skip", "id-1"]
+    ["report", due, "skip"]
     for due in [
         "", "now", "1772368215.25", "2026-03-01", "2026-03-01T12:30:15+00:00",
         "2026-03-01T12:30:15.250", "2026-03-01T12:30:15.250Z", "2026-03-01T12:30:15.250+01:00",
@@ -82,13 +69,7 @@ FORGED = [
 @pytest.mark.parametrize("told", FORGED)
 def test_what_makes_no_sense_says_nothing(told):
     """Anybody can publish: junk in a header is no slot, and no error."""
-    assert Slot.of({HEADER: told}, "id-1") is None
-
-
-@pytest.mark.parametrize("headers", [None, {}, {"redlock": TOLD}, {HEADER.upper(): TOLD}])
-def test_a_message_without_the_header_has_no_slot(headers):
-    """What was not published for a slot says nothing of one."""
-    assert Slot.of(headers, "id-1") is None
+    assert Slot.of(told) is None
 
 
 JSON = st.recursive(
@@ -97,17 +78,17 @@ JSON = st.recursive(
 )
 
 
-@given(told=st.lists(JSON | st.sampled_from(TOLD), min_size=4, max_size=4) | JSON)
+@given(told=st.lists(JSON | st.sampled_from(TOLD), min_size=3, max_size=3) | JSON)
 def test_no_header_raises(told):
     """Whatever JSON stands in it, a slot comes of it or nothing."""
-    found = Slot.of({HEADER: told}, "id-1")
-    assert found is None or found.header("id-1") == {HEADER: told}
+    found = Slot.of(told)
+    assert found is None or found.parts == told
 
 
 @given(due=st.from_regex(r"[0-9]{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", fullmatch=True))
 def test_no_date_raises(due):
     """A date that is well formed but is none, in whatever digits, is no error."""
-    found = Slot.of({HEADER: ["report", due, "skip", "id-1"]}, "id-1")
+    found = Slot.of(["report", due, "skip"])
     assert found is None or found.moment.tzinfo is timezone.utc
 
 

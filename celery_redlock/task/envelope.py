@@ -1,0 +1,118 @@
+"""
+What a message carries of ours: one header, ``redlock``, a small JSON object.
+
+    publisher --> written by `Envelope.header` --> parsed by `Envelope.of`, in a worker's parent
+                                                   process and in the child alike
+
+It is read from the message's own headers. ``request.headers`` may be something else: a library
+that nests a dict called ``headers`` in them makes Celery take that for all there is.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery_redlock.task.queued import QueuedTask
+from celery_redlock.task.slot import Slot
+
+__all__ = ["HEADER", "Envelope", "fresh_publish_id", "hide_publish_id"]
+
+#: Name of the header.
+HEADER = "redlock"
+VERSION = 1
+#: Most times a policy may reschedule a task; larger numbers are forged.
+MOST_RESCHEDULES = 2**31 - 1
+PUBLISH_ID = re.compile(r"[0-9a-f-]{0,36}")
+EXECUTION_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """
+    What a message says of itself.
+
+    Attributes:
+        publish_id: Of the publish that made the message; a copy that this package publishes in
+            its place has the same. None for a message that was not published through the class;
+            empty for a copy of one that the broker had delivered again.
+        previous: Id of the execution whose body published this one under its own task id.
+        reschedules: How often a policy has put the task off.
+        reservation: The marker that the message was published with, if any.
+        slot: That a periodic task was published for, if any.
+    """
+
+    publish_id: str | None = None
+    previous: str | None = None
+    reschedules: int = 0
+    reservation: QueuedTask | None = None
+    slot: Slot | None = None
+
+    @classmethod
+    def of(cls, header: Any, task_id: Any) -> Envelope:
+        """
+        Parse the header of a message of the task *task_id*; empty if absent or malformed.
+
+        Also if it speaks of another task: headers are handed on, by tracing libraries for example.
+        What is malformed within it counts as absent by itself: anybody can publish.
+        """
+        if not (isinstance(header, Mapping) and isinstance(task_id, str)):
+            return NOTHING
+        if header.get("task_id") != task_id or type(header.get("v")) is not int:
+            return NOTHING
+        return cls(
+            publish_id=text(header.get("id"), PUBLISH_ID),
+            previous=text(header.get("previous"), EXECUTION_ID),
+            reschedules=count(header.get("reschedules")),
+            reservation=QueuedTask.of(header.get("reservation"), task_id),
+            slot=Slot.of(header.get("slot")),
+        )
+
+    def header(self, task_id: str) -> dict[str, Any]:
+        """Return what a message of the task *task_id* carries: ``{"redlock": {...}}``."""
+        fields: dict[str, Any] = {"v": VERSION, "task_id": task_id}
+        if self.publish_id is not None:
+            fields["id"] = self.publish_id
+        if self.previous is not None:
+            fields["previous"] = self.previous
+        if self.reschedules:
+            fields["reschedules"] = self.reschedules
+        if self.reservation is not None:
+            fields["reservation"] = self.reservation.parts
+        if self.slot is not None:
+            fields["slot"] = self.slot.parts
+        return {HEADER: fields}
+
+
+NOTHING = Envelope()
+
+
+def fresh_publish_id() -> str:
+    """Return an id that no other publish has."""
+    return uuid.uuid4().hex
+
+
+def hide_publish_id(request: Any) -> None:
+    """
+    Take the publish id out of what a body sees of its headers.
+
+    A body that hands its headers on to a task that it publishes makes another execution.
+    """
+    headers = request.headers
+    if not isinstance(headers, Mapping) or not isinstance(headers.get(HEADER), Mapping):
+        return
+    seen = {field: value for field, value in headers[HEADER].items() if field != "id"}
+    request.headers = {**headers, HEADER: seen}
+
+
+def text(value: Any, pattern: re.Pattern[str]) -> str | None:
+    """Return *value* if it is a text that *pattern* fits."""
+    return value if isinstance(value, str) and pattern.fullmatch(value) else None
+
+
+def count(value: Any) -> int:
+    """Return *value* if it is a number of times, else 0."""
+    return value if type(value) is int and 0 < value <= MOST_RESCHEDULES else 0

@@ -1,0 +1,88 @@
+"""The header of ours that a message carries."""
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_redlock.task.delivery import Delivery
+from celery_redlock.task.envelope import MOST_RESCHEDULES, Envelope
+from celery_redlock.task.queued import QueuedTask
+from celery_redlock.task.slot import Slot
+
+FULL = Envelope(
+    publish_id="0" * 32,
+    previous="1" * 32,
+    reschedules=7,
+    reservation=QueuedTask("report:1", "a" * 40, "me", "finished"),
+    slot=Slot("hourly", 1_772_368_215.25, "buffer_one"),
+)
+HEADER = {
+    "v": 1,
+    "task_id": "me",
+    "id": "0" * 32,
+    "previous": "1" * 32,
+    "reschedules": 7,
+    "reservation": ["report:1", "a" * 40, "finished"],
+    "slot": ["hourly", "2026-03-01T12:30:15.250+00:00", "buffer_one"],
+}
+
+
+def test_it_is_one_header_and_plain_to_read():
+    """One JSON object; what there is nothing of is left out."""
+    assert FULL.header("me") == {"redlock": HEADER}
+    assert Envelope().header("me") == {"redlock": {"v": 1, "task_id": "me"}}
+    assert Envelope.of(json.loads(json.dumps(HEADER)), "me") == FULL
+
+
+@pytest.mark.parametrize("task_id", ["id-2", "", None, "ME", "me ", 7, ["me"]])
+def test_one_that_was_handed_on_says_nothing(task_id):
+    """A task that inherits the headers of another is not that one's copy."""
+    assert Envelope.of(HEADER, task_id) == Envelope()
+
+
+@pytest.mark.parametrize(
+    ("field", "broken", "default"),
+    [
+        ("id", [None, 7, "x" * 32, "0" * 37, "0" * 32 + "\n", ["0"]], None),
+        ("previous", [None, 7, "0" * 31, "F" * 32, {}], None),
+        ("reschedules", [None, "7", -1, True, 1.5, 10**4300, MOST_RESCHEDULES + 1], 0),
+        ("reservation", [None, 7, [], ["n", "t", "finished"], "abc", {}], None),
+        ("slot", [None, 7, [], ["n", "now", "skip"], "abc", {}], None),
+    ],
+)
+def test_what_is_malformed_counts_as_absent_by_itself(field, broken, default):
+    """Anybody can publish; the rest of the header stays what it is."""
+    attribute = {"id": "publish_id"}.get(field, field)
+    for value in broken:
+        found = Envelope.of({**HEADER, field: value}, "me")
+        assert getattr(found, attribute) == default
+        others = {"publish_id", "previous", "reschedules", "reservation", "slot"} - {attribute}
+        assert all(getattr(found, other) == getattr(FULL, other) for other in others)
+
+
+@pytest.mark.parametrize("version", [None, "1", True, 1.0, []])
+def test_one_without_a_version_says_nothing(version):
+    """It is somebody else's header of the same name."""
+    assert Envelope.of({**HEADER, "v": version}, "me") == Envelope()
+
+
+@pytest.mark.parametrize(
+    ("header", "redelivered", "may_be_repeated", "of_copy"),
+    [
+        (HEADER, False, True, "0" * 32),
+        (HEADER, True, True, "0" * 32),
+        (None, True, True, ""),
+        (None, False, False, None),
+        ({**HEADER, "id": ""}, False, True, ""),
+    ],
+)
+def test_which_deliveries_may_have_run_before(header, redelivered, may_be_repeated, of_copy):
+    """What tells its publish, and what the broker says that it delivers again."""
+    fields = {"id": "me", "redlock": header, "delivery_info": {"redelivered": redelivered}}
+    delivery = Delivery.of("shop.bill", fields)
+    assert delivery.may_be_repeated is may_be_repeated
+    assert delivery.copy.publish_id == of_copy
+    again = {**fields, **delivery.copy.header("me")}
+    is_same = Delivery.of("shop.bill", again).execution == delivery.execution
+    assert is_same
