@@ -17,7 +17,7 @@ from typing import Any
 from celery_redlock.lock.rounds import new_owner
 from celery_redlock.task.envelope import HEADER, Envelope
 
-__all__ = ["Delivery", "execution_id", "mint_owner", "take_owner"]
+__all__ = ["Delivery", "execution_id", "is_broadcast", "mint_owner", "take_owner"]
 
 OWNER = "redlock_owner"
 #: What a message carries may come from anybody who can publish.
@@ -41,12 +41,13 @@ class Delivery:
     may_be_repeated: bool
 
     @classmethod
-    def of(cls, task: str, fields: Mapping[str, Any]) -> Delivery:
+    def of(cls, task: Any, fields: Mapping[str, Any], worker: str) -> Delivery:
         """
         Return what a delivery is known by.
 
         Args:
-            task: Name of the task.
+            task: The task.
+            worker: Name of the worker; on a broadcast exchange each runs an execution of its own.
             fields: Of the message's own headers, and its ``delivery_info``; the same in the
                 worker's parent process and in its child.
         """
@@ -55,7 +56,8 @@ class Delivery:
         info = fields.get("delivery_info")
         is_redelivered = isinstance(info, Mapping) and bool(info.get("redelivered"))
         again = fields.get("retries"), fields.get("replaced_task_nesting")
-        execution = execution_id(task, task_id, envelope.publish_id or "", *again)
+        place = worker if is_broadcast(task.app, info) else ""
+        execution = execution_id(task.name, task_id, envelope.publish_id or "", *again, place)
         return cls(envelope, execution, envelope.publish_id is not None or is_redelivered)
 
     @property
@@ -71,7 +73,18 @@ class Delivery:
         return self.envelope
 
 
-def execution_id(task: str, task_id: Any, publish_id: str, retries: Any, nesting: Any) -> str:
+def is_broadcast(app: Any, delivery_info: Any) -> bool:
+    """Return whether a message that came so was delivered to other workers, too."""
+    exchange = delivery_info.get("exchange") if isinstance(delivery_info, Mapping) else None
+    if not exchange:
+        return False
+    known = (queue.exchange for queue in app.amqp.queues.values() if queue.exchange)
+    return any(found.name == exchange and found.type == "fanout" for found in known)
+
+
+def execution_id(
+    task: str, task_id: Any, publish_id: str, retries: Any, nesting: Any, place: str = ""
+) -> str:
     """
     Return the id of an execution: 32 hexadecimal digits.
 
@@ -81,8 +94,10 @@ def execution_id(task: str, task_id: Any, publish_id: str, retries: Any, nesting
         publish_id: As of `Envelope`, empty for none.
         retries: How many retries came before it.
         nesting: How many replacements came before it.
+        place: Where it runs, if others run it elsewhere.
     """
-    known = json.dumps([task, task_id, publish_id, retries or 0, nesting or 0], default=repr)
+    parts = [task, task_id, publish_id, retries or 0, nesting or 0, place]
+    known = json.dumps(parts, default=repr)
     return hashlib.sha256(known.encode()).hexdigest()[:32]
 
 

@@ -27,6 +27,7 @@ VERSION = 1
 #: Most times a policy may reschedule a task; larger numbers are forged.
 MOST_RESCHEDULES = 2**31 - 1
 PUBLISH_ID = re.compile(r"[0-9a-f-]{0,36}")
+WORKER = re.compile(r".{1,255}")
 EXECUTION_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -43,6 +44,8 @@ class Envelope:
         reschedules: How often a policy has put the task off.
         reservation: The marker that the message was published with, if any.
         slot: That a periodic task was published for, if any.
+        worker: Name of the only worker that is to run it: a copy of a broadcast task goes to all of
+            them again.
     """
 
     publish_id: str | None = None
@@ -50,6 +53,7 @@ class Envelope:
     reschedules: int = 0
     reservation: QueuedTask | None = None
     slot: Slot | None = None
+    worker: str | None = None
 
     @classmethod
     def of(cls, header: Any, task_id: Any) -> Envelope:
@@ -69,6 +73,7 @@ class Envelope:
             reschedules=count(header.get("reschedules")),
             reservation=QueuedTask.of(header.get("reservation"), task_id),
             slot=Slot.of(header.get("slot")),
+            worker=text(header.get("worker"), WORKER),
         )
 
     def header(self, task_id: str) -> dict[str, Any]:
@@ -84,6 +89,8 @@ class Envelope:
             fields["reservation"] = self.reservation.parts
         if self.slot is not None:
             fields["slot"] = self.slot.parts
+        if self.worker is not None:
+            fields["worker"] = self.worker
         return {HEADER: fields}
 
 

@@ -84,7 +84,7 @@ class Execution:
         self._number = number_of(request)
         is_local = request.is_eager or locking.disabled
         fields = {**vars(request), HEADER: None} if is_local else vars(request)
-        self._delivery = delivery = Delivery.of(task.name, fields)
+        self._delivery = delivery = Delivery.of(task, fields, str(request.hostname))
         self.id = delivery.execution
         hide_publish_id(request)
         self._plugin = plugin_for(task.app)

@@ -28,7 +28,7 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import bootsteps
 from celery.exceptions import InvalidTaskError
 from celery.worker.request import Request
-from celery.worker.state import revoked
+from celery.worker.state import revoked, task_ready
 
 from celery_redlock.errors import RedlockError
 from celery_redlock.lock.redlock import ReleaseOutcome
@@ -73,7 +73,7 @@ class RedlockRequest(Request):
             shown = repr(self.id)[:LONGEST_SHOWN]
             raise InvalidTaskError(f"task id must be a non-empty string, not {shown}")
         self._owner = mint_owner(self._request_dict)
-        self._delivery = Delivery.of(self.task.name, self._request_dict)
+        self._delivery = Delivery.of(self.task, self._request_dict, self.hostname)
         self._queued = self._delivery.envelope.reservation
         if self._queued is not None:
             _queued_here.add(self)
@@ -120,6 +120,11 @@ class RedlockRequest(Request):
 
     def revoked(self) -> bool:
         """Return whether the task is revoked or has expired; then it stands for no name."""
+        worker = self._delivery.envelope.worker
+        if worker is not None and worker != self.hostname:  # a broadcast copy; its worker runs it
+            task_ready(self)
+            self.acknowledge()
+            return True
         is_revoked = bool(super().revoked())
         if is_revoked:
             self.leave_queue(REVOKED)

@@ -67,8 +67,8 @@ def set_aside_for_long():
     from celery_redlock.task import redelivery
 
     come_again = redelivery.come_again
-    redelivery.come_again = lambda task, request, countdown, *args: come_again(
-        task, request, int(VISIBILITY) + 2, *args
+    redelivery.come_again = lambda task, request, envelope, countdown, *args: come_again(
+        task, request, envelope, int(VISIBILITY) + 2, *args
     )
 
 
@@ -93,7 +93,7 @@ class Watcher:
 
     def __init__(self, it, result):
         self._it, self._result = it, result
-        self.seen, self.copies = [], 0
+        self.seen, self.copies, self.header = [], 0, None
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
@@ -104,7 +104,11 @@ class Watcher:
                 state = meta.get("status"), str(meta.get("result"))
                 if not self.seen or self.seen[-1] != state:
                     self.seen.append(state)
-                self.copies = max(self.copies, live_copies(client, self._result.id))
+                found = live_copies(client, self._result.id)
+                self.copies = max(self.copies, len(found))
+                self.header = self.header or next(
+                    (m["headers"].get("redlock") for m in found), None
+                )
                 time.sleep(0.02)
 
     def wait(self):
@@ -114,10 +118,10 @@ class Watcher:
 
 
 def live_copies(client, task_id):
-    """Return how many messages of a task the broker has, waiting or unacknowledged."""
+    """Return the messages of a task that the broker has, waiting or unacknowledged."""
     waiting = [json.loads(raw) for key in client.keys("q_*") for raw in client.lrange(key, 0, -1)]
     taken = [json.loads(raw)[0] for raw in client.hvals("unacked")]
-    return sum(message["headers"]["id"] == task_id for message in waiting + taken)
+    return [message for message in waiting + taken if message["headers"]["id"] == task_id]
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +215,8 @@ def test_a_late_copy_touches_nothing(it, long):
     result = long["three"]._result
     it.wait_for_log(rf"late\[{result.id}\] has finished before; this copy ends")
     before = it.log().count("has finished before")
-    it.task("late").apply_async(("late 9.0 q_both", 0.0), task_id=result.id, queue="q_both")
+    copy = {"task_id": result.id, "headers": {"redlock": long["three"].header}}
+    it.task("late").apply_async(("late 9.0 q_both", 0.0), queue="q_both", **copy)
     eventually(lambda: it.log().count("has finished before") > before, "its end")
     time.sleep(0.5)
     assert it.meta(result.id)["result"] == "the real result"
@@ -241,3 +246,19 @@ def test_a_worker_that_is_killed_loses_no_task(it):
     assert not first.finished
     assert second.ended - killed < TTL + VISIBILITY + 5
     assert overlaps(e for e in read(it.events) if e.get("name") == "killed") == []
+
+
+def test_a_second_publish_under_the_same_task_id_runs(it):
+    """It is no redelivery, whether it comes through the class or by name alone."""
+    names = ["through the class", "by name"]
+    for publish, name in zip((it.task("late").apply_async, by_name(it)), names, strict=True):
+        for _ in range(2):
+            publish((name, 0.0), task_id=f"nightly {name}", queue="q_both").get(timeout=100)
+            it.wait_until_free()
+    it.wait_until_quiet()
+    assert [len(it.bodies(name)) for name in names] == [2, 2]
+
+
+def by_name(it):
+    """Return a function that publishes as one does who does not have the task's code."""
+    return lambda args, **options: it.app.send_task("late", args, **options)

@@ -1,9 +1,12 @@
 """The header of ours that a message carries."""
+
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
+from kombu import Exchange
 
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import MOST_RESCHEDULES, Envelope
@@ -16,7 +19,14 @@ FULL = Envelope(
     reschedules=7,
     reservation=QueuedTask("report:1", "a" * 40, "me", "finished"),
     slot=Slot("hourly", 1_772_368_215.25, "buffer_one"),
+    worker="w1@here",
 )
+QUEUES = {
+    "jobs": SimpleNamespace(exchange=Exchange("jobs", "direct")),
+    "bcast": SimpleNamespace(exchange=Exchange("all", "fanout")),
+    "none": SimpleNamespace(exchange=None),
+}
+TASK = SimpleNamespace(name="shop.bill", app=SimpleNamespace(amqp=SimpleNamespace(queues=QUEUES)))
 HEADER = {
     "v": 1,
     "task_id": "me",
@@ -25,6 +35,7 @@ HEADER = {
     "reschedules": 7,
     "reservation": ["report:1", "a" * 40, "finished"],
     "slot": ["hourly", "2026-03-01T12:30:15.250+00:00", "buffer_one"],
+    "worker": "w1@here",
 }
 
 
@@ -48,6 +59,7 @@ def test_one_that_was_handed_on_says_nothing(task_id):
         ("previous", [None, 7, "0" * 31, "F" * 32, {}], None),
         ("reschedules", [None, "7", -1, True, 1.5, 10**4300, MOST_RESCHEDULES + 1], 0),
         ("reservation", [None, 7, [], ["n", "t", "finished"], "abc", {}], None),
+        ("worker", [None, 7, "", "w" * 256, "w\n@h", ["w"]], None),
         ("slot", [None, 7, [], ["n", "now", "skip"], "abc", {}], None),
     ],
 )
@@ -57,7 +69,9 @@ def test_what_is_malformed_counts_as_absent_by_itself(field, broken, default):
     for value in broken:
         found = Envelope.of({**HEADER, field: value}, "me")
         assert getattr(found, attribute) == default
-        others = {"publish_id", "previous", "reschedules", "reservation", "slot"} - {attribute}
+        others = {"publish_id", "previous", "reschedules", "reservation", "slot", "worker"} - {
+            attribute
+        }
         assert all(getattr(found, other) == getattr(FULL, other) for other in others)
 
 
@@ -80,9 +94,16 @@ def test_one_without_a_version_says_nothing(version):
 def test_which_deliveries_may_have_run_before(header, redelivered, may_be_repeated, of_copy):
     """What tells its publish, and what the broker says that it delivers again."""
     fields = {"id": "me", "redlock": header, "delivery_info": {"redelivered": redelivered}}
-    delivery = Delivery.of("shop.bill", fields)
+    delivery = Delivery.of(TASK, fields, "w@h")
     assert delivery.may_be_repeated is may_be_repeated
     assert delivery.copy.publish_id == of_copy
     again = {**fields, **delivery.copy.header("me")}
-    is_same = Delivery.of("shop.bill", again).execution == delivery.execution
-    assert is_same
+    assert Delivery.of(TASK, again, "w@h").execution == delivery.execution
+
+
+@pytest.mark.parametrize(("exchange", "is_apart"), [("", False), ("jobs", False), ("all", True)])
+def test_each_worker_of_a_broadcast_runs_an_execution_of_its_own(exchange, is_apart):
+    """What came by a fanout exchange came to others as well."""
+    fields = {"id": "me", "redlock": HEADER, "delivery_info": {"exchange": exchange}}
+    ids = {Delivery.of(TASK, fields, worker).execution for worker in ("w1@h", "w2@h")}
+    assert (len(ids) == 2) is is_apart
