@@ -1,0 +1,90 @@
+"""A task that is broadcast: every worker runs it, one after the other, and its copies stay few."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from kombu import Queue
+from kombu.common import Broadcast
+
+from celery_redlock import RedlockTask, Reschedule
+from support.events import body, overlaps, read
+from support.stage import stage
+from support.waiting import eventually
+
+WORKERS = 3
+
+
+def declare(app):
+    """Declare a task that all workers get, and that none may run beside another."""
+    app.conf.task_queues = (Queue("celery"), Broadcast("all"))
+    app.conf.task_default_queue = "celery"
+    often = Reschedule(base=1.0, cap=1.0)
+    options = {"bind": True, "base": RedlockTask, "shared": False, "lock_key": "{lock}"}
+
+    def reload(self, lock):
+        with body(os.environ["EVENTS"], lock, host=self.request.hostname):
+            time.sleep(0.8)
+
+    app.task(name="reload", on_conflict=often, **options)(reload)
+    app.task(name="reload_or_skip", on_conflict="skip", **options)(reload)
+
+    def again(self, lock):
+        with body(os.environ["EVENTS"], lock, host=self.request.hostname):
+            if self.request.retries < 1:
+                raise self.retry(countdown=1, max_retries=1)
+
+    app.task(name="again", on_conflict=often, **options)(again)
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory):
+    """Three workers that listen to the same broadcasts."""
+    folder = tmp_path_factory.mktemp("broadcast")
+    with stage(__file__, folder, nodes=3, redlock_ttl=10.0) as it:
+        for number in range(WORKERS):
+            it.worker(name=f"w{number}", concurrency=1)
+        yield it
+
+
+def hosts_of(it, name):
+    """Return the workers that ran the bodies of *name*."""
+    return [event["host"] for event in read(it.events, "start") if event["name"] == name]
+
+
+def received(it, task_id):
+    """Return how many deliveries of a task all workers have logged."""
+    return it.log().count(f"[{task_id}] received")
+
+
+def test_every_worker_runs_it_once(it):
+    """Who finds the lock taken comes again in its own worker, and in no other."""
+    result = it.task("reload").apply_async(("all",), exchange="all")
+    eventually(lambda: len(hosts_of(it, "all")) >= WORKERS, "a body in each", timeout=100)
+    it.wait_until_free()
+    before = received(it, result.id)
+    time.sleep(2.5)  # longer than a copy waits
+    assert sorted(hosts_of(it, "all")) == sorted(worker.hostname for worker in it.workers)
+    assert received(it, result.id) == before
+    assert overlaps(e for e in read(it.events) if e.get("name") == "all") == []
+
+
+def test_a_conflict_may_be_skipped(it):
+    """Then it runs wherever the lock was free, and nothing comes again."""
+    result = it.task("reload_or_skip").apply_async(("some",), exchange="all")
+    eventually(lambda: received(it, result.id) >= WORKERS, "a delivery to each", timeout=100)
+    it.wait_until_free()
+    assert 1 <= len(hosts_of(it, "some")) <= WORKERS
+    assert received(it, result.id) == WORKERS
+
+
+def test_a_retry_is_run_by_the_worker_that_asked_for_it(it):
+    """Each runs it twice, and not once for each of the others."""
+    it.task("again").apply_async(("twice",), exchange="all")
+    eventually(lambda: len(hosts_of(it, "twice")) >= 2 * WORKERS, "both runs", timeout=100)
+    time.sleep(2.5)
+    hosts = hosts_of(it, "twice")
+    assert {host: hosts.count(host) for host in hosts} == dict.fromkeys(hosts, 2)
+    assert len(set(hosts)) == WORKERS
