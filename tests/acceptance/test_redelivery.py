@@ -99,12 +99,17 @@ class Watcher:
 
     def _watch(self):
         with redis.Redis.from_url(self._it.conf["broker_url"]) as client:
-            while not self.seen or self.seen[-1][0] not in READY:
+            gone = None  # since when the broker has no message of it
+            while not any(state in READY for state, _ in self.seen):
                 meta = self._it.meta(self._result.id)
                 state = meta.get("status"), str(meta.get("result"))
                 if not self.seen or self.seen[-1] != state:
                     self.seen.append(state)
-                self.copies = max(self.copies, live_copies(client, self._result.id))
+                copies = live_copies(client, self._result.id)
+                self.copies = max(self.copies, copies)
+                gone = None if copies else gone or now()
+                if gone and now() > gone + 5:  # its last state was written over between two looks
+                    return
                 time.sleep(0.02)
 
     def wait(self):
