@@ -35,7 +35,7 @@ class Retry:
 
     Attributes:
         countdown: When [s from now, >= 0]; None for the task's ``retry_backoff`` or
-            ``default_retry_delay``.
+            ``default_retry_delay``. In whole seconds, and not before 1 s has passed.
     """
 
     countdown: float | None = None

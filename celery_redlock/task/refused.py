@@ -134,9 +134,10 @@ def retry(
     if countdown is None:
         countdown = task.default_retry_delay
     again = {"headers": headers_of(request), **way_back(task.app, request)}
-    comes_again = task.retry(exc=error, countdown=math.ceil(countdown), throw=False, **again)
-    about = told(task, request, error)
-    notify(TaskRetried(**about, countdown=float(math.ceil(countdown))))
+    # Not at once: Celery stores RETRY after the publish, and would write it over what came next.
+    countdown = max(1, math.ceil(countdown))
+    comes_again = task.retry(exc=error, countdown=countdown, throw=False, **again)
+    notify(TaskRetried(**told(task, request, error), countdown=float(countdown)))
     raise comes_again
 
 

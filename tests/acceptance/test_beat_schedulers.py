@@ -305,7 +305,8 @@ def test_a_leader_that_is_shut_down_is_replaced_at_once(beats, kind, tmp_path):
     if stored[0]:
         (before, few), (after, more) = stored
         assert slots[0] <= before < slots[-1] <= after <= time.time()
-        assert 0 < few < more <= len(slots)
+        # A slot that the first published as it ended may be counted by the second as well.
+        assert 0 < few < more <= len(slots) + 1
     else:
         assert len({file.stem for file in tmp_path.glob("beat*.schedule*")}) == 2
     beats.check()
@@ -387,11 +388,10 @@ while time.time() < {before[-1] + 3.0}:  # three slots have to be missed while i
 change("tick", enabled=True)
 """
     )
-    enabled_at = time.time()
     beats.wait_for_slots(2, timeout=DJANGO_LOOKS + 2 + SLACK)
     after = beats.slots()[len(before) :]
     assert are_in_a_row(after)
-    assert after[0] > enabled_at - 1.5, "slots of the time in which it was disabled"
+    assert after[0] > before[-1] + 1.5, "slots of the time in which it was disabled"
     beats.check()
 
 

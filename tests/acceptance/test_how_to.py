@@ -342,7 +342,7 @@ def rabbit_shop(rabbit, lock_nodes, broker, tmp_path):
     with (tmp_path / "shop.py").open("a") as file:
         file.write(WORK)
     for name in rabbit.queues():  # a copy of another test's task would wait here for its file
-        rabbit.ctl("purge_queue", name)
+        rabbit.purge(name)
     with imported(tmp_path, "shop") as (shop,):
         yield shop
 
@@ -359,8 +359,7 @@ def test_the_shop_of_the_page_works_with_quorum_queues(rabbit, rabbit_shop, star
     (tmp_path / "first").touch()
     assert [it.get(timeout=60) for it in (first, second)] == ["first", "first"]
     assert overlaps(bodies_of(tmp_path, "first")) == []
-    arguments = rabbit.ctl("list_queues", "--no-table-headers", "name", "type")
-    assert "shop\tquorum" in arguments
+    assert ("shop", "quorum") in rabbit.list_queues("type")
 
 
 @QUORUM
@@ -374,8 +373,8 @@ def test_the_consumer_timeout_ends_workers_and_not_the_lock(
     The copy that the next worker gets is set aside, and one body ran. Twin: without a lock the
     copy runs beside the first.
     """
-    rabbit.ctl("eval", "application:set_env(rabbit, consumer_timeout, 2000).")
-    rabbit.ctl("eval", "application:set_env(rabbit, channel_tick_interval, 500).")
+    rabbit.evaluate("application:set_env(rabbit, consumer_timeout, 2000)")
+    rabbit.evaluate("application:set_env(rabbit, channel_tick_interval, 500)")
     try:
         worker = start_worker("shop", start_timeout=60, args=["-Q", "shop"])
         result = getattr(rabbit_shop, kind).delay(kind)
@@ -389,6 +388,6 @@ def test_the_consumer_timeout_ends_workers_and_not_the_lock(
     finally:
         (tmp_path / kind).touch()
         for name, value in (("consumer_timeout", 1800000), ("channel_tick_interval", 60000)):
-            rabbit.ctl("eval", f"application:set_env(rabbit, {name}, {value}).")
+            rabbit.evaluate(f"application:set_env(rabbit, {name}, {value})")
     assert result.get(timeout=60) == kind
     assert bool(overlaps(bodies_of(tmp_path, kind))) is (kind == "work_unlocked")

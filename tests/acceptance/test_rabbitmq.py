@@ -149,6 +149,7 @@ def it(request, rabbit, tmp_path_factory):
         it.options = {"concurrency": 4, "args": ["-Q", f"{kind},{it.other}"]}
         it.start_workers({"name": name, **it.options} for name in ("w1", "w2"))
         yield it
+        rabbit.wait_until_quiet(timeout=100)  # what waits yet has only these workers to end it
 
 
 def begin(it, name, lock, **options):
@@ -260,7 +261,6 @@ def test_what_comes_later_waits_in_the_broker(it):
     finally:
         it.open("elsewhere")
     assert result.get(timeout=100)["first"]
-    it.rabbit.wait_until_quiet()  # the copy has ended: without this stage's workers it never would
 
 
 @since(5, 7, "a retry that cannot be published fails the task")
@@ -283,7 +283,7 @@ def cut(it):
     late, it.seen = it.cut["late"].id, []
     for times in (1, 2):
         it.rabbit.close_all_connections()
-        it.wait_for_log(rf"(?s)(late\[{late}\] set aside.*){{{times}}}", timeout=60)
+        it.wait_for_log(rf"(?s)(late\[{late}\] set aside.*){{{times}}}", timeout=150)
         it.seen.append(it.meta(late))
     it.started("cut plain_late", 2)
     for name in it.cut:

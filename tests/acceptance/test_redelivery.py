@@ -99,7 +99,8 @@ class Watcher:
 
     def _watch(self):
         with redis.Redis.from_url(self._it.conf["broker_url"]) as client:
-            while not self.seen or self.seen[-1][0] not in READY:
+            gone = None  # since when the broker has no message of it
+            while not any(state in READY for state, _ in self.seen):
                 meta = self._it.meta(self._result.id)
                 state = meta.get("status"), str(meta.get("result"))
                 if not self.seen or self.seen[-1] != state:
@@ -109,6 +110,9 @@ class Watcher:
                 self.header = self.header or next(
                     (m["headers"].get("redlock") for m in found), None
                 )
+                gone = None if found else gone or now()
+                if gone and now() > gone + 5:  # its last state was written over between two looks
+                    return
                 time.sleep(0.02)
 
     def wait(self):
