@@ -15,7 +15,7 @@ from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.task.current import _running, current_lock
-from celery_redlock.task.delivery import is_broadcast
+from celery_redlock.task.delivery import broadcast_of
 from celery_redlock.task.envelope import HEADER, Envelope, fresh_publish_id
 from celery_redlock.task.execution import Execution
 from celery_redlock.task.keys import LockName
@@ -256,8 +256,11 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         if envelope.publish_id is None:  # not of a copy: what is published is another execution
             envelope = Envelope.of(vars(known).get(HEADER), known.id)
             envelope = replace(envelope, publish_id=None, previous=None)
-        if is_broadcast(self.app, known.delivery_info):
+        broadcast = broadcast_of(self.app, known.delivery_info)
+        if broadcast is not None:
             envelope = replace(envelope, worker=known.hostname)
+            # A child process of a worker has never declared it, and Redis would drop the message.
+            extra["declare"] = [broadcast]
         if envelope != Envelope():
             extra["headers"] = {**headers, **envelope.header(str(known.id))}
         return super().signature_from_request(request, args, kwargs, queue, **extra)

@@ -17,7 +17,7 @@ from typing import Any
 from celery_redlock.lock.rounds import new_owner
 from celery_redlock.task.envelope import HEADER, Envelope
 
-__all__ = ["Delivery", "execution_id", "is_broadcast", "mint_owner", "take_owner"]
+__all__ = ["Delivery", "broadcast_of", "execution_id", "mint_owner", "take_owner"]
 
 OWNER = "redlock_owner"
 #: What a message carries may come from anybody who can publish.
@@ -56,7 +56,7 @@ class Delivery:
         info = fields.get("delivery_info")
         is_redelivered = isinstance(info, Mapping) and bool(info.get("redelivered"))
         again = fields.get("retries"), fields.get("replaced_task_nesting")
-        place = worker if is_broadcast(task.app, info) else ""
+        place = "" if broadcast_of(task.app, info) is None else worker
         execution = execution_id(task.name, task_id, envelope.publish_id or "", *again, place)
         return cls(envelope, execution, envelope.publish_id is not None or is_redelivered)
 
@@ -73,13 +73,13 @@ class Delivery:
         return self.envelope
 
 
-def is_broadcast(app: Any, delivery_info: Any) -> bool:
-    """Return whether a message that came so was delivered to other workers, too."""
-    exchange = delivery_info.get("exchange") if isinstance(delivery_info, Mapping) else None
-    if not exchange:
-        return False
+def broadcast_of(app: Any, delivery_info: Any) -> Any:
+    """Return the exchange that delivered a message to other workers, too; None if it is for one."""
+    name = delivery_info.get("exchange") if isinstance(delivery_info, Mapping) else None
+    if not name:
+        return None
     known = (queue.exchange for queue in app.amqp.queues.values() if queue.exchange)
-    return any(found.name == exchange and found.type == "fanout" for found in known)
+    return next((one for one in known if (one.name, one.type) == (name, "fanout")), None)
 
 
 def execution_id(

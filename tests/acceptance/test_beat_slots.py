@@ -352,7 +352,7 @@ def test_a_message_carries_its_slot(it, aside):
     assert header["id"] == task_id  # whoever publishes it again publishes the same
     moment = datetime.fromisoformat(due).timestamp()
     assert moment % 3.0 == 0.0
-    assert moment in it.dues("once", PUBLISHED)
+    eventually(lambda: moment in it.dues("once", PUBLISHED), "word of its publish")
     assert Slot("once", moment).task_id("stage") == task_id
 
 

@@ -14,6 +14,7 @@ from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.task import execution
+from celery_redlock.task.current import _running
 from resources.deliveries import SIGNALS, execution_of, handled, shop
 from resources.strikes import UNHARMED, Strikes
 
@@ -130,11 +131,11 @@ def test_without_our_deferral_a_signal_leaves_a_lock(opened, monkeypatch):
     assert next(left, None) is not None
 
 
-def lose(shop):
+def lose():
     """Have the lock of the running body lost, as the watchdog would find it."""
-    execution = getattr(shop.task.request, "_redlock", None)
-    if execution is not None and not execution._interrupt._mutex.locked():
-        execution._interrupt.fire()
+    running = _running.get()
+    if running is not None and not running._interrupt._mutex.locked():
+        running._interrupt.fire()
 
 
 def test_a_lock_lost_at_any_line_of_a_delivery_is_told_to_the_body_or_to_nobody(opened):
@@ -144,7 +145,7 @@ def test_a_lock_lost_at_any_line_of_a_delivery_is_told_to_the_body_or_to_nobody(
 
     def work():
         remains.remember()
-        strikes, unharmed = Strikes(lambda: lose(shop), visits=1), 0
+        strikes, unharmed = Strikes(lose, visits=1), 0
         while unharmed < UNHARMED:
             shop.next_name()
             one = strikes.once(shop.deliver)
