@@ -51,7 +51,7 @@ def it(tmp_path_factory):
 
 
 def to_all(it):
-    """Return options of a publish; Celery declares no broadcast, and Redis drops what it knows not."""
+    """Return options of a publish; Celery declares no broadcast, and Redis would drop it."""
     queue = it.app.amqp.queues["all"]
     return {"queue": queue, "declare": [queue.exchange]}
 

@@ -23,6 +23,7 @@ from celery.exceptions import Ignore, TaskRevokedError
 from celery.exceptions import TimeoutError as NotReady
 
 from celery_redlock import LockTaken, RedlockTask, Reschedule, Retry
+from celery_redlock.task.envelope import Envelope, fresh_publish_id
 from celery_redlock.task.redelivery import sure_producer
 from support.events import body, now, overlaps, read
 from support.stage import stage
@@ -246,8 +247,10 @@ def test_without_a_lock_they_run_at_once(met):
 def test_what_comes_later_waits_in_the_broker(it):
     """With quorum queues no worker is held up by it; with classic queues it waits in a worker."""
     it.rabbit.wait_until_quiet()
-    result = begin(it, "late_long", "elsewhere")
-    it.task("late_long").apply_async(("elsewhere",), task_id=result.id)
+    task_id = uuid.uuid4().hex
+    message = {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
+    result = begin(it, "late_long", "elsewhere", **message)
+    it.task("late_long").apply_async(("elsewhere",), **message)  # as if the broker had two of it
     it.wait_for_log(rf"late_long\[{result.id}\] set aside for [5-8] s")
 
     def waits():

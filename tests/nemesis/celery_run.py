@@ -27,6 +27,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from celery.utils import uuid
+
+from celery_redlock.task.envelope import Envelope, fresh_publish_id
 from nemesis import checker
 from nemesis.contenders import MAX_TTL
 from nemesis.leftovers import Sampler
@@ -177,12 +180,14 @@ class Changes:
         self._done: set[int] = set()
 
     def publish(self, hits: Counter[str]) -> None:
-        """Publish one, and now and then a duplicate of it."""
+        """Publish one, and now and then a second message of the same publish."""
         arguments = (self._rng.choice(NAMES), len(self.ids), self._rng.uniform(0.02, 0.5))
-        result = self._it.task("change").apply_async(arguments)
-        self.ids.append(result.id)
+        task_id = uuid()
+        message = {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
+        self._it.task("change").apply_async(arguments, **message)
+        self.ids.append(task_id)
         if self._rng.random() < 0.1:
-            self._it.task("change").apply_async(arguments, task_id=result.id)
+            self._it.task("change").apply_async(arguments, **message)
             hits["duplicates"] += 1
 
     def pending(self) -> list[int]:
