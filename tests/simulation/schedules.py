@@ -15,7 +15,7 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.node import Gone
 from celery_redlock.lock.renewal import Renewal
-from celery_redlock.lock.requests import Marker, release_request
+from celery_redlock.lock.requests import Marker, probe_request, release_request
 from celery_redlock.lock.rounds import Ask, Pause, Tell
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys, marker_key
@@ -430,6 +430,44 @@ def jump_between_connections() -> list[str]:
     return jumping_clock(is_new_connection=True)
 
 
+def clock_that_stood_still() -> list[str]:
+    """
+    Let x's machine stand still, and x look at the nodes: to it, all have been set forward.
+
+    y has held another lock all the while, and renews it.
+    """
+    world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0))
+    world.x.run(world.take_and_release(world.x, at=0.0))
+    world.y.run(world.take_and_release(world.y, at=0.1))
+    world.at(0.5, world.halt, world.x, 0.5)
+    world.at(1.1, lambda: world.x.run(world.take_and_release(world.x, at=0.0)))
+    world.at(1.5, lambda: world.y.run(world.take_and_release(world.y, at=0.0, length=0.01)))
+    world.run(2.0)
+    held_back = [node.position for node in world.nodes if node.get(KEYS.quarantine)]
+    blamed = [f"nodes were quarantined for x's clock: {held_back}"] if held_back else []
+    return broken(world) + blamed
+
+
+def lease_that_stood_still() -> list[str]:
+    """
+    Let x's machine stand still while it holds the lock, and x look at the nodes before it ends.
+
+    Its keys end when they would have; so must its lease, and y then takes the lock.
+    """
+    world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0))
+    world.at(0.5, world.halt, world.x, 1.0)
+
+    def take_and_look() -> Process:
+        yield from world.granted_to(world.x)
+        yield Pause(2.0)
+        yield Ask(probe_request(world.rules), lambda _: False)
+
+    world.x.run(take_and_look())
+    world.y.run(world.take_and_release(world.y, at=3.1, length=0.1))
+    world.run(5.0)
+    return broken(world)
+
+
 def other_settings() -> list[str]:
     """Let a client with another longest TTL, and so another quarantine, ask."""
     world = Schedule()
@@ -470,6 +508,8 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         anybodys_release,
         jumping_clock,
         jump_between_connections,
+        clock_that_stood_still,
+        lease_that_stood_still,
         other_settings,
     )
 }
@@ -500,5 +540,7 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "anybodys_release": ("owner-release",),
     "jumping_clock": ("clock-jump",),
     "jump_between_connections": ("clock-memory",),
+    "clock_that_stood_still": ("others-clocks",),
+    "lease_that_stood_still": ("lost-time",),
     "other_settings": ("other-settings",),
 }
