@@ -10,6 +10,7 @@ virtual machine that does; the nodes tell (`celery_redlock.lock.steps`).
 from __future__ import annotations
 
 import random
+import sys
 import time
 from typing import NamedTuple
 
@@ -38,7 +39,13 @@ if hasattr(time, "CLOCK_BOOTTIME"):
         """Return the time on a clock that never goes back [s, arbitrary zero]."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) + _lost
 
-else:  # macOS counts suspended time in its monotonic clock already
+elif sys.platform == "darwin":  # there time.monotonic() stops in suspend, and this one does not
+
+    def now() -> float:
+        """Return the time on a clock that never goes back [s, arbitrary zero]."""
+        return time.clock_gettime(time.CLOCK_MONOTONIC_RAW) + _lost
+
+else:
 
     def now() -> float:
         """Return the time on a clock that never goes back [s, arbitrary zero]."""

@@ -37,7 +37,8 @@ __all__ = [
     "probe_key",
 ]
 
-#: How long a node remembers that it is enrolled after the last grant or renewal [ms]: 30 days.
+#: How long a node remembers that it is enrolled after the last grant, renewal or probe [ms]: 30
+#: days. Workers probe all the time, so one that takes no locks for months is not forgotten.
 BOOT_RETENTION = 30 * 24 * 3600 * 1000
 LONGEST_NAME = 110
 #: Beyond it Lua does not hold a whole number exactly, so no script of ours answers a larger one.
@@ -195,6 +196,7 @@ redis.call('SET', KEYS[3], '1', 'PX', '1000')
 local found, held_back = unpack(redis.call('MGET', KEYS[1], KEYS[2]))
 local code, left = standing(found, held_back, KEYS[1], KEYS[2], ARGV[2], ARGV[1])
 if code ~= 1 then return {code, now, left} end
+if ARGV[1] ~= '0' then redis.call('PEXPIRE', KEYS[1], REMEMBERED) end
 return {1, now, '0'}
 """
 

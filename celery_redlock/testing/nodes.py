@@ -345,4 +345,12 @@ class NodeModel:
         now = int(self.now_ms())
         self.put(written, b"1", b"1000")
         code, left = self.standing(boot, quarantine, boot_id, length)
-        return [1, now, b"0"] if code == 1 else [code, now, left]
+        if code != 1:
+            return [code, now, left]
+        if length != b"0":
+            self.remember(boot)
+        return [1, now, b"0"]
+
+    def remember(self, boot: bytes) -> None:
+        """Remember for another month that the node is enrolled, though nobody takes a lock."""
+        self.expire(boot, REMEMBERED)

@@ -298,6 +298,13 @@ def test_an_enrolment_is_refreshed_by_every_grant(bench):
     assert bench.pttl("boot") > BOOT_RETENTION - 60_000
 
 
+def test_a_probe_keeps_a_node_enrolled(bench):
+    """Workers that take no lock for a month must not find their nodes forgotten."""
+    bench.client.pexpire(Keys.of("redlock", "").boot, 60_000)
+    bench.ask(requests.probe_request(bench.rules))
+    assert bench.pttl("boot") > BOOT_RETENTION - 60_000
+
+
 def test_looking_at_an_unknown_node_changes_nothing(fresh):
     """To look at a node that nobody enrolled leaves it so."""
     assert fresh.enrol("look") == ("unmarked", 0, b"")

@@ -301,6 +301,12 @@ GUARDS = {
             ((requests, "quarantine_ms", no_quarantine),),
         ),
         Guard(
+            "probe-remembers",
+            "a node that is only looked at does not forget that it is enrolled",
+            ((NodeModel, "remember", nothing),),
+            ((PROBE, "redis.call('PEXPIRE', KEYS[1], REMEMBERED)", ""),),
+        ),
+        Guard(
             "quarantined-renewal",
             "a renewal counts for nothing on a node in quarantine",
             ((NodeModel, "renewed", renewed_in_quarantine),),

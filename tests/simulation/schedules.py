@@ -468,6 +468,20 @@ def lease_that_stood_still() -> list[str]:
     return broken(world)
 
 
+def idle_months() -> list[str]:
+    """Let x look at the nodes after twenty days, and take the lock after forty."""
+    world = Schedule()
+
+    def look() -> Process:
+        yield Pause(20 * 86400.0)
+        yield Ask(probe_request(world.rules), lambda _: False)
+        yield from world.take_and_release(world.x, at=20 * 86400.0)
+
+    world.x.run(look())
+    world.run()
+    return [] if world.holds else ["nodes that were looked at forgot that they are enrolled"]
+
+
 def other_settings() -> list[str]:
     """Let a client with another longest TTL, and so another quarantine, ask."""
     world = Schedule()
@@ -510,6 +524,7 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         jump_between_connections,
         clock_that_stood_still,
         lease_that_stood_still,
+        idle_months,
         other_settings,
     )
 }
@@ -542,5 +557,6 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "jump_between_connections": ("clock-memory",),
     "clock_that_stood_still": ("others-clocks",),
     "lease_that_stood_still": ("lost-time",),
+    "idle_months": ("probe-remembers",),
     "other_settings": ("other-settings",),
 }

@@ -339,6 +339,7 @@ STORIES_OF = {
     ("other-settings", "RENEW"): [ENROLLED, acquire(X), renew(X, boot=OTHER_SETTINGS)],
     ("other-settings", "ENROL"): [ENROLLED, enrol(b"look", boot=OTHER_SETTINGS)],
     ("other-settings", "PROBE"): [ENROLLED, probe(boot=OTHER_SETTINGS)],
+    ("probe-remembers", "PROBE"): [Put(BOOT, BOOT_ID, LONG), probe()],
     ("repair-heeds-fence", "RENEW"): [ENROLLED, acquire(X, b"7"), release(X), renew(Y, b"2")],
     ("growing-fence", "ACQUIRE"): [ENROLLED, acquire(X, b"7"), acquire(Y, b"2", keys=B),
                                    acquire(X, b"2")],

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +26,17 @@ def test_our_clock_never_goes_back():
     """A later look at the clock shows no earlier time."""
     looks = [clock.now() for _ in range(1000)]
     assert looks == sorted(looks)
+
+
+def test_on_macos_suspended_time_counts(monkeypatch):
+    """`time.monotonic` stops there while the machine sleeps; the raw clock goes on."""
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
+    monkeypatch.setattr(time, "CLOCK_MONOTONIC_RAW", 4, raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    told = {4: 42.0}
+    monkeypatch.setattr(time, "clock_gettime", told.__getitem__)
+    there = runpy.run_path(clock.__file__)
+    assert there["now"]() == 42.0
 
 
 def test_a_reading_says_where_the_offset_can_lie():
