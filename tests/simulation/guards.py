@@ -304,7 +304,16 @@ GUARDS = {
             "probe-remembers",
             "a node that is only looked at does not forget that it is enrolled",
             ((NodeModel, "remember", nothing),),
-            ((PROBE, "redis.call('PEXPIRE', KEYS[1], REMEMBERED)", ""),),
+            ((PROBE, "  redis.call('PEXPIRE', KEYS[1], REMEMBERED)\n", ""),),
+        ),
+        Guard(
+            "was-replica",
+            "a node that was a replica is taken for one that has lost leases",
+            ((NodeModel, "was_replica", no),),
+            (
+                (ENROL, "if was_replica(KEYS[1]) then", "if was_replica(KEYS[1]) and false then"),
+                (PROBE, "and was_replica(KEYS[1]) then", "and was_replica(KEYS[1]) and false then"),
+            ),
         ),
         Guard(
             "quarantined-renewal",

@@ -468,6 +468,39 @@ def lease_that_stood_still() -> list[str]:
     return broken(world)
 
 
+def promoted_again(*, is_new_connection: bool = True) -> list[str]:
+    """
+    Let x hold A and B, B be a replica of an older copy of itself for a moment, and y ask B and C.
+
+    It is the same process, and has the marker of its enrolment still.
+    """
+    world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0))
+    b = world.nodes[B]
+    for node in world.nodes:
+        node.put(KEYS.boot + b":history", node.history, b"2592000000")
+    copy = dict(b.store)
+    world.x.links[C].sever()
+    world.x.run(world.take_and_release(world.x, at=0.0, length=2.0))
+    world.at(0.5, b.follow, copy, b"another")
+
+    def look_and_take() -> Process:
+        yield Pause(1.0)
+        if not is_new_connection:
+            yield Ask(probe_request(world.rules), lambda _: False)
+        yield from world.take_and_release(world.y, at=0.0, length=0.01)
+
+    if is_new_connection:
+        world.at(0.6, world.y.links[B].lose, Gone("reset"))
+    world.y.run(look_and_take())
+    world.run(4.0)
+    return broken(world)
+
+
+def promoted_behind_a_connection() -> list[str]:
+    """As `promoted_again`, and y's connection lasts; as workers do, y looks at the nodes."""
+    return promoted_again(is_new_connection=False)
+
+
 def idle_months() -> list[str]:
     """Let x look at the nodes after twenty days, and take the lock after forty."""
     world = Schedule()
@@ -524,6 +557,8 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         jump_between_connections,
         clock_that_stood_still,
         lease_that_stood_still,
+        promoted_again,
+        promoted_behind_a_connection,
         idle_months,
         other_settings,
     )
@@ -557,6 +592,8 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "jump_between_connections": ("clock-memory",),
     "clock_that_stood_still": ("others-clocks",),
     "lease_that_stood_still": ("lost-time",),
+    "promoted_again": ("was-replica",),
+    "promoted_behind_a_connection": ("was-replica",),
     "idle_months": ("probe-remembers",),
     "other_settings": ("other-settings",),
 }
