@@ -231,6 +231,14 @@ class Plugin:
             )
         for node, problem in self.locks.check().items():
             logger.warning("Lock node %s does not answer: %s", node, problem)
+        for node, count in self.locks.copied.items():
+            logger.warning(
+                "Lock node %s has %d replica(s); the other nodes stand in for it. Never make a "
+                "lock node a replica (REPLICAOF), not even briefly: it forgets locks, and does not "
+                "vote for a while",
+                node,
+                count,
+            )
         self.locks.close()  # the processes that run tasks connect by themselves
 
 

@@ -80,11 +80,13 @@ def last_on_grid(plan: Any, every: timedelta, until: datetime) -> datetime:
         return EPOCH + (until - EPOCH) // every * every
     zone = plan.tz
     wall = until.astimezone(zone).replace(tzinfo=None, fold=0)
-    point = wall - (wall - EPOCH.replace(tzinfo=None)) % every
+    point = on_grid(wall, every)
     points = [point]
-    if changes_clocks(plan, until - NIGHT, until):  # the wall may have shown later points before
-        while points[-1] + every <= wall + HOUR:
-            points.append(points[-1] + every)
+    if changes_clocks(plan, until - NIGHT, until):
+        # The wall may have shown later points before: the last one by the clocks of then, or, if
+        # these had been changed by that time, the one before it.
+        latest = on_grid(min(wall_before(plan, until), wall + HOUR), every)
+        points += [later for later in (latest - every, latest) if later > point]
     # An hour that the clocks repeat has slots of its own, if there are such every hour.
     folds = (0, 1) if every <= HOUR else (0,)
     found = [
@@ -94,6 +96,17 @@ def last_on_grid(plan: Any, every: timedelta, until: datetime) -> datetime:
     ]
     on_time = [moment for moment in found if moment <= until]
     return max(on_time, default=(points[0] - every).replace(tzinfo=zone).astimezone(timezone.utc))
+
+
+def on_grid(wall: datetime, every: timedelta) -> datetime:
+    """Return the last point of the grid that a wall clock has shown at *wall*."""
+    return wall - (wall - EPOCH.replace(tzinfo=None)) % every
+
+
+def wall_before(plan: Any, moment: datetime) -> datetime:
+    """Return what the wall would show at *moment* if its clock had not been changed that night."""
+    wall = moment.astimezone(timezone.utc).replace(tzinfo=None)
+    return wall + ((moment - NIGHT).astimezone(plan.tz).utcoffset() or timedelta())
 
 
 def asked(plan: Any, after: datetime, until: datetime) -> Iterator[datetime]:

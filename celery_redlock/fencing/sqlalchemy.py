@@ -31,6 +31,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, scoped_session
 
@@ -102,8 +103,19 @@ def fence_table(metadata: MetaData, name: str = "redlock_fence") -> Table:
     return Table(
         name,
         metadata,
-        Column("lock", String(LONGEST_NAME), primary_key=True),
+        Column("lock", exact_name(), primary_key=True),
         Column("fence", BigInteger, nullable=False),
+    )
+
+
+def exact_name() -> String:
+    """Return the type of a lock's name, which is another one if a single letter's case differs."""
+    by_bytes = mysql.VARCHAR(LONGEST_NAME, charset="utf8mb4", collation="utf8mb4_bin")
+    by_code = String(LONGEST_NAME, collation="Latin1_General_100_BIN2")
+    return (
+        String(LONGEST_NAME)
+        .with_variant(by_bytes, "mysql", "mariadb")
+        .with_variant(by_code, "mssql")
     )
 
 

@@ -3,16 +3,18 @@ Clocks: ours, and how a node's clock moves against it; and the jitter that pause
 
 Leases are counted on a clock that goes on while the machine is suspended
 (`CLOCK_BOOTTIME`); `time.monotonic` stops there on Linux, and a laptop that
-wakes up would trust a lease that ended hours ago.
+wakes up would trust a lease that ended hours ago. Even that clock stands still with a
+virtual machine that does; the nodes tell (`celery_redlock.lock.steps`).
 """
 
 from __future__ import annotations
 
 import random
+import sys
 import time
 from typing import NamedTuple
 
-__all__ = ["ClockReading", "jitter", "jump_between", "now", "wall"]
+__all__ = ["ClockReading", "Move", "jitter", "make_up_for", "move_between", "now", "wall"]
 
 #: Draws a number between two bounds. From the system, so that forked children differ, and that
 #: a background thread does not disturb the sequence that a user has seeded.
@@ -27,18 +29,37 @@ JUMP_TOLERANCE = 0.05
 #: To what a node tells its time [s].
 RESOLUTION = 0.001
 
+#: What our clock is known to have lost [s].
+_lost = 0.0
+
 
 if hasattr(time, "CLOCK_BOOTTIME"):
 
     def now() -> float:
-        """Return the time on a clock that never stops nor steps [s, arbitrary zero]."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+        """Return the time on a clock that never goes back [s, arbitrary zero]."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) + _lost
 
-else:  # macOS counts suspended time in its monotonic clock already
+elif sys.platform == "darwin":  # there time.monotonic() stops in suspend, and this one does not
 
     def now() -> float:
-        """Return the time on a clock that never stops nor steps [s, arbitrary zero]."""
-        return time.monotonic()
+        """Return the time on a clock that never goes back [s, arbitrary zero]."""
+        return time.clock_gettime(time.CLOCK_MONOTONIC_RAW) + _lost
+
+else:
+
+    def now() -> float:
+        """Return the time on a clock that never goes back [s, arbitrary zero]."""
+        return time.monotonic() + _lost
+
+
+def make_up_for(seconds: float) -> None:
+    """
+    Set our clock forward by what it has lost [s, >= 0]; every lease of this process ends sooner.
+
+    Leases are facts that their owners hold, so it is the clock that is put right, not they.
+    """
+    global _lost  # noqa: PLW0603  one clock for the whole process
+    _lost += seconds
 
 
 class ClockReading(NamedTuple):
@@ -52,11 +73,13 @@ class ClockReading(NamedTuple):
         earliest: Smallest possible ``node clock - our clock`` [s].
         latest: Largest possible one [s].
         at: When the reply was received [s, our clock].
+        sent: When it was asked for [s, our clock].
     """
 
     earliest: float
     latest: float
     at: float
+    sent: float
 
     @classmethod
     def of(cls, sent: float, received: float, node_now: float) -> ClockReading:
@@ -65,25 +88,53 @@ class ClockReading(NamedTuple):
 
         Nodes tell whole milliseconds, cut off: theirs may be up to one later.
         """
-        return cls(node_now - received, node_now + RESOLUTION - sent, received)
+        return cls(node_now - received, node_now + RESOLUTION - sent, received, sent)
 
 
-def jump_between(before: ClockReading, after: ClockReading, drift_factor: float) -> float:
+class Move(NamedTuple):
     """
-    Return how far the node's clock jumped between two readings [s, 0.0 for not at all].
+    By how much a node's clock moved against ours between two readings.
 
-    Positive is forward: keys expired early. Readings are intervals, so a slow
-    reply widens the allowance by itself and never raises a false alarm.
+    Attributes:
+        least: Smallest possible move [s]; positive is forward, and lets keys expire early.
+        most: Largest possible one [s].
+        allowed: How much of it, either way, is no jump [s].
+    """
+
+    least: float
+    most: float
+    allowed: float
+
+    @property
+    def jump(self) -> float:
+        """
+        How far it certainly jumped [s, 0.0 for not at all].
+
+        Readings are intervals, so a slow reply widens the allowance by itself and never
+        raises a false alarm.
+        """
+        if self.least > self.allowed:
+            return self.least
+        return self.most if self.most < -self.allowed else 0.0
+
+    def is_like(self, other: Move) -> bool:
+        """Return whether both may be one and the same move."""
+        allowed = self.allowed + other.allowed
+        return self.least - allowed <= other.most and other.least - allowed <= self.most
+
+
+def move_between(before: ClockReading, after: ClockReading, drift_factor: float) -> Move:
+    """
+    Return how far a node's clock moved between two readings.
 
     Source:
         PROTOCOL 3.5, "Node clock jumps".
     """
-    allowed = JUMP_TOLERANCE + drift_factor * (after.at - before.at)
-    if after.earliest > before.latest + allowed:
-        return after.earliest - before.latest
-    if after.latest < before.earliest - allowed:
-        return after.latest - before.earliest
-    return 0.0
+    return Move(
+        after.earliest - before.latest,
+        after.latest - before.earliest,
+        JUMP_TOLERANCE + drift_factor * max(0.0, after.at - before.at),
+    )
 
 
 def sharper(before: ClockReading, after: ClockReading, drift_factor: float) -> ClockReading:

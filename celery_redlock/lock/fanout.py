@@ -18,6 +18,7 @@ child starts from nothing.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import threading
@@ -32,7 +33,9 @@ from celery_redlock.lock.call import Call
 from celery_redlock.lock.connector import Connector
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.node import Gone, Node
+from celery_redlock.lock.requests import inspect_request
 from celery_redlock.lock.selector import new_selector
+from celery_redlock.lock.steps import whose
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -51,6 +54,7 @@ QUIET = 1.0
 #: How long a waiter is kept on the list when its time is up and it did not take its leave [s].
 INTERRUPTED = 2.0
 
+logger = logging.getLogger(__name__)
 _every_fanout: weakref.WeakSet[Fanout] = weakref.WeakSet()
 
 
@@ -153,6 +157,11 @@ class Fanout:
 
         Afterwards every ballot is complete: a node that did not answer votes unreachable.
         """
+        self._ask(calls)
+        if any(node.clock.doubt for node in self.nodes):
+            self._compare_clocks()
+
+    def _ask(self, calls: Sequence[Call]) -> None:
         if clock.now() - self._looked > QUIET:
             self._look()
         self.settle()
@@ -168,6 +177,29 @@ class Fanout:
             with self._mutex:
                 self._leave(waiter)
             self.publish()
+
+    def _compare_clocks(self) -> None:
+        """Find out whose clock moved, ours or those of the nodes in doubt, and act on it."""
+        doubts = [node.clock.doubt for node in self.nodes]  # once: other threads settle them, too
+        if any(doubt is not None and not doubt.is_told for doubt in doubts):
+            read = Call(inspect_request(self._rules, ""), len(self.labels), lambda _: False)
+            self._ask([read])  # of the clocks of all; it writes nothing
+        with self._mutex:
+            finding = whose([node.clock for node in self.nodes])
+            for node in self.nodes:
+                try:
+                    node.settle_clock(finding, clock.now())
+                except Gone as error:
+                    self._lose(node, error)
+            if finding.ours is not None and finding.ours > 0:
+                clock.make_up_for(finding.ours)
+        if finding.ours is not None:
+            logger.warning(
+                "Our clock fell behind those of most lock nodes by %+.1f s, as a virtual machine's "
+                "does that stands still: their votes are void, and our leases end as much sooner",
+                finding.ours,
+            )
+        self.publish()
 
     def tell(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
         """Send *call* to every node but those at the positions *skip*; wait for nothing."""

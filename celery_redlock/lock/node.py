@@ -18,13 +18,14 @@ from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 from celery_redlock.events import Event, NodeClockJump, NodeDown, NodeQuarantined, NodeUp
 from celery_redlock.lock import clock
 from celery_redlock.lock.call import Call, pack_guarded
-from celery_redlock.lock.clock import ClockReading, jump_between, sharper
+from celery_redlock.lock.clock import ClockReading
 from celery_redlock.lock.guard import Greeting, boot_marker
 from celery_redlock.lock.queued_scripts import END, START
 from celery_redlock.lock.replies import Replies, replies_of
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import MARK, RECORD, RELEASE, Keys, ms, pack
 from celery_redlock.lock.slot_scripts import SETTLE, WITHDRAW
+from celery_redlock.lock.steps import Finding, NodeClock
 from celery_redlock.lock.votes import Vote, VoteKind
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Node:
         problem: Why it does not vote; an exception, None while it does.
         suspect_since: Since when it owes an answer that a round gave up on [s], or None.
         latency: From the last request that a round waited for to its answer [s]; None before.
+        clock: What its clock has shown.
     """
 
     def __init__(self, position: int, address: Address, rules: Rules, news: deque[Event]) -> None:
@@ -98,7 +100,7 @@ class Node:
         self._along: deque[tuple[Call, float]] = deque()
         self._boot = b""
         self._replies: Replies = lambda: iter(())
-        self._reading: ClockReading | None = None
+        self.clock = NodeClock(rules.drift_factor)
 
     def attach(self, connection: AbstractConnection, greeting: Greeting, fingerprint: str) -> None:
         """Take over a connection that was greeted; from now on it never blocks."""
@@ -106,7 +108,7 @@ class Node:
         self._boot = b"$%d\r\n%b\r\n" % (len(boot_id), boot_id)
         self._owed.clear()
         if self.greeting is None or self.greeting.run_id != greeting.run_id:
-            self._reading = None  # of another process; the clock of this one we know
+            self.clock.forget()  # of another process; the clock of this one we know
         self.greeting = greeting
         self.suspect_since = self.problem = None
         # redis-py has no public way to the socket of its connection.
@@ -290,26 +292,49 @@ class Node:
         self._write(pack_guarded(whole) + self._boot if request.script.guarded else pack(*whole))
 
     def _checked(self, vote: Vote, sent: float, now: float) -> Vote:
-        """Return *vote*, or none at all if the node's clock has jumped since its last one."""
-        reading = ClockReading.of(sent, now, vote.node_now)
-        before, self._reading = self._reading, reading
-        if before is None:
+        """Return *vote*, or none at all while the node's clock does not go as ours does."""
+        if self.clock.take(ClockReading.of(sent, now, vote.node_now)):
             return vote
-        jump = jump_between(before, reading, self._rules.drift_factor)
-        if not jump:
-            self._reading = sharper(before, reading, self._rules.drift_factor)
-            return vote
-        self._news.append(NodeClockJump(self.label, jump))
-        if jump > 0 and self._rules.restart_guard:
+        doubt = self.clock.doubt
+        moved = f" by {doubt.move.jump:+.1f} s" if doubt is not None else ""
+        return Vote(VoteKind.UNREACHABLE, reason=f"its clock moved against ours{moved}")
+
+    def settle_clock(self, finding: Finding, now: float) -> None:
+        """
+        Act on what was found about a clock that is in doubt.
+
+        One that was set back keeps keys for longer, which is no danger: a vote is enough. One
+        that may have been set forward does not vote for us while leases of before may be alive.
+
+        Raises:
+            Gone: The connection is dead.
+        """
+        doubt, is_found = self.clock.doubt, self.position in finding.positions
+        if doubt is None:
+            return
+        if is_found and finding.ours is not None:
+            self.clock.forget()
+            return
+        if self.connection is None:
+            return  # when it is back
+        jump = doubt.move.jump
+        if not doubt.is_told:
+            self._news.append(NodeClockJump(self.label, jump))
+        patience = self._rules.quarantine if self._rules.restart_guard else 0.0
+        if is_found or jump < 0 or now - doubt.at >= patience:
+            self.clock.forget()
+        else:
+            self.clock.doubt = doubt._replace(is_told=True)
+        if is_found and jump > 0 and self._rules.restart_guard:
             self._quarantine(now)
-        return Vote(VoteKind.UNREACHABLE, reason=f"its clock jumped by {jump:+.1f} s")
 
     @property
     def clock_offset(self) -> float | None:
         """How far its wall clock is ahead of ours [s]; None before it has told its time."""
-        if self._reading is None:
+        reading = self.clock.latest
+        if reading is None:
             return None
-        return (self._reading.earliest + self._reading.latest) / 2 + clock.now() - clock.wall()
+        return (reading.earliest + reading.latest) / 2 + clock.now() - clock.wall()
 
     def _quarantine(self, now: float) -> None:
         """Keep this node from voting for anybody: keys may have expired before their time."""

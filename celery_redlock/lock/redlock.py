@@ -36,7 +36,7 @@ from celery_redlock.events import (
     broadcast,
 )
 from celery_redlock.lock import clock, requests, rounds
-from celery_redlock.lock.address import Address, addresses_of
+from celery_redlock.lock.address import Address, UrlAddress, addresses_of
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.fanout import Fanout
@@ -352,6 +352,12 @@ class Redlock:
                 )
                 raise ConfigurationError(msg)
         return {label: str(problem) for label, problem in problems.items()}
+
+    @property
+    def copied(self) -> dict[str, int]:
+        """How many replicas a node had when it was connected, by label; but for Sentinel's."""
+        urls = [node for node in self._fanout.nodes if isinstance(node.address, UrlAddress)]
+        return {n.label: n.greeting.replicas for n in urls if n.greeting and n.greeting.replicas}
 
     def close(self) -> None:
         """Send what waits to be sent, drop all connections; leases that are held go on."""

@@ -37,7 +37,8 @@ __all__ = [
     "probe_key",
 ]
 
-#: How long a node remembers that it is enrolled after the last grant or renewal [ms]: 30 days.
+#: How long a node remembers that it is enrolled after the last grant, renewal or probe [ms]: 30
+#: days. Workers probe all the time, so one that takes no locks for months is not forgotten.
 BOOT_RETENTION = 30 * 24 * 3600 * 1000
 LONGEST_NAME = 110
 #: Beyond it Lua does not hold a whole number exactly, so no script of ours answers a larger one.
@@ -74,6 +75,20 @@ local function now_ms()
 end
 """
 )
+
+# Whether the node was a replica since it was asked last: it then has what its master had, perhaps
+# an older copy of its own data, marker and run id included. Its replication id is another one after
+# that. So it is after a first replica came, or the last one went; there is no second id then.
+HISTORY = """
+local function was_replica(boot)
+  local told = redis.call('INFO', 'replication')
+  local id, second = string.match(told, 'master_replid:(%x+)'), string.match(told, 'replid2:(%x+)')
+  local known = redis.call('GET', boot .. ':history')
+  if not id or known == id then return false end
+  redis.call('SET', boot .. ':history', id, 'PX', REMEMBERED)
+  return known and second and string.find(second, '[^0]')
+end
+"""
 
 # KEYS 1 lock 2 fence 3 marker, or the lock again for none 4 boot 5 quarantine
 # ARGV 1 token 2 info 3 ttl 4 proposed fence or '0' 5 fence retention 6 skew allowed
@@ -154,6 +169,7 @@ local now = now_ms()
 local found = redis.call('GET', KEYS[1])
 if ARGV[3] == 'bootstrap' then
   redis.call('SET', KEYS[1], ARGV[1], 'PX', REMEMBERED)
+  was_replica(KEYS[1])
   redis.call('DEL', KEYS[2])
   return {'enrolled', now, 0, ARGV[1]}
 end
@@ -163,6 +179,7 @@ if not found and ARGV[3] == 'trust' then
 elseif found and string.sub(found, 41) ~= string.sub(ARGV[1], 41) then
   return {'foreign', now, 0, found}
 end
+if was_replica(KEYS[1]) then redis.call('SET', KEYS[2], '1', 'PX', ARGV[2]) end
 local held_back = redis.call('EXISTS', KEYS[2]) == 1
 found = redis.call('GET', KEYS[1])
 local code, left = standing(found, held_back, KEYS[1], KEYS[2], ARGV[1], ARGV[2])
@@ -192,9 +209,14 @@ return {0, now_ms(), redis.call('PTTL', KEYS[1]), cur, fence}
 PROBE_LUA = """
 local now = now_ms()
 redis.call('SET', KEYS[3], '1', 'PX', '1000')
+if ARGV[1] ~= '0' and was_replica(KEYS[1]) then redis.call('SET', KEYS[2], '1', 'PX', ARGV[1]) end
 local found, held_back = unpack(redis.call('MGET', KEYS[1], KEYS[2]))
 local code, left = standing(found, held_back, KEYS[1], KEYS[2], ARGV[2], ARGV[1])
 if code ~= 1 then return {code, now, left} end
+if ARGV[1] ~= '0' then
+  redis.call('PEXPIRE', KEYS[1], REMEMBERED)
+  redis.call('PEXPIRE', KEYS[1] .. ':history', REMEMBERED)
+end
 return {1, now, '0'}
 """
 
@@ -346,9 +368,9 @@ class Script:
 ACQUIRE = Script(GUARD + ACQUIRE_LUA, read_vote, guarded=True)
 RENEW = Script(GUARD + RENEW_LUA, read_vote, guarded=True)
 RELEASE = Script(CONSTANTS + RELEASE_LUA, read_release, guarded=False)
-ENROL = Script(GUARD + ENROL_LUA, read_vote, guarded=False)
+ENROL = Script(GUARD + HISTORY + ENROL_LUA, read_vote, guarded=False)
 MARK = Script(MARK_LUA, read_release, guarded=False)
 INSPECT = Script(GUARD + INSPECT_LUA, read_vote, guarded=False)
-PROBE = Script(GUARD + PROBE_LUA, read_vote, guarded=True)
+PROBE = Script(GUARD + HISTORY + PROBE_LUA, read_vote, guarded=True)
 RECORD = Script(RECORD_LUA, read_release, guarded=False)
 SCRIPTS = (ACQUIRE, RENEW, RELEASE, ENROL, MARK, INSPECT, PROBE, RECORD)

@@ -53,6 +53,8 @@ class NodeModel:
         is_full: Whether it refuses to write.
         records: What was written to its journal, as JSON.
         scripts: What it was told of scripts.
+        history: Its replication id; another one after it was a replica.
+        has_followed: Whether it was a replica since it was started.
     """
 
     def __init__(self, position: int, wall: Callable[[], float]) -> None:
@@ -75,6 +77,7 @@ class NodeModel:
         }
         self.sources = {script.source: script.sha for script in TOLD_AGAIN}
         self.scripts = set(self.verbs)
+        self.history, self.has_followed = self.run_id, False
         self._is_in_script = self._has_written = False
 
     # -- as a server -------------------------------------------------------------
@@ -138,7 +141,13 @@ class NodeModel:
         self.store = dict(kept or {})
         self.is_full = False
         self.records = []
+        self.history, self.has_followed = self.run_id, False
         self.forget_scripts()
+
+    def follow(self, copy: Store, history: bytes) -> None:
+        """Have what another server has, as its replica, and be a master again; in one process."""
+        self.store = dict(copy)
+        self.history, self.has_followed = history, True
 
     def greet(self) -> None:
         """Learn all scripts, as from every client that connects."""
@@ -188,6 +197,15 @@ class NodeModel:
             self.put(quarantine, b"1", length)
             held_back = True
         return (-2, self.pttl(quarantine)) if held_back else (1, 0)
+
+    def was_replica(self, boot: bytes) -> bool:
+        """As in HISTORY: whether it was one since it was asked last."""
+        key = boot + b":history"
+        known = self.get(key)
+        if known == self.history:
+            return False
+        self.put(key, self.history, REMEMBERED)
+        return known is not None and self.has_followed
 
     def is_foreign(self, found: bytes | None, boot_id: bytes) -> bool:
         """Return whether this very process was enrolled for clients of other settings."""
@@ -298,6 +316,7 @@ class NodeModel:
         found = self.get(boot)
         if mode == b"bootstrap":
             self.put(boot, boot_id, REMEMBERED)
+            self.was_replica(boot)
             self.delete(quarantine)
             return [b"enrolled", now, 0, boot_id]
         if found is None and mode == b"look":
@@ -306,6 +325,8 @@ class NodeModel:
             self.put(boot, boot_id, REMEMBERED)
         elif found is not None and self.is_of_others(found, boot_id):
             return [b"foreign", now, 0, found]
+        if self.was_replica(boot):
+            self.put(quarantine, b"1", length)
         found = self.get(boot)
         _, left = self.standing(boot, quarantine, boot_id, length)
         return [b"enrolled", now, left, found or b""]
@@ -344,5 +365,16 @@ class NodeModel:
         length, boot_id = arguments
         now = int(self.now_ms())
         self.put(written, b"1", b"1000")
+        if length != b"0" and self.was_replica(boot):
+            self.put(quarantine, b"1", length)
         code, left = self.standing(boot, quarantine, boot_id, length)
-        return [1, now, b"0"] if code == 1 else [code, now, left]
+        if code != 1:
+            return [code, now, left]
+        if length != b"0":
+            self.remember(boot)
+        return [1, now, b"0"]
+
+    def remember(self, boot: bytes) -> None:
+        """Remember for another month that the node is enrolled, though nobody takes a lock."""
+        self.expire(boot, REMEMBERED)
+        self.expire(boot + b":history", REMEMBERED)

@@ -14,10 +14,11 @@ from collections import deque
 
 import pytest
 import redis
+from celery import Celery
 from redis._parsers import _HiredisParser, _RESP2Parser
 from redis.utils import HIREDIS_AVAILABLE
 
-from celery_redlock import events
+from celery_redlock import RedlockTask, events
 from celery_redlock.errors import ConfigurationError, LockTaken, QuorumUnavailable
 from celery_redlock.lock import clock, guard, requests, survey
 from celery_redlock.lock import node as node_module
@@ -30,6 +31,7 @@ from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import marker_key
 from celery_redlock.lock.votes import VoteKind
+from celery_redlock.plugin import plugin_for
 from support.waiting import eventually
 
 RULES = Rules(ttl=20, max_ttl=30, node_timeout=0.5)
@@ -550,6 +552,20 @@ def test_a_master_that_became_a_replica_is_left(redis_nodes, line):
         wire.drive(asked)
     wire.node.detach(Gone("readonly"))
     assert asked.ballot[0].kind is VoteKind.UNREACHABLE
+
+
+def test_a_worker_warns_of_a_node_that_has_replicas(redis_nodes, caplog):
+    """Whoever has one may think of swapping the two."""
+    server, replica = redis_nodes(2)
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(redlock_nodes=[server.url], broker_url=server.url)
+    app.Task = RedlockTask
+    with redis.Redis.from_url(replica.url) as copy, redis.Redis.from_url(server.url) as master:
+        copy.replicaof("127.0.0.1", server.port)
+        eventually(lambda: master.info("replication")["connected_slaves"], "a replica")
+    plugin_for(app).check()
+    assert "has 1 replica" in caplog.text
+    assert "REPLICAOF" in caplog.text
 
 
 def test_a_node_can_be_connected_any_number_of_times(contract_node):

@@ -298,6 +298,71 @@ def test_an_enrolment_is_refreshed_by_every_grant(bench):
     assert bench.pttl("boot") > BOOT_RETENTION - 60_000
 
 
+def test_a_probe_keeps_a_node_enrolled(bench):
+    """Workers that take no lock for a month must not find their nodes forgotten."""
+    bench.client.pexpire(Keys.of("redlock", "").boot, 60_000)
+    bench.ask(requests.probe_request(bench.rules))
+    assert bench.pttl("boot") > BOOT_RETENTION - 60_000
+
+
+# -- a node that was a replica -----------------------------------------------------------
+
+
+def demote_and_promote(bench):
+    """Have the server be a replica for a moment, and then a master again: the same process."""
+    bench.client.replicaof("127.0.0.1", 1)
+    bench.client.replicaof("NO", "ONE")
+    assert bench.client.info("server")["run_id"] == bench.run_id
+
+
+def test_a_node_that_was_a_replica_is_quarantined_by_whoever_connects(bench):
+    """It has what its master had, which may lack the newest locks, and is the same process."""
+    demote_and_promote(bench)
+    assert bench.enrol("look")[1] > 0
+    assert bench.acquire().kind is VoteKind.QUARANTINED
+
+
+def test_a_node_that_was_a_replica_is_quarantined_by_whoever_probes(bench):
+    """Connections last through it; workers look at each node every few seconds."""
+    demote_and_promote(bench)
+    vote = bench.ask(requests.probe_request(bench.rules))
+    assert vote.kind is VoteKind.QUARANTINED
+    assert bench.renew().kind is VoteKind.QUARANTINED
+
+
+def test_a_node_is_quarantined_once_for_having_been_a_replica(bench):
+    """When that is over, it votes; and is found out when it happens again."""
+    for _ in range(2):
+        demote_and_promote(bench)
+        assert bench.enrol("look")[1] > 0
+        bench.client.delete(Keys.of("redlock", "").quarantine)
+        assert bench.enrol("look")[1] == 0
+        assert bench.ask(requests.probe_request(bench.rules)).kind is VoteKind.GRANTED
+
+
+def test_an_operator_may_say_that_nothing_is_held_there(bench):
+    """As for a node that was restarted."""
+    demote_and_promote(bench)
+    assert bench.enrol("bootstrap")[1] == 0
+    assert bench.enrol("look")[1] == 0
+
+
+def test_a_replica_that_copies_from_a_node_is_no_reason_for_quarantine(redis_nodes):
+    """The node has another replication id then, and has forgotten nothing."""
+    server, replica = redis_nodes(2)
+    bench = Bench(server)
+    bench.enrol("bootstrap")
+    before = bench.client.info("replication")["master_replid"]
+    with redis.Redis.from_url(replica.url) as copy:
+        copy.replicaof("127.0.0.1", server.port)
+        eventually(lambda: bench.client.info("replication")["connected_slaves"], "a replica")
+        copy.replicaof("NO", "ONE")
+    assert bench.client.info("replication")["master_replid"] != before
+    assert bench.ask(requests.probe_request(bench.rules)).kind is VoteKind.GRANTED
+    assert bench.enrol("look")[1] == 0
+    bench.client.close()
+
+
 def test_looking_at_an_unknown_node_changes_nothing(fresh):
     """To look at a node that nobody enrolled leaves it so."""
     assert fresh.enrol("look") == ("unmarked", 0, b"")

@@ -92,6 +92,49 @@ def run(source, urls, *, before="", is_struck=False, **settings):
     return [json.loads(line) for line in out.splitlines()], ended
 
 
+# -- a machine that stands still ----------------------------------------------------------------
+
+#: Of a machine whose clocks all stood still for *lost* seconds, as a virtual one's do.
+STOOD_STILL = """
+import time
+lost, real = 0.0, time.clock_gettime
+time.clock_gettime = lambda which: real(which) - lost
+"""
+
+
+def test_a_machine_that_stood_still_harms_nobody_else(five_nodes, locks):
+    """To it all nodes seem to be set forward. It has lost time; they vote on for everybody."""
+    urls = [server.url for server in five_nodes]
+    with locks.hold("theirs", ttl=2.0) as theirs:
+        (told,), _ = run(
+            """
+            lease = lock.acquire("mine")
+            lock.probe()
+            before, stood = lease.remaining(), 1.0
+            time.sleep(stood)
+            lost = stood
+            try:
+                lock.acquire("another")
+            except QuorumUnavailable:
+                counted = False
+            else:
+                counted = True
+            tell(counted=counted, shorter=before - lease.remaining())
+            lock.release(lock.acquire("another", wait=5.0))
+            """,
+            urls,
+            before=STOOD_STILL,
+        )
+        renewals = theirs.renewals
+        eventually(lambda: theirs.renewals > renewals or theirs.is_lost, "a renewal")
+        theirs.ensure_held()
+    assert told["counted"] is False
+    assert told["shorter"] > 0.9
+    for server in five_nodes:
+        with redis.Redis.from_url(server.url) as client:
+            assert not client.exists(Keys.of("redlock", "").quarantine)
+
+
 # -- threads -----------------------------------------------------------------------------------
 
 

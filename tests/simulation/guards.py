@@ -21,7 +21,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from celery_redlock.lock import held, lease, renewal, requests, rounds, votes, watchdog
+from celery_redlock.lock import (
+    clock,
+    fanout,
+    held,
+    lease,
+    renewal,
+    requests,
+    rounds,
+    steps,
+    votes,
+    watchdog,
+)
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.node import Node
@@ -30,6 +41,7 @@ from celery_redlock.lock.scripts import ACQUIRE, ENROL, PROBE, RELEASE, RENEW, S
 from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge
 from celery_redlock.testing.nodes import NodeModel
 from simulation.crew import Crew
+from simulation.hosts import Host
 
 __all__ = ["GUARDS", "Guard", "switched_off"]
 
@@ -170,10 +182,15 @@ def trusted_for_ever(_crew: Any, _host: Any, _lease: Lease) -> float:
 def attach_anew(self: Any, *arguments: Any) -> None:
     """Attach a connection, and forget what the node's clock showed."""
     attach(self, *arguments)
-    self._reading = None
+    self.clock.forget()
 
 
 attach = Node.attach
+
+
+def each_alone(clocks: Sequence[Any]) -> steps.Finding:
+    """Blame each node whose clock moved, and never our own."""
+    return steps.Finding(None, tuple(i for i, one in enumerate(clocks) if one.doubt is not None))
 
 
 def release_nothing(rules: Any, name: str, _token: str, **how: Any) -> Any:
@@ -284,6 +301,21 @@ GUARDS = {
             ((requests, "quarantine_ms", no_quarantine),),
         ),
         Guard(
+            "probe-remembers",
+            "a node that is only looked at does not forget that it is enrolled",
+            ((NodeModel, "remember", nothing),),
+            ((PROBE, "  redis.call('PEXPIRE', KEYS[1], REMEMBERED)\n", ""),),
+        ),
+        Guard(
+            "was-replica",
+            "a node that was a replica is taken for one that has lost leases",
+            ((NodeModel, "was_replica", no),),
+            (
+                (ENROL, "if was_replica(KEYS[1]) then", "if was_replica(KEYS[1]) and false then"),
+                (PROBE, "and was_replica(KEYS[1]) then", "and was_replica(KEYS[1]) and false then"),
+            ),
+        ),
+        Guard(
             "quarantined-renewal",
             "a renewal counts for nothing on a node in quarantine",
             ((NodeModel, "renewed", renewed_in_quarantine),),
@@ -333,6 +365,16 @@ GUARDS = {
             "clock-memory",
             "what a node's clock showed is remembered from one connection to the next",
             ((Node, "attach", attach_anew),),
+        ),
+        Guard(
+            "others-clocks",
+            "a node is quarantined for its clock only if the clocks of others went on",
+            tuple((room, "whose", each_alone) for room in (steps, fanout)),
+        ),
+        Guard(
+            "lost-time",
+            "what our clock has lost is made up for",
+            ((clock, "make_up_for", nothing), (Host, "make_up_for", nothing)),
         ),
         Guard(
             "renewal-deadline",

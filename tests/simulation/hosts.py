@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.lock import clock as real_clock
+from celery_redlock.lock import steps as whose_clock
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.fanout import QUIET
 from celery_redlock.lock.node import Gone
+from celery_redlock.lock.requests import inspect_request
 from celery_redlock.lock.rounds import Ask, Client, Pause, Tell
 from celery_redlock.lock.scripts import ACQUIRE
 from simulation.clocks import Clock
@@ -72,6 +75,7 @@ class Host:
         )
         self.steps: Process | None = None
         self.call: Call | None = None
+        self._answer: Any = None  # that waits until it is known whose clock has moved
         self.is_acquiring = False
         self._looked = self.now()
         self._ticket += 1
@@ -91,8 +95,17 @@ class Host:
             link.is_barred = True
             if link.node.connection is not None:
                 link.node.detach(Gone("killed"))
-        self.steps = self.call = None
+        self.steps = self.call = self._answer = None
         self._ticket += 1
+
+    def lose_time(self, seconds: float) -> None:
+        """Have the clock stand still for so long, or go on by as much at once if negative."""
+        self.clock = replace(self.clock, offset=self.clock.offset - seconds * self.clock.rate)
+        self.world.trusted_for(self, seconds)
+
+    def make_up_for(self, seconds: float) -> None:
+        """Set the clock forward by what it has lost."""
+        self.lose_time(-seconds / self.clock.rate)
 
     def now(self) -> float:
         """Return what the client's clock shows [s]."""
@@ -156,6 +169,10 @@ class Host:
             return
         if self.call is not None:
             value = self._leave(self.call)
+            if any(link.node.clock.doubt for link in self.links):
+                value = self._compared(value)
+                if value is None:
+                    return
         self.call = None
         self._advance(lambda: self.steps.send(value))  # type: ignore[union-attr]
 
@@ -169,6 +186,21 @@ class Host:
                 call.take(link.position, link.node.overdue(self.now()))
         call.is_open = False
         return call.ballot
+
+    def _compared(self, value: Any) -> Any:
+        """Return the answer once it is known whose clock has moved, None before; as the fan-out."""
+        doubts = [link.node.clock.doubt for link in self.links]
+        if self._answer is None and not all(doubt.is_told for doubt in doubts if doubt):
+            self._answer, self.call = value, None
+            self._ask(Ask(inspect_request(self.rules, ""), lambda _: False))
+            return None
+        finding = whose_clock.whose([link.node.clock for link in self.links])
+        for link in self.links:
+            link.settle_clock(finding)
+        if finding.ours is not None and finding.ours > 0:
+            self.make_up_for(finding.ours)
+        value, self._answer = self._answer or value, None
+        return value
 
     def _read_all(self) -> None:
         self._looked = self.now()

@@ -18,6 +18,7 @@ from celery_redlock.lock.call import Call
 from celery_redlock.lock.guard import Greeting, boot_marker
 from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.scripts import Keys, ms
+from celery_redlock.lock.steps import Finding
 from simulation.nodes import SimulatedNode
 
 if TYPE_CHECKING:
@@ -169,6 +170,13 @@ class Link:
             return
         try:
             self.node.read()
+        except Gone as error:
+            self.lose(error)
+
+    def settle_clock(self, finding: Finding) -> None:
+        """Act on what was found about clocks that are in doubt."""
+        try:
+            self.node.settle_clock(finding, self.host.now())
         except Gone as error:
             self.lose(error)
 

@@ -15,7 +15,7 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.node import Gone
 from celery_redlock.lock.renewal import Renewal
-from celery_redlock.lock.requests import Marker, release_request
+from celery_redlock.lock.requests import Marker, probe_request, release_request
 from celery_redlock.lock.rounds import Ask, Pause, Tell
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys, marker_key
@@ -430,6 +430,91 @@ def jump_between_connections() -> list[str]:
     return jumping_clock(is_new_connection=True)
 
 
+def clock_that_stood_still() -> list[str]:
+    """
+    Let x's machine stand still, and x look at the nodes: to it, all have been set forward.
+
+    y has held another lock all the while, and renews it.
+    """
+    world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0))
+    world.x.run(world.take_and_release(world.x, at=0.0))
+    world.y.run(world.take_and_release(world.y, at=0.1))
+    world.at(0.5, world.halt, world.x, 0.5)
+    world.at(1.1, lambda: world.x.run(world.take_and_release(world.x, at=0.0)))
+    world.at(1.5, lambda: world.y.run(world.take_and_release(world.y, at=0.0, length=0.01)))
+    world.run(2.0)
+    held_back = [node.position for node in world.nodes if node.get(KEYS.quarantine)]
+    blamed = [f"nodes were quarantined for x's clock: {held_back}"] if held_back else []
+    return broken(world) + blamed
+
+
+def lease_that_stood_still() -> list[str]:
+    """
+    Let x's machine stand still while it holds the lock, and x look at the nodes before it ends.
+
+    Its keys end when they would have; so must its lease, and y then takes the lock.
+    """
+    world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0))
+    world.at(0.5, world.halt, world.x, 1.0)
+
+    def take_and_look() -> Process:
+        yield from world.granted_to(world.x)
+        yield Pause(2.0)
+        yield Ask(probe_request(world.rules), lambda _: False)
+
+    world.x.run(take_and_look())
+    world.y.run(world.take_and_release(world.y, at=3.1, length=0.1))
+    world.run(5.0)
+    return broken(world)
+
+
+def promoted_again(*, is_new_connection: bool = True) -> list[str]:
+    """
+    Let x hold A and B, B be a replica of an older copy of itself for a moment, and y ask B and C.
+
+    It is the same process, and has the marker of its enrolment still.
+    """
+    world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0))
+    b = world.nodes[B]
+    for node in world.nodes:
+        node.put(KEYS.boot + b":history", node.history, b"2592000000")
+    copy = dict(b.store)
+    world.x.links[C].sever()
+    world.x.run(world.take_and_release(world.x, at=0.0, length=2.0))
+    world.at(0.5, b.follow, copy, b"another")
+
+    def look_and_take() -> Process:
+        yield Pause(1.0)
+        if not is_new_connection:
+            yield Ask(probe_request(world.rules), lambda _: False)
+        yield from world.take_and_release(world.y, at=0.0, length=0.01)
+
+    if is_new_connection:
+        world.at(0.6, world.y.links[B].lose, Gone("reset"))
+    world.y.run(look_and_take())
+    world.run(4.0)
+    return broken(world)
+
+
+def promoted_behind_a_connection() -> list[str]:
+    """As `promoted_again`, and y's connection lasts; as workers do, y looks at the nodes."""
+    return promoted_again(is_new_connection=False)
+
+
+def idle_months() -> list[str]:
+    """Let x look at the nodes after twenty days, and take the lock after forty."""
+    world = Schedule()
+
+    def look() -> Process:
+        yield Pause(20 * 86400.0)
+        yield Ask(probe_request(world.rules), lambda _: False)
+        yield from world.take_and_release(world.x, at=20 * 86400.0)
+
+    world.x.run(look())
+    world.run()
+    return [] if world.holds else ["nodes that were looked at forgot that they are enrolled"]
+
+
 def other_settings() -> list[str]:
     """Let a client with another longest TTL, and so another quarantine, ask."""
     world = Schedule()
@@ -470,6 +555,11 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         anybodys_release,
         jumping_clock,
         jump_between_connections,
+        clock_that_stood_still,
+        lease_that_stood_still,
+        promoted_again,
+        promoted_behind_a_connection,
+        idle_months,
         other_settings,
     )
 }
@@ -500,5 +590,10 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "anybodys_release": ("owner-release",),
     "jumping_clock": ("clock-jump",),
     "jump_between_connections": ("clock-memory",),
+    "clock_that_stood_still": ("others-clocks",),
+    "lease_that_stood_still": ("lost-time",),
+    "promoted_again": ("was-replica",),
+    "promoted_behind_a_connection": ("was-replica",),
+    "idle_months": ("probe-remembers",),
     "other_settings": ("other-settings",),
 }

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from celery_redlock.lock import scripts
+from celery_redlock.lock.guard import read_info
 from celery_redlock.lock.scripts import Keys, marker_key, probe_key
 from simulation.guards import GUARDS, rewritten
 from simulation.nodes import SimulatedNode
@@ -37,7 +38,8 @@ A, B = Keys.of("redlock", "a"), Keys.of("redlock", "b")
 BOOT, QUARANTINE = A.boot, A.quarantine
 MARKERS = [marker_key("redlock", name) for name in "mn"]
 PROBED = probe_key("redlock")
-EVERY_KEY = sorted({*A, *B, *MARKERS, PROBED})
+HISTORY = BOOT + b":history"
+EVERY_KEY = sorted({*A, *B, *MARKERS, PROBED, HISTORY})
 
 TINY, LONG = b"3", b"86400000"
 X, X2, Y = b"a" * 40, b"a" * 32 + b"c" * 8, b"b" * 40  # the first two are of one owner
@@ -83,6 +85,8 @@ class Plain(NamedTuple):
 
 
 FLUSH, FORGET = Plain((b"FLUSHALL",)), Plain((b"SCRIPT", b"FLUSH"))
+#: A replica of nobody, and a master again.
+FOLLOW = [Plain((b"REPLICAOF", b"127.0.0.1", b"1")), Plain((b"REPLICAOF", b"NO", b"ONE"))]
 
 
 def acquire(token=X, fence=b"0", *, keys=A, marker=None, **how):
@@ -203,6 +207,12 @@ class Both:
         for name in TOLD_AGAIN:  # as every client that connects sees to
             pipe.script_load(getattr(scripts, name).source)
         pipe.execute()
+        self._learn_history()
+
+    def _learn_history(self):
+        told = read_info(self.client.eval("return redis.call('INFO', 'replication')", 0))
+        self.node.history = told["master_replid"].encode()  # which redis-py may take for a number
+        self.node.has_followed = set(told["master_replid2"]) != {"0"}
 
     def tell(self, *steps):
         """Tell both, step by step; their answers must be the same, and all that is stored then."""
@@ -254,6 +264,8 @@ class Both:
             node.flush()
         elif step == FORGET:
             node.forget_scripts()
+        elif step in FOLLOW:
+            self._learn_history()
         else:
             was_there = node.get(words[1]) is not None
             node.delete(words[1])
@@ -339,6 +351,9 @@ STORIES_OF = {
     ("other-settings", "RENEW"): [ENROLLED, acquire(X), renew(X, boot=OTHER_SETTINGS)],
     ("other-settings", "ENROL"): [ENROLLED, enrol(b"look", boot=OTHER_SETTINGS)],
     ("other-settings", "PROBE"): [ENROLLED, probe(boot=OTHER_SETTINGS)],
+    ("was-replica", "ENROL"): [ENROLLED, *FOLLOW, enrol(b"look"), acquire(X)],
+    ("was-replica", "PROBE"): [ENROLLED, *FOLLOW, probe(), acquire(X)],
+    ("probe-remembers", "PROBE"): [Put(BOOT, BOOT_ID, LONG), probe()],
     ("repair-heeds-fence", "RENEW"): [ENROLLED, acquire(X, b"7"), release(X), renew(Y, b"2")],
     ("growing-fence", "ACQUIRE"): [ENROLLED, acquire(X, b"7"), acquire(Y, b"2", keys=B),
                                    acquire(X, b"2")],

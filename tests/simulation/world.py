@@ -171,6 +171,11 @@ class World:
         """Have a client stand still for *length* [s]."""
         host.stopped_until = max(host.stopped_until, self.now + length)
 
+    def halt(self, host: Host, length: float) -> None:
+        """Have a client stand still for *length* [s], and its clock, too."""
+        host.lose_time(length)  # nobody reads it meanwhile
+        self.stop(host, length)
+
     def kill(self, host: Host) -> None:
         """Have a client die; what it held it trusts no more."""
         host.kill()
@@ -203,6 +208,12 @@ class World:
     def renewed(self, lease: Lease, until: float) -> None:
         """Note that a lease goes on."""
         self.held[lease.token].until = until
+
+    def trusted_for(self, host: Host, seconds: float) -> None:
+        """Note that a client trusts what it holds for so much longer, having lost time [s]."""
+        for hold in self._trusted():
+            if hold.token.startswith(f"{host.number:02x}"):
+                hold.until += seconds
 
     def ended(self, token: str) -> None:
         """Note that a holder trusts its lock no longer."""

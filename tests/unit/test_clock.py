@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_redlock.lock import clock
-from celery_redlock.lock.clock import JUMP_TOLERANCE, ClockReading, jump_between, sharper
+from celery_redlock.lock.clock import JUMP_TOLERANCE, ClockReading, move_between, sharper
 
 DRIFT = 0.05
 seconds = st.floats(0, 1)
@@ -24,10 +28,21 @@ def test_our_clock_never_goes_back():
     assert looks == sorted(looks)
 
 
+def test_on_macos_suspended_time_counts(monkeypatch):
+    """`time.monotonic` stops there while the machine sleeps; the raw clock goes on."""
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
+    monkeypatch.setattr(time, "CLOCK_MONOTONIC_RAW", 4, raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    told = {4: 42.0}
+    monkeypatch.setattr(time, "clock_gettime", told.__getitem__)
+    there = runpy.run_path(clock.__file__)
+    assert there["now"]() == 42.0
+
+
 def test_a_reading_says_where_the_offset_can_lie():
     """The node looked between send and receive, up to a millisecond later than it says."""
     found = ClockReading.of(sent=10.0, received=12.0, node_now=111.5)
-    assert found == pytest.approx((99.5, 101.501, 12.0))
+    assert found == pytest.approx((99.5, 101.501, 12.0, 10.0))
 
 
 @given(up=seconds, down=seconds, offset=st.floats(-1e6, 1e6))
@@ -48,7 +63,7 @@ def test_drift_is_no_jump(ways, between, rate):
     sent = up + down + between
     before = reading(0.0, up, down, offset=rate * up)
     after = reading(sent, later_up, later_down, offset=rate * (sent + later_up))
-    assert jump_between(before, after, DRIFT) == 0.0
+    assert move_between(before, after, DRIFT).jump == 0.0
 
 
 @given(
@@ -63,7 +78,7 @@ def test_a_jump_beyond_all_doubt_is_seen(ways, between, jump, sign):
     doubt = JUMP_TOLERANCE + DRIFT * (between + 2.0) + sum(ways)
     before = reading(0.0, up, down, 0.0)
     after = reading(up + down + between, later_up, later_down, sign * (doubt + jump))
-    seen = jump_between(before, after, DRIFT)
+    seen = move_between(before, after, DRIFT).jump
     assert seen * sign > 0
     assert abs(seen) <= doubt + jump + 1e-6
 
@@ -72,7 +87,7 @@ def test_a_jump_beyond_all_doubt_is_seen(ways, between, jump, sign):
 def test_a_small_step_is_tolerated(offset):
     """What the tolerance allows is no jump, forward or back."""
     before, after = reading(0.0, 0.0, 0.0, 0.0), reading(0.0, 0.0, 0.0, offset)
-    assert jump_between(before, after, DRIFT) == 0.0
+    assert move_between(before, after, DRIFT).jump == 0.0
 
 
 def test_the_sharper_reading_is_kept():

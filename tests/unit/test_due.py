@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 from itertools import pairwise
+from types import SimpleNamespace
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -13,7 +14,15 @@ from celery.schedules import BaseSchedule, crontab, schedule, solar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redlock.beat.due import EPOCH, MOST, due_between, interval_of, last_due, next_due
+from celery_redlock.beat.due import (
+    EPOCH,
+    MOST,
+    due_between,
+    interval_of,
+    last_due,
+    last_on_grid,
+    next_due,
+)
 
 UTC = timezone.utc
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -293,6 +302,64 @@ def test_a_relative_interval_lies_on_the_grid_of_the_wall(seconds, zone):
     for due in found:
         wall = due.astimezone(ZoneInfo(zone)).replace(tzinfo=UTC)
         assert (wall - EPOCH) % timedelta(seconds=seconds) == timedelta()
+
+
+class CountingZone(tzinfo):
+    """A time zone that counts how often it is asked."""
+
+    def __init__(self, name):
+        self.zone = ZoneInfo(name)
+        self.asked = 0
+
+    def utcoffset(self, moment):
+        """Return that of the zone."""
+        self.asked += 1
+        return self.zone.utcoffset(moment)
+
+    def dst(self, moment):
+        """Likewise."""
+        return self.zone.dst(moment)
+
+    def fromutc(self, moment):
+        """Likewise."""
+        return self.zone.fromutc(moment.replace(tzinfo=self.zone)).replace(tzinfo=self)
+
+
+def walked(zone, step, until):
+    """Return the newest slot of a relative interval by a walk along all that the wall shows."""
+    wall = until.astimezone(zone).replace(tzinfo=None, fold=0)
+    point = wall - (wall - EPOCH.replace(tzinfo=None)) % step
+    found, first = [], point
+    has_changed = (until - 3 * HOUR).astimezone(zone).utcoffset() != until.astimezone(
+        zone
+    ).utcoffset()
+    while point <= (wall + HOUR if has_changed else first):
+        folds = (0, 1) if step <= HOUR else (0,)
+        found += [point.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in folds]
+        point += step
+    before = (first - step).replace(tzinfo=zone).astimezone(UTC)
+    return max((due for due in found if due <= until), default=before)
+
+
+@given(
+    change=st.sampled_from(["2024-03-31T01:00", "2024-10-27T01:00", "2024-04-06T15:00",
+                            "2024-10-05T15:30", "2024-06-01T00:00"]),
+    zone=st.sampled_from([BERLIN, "Australia/Lord_Howe", "UTC"]),
+    step=st.sampled_from([20, 59, 60, 420, 1800, 2700, 3600, 5400, 7200, 43_200, 86_400]),
+    after=st.integers(-4 * 3600 * 1000, 6 * 3600 * 1000),
+)  # fmt: skip
+def test_the_newest_slot_is_found_without_a_walk(change, zone, step, after):
+    """Around a change of clocks, too, and whether or not an hour is a multiple of the step."""
+    until, plan = at(change) + after * MILLISECOND, every(step, zone, relative=True)
+    assert last_due(plan, until) == walked(ZoneInfo(zone), timedelta(seconds=step), until)
+
+
+def test_a_short_interval_costs_no_more_when_clocks_change():
+    """Points of a tenth of a second are not tried one by one for an hour."""
+    zone = CountingZone(BERLIN)
+    plan = SimpleNamespace(relative=True, tz=zone)
+    last_on_grid(plan, timedelta(milliseconds=100), at("2024-10-27T01:10"))
+    assert zone.asked < 100
 
 
 @pytest.mark.parametrize(("zone", "change"), SPRING + AUTUMN)

@@ -14,9 +14,10 @@ import pytest
 from celery import Celery, states
 from redis.crc import key_slot
 from sqlalchemy import BigInteger, Column, MetaData, String, Table, create_engine, insert, update
-from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import StaticPool
+from sqlalchemy.schema import CreateTable
 
 import celery_redlock
 from celery_redlock.errors import RedlockError
@@ -49,6 +50,20 @@ def test_what_is_no_fence_is_refused_with_a_reason(fence, error, words):
     """Above all None, which a task has that runs without a lock: the message says what to do."""
     with pytest.raises(error, match=words):
         checked(fence)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "words"),
+    [
+        (mysql.dialect(), "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"),
+        (mssql.dialect(), "VARCHAR(255) COLLATE Latin1_General_100_BIN2"),
+        (postgresql.dialect(), "VARCHAR(255) NOT NULL"),
+    ],
+)
+def test_names_that_differ_in_case_have_rows_of_their_own(dialect, words):
+    """Under a database's own collation "Report" and "report" could share one."""
+    made = str(CreateTable(fence_table(MetaData())).compile(dialect=dialect))
+    assert words in made
 
 
 def test_every_helper_checks_its_fence_before_it_asks_the_store():

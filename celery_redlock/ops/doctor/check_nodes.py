@@ -172,7 +172,11 @@ def replicas(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
         if guarded
         else "redlock_restart_guard is off, so it would give away locks that are held."
     )
-    fix = "Lock nodes need no replicas." if guarded else "Turn redlock_restart_guard on."
+    fix = (
+        "Lock nodes need no replicas. Never make one a replica (REPLICAOF), not even briefly."
+        if guarded
+        else "Turn redlock_restart_guard on."
+    )
     yield Finding(NOTE if guarded else ERROR, "replicas", node.node, what, fix)
 
 
