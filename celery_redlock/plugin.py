@@ -132,7 +132,10 @@ class Plugin:
 
     def _read_conf(self) -> dict[str, Any]:
         conf = redlock_conf(self.app)
-        return conf if self.servers is None else {**conf, "redlock_nodes": self.servers.urls}
+        if self.servers is None:
+            return conf
+        login = dict.fromkeys(("redlock_username", "redlock_password"))  # is for other servers
+        return {**conf, **login, "redlock_nodes": self.servers.urls}
 
     def _start_over(self) -> None:
         with _building:
