@@ -9,7 +9,6 @@ delivered again is the same one. Every acquisition has a token of its own.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -31,6 +30,7 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import MarkerStands, Wanted
+from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.current import _current
 from celery_redlock.task.delivery import REPEATS, execution_id, repeats_of, take_owner
@@ -54,7 +54,7 @@ from celery_redlock.task.slot import Slot
 
 __all__ = ["Execution", "left_of"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: How long to wait for the task's own predecessor to give the lock back [s].
 PREDECESSOR_GRACE = 2.0

@@ -17,6 +17,7 @@ from celery_redlock.lock.credentials import shows_password
 from celery_redlock.lock.guard import exchange, read_info
 from celery_redlock.lock.journal import KEPT, JournalReader
 from celery_redlock.lock.survey import connected
+from celery_redlock.log import get_logger
 from celery_redlock.ops.doctor.facts import OtherServer, TaskFacts, place_of
 from celery_redlock.plugin import Plugin, plugin_for, redis_of, redlock_conf
 from celery_redlock.settings import Settings
@@ -91,7 +92,7 @@ def task_facts(app: Any, plugin: Plugin, name: str, task: Any) -> TaskFacts:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Have nothing logged of what findings will tell, for the body of a ``with``."""
-    logger = logging.getLogger("celery_redlock")
+    logger = get_logger("celery_redlock")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
