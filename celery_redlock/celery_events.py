@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import time
 import weakref
@@ -38,12 +37,13 @@ from kombu import Producer
 from kombu.exceptions import EncodeError
 
 from celery_redlock import events
+from celery_redlock.log import get_logger
 from celery_redlock.observers.outbox import Outbox
 from celery_redlock.observers.records import record_of
 
 __all__ = ["CeleryEvents"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: How long the end of a process may wait for the last events to be sent [s].
 LAST_WORDS = 1.0

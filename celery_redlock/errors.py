@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery_redlock.log import printable
+
 __all__ = [
     "ConfigurationError",
     "DuplicateTask",
@@ -22,10 +24,13 @@ __all__ = [
     "StaleFence",
 ]
 
+#: So much of what one node answered stands in the text of an error [characters].
+LONGEST_VOTE = 1000
+
 
 def in_words(votes: dict[str, str]) -> str:
     """Return what each node answered, in one line."""
-    return ", ".join(f"{node}: {vote}" for node, vote in votes.items())
+    return ", ".join(f"{node}: {printable(vote, LONGEST_VOTE)}" for node, vote in votes.items())
 
 
 class RedlockError(Exception):
@@ -143,7 +148,7 @@ class DuplicateTask(RedlockError):
         self.lock_name = lock_name
 
     def __str__(self) -> str:
-        return f"Task {self.holder_id} already stands for {self.lock_name!r}"
+        return f"Task {printable(self.holder_id)} already stands for {self.lock_name!r}"
 
 
 class StaleFence(RedlockError):

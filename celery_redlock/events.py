@@ -6,10 +6,11 @@ An event never carries a token or an argument value. `Event` is any of them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from celery_redlock.log import get_logger
 
 __all__ = [
     "DuplicatePublished",
@@ -38,7 +39,7 @@ __all__ = [
     "broadcast",
 ]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ process. Beats and programs that publish serve theirs as with any use of prometh
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import struct
 import threading
@@ -19,6 +18,7 @@ from typing import Any
 from celery import bootsteps, signals
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.log import get_logger
 from celery_redlock.nodewatch import forks_held_off
 from celery_redlock.observers import prometheus_files as files
 from celery_redlock.plugin import CheckLocks, Plugin, locking, plugin_for
@@ -26,7 +26,7 @@ from celery_redlock.settings import host_and_port
 
 __all__ = ["ServeMetrics"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SETTING = "redlock_prometheus_listen"
 #: Held while a thread of ours collects. Not `forks_held_off`: a scrape need not wait for a look.

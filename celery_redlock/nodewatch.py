@@ -7,7 +7,6 @@ node and look, and takes no lock.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from celery import bootsteps
 
 from celery_redlock.errors import RedlockError
 from celery_redlock.events import NodeDown, NodeMeasured, NodeUp
+from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin, locking, plugin_for
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeWatch", "WatchNodes", "forks_held_off"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: How often a worker looks at the nodes [s].
 LOOK_EVERY = 10.0

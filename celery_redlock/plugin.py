@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import logging
 import os
 import re
 import threading
@@ -28,6 +27,7 @@ from celery_redlock.events import Event, Observer, tell
 # the lock of its module held for ever.
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
+from celery_redlock.log import get_logger
 from celery_redlock.observers import prometheus_files
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import log_event
@@ -35,7 +35,7 @@ from celery_redlock.settings import KNOWN, PREFIX, Settings
 
 __all__ = ["Plugin", "Servers", "first_url", "locking", "plugin_for", "redlock_conf"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 _plugins: weakref.WeakKeyDictionary[Any, Plugin] = weakref.WeakKeyDictionary()
 _building = threading.RLock()
 #: How often a worker looks for children that have died [s].
@@ -132,7 +132,10 @@ class Plugin:
 
     def _read_conf(self) -> dict[str, Any]:
         conf = redlock_conf(self.app)
-        return conf if self.servers is None else {**conf, "redlock_nodes": self.servers.urls}
+        if self.servers is None:
+            return conf
+        login = dict.fromkeys(("redlock_username", "redlock_password"))  # is for other servers
+        return {**conf, **login, "redlock_nodes": self.servers.urls}
 
     def _start_over(self) -> None:
         with _building:

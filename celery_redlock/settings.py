@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.address import addresses_of
+from celery_redlock.lock.credentials import with_credentials
 from celery_redlock.lock.rules import Rules, number, positive
 
 __all__ = ["KNOWN", "OBSERVERS", "PREFIX", "Settings", "host_and_port", "one_of"]
@@ -32,6 +32,8 @@ RULES = (
 )
 OWN = (
     "nodes",
+    "username",
+    "password",
     "on_conflict",
     "on_unavailable",
     "on_lock_lost",
@@ -57,8 +59,10 @@ class Settings:
     What holds for every task of an app unless the task says otherwise.
 
     Attributes:
-        nodes: URLs or Sentinel services of the lock nodes; an odd number.
+        nodes: URLs or Sentinel services of the lock nodes, with user and password; an odd number.
         rules: The numbers of the lock itself.
+        username: For all nodes that have none of their own; None for the default user.
+        password: Likewise; None for none.
         on_conflict: Policy when another execution holds the key; a word or a policy.
         on_unavailable: Policy when no quorum could decide; a word or a policy.
         on_lock_lost: ``"abort"`` or ``"warn"``.
@@ -80,6 +84,8 @@ class Settings:
 
     nodes: Sequence[Any] = field(repr=False)  # they have passwords
     rules: Rules
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
     on_conflict: Any = "skip"
     on_unavailable: Any = "reschedule"
     on_lock_lost: str = "abort"
@@ -93,7 +99,8 @@ class Settings:
     is_fallback: bool = False
 
     def __post_init__(self) -> None:
-        addresses_of(self.nodes)
+        nodes = with_credentials(self.nodes, self.username, self.password)
+        object.__setattr__(self, "nodes", nodes)  # as frozen dataclasses set their fields
         one_of("redlock_on_lock_lost", self.on_lock_lost, ("abort", "warn"))
         number("redlock_dedup_ttl", self.dedup_ttl)
         if self.beat_starting_deadline is not None:

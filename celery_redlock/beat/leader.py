@@ -16,7 +16,6 @@ What could not be published is owed: it is tried again until it is, or the term 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -30,10 +29,11 @@ from celery_redlock.beat.slots import NotYet, SlotPublisher, TermOver
 from celery_redlock.beat.term import Term
 from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.lock import clock
+from celery_redlock.log import get_logger
 
 __all__ = ["Leader"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: When something is tried again that failed, at first [s].
 TRY_AGAIN = 1.0

@@ -11,7 +11,6 @@ lock: it waits and says so.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from celery.utils.imports import load_extension_class_names
@@ -24,11 +23,12 @@ from celery_redlock.beat.term import AFTER_FAILURE, Candidate, StandBy, Term
 from celery_redlock.deferral import signals_deferred
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock import clock
+from celery_redlock.log import get_logger
 from celery_redlock.plugin import plugin_for
 
 __all__ = ["RedlockScheduler"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Entry points under which schedulers have short names.
 ALIASES = "celery.beat_schedulers"

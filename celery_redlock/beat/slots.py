@@ -15,7 +15,6 @@ Whatever fails on the way leaves the slot unsettled: it is tried again, by us or
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -32,12 +31,13 @@ from celery_redlock.deferral import signals_deferred, signals_patient
 from celery_redlock.errors import ConfigurationError, DuplicateTask
 from celery_redlock.events import SlotPublished, SlotSkipped
 from celery_redlock.lock.slots import Claim, Claimed, LastSlot, SlotState
+from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin
 from celery_redlock.task.slot import Slot
 
 __all__ = ["NotYet", "SlotPublisher", "TermOver", "in_time"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: How long a record is kept at least, and at most.
 SHORTEST_KEEP, LONGEST_KEEP = timedelta(days=1), timedelta(days=800)

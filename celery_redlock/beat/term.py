@@ -20,15 +20,16 @@ from celery_redlock.deferral import signals_deferred
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.events import LeaderDeposed, LeaderElected, Notify
 from celery_redlock.lock import clock
-from celery_redlock.lock.foreign import since_of, tame
+from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.redlock import NodeView, Redlock
 from celery_redlock.lock.rounds import Wanted
+from celery_redlock.log import get_logger, printable
 
 __all__ = ["AFTER_FAILURE", "Candidate", "StandBy", "Term", "leader_in"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Between two bids [s], at random, so that those who stand by do not all bid at once.
 BETWEEN_BIDS = 0.4, 1.0
@@ -156,4 +157,5 @@ def led_by(holder: dict[str, Any]) -> str:
     """Return who leads, in plain words."""
     since = since_of(holder)
     when = time.strftime(" since %H:%M:%S", time.localtime(since)) if since else ""
-    return f"led by process {tame(holder.get('pid', '?'))} on {tame(holder.get('host', '?'))}{when}"
+    pid, host = (printable(holder.get(known, "?")) for known in ("pid", "host"))
+    return f"led by process {pid} on {host}{when}"

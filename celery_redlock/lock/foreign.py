@@ -1,5 +1,5 @@
 """
-What somebody else may have written into our keys: read as far as it makes sense, told harmlessly.
+What somebody else may have written into our keys: read as far as it makes sense.
 
 Another program, a restored dump, another version of ours: nothing of it is taken for granted.
 """
@@ -10,13 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["is_text", "object_in", "since_of", "tame"]
+__all__ = ["is_text", "object_in", "since_of"]
 
 #: So deep is nothing that we write; what is nested like that cannot be encoded again everywhere.
 DEPTH = 8
 #: Nobody of ours has taken a lock after this moment [s, Unix time].
 END_OF_TIME = 1e11
-LONGEST = 120
 
 
 def object_in(stored: bytes) -> dict[str, Any]:
@@ -49,10 +48,3 @@ def since_of(holder: Mapping[str, Any]) -> float | None:
     if isinstance(since, bool) or not isinstance(since, (int, float)):
         return None
     return float(since) if 0 <= since < END_OF_TIME else None
-
-
-def tame(value: object) -> str:
-    """Return *value* for a log: in one line, without control characters, a long one cut."""
-    text = str(value)
-    text = text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
-    return "".join(char if char.isprintable() else "?" for char in text)

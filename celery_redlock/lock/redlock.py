@@ -38,6 +38,7 @@ from celery_redlock.events import (
 from celery_redlock.lock import clock, requests, rounds
 from celery_redlock.lock.address import Address, UrlAddress, addresses_of
 from celery_redlock.lock.call import Call
+from celery_redlock.lock.credentials import with_credentials
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.fanout import Fanout
 from celery_redlock.lock.foreign import since_of
@@ -155,13 +156,21 @@ class Redlock:
 
     @classmethod
     def from_urls(
-        cls, urls: Sequence[Any], *, observers: Iterable[Observer] = (), **settings: Any
+        cls,
+        urls: Sequence[Any],
+        *,
+        username: str | None = None,
+        password: str | None = None,
+        observers: Iterable[Observer] = (),
+        **settings: Any,
     ) -> Redlock:
         """
         Return locks on the nodes at *urls*.
 
         Args:
             urls: As *nodes* above.
+            username: For all nodes that have none of their own; None for the default user.
+            password: Likewise; None for none.
             observers: As above.
             **settings: Fields of `Rules`: ``ttl``, ``wait``, ``max_ttl``, ``node_timeout``,
                 ``drift_factor``, ``restart_guard``, ``prefix``, ``fence`` ...
@@ -174,7 +183,7 @@ class Redlock:
             known = ", ".join(sorted(Rules.__dataclass_fields__))
             msg = f"unknown setting {min(unknown)!r}; known are {known}"
             raise ConfigurationError(msg)
-        return cls(urls, Rules.of(**settings), observers)
+        return cls(with_credentials(urls, username, password), Rules.of(**settings), observers)
 
     def _new_fanout(self, addresses: Sequence[Address]) -> Fanout:
         """Return the connections; `celery_redlock.testing` has others."""

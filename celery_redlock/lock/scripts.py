@@ -245,14 +245,18 @@ class Keys(NamedTuple):
     quarantine: bytes
 
     @staticmethod
-    @lru_cache(maxsize=1024)
     def of(prefix: str, name: str) -> Keys:
         """Return the keys of *name*; each is shorter than 200 bytes."""
-        short = shorten(name)
-        return Keys(
-            *(f"{prefix}:{part}".encode() for part in (f"lock:{short}", f"fence:{short}")),
-            *(f"{prefix}:node:{part}".encode() for part in ("boot", "quarantine")),
-        )
+        return keys_of(prefix, shorten(name))
+
+
+@lru_cache(maxsize=1024)
+def keys_of(prefix: str, short: str) -> Keys:
+    """Return the keys of a name that is shortened already: the cache keeps no long one."""
+    return Keys(
+        *(f"{prefix}:{part}".encode() for part in (f"lock:{short}", f"fence:{short}")),
+        *(f"{prefix}:node:{part}".encode() for part in ("boot", "quarantine")),
+    )
 
 
 def marker_key(prefix: str, marker: str) -> bytes:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import os
 import threading
 import weakref
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import Lease, renew_at
+from celery_redlock.log import get_logger
 
 if TYPE_CHECKING:
     from celery_redlock.lock.held import HeldLock
@@ -47,7 +47,7 @@ COMPANY = 0.01
 #: How many entries of locks that are gone the heap may hold before it is swept.
 STALE = 256
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 _every_watchdog: weakref.WeakSet[Watchdog] = weakref.WeakSet()
 
 

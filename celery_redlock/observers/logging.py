@@ -19,12 +19,13 @@ from datetime import datetime, timezone
 from typing import Any
 
 from celery_redlock import events
-from celery_redlock.lock.foreign import since_of, tame
+from celery_redlock.lock.foreign import since_of
+from celery_redlock.log import get_logger, printable
 from celery_redlock.observers.records import record_of
 
 __all__ = ["log_event"]
 
-logger = logging.getLogger("celery_redlock")
+logger = get_logger("celery_redlock")
 
 
 def log_event(event: events.Event) -> None:
@@ -53,8 +54,8 @@ def who(holder: dict[str, Any]) -> str:
     if not holder:
         return "an unknown holder"
     # Anybody who may write to the nodes chose these words.
-    told = [f"task {tame(holder['task_id'])}"] if "task_id" in holder else []
-    told += [f"process {tame(holder.get('pid', '?'))} on {tame(holder.get('host', '?'))}"]
+    told = [f"task {printable(holder['task_id'])}"] if "task_id" in holder else []
+    told += [f"process {printable(holder.get('pid', '?'))} on {printable(holder.get('host', '?'))}"]
     since = since_of(holder)
     if since is not None:
         told.append(f"for {max(0.0, time.time() - since):.1f} s")

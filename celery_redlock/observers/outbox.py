@@ -10,7 +10,6 @@ newest things are kept and the oldest make room.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
@@ -19,9 +18,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from celery_redlock.log import get_logger
+
 __all__ = ["Outbox"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Things that are kept; one of ours has about 500 bytes.
 KEPT = 5000

@@ -10,7 +10,6 @@ its own.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -32,6 +31,7 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import MarkerStands, Wanted
+from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.current import _current, _running
 from celery_redlock.task.delivery import Delivery, take_owner
@@ -55,7 +55,7 @@ from celery_redlock.task.refused import policy_for, refuse
 
 __all__ = ["Execution", "left_of"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: How long to wait for the task's own predecessor to give the lock back [s].
 PREDECESSOR_GRACE = 2.0

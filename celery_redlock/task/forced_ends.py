@@ -15,7 +15,6 @@ Source:
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -33,6 +32,7 @@ from celery.worker.state import revoked, task_ready
 from celery_redlock.errors import RedlockError
 from celery_redlock.lock.redlock import ReleaseOutcome
 from celery_redlock.lock.requests import Marker
+from celery_redlock.log import get_logger
 from celery_redlock.nodewatch import forks_held_off
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.death import wait_until_dead
@@ -42,7 +42,7 @@ from celery_redlock.task.queued import AGAIN, FAILED, FINISHED, REVOKED, QueuedT
 
 __all__ = ["NoteRevokes", "RedlockRequest"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: How the parent learns that a child did not come to its own end.
 FORCED = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)

@@ -11,7 +11,6 @@ Only the token in the message ends a marker, so whoever comes late ends nobody e
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Mapping
@@ -25,11 +24,12 @@ from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.queued import AS_IT_IS, OVER, Begun, Queued, Started
+from celery_redlock.log import get_logger
 from celery_redlock.task.options import UNIQUE_UNTIL, LockOptions
 
 __all__ = ["NotItsTurn", "QueuedTask", "outcome_of"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{40}")

@@ -9,7 +9,6 @@ without publishing another would throw the running original's message away.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 from celery.exceptions import Ignore, Reject
 from kombu import Exchange, Queue, pools
 
+from celery_redlock.log import get_logger
 from celery_redlock.plugin import first_url
 from celery_redlock.task.envelope import Envelope
 
@@ -35,7 +35,7 @@ __all__ = [
     "way_back",
 ]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: For how long RabbitMQ lets a consumer not acknowledge a message, by default [s].
 CONSUMER_TIMEOUT = 1800.0

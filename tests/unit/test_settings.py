@@ -122,6 +122,8 @@ def test_the_defaults_are_those_of_the_documentation():
         "observers": ("logging", "journal", "celery"),
         "prometheus_listen": None,
         "web_token": None,
+        "username": None,
+        "password": None,
     }
 
 

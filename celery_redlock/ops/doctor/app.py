@@ -12,16 +12,18 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.address import UrlAddress
+from celery_redlock.lock.address import UrlAddress, addresses_of
+from celery_redlock.lock.credentials import shows_password
 from celery_redlock.lock.guard import exchange, read_info
 from celery_redlock.lock.journal import KEPT, JournalReader
 from celery_redlock.lock.survey import connected
+from celery_redlock.log import get_logger
 from celery_redlock.ops.doctor.facts import OtherServer, TaskFacts, place_of
-from celery_redlock.plugin import Plugin, plugin_for, redis_of
+from celery_redlock.plugin import Plugin, plugin_for, redis_of, redlock_conf
 from celery_redlock.settings import Settings
 from celery_redlock.task.redelivery import visibility_timeout
 
-__all__ = ["app_facts", "records_of", "tasks_of"]
+__all__ = ["app_facts", "records_of", "shown_passwords", "tasks_of"]
 
 
 def app_facts(app: Any) -> dict[str, Any]:
@@ -34,6 +36,13 @@ def app_facts(app: Any) -> dict[str, Any]:
         "beat_scheduler": app.conf.beat_scheduler,
         "has_hiredis": importlib.util.find_spec("hiredis") is not None,
     }
+
+
+def shown_passwords(app: Any) -> list[str]:
+    """Return which nodes have a password in the app's ``redlock_nodes``; it is fit for use."""
+    nodes = redlock_conf(app).get("redlock_nodes") or ()
+    shown = zip(nodes, addresses_of(nodes) if nodes else (), strict=True)
+    return [address.label for node, address in shown if shows_password(node)]
 
 
 def records_of(settings: Settings) -> list[dict[str, Any]]:
@@ -83,7 +92,7 @@ def task_facts(app: Any, plugin: Plugin, name: str, task: Any) -> TaskFacts:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Have nothing logged of what findings will tell, for the body of a ``with``."""
-    logger = logging.getLogger("celery_redlock")
+    logger = get_logger("celery_redlock")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:

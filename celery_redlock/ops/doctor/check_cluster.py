@@ -16,6 +16,7 @@ def check_cluster(facts: Facts) -> Iterator[Finding]:
     for where, problem in facts.problems.items():
         yield Finding(ERROR, where, "", problem, "As it says.")
     yield from number_of_nodes(facts)
+    yield from passwords(facts)
     yield from same_server(facts)
     yield from votes(facts)
     yield from clocks(facts)
@@ -34,6 +35,20 @@ def number_of_nodes(facts: Facts) -> Iterator[Finding]:
     elif len(facts.nodes) == 1:
         what = "There is one lock node. Locks survive no failure of it."
         yield Finding(WARNING, "single-node", "redlock_nodes", what, fix)
+
+
+def passwords(facts: Facts) -> Iterator[Finding]:
+    """Yield that passwords of nodes are told to whoever asks Celery for its settings."""
+    if facts.shown_passwords:
+        what = (
+            f"It holds the passwords of {', '.join(facts.shown_passwords)}: 'celery report' prints "
+            "them, and 'celery inspect conf' tells them to whoever may write to the broker."
+        )
+        fix = (
+            "Set redlock_username and redlock_password, which Celery masks. Sentinels have no such "
+            "settings: let them in without a password, by a client's certificate or by network."
+        )
+        yield Finding(WARNING, "password-in-url", "redlock_nodes", what, fix)
 
 
 def same_server(facts: Facts) -> Iterator[Finding]:

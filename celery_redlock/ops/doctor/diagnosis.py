@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.ops.doctor.app import app_facts, records_of, tasks_of
+from celery_redlock.ops.doctor.app import app_facts, records_of, shown_passwords, tasks_of
 from celery_redlock.ops.doctor.check_cluster import check_cluster
 from celery_redlock.ops.doctor.check_migration import check_migration
 from celery_redlock.ops.doctor.check_nodes import check_nodes
@@ -52,6 +52,7 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
         peer_settings=peer_settings(app),
         records=records_of(settings),
         problems=problems,
+        shown_passwords=shown_passwords(app),
         now=time.time(),
         **app_facts(app),
     )

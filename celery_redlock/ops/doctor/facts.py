@@ -114,6 +114,7 @@ class Facts:
         others: Other servers of the app.
         records: Of the journal, oldest first.
         problems: Setting or place -> what is wrong with it.
+        shown_passwords: Nodes whose passwords stand in ``redlock_nodes``.
         visibility_timeout: Of the broker [s]; None for none.
         is_eager: Whether tasks run where they are called.
         pool: Of the workers, as far as the settings tell.
@@ -130,6 +131,7 @@ class Facts:
     others: Sequence[OtherServer] = ()
     records: Sequence[Mapping[str, Any]] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
+    shown_passwords: Sequence[str] = ()
     visibility_timeout: float | None = None
     is_eager: bool = False
     pool: str = "prefork"

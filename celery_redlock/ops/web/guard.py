@@ -9,7 +9,6 @@ another site sends is refused, and nothing of ours may be framed, or load anythi
 from __future__ import annotations
 
 import ipaddress
-import logging
 import math
 import re
 from collections.abc import Iterable
@@ -18,11 +17,12 @@ from urllib.parse import urlsplit
 
 from flask import Flask, Response, abort, make_response, render_template, request
 
+from celery_redlock.log import get_logger
 from celery_redlock.ops.web.operator_token import Attempts
 
 __all__ = ["Door", "guard", "is_from_our_page", "is_invited", "is_loopback"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

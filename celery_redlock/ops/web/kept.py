@@ -7,7 +7,6 @@ for long, and gets an older one if there is any: no page hangs because a node do
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,9 +14,11 @@ from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from celery_redlock.log import get_logger
+
 __all__ = ["Kept", "Reading"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 T = TypeVar("T")
 #: For how long a reading is as good as a new one [s].
 FRESH = 1.0

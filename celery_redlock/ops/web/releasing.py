@@ -7,7 +7,6 @@ has changed hands in between stays where it is.
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 from flask import Flask, Response, abort, make_response, render_template, request
 
 from celery_redlock.lock.lease import quorum
+from celery_redlock.log import get_logger
 from celery_redlock.ops.web.forms import COOKIE, LIFETIME, Seals
 from celery_redlock.ops.web.guard import Door, is_from_our_page, too_early
 from celery_redlock.ops.web.operator_token import ENVIRONMENT, Attempts
@@ -24,7 +24,7 @@ from celery_redlock.ops.web.words import text_of, visible
 
 __all__ = ["add_release"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 HOW_TO_ALLOW = (
     "Releasing is off. To allow it, set redlock_web_token in the app's configuration, or "
     f"{ENVIRONMENT} in the environment of this command, to a secret of at least 16 characters."

@@ -1,0 +1,61 @@
+"""
+The loggers of this package: whatever they write is one line without control characters.
+
+Task ids, lock names and the errors of nodes were chosen by whoever may write to the broker or to
+the nodes. A newline would begin a record that nobody wrote, an escape sequence would be obeyed by
+the terminal that shows the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+__all__ = ["LONGEST", "LONGEST_LINE", "get_logger", "printable"]
+
+#: So much is shown of one name or id, and of a whole message [characters].
+LONGEST, LONGEST_LINE = 120, 4000
+#: How a frame begins in a traceback: what follows is our own source code.
+FRAME = "  File "
+#: Before the second line of an error's text: no record begins like that.
+CONTINUED = "\n    "
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger *name*; its records are printable."""
+    logger = logging.getLogger(name)
+    logger.addFilter(make_printable)
+    return logger
+
+
+def printable(value: object, longest: int = LONGEST) -> str:
+    """Return *value* in one line, without control characters, cut if it is longer."""
+    text = str(value)
+    text = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def make_printable(record: logging.LogRecord) -> bool:
+    """Change *record* where it must be; one that is printable keeps its message and arguments."""
+    try:
+        message = record.getMessage()
+    except Exception:  # noqa: BLE001  each handler has its own word for that
+        return True
+    if len(message) > LONGEST_LINE or not message.isprintable():
+        record.msg, record.args = printable(message, LONGEST_LINE), ()
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None:
+        parts = list(traceback.TracebackException.from_exception(error).format())
+        tamed = [part if part.startswith(FRAME) else set_in(part) for part in parts]
+        if tamed != parts:
+            record.exc_text = "".join(tamed).rstrip("\n")
+    return True
+
+
+def set_in(part: str) -> str:
+    """Return *part* of a traceback with further lines of an error's text set in."""
+    text = part.lstrip("\n")
+    inner = text.rstrip("\n")
+    lines = [printable(line, LONGEST_LINE) for line in inner.split("\n")]
+    begin, end = part[: len(part) - len(text)], text[len(inner) :]
+    return f"{begin}{CONTINUED.join(lines)}{end}"
