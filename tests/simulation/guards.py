@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from celery_redlock.lock import held, lease, renewal, requests, rounds, votes, watchdog
+from celery_redlock.lock import connector, held, lease, renewal, requests, rounds, votes, watchdog
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.node import Node
@@ -29,6 +29,7 @@ from celery_redlock.lock.rounds import Ask
 from celery_redlock.lock.scripts import ACQUIRE, ENROL, PROBE, RELEASE, RENEW, Script
 from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge
 from celery_redlock.testing.nodes import NodeModel
+from simulation import network
 from simulation.crew import Crew
 
 __all__ = ["GUARDS", "Guard", "switched_off"]
@@ -308,6 +309,11 @@ GUARDS = {
                 *((one, SAME_PROCESS, "false then") for one in (ACQUIRE, RENEW, ENROL, PROBE)),
                 (ENROL, "elseif found and string.sub(found, 41)", "elseif nil ~= nil and nil"),
             ),
+        ),
+        Guard(
+            "others-enrol-none",
+            "whoever has met a node that is enrolled for another list enrols none",
+            tuple((room, "check_enrolment", nothing) for room in (connector, network)),
         ),
         Guard(
             "drift",
