@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 from redis.utils import get_lib_version
 
 from celery_redlock.lock import clock
-from celery_redlock.lock.guard import Greeting, check_together, enrol, greet, is_new_cluster
+from celery_redlock.lock.guard import (
+    Foreign,
+    Greeting,
+    check_enrolment,
+    check_together,
+    enrol,
+    greet,
+    is_new_cluster,
+)
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -59,6 +67,7 @@ class Connector:
         self._mutex = mutex
         self._attach = attach
         self._greetings: list[Greeting | None] = [None] * len(labels)
+        self._found: dict[int, str] = {}
         self._new: set[int] = set()
         self._stop = threading.Event()
 
@@ -90,7 +99,8 @@ class Connector:
                 self._greet(node)
             except Exception as error:  # noqa: BLE001  whatever it is, the node does not vote
                 with self._mutex:
-                    if node.connection is None:
+                    self._found.setdefault(node.position, "unreachable")
+                    if node.connection is None and not self._stop.is_set():
                         node.fail(error)
                 self._stop.wait(clock.jitter(pause / 2, pause))
                 pause = min(2 * pause, LONGEST_BACKOFF)
@@ -123,10 +133,18 @@ class Connector:
         """Return *greeting* with how the node stands with the restart guard."""
 
         def ask(mode: str) -> tuple[str, float, float]:
-            return enrol(connection, self._rules, greeting.run_id, self._fingerprint, mode)
+            try:
+                told = enrol(connection, self._rules, greeting.run_id, self._fingerprint, mode)
+            except Foreign:
+                self._find(node, "foreign")
+                raise
+            self._find(node, told[0])
+            return told
 
         state, left, node_now = ask("look")
         if state == "unmarked":
+            self._await_others()
+            check_enrolment(self._labels, self._found)
             trusted = self._is_part_of_new_cluster(node, greeting)
             state, left, node_now = ask("trust" if trusted else "look")
         if state == "unmarked":  # not new, and nobody else was about to enrol it
@@ -135,6 +153,23 @@ class Connector:
         with self._mutex:
             self._greetings[node.position] = enrolled
         return enrolled
+
+    def _find(self, node: Node, state: str) -> None:
+        """Note in which state a node is."""
+        with self._mutex:
+            self._found[node.position] = state
+
+    def _await_others(self) -> None:
+        """
+        Wait until each node has told its state, or could not be reached.
+
+        One that goes away stays what it was, for it may come back; one that is another list's is
+        looked at again and again, so it is known when it is no longer.
+        """
+        while len(self._found) < len(self._labels):
+            if self._stop.wait(0.01):
+                msg = "closed"
+                raise ConnectionAbortedError(msg)
 
     def _is_part_of_new_cluster(self, node: Node, greeting: Greeting) -> bool:
         """

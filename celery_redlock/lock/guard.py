@@ -7,14 +7,18 @@ server process, so the run id read here holds for as long as the connection does
 a TCP proxy that reconnects by itself this premise fails: connect to nodes directly.)
 
 A node without memory is put into quarantine by a marker in the node itself, so that all
-clients see the same. One relief: when *every* node is there, none is enrolled, and each
-has been up for longer than a quarantine without ever being flushed, the deployment is
-new, no lease can be alive, and it is trusted at once.
+clients see the same. It is enrolled for one list of nodes, as two lists in use at once would
+have two majorities: all nodes are greeted before one is enrolled, and whoever has met a node
+that is enrolled for another list enrols none.
+
+One relief: when *every* node is there, none is enrolled, and each has been up for longer
+than a quarantine without ever being flushed, the deployment is new, no lease can be alive,
+and it is trusted at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +31,16 @@ from celery_redlock.lock.slot_scripts import SLOT_SCRIPTS
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["Greeting", "Unfit", "check_together", "enrol", "greet", "is_new_cluster"]
+__all__ = [
+    "Foreign",
+    "Greeting",
+    "Unfit",
+    "check_enrolment",
+    "check_together",
+    "enrol",
+    "greet",
+    "is_new_cluster",
+]
 
 #: What a node is to know.
 EVERY_SCRIPT = (*SCRIPTS, *QUEUED_SCRIPTS, *SLOT_SCRIPTS)
@@ -38,6 +51,10 @@ LONGEST_NUMBER = 15
 
 class Unfit(ConfigurationError):
     """A server answers but must not be a lock node."""
+
+
+class Foreign(Unfit):
+    """A server is the lock node of clients with other settings."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +164,8 @@ def enrol(
         State, what is left of a quarantine [s], and the node's wall clock [s].
 
     Raises:
-        Unfit: It is enrolled for another configuration.
+        Foreign: It is enrolled for another configuration.
+        Unfit: It does not answer as our script does.
     """
     keys = Keys.of(rules.prefix, "")
     boot_id = boot_marker(run_id, fingerprint)
@@ -165,13 +183,30 @@ def enrol(
             "them equal everywhere, or after a wanted change: stop all clients, wait for "
             "redlock_max_ttl, run 'celery -A APP redlock bootstrap'"
         )
-        raise Unfit(msg)
+        raise Foreign(msg)
     return standing
 
 
 def boot_marker(run_id: str, fingerprint: str) -> bytes:
     """Return what an enrolled node stores."""
     return f"{run_id}:{fingerprint}".encode()
+
+
+def check_enrolment(labels: Sequence[str], found: Mapping[int, str]) -> None:
+    """
+    Raise Unfit if no node may be enrolled, because one of them is enrolled for another list.
+
+    Args:
+        labels: Of all nodes, in their order.
+        found: Position of a node -> its state when it was last looked at.
+    """
+    for position, label in enumerate(labels):
+        if found.get(position) == "foreign":
+            msg = (
+                f"is not enrolled: {label} is enrolled by clients with other redlock_nodes or "
+                "another redlock_max_ttl, and new nodes would give them and us a majority each"
+            )
+            raise Unfit(msg)
 
 
 def is_new_cluster(greetings: Iterable[Greeting | None], rules: Rules) -> bool:

@@ -499,6 +499,24 @@ def test_a_node_of_clients_with_other_settings_is_found_out(five_nodes, locks):
 
 
 @pytest.mark.parametrize(
+    ("old", "new"), [((0, 1, 2), range(7)), ((0, 1, 2), (0, 3, 4))], ids=["grown", "replaced"]
+)
+def test_nodes_beside_those_of_another_list_are_not_enrolled(redis_nodes, locks, old, new):
+    """Or both lists would have a majority: who has changed the list waits for all others."""
+    servers = redis_nodes(max(new) + 1)
+    ours = locks([servers[position] for position in old], **BRIEF)
+    theirs = locks([servers[position] for position in new], bootstrap=False, **BRIEF)
+    with ours.hold("report"):
+        with pytest.raises(ConfigurationError, match="redlock_nodes"):
+            theirs.check()
+        with pytest.raises(QuorumUnavailable, match="is not enrolled") as refusal:
+            theirs.acquire("report", wait=theirs.rules.quarantine + 1.0)
+    assert refusal.value.retry_after is None
+    states = {status.state for status in survey.node_statuses(theirs.nodes, theirs.rules)}
+    assert states == {"unfit", "unmarked"}
+
+
+@pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"tll": 3}, "unknown setting 'tll'"),

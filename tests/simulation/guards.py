@@ -23,6 +23,7 @@ from unittest import mock
 
 from celery_redlock.lock import (
     clock,
+    connector,
     fanout,
     held,
     lease,
@@ -40,6 +41,7 @@ from celery_redlock.lock.rounds import Ask
 from celery_redlock.lock.scripts import ACQUIRE, ENROL, PROBE, RELEASE, RENEW, Script
 from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge
 from celery_redlock.testing.nodes import NodeModel
+from simulation import network
 from simulation.crew import Crew
 from simulation.hosts import Host
 
@@ -340,6 +342,11 @@ GUARDS = {
                 *((one, SAME_PROCESS, "false then") for one in (ACQUIRE, RENEW, ENROL, PROBE)),
                 (ENROL, "elseif found and string.sub(found, 41)", "elseif nil ~= nil and nil"),
             ),
+        ),
+        Guard(
+            "others-enrol-none",
+            "whoever has met a node that is enrolled for another list enrols none",
+            tuple((room, "check_enrolment", nothing) for room in (connector, network)),
         ),
         Guard(
             "drift",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from simulation.clocks import Clock
 from simulation.network import Link
 
 if TYPE_CHECKING:
+    from simulation.nodes import SimulatedNode
     from simulation.world import World
 
 __all__ = ["GRAIN", "Host", "Interrupted", "Process"]
@@ -39,7 +40,9 @@ class Host:
 
     Attributes:
         rules: That it goes by.
+        servers: The nodes of its list.
         kernel: What `rounds.acquire` knows of the client.
+        found: Position of a node -> the state in which it was found.
         steps: What it is doing.
         call: What it is waiting for, if anything.
         stopped_until: When it goes on if it stands still [s, true time].
@@ -53,12 +56,17 @@ class Host:
         self.number = number
         self.clock = clock
         self.wall = wall
-        self.labels = tuple(f"node-{node.position}" for node in world.nodes)
-        self.fingerprint = self.rules.fingerprint(self.labels)
         self.tokens = 0
         self.lives = 0
         self.stopped_until = 0.0
         self._ticket = 0  # of the wait that is under way: what ends another one is stale
+        self.go_by(world.nodes)
+
+    def go_by(self, servers: Sequence[SimulatedNode]) -> None:
+        """Begin with a list of nodes: those of the world, or the first few of them."""
+        self.servers = servers
+        self.labels = tuple(f"node-{node.position}" for node in servers)
+        self.fingerprint = self.rules.fingerprint(self.labels)
         self.begin()
 
     def begin(self) -> None:
@@ -77,11 +85,12 @@ class Host:
         self.call: Call | None = None
         self._answer: Any = None  # that waits until it is known whose clock has moved
         self.is_acquiring = False
+        self.found: dict[int, str] = {}
         self._looked = self.now()
         self._ticket += 1
         self.links = [
             Link(self, node, SimpleNamespace(label=label))
-            for node, label in zip(world.nodes, self.labels, strict=True)
+            for node, label in zip(self.servers, self.labels, strict=True)
         ]
         for link in self.links:
             if link.server.is_up:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from redis.exceptions import ConnectionError as Lost
+from redis.exceptions import RedisError
 
 from celery_redlock.lock.call import Call
-from celery_redlock.lock.guard import Greeting, boot_marker
+from celery_redlock.lock.guard import Greeting, Unfit, boot_marker, check_enrolment
 from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.scripts import Keys, ms
 from celery_redlock.lock.steps import Finding
@@ -30,8 +32,6 @@ __all__ = ["Link", "Wire"]
 
 #: How soon a client tries again to connect [s].
 AGAIN = 0.02
-#: How long a node without memory waits for the others before it is enrolled [s].
-ENROLLING = 0.4
 
 
 def commands(data: bytes) -> Iterator[list[bytes]]:
@@ -217,52 +217,53 @@ class Link:
         now, server = self.world.now, self.server
         is_away = not server.is_up or server.frozen_until > now
         is_cut = max(self.up_cut_until, self.down_cut_until) > now
+        if self.is_barred or is_away or is_cut:
+            self.host.found.setdefault(self.position, "unreachable")
         if self.is_barred:
             self._is_connecting = False
         elif is_away or is_cut or self.host.stopped_until > now:
             self.world.at(self._soon(), self._try)
-        elif self.host.rules.restart_guard and not server.is_full and self._is_unmarked():
-            self.world.at(now + ENROLLING, self._finish)
         else:
-            self._finish()
-
-    def _is_unmarked(self) -> bool:
-        return self.server.get(self._keys.boot) is None
-
-    @property
-    def _keys(self) -> Keys:
-        return Keys.of(self.host.rules.prefix, "")
-
-    def _finish(self) -> None:
-        self._is_connecting = False
-        if self.server.is_up and self.server.frozen_until <= self.world.now and not self.is_barred:
+            self._is_connecting = False
             self.connect()
-        elif not self.is_barred:
-            self.reconnect()
 
     def connect(self) -> None:
         """Begin a new connection: greet the node, enrol it, and send what it has missed."""
         self.is_barred = False
-        server, rules = self.server, self.host.rules
+        server = self.server
         run_id = server.run_id.decode()
         server.greet()
-        left = 0.0
-        if rules.restart_guard:
-            mode = b"quarantine" if self._is_unmarked() else b"look"
-            boot_id = boot_marker(run_id, self.host.fingerprint)
-            numbers = [boot_id, ms(rules.quarantine), mode]
-            try:
-                state, _, left, _ = server.enrol((self._keys.boot, self._keys.quarantine), numbers)
-            except Exception:  # noqa: BLE001  it takes no writes
-                state = b"full"
-            if state != b"enrolled":
+        greeting = Greeting(run_id, 0.0, flushed=False, replicas=0, version="simulated")
+        if self.host.rules.restart_guard:
+            left = self._enrol()
+            if left is None:
                 self.reconnect()
                 return
-        greeting = Greeting(run_id, 0.0, flushed=False, replicas=0, version="simulated",
-                            quarantine=max(0, left) / 1000.0)  # fmt: skip
+            greeting = replace(greeting, quarantine=max(0, left) / 1000.0)
         wire: Any = Wire(self)
         self.node.attach(wire, greeting, self.host.fingerprint)
         self._deliver()
+
+    def _enrol(self) -> int | None:
+        """Return what is left of a quarantine [ms], or None for trying again in a while."""
+        found = self.host.found
+        try:
+            state, left = self._ask_to_enrol(b"look")
+            found[self.position] = state.decode()
+            if state == b"unmarked" and len(found) == len(self.host.labels):
+                check_enrolment(self.host.labels, found)
+                state, left = self._ask_to_enrol(b"quarantine")
+        except (RedisError, Unfit):  # it takes no writes; or another list has a node of ours
+            return None
+        return left if state == b"enrolled" else None
+
+    def _ask_to_enrol(self, mode: bytes) -> tuple[bytes, int]:
+        rules, server = self.host.rules, self.server
+        keys = Keys.of(rules.prefix, "")
+        boot_id = boot_marker(server.run_id.decode(), self.host.fingerprint)
+        numbers = [boot_id, ms(rules.quarantine), mode]
+        state, _, left, _ = server.enrol((keys.boot, keys.quarantine), numbers)
+        return state, left
 
     def _deliver(self) -> None:
         try:

@@ -34,12 +34,18 @@ KEYS = Keys.of("redlock", NAME)
 
 
 class Schedule(World):
-    """Three nodes, clients x and y, right clocks; each message takes as long as it is told."""
+    """Nodes, clients x and y, right clocks; each message takes as long as it is told."""
 
-    def __init__(self, rules: Rules = RULES) -> None:
+    def __init__(self, rules: Rules = RULES, size: int = 3) -> None:
         self.ways: dict[tuple[int, int], list[float]] = {}
-        chaos = Chaos(rate=0.0, skew=0.0)
-        super().__init__(crew=2, rules=rules, chaos=chaos, delay=self.told_delay, still_read=1.0)
+        super().__init__(
+            size=size,
+            crew=2,
+            rules=rules,
+            chaos=Chaos(rate=0.0, skew=0.0),
+            delay=self.told_delay,
+            still_read=1.0,
+        )
         self.people = Crew(self, until=0.0)
         self.x, self.y = self.hosts
 
@@ -527,6 +533,26 @@ def other_settings() -> list[str]:
     return ["a client with other settings was granted the lock"] if world.holds else []
 
 
+def changed_list() -> list[str]:
+    """
+    Let x go by A, B and C, and y by these and by four nodes that nobody has used yet.
+
+    When y's nodes would have sat out their quarantine, x holds the lock on its own, and y asks.
+    """
+    world = Schedule(size=7)
+    for host in world.hosts:
+        host.kill()
+    for node in world.nodes:
+        node.delete(KEYS.boot)
+    world.x.go_by(world.nodes[:3])
+    world.run(0.5)
+    world.y.go_by(world.nodes)
+    world.x.run(world.take_and_release(world.x, at=2.0, length=0.2))
+    world.y.run(world.take_and_release(world.y, at=2.05, length=0.01))
+    world.run(4.0)
+    return broken(world)
+
+
 SCHEDULES: dict[str, Callable[[], list[str]]] = {
     story.__name__: story
     for story in (
@@ -561,6 +587,7 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         promoted_behind_a_connection,
         idle_months,
         other_settings,
+        changed_list,
     )
 }
 #: Guards that, off together, let a story go wrong; with any of them on it ends well.
@@ -596,4 +623,5 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "promoted_behind_a_connection": ("was-replica",),
     "idle_months": ("probe-remembers",),
     "other_settings": ("other-settings",),
+    "changed_list": ("others-enrol-none",),
 }

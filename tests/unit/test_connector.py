@@ -1,0 +1,151 @@
+"""In which order nodes are greeted and enrolled, however long each of them takes."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from celery_redlock.lock import connector
+from celery_redlock.lock.guard import Foreign, Greeting
+from celery_redlock.lock.rules import Rules
+from support.waiting import eventually
+
+OTHERS = "is enrolled by clients with other redlock_nodes"
+#: How long a node takes to answer that is slow, but can be reached [s].
+SLOW = 0.8
+
+
+class Cluster:
+    """
+    Nodes in the place of servers, and a connector's nodes for them.
+
+    Attributes:
+        states: What each node says when it is looked at; an exception for one that is away.
+        asked: Which node was asked to enrol how, in this order.
+        nodes: As the connector has them.
+    """
+
+    def __init__(self, *states, slow=(), uptime=0.0):
+        self.states = list(states)
+        self.slow = slow
+        self.uptime = uptime
+        self.asked = []
+        self.nodes = [
+            SimpleNamespace(
+                position=number,
+                label=f"node-{number}",
+                connection=None,
+                is_connecting=False,
+                problem=None,
+                address=SimpleNamespace(connection=lambda n=number: Connection(n)),
+                fail=lambda error, n=number: setattr(self.nodes[n], "problem", error),
+            )
+            for number in range(len(states))
+        ]
+
+    def greet(self, connection):
+        """As `guard.greet`."""
+        number = connection.number
+        if number in self.slow:
+            threading.Event().wait(SLOW)
+        if isinstance(self.states[number], Exception):
+            raise self.states[number]
+        return Greeting(f"{number:040}", self.uptime, flushed=False, replicas=0, version="x")
+
+    def enrol(self, connection, _rules, _run_id, _fingerprint, mode):
+        """As `guard.enrol`."""
+        number = connection.number
+        if self.states[number] == "foreign":
+            raise Foreign(OTHERS)
+        if mode != "look":
+            self.asked.append((number, mode))
+            self.states[number] = "enrolled"
+        return self.states[number], 5.0 if mode == "quarantine" else 0.0, 0.0
+
+    def problems(self):
+        """Return what keeps nodes from voting, once each has an answer or a problem."""
+        eventually(
+            lambda: all(node.connection or node.problem for node in self.nodes), "all settled"
+        )
+        return [str(node.problem) if node.problem else None for node in self.nodes]
+
+
+class Connection:
+    """A connection of redis-py."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def connect(self):
+        """Connect."""
+
+    def disconnect(self):
+        """Hang up."""
+
+
+@pytest.fixture
+def connect(monkeypatch):
+    """Return a function that connects all nodes of a cluster at once."""
+    made = []
+
+    def connect(cluster):
+        def attach(node, connection, _greeting):
+            node.connection = connection
+
+        monkeypatch.setattr(connector, "greet", cluster.greet)
+        monkeypatch.setattr(connector, "enrol", cluster.enrol)
+        mutex = threading.Lock()
+        labels = [node.label for node in cluster.nodes]
+        made.append(connector.Connector(Rules(), labels, mutex, attach))
+        with mutex:
+            for node in cluster.nodes:
+                made[-1].reconnect(node)
+        return cluster
+
+    yield connect
+    for one in made:
+        one.stop()
+
+
+@pytest.mark.parametrize("slow", [(), (0,), (1, 2)], ids=str)
+def test_who_meets_a_node_of_others_enrols_none(connect, slow):
+    """However slow that node is to answer; each error names it, and says what is to be done."""
+    cluster = connect(Cluster("foreign", "unmarked", "unmarked", slow=slow))
+    others, *beside = cluster.problems()
+    assert cluster.asked == []
+    assert others == OTHERS
+    assert all("not enrolled: node-0 " in told and "redlock_nodes" in told for told in beside)
+
+
+def test_nodes_that_are_enrolled_already_vote_beside_one_of_others(connect):
+    """One node that others have taken is one node less, and no more than that."""
+    assert connect(Cluster("foreign", "enrolled", "enrolled")).problems() == [OTHERS, None, None]
+
+
+def test_once_the_node_is_ours_the_others_are_enrolled(connect):
+    """What was seen of a node is forgotten when it says something else."""
+    cluster = connect(Cluster("foreign", "unmarked", "unmarked"))
+    cluster.problems()
+    cluster.states[0] = "enrolled"
+    eventually(lambda: all(node.connection for node in cluster.nodes), "all connected")
+    assert sorted(cluster.asked) == [(1, "quarantine"), (2, "quarantine")]
+
+
+def test_a_node_that_went_away_is_still_one_of_others(connect):
+    """It was met, and it may come back."""
+    cluster = connect(Cluster("foreign", "unmarked", "unmarked"))
+    cluster.problems()
+    cluster.states[0] = OSError("down")
+    eventually(lambda: str(cluster.nodes[0].problem) == "down", "down")
+    cluster.nodes[1].problem = None
+    eventually(lambda: cluster.nodes[1].problem, "another try")
+    assert cluster.asked == []
+
+
+def test_nodes_are_enrolled_though_one_cannot_be_reached(connect):
+    """A new cluster with a node down is a cluster all the same."""
+    cluster = connect(Cluster(OSError("down"), "unmarked", "unmarked", slow=(0,)))
+    assert cluster.problems() == ["down", None, None]
+    assert sorted(cluster.asked) == [(1, "quarantine"), (2, "quarantine")]
