@@ -18,7 +18,6 @@ child starts from nothing.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import selectors
 import threading
@@ -36,6 +35,7 @@ from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.requests import inspect_request
 from celery_redlock.lock.selector import new_selector
 from celery_redlock.lock.steps import whose
+from celery_redlock.log import get_logger
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -54,7 +54,7 @@ QUIET = 1.0
 #: How long a waiter is kept on the list when its time is up and it did not take its leave [s].
 INTERRUPTED = 2.0
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 _every_fanout: weakref.WeakSet[Fanout] = weakref.WeakSet()
 
 

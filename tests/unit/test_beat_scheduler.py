@@ -36,6 +36,7 @@ class Locks:
     labels = ("node-0",)
 
     def __init__(self, clock):
+        self.copied = {}
         self.clock, self.rules = clock, Rules()
         self.leader, self.error, self.bids = {}, None, 0
         self.held, self.given_back = [], []
