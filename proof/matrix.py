@@ -56,7 +56,10 @@ def tests(folder: str, names: Sequence[str]) -> Callable[[int], bool]:
     files = [str(TESTS / folder / f"test_{name}.py") for name in names]
 
     def notices(_seeds: int) -> bool:
-        status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--timeout=60", *files])
+        # The plugin that the package brings is imported by now, and that is no error.
+        quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--timeout=60", *quiet]
+        status = pytest.main([*options, *files])
         if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             raise RuntimeError(f"{folder}: pytest ended with {status!r}")
         return status is pytest.ExitCode.TESTS_FAILED
