@@ -23,7 +23,7 @@ from celery_redlock.lock.guard import (
     check_together,
     enrol,
     greet,
-    is_new_cluster,
+    is_trusted_at_once,
 )
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Connector"]
 
-#: How long a node without enrolment waits for the others to tell whether all are new [s].
-ENROL_PATIENCE = 0.5
 SHORTEST_BACKOFF = 0.05
 LONGEST_BACKOFF = 2.0
 
@@ -68,7 +66,6 @@ class Connector:
         self._attach = attach
         self._greetings: list[Greeting | None] = [None] * len(labels)
         self._found: dict[int, str] = {}
-        self._new: set[int] = set()
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -145,14 +142,9 @@ class Connector:
         if state == "unmarked":
             self._await_others()
             check_enrolment(self._labels, self._found)
-            trusted = self._is_part_of_new_cluster(node, greeting)
-            state, left, node_now = ask("trust" if trusted else "look")
-        if state == "unmarked":  # not new, and nobody else was about to enrol it
-            state, left, node_now = ask("quarantine")
-        enrolled = replace(greeting, state=state, quarantine=left, node_now=node_now)
-        with self._mutex:
-            self._greetings[node.position] = enrolled
-        return enrolled
+            trusted = is_trusted_at_once(greeting, len(self._labels), self._rules)
+            _, left, node_now = ask("trust" if trusted else "quarantine")
+        return replace(greeting, quarantine=left, node_now=node_now)
 
     def _find(self, node: Node, state: str) -> None:
         """Note in which state a node is."""
@@ -170,27 +162,3 @@ class Connector:
             if self._stop.wait(0.01):
                 msg = "closed"
                 raise ConnectionAbortedError(msg)
-
-    def _is_part_of_new_cluster(self, node: Node, greeting: Greeting) -> bool:
-        """
-        Wait for the other nodes' greetings, and say whether all of them are new.
-
-        Other clients may be doing the same: after the wait the node is looked at again.
-        """
-        deadline = clock.now() + ENROL_PATIENCE * clock.jitter(0.6, 1.0)
-        with self._mutex:
-            self._greetings[node.position] = replace(greeting, state="unmarked")
-        while True:
-            with self._mutex:
-                if is_new_cluster(self._greetings, self._rules):
-                    self._new = set(range(len(self._labels)))
-                    self._greetings = [replace(g, state="enrolled") for g in self._greetings if g]
-                if node.position in self._new:
-                    self._new.discard(node.position)
-                    return True
-                if clock.now() >= deadline or self._stop.is_set():
-                    # From here on nobody may count on this node, or it would be trusted later,
-                    # when it has lost its memory for good.
-                    self._greetings[node.position] = greeting
-                    return False
-            self._stop.wait(0.01)

@@ -11,14 +11,15 @@ clients see the same. It is enrolled for one list of nodes, as two lists in use 
 have two majorities: all nodes are greeted before one is enrolled, and whoever has met a node
 that is enrolled for another list enrols none.
 
-One relief: when *every* node is there, none is enrolled, and each has been up for longer
-than a quarantine without ever being flushed, the deployment is new, no lease can be alive,
-and it is trusted at once.
+One relief: a server that is the only node, and has been up for longer than a quarantine
+without ever being flushed, is trusted at once, so that a first task runs at once on the
+Redis one has. Of several nodes uptime is not believed: it is told by a wall clock, and nodes
+that boot with a late one look old once it is set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ __all__ = [
     "check_together",
     "enrol",
     "greet",
-    "is_new_cluster",
+    "is_trusted_at_once",
 ]
 
 #: What a node is to know.
@@ -68,7 +69,6 @@ class Greeting:
         flushed: Whether its data were ever wiped on command since it started.
         replicas: How many replicas copy from it.
         version: Of the server.
-        state: ``"enrolled"``, or ``"unmarked"`` while it is nobody's lock node yet.
         quarantine: For how long it must not vote [s].
         node_now: Its wall clock [s, Unix time].
     """
@@ -78,7 +78,6 @@ class Greeting:
     flushed: bool
     replicas: int
     version: str
-    state: str = "enrolled"
     quarantine: float = 0.0
     node_now: float = 0.0
 
@@ -209,15 +208,9 @@ def check_enrolment(labels: Sequence[str], found: Mapping[int, str]) -> None:
             raise Unfit(msg)
 
 
-def is_new_cluster(greetings: Iterable[Greeting | None], rules: Rules) -> bool:
-    """Return whether all nodes are there and none can have held a lease that matters."""
-    return all(
-        greeting is not None
-        and greeting.state == "unmarked"
-        and greeting.uptime > rules.quarantine
-        and not greeting.flushed
-        for greeting in greetings
-    )
+def is_trusted_at_once(greeting: Greeting, nodes: int, rules: Rules) -> bool:
+    """Return whether a server that is not enrolled is the only one of *nodes*, and looks old."""
+    return nodes == 1 and greeting.uptime > rules.quarantine and not greeting.flushed
 
 
 def check_together(labels: Sequence[str], greetings: Sequence[Greeting | None]) -> None:

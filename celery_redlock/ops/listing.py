@@ -76,15 +76,19 @@ def verdict(nodes: Sequence[NodeStatus], settings: Settings) -> str:
     if voting >= needed:
         return f"Quorum: yes. {counted}"
     lines = [f"Quorum: NO. {counted} No lock can be taken or renewed."]
-    states = {node.state for node in nodes}
-    if "unmarked" in states:
+    if any(node.state == "unmarked" for node in nodes):
         lines.append(
             "An unmarked node is new or has lost its memory. It votes at most "
             f"{settings.rules.quarantine:.0f} s after the first worker finds it, or at once after "
             "'celery -A APP redlock bootstrap'."
         )
-    if "quarantined" in states:
-        lines.append("A quarantined node votes by itself as soon as its quarantine is over.")
+    left = max((node.quarantine for node in nodes if node.state == "quarantined"), default=0.0)
+    if left:
+        lines.append(
+            f"A quarantined node is new, or was restarted or wiped. It votes in {left:.0f} s at "
+            "most, or, if no lock can be held now, at once after "
+            "'celery -A APP redlock bootstrap'."
+        )
     return "\n".join(lines)
 
 

@@ -35,6 +35,7 @@ from celery_redlock.lock import (
     watchdog,
 )
 from celery_redlock.lock.call import Call
+from celery_redlock.lock.guard import Greeting
 from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.node import Node
 from celery_redlock.lock.rounds import Ask
@@ -223,6 +224,11 @@ def no_quarantine(_rules: Any) -> bytes:
     return b"0"
 
 
+def looks_old(greeting: Greeting, _nodes: int, rules: Any) -> bool:
+    """Return whether a node says that it has been up for longer than a quarantine."""
+    return greeting.uptime > rules.quarantine and not greeting.flushed
+
+
 def yes(*_: Any) -> bool:
     """Return True."""
     return True
@@ -347,6 +353,11 @@ GUARDS = {
             "others-enrol-none",
             "whoever has met a node that is enrolled for another list enrols none",
             tuple((room, "check_enrolment", nothing) for room in (connector, network)),
+        ),
+        Guard(
+            "age-unbelieved",
+            "of several nodes none is trusted at once for having been up for long",
+            tuple((room, "is_trusted_at_once", looks_old) for room in (connector, network)),
         ),
         Guard(
             "drift",

@@ -17,7 +17,13 @@ from redis.exceptions import ConnectionError as Lost
 from redis.exceptions import RedisError
 
 from celery_redlock.lock.call import Call
-from celery_redlock.lock.guard import Greeting, Unfit, boot_marker, check_enrolment
+from celery_redlock.lock.guard import (
+    Greeting,
+    Unfit,
+    boot_marker,
+    check_enrolment,
+    is_trusted_at_once,
+)
 from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.scripts import Keys, ms
 from celery_redlock.lock.steps import Finding
@@ -233,9 +239,9 @@ class Link:
         server = self.server
         run_id = server.run_id.decode()
         server.greet()
-        greeting = Greeting(run_id, 0.0, flushed=False, replicas=0, version="simulated")
+        greeting = Greeting(run_id, server.uptime, flushed=False, replicas=0, version="simulated")
         if self.host.rules.restart_guard:
-            left = self._enrol()
+            left = self._enrol(greeting)
             if left is None:
                 self.reconnect()
                 return
@@ -244,7 +250,7 @@ class Link:
         self.node.attach(wire, greeting, self.host.fingerprint)
         self._deliver()
 
-    def _enrol(self) -> int | None:
+    def _enrol(self, greeting: Greeting) -> int | None:
         """Return what is left of a quarantine [ms], or None for trying again in a while."""
         found = self.host.found
         try:
@@ -252,7 +258,8 @@ class Link:
             found[self.position] = state.decode()
             if state == b"unmarked" and len(found) == len(self.host.labels):
                 check_enrolment(self.host.labels, found)
-                state, left = self._ask_to_enrol(b"quarantine")
+                trusted = is_trusted_at_once(greeting, len(found), self.host.rules)
+                state, left = self._ask_to_enrol(b"trust" if trusted else b"quarantine")
         except (RedisError, Unfit):  # it takes no writes; or another list has a node of ours
             return None
         return left if state == b"enrolled" else None

@@ -15,11 +15,12 @@ class SimulatedNode(NodeModel):
 
     Attributes:
         frozen_until: When it goes on if it stands still [s, true time].
+        uptime: What it says of its process [s]; of several nodes nobody is to believe that.
     """
 
     def __init__(self, position: int, wall: Callable[[], float]) -> None:
         super().__init__(position, wall)
-        self.frozen_until = 0.0
+        self.frozen_until = self.uptime = 0.0
 
     def crash(self, kept: Store | None = None) -> None:
         """As `NodeModel.crash`; whoever stands still goes on as another process."""

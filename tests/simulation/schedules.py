@@ -386,6 +386,19 @@ def amnesia() -> list[str]:
     return broken(world)
 
 
+def late_boot_clock() -> list[str]:
+    """Let all nodes lose their memory, come back and look old as their clocks are set; y asks."""
+    world = Schedule(replace(RULES, ttl=3.0, max_ttl=3.0))
+    world.x.run(world.take_and_release(world.x, at=0.0, length=2.0))
+    for node in world.nodes:
+        node.uptime = 1e6
+        world.at(0.05, world.crash, node, 0.1)
+    world.y.run(world.take_and_release(world.y, at=0.1))  # it connects again
+    world.at(1.0, lambda: world.y.run(world.take_and_release(world.y, at=0.0, length=0.1)))
+    world.run(4.0)
+    return broken(world)
+
+
 def minority() -> list[str]:
     """Let x hear of A and B alone, and y of C alone."""
     world = Schedule()
@@ -577,6 +590,7 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         no_end,
         late_word,
         amnesia,
+        late_boot_clock,
         minority,
         anybodys_release,
         jumping_clock,
@@ -613,6 +627,7 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "no_end": ("expiry",),
     "late_word": ("done-stays-done",),
     "amnesia": ("restart-guard",),
+    "late_boot_clock": ("age-unbelieved",),
     "minority": ("configured-quorum",),
     "anybodys_release": ("owner-release",),
     "jumping_clock": ("clock-jump",),

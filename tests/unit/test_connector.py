@@ -149,3 +149,13 @@ def test_nodes_are_enrolled_though_one_cannot_be_reached(connect):
     cluster = connect(Cluster(OSError("down"), "unmarked", "unmarked", slow=(0,)))
     assert cluster.problems() == ["down", None, None]
     assert sorted(cluster.asked) == [(1, "quarantine"), (2, "quarantine")]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "uptime", "mode"), [(1, 1e6, "trust"), (1, 9.0, "quarantine"), (3, 1e6, "quarantine")]
+)
+def test_the_age_of_a_node_counts_only_where_it_is_the_only_one(connect, nodes, uptime, mode):
+    """It is told by a wall clock, which may have been set since the node forgot a lease."""
+    cluster = connect(Cluster(*["unmarked"] * nodes, uptime=uptime))
+    cluster.problems()
+    assert sorted(cluster.asked) == [(number, mode) for number in range(nodes)]

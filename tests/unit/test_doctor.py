@@ -166,6 +166,16 @@ def test_without_a_majority_there_is_no_quorum():
     assert ("error", "no-quorum") not in told(facts(nodes[0]))
 
 
+@pytest.mark.parametrize(
+    ("held_back", "left"), [({"state": "unmarked"}, "64 s"), ({"quarantine": 41.3}, "41 s")]
+)
+def test_a_node_that_does_not_vote_yet_says_what_ends_that(held_back, left):
+    """How long it takes by itself, and what to run where the nodes are new."""
+    (finding,) = findings(facts(node(**held_back)))
+    assert left in finding.what
+    assert "redlock bootstrap" in finding.fix
+
+
 def test_clocks_of_nodes_that_are_apart():
     """Each may be near to ours, and still be too far from the other."""
     nodes = [node(1, clock_offset=-2.6), node(2, clock_offset=2.6), node(3)]

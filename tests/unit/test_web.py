@@ -727,12 +727,16 @@ def test_the_page_shows_all_there_is(client, stand):
         assert told in text, told
 
 
-def test_without_a_quorum_the_page_says_so(client, stand):
-    """In words, with what helps."""
-    stand.statuses = [NodeStatus(label, "unmarked", "9.1.2", 9.0) for label in LABELS]
+@pytest.mark.parametrize(
+    ("state", "quarantine", "left"), [("unmarked", 0.0, "64 s"), ("quarantined", 41.3, "41 s")]
+)
+def test_without_a_quorum_the_page_says_so(client, stand, state, quarantine, left):
+    """In words, with what helps, and how long it takes otherwise."""
+    stand.statuses = [NodeStatus(label, state, "9.1.2", 9.0, quarantine) for label in LABELS]
     page = client().get("/").get_data(as_text=True)
-    assert "Quorum: NO." in page
-    assert "bootstrap" in page
+    (told,) = re.findall(r"Quorum: NO\..*", page)
+    assert "redlock bootstrap" in told
+    assert left in told
 
 
 def test_without_a_quorum_nobody_is_never_said(client, stand):

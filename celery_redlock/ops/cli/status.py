@@ -19,9 +19,10 @@ __all__ = ["status"]
 EXAMPLES = """\b
 States:
   up            votes
-  quarantined   was restarted or wiped, and keeps silent until every lock
-                that it may have forgotten has ended
-  unmarked      new, or restarted and not noticed by any client yet
+  quarantined   new, restarted or wiped, and keeps silent until every lock
+                that it may have forgotten has ended; 'redlock bootstrap'
+                ends that where no lock can be held
+  unmarked      the same, but no client has noticed it yet
   unfit         answers, but must not be a lock node
   down          does not answer
 

@@ -93,8 +93,8 @@ def standing(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
         )
         yield Finding(WARNING, "node-unmarked", node.node, what, f"For a new node: {BOOTSTRAP}.")
     elif node.quarantine:
-        what = f"It was restarted or wiped, and does not vote for {node.quarantine:.0f} s yet."
-        fix = "Wait; if it is restarted often, find out why."
+        what = f"It is new, restarted or wiped, and does not vote for {node.quarantine:.0f} s yet."
+        fix = f"Wait, or for new nodes: {BOOTSTRAP}. If it is restarted often, find out why."
         yield Finding(WARNING, "node-quarantined", node.node, what, fix)
 
 

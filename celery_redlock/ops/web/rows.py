@@ -17,8 +17,8 @@ __all__ = ["Holder", "LockRow", "NodeRow", "holder_row", "lock_row", "node_row",
 #: State of a node -> what it means, for those who point at it.
 STATES = {
     "up": "It votes.",
-    "quarantined": "It was restarted or wiped, and keeps silent until every lock that it may "
-    "have forgotten has ended.",
+    "quarantined": "It is new, or was restarted or wiped, and keeps silent until every lock that "
+    "it may have forgotten has ended.",
     "unmarked": "It is new, or was restarted and no client has noticed yet. It does not vote.",
     "unfit": "It answers, but must not be a lock node.",
     "down": "It does not answer.",
