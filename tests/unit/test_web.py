@@ -446,21 +446,6 @@ def test_with_a_name_of_another_machine_it_does_not_start_without_a_token():
     assert command.door_for(settings, "127.0.0.1", ("localhost",)).is_private
 
 
-def test_silent_connections_are_closed_soon(monkeypatch):
-    """Or a few hundred halves of requests would keep everybody out for minutes."""
-    told = {}
-
-    def create_server(app, **options):
-        told.update(options)
-        raise OSError
-
-    monkeypatch.setattr("waitress.server.create_server", create_server)
-    settings = Settings.from_conf({"redlock_nodes": NODES})
-    with pytest.raises(click.ClickException):
-        command.serve("shop", settings, Door(), 0)
-    assert told["channel_timeout"] + told["cleanup_interval"] <= 15
-
-
 @pytest.mark.parametrize("missing", ["flask", "waitress"])
 def test_without_the_extra_the_fix_is_named(monkeypatch, missing):
     """One clean line, no traceback."""

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["web_command"]
 
 HOST, PORT = "127.0.0.1", 8737
-#: How many requests are answered at the same time; a page waits for slow nodes some seconds.
-THREADS = 12
-#: For how long a connection may say nothing, or half a request [s], and how often that is looked
-#: at [s]: connections are few, and whoever opens them all keeps others out.
-SILENCE, CLEANUP = 10, 5
 EXAMPLES = """\b
 Releasing a lock needs a token of at least 16 characters, from the environment
 (REDLOCK_WEB_TOKEN, which wins) or the app's setting redlock_web_token. Without
@@ -34,9 +29,9 @@ one the page can only be read.
 On 127.0.0.1 everybody on this machine may read. On any other address, or with
 an --allow-host of another machine, the token is asked for as the password
 (HTTP Basic) before anything is shown, and the command does not start without
-one: make it of random characters. The page speaks no TLS and bears few slow
-clients: if others than this machine use it, put a reverse proxy before it,
-which keeps the Host header, and name that with --allow-host.
+one: make it of random characters. The page speaks no TLS: if others than this
+machine use it, put a reverse proxy before it, which keeps the Host header, and
+name that with --allow-host.
 
 \b
 Examples:
@@ -115,29 +110,15 @@ def door_for(settings: Settings, host: str, names: tuple[str, ...]) -> Door:
 
 def serve(title: str, settings: Settings, door: Door, port: int) -> None:
     """Serve the page until the process is interrupted; raises ClickException if it cannot."""
-    from waitress.server import (  # type: ignore[import-untyped]  # noqa: PLC0415  an extra
-        create_server,
-    )
-
-    from celery_redlock.ops.web.app import make_app  # noqa: PLC0415
+    from celery_redlock.ops.web.app import make_app  # noqa: PLC0415  an extra
     from celery_redlock.ops.web.reading import Reader  # noqa: PLC0415
+    from celery_redlock.ops.web.serving import make_server  # noqa: PLC0415
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     reader = Reader(settings.nodes, settings.rules)
     app = make_app(title, settings, reader, door)
     try:
-        server: Any = create_server(
-            app,
-            host=door.host,
-            port=port,
-            threads=THREADS,
-            ident=None,
-            connection_limit=200,
-            channel_timeout=SILENCE,
-            cleanup_interval=CLEANUP,
-            max_request_body_size=64 * 1024,
-            max_request_header_size=32 * 1024,
-        )
+        server = make_server(app, door.host, port)
     except (OSError, ValueError) as error:
         msg = f"cannot listen on {door.host} port {port}: {error}"
         raise click.ClickException(msg) from None
