@@ -17,7 +17,7 @@ from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.task.current import _running, current_lock
 from celery_redlock.task.delivery import broadcast_of
 from celery_redlock.task.envelope import HEADER, Envelope, fresh_publish_id
-from celery_redlock.task.execution import Execution
+from celery_redlock.task.execution import Execution, leave_queue
 from celery_redlock.task.keys import LockName
 from celery_redlock.task.options import OPTIONS, LockOptions, check_declared
 from celery_redlock.task.overrides import check_bases, check_request, protect
@@ -25,7 +25,7 @@ from celery_redlock.task.policies import Policy
 from celery_redlock.task.publish import is_alone, publish
 from celery_redlock.task.queued import QueuedTask
 from celery_redlock.task.redelivery import warn_if_forgetful
-from celery_redlock.task.result import UniqueResult, unique
+from celery_redlock.task.result import UniqueResult, kind_of, unique
 
 __all__ = ["RedlockTask"]
 
@@ -236,7 +236,13 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
             time.sleep(0.001)
 
     def AsyncResult(self, task_id: str, **kwargs: Any) -> Any:  # noqa: N802  Celery's name
-        """Return the result of the task with this id."""
+        """Return the result of the task with this id, of the kind that other bases have."""
+        inherited = super().AsyncResult
+        if getattr(inherited, "__func__", None) is not Task.AsyncResult:
+            result: Any = inherited(task_id, **kwargs)
+            result.__class__ = kind_of(type(result))
+            result.holder_id = task_id
+            return result
         known = {"backend": self.backend, "task_name": self.name, "app": self.app}
         return UniqueResult(task_id, **{**known, **kwargs})
 
@@ -263,6 +269,12 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
             extra["declare"] = [broadcast]
         if envelope != Envelope():
             extra["headers"] = {**headers, **envelope.header(str(known.id))}
+        if args is None and kwargs is None:  # the caller may have hidden what they are
+            shown = {name: vars(known).get(name) for name in ("argsrepr", "kwargsrepr")}
+            extra = {**{name: value for name, value in shown.items() if value}, **extra}
+        delivery_mode = (known.properties or {}).get("delivery_mode")
+        if delivery_mode:
+            extra.setdefault("delivery_mode", delivery_mode)
         return super().signature_from_request(request, args, kwargs, queue, **extra)
 
     def on_replace(self, sig: Any) -> Any:
@@ -285,13 +297,22 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         if not self._takes_lock(request):
             return inner(*args, **kwargs)
         try:
+            name = self._name_of_call(args, kwargs)
+        except Exception:
+            leave_queue(self, request)
+            raise
+        return Execution(self, request, name).run(inner, args, kwargs)
+
+    def _name_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return the lock name; TypeError, as of a plain task, if the arguments do not fit."""
+        try:
             name = self.lock_name(args, kwargs)
         except LockKeyError:
-            inspect.signature(self.run).bind(*args, **kwargs)  # TypeError, as of a plain task
+            inspect.signature(self.run).bind(*args, **kwargs)
             raise
         if not (isinstance(name, str) and name):  # a lock_name() of the user's
             raise LockKeyError(f"Task {self.name!r}: lock_name() returned no name")
-        return Execution(self, request, name).run(inner, args, kwargs)
+        return name
 
     def _past_celerys(self, request: Any, inherited: Callable[..., Any]) -> Callable[..., Any]:
         """

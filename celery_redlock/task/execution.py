@@ -41,6 +41,7 @@ from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import RunUnlocked
 from celery_redlock.task.queued import (
     AGAIN,
+    FAILED,
     FINISHED,
     IN_HAND,
     UNSTARTED,
@@ -462,6 +463,21 @@ def _after_task(task_id: Any = None, task: Any = None, state: str | None = None,
     running = _running.get()
     if running is not None and running.task is task and running.request.id == task_id:
         running.stored(state)
+
+
+def leave_queue(task: Any, request: Any) -> None:
+    """End the marker of a message whose arguments make no lock name: it fails before it runs."""
+    if request.is_eager or locking.disabled:
+        return
+    queued = Envelope.of(vars(request).get(HEADER), request.id).reservation
+    if queued is None:
+        return
+    try:
+        plugin = plugin_for(task.app)
+        options = task._lock_options(plugin)  # noqa: SLF001  an instance of ours
+        queued.end(plugin.locks.queued, options, FAILED, wait=False)
+    except Exception:  # it ends by itself; the task's own error stands
+        logger.exception("Ending the queued marker of %r failed", queued.name)
 
 
 def is_ignored(task: Any, request: Any) -> bool:

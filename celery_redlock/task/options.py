@@ -101,6 +101,7 @@ class LockOptions:
             where = f"{name}: {option}" if own else f"{PREFIX}{OPTIONS[option]}"
             return policy_of(where, chosen(option))
 
+        check_backend(task)
         min_hold = number(f"{name}: min_hold", task.min_hold)
         if min_hold > rules.max_ttl:
             msg = (
@@ -179,6 +180,18 @@ def check_unique(task: Any) -> None:
                 f"one of {', '.join(map(repr, UNIQUE_UNTIL))}"
             )
             raise ConfigurationError(msg)
+
+
+def check_backend(task: Any) -> None:
+    """Raise ConfigurationError if a duplicate's caller could not read the result it is given."""
+    is_private = str(task.app.conf.result_backend or "").startswith("rpc")
+    if is_private and task.unique_until is not None and task.on_duplicate != "fail":
+        msg = (
+            f"{task.name}: on_duplicate={task.on_duplicate!r} needs a result backend that all can "
+            "read, and result_backend='rpc://' keeps each result for the process that published "
+            "the task; use another backend (Redis, a database), or on_duplicate='fail'"
+        )
+        raise ConfigurationError(msg)
 
 
 def declared(task: Any, base: type) -> dict[str, Any]:

@@ -84,6 +84,26 @@ class UniqueResult(SparingResult):
         return type(self)(self.id, self.backend, None, self.app, self.parent, *own)
 
 
+def kind_of(cls: type[AsyncResult[Any]]) -> type[AsyncResult[Any]]:
+    """Return *cls*, of another base of the task, with what we say of a publish."""
+    if cls not in _kinds:
+        _kinds[cls] = type(f"Unique{cls.__name__}", (UniqueResult, cls), {"__reduce__": reduce})
+    return _kinds[cls]
+
+
+def reduce(self: Any) -> tuple[Any, ...]:
+    """Pickle a result of such a class by the class that it was made of."""
+    return remake, (type(self).__bases__[1], self.__reduce_args__())
+
+
+def remake(cls: type[AsyncResult[Any]], args: tuple[Any, ...]) -> Any:
+    """Return what `reduce` took apart."""
+    return kind_of(cls)(*args)
+
+
+_kinds: dict[type[AsyncResult[Any]], type[AsyncResult[Any]]] = {}
+
+
 class UniqueEagerResult(EagerResult, UniqueResult):  # type: ignore[type-arg]
     """The same in eager mode, where the task has run already."""
 

@@ -6,6 +6,7 @@ import functools
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery, Task
@@ -597,3 +598,45 @@ def test_arguments_that_do_not_fit_fail_as_those_of_a_plain_task(app, typing):
     assert [type(error) for error in errors] == [TypeError, TypeError]
     assert "missing" in str(errors[0])
     assert "missing" in str(errors[1])
+
+
+def test_arguments_that_make_no_name_end_the_marker(app, monkeypatch):
+    """The task fails before it runs; who publishes the next one must not join it for an hour."""
+    ended = []
+
+    @app.task(
+        base=RedlockTask,
+        name="shop.report",
+        shared=False,
+        lock_key="{when.year}",
+        unique_until="finished",
+    )
+    def report(when):
+        pytest.fail("it ran")
+
+    queued = SimpleNamespace(end=lambda name, token, how, **_: ended.append((name, token, how)))
+    plugin_for(app)._locks = SimpleNamespace(queued=queued)
+    reservation = ["2026", "a" * 40, "finished"]
+    header = {"v": 1, "task_id": "me", "id": "0" * 32, "reservation": reservation}
+    task = app.tasks["shop.report"]
+    task.push_request(id="me", called_directly=False, redlock=header)
+    try:
+        with pytest.raises(LockKeyError):
+            task("no date")
+    finally:
+        task.pop_request()
+    assert ended == [("2026", "a" * 40, "over")]
+
+
+@pytest.mark.parametrize("on_duplicate", ["join", "rerun", "fail"])
+def test_a_duplicate_needs_a_result_that_its_caller_can_read(app, on_duplicate):
+    """With ``rpc://`` only the first publisher can: whoever joined would wait for ever."""
+    app.conf.result_backend = "rpc://"
+    task = declare(app, unique_until="finished", on_duplicate=on_duplicate)
+    if on_duplicate == "fail":
+        task.check_lock()
+        return
+    with pytest.raises(ConfigurationError, match=r"rpc://.*on_duplicate='fail'"):
+        task.check_lock()
+    with pytest.raises(ConfigurationError, match="rpc://"):
+        task.delay(7)

@@ -189,6 +189,9 @@ CARRIED = {
     "reply_to": "somebody",
     "headers": {"tenant": "acme"},
     "redlock": HEADER,
+    "argsrepr": "(hidden,)",
+    "kwargsrepr": "{}",
+    "properties": {"delivery_mode": 1},
     "delivery_info": {"exchange": "", "routing_key": "invoices", "priority": 7},
     "replaced_task_nesting": 1,
     "ignore_result": True,
@@ -228,6 +231,9 @@ def test_a_reschedule_carries_everything_along(app, published):
         "shop": ["eu"],
         "stamped_headers": ["shop"],
         "countdown": 1,
+        "argsrepr": "(hidden,)",
+        "kwargsrepr": "{}",
+        "delivery_mode": 1,
     }
     assert {key: sent.get(key) for key in expected} == expected
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from celery import Celery
+from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
 from celery.result import EagerResult, result_from_tuple
 
 import celery_redlock
@@ -319,3 +320,26 @@ def test_an_eager_result_ends_in_silence(eager):
     assert result.backend is None
     del result
     gc.collect()
+
+
+# -- of tasks that have other bases --------------------------------------------------------
+
+
+@pytest.mark.parametrize("bases", [(RedlockTask, AbortableTask), (AbortableTask, RedlockTask)])
+def test_a_task_that_can_be_aborted_is_aborted(app, bases):
+    """Its result is of both kinds, whoever comes first; the body sees that it was aborted."""
+    both = type("Both", bases, {"abstract": True})
+
+    @app.task(base=both, name="long", bind=True, shared=False)
+    def long(self):
+        return self.is_aborted()
+
+    task = app.tasks["long"]
+    result = task.AsyncResult("its id")
+    result.abort()
+    assert task.is_aborted(task_id="its id")
+    assert isinstance(result, AbortableAsyncResult)
+    if bases[0] is RedlockTask:
+        assert (result.duplicate, result.holder_id, result.lock_name) == (False, "its id", None)
+        again = pickle.loads(pickle.dumps(result))
+        assert (type(again), again.id, again.holder_id) == (type(result), "its id", "its id")
