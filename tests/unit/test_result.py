@@ -16,6 +16,7 @@ import pytest
 from celery import Celery
 from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
 from celery.result import EagerResult, result_from_tuple
+from celery.utils import uuid
 
 import celery_redlock
 from celery_redlock import RedlockTask, UniqueResult
@@ -334,12 +335,12 @@ def test_a_task_that_can_be_aborted_is_aborted(app, bases):
     def long(self):
         return self.is_aborted()
 
-    task = app.tasks["long"]
-    result = task.AsyncResult("its id")
+    task, task_id = app.tasks["long"], uuid()
+    result = task.AsyncResult(task_id)
     result.abort()
-    assert task.is_aborted(task_id="its id")
+    assert task.is_aborted(task_id=task_id)
     assert isinstance(result, AbortableAsyncResult)
     if bases[0] is RedlockTask:
-        assert (result.duplicate, result.holder_id, result.lock_name) == (False, "its id", None)
+        assert (result.duplicate, result.holder_id, result.lock_name) == (False, task_id, None)
         again = pickle.loads(pickle.dumps(result))
-        assert (type(again), again.id, again.holder_id) == (type(result), "its id", "its id")
+        assert (type(again), again.id, again.holder_id) == (type(result), task_id, task_id)
