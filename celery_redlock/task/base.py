@@ -16,6 +16,7 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.task.current import _running, current_lock
 from celery_redlock.task.delivery import broadcast_of
+from celery_redlock.task.elements import is_element, run_element
 from celery_redlock.task.envelope import HEADER, Envelope, fresh_publish_id
 from celery_redlock.task.execution import Execution, leave_queue
 from celery_redlock.task.keys import LockName
@@ -292,6 +293,8 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         self, inherited: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the next ``__call__``, under the lock if this is the first one of an execution."""
+        if is_element(self) and not (self._is_built_in or locking.disabled):
+            return run_element(self, args, kwargs)
         request = self.request
         inner = self._past_celerys(request, inherited)
         if not self._takes_lock(request):

@@ -387,7 +387,7 @@ def replacements(it):
 
 
 def maps(it):
-    """``map``, ``starmap`` and ``chunks`` call the body directly."""
+    """``map``, ``starmap`` and ``chunks`` lock each element, and return what Celery does."""
     add, total = it.task("add"), it.task("total")
     return (
         add.starmap([(1, 1), (1, 1), (2, 2)]).delay().get(timeout=100),

@@ -65,6 +65,11 @@ def declare(app):
             name=name, base=RedlockTask, bind=True, shared=False, lock_key="{lock}", **options
         )(run)
 
+    @app.task(name="element", base=RedlockTask, shared=False, lock_key="{lock}")
+    def element(lock):
+        with body(os.environ["EVENTS"], lock, task="element", id=lock):
+            return type(current_lock()).__name__
+
     @app.task(name="collect", shared=False)
     def collect(values):
         return values
@@ -113,6 +118,19 @@ def test_a_skipped_task_succeeds_with_a_value_that_tells_why(it):
     assert result.state == "SUCCESS"
     assert it.bodies("skip me") == []
     it.wait_for_log(rf"WARNING.*Skipped task skip\[{result.id}\].*'skip me'")
+
+
+def test_elements_of_a_map_have_their_locks(it):
+    """What is held by somebody else is skipped, and the rest of the list runs."""
+    names = ["map one", "map two", "map three"]
+    with it.held("map two"):
+        ran, skipped, last = it.task("element").map(names).delay().get(timeout=100)
+        chunks = it.task("element").chunks([(name,) for name in names], 2).delay()
+        ((_, other), (again,)) = chunks.get(timeout=100)
+    assert ran == last == again == "HeldLock"
+    assert other["skipped"] == "conflict"
+    assert (skipped["skipped"], skipped["lock"]) == ("conflict", "map two")
+    assert it.bodies("map two") == []
 
 
 def test_a_failing_task_comes_home_with_the_error(it):
