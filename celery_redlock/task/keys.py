@@ -18,11 +18,14 @@ from hashlib import sha256
 from typing import Any
 
 from celery_redlock.errors import LockKeyError
+from celery_redlock.log import get_logger
 from celery_redlock.task.arguments import Parameters, Task, misfit
 from celery_redlock.task.canonical import NotCarried, canonical, json_key
-from celery_redlock.task.template import Field, pieces
+from celery_redlock.task.template import Field, delimited, endings, pieces
 
 __all__ = ["LockKey", "LockName"]
+
+logger = get_logger(__name__)
 
 _DIGEST_LENGTH = 32  # hex digits, 128 bits: no two calls meet by chance
 _WAY_OUT = "say with unique_on=(...) which arguments make the key, or give a lock_key"
@@ -164,10 +167,24 @@ def _template_maker(task: Task, template: str) -> Maker:
     for part in parts:
         if isinstance(part, Field):
             parameters.check(part.root, f"lock_key={template!r}")
+    ends = endings(parts)
+    if "" in ends:
+        logger.warning(
+            "Task %r: nothing in lock_key=%r tells where a field ends and the next begins, so two "
+            "calls may share a name; put a character between them, like ':', that is no letter, "
+            "digit or percent sign",
+            task.name,
+            template,
+        )
 
     def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         values = parameters.bind(args, kwargs)
-        return "".join([p if isinstance(p, str) else p.render(parameters, values) for p in parts])
+        return "".join(
+            [
+                part if isinstance(part, str) else delimited(part.render(parameters, values), end)
+                for part, end in zip(parts, ends, strict=True)
+            ]
+        )
 
     return make
 

@@ -4,13 +4,17 @@ Reads a ``lock_key`` template once, and prints its fields for each call.
 A template is written as for ``str.format``, but its fields are named arguments, without
 private names, ``!r``, ``!a`` and fields inside format specs; and it prints only values
 that have the same text in every process.
+
+Two calls must not share a name by accident: ``{a}:{b}`` would be one for ``x:y`` and ``z``, and
+for ``x`` and ``y:z``. So the character that ends a field is percent-encoded where a value holds it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from string import Formatter
 from typing import Any
 
@@ -18,9 +22,11 @@ from celery_redlock.errors import LockKeyError
 from celery_redlock.task.arguments import Parameters, misfit
 from celery_redlock.task.canonical import NotCarried, json_key, plain
 
-__all__ = ["Field", "pieces"]
+__all__ = ["Field", "delimited", "endings", "pieces"]
 
 _FIELD = re.compile(r"([^\W\d]\w*)((?:\.[^\W\d]\w*|\[[^\[\]]+\])*)")
+#: Digits that a format spec may write out where the number itself is short, like 1E+100000000.
+_LONGEST_NUMBER = 1000
 _STEP = re.compile(r"\.(\w+)|\[([^\[\]]+)\]")
 
 
@@ -53,7 +59,10 @@ class Field:
             value = parameters.validated(self.root, values[self.root])
             for attribute, item in self.steps:
                 value = _inner(value, attribute, item)
-            return format(plain(value), self.spec)
+            value = plain(value)
+            if not _grows(value, self.spec):
+                return format(value, self.spec)
+            why = f"is too large or too small for the format {self.spec!r}"
         except LockKeyError:
             raise
         except NotCarried as error:
@@ -83,6 +92,41 @@ def pieces(task: str, template: str) -> list[str | Field]:
     except ValueError as error:
         raise misfit(task, f"lock_key={template!r} is no template: {error}") from None
     return found
+
+
+def endings(parts: Sequence[str | Field]) -> list[str | None]:
+    """
+    Return for each of *parts* the character that tells where it ends.
+
+    None for literal text and for the last field, which nothing can be taken for; "" for a field
+    that runs into the next one: what stands between them may as well be a part of its value, or
+    of what is encoded in it.
+    """
+    found: list[str | None] = []
+    between, has_next = "", False
+    for part in reversed(parts):
+        if isinstance(part, str):
+            between = part + between
+            found.append(None)
+        else:
+            ends = next((char for char in between if not char.isalnum() and char != "%"), "")
+            found.append(ends if has_next else None)
+            between, has_next = "", True
+    return found[::-1]
+
+
+def delimited(text: str, end: str | None) -> str:
+    """Return *text* with percent signs and the character that is to *end* it encoded."""
+    if not end or not ("%" in text or end in text):
+        return text
+    code = "".join(f"%{byte:02X}" for byte in end.encode(errors="surrogatepass"))
+    return text.replace("%", "%25").replace(end, code)
+
+
+def _grows(value: Any, spec: str) -> bool:
+    """Return whether *spec* writes out a number that is much shorter as it is."""
+    is_number = isinstance(value, Decimal) and value.is_finite()
+    return bool(spec) and is_number and abs(value.adjusted()) > _LONGEST_NUMBER
 
 
 def _field(name: str, spec: str, conversion: str | None) -> Field:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 from celery import Celery
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from kombu.utils import json as kombu_json
 
@@ -43,6 +43,14 @@ def task_of(body, **options):
     """Return a real Celery task with this body."""
     app = Celery("t", set_as_current=False)
     return app.task(**{"name": "shop.task", "shared": False, **options})(body)._get_current_object()
+
+
+def pair(a, b):
+    """Body with two parameters."""
+
+
+#: Two texts made of what could end a field or stand for it.
+pairs = st.tuples(*[st.text(":-%,. /{=a→_\N{EN DASH}3AD", min_size=1, max_size=6)] * 2)
 
 
 def namer(body, lock_key=None, unique_on=None, **options):
@@ -394,6 +402,72 @@ class TestTemplate:
         message = misfit(bill, lock_key=template)
         assert message.startswith(f"Task 'shop.task': lock_key={template!r} is ")
         assert why in message
+
+    @pytest.mark.parametrize(
+        "between", [":", "-", " ", "::", ", ", "/", "{{", "=a", "a=", "→", "_"]
+    )
+    @given(one=pairs, other=pairs)
+    def test_two_calls_with_other_texts_have_other_names(self, between, one, other):
+        """A value that holds what stands after its field does not pass for two of others."""
+        assume(one != other)
+        names = namer(pair, lock_key="p:{a}" + between + "{b}.")
+        assert name_of(names, *one) != name_of(names, *other)
+
+    @pytest.mark.parametrize(
+        ("template", "args", "name"),
+        [
+            ("{a}:{b}", ("x:y", "z"), "x%3Ay:z"),
+            ("{a}:{b}", ("x", "y:z"), "x:y:z"),
+            ("{a}:{b}", ("50%", "100%"), "50%25:100%"),
+            ("{a}-{b}", (date(2026, 3, 31), 7), "2026%2D03%2D31-7"),
+            ("{a}-{b}", ("2026-03-31", 7), "2026%2D03%2D31-7"),
+            ("{a} → {b}", ("x →", "z"), "x%20→ → z"),
+            ("{a}→{b}", ("x→", "z"), "x%E2%86%92→z"),
+            ("{a}:", ("x:y", "z"), "x:y:"),
+        ],
+    )
+    def test_what_ends_a_field_is_encoded_in_it(self, template, args, name):
+        """As in a URL, and only where there is such a character, in a field before the last."""
+        assert name_of(namer(pair, lock_key=template), *args) == name
+
+    @pytest.mark.parametrize("template", ["{a}{b}", "{a}x{b}", "{a}1{b}", "{a}%{b}", "{a}:{b}{a}"])
+    def test_fields_that_run_together_are_warned_of(self, template, caplog):
+        """Nothing that is encoded could tell where one ends."""
+        namer(pair, lock_key=template)
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert "shop.task" in record.getMessage()
+        assert repr(template) in record.getMessage()
+
+    @pytest.mark.parametrize("template", ["{a}:{b}", "x{a}y", "{a}, and {b}1", "x", "{a}a-{b}"])
+    def test_others_are_not(self, template, caplog):
+        """One field alone, or two with something between them."""
+        namer(pair, lock_key=template)
+        assert caplog.records == []
+
+    @pytest.mark.parametrize("spec", [".2f", "f", "%", ",", ">9"])
+    @pytest.mark.parametrize(
+        "value", ["1E+100000000", "-1E+999999", "1E-100000000", "0E-100000000", "1E+1001"]
+    )
+    def test_a_number_that_would_be_long_is_refused(self, spec, value):
+        """A short message must not make a name of a hundred megabytes."""
+        message = refusal(namer(bill, lock_key="{invoice_id:" + spec + "}"), Decimal(value))
+        assert message.startswith("Task 'shop.task': field {invoice_id} of lock_key is too large")
+
+    @pytest.mark.parametrize(
+        ("spec", "value", "name"),
+        [
+            (".2f", "1.005", "1.00"),
+            (".2f", "1E+3", "1000.00"),
+            (".1f", "NaN", "NaN"),
+            (".1f", "-Infinity", "-Infinity"),
+            ("", "1E+100000000", "1E+100000000"),
+        ],
+    )
+    def test_other_numbers_are_formatted(self, spec, value, name):
+        """A price, what is no number, and without a format what is short as it is."""
+        found = name_of(namer(bill, lock_key="{invoice_id:" + spec + "}"), Decimal(value))
+        assert found == name
 
 
 class TestCallable:
