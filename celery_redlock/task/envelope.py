@@ -19,7 +19,7 @@ from typing import Any
 from celery_redlock.task.queued import QueuedTask
 from celery_redlock.task.slot import Slot
 
-__all__ = ["HEADER", "Envelope", "fresh_publish_id", "hide_publish_id"]
+__all__ = ["HEADER", "Envelope", "fresh_publish_id", "hide"]
 
 #: Name of the header.
 HEADER = "redlock"
@@ -102,17 +102,20 @@ def fresh_publish_id() -> str:
     return uuid.uuid4().hex
 
 
-def hide_publish_id(request: Any) -> None:
+def hide(request: Any) -> None:
     """
-    Take the publish id out of what a body sees of its headers.
+    Let a body see those headers that its caller gave, and for which slot it runs.
 
-    A body that hands its headers on to a task that it publishes makes another execution.
+    Without the publish id: a body that hands its headers on publishes another execution.
     """
     headers = request.headers
-    if not isinstance(headers, Mapping) or not isinstance(headers.get(HEADER), Mapping):
+    if not isinstance(headers, Mapping) or HEADER not in headers:
         return
-    seen = {field: value for field, value in headers[HEADER].items() if field != "id"}
-    request.headers = {**headers, HEADER: seen}
+    seen = {name: value for name, value in headers.items() if name != HEADER}
+    ours = headers[HEADER]
+    if isinstance(ours, Mapping) and "slot" in ours:
+        seen[HEADER] = {field: value for field, value in ours.items() if field != "id"}
+    request.headers = seen or None
 
 
 def text(value: Any, pattern: re.Pattern[str]) -> str | None:

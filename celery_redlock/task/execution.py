@@ -35,7 +35,7 @@ from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.current import _current, _running
 from celery_redlock.task.delivery import Delivery, take_owner
-from celery_redlock.task.envelope import HEADER, Envelope, hide_publish_id
+from celery_redlock.task.envelope import HEADER, Envelope, hide
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt, undisturbed
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import RunUnlocked
@@ -87,7 +87,7 @@ class Execution:
         fields = {**vars(request), HEADER: None} if is_local else vars(request)
         self._delivery = delivery = Delivery.of(task, fields, str(request.hostname))
         self.id = delivery.execution
-        hide_publish_id(request)
+        hide(request)
         self._plugin = plugin_for(task.app)
         if request.is_eager:
             self._plugin.refresh()

@@ -46,7 +46,10 @@ def until(tmp_path):
 
 def ask(it, command):
     """Return what the one worker answers."""
-    answers = it.app.control.inspect(timeout=100, limit=1)._request(command) or {}
+    inspect = it.app.control.inspect(
+        timeout=20, limit=1
+    )  # a worker that is about to listen has not
+    answers = eventually(lambda: inspect._request(command), "an answer", timeout=100)
     assert len(answers) == 1, answers
     return next(iter(answers.values()))
 

@@ -26,7 +26,6 @@ from support.waiting import eventually
 def facts(request):
     """Return all of a request that a task may rely on, as plain JSON."""
     headers = dict(request.headers or {})
-    del headers["redlock"]
     info = request.delivery_info or {}
     return {
         "id": request.id,

@@ -9,7 +9,7 @@ import pytest
 from kombu import Exchange
 
 from celery_redlock.task.delivery import Delivery
-from celery_redlock.task.envelope import MOST_RESCHEDULES, Envelope
+from celery_redlock.task.envelope import MOST_RESCHEDULES, Envelope, hide
 from celery_redlock.task.queued import QueuedTask
 from celery_redlock.task.slot import Slot
 
@@ -107,3 +107,20 @@ def test_each_worker_of_a_broadcast_runs_an_execution_of_its_own(exchange, is_ap
     fields = {"id": "me", "redlock": HEADER, "delivery_info": {"exchange": exchange}}
     ids = {Delivery.of(TASK, fields, worker).execution for worker in ("w1@h", "w2@h")}
     assert (len(ids) == 2) is is_apart
+
+
+@pytest.mark.parametrize(
+    ("headers", "seen"),
+    [
+        (None, None),
+        ({"redlock": {"v": 1, "task_id": "me", "id": "0" * 32}}, None),
+        ({"redlock": 7, "tenant": "acme"}, {"tenant": "acme"}),
+        ({"tenant": "acme"}, {"tenant": "acme"}),
+        ({"redlock": HEADER}, {"redlock": {k: v for k, v in HEADER.items() if k != "id"}}),
+    ],
+)
+def test_a_body_sees_the_headers_of_its_caller(headers, seen):
+    """Of ours only where there is a slot to read, and never the publish id."""
+    request = SimpleNamespace(headers=headers)
+    hide(request)
+    assert request.headers == seen
