@@ -89,6 +89,7 @@ class Console:
             **os.environ,
             "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "PYTHONPATH": os.pathsep.join([str(self.folder), str(PATIENCE_WITH_NODES)]),
+            "PYTEST_ADDOPTS": "",  # a reader has none, and they change what pytest prints
             "PYTHONUNBUFFERED": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
             "NO_COLOR": "1",
