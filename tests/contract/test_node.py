@@ -770,7 +770,7 @@ def tls_port(contract_node, certificate):
 def test_tls_works_as_well(tls_port, certificate, locks, line):
     """``rediss://`` votes, contends and keeps its replies in order, one TLS record or many."""
     url = f"rediss://127.0.0.1:{tls_port}/0?ssl_cert_reqs=required&ssl_ca_certs={certificate[0]}"
-    _is_used(locks(url))
+    _is_used(locks(url, node_timeout=2.0))
     for parser in (p.values[0] for p in PARSERS if HIREDIS_AVAILABLE or p.id == "python"):
         wire = line(url, parser)
         tokens = [f"{number:040d}" for number in range(200)]

@@ -398,7 +398,7 @@ def test_a_marker_that_lapses_while_its_message_waits_hands_over_what_was_merged
     """It stands for nobody any more, but whoever was merged into it had been told so."""
     if place == "next":
         bench.run(D)
-    bench.enqueue(A, life=0.1)
+    bench.enqueue(A, life=0.5)
     bench.enqueue(B, version=5)
     bench.end(D)
     which = int(place == "next")
@@ -409,7 +409,7 @@ def test_a_marker_that_lapses_while_its_message_waits_hands_over_what_was_merged
 
 def test_what_was_merged_into_one_that_lapsed_keeps_nobody_out(bench):
     """The key is there for its owner only: the next trigger is granted, and inherits nothing."""
-    bench.enqueue(A, life=0.1)
+    bench.enqueue(A, life=0.5)
     bench.enqueue(B, version=5)
     eventually(lambda: bench.left() <= 0, "end of its life")
     assert bench.enqueue(C).kind is VoteKind.GRANTED

@@ -30,6 +30,10 @@ def now() -> float:
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
+#: How each event begins.
+START = b'{"at":'
+
+
 def record(path: str | Path, kind: str, **fields: Any) -> None:
     """Add one event, stamped with ``at`` [s, as :func:`now`] and ``pid``."""
     event = {"at": now(), "pid": os.getpid(), "kind": kind, **fields}
@@ -67,8 +71,9 @@ def read(path: str | Path, kind: str | None = None) -> list[Event]:
         lines = Path(path).read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    # A last line without its end is being written at this moment.
-    events = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    # A last line without its end is being written at this moment; one that was never ended, as of
+    # a process that was killed while it wrote, stands before the next one.
+    events = [json.loads(line[line.rindex(START) :]) for line in lines if line.endswith(b"\n")]
     return sorted((e for e in events if kind in (None, e["kind"])), key=lambda e: e["at"])
 
 
