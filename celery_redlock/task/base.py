@@ -15,7 +15,7 @@ from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.task.current import _running, current_lock
-from celery_redlock.task.delivery import broadcast_of
+from celery_redlock.task.delivery import broadcast_of, serializer_of
 from celery_redlock.task.elements import is_element, run_element
 from celery_redlock.task.envelope import HEADER, Envelope, fresh_publish_id
 from celery_redlock.task.execution import Execution, leave_queue
@@ -273,9 +273,12 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         if args is None and kwargs is None:  # the caller may have hidden what they are
             shown = {name: vars(known).get(name) for name in ("argsrepr", "kwargsrepr")}
             extra = {**{name: value for name, value in shown.items() if value}, **extra}
-        delivery_mode = (known.properties or {}).get("delivery_mode")
-        if delivery_mode:
-            extra.setdefault("delivery_mode", delivery_mode)
+        written = {
+            "serializer": serializer_of(known),
+            "compression": vars(known).get("compression"),
+            "delivery_mode": (known.properties or {}).get("delivery_mode"),
+        }
+        extra = {**{option: value for option, value in written.items() if value}, **extra}
         return super().signature_from_request(request, args, kwargs, queue, **extra)
 
     def on_replace(self, sig: Any) -> Any:

@@ -14,12 +14,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kombu.serialization import registry  # type: ignore[attr-defined]
+
 from celery_redlock.lock.rounds import new_owner
 from celery_redlock.task.envelope import HEADER, Envelope
 
-__all__ = ["Delivery", "broadcast_of", "execution_id", "mint_owner", "take_owner"]
+__all__ = [
+    "Delivery",
+    "broadcast_of",
+    "execution_id",
+    "mint_owner",
+    "note_serializer",
+    "serializer_of",
+    "take_owner",
+]
 
 OWNER = "redlock_owner"
+#: As Celery calls the option; it takes some of those of a copy from how a message was delivered.
+SERIALIZER = "serializer"
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{32}")
 
@@ -117,3 +129,15 @@ def take_owner(request: Any) -> str | None:
     """Return the owner that the parent minted and let the body not see it; None if it did not."""
     owner = (request.delivery_info or {}).pop(OWNER, None)
     return owner if isinstance(owner, str) and WELL_FORMED.fullmatch(owner) else None
+
+
+def note_serializer(request: dict[str, Any], content_type: Any) -> None:
+    """Let the name of the serializer that a message was written with travel, as an owner does."""
+    name = registry.type_to_name.get(content_type)
+    if name is not None:
+        request["delivery_info"] = {**(request.get("delivery_info") or {}), SERIALIZER: name}
+
+
+def serializer_of(request: Any) -> str | None:
+    """Return the serializer that the message of *request* was written with; None if unknown."""
+    return (request.delivery_info or {}).get(SERIALIZER)

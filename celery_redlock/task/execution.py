@@ -218,7 +218,8 @@ class Execution:
         if kin is None:
             raise taken
         self._queued = None  # the one that runs has the marker, or the one before it ends
-        raise self._set_aside(taken.holder.get("ttl", LOOK_AGAIN), taken)
+        otherwise = None if kin == "same" else taken  # a failure would stand for that one's result
+        raise self._set_aside(taken.holder.get("ttl", LOOK_AGAIN), otherwise)
 
     def _set_aside(self, after: float, otherwise: LockTaken | None = None) -> Ignore:
         return set_aside(self.task, self.request, self._delivery.copy, after, otherwise)

@@ -36,7 +36,7 @@ from celery_redlock.log import get_logger
 from celery_redlock.nodewatch import forks_held_off
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.death import wait_until_dead
-from celery_redlock.task.delivery import Delivery, mint_owner
+from celery_redlock.task.delivery import Delivery, mint_owner, note_serializer
 from celery_redlock.task.execution import left_of
 from celery_redlock.task.queued import AGAIN, FAILED, FINISHED, REVOKED, QueuedTask
 
@@ -73,6 +73,7 @@ class RedlockRequest(Request):
             shown = repr(self.id)[:LONGEST_SHOWN]
             raise InvalidTaskError(f"task id must be a non-empty string, not {shown}")
         self._owner = mint_owner(self._request_dict)
+        note_serializer(self._request_dict, self.message.content_type)
         self._delivery = Delivery.of(self.task, self._request_dict, self.hostname)
         self._queued = self._delivery.envelope.reservation
         if self._queued is not None:

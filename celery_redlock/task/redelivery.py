@@ -16,7 +16,10 @@ from typing import Any
 
 from celery.exceptions import Ignore, Reject
 from kombu import Exchange, Queue, pools
+from kombu.exceptions import OperationalError
 
+from celery_redlock.deferral import pause
+from celery_redlock.lock.clock import jitter
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import first_url
 from celery_redlock.task.envelope import Envelope
@@ -37,6 +40,9 @@ __all__ = [
 
 logger = get_logger(__name__)
 
+#: Shortest and longest pause before the broker is to deliver a message again for which no copy
+#: could be published [s].
+PUT_BACK_AFTER = 0.5, 1.5
 #: For how long RabbitMQ lets a consumer not acknowledge a message, by default [s].
 CONSUMER_TIMEOUT = 1800.0
 #: The broker's default time after which an unacknowledged message is delivered again [s].
@@ -119,8 +125,9 @@ def come_again(
         request: Of this delivery.
         envelope: Of the copy.
         countdown: When [whole s from now, >= 1: quorum queues take nothing else].
-        otherwise: How the task is to fail, visibly, if it could not be published and the
-            delivered message was acknowledged early.
+        otherwise: How the task is to fail, visibly, if it could not be published, and the
+            broker does not have the delivered message any more, or another try would fail, too.
+            None if another delivery of it will store its result.
 
     Raises:
         Reject: It could not be published, and the broker still has the delivered message.
@@ -134,9 +141,17 @@ def come_again(
             again.apply_async(add_to_parent=False, producer=producer, **way_back(task.app, request))
     except Exception as error:
         logger.exception("%s[%s] could not be published again", task.name, request.id)
-        if otherwise is not None and not task.acks_late:
+        is_to_fail = not (task.acks_late and is_of_connection(error, task.app))
+        if otherwise is not None and is_to_fail:
             raise otherwise from error
+        pause(jitter(*PUT_BACK_AFTER))  # or it would come as fast as the broker delivers
         raise Reject(error, requeue=True) from error
+
+
+def is_of_connection(error: Exception, app: Any) -> bool:
+    """Return whether *error* tells of the way to the broker, and not of the message."""
+    of_broker = app.producer_pool.connections.connection.connection_errors
+    return isinstance(error, (OperationalError, OSError, *of_broker))
 
 
 def headers_of(request: Any) -> dict[str, Any]:

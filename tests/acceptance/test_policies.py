@@ -79,6 +79,7 @@ def declare(app):
     policy("retry_soon", on_conflict=Retry(countdown=0), max_retries=100)
     policy("reschedule", on_conflict=Reschedule(cap=1.0), max_retries=0)
     policy("reschedule_once", on_conflict=Reschedule(cap=1.0, max_reschedules=1))
+    policy("reschedule_late", on_conflict=Reschedule(cap=1.0), acks_late=True)
     policy("wait", on_conflict="fail", lock_wait=30)
     policy("no_quorum_skip", on_unavailable="skip")
     policy("no_quorum_fail", on_unavailable="fail")
@@ -93,7 +94,7 @@ def declare(app):
 def it(request, tmp_path_factory):
     """A stage with one worker of each pool in turn."""
     folder = tmp_path_factory.mktemp(request.param)
-    with stage(__file__, folder, redlock_ttl=5.0) as it:
+    with stage(__file__, folder, redlock_ttl=5.0, accept_content=["json", "yaml"]) as it:
         it.worker(pool=request.param, concurrency=4)
         yield it
 
@@ -191,6 +192,19 @@ def test_a_rescheduled_task_comes_again_with_all_it_had(it):
     assert found == unhindered
     assert (found["headers"], found["priority"]) == ({"tenant": "acme"}, 6)
     assert len(it.bodies("reschedule me")) == 1
+
+
+@pytest.mark.parametrize("policy", ["reschedule", "reschedule_late", "retry_soon"])
+def test_what_comes_later_is_written_as_the_caller_wrote_it(it, policy):
+    """Its arguments may be what the task's own serializer cannot write."""
+    name = f"written as YAML, {policy}"
+    call = {"args": (name,), "kwargs": {"value": {1, 2}}}
+    with it.held(name):
+        task = it.task(policy)
+        result = task.apply_async(**call, serializer="yaml", compression="gzip", ignore_result=True)
+        it.wait_for_log(rf"{result.id}\] (comes again|is retried) in 1 s")
+    it.started(name)
+    assert "could not be published again" not in it.log()
 
 
 def test_a_rescheduled_task_keeps_its_retries(it):

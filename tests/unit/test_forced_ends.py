@@ -14,6 +14,7 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import Celery
 from celery.app.task import Context
 from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry
+from kombu.serialization import registry
 
 from celery_redlock import ConfigurationError, RedlockTask
 from celery_redlock.lock.redlock import ReleaseOutcome
@@ -88,14 +89,14 @@ def declare(app, **options):
     return app.tasks["bill"]
 
 
-def deliver(app, task, **headers):
+def deliver(app, task, content_type="application/json", **headers):
     """Return a delivery of the task, which a child has begun with."""
     known = {"id": "me", "task": "bill", "lang": "py", "retries": 0, "redlock": HEADER, **headers}
     message = SimpleNamespace(
         headers=known,
         body=b"",
         payload=[["seven"], {}, {}],
-        content_type="application/json",
+        content_type=content_type,
         content_encoding="utf-8",
         delivery_info={"routing_key": "celery"},
         properties={"correlation_id": "me", "reply_to": "somebody"},
@@ -342,6 +343,16 @@ def test_an_owner_is_seen_by_the_child_alone(app):
     assert take_owner(child) == first._owner
     assert first._owner not in repr(child)
     assert take_owner(child) is None
+
+
+@pytest.mark.parametrize("kind", ["json", "pickle", "yaml"])
+def test_the_child_knows_how_its_message_was_written(app, kind):
+    """Its arguments may be what the task's own serializer cannot write."""
+    task = declare(app)
+    content_type = registry.name_to_type[kind]
+    request = deliver(app, task, content_type=content_type)
+    child = Context(request.request_dict, args=(["seven"],), kwargs={})
+    assert task.signature_from_request(child).options["serializer"] == kind
 
 
 @pytest.mark.parametrize(

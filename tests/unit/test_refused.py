@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import hypothesis
 import pytest
@@ -11,6 +12,7 @@ from celery.exceptions import Ignore, Reject
 from celery.exceptions import Retry as CeleryRetry
 from celery.result import ResultSet
 from hypothesis import strategies as st
+from kombu.exceptions import EncodeError, OperationalError
 from kombu.serialization import dumps, loads
 
 from celery_redlock import (
@@ -27,7 +29,7 @@ from celery_redlock.events import TaskRescheduled, TaskSkipped
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.options import LockOptions
-from celery_redlock.task.redelivery import longest_countdown
+from celery_redlock.task.redelivery import longest_countdown, set_aside
 from celery_redlock.task.refused import refuse
 
 HEADER = {"v": 1, "task_id": "me", "id": "1" * 32}
@@ -57,6 +59,14 @@ def published(app, monkeypatch):
 
     monkeypatch.setattr(app, "send_task", send_task)
     return messages
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """How long was waited before a message was put back."""
+    pauses = []
+    monkeypatch.setattr("celery_redlock.task.redelivery.pause", pauses.append)
+    return pauses
 
 
 def declare(app, **options):
@@ -192,7 +202,13 @@ CARRIED = {
     "argsrepr": "(hidden,)",
     "kwargsrepr": "{}",
     "properties": {"delivery_mode": 1},
-    "delivery_info": {"exchange": "", "routing_key": "invoices", "priority": 7},
+    "compression": "application/x-gzip",
+    "delivery_info": {
+        "exchange": "",
+        "routing_key": "invoices",
+        "priority": 7,
+        "serializer": "pickle",
+    },
     "replaced_task_nesting": 1,
     "ignore_result": True,
     "stamps": {"shop": ["eu"]},
@@ -234,6 +250,8 @@ def test_a_reschedule_carries_everything_along(app, published):
         "argsrepr": "(hidden,)",
         "kwargsrepr": "{}",
         "delivery_mode": 1,
+        "serializer": "pickle",
+        "compression": "application/x-gzip",
     }
     assert {key: sent.get(key) for key in expected} == expected
 
@@ -294,17 +312,37 @@ def test_every_reschedule_is_counted(app, published):
     assert published == []
 
 
-def test_what_cannot_be_put_off_is_not_acknowledged(app, monkeypatch):
-    """With late acknowledgement the broker still has the message, and gets it back."""
-
-    def broken(*_, **__):
-        raise ConnectionError
-
+@pytest.mark.parametrize("error", [ConnectionError(), OperationalError(), TimeoutError()])
+def test_what_cannot_be_put_off_is_not_acknowledged(app, monkeypatch, pauses, error):
+    """With late acknowledgement the broker still has the message, and gets it back; not at once."""
     task = declare(app, on_conflict=Reschedule(), acks_late=True)
-    monkeypatch.setattr(app, "send_task", broken)
+    monkeypatch.setattr(app, "send_task", Mock(side_effect=error))
     with pytest.raises(Reject) as rejected:
         act(task, delivery(task), TAKEN)
     assert rejected.value.requeue
+    assert len(pauses) == 1
+    assert 0.5 <= pauses[0] <= 2
+
+
+def test_what_can_never_be_put_off_fails_visibly(app, monkeypatch, pauses):
+    """Put back it would come again for ever, as fast as the broker delivers."""
+    task = declare(app, on_conflict=Reschedule(), acks_late=True)
+    error = EncodeError("no JSON")
+    monkeypatch.setattr(app, "send_task", Mock(side_effect=error))
+    with pytest.raises(LockTaken) as failed:
+        act(task, delivery(task), TAKEN)
+    assert failed.value.__cause__ is error
+    assert pauses == []
+
+
+def test_a_copy_that_cannot_be_set_aside_writes_no_state(app, monkeypatch, pauses):
+    """The execution that it is a copy of runs, and has a result to store."""
+    task = declare(app, acks_late=True)
+    monkeypatch.setattr(app, "send_task", Mock(side_effect=EncodeError("no JSON")))
+    with pytest.raises(Reject) as rejected:
+        set_aside(task, delivery(task), Envelope(), 1.0)
+    assert rejected.value.requeue
+    assert len(pauses) == 1
 
 
 def test_what_cannot_be_put_off_fails_visibly(app, monkeypatch):
