@@ -207,12 +207,18 @@ class Plugin:
         finally:  # an observer of the user's may fail to close
             self.servers = servers
 
-    def install(self, *steps: str) -> None:
-        """Have a worker of this app check everything at its start, and take *steps* of others."""
+    def install(self, worker: Sequence[str] = (), consumer: Sequence[str] = ()) -> None:
+        """
+        Have a worker of this app check everything at its start, and take steps of others.
+
+        Args:
+            worker: Steps of its start.
+            consumer: Steps of each of its connections to the broker.
+        """
         with _building:
             if not self._is_installed:
-                for step in (CheckLocks, NoteDeaths, *steps):
-                    self.app.steps["worker"].add(step)
+                self.app.steps["worker"].update((CheckLocks, NoteDeaths, *worker))
+                self.app.steps["consumer"].update(consumer)
                 self._is_installed = True
 
     def check(self) -> None:

@@ -34,14 +34,15 @@ __all__ = ["RedlockTask"]
 BUILT_IN = "celery."
 #: How long a thread waits while another one binds the task to its app [s].
 BINDING = 10.0
-#: Of a worker's start; by their names, as only a worker has need of them.
+#: Of a worker's start, and of each of its connections to the broker; by their names, as only a
+#: worker has need of them.
 STEPS = (
     "celery_redlock.exposition:ServeMetrics",
     "celery_redlock.nodewatch:WatchNodes",
     "celery_redlock.ops.control:AnswerInspect",
-    "celery_redlock.task.forced_ends:NoteRevokes",
     "celery_redlock.task.result:SpareResults",
 )
+CONSUMER_STEPS = ("celery_redlock.task.forced_ends:NoteRevokes",)
 
 
 class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at run time before 5.4
@@ -106,7 +107,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         """
         bound = super().bind(app)
         protect(cls, RedlockTask)
-        plugin_for(app).install(*STEPS)
+        plugin_for(app).install(STEPS, CONSUMER_STEPS)
         registered = app._tasks.values()  # noqa: SLF001  app.tasks would finalize the app here
         task = next((task for task in reversed(registered) if type(task) is cls), None)
         if task is not None:

@@ -222,13 +222,25 @@ def let_go_of_revoked() -> None:
 
 
 class NoteRevokes(bootsteps.StartStopStep):
-    """Has a worker look whether a task that waits in it was revoked."""
+    """
+    Has a worker look whether a task that waits in it was revoked.
 
-    requires = ("celery.worker.components:Timer",)
+    A step of the consumer, as that starts its steps again with each connection to the broker: up
+    to 5.6 Celery clears the worker's timer when one breaks.
+    """
 
-    def start(self, worker: Any) -> None:
+    requires = ("celery.worker.consumer.connection:Connection",)
+    _entry: Any = None
+
+    def start(self, consumer: Any) -> None:
         """Set the timer."""
-        worker.timer.call_repeatedly(LOOK_FOR_REVOKES, let_go_of_revoked)
+        self._entry = consumer.timer.call_repeatedly(LOOK_FOR_REVOKES, let_go_of_revoked)
+
+    def stop(self, consumer: Any) -> None:
+        """Look no more, before the next connection."""
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            consumer.timer.cancel(entry)
 
 
 def is_forced(error: BaseException) -> bool:

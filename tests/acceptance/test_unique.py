@@ -516,6 +516,23 @@ def test_a_revoke_reaches_nodes_that_hung_up_on_the_parent(it):
     eventually(lambda: is_duplicate(it, "finished", "after hanging up"), "a connection")
 
 
+def test_a_revoke_counts_after_the_broker_hung_up(it):
+    """The worker connects again; what it looks for from time to time goes on."""
+    with redis.Redis.from_url(it.broker.url) as client:
+        before = {other["id"] for other in client.client_list()}
+        worker = it.worker(name="again", args=["-Q", "again"])
+        for other in client.client_list():
+            if other["id"] not in before:
+                client.client_kill_filter(_id=other["id"])
+    worker.wait_for_log("Connection to broker lost")
+    result = it.task("finished").apply_async(("again",), queue="again", countdown=60)
+    eventually(
+        lambda: result.id in str(it.app.control.inspect().scheduled()), "an ETA", timeout=100
+    )
+    result.revoke()
+    eventually(lambda: not is_duplicate(it, "finished", "again"), "the marker's end", timeout=SOON)
+
+
 def test_many_revokes_at_once_leave_no_marker(it):
     """More than one write holds, in a worker that has not spoken to the nodes before."""
     it.worker(name="many", args=["-Q", "many", "--prefetch-multiplier", "200"])

@@ -14,6 +14,7 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import Celery
 from celery.app.task import Context
 from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry
+from kombu.asynchronous.timer import Timer
 from kombu.serialization import registry
 
 from celery_redlock import ConfigurationError, RedlockTask
@@ -21,7 +22,7 @@ from celery_redlock.lock.redlock import ReleaseOutcome
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task import forced_ends
 from celery_redlock.task.delivery import execution_id, take_owner
-from celery_redlock.task.forced_ends import ForcedEnd, RedlockRequest
+from celery_redlock.task.forced_ends import ForcedEnd, NoteRevokes, RedlockRequest
 from celery_redlock.testing import locks_disabled
 from support.versions import since
 
@@ -330,6 +331,22 @@ def test_a_revoke_does_not_wait_for_celery_to_note_the_death(app, how):
     getattr(request, how)(pool)
     over = ["ack", DONE] if how == "terminate" else []
     assert told(app) == [*over, *RELEASE]
+
+
+def test_a_worker_that_connects_again_goes_on_to_look_for_revokes(app):
+    """Up to 5.6 Celery clears the timer when a connection breaks, and then starts these again."""
+    declare(app)
+    named = "celery_redlock.task.forced_ends:NoteRevokes"
+    assert named in app.steps["consumer"]
+    consumer = SimpleNamespace(timer=Timer())
+    step = NoteRevokes(consumer)
+    for clears in (False, True, False):
+        step.start(consumer)
+        assert sum(not entry.cancelled for *_, entry in consumer.timer.queue) == 1
+        if clears:
+            consumer.timer.clear()
+        step.stop(consumer)
+    assert all(entry.cancelled for *_, entry in consumer.timer.queue)
 
 
 def test_an_owner_is_seen_by_the_child_alone(app):
