@@ -60,11 +60,12 @@ logger = get_logger(__name__)
 
 #: How long to wait for the task's own predecessor to give the lock back [s].
 PREDECESSOR_GRACE = 2.0
-#: How long storing the result may take before the execution counts as unfinished [s].
-FINISHING = 30.0
-#: State of the marker meanwhile.
+#: State of the marker of an execution whose result is not stored yet. It lives for as long as a
+#: lease: then whoever had it is taken for dead, as with the lock.
 UNSTORED = "finishing"
-#: After which an unfinished copy looks again whether the result was stored [s].
+#: How often a copy looks meanwhile whether the result was stored, as a share of that.
+LOOKS = 1 / 3
+#: After which a copy looks again if nobody says how long the lock may be held [s].
 LOOK_AGAIN = 1.0
 
 
@@ -268,7 +269,7 @@ class Execution:
                 "%s[%s] has finished before; this copy ends", self.task.name, self.request.id
             )
             return Ignore("this execution has finished before")
-        return self._set_aside(LOOK_AGAIN)
+        return self._set_aside(self.options.ttl * LOOKS)
 
     # -- the queued marker ------------------------------------------------------------
 
@@ -443,7 +444,7 @@ class Execution:
             return None
         if self.task.acks_late:
             self._finishing = True
-            return Marker(name, UNSTORED, FINISHING)
+            return Marker(name, UNSTORED, self.options.ttl)
         return Marker(name, "done", self.options.dedup_ttl)
 
     def stored(self, state: str | None) -> None:

@@ -14,7 +14,7 @@ from celery_redlock.lock.rounds import MarkerStands
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.current import _running
 from celery_redlock.task.delivery import execution_id
-from celery_redlock.task.execution import FINISHING, PREDECESSOR_GRACE
+from celery_redlock.task.execution import PREDECESSOR_GRACE
 from celery_redlock.task.interrupt import Interrupt
 
 #: Of the message that is delivered.
@@ -251,12 +251,16 @@ def test_what_has_finished_does_not_run_again(app):
     assert (app.sent, app.locks.released) == ([], [])
 
 
-def test_what_is_about_to_finish_is_looked_at_again(app):
-    """Until the result is stored a copy waits: the first may still die."""
+@pytest.mark.parametrize(("lock_ttl", "countdown"), [(1.0, 1), (6.0, 2), (30.0, 10)])
+def test_what_is_about_to_finish_is_looked_at_again(app, lock_ttl, countdown):
+    """Until the result is stored a copy waits: the first may still die. It does not ask often."""
+    ttl = {"lock_ttl": lock_ttl}
     with pytest.raises(Ignore):
-        deliver(app, MarkerStands("finishing"), body=lambda _: pytest.fail("ran again"))
+        deliver(
+            app, MarkerStands("finishing"), body=lambda _: pytest.fail("ran again"), options=ttl
+        )
     ((_, _, sent),) = app.sent
-    assert (sent["task_id"], sent["countdown"]) == ("me", 1)
+    assert (sent["task_id"], sent["countdown"]) == ("me", countdown)
 
 
 def raises(error):
@@ -347,9 +351,9 @@ def test_ours_is_read_past_what_other_libraries_nest(app, headers):
 )
 def test_a_message_acknowledged_late_is_remembered_in_two_steps(app, state, word, ttl):
     """It is finishing with the release, and done once the result is stored, else forgotten."""
-    deliver(app, options={"acks_late": True})
+    deliver(app, options={"acks_late": True, "lock_ttl": 6.0})
     ((_, marker),) = app.locks.released
-    assert (marker.name, marker.state, marker.ttl) == (execution(), "finishing", FINISHING)
+    assert (marker.name, marker.state, marker.ttl) == (execution(), "finishing", 6.0)
     app.execution.stored(state)
     (marked,) = [(m.name, m.state, m.ttl) for m in app.locks.marked]
     assert marked == (execution(), word, ttl)
