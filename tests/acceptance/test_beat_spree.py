@@ -79,9 +79,27 @@ def break_on_purpose(parts):
         scheduler.Candidate = Alone
     if "blind" in parts:  # a leader that was paused goes on as if nothing had happened
         HeldLock.lost_reason = property(lambda _: None)
+    if "asleep" in parts:
+        stop_before_a_send()
     if "markers" in parts:
         Slots.claim = lambda *_: Claimed(SlotState.CLAIMED)
         Slots.look = lambda *_: {}
+
+
+def stop_before_a_send():
+    """Stop where a test asks for it: after the last look whether we lead, before the send."""
+    from celery_redlock.beat import slots
+
+    send = slots.sent
+
+    def send_or_stop(sender, ready):
+        asked = Path("asleep")
+        if asked.exists() and asked.read_text() == ready.name:
+            asked.rename(f"asleep.{os.getpid()}")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return send(sender, ready)
+
+    slots.sent = send_or_stop
 
 
 class Farm:
@@ -231,10 +249,10 @@ def test_every_slot_is_published_once_whatever_happens_to_beats_and_nodes(tmp_pa
     assert sum("nodes" not in deed for deed in done) > SECONDS / 20, told
 
 
-def missing_until(farm: Farm, moment: float) -> list[str]:
-    """Return the slots up to *moment* that nobody has published yet."""
+def missing_until(farm: Farm, moment: float, spare: str = "nobody") -> list[str]:
+    """Return the slots up to *moment* that nobody has published yet, but those of *spare*."""
     wrong = errors(published(farm.it.broker.url), moment)
-    return [words for words in wrong if words.endswith("never")]
+    return [words for words in wrong if words.endswith("never") and not words.startswith(spare)]
 
 
 @pytest.mark.parametrize("how", ["paused", "killed"])
@@ -274,6 +292,35 @@ def test_two_leaders_at_once_publish_every_slot_once(tmp_path, broken):
         found = published(farm.it.broker.url)
         farm.close()
     assert errors(found, begun + 2 * TTL) == []
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_leader_that_slept_between_its_look_and_the_send_adds_no_run(tmp_path, entry):
+    """
+    It sends that one message when it wakes, for no look can come after the last one.
+
+    The new leader has left that slot out, or has published a run with the same ids.
+    """
+    with beats(tmp_path, 2, "asleep") as farm:
+        (tmp_path / "asleep").write_text(entry)
+        found = eventually(lambda: [*tmp_path.glob("asleep.*")], "sleep", timeout=100)
+        slept = time.time()
+        first = next(name for name in farm.beats if found[0].suffix == f".{farm.beats[name].pid}")
+        second = next(name for name in farm.beats if name != first)
+        farm.beats[second].wait_for_log("Leads as", timeout=100)
+        eventually(lambda: time.time() > slept + 3 * TTL, "three leases", every=0.1)
+        eventually(lambda: not missing_until(farm, slept + 2 * TTL, spare=entry), "all slots")
+        woke = time.time()
+        farm.beats[first].signal(signal.SIGCONT)
+        farm.beats[first].wait_for_log("Leads no more", timeout=100)
+        found = published(farm.it.broker.url)
+        farm.close()
+    (late,) = [one for one in found if one.sent > woke and one.due <= slept]
+    same = [one for one in found if (one.entry, one.due) == (entry, late.due)]
+    assert late.entry == entry
+    assert len(same) == (1 if entry == "plain" else 2)
+    assert len({(one.task_id, one.publish_id) for one in same}) == 1
+    assert errors(found, slept + 2 * TTL) == []
 
 
 @pytest.mark.parametrize("broken", ["leaders", "blind"])

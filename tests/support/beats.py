@@ -56,6 +56,7 @@ class Published:
         entry: Name of the entry.
         due: When the slot is due [s, Unix time].
         task_id: Id of its task.
+        publish_id: Of the publish that it says it is.
         order: Its place in the queue [0, the oldest].
         sent: When it was sent, if the app notes that in a header of this name [s, Unix time].
     """
@@ -63,6 +64,7 @@ class Published:
     entry: str
     due: float
     task_id: str
+    publish_id: str
     order: int
     sent: float
 
@@ -78,7 +80,8 @@ def published(broker_url: str) -> list[Published]:
         (entry, due, _), task_id = ours["slot"], ours["task_id"]
         assert task_id == headers["id"], headers
         moment = datetime.fromisoformat(due).timestamp()
-        found.append(Published(entry, moment, task_id, order, headers.get("sent", 0.0)))
+        sent = headers.get("sent", 0.0)
+        found.append(Published(entry, moment, task_id, ours["id"], order, sent))
     return found
 
 
