@@ -3,7 +3,7 @@ The observer that sends Celery events, for ``celery events``, Flower and whoever
 
 Active in a worker that was started with ``-E`` (or has ``worker_send_task_events``); in other
 processes, those that publish tasks and beat, where ``task_send_sent_event`` is set. The children
-of a worker learn of ``-E`` when they are forked: ``celery control enable_events`` at run time
+of a worker learn of ``-E`` when they are started: ``celery control enable_events`` at run time
 does not reach them, so restart the worker with ``-E``.
 
 What a worker's task did with its lock is ``task-redlock-acquired`` and so on, with the task's id

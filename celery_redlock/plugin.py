@@ -261,6 +261,7 @@ class CheckLocks(bootsteps.Step):
         plugin = plugin_for(worker.app)
         plugin.has_children = issubclass(worker.pool_cls, symbol_by_name(PREFORK))
         plugin.sends_events = bool(getattr(worker, "task_events", False))
+        worker.app.conf.worker_send_task_events = plugin.sends_events  # goes to its children
         try:
             plugin.check()
         except ConfigurationError as error:
@@ -396,6 +397,14 @@ def _forget_parent() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parent)
+
+
+@signals.worker_process_init.connect(weak=False)
+def _in_child(**_: Any) -> None:
+    """A child that was spawned, not forked, has nothing of its parent but the app's settings."""
+    for plugin in list(_plugins.values()):
+        if plugin.app is not None:
+            plugin.sends_events = bool(plugin.app.conf.worker_send_task_events)
 
 
 @signals.worker_process_shutdown.connect(weak=False)

@@ -18,6 +18,7 @@ from celery_redlock import RedlockTask, Reschedule
 from celery_redlock.plugin import plugin_for
 from support.events import body, read, record
 from support.stage import stage
+from support.versions import since
 from support.waiting import eventually
 
 POOLS = {"prefork": 2, "threads": 4, "solo": 1, "gevent": 10, "eventlet": 10}
@@ -176,6 +177,38 @@ def test_events_of_a_task_arrive_and_its_state_stays_right(it, pool):
         assert {task.worker.hostname for task in monitor.state.tasks.values()} == {
             f"{pool}@localhost"
         }
+
+
+SPAWNED = """
+import json
+from pathlib import Path
+from celery import Celery
+from celery_redlock import RedlockTask
+
+app = Celery("spawned", include=["spawned"])
+app.conf.update(json.loads(Path(__file__).with_suffix(".json").read_text()))
+
+
+@app.task(base=RedlockTask, name="spawned")
+def spawned(lock):
+    pass
+"""
+
+
+@since(5, 7, "worker_pool_start_method")
+@pytest.mark.parametrize("args", [["-E"], []])
+def test_children_that_were_spawned_send_events_as_well(it, tmp_path, start_worker, args):
+    """They inherit nothing from the process that was told of ``-E``, but the app's settings."""
+    conf = {**it.conf, "worker_pool_start_method": "spawn", "task_default_queue": "spawned"}
+    (tmp_path / "spawned.py").write_text(SPAWNED)
+    (tmp_path / "spawned.json").write_text(json.dumps(conf))
+    with Monitor(it) as monitor:
+        worker = start_worker("spawned", name="spawned", concurrency=1, args=args)
+        it.app.send_task("spawned", ("one",), queue="spawned").get(timeout=100)
+        worker.terminate()
+        monitor.sync()
+        ours = [e["type"] for e in monitor.heard if e["type"].startswith("task-redlock-")]
+        assert ours == (["task-redlock-acquired", "task-redlock-released"] if args else [])
 
 
 def test_without_events_switched_on_nothing_is_sent(it):
