@@ -79,6 +79,15 @@ class UniqueResult(SparingResult):
         self.holder_id = holder_id or id
         self.lock_name = lock_name
 
+    @property
+    def supports_native_join(self) -> bool:
+        """
+        Whether a `ResultSet` that begins with this one may ask for all its results at once.
+
+        Celery then keeps one value for each id, and two results may be of one task here.
+        """
+        return self.lock_name is None and bool(super().supports_native_join)
+
     def __copy__(self) -> UniqueResult:
         own = self.duplicate, self.holder_id, self.lock_name
         return type(self)(self.id, self.backend, None, self.app, self.parent, *own)

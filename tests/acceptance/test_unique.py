@@ -15,6 +15,7 @@ import pytest
 import redis
 from celery import Task, chain, chord, group
 from celery.exceptions import Reject, TaskRevokedError
+from celery.result import ResultSet
 from kombu.exceptions import SerializerNotInstalled
 
 from celery_redlock import (
@@ -551,6 +552,15 @@ def test_many_revokes_at_once_leave_no_marker(it):
     assert eventually(
         lambda: not [n for n in left if alone_for(it, "finished", n) > 0], "their end", timeout=SOON
     )
+
+
+def test_a_set_of_results_has_one_for_each_even_if_two_are_of_one_task(it):
+    """Asking for all at once, Celery keeps one value for each id, and None for the others."""
+    publish = it.task("finished").delay
+    results = [publish("in a set", "gate"), publish("in a set"), publish("beside it")]
+    assert [result.duplicate for result in results] == [False, True, False]
+    (it.folder / "in a set.open").touch()
+    assert ResultSet(results).get(timeout=100) == [0, 0, 0]
 
 
 def test_a_failure_stands_for_the_whole_window_whatever_the_message_had(it):
