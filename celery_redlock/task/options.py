@@ -184,7 +184,8 @@ def check_unique(task: Any) -> None:
 
 def check_backend(task: Any) -> None:
     """Raise ConfigurationError if a duplicate's caller could not read the result it is given."""
-    is_private = str(task.app.conf.result_backend or "").startswith("rpc")
+    named = str(task.app.conf.result_backend or "")
+    is_private = named.startswith("rpc") or "celery.backends.rpc" in named
     if is_private and task.unique_until is not None and task.on_duplicate != "fail":
         msg = (
             f"{task.name}: on_duplicate={task.on_duplicate!r} needs a result backend that all can "

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery, Task
 from celery.app import trace
+from celery.backends.rpc import RPCBackend
 from celery.worker.request import Request
 
 from celery_redlock import ConfigurationError, LockKeyError, RedlockTask, current_lock
@@ -628,10 +629,11 @@ def test_arguments_that_make_no_name_end_the_marker(app, monkeypatch):
     assert ended == [("2026", "a" * 40, "over")]
 
 
+@pytest.mark.parametrize("backend", ["rpc://", "rpc", "celery.backends.rpc:RPCBackend", RPCBackend])
 @pytest.mark.parametrize("on_duplicate", ["join", "rerun", "fail"])
-def test_a_duplicate_needs_a_result_that_its_caller_can_read(app, on_duplicate):
+def test_a_duplicate_needs_a_result_that_its_caller_can_read(app, on_duplicate, backend):
     """With ``rpc://`` only the first publisher can: whoever joined would wait for ever."""
-    app.conf.result_backend = "rpc://"
+    app.conf.result_backend = backend
     task = declare(app, unique_until="finished", on_duplicate=on_duplicate)
     if on_duplicate == "fail":
         task.check_lock()
