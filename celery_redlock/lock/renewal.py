@@ -14,18 +14,18 @@ class Renewal:
     """
     One attempt to extend a lease: what to ask, and what the votes mean.
 
-    Counts nodes that extended our key and, *only while the old lease is still valid*,
-    nodes on which it was missing and has been set again: until then a majority stores
-    our token, so nobody else can have had one in between. A quarantined node counts for
-    nobody, and a node that gave a larger fence to another since repairs nothing. If the key
-    was missing on a majority, the lock was given back or taken away, and another may have
-    had it. After the deadline nothing revives a lease.
+    Counts nodes that extended our key. One on which it was missing sets it again, *only while
+    the old lease is still valid*, and counts from the next renewal on: another node that does
+    not answer yet may have lost the key, too, and what a lease is worth must not depend on who
+    answers first. A quarantined node counts for nobody, and a node that gave a larger fence to
+    another since repairs nothing. If the key was missing on a majority, the lock was given back
+    or taken away, and another may have had it. After the deadline nothing revives a lease.
 
     What the holder tells of itself is written anew with each renewal, so it says how often the
     lease was renewed, and what was left of it at the latest of these renewals (``margin`` [s]).
 
     Source:
-        PROTOCOL 3.6.
+        PROTOCOL 3.6, but stricter: there a key that was set again may count at once.
     """
 
     def __init__(self, client: Client, lease: Lease) -> None:
@@ -41,23 +41,19 @@ class Renewal:
 
     def decided(self, ballot: Ballot) -> bool:
         """Return whether further answers could not change the outcome."""
-        majority = quorum(len(ballot))
-        return _kept(ballot) >= majority or count(ballot, VoteKind.REFUSED) > len(ballot) - majority
+        return self._verdict(ballot) is not None
 
     def outcome(self, ballot: Ballot) -> Lease | str | None:
         """Return the new lease, the reason why it is lost, or None while that is unknown."""
+        return "deadline" if self.client.now() >= self._ends else self._verdict(ballot)
+
+    def _verdict(self, ballot: Ballot) -> Lease | str | None:
+        """Return what the votes say; at most one of these can ever be said of a round."""
         majority = quorum(len(ballot))
-        if self.client.now() >= self._ends:
-            return "deadline"
+        if count(ballot, VoteKind.GRANTED) >= majority:
+            return self.lease
         if count(ballot, VoteKind.REPAIRED) >= majority:
             return "stolen"
-        if _kept(ballot) >= majority:
-            return self.lease
         if count(ballot, VoteKind.REFUSED) > len(ballot) - majority:
             return "stolen"
         return None
-
-
-def _kept(ballot: Ballot) -> int:
-    """Return how many nodes store our token now and may be counted."""
-    return count(ballot, VoteKind.GRANTED) + count(ballot, VoteKind.REPAIRED)

@@ -131,13 +131,13 @@ def take_owner(request: Any) -> str | None:
     return owner if isinstance(owner, str) and WELL_FORMED.fullmatch(owner) else None
 
 
-def note_serializer(request: dict[str, Any], content_type: Any) -> None:
-    """Let the name of the serializer that a message was written with travel, as an owner does."""
+def note_serializer(request: dict[str, Any], content_type: Any, usual: str | None) -> None:
+    """Let the serializer that a message was written with travel, unless it is the *usual* one."""
     name = registry.type_to_name.get(content_type)
-    if name is not None:
+    if name not in {None, usual}:
         request["delivery_info"] = {**(request.get("delivery_info") or {}), SERIALIZER: name}
 
 
 def serializer_of(request: Any) -> str | None:
-    """Return the serializer that the message of *request* was written with; None if unknown."""
+    """Return the serializer that the message of *request* was written with; None for the usual."""
     return (request.delivery_info or {}).get(SERIALIZER)

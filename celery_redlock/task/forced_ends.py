@@ -73,7 +73,7 @@ class RedlockRequest(Request):
             shown = repr(self.id)[:LONGEST_SHOWN]
             raise InvalidTaskError(f"task id must be a non-empty string, not {shown}")
         self._owner = mint_owner(self._request_dict)
-        note_serializer(self._request_dict, self.message.content_type)
+        note_serializer(self._request_dict, self.message.content_type, self.task.serializer)
         self._delivery = Delivery.of(self.task, self._request_dict, self.hostname)
         self._queued = self._delivery.envelope.reservation
         if self._queued is not None:

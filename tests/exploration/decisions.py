@@ -22,7 +22,15 @@ from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.rounds import CONFIRM_ROUNDS, Ask, Client, Wanted, _Attempt
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.votes import Ballot, Verdict, Vote, VoteKind, acquire_is_decided, judge
+from celery_redlock.lock.votes import (
+    Ballot,
+    Verdict,
+    Vote,
+    VoteKind,
+    acquire_is_decided,
+    count,
+    judge,
+)
 from exploration.nodes import DEAD, LOST, NOTHING, QUARANTINED, REFUSED, WAITING, Off
 
 __all__ = ["CLIENT_GUARDS", "Move", "acquired", "confirmed", "forget", "renewed", "withdrawn"]
@@ -234,24 +242,25 @@ def renewed(
     clock = Clock()
     until = valid_until(float(left + elapsed - ttl), ttl, 0.0)
     renewal = Renewal(client(ttl, clock), Lease("k", "0" * 40, 1, float(ttl), until, 0.0))
-    call = put(Ask(renewal.request(), renewal.decided), answers)
+    call = put(Ask(renewal.request(), lambda votes: renewal.decided(read(votes, off))), answers)
     clock.time = float(elapsed)
     if call.is_open and not timed_out:
         return WAIT
     if "renewal-deadline" in off:
         renewal._ends = math.inf
-    ballot: list[Any] = list(call.ballot)
-    if "repaired-majority" in off:
-        ballot = [v and v._replace(kind=extended(v.kind)) for v in ballot]
-    outcome = renewal.outcome(ballot)
+    outcome = renewal.outcome(read(call.ballot, off))
     if isinstance(outcome, Lease):
         return Move("hold", 1, ticks_left(outcome, clock))
     return AGAIN if outcome is None else OVER
 
 
-def extended(kind: VoteKind) -> VoteKind:
-    """Return what a vote counts for where a repair is as good as an extension."""
-    return VoteKind.GRANTED if kind is VoteKind.REPAIRED else kind
+def read(ballot: Ballot, off: Off) -> Ballot:
+    """Return what the votes on a renewal are taken for, with guards *off*."""
+    is_lost = count(ballot, VoteKind.REPAIRED) >= quorum(NODES) and "repaired-majority" not in off
+    if is_lost or not off & {"repaired-majority", "repaired-later"}:
+        return ballot
+    counted = Vote(VoteKind.GRANTED, 0) if "repaired-later" in off else None
+    return [counted if v is not None and v.kind is VoteKind.REPAIRED else v for v in ballot]
 
 
 @cache

@@ -86,10 +86,11 @@ def test_settling_is_told_again_as_it_is():
 
 
 def test_a_lease_goes_on_by_the_librarys_word():
-    """Two that extended, or one and a repair, before the end; and nothing after it."""
+    """Two that extended it before the end, and nothing after it; a repair gains nothing yet."""
     yes, mended = granted(0), repaired(0)
     assert renewed((yes, yes, WAITING), False, 1, 1, 3) == ("hold", 1, 2)
-    assert renewed((yes, mended, WAITING), False, 1, 1, 3).kind == "hold"
+    assert renewed((yes, mended, WAITING), False, 1, 1, 3).kind == "wait"
+    assert renewed((yes, mended, REFUSED), False, 1, 1, 3).kind == "again"
     assert renewed((mended, mended, WAITING), False, 1, 1, 3).kind == "over"
     assert renewed((yes, yes, WAITING), False, 1, 0, 3).kind == "over"
     assert renewed((yes, QUARANTINED, WAITING), True, 1, 1, 3).kind == "again"

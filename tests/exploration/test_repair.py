@@ -49,8 +49,9 @@ def test_a_single_guard_is_covered_for(guard):
     [
         ({"restart-guard"}, True, 6),
         ({"restart-guard"}, False, 6),
-        ({"quarantined-renewal"}, False, 6),
-        ({"quarantined-renewal", "dead-yes"}, True, 6),
+        ({"quarantined-renewal"}, False, 2),
+        ({"quarantined-renewal", "repaired-later"}, False, 6),
+        ({"quarantined-renewal", "repaired-later", "dead-yes"}, True, 6),
     ],
     ids=together,
 )
@@ -63,10 +64,10 @@ def test_what_a_restarted_node_says_must_not_count(off, learns, violating):
     ("off", "violating"),
     [
         (LATE, 2),  # a late ACQUIRE of the holder sets its key, whatever the fence
-        (LATE | {"repaired-majority"}, 2),
-        (LATE | {"repair-heeds-fence"}, 6),
-        ({"renewal-deadline", "repair-heeds-fence", "repaired-majority"}, 0),
-        ({"own-clock", "repair-heeds-fence", "repaired-majority"}, 0),
+        (LATE | {"repaired-later"}, 2),
+        (LATE | {"repaired-later", "repair-heeds-fence"}, 6),
+        ({"renewal-deadline", "repair-heeds-fence", "repaired-majority", "repaired-later"}, 0),
+        ({"own-clock", "repair-heeds-fence", "repaired-majority", "repaired-later"}, 0),
     ],
     ids=together,
 )
@@ -77,5 +78,13 @@ def test_a_lease_that_has_ended_must_not_go_on(off, violating):
 
 def test_a_restart_takes_the_fences_along():
     """With no look at the clock, a node that forgot its fence lets a late renewal through."""
-    assert broken(LATE, rounds=1) == 3
-    assert broken(LATE | {"repaired-majority"}, rounds=1) == CONFIGURATIONS
+    assert broken(LATE, rounds=1) == 2
+    assert broken(LATE | {"repaired-later"}, rounds=1) == 3
+    assert broken(LATE | {"repaired-later", "repaired-majority"}, rounds=1) == CONFIGURATIONS
+
+
+def test_a_key_that_is_missing_is_not_taken_for_ours_at_once():
+    """A second renewal of a lease that has ended is needed before a late one does harm."""
+    off = LATE | {"repair-heeds-fence"}
+    assert broken(off, restarts=0, rounds=1) == 2
+    assert broken(off, restarts=0, rounds=2) == CONFIGURATIONS

@@ -26,6 +26,7 @@ REPAIR_GUARDS = (
     "own-clock",
     "repair-heeds-fence",
     "repaired-majority",
+    "repaired-later",
     "quarantined-renewal",
     "dead-yes",
     "restart-guard",

@@ -153,22 +153,30 @@ def lease_from_now(attempt: Any, fence: int | None) -> Lease:
     return Lease(wanted.name, attempt.token, fence, wanted.ttl, until, attempt.since, {})
 
 
-def outcome(*, deadline: bool, repaired: bool) -> Any:
-    """Return `Renewal.outcome` without looking at the *deadline*, or at what was *repaired*."""
+def outcome(*off: str) -> Any:
+    """Return `Renewal.outcome` with some of its `OF_A_RENEWAL` off."""
 
     def outcome(self: Any, ballot: Any) -> Any:
         majority = quorum(len(ballot))
-        if deadline and self.client.now() >= self._ends:
+        granted, repaired = count(ballot, VoteKind.GRANTED), count(ballot, VoteKind.REPAIRED)
+        if "renewal-deadline" not in off and self.client.now() >= self._ends:
             return "deadline"
-        if repaired and count(ballot, VoteKind.REPAIRED) >= majority:
+        if "repaired-majority" not in off and repaired >= majority:
             return "stolen"
-        if renewal._kept(ballot) >= majority:
+        if granted >= majority or "repaired-later" in off and granted + repaired >= majority:
             return self.lease
         if count(ballot, VoteKind.REFUSED) > len(ballot) - majority:
             return "stolen"
         return None
 
     return outcome
+
+
+def decided(self: Any, ballot: Any) -> bool:
+    """Return whether enough nodes have our key, whoever set it again."""
+    kept = count(ballot, VoteKind.GRANTED) + count(ballot, VoteKind.REPAIRED)
+    majority = quorum(len(ballot))
+    return kept >= majority or count(ballot, VoteKind.REFUSED) > len(ballot) - majority
 
 
 def told_alone(self: Any) -> str | None:
@@ -397,7 +405,7 @@ GUARDS = {
         Guard(
             "renewal-deadline",
             "a renewal that is answered after the end of the lease is none",
-            ((renewal.Renewal, "outcome", outcome(deadline=False, repaired=True)),),
+            ((renewal.Renewal, "outcome", outcome("renewal-deadline")),),
         ),
         Guard(
             "own-clock",
@@ -422,7 +430,15 @@ GUARDS = {
         Guard(
             "repaired-majority",
             "a lock whose key was missing on a majority is lost",
-            ((renewal.Renewal, "outcome", outcome(deadline=True, repaired=False)),),
+            ((renewal.Renewal, "outcome", outcome("repaired-majority")),),
+        ),
+        Guard(
+            "repaired-later",
+            "a key that a renewal has set again counts from the next one on",
+            (
+                (renewal.Renewal, "outcome", outcome("repaired-later")),
+                (renewal.Renewal, "decided", decided),
+            ),
         ),
         Guard(
             "unwatch-waits",
@@ -477,6 +493,10 @@ GUARDS = {
 }  # fmt: skip
 
 
+#: Guards that `Renewal.outcome` has.
+OF_A_RENEWAL = {"renewal-deadline", "repaired-majority", "repaired-later"}
+
+
 @contextmanager
 def switched_off(names: Sequence[str]) -> Iterator[None]:
     """
@@ -487,18 +507,14 @@ def switched_off(names: Sequence[str]) -> Iterator[None]:
     """
     guards = [GUARDS[name] for name in names]
     with ExitStack() as stack:
-        if {"renewal-deadline", "repaired-majority"} <= set(names):  # two parts of one function
-            both = outcome(deadline=False, repaired=False)
-            guards = [
-                replace(g, patches=()) if g.name == "repaired-majority" else g for g in guards
-            ]
-            stack.enter_context(mock.patch.object(renewal.Renewal, "outcome", both))
-            guards = [replace(g, patches=()) if g.name == "renewal-deadline" else g for g in guards]
         for guard in guards:
             for owner, name, stand_in in guard.patches:
                 stack.enter_context(mock.patch.object(owner, name, stand_in))
             for script, text, without in guard.lua:
                 stack.enter_context(rewritten(script, text, without))
+        if of_a_renewal := OF_A_RENEWAL & set(names):  # parts of one function
+            off = outcome(*of_a_renewal)
+            stack.enter_context(mock.patch.object(renewal.Renewal, "outcome", off))
         yield
 
 

@@ -69,22 +69,28 @@ class Schedule(World):
             self.people.end(lease)
             yield give_back(host, lease)
 
-    def take_and_renew(self, host: Host, at: float) -> Process:
-        """Yield what takes the lock now and renews it at a time."""
-        lease = yield from self.granted_to(host)
-        yield Pause(at - self.now)
-        yield from self.people.renew(host, HeldLock(lease))
+    def take_and_renew(self, host: Host, *times: float) -> Process:
+        """Yield what takes the lock now and renews it at some times."""
+        held = HeldLock((yield from self.granted_to(host)))
+        for at in times:
+            yield Pause(at - self.now)
+            yield from self.people.renew(host, held)
+            if held.is_lost:
+                return
 
-    def take_and_extend(self, host: Host, at: float) -> Process:
-        """Yield what takes the lock now and extends the lease at a time, as `Redlock.extend`."""
+    def take_and_extend(self, host: Host, *times: float) -> Process:
+        """Yield what takes the lock now and extends it at some times, as `Redlock.extend`."""
         lease = yield from self.granted_to(host)
-        yield Pause(at - self.now)
-        renewal = Renewal(host.kernel, lease)
-        outcome = renewal.outcome((yield Ask(renewal.request(), renewal.decided)))
-        if isinstance(outcome, Lease):
-            self.renewed(outcome, host.clock.when(outcome.valid_until))
-        else:
-            self.people.end(lease)
+        for at in times:
+            yield Pause(at - self.now)
+            renewal = Renewal(host.kernel, lease)
+            outcome = renewal.outcome((yield Ask(renewal.request(), renewal.decided)))
+            if isinstance(outcome, Lease):
+                self.renewed(outcome, host.clock.when(outcome.valid_until))
+                lease = outcome
+            elif outcome is not None:
+                self.people.end(lease)
+                return
 
 
 def give_back(host: Host, lease: Lease, marker: Marker | None = None) -> Tell:
@@ -208,21 +214,21 @@ def too_late_to_be_of_use() -> list[str]:
 
 def repair_in_quarantine(*, y_learns: bool) -> list[str]:
     """
-    Let x hold A and B; y is granted C, which then loses its memory; x renews on A and C.
+    Let x hold A and B; y is granted C, which then loses its memory; x renews on A and C twice.
 
     B's copy of x's key lapses, y's message arrives there, and y has B and what C said
     before its crash. (PROTOCOL 3.4, option 5)
     """
     world = Schedule()
     world.x.links[C].sever()
-    world.x.run(world.take_and_renew(world.x, at=0.279))
-    world.ways = {(Y, B): [0.033]}
-    world.y.run(world.take_and_release(world.y, at=0.269, length=0.1))
+    world.x.run(world.take_and_renew(world.x, 0.273, 0.278))
+    world.ways = {(Y, B): [0.039]}
+    world.y.run(world.take_and_release(world.y, at=0.263, length=0.1))
     node = world.nodes[C]
-    world.at(0.272, node.crash)
-    world.at(0.273, setattr, node, "is_up", True)
-    world.at(0.274, world.x.links[C].connect)
-    world.at(0.278, world.x.links[B].sever)
+    world.at(0.266, node.crash)
+    world.at(0.267, setattr, node, "is_up", True)
+    world.at(0.268, world.x.links[C].connect)
+    world.at(0.272, world.x.links[B].sever)
     if y_learns:
         world.at(0.290, world.y.links[C].lose, Gone("crashed"))
     world.run(3.0)
@@ -243,7 +249,7 @@ def late_renewal() -> list[str]:
     """Let x extend in time, while the nodes hear of it after y took the lock and gave it back."""
     world = Schedule()
     world.ways = {(X, node): [0.001, 0.042] for node in (A, B, C)}
-    world.x.run(world.take_and_extend(world.x, at=0.280))
+    world.x.run(world.take_and_extend(world.x, 0.280, 0.350))
     world.y.run(world.take_and_release(world.y, at=0.3055, length=0.003))
     world.run()
     return broken(world)
@@ -278,9 +284,29 @@ def taken_away() -> list[str]:
     """
     world = Schedule()
     world.people.fence = False
-    world.x.run(world.take_and_renew(world.x, at=0.15))
+    world.x.run(world.take_and_renew(world.x, 0.15, 0.17))
     for node in world.nodes:
         world.at(0.1, node.delete, KEYS.lock)
+    world.y.run(world.take_and_release(world.y, at=0.11, length=0.01))
+    world.run()
+    (x, y) = world.holds
+    late = [f"it goes on although y had it: {x}"] if x.end > 0.28 and y.granted < 0.28 else []
+    return late if world.held[x.token].until > 0.3 else []
+
+
+def first_answers() -> list[str]:
+    """
+    Let an operator release x's lock on A and B, y have it for a moment, and then x renew.
+
+    Of those that missed its key A answers at once, and B after C, which kept it.
+    Without fences, for with them the nodes know.
+    """
+    world = Schedule()
+    world.people.fence = False
+    world.ways = {(X, B): [0.001, 0.005]}
+    world.x.run(world.take_and_renew(world.x, 0.15))
+    for node in (A, B):
+        world.at(0.1, world.nodes[node].delete, KEYS.lock)
     world.y.run(world.take_and_release(world.y, at=0.11, length=0.01))
     world.run()
     (x, y) = world.holds
@@ -292,7 +318,7 @@ def late_for_another() -> list[str]:
     """Let x renew in time, while the nodes hear of it when y has the lock already."""
     world = Schedule()
     world.ways = {(X, node): [0.001, 0.030] for node in (A, B, C)}
-    world.x.run(world.take_and_renew(world.x, at=0.280))
+    world.x.run(world.take_and_renew(world.x, 0.280))
     world.y.run(world.take_and_release(world.y, at=0.305, length=0.2))
     world.run(0.35)
     owners = {(node.get(KEYS.lock) or b"")[:2] for node in world.nodes}
@@ -583,6 +609,7 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         late_renewal,
         revived,
         taken_away,
+        first_answers,
         late_for_another,
         attempt_in_vain,
         release_without_connection,
@@ -620,6 +647,7 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "late_renewal": ("renewal-deadline", "repaired-majority", "repair-heeds-fence"),
     "revived": ("own-clock",),
     "taken_away": ("repaired-majority",),
+    "first_answers": ("repaired-later",),
     "late_for_another": ("owner-renewal",),
     "attempt_in_vain": ("release-in-vain",),
     "release_without_connection": ("undelivered",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations, product
+from itertools import combinations_with_replacement, permutations, product
 
 import pytest
 from hypothesis import given
@@ -62,9 +62,11 @@ def ballot_of(word):
     return [LETTERS[letter] for letter in word]
 
 
-@pytest.mark.parametrize("word", ["GGG", "GG-", "GGU", "GGx", "GGQ", "GRU", "GR-", "GRx"])
+@pytest.mark.parametrize(
+    "word", ["GGG", "GG-", "GGU", "GGx", "GGQ", "GGR", "GGGRR", "GGGR-", "GGG--"]
+)
 def test_a_quorum_that_keeps_our_token_renews(word, renewal, lease):
-    """Nodes that extended the key count, and before the deadline those that set it again."""
+    """Nodes that extended the key count; those that set it again do from the next renewal on."""
     for ballot in permutations(ballot_of(word)):
         assert renewal.decided(ballot)
         renewed = renewal.outcome(ballot)
@@ -73,7 +75,9 @@ def test_a_quorum_that_keeps_our_token_renews(word, renewal, lease):
         assert (renewed.token, renewed.fence) == (lease.token, lease.fence)
 
 
-@pytest.mark.parametrize("word", ["GQQ", "GQU", "GUU", "G--", "QQQ", "UUU", "RQQ", "GxU", "GxQ"])
+@pytest.mark.parametrize(
+    "word", ["GQQ", "GQU", "GUU", "G--", "QQQ", "UUU", "RQQ", "GxU", "GxQ", "GRU", "GR-", "GRQ", "GRx"]
+)
 def test_without_a_quorum_nobody_can_tell(word, renewal):
     """A node in quarantine counts for nobody, a silent one neither; the lease runs on."""
     for ballot in permutations(ballot_of(word)):
@@ -96,10 +100,10 @@ def test_after_the_deadline_nothing_revives_a_lease(word, late, renewal, lease, 
     assert renewal.outcome(ballot_of(word)) == "deadline"
 
 
-def test_repairs_count_to_the_last_moment_before_the_deadline(renewal, lease, clock):
+def test_a_lease_is_renewed_to_the_last_moment_before_the_deadline(renewal, lease, clock):
     """Until then a majority stores our token, so nobody else can have had one."""
     clock.time = lease.valid_until - 0.001
-    assert isinstance(renewal.outcome(ballot_of("GRU")), Lease)
+    assert isinstance(renewal.outcome(ballot_of("GGR")), Lease)
 
 
 def test_a_slow_renewal_counts_from_its_beginning(renewal, clock):
@@ -109,10 +113,25 @@ def test_a_slow_renewal_counts_from_its_beginning(renewal, clock):
     assert renewal.outcome(ballot_of("GGG")) == at_once
 
 
-@pytest.mark.parametrize("word", ["Gx-", "GUU", "G--", "---", "R--", "Q--", "x--"])
+@pytest.mark.parametrize(
+    "word", ["GU-", "G--", "---", "R--", "Q--", "x--", "GR-", "GGR--", "GGRU-", "Gx-"]
+)
 def test_a_renewal_that_can_go_either_way_is_waited_for(word, renewal):
     """As long as an answer could change the outcome, the round goes on."""
     assert not renewal.decided(ballot_of(word))
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 5, 7])
+def test_what_is_decided_does_not_depend_on_who_answers_first(nodes, renewal):
+    """Whatever those that are not waited for would say, the whole round comes to the same."""
+    for told in range(nodes):
+        for first in combinations_with_replacement("GRQUx", told):
+            ballot = ballot_of(first)
+            if not renewal.decided([*ballot, *ballot_of("-" * (nodes - told))]):
+                continue
+            early = renewal.outcome([*ballot, *ballot_of("-" * (nodes - told))])
+            for later in combinations_with_replacement("GRQUx", nodes - told):
+                assert renewal.outcome([*ballot, *ballot_of(later)]) == early, (first, later)
 
 
 @given(
@@ -133,11 +152,10 @@ def test_every_ballot_has_an_outcome(nodes, lease, clock):
     labels = tuple("abcd"[:nodes])
     renewal = Renewal(Client(Rules(), labels, now=clock), lease)
     for ballot in product(LETTERS.values(), repeat=nodes):
-        kept = count(ballot, VoteKind.GRANTED) + count(ballot, VoteKind.REPAIRED)
         gone = count(ballot, VoteKind.REFUSED) > nodes - quorum(nodes)
         missing = count(ballot, VoteKind.REPAIRED) >= quorum(nodes)
         outcome = renewal.outcome(ballot)
-        assert isinstance(outcome, Lease) is (kept >= quorum(nodes) and not missing)
+        assert isinstance(outcome, Lease) is (count(ballot, VoteKind.GRANTED) >= quorum(nodes))
         assert (outcome == "stolen") is (gone or missing)
         assert renewal.decided(ballot) is (outcome is not None)
 
