@@ -24,6 +24,7 @@ class Call:
         is_open: Whether votes still count.
         packed: The request as bytes for any node.
         is_guarded: Whether they end with the node's boot id, which is not in them.
+        kept_since: When it first failed to reach a node as a note [s]; None if it never did.
     """
 
     __slots__ = (
@@ -33,6 +34,7 @@ class Call:
         "ballot",
         "is_guarded",
         "is_open",
+        "kept_since",
         "packed",
         "request",
     )
@@ -45,6 +47,7 @@ class Call:
         self.is_guarded = request.script.guarded
         self.ballot: list[Vote | None] = [None] * nodes
         self.is_open = decided is not None
+        self.kept_since: float | None = None
         self._decided = decided
         self._missing = nodes
         self._majority = quorum(nodes)

@@ -45,6 +45,31 @@ get_lib_version()
 Attach = Callable[["Node", "AbstractConnection", Greeting], None]
 
 
+class Backoff:
+    """
+    How long to wait before a node is connected.
+
+    Attributes:
+        connected_at: When it last was [s].
+    """
+
+    def __init__(self) -> None:
+        self.connected_at = float("-inf")
+        self._pause = SHORTEST_BACKOFF
+
+    def longer(self) -> float:
+        """Return the next pause [s]; each is twice as long as the one before, up to a bound."""
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_BACKOFF)
+        return clock.jitter(pause / 2, pause)
+
+    def before_connecting(self, now: float) -> float:
+        """Return how long to wait after a connection has ended [s]: not, if it was of use."""
+        if now - self.connected_at < LONGEST_BACKOFF:
+            return self.longer()
+        self._pause = SHORTEST_BACKOFF
+        return 0.0
+
+
 class Connector:
     """
     Connects the nodes of one process.
@@ -65,12 +90,17 @@ class Connector:
         self._mutex = mutex
         self._attach = attach
         self._greetings: list[Greeting | None] = [None] * len(labels)
+        self._backoffs = [Backoff() for _ in labels]
         self._found: dict[int, str] = {}
         self._stop = threading.Event()
 
     def stop(self) -> None:
         """Connect nothing any more."""
         self._stop.set()
+
+    def forgive(self, node: Node) -> None:
+        """Let no pause come before *node* is connected again: its connection ended by our doing."""
+        self._backoffs[node.position] = Backoff()
 
     def reconnect(self, node: Node) -> None:
         """See to it that *node* gets a connection; called with the mutex held."""
@@ -90,7 +120,8 @@ class Connector:
 
     def _connect(self, node: Node) -> None:
         """Connect *node*, trying for as long as it takes."""
-        pause = SHORTEST_BACKOFF
+        backoff = self._backoffs[node.position]
+        self._stop.wait(backoff.before_connecting(clock.now()))
         while not self._stop.is_set():
             try:
                 self._greet(node)
@@ -99,9 +130,9 @@ class Connector:
                     self._found.setdefault(node.position, "unreachable")
                     if node.connection is None and not self._stop.is_set():
                         node.fail(error)
-                self._stop.wait(clock.jitter(pause / 2, pause))
-                pause = min(2 * pause, LONGEST_BACKOFF)
+                self._stop.wait(backoff.longer())
             else:
+                backoff.connected_at = clock.now()
                 return
 
     def _greet(self, node: Node) -> None:

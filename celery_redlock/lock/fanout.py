@@ -51,6 +51,7 @@ __all__ = ["Fanout"]
 FIRST_CONNECT = 1.0
 #: After so long without a look, connections may have ended unnoticed [s].
 QUIET = 1.0
+EITHER = selectors.EVENT_READ | selectors.EVENT_WRITE
 #: How long a waiter is kept on the list when its time is up and it did not take its leave [s].
 INTERRUPTED = 2.0
 
@@ -268,6 +269,8 @@ class Fanout:
                 node.send(calls, now)
                 if node.connection is None:
                     self._connector.reconnect(node)
+                elif node.unsent:
+                    self._watch(node, EITHER)
             except BaseException as error:
                 self._lose(node, error)
                 if not isinstance(error, Gone):
@@ -284,6 +287,8 @@ class Fanout:
         with self._mutex:
             while not self._has_reader() and (ready := self._selector.select(0)):
                 self._read(ready)
+                if not any(events & selectors.EVENT_READ for _, events in ready):
+                    return  # what a node takes now was sent; it will be asked again
 
     def _wait(self, waiter: _Waiter) -> None:
         """Drive the connections, or sleep while somebody else does."""
@@ -300,17 +305,32 @@ class Fanout:
 
     def _read(self, ready: Sequence[tuple[selectors.SelectorKey, int]]) -> None:
         self._looked = clock.now()
-        for key, _ in ready:
+        for key, events in ready:
             node: Node = key.data
             if node.connection is None:
                 continue  # lost since the selector looked
             try:
-                node.read()
+                if events & selectors.EVENT_WRITE:
+                    node.flush()
+                    if not node.unsent:
+                        self._watch(node, selectors.EVENT_READ)
+                if events & selectors.EVENT_READ:
+                    node.read()
+                    if node.unsent:
+                        self._watch(node, EITHER)
             except BaseException as error:
                 self._lose(node, error)
                 if not isinstance(error, Gone):
                     raise
         self._rouse_decided()
+
+    def _watch(self, node: Node, events: int) -> None:
+        """Have the selector tell when the node has something for us, or takes something."""
+        try:
+            self._selector.modify(node.sock, events, node)
+        except (KeyError, ValueError) as error:  # interrupted here before
+            msg = "interrupted"
+            raise Gone(msg) from error
 
     def _rouse_decided(self) -> None:
         for other in self._waiters:
@@ -343,6 +363,8 @@ class Fanout:
     def _lose(self, node: Node, error: BaseException) -> None:
         """Drop a connection; what the node granted through it and is not decided is void."""
         problem = error if isinstance(error, Gone) else Gone("interrupted")
+        if problem is not error:
+            self._connector.forgive(node)
         self._drop(node, problem)
         for waiter in self._waiters:
             for call in waiter.calls:
@@ -362,6 +384,8 @@ class Fanout:
         self._selector.register(node.sock, selectors.EVENT_READ, node)
         try:
             node.deliver(clock.now())
+            if node.unsent:
+                self._watch(node, EITHER)
         except Gone as error:
             self._lose(node, error)
 

@@ -2,9 +2,9 @@
 One lock node: one long-lived connection, and the replies it still owes, in order.
 
 Redis answers a connection in the order of its requests, so the n-th reply belongs to the
-n-th request and nothing else is needed to tell them apart. Nothing here waits: a node
-that cannot take or give a byte right now is left alone, and its late replies are read
-and dropped when they come. Redis exceptions end here; outside there are only votes.
+n-th request and nothing else is needed to tell them apart. Nothing here waits: what a node
+cannot take right now is sent when it can, and its late replies are read and dropped when
+they come. Redis exceptions end here; outside there are only votes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from celery_redlock.lock.call import Call, pack_guarded
 from celery_redlock.lock.clock import ClockReading
 from celery_redlock.lock.guard import Greeting, boot_marker
 from celery_redlock.lock.queued_scripts import END, START
-from celery_redlock.lock.replies import Replies, replies_of
+from celery_redlock.lock.replies import WOULD_BLOCK, Replies, replies_of
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import MARK, RECORD, RELEASE, Keys, ms, pack
 from celery_redlock.lock.slot_scripts import SETTLE, WITHDRAW
@@ -37,12 +37,12 @@ __all__ = ["Gone", "Node"]
 
 #: Oldest unanswered request with which a connection is kept [s].
 PATIENCE = 2.0
-#: How many notes are kept for a node that is not connected: as many as go in one write.
+#: How many notes are kept for a node that is not connected.
 UNDELIVERED = 512
+#: How much may wait until a node takes it before its connection is given up [bytes].
+LARGEST_UNSENT = 2**20
 #: How many notes wait for company at most; with regular traffic one or two do.
 LONGEST_COMPANY = 16
-#: How many replies a suspect may owe before its connection is given up.
-BACKLOG = 64
 #: Scripts that nobody waits for, and that a node should get in any case, if need be later.
 NOTES = (RELEASE, MARK, START, END, SETTLE, WITHDRAW)
 #: Scripts whose source is sent though nobody waits: only a grant that comes late would do harm.
@@ -74,6 +74,7 @@ class Node:
         label: How it is called in errors and logs.
         connection: To it; None while there is none.
         sock: The connection's socket; what a selector waits for.
+        unsent: What it has not taken yet; goes out as soon as it can be written to.
         is_settled: Whether it was ever connected, or has failed to be.
         is_connecting: Whether somebody is about to connect it.
         greeting: What it last told of itself.
@@ -96,9 +97,9 @@ class Node:
         self.suspect_since: float | None = None
         self.latency: float | None = None
         self._owed: deque[Owed] = deque()
-        self._undelivered: deque[tuple[Call, float]] = deque(maxlen=UNDELIVERED)
+        self._undelivered: deque[Call] = deque(maxlen=UNDELIVERED)
         self._along: deque[tuple[Call, float]] = deque()
-        self._boot = b""
+        self._boot = self.unsent = b""
         self._replies: Replies = lambda: iter(())
         self.clock = NodeClock(rules.drift_factor)
 
@@ -114,6 +115,7 @@ class Node:
         # redis-py has no public way to the socket of its connection.
         self.sock = cast("Any", connection)._sock  # noqa: SLF001
         self.sock.settimeout(0)
+        self.unsent = b""
         self._replies = replies_of(connection, self._owed)
         self.connection = connection
         self.is_settled, self.is_connecting = True, False  # looked at without the mutex: last
@@ -128,7 +130,8 @@ class Node:
         Raises:
             Gone: The connection is dead already.
         """
-        calls = [call for call, since in self._undelivered if now - since < self._rules.max_ttl]
+        oldest = now - self._rules.max_ttl
+        calls = [call for call in self._undelivered if (call.kept_since or now) > oldest]
         self._undelivered.clear()
         self.send(calls, now)
 
@@ -182,7 +185,9 @@ class Node:
     def _keep(self, call: Call, now: float) -> None:
         """Keep a note for the next connection: it may not have arrived."""
         if call.request.script in NOTES:
-            self._undelivered.append((call, now))
+            if call.kept_since is None:
+                call.kept_since = now
+            self._undelivered.append(call)
 
     def is_late(self, now: float) -> bool:
         """Return whether the node has owed an answer for longer than a round waits."""
@@ -230,9 +235,6 @@ class Node:
 
     def _only_notes(self, calls: Sequence[Call]) -> list[Call]:
         """Answer for a suspect; only notes go down its connection, behind what they undo."""
-        if len(self._owed) > BACKLOG:
-            msg = f"owes {len(self._owed)} answers"
-            raise Gone(msg)
         for call in calls:
             call.take(self.position, self._unreachable())
         return [call for call in calls if call.request.script in NOTES]
@@ -344,13 +346,34 @@ class Node:
         self._news.append(NodeQuarantined(self.label, left))
 
     def _write(self, data: bytes) -> None:
-        try:
-            sent = self.sock.send(data)
-        except OSError as error:
-            raise Gone(str(error)) from error
-        if sent < len(data):  # so much unread by the node: it hangs
+        """Send *data* behind what waits to be sent; what cannot be sent now waits, too."""
+        if self.unsent:
+            self.unsent += data
+            self.flush()
+        elif (sent := self._sent(data)) < len(data):
+            self.unsent = data[sent:]
+
+    def flush(self) -> None:
+        """
+        Send more of what waits to be sent; the caller sees to it that this goes on.
+
+        Raises:
+            Gone: The connection is dead, or takes too little.
+        """
+        if self.unsent:
+            self.unsent = self.unsent[self._sent(self.unsent) :]
+        if len(self.unsent) > LARGEST_UNSENT:
             msg = "takes no more requests"
             raise Gone(msg)
+
+    def _sent(self, data: bytes) -> int:
+        """Return how much of *data* the connection took."""
+        try:
+            return cast("int", self.sock.send(data))
+        except WOULD_BLOCK:
+            return 0
+        except OSError as error:
+            raise Gone(str(error)) from error
 
     def _unreachable(self) -> Vote:
         if self.suspect_since is not None:

@@ -20,11 +20,12 @@ from redis.exceptions import RedisError
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["Replies", "replies_of"]
+__all__ = ["WOULD_BLOCK", "Replies", "replies_of"]
 
 #: Yields what has come; raises `redis.RedisError` or OSError once the connection is dead.
 Replies = Callable[[], Iterator[Any]]
 
+#: What a socket that never blocks raises where another would wait.
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 #: Bytes that are taken at a time [counted].
 SIZE = 16384

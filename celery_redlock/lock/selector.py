@@ -33,18 +33,25 @@ Ready = list[tuple[selectors.SelectorKey, int]]
 
 
 def look(registered: Registered, poll: Any) -> Ready:
-    """Return all of *registered* that can be read now, by the system's own *poll*."""
+    """Return all of *registered* that are ready now, by the system's own *poll*."""
     keys = list(registered.values())
     poller = poll()
     for key in keys:
-        poller.register(key.fd, select.POLLIN)
-    readable = {fd for fd, _ in poller.poll(0)}
-    return [(key, selectors.EVENT_READ) for key in keys if key.fd in readable]
+        writes = select.POLLOUT if key.events & selectors.EVENT_WRITE else 0
+        poller.register(key.fd, select.POLLIN | writes)
+    ready = dict(poller.poll(0))
+    return [(key, events_of(ready[key.fd])) for key in keys if key.fd in ready]
+
+
+def events_of(found: int) -> int:
+    """Return what *poll* has found in a selector's terms; an error is there to be read."""
+    reads = selectors.EVENT_READ if found & ~select.POLLOUT else 0
+    return reads | (selectors.EVENT_WRITE if found & select.POLLOUT else 0)
 
 
 class Complete(selectors.SelectSelector):
     """
-    A selector for reading that waits as gevent does, and looks with the system's own poll.
+    A selector that waits as gevent does, and looks with the system's own poll.
 
     gevent's tells of a socket when its loop came by there. Asked not to wait it may miss some
     that have been readable for long: a node whose answer lies there would count as late.
@@ -69,7 +76,7 @@ class Complete(selectors.SelectSelector):
         return super().unregister(fileobj)
 
     def select(self, timeout: float | None = None) -> Ready:
-        """Return what can be read, waiting for at most *timeout* [s]; None is for ever."""
+        """Return what is ready, waiting for at most *timeout* [s]; None is for ever."""
         ready = look(self.get_map(), self._poll)
         if ready or timeout == 0:
             return ready
@@ -84,7 +91,7 @@ class Complete(selectors.SelectSelector):
 
 class Looking(selectors.SelectSelector):
     """
-    A selector for reading that only ever looks, and sleeps in between.
+    A selector that only ever looks, and sleeps in between.
 
     eventlet's own `select` wakes its green thread once more for every further socket that was
     ready with the first, wherever it waits by then: a task's `time.sleep` would end early. And
@@ -99,7 +106,7 @@ class Looking(selectors.SelectSelector):
         self._poll = poll
 
     def select(self, timeout: float | None = None) -> Ready:
-        """Return what can be read, waiting for at most *timeout* [s]; None is for ever."""
+        """Return what is ready, waiting for at most *timeout* [s]; None is for ever."""
         until = float("inf") if timeout is None else clock.now() + timeout
         pause = SHORTEST_PAUSE
         while not (ready := look(self.get_map(), self._poll)):

@@ -35,6 +35,8 @@ from celery_redlock.task.result import UniqueResult, unique
 
 __all__ = ["is_alone", "publish"]
 
+#: How much of a task's arguments the lock nodes keep [bytes of JSON].
+LARGEST_KEPT = 2**16
 #: Options of a publish that make it part of something larger, or one that comes again. A task of
 #: a workflow is frozen, which leaves a `reply_to`; a callback is told its parent.
 COMPANY = ("chain", "chord", "group_id", "link", "link_error", "parent_id", "reply_to")
@@ -141,7 +143,7 @@ def carried(task: Any, call: tuple[Any, Any]) -> bytes:
     Return the arguments as the nodes keep them; nothing of them where the name says it all.
 
     Raises:
-        LockKeyError: They are not what kombu's JSON carries.
+        LockKeyError: They are not what kombu's JSON carries, or more than `LARGEST_KEPT`.
     """
     if task.lock_key is None and task.unique_on is None:
         return b"null"
@@ -150,12 +152,19 @@ def carried(task: Any, call: tuple[Any, Any]) -> bytes:
     if dump is not None:
         args, kwargs = dump(args, kwargs)
     try:
-        return json.dumps([list(args or ()), dict(kwargs or {})]).encode()
+        found = json.dumps([list(args or ()), dict(kwargs or {})]).encode()
     except (TypeError, ValueError) as error:
         raise LockKeyError(
             f"Task {task.name!r}: on_duplicate='rerun' keeps the newest arguments on the lock "
             f"nodes as JSON, which cannot carry these ({type(error).__name__}); pass plain values"
         ) from None
+    if len(found) > LARGEST_KEPT:
+        raise LockKeyError(
+            f"Task {task.name!r}: on_duplicate='rerun' keeps the newest arguments on the lock "
+            f"nodes, which take {LARGEST_KEPT:,} bytes of JSON, not {len(found):,}; pass the id "
+            "of what is large"
+        )
+    return found
 
 
 def delay_of(options: Mapping[str, Any], app: Any) -> float:

@@ -36,6 +36,7 @@ from support.waiting import eventually
 
 RULES = Rules(ttl=20, max_ttl=30, node_timeout=0.5)
 A, B = "a" * 40, "b" * 40
+LARGEST = node_module.LARGEST_UNSENT
 PARSERS = [
     pytest.param(_RESP2Parser, id="python"),
     pytest.param(
@@ -412,18 +413,72 @@ def test_a_node_that_owes_an_answer_for_seconds_is_given_up(contract_node, line)
         contract_node.resume()
 
 
-def test_a_suspect_that_owes_too_much_is_given_up(contract_node, line):
-    """Releases do not pile up without end at a node that does not answer."""
+# -- what a connection does not take at once ------------------------------------------------
+
+
+class Narrow:
+    """A socket that takes so many bytes at a time, after it would block so often."""
+
+    def __init__(self, sock, room, blocked=1):
+        self._sock, self._room, self._blocked, self._left = sock, room, blocked, 0
+
+    def __getattr__(self, name):
+        return getattr(self._sock, name)
+
+    def send(self, data):
+        """Take a part of *data*, or nothing for now."""
+        if self._left:
+            self._left -= 1
+            raise BlockingIOError
+        self._left = self._blocked
+        return self._sock.send(data[: self._room])
+
+
+@pytest.mark.parametrize("room", [1, 2, 7, 64, 1000])
+def test_what_does_not_go_out_at_once_goes_out_in_order(contract_node, line, room):
+    """However little a connection takes at a time, each request arrives whole, and once."""
     wire = line(contract_node.url)
+    wire.node.sock = Narrow(wire.node.sock, room)
+    mine, another = acquire("mine", A), inspect("mine")
+    wire.send(mine, another)
+    wire.send(note := release("mine", A, decided=None), last := inspect("mine"))
+    assert wire.node.unsent
+    while wire.node.unsent:
+        wire.node.flush()
+    votes = wire.drive(mine, another, last)
+    assert votes[0].kind is VoteKind.GRANTED
+    assert votes[1].value.startswith(A.encode())
+    assert votes[2].value == b""
+    assert not wire.node._owed
+    assert not note.is_open
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
+def test_a_node_that_took_nothing_for_a_while_gets_what_was_meant_for_it(
+    contract_node, tls_port, certificate, line, is_tls
+):
+    """A buffer is full where the network is slow: that is no reason to connect anew."""
+    tls = f"rediss://127.0.0.1:{tls_port}/0?ssl_ca_certs={certificate[0]}"
+    wire = line(tls if is_tls else contract_node.url)
+    wire.node.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    wire.ask(acquire("mine", A))
     contract_node.pause()
     try:
-        wire.send(inspect())
-        wire.node.suspect(clock.now())
-        with pytest.raises(Gone, match="owes"):
-            for _ in range(node_module.BACKLOG + 2):
-                wire.send(release(decided=None))
+        filling = [release("x" * 2000, decided=None) for _ in range(LARGEST // 2500)]
+        while not wire.node.unsent:
+            wire.send(*filling)
+        wire.send(release("mine", A, decided=None), last := inspect("mine"))
     finally:
         contract_node.resume()
+
+    def is_done():
+        wire.node.flush()
+        if select.select([wire.node.sock], [], [], 0.01)[0]:
+            wire.node.read()
+        return not last.is_open
+
+    eventually(is_done, "answer to the last request")
+    assert last.ballot[0].value == b""
 
 
 # -- scripts that the node forgot ---------------------------------------------------------

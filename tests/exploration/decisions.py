@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.lease import Lease, quorum, valid_until

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -351,6 +352,53 @@ def test_a_release_without_a_connection_is_made_up_for(five_nodes, proxied_nodes
         link.pass_through()
     _reconnect(lock)
     assert grants(lock, "report") is on
+
+
+@protection
+def test_nodes_that_were_away_are_taken_back(five_nodes, proxied_nodes, locks, monkeypatch, on):
+    """With more to tell than a connection takes at once, as over a network it soon is."""
+    attach = node.Node.attach
+
+    def attach_narrow(self, connection, *told):
+        connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        attach(self, connection, *told)
+
+    def write_at_once(self, data):
+        if self.sock.send(data) < len(data):
+            raise node.Gone("takes no more requests")
+
+    monkeypatch.setattr(node.Node, "attach", attach_narrow)
+    if not on:
+        monkeypatch.setattr(node.Node, "_write", write_at_once)
+    links = proxied_nodes(five_nodes[:3])
+    lock = locks(links)
+    leases = [lock.acquire(f"{'report' * 30}{number}") for number in range(300)]
+    for link in links:
+        link.refuse()
+    for lease in leases:
+        assert lock.release(lease) is ReleaseOutcome.UNKNOWN
+    began, before = time.monotonic(), [connections_to(server) for server in five_nodes[:3]]
+    for link in links:
+        link.pass_through()
+
+    def is_back():
+        return not any(view.problem for view in lock.inspect("another"))
+
+    if on:
+        eventually(is_back, "return of all nodes")
+        assert all(grants(lock, lease.name) for lease in leases[::30])
+    else:
+        with pytest.raises(AssertionError):
+            eventually(is_back, "return of all nodes", timeout=4)
+    made = [connections_to(server) - was for server, was in zip(five_nodes, before, strict=False)]
+    # Two in the first tenth of a second, and from then on ever fewer.
+    assert max(made) < 12 + (time.monotonic() - began)
+
+
+def connections_to(server):
+    """Return how many connections a server has accepted; this asks by another one each time."""
+    with redis.Redis.from_url(server.url) as client:
+        return client.info("stats")["total_connections_received"]
 
 
 @protection

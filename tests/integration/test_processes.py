@@ -526,6 +526,51 @@ def test_green_threads_exclude_each_other(five_nodes, before):
     assert told == [{"worst": 1, "done": 100, "failures": []}]
 
 
+#: What is appended to `HEAD` for connections that take fifty bytes at a time.
+NARROW = """
+from celery_redlock.lock.node import Node
+
+class Narrow:
+    def __init__(self, sock):
+        self.sock = sock
+    def __getattr__(self, name):
+        return getattr(self.sock, name)
+    def send(self, data):
+        return self.sock.send(data[:50])
+
+attach = Node.attach
+def attach_narrow(node, *args):
+    attach(node, *args)
+    node.sock = Narrow(node.sock)
+Node.attach = attach_narrow
+"""
+
+
+@green
+def test_requests_that_go_out_bit_by_bit_are_answered(five_nodes, before):
+    """Greenlets are told, too, when a connection takes more of what waits to be sent."""
+    told, _ = run(
+        NARROW
+        + textwrap.dedent(
+            """
+        done, failures = [], []
+        def work(number):
+            try:
+                lock.release(lock.acquire(f"n{number}", wait=5))
+                done.append(number)
+            except BaseException as error:
+                failures.append(repr(error))
+        for job in [spawn(work, number) for number in range(20)]:
+            getattr(job, "join", None) and job.join() or getattr(job, "wait", lambda: None)()
+        tell(done=len(done), failures=failures[:3])
+        """
+        ),
+        enrol(five_nodes),
+        before=before,
+    )
+    assert told == [{"done": 20, "failures": []}]
+
+
 @green
 def test_answers_that_nobody_waited_for_make_no_node_late(five_nodes, before):
     """A release is not waited for; its answers have come long before the next request is sent."""

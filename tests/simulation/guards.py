@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -37,7 +37,7 @@ from celery_redlock.lock import (
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.guard import Greeting
 from celery_redlock.lock.lease import Lease, quorum, valid_until
-from celery_redlock.lock.node import Node
+from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.rounds import Ask
 from celery_redlock.lock.scripts import ACQUIRE, ENROL, PROBE, RELEASE, RENEW, Script
 from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge
@@ -163,7 +163,7 @@ def outcome(*off: str) -> Any:
             return "deadline"
         if "repaired-majority" not in off and repaired >= majority:
             return "stolen"
-        if granted >= majority or "repaired-later" in off and granted + repaired >= majority:
+        if granted >= majority or ("repaired-later" in off and granted + repaired >= majority):
             return self.lease
         if count(ballot, VoteKind.REFUSED) > len(ballot) - majority:
             return "stolen"
@@ -188,6 +188,13 @@ def told_alone(self: Any) -> str | None:
 def trusted_for_ever(_crew: Any, _host: Any, _lease: Lease) -> float:
     """Return never: whoever does not look at the clock trusts on."""
     return float("inf")
+
+
+def write_at_once(self: Any, data: bytes) -> None:
+    """Give a connection up that does not take everything at once."""
+    if self.sock.send(data) < len(data):
+        msg = "takes no more requests"
+        raise Gone(msg)
 
 
 def attach_anew(self: Any, *arguments: Any) -> None:
@@ -401,6 +408,11 @@ GUARDS = {
             "lost-time",
             "what our clock has lost is made up for",
             ((clock, "make_up_for", nothing), (Host, "make_up_for", nothing)),
+        ),
+        Guard(
+            "partial-writes",
+            "what a connection does not take at once is sent when it can be",
+            ((Node, "_write", write_at_once),),
         ),
         Guard(
             "renewal-deadline",

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Link", "Wire"]
 
+#: How long a full buffer takes to go out [s].
+EMPTIED = 0.0001
 #: How soon a client tries again to connect [s].
 AGAIN = 0.02
 
@@ -67,6 +69,7 @@ class Wire:
         self.boots = self.server.boots
         self.inbox: deque[Any] = deque()
         self.is_closed = False
+        self._written = b""  # of commands that have not been written to their ends
         self.last_up = self.last_down = 0.0
         self._sock = self._parser = self
 
@@ -76,11 +79,21 @@ class Wire:
         """Never block; nothing here does."""
 
     def send(self, data: bytes) -> int:
-        """Take what a client writes; the node hears of it later, if at all."""
-        for command in commands(data):
+        """Take what a client writes, as far as there is room; the node hears of it later."""
+        taken = data[: self.world.room]
+        self._written += taken
+        if len(taken) < len(data):
+            self.world.at(self.world.now + EMPTIED, self._has_room)
+            return len(taken)
+        whole, self._written = self._written, b""
+        for command in commands(whole):
             self.last_up = self.link.arrival(self.last_up, command)
             self.world.at(self.last_up, self._arrive, command)
-        return len(data)
+        return len(taken)
+
+    def _has_room(self) -> None:
+        if not self.is_closed:
+            self.link.flush()
 
     def read_response(self, *, disable_decoding: bool) -> Any:
         """Return a reply that has come, or raise as a socket does that would block."""
@@ -165,6 +178,13 @@ class Link:
             node.send([call], now)
         if node.connection is None:
             self.reconnect()
+
+    def flush(self) -> None:
+        """Send more of what waits to be sent."""
+        try:
+            self.node.flush()
+        except Gone as error:
+            self.lose(error)
 
     def take_along(self, call: Call) -> None:
         """Keep a note for the next request."""

@@ -350,6 +350,16 @@ def release_without_connection() -> list[str]:
     return [f"a release was lost: {left!r}"] if left else []
 
 
+def small_buffers() -> list[str]:
+    """Let a connection take a hundred bytes at a time, and x take the lock and give it back."""
+    world = Schedule()
+    world.room = 100
+    world.x.run(world.take_and_release(world.x, at=0.0))
+    world.run()
+    left = [node for node in world.nodes if node.get(KEYS.lock)]
+    return [] if world.holds and not left else [f"not granted, or left on {len(left)} nodes"]
+
+
 def late_release() -> list[str]:
     """
     Let x give up an attempt at A that is slow, and connect anew and try again.
@@ -613,6 +623,7 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         late_for_another,
         attempt_in_vain,
         release_without_connection,
+        small_buffers,
         late_release,
         no_end,
         late_word,
@@ -651,6 +662,7 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "late_for_another": ("owner-renewal",),
     "attempt_in_vain": ("release-in-vain",),
     "release_without_connection": ("undelivered",),
+    "small_buffers": ("partial-writes",),
     "late_release": ("fresh-token",),
     "no_end": ("expiry",),
     "late_word": ("done-stays-done",),

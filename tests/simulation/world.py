@@ -57,6 +57,7 @@ class World:
         peace: When all faults are over [s].
         holds: All grants so far.
         held: The last one of each token.
+        room: How much a connection takes at a time [bytes]; None for all.
         asked: When a token was last sent in an acquire.
         progressed: Numbers of the clients that got the lock when all was well again.
         met: How often which command was answered how, and what went wrong.
@@ -69,6 +70,7 @@ class World:
     chaos: Chaos = CALM
     delay: Any = None  # a Delay once made
     still_read: float = 0.5
+    room: int | None = None
     now: float = 0.0
     peace: float = float("inf")
     holds: list[Hold] = field(default_factory=list)

@@ -18,6 +18,7 @@ from celery_redlock import ConfigurationError, LockKeyError, RedlockTask, curren
 from celery_redlock.lock.held import NotLocked
 from celery_redlock.plugin import CheckLocks, plugin_for
 from celery_redlock.task import base, overrides
+from celery_redlock.task.publish import carried
 from celery_redlock.task.result import UniqueResult
 from celery_redlock.testing import locks_disabled
 
@@ -642,3 +643,13 @@ def test_a_duplicate_needs_a_result_that_its_caller_can_read(app, on_duplicate, 
         task.check_lock()
     with pytest.raises(ConfigurationError, match="rpc://"):
         task.delay(7)
+
+
+def test_arguments_that_the_nodes_are_to_keep_have_a_bound(app):
+    """They are written to every node, ahead of what other tasks ask it."""
+    task = declare(app, unique_until="finished", on_duplicate="rerun", lock_key="report")
+    with pytest.raises(
+        LockKeyError, match=r"take 65,536 bytes of JSON, not 6,000,\d+; pass the id"
+    ):
+        task.delay("x" * 6_000_000)
+    assert len(carried(task, (["x" * 60_000], {}))) > 60_000

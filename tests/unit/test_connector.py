@@ -159,3 +159,19 @@ def test_the_age_of_a_node_counts_only_where_it_is_the_only_one(connect, nodes, 
     cluster = connect(Cluster(*["unmarked"] * nodes, uptime=uptime))
     cluster.problems()
     assert sorted(cluster.asked) == [(number, mode) for number in range(nodes)]
+
+
+def test_a_node_is_connected_anew_at_once_if_the_connection_was_of_use():
+    """One that ends as soon as it is made is made ever less often, as if it had failed."""
+    backoff = connector.Backoff()
+    assert backoff.before_connecting(0.0) == 0.0
+    pauses = []
+    for number in range(10):
+        backoff.connected_at = float(number)
+        pauses.append(backoff.before_connecting(number + 0.1))
+    assert all(pause > 0 for pause in pauses)
+    assert max(pauses) <= connector.LONGEST_BACKOFF
+    assert min(pauses[-3:]) >= connector.LONGEST_BACKOFF / 2
+    backoff.connected_at = 20.0
+    assert backoff.before_connecting(20.0 + connector.LONGEST_BACKOFF) == 0.0
+    assert backoff.longer() <= connector.SHORTEST_BACKOFF

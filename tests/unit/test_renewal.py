@@ -76,7 +76,8 @@ def test_a_quorum_that_keeps_our_token_renews(word, renewal, lease):
 
 
 @pytest.mark.parametrize(
-    "word", ["GQQ", "GQU", "GUU", "G--", "QQQ", "UUU", "RQQ", "GxU", "GxQ", "GRU", "GR-", "GRQ", "GRx"]
+    "word",
+    ["GQQ", "GQU", "GUU", "G--", "QQQ", "UUU", "RQQ", "GxU", "GxQ", "GRU", "GR-", "GRQ", "GRx"],
 )
 def test_without_a_quorum_nobody_can_tell(word, renewal):
     """A node in quarantine counts for nobody, a silent one neither; the lease runs on."""
