@@ -120,6 +120,7 @@ def renew_request(rules: Rules, lease: Lease, *, repair: bool) -> Request:
             b"%d" % (lease.fence or 0),
             ms(rules.fence_memory),
             b"1" if repair else b"0",
+            ms(rules.longest_skew),
             quarantine_ms(rules),
         ),
     )

@@ -226,7 +226,7 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
     Raises:
         LockTaken: Somebody else holds it.
         QuorumUnavailable: No quorum could decide.
-        MarkerStands: The marker of *wanted* was found on a node.
+        MarkerStands: The marker of *wanted* was found on a quorum.
     """
     give_up = client.now() + wanted.wait
     tries = splits = 0
@@ -304,9 +304,9 @@ def _refusing(ballot: Ballot) -> frozenset[int]:
 
 
 def _marker_in(ballot: Ballot) -> str:
-    """Return the value of the marker that a node answered with."""
-    marked = (v for v in ballot if v is not None and v.kind is VoteKind.MARKED)
-    return next(marked).value.decode(errors="replace")  # somebody else may have written it
+    """Return the value of the marker that most nodes answered with."""
+    marked = [v.value for v in ballot if v is not None and v.kind is VoteKind.MARKED]
+    return max(marked, key=marked.count).decode(errors="replace")  # it may be anybody's
 
 
 class _Attempt:

@@ -118,14 +118,14 @@ def acquire_is_decided(ballot: Ballot) -> bool:
     """
     Return whether further answers could not change what to do.
 
-    Granted by a quorum; a marker anywhere; or one other holder seen on so many
+    Granted by a quorum; a marker on a quorum; or one other holder seen on so many
     nodes that it has the lock. Refusals by several holders are waited out: it
     takes all answers to tell a split vote from a lock that is taken.
     """
     majority = quorum(len(ballot))
     return (
         count(ballot, VoteKind.GRANTED) >= majority
-        or count(ballot, VoteKind.MARKED) > 0
+        or count(ballot, VoteKind.MARKED) >= majority
         or largest_holder(ballot) >= majority
     )
 
@@ -136,10 +136,11 @@ def judge(ballot: Ballot) -> Verdict:
 
     The quorum is over all *configured* nodes, whoever is up. Unavailable is
     never called taken, nor the reverse: taken needs so many refusals that a
-    quorum is out of reach whatever the silent nodes would say.
+    quorum is out of reach whatever the silent nodes would say. A marker counts
+    where a quorum has it: a single node's may be anybody's.
     """
     majority = quorum(len(ballot))
-    if count(ballot, VoteKind.MARKED):
+    if count(ballot, VoteKind.MARKED) >= majority:
         return Verdict.MARKED
     if count(ballot, VoteKind.GRANTED) >= majority:
         return Verdict.GRANTED

@@ -234,7 +234,10 @@ class NodeModel:
         if proposed != b"0":
             if self.is_too_far(float(proposed), now + int(skew)):
                 return [-5, now]
-            fence = b"%.0f" % self.next_fence(float(self.last_fence(fence_key)), float(proposed))
+            seen = float(self.last_fence(fence_key))
+            if self.is_beyond(seen, now + int(skew)):
+                return [-7, now]
+            fence = b"%.0f" % self.next_fence(seen, float(proposed))
             self.put(fence_key, fence, retention)
         self.put(lock, token + info, ttl)
         if length != b"0":
@@ -245,6 +248,10 @@ class NodeModel:
         """Return whether a proposal is made by a clock that is ahead of *latest* [ms]."""
         return proposed > latest * 4096
 
+    def is_beyond(self, fence: float, latest: int) -> bool:
+        """Return whether what is stored as a fence is none: no clock has been at it [ms]."""
+        return fence > latest * 4096
+
     def next_fence(self, seen: float, proposed: float) -> float:
         """Return the fence of a grant: above all that were given."""
         return max(seen + 1, proposed)
@@ -252,7 +259,7 @@ class NodeModel:
     def renew(self, keys: Sequence[bytes], arguments: Sequence[bytes]) -> list[Any]:
         """As RENEW_LUA."""
         lock, fence_key, boot, quarantine = keys
-        token, info, ttl, least, retention, repair, length, boot_id = arguments
+        token, info, ttl, least, retention, repair, skew, length, boot_id = arguments
         now = int(self.now_ms())
         held = self.get(lock)
         code, left = self.standing(boot, quarantine, boot_id, length)
@@ -265,7 +272,10 @@ class NodeModel:
         self.put(lock, token + info, ttl)
         fence = b"0"
         if least != b"0":
-            fence = b"%.0f" % max(seen, float(least))
+            largest = max(seen, float(least))
+            if seen != float(least) and self.is_beyond(largest, now + int(skew)):
+                return [-7, now]
+            fence = b"%.0f" % largest
             self.put(fence_key, fence, retention)
         return self.renewed(kind, code, [now, fence], left, boot if length != b"0" else None)
 

@@ -31,7 +31,14 @@ from celery_redlock.lock import call, clock, held, node, requests, rounds, surve
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import CONSTANTS, RELEASE_LUA, Keys, Script, read_release
+from celery_redlock.lock.scripts import (
+    CONSTANTS,
+    RELEASE_LUA,
+    Keys,
+    Script,
+    marker_key,
+    read_release,
+)
 from celery_redlock.lock.watchdog import Watchdog
 from support.waiting import eventually
 
@@ -399,6 +406,39 @@ def connections_to(server):
     """Return how many connections a server has accepted; this asks by another one each time."""
     with redis.Redis.from_url(server.url) as client:
         return client.info("stats")["total_connections_received"]
+
+
+@protection
+def test_a_fence_that_somebody_planted_is_nobodys(five_nodes, locks, monkeypatch, on):
+    """A number that no clock has been at would be given to all holders from then on."""
+    if not on:
+        monkeypatch.setattr(Rules, "longest_skew", property(lambda _: 1e13))
+    lock = locks(five_nodes[:3], ttl=2.0, max_ttl=2.0)
+    key = Keys.of("redlock", "report").fence
+    told = []
+    with redis.Redis.from_url(five_nodes[0].url) as client:
+        client.set(key, 2**53, px=60_000)
+        for _ in range(3):
+            lease = lock.acquire("report")
+            told += [lease.fence, lock.extend(lease).fence]
+            lock.release(lease)
+        is_refreshed = client.pttl(key) > 60_000  # as what is a fence would be
+    assert is_refreshed is not on
+    latest = int((time.time() + 60) * 1000) << 12
+    assert [fence < latest for fence in told] == [on] * 6
+    assert (told == sorted(told) and len(set(told)) == 3) is on
+
+
+@protection
+def test_a_marker_that_somebody_planted_ends_nothing(five_nodes, locks, monkeypatch, on):
+    """An execution is over where a majority says so; one node's writer cannot have it dropped."""
+    if not on:
+        monkeypatch.setattr(rounds, "judge", lambda ballot: votes.Verdict.MARKED)
+    lock = locks(five_nodes[:3])
+    with redis.Redis.from_url(five_nodes[0].url) as client:
+        client.set(marker_key("redlock", "run:1"), b"done", px=60_000)
+    with contextlib.nullcontext() if on else pytest.raises(rounds.MarkerStands):
+        lock.give_back(lock.take(Wanted("report", 10.0, marker="run:1")))
 
 
 @protection

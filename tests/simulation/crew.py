@@ -10,7 +10,7 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, renew_at
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import release_request
-from celery_redlock.lock.rounds import Ask, Pause, Tell, Wanted, acquire
+from celery_redlock.lock.rounds import Ask, MarkerStands, Pause, Tell, Wanted, acquire
 from simulation.hosts import GRAIN, Host, Interrupted, Process
 
 if TYPE_CHECKING:
@@ -69,13 +69,15 @@ class Crew:
             yield Tell(release_request(host.rules, lease.name, lease.token))
             world.progressed.add(host.number)
 
-    def take(self, host: Host, wait: float) -> Generator[Any, Any, Lease | None]:
-        """Acquire the lock, None if that fails."""
+    def take(
+        self, host: Host, wait: float, marker: str | None = None
+    ) -> Generator[Any, Any, Lease | None]:
+        """Acquire the lock unless a marker stands, None if that fails."""
         host.is_acquiring = True
-        wanted = Wanted(NAME, host.rules.ttl, wait, fence=self.fence)
+        wanted = Wanted(NAME, host.rules.ttl, wait, fence=self.fence, marker=marker)
         try:
             lease = yield from acquire(host.kernel, wanted)
-        except (LockNotAcquired, Interrupted):
+        except (LockNotAcquired, Interrupted, MarkerStands):
             return None
         finally:
             host.is_acquiring = False

@@ -52,7 +52,7 @@ __all__ = ["GUARDS", "Guard", "switched_off"]
 #: How scripts see that a node was enrolled by clients of other settings.
 SAME_PROCESS = "string.sub(found, 1, 41) == string.sub(boot_id, 1, 41) then"
 #: What RENEW does when its vote counts.
-VOTED = "if ARGV[7] ~= '0' then redis.call('PEXPIRE', KEYS[3]"
+VOTED = "if ARGV[8] ~= '0' then redis.call('PEXPIRE', KEYS[3]"
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,16 @@ class Guard:
 def answered(ballot: Any) -> Any:
     """Return the votes of nodes that answered."""
     return [v for v in ballot if v is not None and v.kind is not VoteKind.UNREACHABLE]
+
+
+def judge_with_any_marker(ballot: Any) -> Any:
+    """Return what a ballot means if one node's marker is enough."""
+    return votes.Verdict.MARKED if count(ballot, VoteKind.MARKED) else judge(ballot)
+
+
+def decide_by_any_marker(ballot: Any) -> bool:
+    """As `judge_with_any_marker`."""
+    return count(ballot, VoteKind.MARKED) > 0 or acquire_is_decided(ballot)
 
 
 def judge_answered(ballot: Any) -> Any:
@@ -493,7 +503,22 @@ GUARDS = {
             "near-fence",
             "a number from a clock that is far ahead is refused",
             ((NodeModel, "is_too_far", no),),
-            ((ACQUIRE, "if proposed > (now + tonumber(ARGV[6])) * 4096", "if false"),),
+            ((ACQUIRE, "if proposed > latest", "if false"),),
+        ),
+        Guard(
+            "bounded-fence",
+            "a stored number that no clock has been at is no fence",
+            ((NodeModel, "is_beyond", no),),
+            (
+                (ACQUIRE, "if tonumber(seen or '0') > latest", "if false"),
+                (RENEW, "if f > (now + tonumber(ARGV[7])) * 4096 and not is_ours", "if false"),
+            ),
+        ),
+        Guard(
+            "marked-quorum",
+            "an execution is over where a quorum says so",
+            tuple((room, "judge", judge_with_any_marker) for room in (rounds, votes))
+            + tuple((room, "acquire_is_decided", decide_by_any_marker) for room in (rounds, votes)),
         ),
         Guard(
             "done-stays-done",

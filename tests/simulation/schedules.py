@@ -107,6 +107,14 @@ def broken(world: World) -> list[str]:
 # -- fences -----------------------------------------------------------------------------------
 
 
+def counting_by_one() -> tuple[Schedule, int]:
+    """Return a world and a number that is above what its clients propose, and not too far."""
+    world = Schedule()
+    for host in world.hosts:
+        host.wall = replace(host.wall, offset=host.wall.offset - 100)
+    return world, int((BEGIN - 50) * 1000) << 12
+
+
 def late_confirmation(*, is_cut_off: bool = False) -> list[str]:
     """
     Let y ask C and B, sleep past its lease on C, and confirm on A and B.
@@ -115,8 +123,7 @@ def late_confirmation(*, is_cut_off: bool = False) -> list[str]:
     1; A and C give x 2. When y is back, A has counted on to 3 for it, and B stores 2.
     Or, with *is_cut_off*, y's first question never reaches A, where nobody's key is then.
     """
-    world = Schedule()
-    base = int((BEGIN + 100) * 1000) << 12  # above all wall clocks, so that nodes count by one
+    world, base = counting_by_one()
     for node, stored in zip(world.nodes, (base + 1, base + 1, base), strict=True):
         node.put(KEYS.fence, b"%d" % stored, b"3600000")
     world.ways = {(Y, A): [0.309], (Y, B): [0.045]}
@@ -137,8 +144,7 @@ def cut_off_confirmation() -> list[str]:
 
 def two_smallest() -> list[str]:
     """Let the nodes' numbers differ, and x and y take the lock one after the other."""
-    world = Schedule()
-    base = int((BEGIN + 100) * 1000) << 12
+    world, base = counting_by_one()
     for node, stored in zip(world.nodes, (base + 9, base + 5, base), strict=True):
         node.put(KEYS.fence, b"%d" % stored, b"3600000")
     world.y.links[A].sever()
@@ -174,6 +180,18 @@ def clock_of_next_year() -> list[str]:
     latest = int((BEGIN + 60) * 1000) << 12
     far = [hold.fence for hold in world.holds if hold.fence > latest]
     return broken(world) + [f"a fence of next year: {fence}" for fence in far]
+
+
+def planted_fence() -> list[str]:
+    """Let somebody write a number into A; x and y, who have the lock then, are not to get it."""
+    world = Schedule()
+    world.nodes[A].put(KEYS.fence, b"9007199254740992", b"86400000")
+    world.x.run(world.take_and_renew(world.x, 0.15))
+    world.y.run(world.take_and_release(world.y, at=0.5, length=0.01))
+    world.run()
+    latest = int((BEGIN + 60) * 1000) << 12
+    far = [hold.fence for hold in world.holds if hold.fence > latest]
+    return broken(world) + [f"a fence that somebody made up: {fence}" for fence in far]
 
 
 # -- leases --------------------------------------------------------------------------------------
@@ -407,6 +425,22 @@ def late_word() -> list[str]:
     return [f"it is {states}, not done"] if states != {b"done"} else []
 
 
+def planted_marker() -> list[str]:
+    """Let somebody write on A that x's execution is done, before it has begun."""
+    world = Schedule()
+    world.nodes[A].put(marker_key("redlock", "run:1"), b"done", b"60000")
+
+    def execute() -> Process:
+        lease = yield from world.people.take(world.x, wait=0.0, marker="run:1")
+        if lease is not None:
+            world.people.end(lease)
+            yield give_back(world.x, lease)
+
+    world.x.run(execute())
+    world.run()
+    return [] if world.holds else ["it never ran"]
+
+
 # -- nodes ---------------------------------------------------------------------------------------
 
 
@@ -611,6 +645,7 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         told_nobody,
         clock_set_back,
         clock_of_next_year,
+        planted_fence,
         slow_quorum,
         slow_clock,
         too_late_to_be_of_use,
@@ -627,6 +662,7 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         late_release,
         no_end,
         late_word,
+        planted_marker,
         amnesia,
         late_boot_clock,
         minority,
@@ -650,6 +686,7 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "told_nobody": ("write-back",),
     "clock_set_back": ("growing-fence",),
     "clock_of_next_year": ("near-fence",),
+    "planted_fence": ("bounded-fence",),
     "slow_quorum": ("from-the-question",),
     "slow_clock": ("drift",),
     "too_late_to_be_of_use": ("of-use",),
@@ -666,6 +703,7 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "late_release": ("fresh-token",),
     "no_end": ("expiry",),
     "late_word": ("done-stays-done",),
+    "planted_marker": ("marked-quorum",),
     "amnesia": ("restart-guard",),
     "late_boot_clock": ("age-unbelieved",),
     "minority": ("configured-quorum",),

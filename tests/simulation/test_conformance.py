@@ -100,9 +100,10 @@ def acquire(token=X, fence=b"0", *, keys=A, marker=None, **how):
 
 def renew(token=X, fence=b"0", *, keys=A, repair=b"1", **how):
     """Return what renews a lock."""
-    rest = {"ttl": LONG, "memory": LONG, "length": LONG, "boot": BOOT_ID, **how}
+    rest = {"ttl": LONG, "memory": LONG, "skew": b"5000", "length": LONG, "boot": BOOT_ID, **how}
     info = how.get("info", b"{}")
-    numbers = (rest["ttl"], fence, rest["memory"], repair, rest["length"], rest["boot"])
+    of_us = (repair, rest["skew"], rest["length"], rest["boot"])
+    numbers = (rest["ttl"], fence, rest["memory"], *of_us)
     return Eval("RENEW", tuple(keys), (token, info, *numbers))
 
 
@@ -358,6 +359,9 @@ STORIES_OF = {
     ("growing-fence", "ACQUIRE"): [ENROLLED, acquire(X, b"7"), acquire(Y, b"2", keys=B),
                                    acquire(X, b"2")],
     ("near-fence", "ACQUIRE"): [ENROLLED, acquire(X, FAR)],
+    ("bounded-fence", "ACQUIRE"): [ENROLLED, Put(A.fence, FAR, LONG), acquire(X, b"7")],
+    ("bounded-fence", "RENEW"): [ENROLLED, acquire(X, b"7"), Put(A.fence, FAR, LONG),
+                                 renew(X, b"7")],
     ("done-stays-done", "RELEASE"): [mark(MARKERS[0], b"done"),
                                      release(X, marker=MARKERS[0], state=b"finishing")],
 }  # fmt: skip
@@ -524,6 +528,7 @@ def test_no_number_is_rounded_on_either_side(client):
     both = Both(client)
     both.tell(ENROLLED)
     for fence in range(LIMIT - 3, LIMIT + 4):
-        both.tell(Put(A.fence, b"%d" % fence), acquire(X, b"1"), renew(X, b"1"))
+        far = {"skew": b"%d" % LIMIT}
+        both.tell(Put(A.fence, b"%d" % fence), acquire(X, b"1", **far), renew(X, b"1", **far))
         if fence < LIMIT:
             assert both.node.get(A.fence) == b"%d" % (fence + 1)

@@ -299,13 +299,19 @@ def test_a_lasting_split_is_waited_out_like_any_conflict():
 # -- markers --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rest", [(granted(), granted()), (refused(), refused()), (SILENT,) * 2])
-def test_a_marker_ends_it_whatever_the_others_say(rest):
-    """Where a marker stands the lock is not needed: released at once, told, not tried again."""
-    drive = Drive(wait=60.0, marker="m").vote(marked("done"), *rest)
+@pytest.mark.parametrize("third", [granted(), refused(), SILENT, marked("finishing")])
+def test_a_marker_on_a_quorum_ends_it_whatever_the_others_say(third):
+    """Where it stands the lock is not needed: released at once, told, not tried again."""
+    drive = Drive(wait=60.0, marker="m").vote(third, marked("done"), marked("done"))
     assert is_release(drive.step, token_of("t1-"))
     assert isinstance(drive.go_on().error, MarkerStands)
     assert drive.error.state == "done"
+
+
+def test_a_marker_on_a_single_node_ends_nothing():
+    """It may have been written by anybody; the lock is taken on the others."""
+    drive = Drive(wait=60.0, marker="m").vote(marked("done"), granted(7), granted(7))
+    assert drive.lease.fence == 7
 
 
 def test_the_marker_is_part_of_the_question():
@@ -385,7 +391,7 @@ def test_nodes_that_agree_need_no_confirmation():
 def test_the_largest_fence_is_written_back():
     """Where numbers differ the largest goes to all nodes, under our token, repairing nothing."""
     drive = Drive().vote(granted(5), granted(9))
-    token, _, ttl, fence, _, repair, _ = drive.step.request.arguments
+    token, _, ttl, fence, _, repair, *_ = drive.step.request.arguments
     assert drive.step.request.script is RENEW
     assert (token.decode(), ttl, fence, repair) == (token_of("t1-"), b"30000", b"9", b"0")
     assert drive.vote(granted(9), granted(9)).lease.fence == 9
