@@ -45,31 +45,6 @@ get_lib_version()
 Attach = Callable[["Node", "AbstractConnection", Greeting], None]
 
 
-class Backoff:
-    """
-    How long to wait before a node is connected.
-
-    Attributes:
-        connected_at: When it last was [s].
-    """
-
-    def __init__(self) -> None:
-        self.connected_at = float("-inf")
-        self._pause = SHORTEST_BACKOFF
-
-    def longer(self) -> float:
-        """Return the next pause [s]; each is twice as long as the one before, up to a bound."""
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_BACKOFF)
-        return clock.jitter(pause / 2, pause)
-
-    def before_connecting(self, now: float) -> float:
-        """Return how long to wait after a connection has ended [s]: not, if it was of use."""
-        if now - self.connected_at < LONGEST_BACKOFF:
-            return self.longer()
-        self._pause = SHORTEST_BACKOFF
-        return 0.0
-
-
 class Connector:
     """
     Connects the nodes of one process.
@@ -90,7 +65,7 @@ class Connector:
         self._mutex = mutex
         self._attach = attach
         self._greetings: list[Greeting | None] = [None] * len(labels)
-        self._backoffs = [Backoff() for _ in labels]
+        self._pauses = [0.0] * len(labels)  # before each is connected again [s]
         self._found: dict[int, str] = {}
         self._stop = threading.Event()
 
@@ -99,8 +74,8 @@ class Connector:
         self._stop.set()
 
     def forgive(self, node: Node) -> None:
-        """Let no pause come before *node* is connected again: its connection ended by our doing."""
-        self._backoffs[node.position] = Backoff()
+        """Let no pause come before *node* is connected again: its connection was of use."""
+        self._pauses[node.position] = 0.0
 
     def reconnect(self, node: Node) -> None:
         """See to it that *node* gets a connection; called with the mutex held."""
@@ -120,9 +95,7 @@ class Connector:
 
     def _connect(self, node: Node) -> None:
         """Connect *node*, trying for as long as it takes."""
-        backoff = self._backoffs[node.position]
-        self._stop.wait(backoff.before_connecting(clock.now()))
-        while not self._stop.is_set():
+        while not self._stop.wait(self._pause(node)):
             try:
                 self._greet(node)
             except Exception as error:  # noqa: BLE001  whatever it is, the node does not vote
@@ -130,10 +103,14 @@ class Connector:
                     self._found.setdefault(node.position, "unreachable")
                     if node.connection is None and not self._stop.is_set():
                         node.fail(error)
-                self._stop.wait(backoff.longer())
             else:
-                backoff.connected_at = clock.now()
                 return
+
+    def _pause(self, node: Node) -> float:
+        """Return how long to wait [s]; each time twice as long, until `forgive` is called."""
+        pause = self._pauses[node.position]
+        self._pauses[node.position] = min(max(2 * pause, SHORTEST_BACKOFF), LONGEST_BACKOFF)
+        return clock.jitter(pause / 2, pause)
 
     def _greet(self, node: Node) -> None:
         connection = node.address.connection()

@@ -161,17 +161,13 @@ def test_the_age_of_a_node_counts_only_where_it_is_the_only_one(connect, nodes, 
     assert sorted(cluster.asked) == [(number, mode) for number in range(nodes)]
 
 
-def test_a_node_is_connected_anew_at_once_if_the_connection_was_of_use():
-    """One that ends as soon as it is made is made ever less often, as if it had failed."""
-    backoff = connector.Backoff()
-    assert backoff.before_connecting(0.0) == 0.0
-    pauses = []
-    for number in range(10):
-        backoff.connected_at = float(number)
-        pauses.append(backoff.before_connecting(number + 0.1))
-    assert all(pause > 0 for pause in pauses)
-    assert max(pauses) <= connector.LONGEST_BACKOFF
-    assert min(pauses[-3:]) >= connector.LONGEST_BACKOFF / 2
-    backoff.connected_at = 20.0
-    assert backoff.before_connecting(20.0 + connector.LONGEST_BACKOFF) == 0.0
-    assert backoff.longer() <= connector.SHORTEST_BACKOFF
+def test_a_connection_that_was_of_no_use_is_made_ever_less_often():
+    """One that ends as soon as it is made counts as one that failed, until one is of use."""
+    cluster = Cluster("enrolled")
+    made = connector.Connector(Rules(), ["node-0"], threading.Lock(), lambda *_: None)
+    pauses = [made._pause(cluster.nodes[0]) for _ in range(12)]
+    assert pauses[0] == 0.0
+    assert 0 < pauses[1] <= connector.SHORTEST_BACKOFF
+    assert all(connector.LONGEST_BACKOFF / 2 <= p <= connector.LONGEST_BACKOFF for p in pauses[8:])
+    made.forgive(cluster.nodes[0])
+    assert made._pause(cluster.nodes[0]) == 0.0
