@@ -363,7 +363,7 @@ class Fanout:
     def _lose(self, node: Node, error: BaseException) -> None:
         """Drop a connection; what the node granted through it and is not decided is void."""
         problem = error if isinstance(error, Gone) else Gone("interrupted")
-        if node.has_answered or problem is not error:
+        if node.was_of_use or problem is not error:
             self._connector.forgive(node)
         self._drop(node, problem)
         for waiter in self._waiters:

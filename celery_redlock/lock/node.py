@@ -77,7 +77,6 @@ class Node:
         unsent: What it has not taken yet; goes out as soon as it can be written to.
         is_settled: Whether it was ever connected, or has failed to be.
         is_connecting: Whether somebody is about to connect it.
-        has_answered: Whether a request on this connection was answered.
         greeting: What it last told of itself.
         problem: Why it does not vote; an exception, None while it does.
         suspect_since: Since when it owes an answer that a round gave up on [s], or None.
@@ -92,7 +91,7 @@ class Node:
         self._rules = rules
         self._news = news
         self.connection: AbstractConnection | None = None
-        self.is_settled = self.is_connecting = self.has_answered = False
+        self.is_settled = self.is_connecting = self._has_answered = False
         self.greeting: Greeting | None = None
         self.problem: Exception | None = None
         self.suspect_since: float | None = None
@@ -113,7 +112,7 @@ class Node:
             self.clock.forget()  # of another process; the clock of this one we know
         self.greeting = greeting
         self.suspect_since = self.problem = None
-        self.has_answered = False
+        self._has_answered = False
         # redis-py has no public way to the socket of its connection.
         self.sock = cast("Any", connection)._sock  # noqa: SLF001
         self.sock.settimeout(0)
@@ -163,6 +162,11 @@ class Node:
         self._along.append((call, now))
         if len(self._along) > LONGEST_COMPANY:
             self._keep(*self._along.popleft())
+
+    @property
+    def was_of_use(self) -> bool:
+        """Whether its connection has answered what was asked, if anything was."""
+        return self._has_answered or not self._owed
 
     @property
     def is_crowded(self) -> bool:
@@ -267,7 +271,7 @@ class Node:
             self.latency = now - sent
             call.take(self.position, self._vote(call, reply, sent, now))
         self._owed.popleft()
-        self.has_answered = True
+        self._has_answered = True
         if isinstance(reply, Exception):
             if call is not None and isinstance(reply, NoScriptError):
                 self._send_source(call, now)
