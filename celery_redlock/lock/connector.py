@@ -74,7 +74,7 @@ class Connector:
         self._stop.set()
 
     def forgive(self, node: Node) -> None:
-        """Let no pause come before *node* is connected again: its connection was of use."""
+        """Let no pause come before *node* is connected again: its connection is of use."""
         self._pauses[node.position] = 0.0
 
     def reconnect(self, node: Node) -> None:

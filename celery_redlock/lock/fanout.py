@@ -363,8 +363,6 @@ class Fanout:
     def _lose(self, node: Node, error: BaseException) -> None:
         """Drop a connection; what the node granted through it and is not decided is void."""
         problem = error if isinstance(error, Gone) else Gone("interrupted")
-        if node.was_of_use or problem is not error:
-            self._connector.forgive(node)
         self._drop(node, problem)
         for waiter in self._waiters:
             for call in waiter.calls:
@@ -386,6 +384,7 @@ class Fanout:
             node.deliver(clock.now())
             if node.unsent:
                 self._watch(node, EITHER)
+            self._connector.forgive(node)
         except Gone as error:
             self._lose(node, error)
 

@@ -91,7 +91,7 @@ class Node:
         self._rules = rules
         self._news = news
         self.connection: AbstractConnection | None = None
-        self.is_settled = self.is_connecting = self._has_answered = False
+        self.is_settled = self.is_connecting = False
         self.greeting: Greeting | None = None
         self.problem: Exception | None = None
         self.suspect_since: float | None = None
@@ -112,7 +112,6 @@ class Node:
             self.clock.forget()  # of another process; the clock of this one we know
         self.greeting = greeting
         self.suspect_since = self.problem = None
-        self._has_answered = False
         # redis-py has no public way to the socket of its connection.
         self.sock = cast("Any", connection)._sock  # noqa: SLF001
         self.sock.settimeout(0)
@@ -162,11 +161,6 @@ class Node:
         self._along.append((call, now))
         if len(self._along) > LONGEST_COMPANY:
             self._keep(*self._along.popleft())
-
-    @property
-    def was_of_use(self) -> bool:
-        """Whether its connection has answered what was asked, if anything was."""
-        return self._has_answered or not self._owed
 
     @property
     def is_crowded(self) -> bool:
@@ -271,7 +265,6 @@ class Node:
             self.latency = now - sent
             call.take(self.position, self._vote(call, reply, sent, now))
         self._owed.popleft()
-        self._has_answered = True
         if isinstance(reply, Exception):
             if call is not None and isinstance(reply, NoScriptError):
                 self._send_source(call, now)
