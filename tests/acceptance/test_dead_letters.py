@@ -1,0 +1,71 @@
+"""
+A failure that RabbitMQ brings back.
+
+Rejected, it goes to a queue of dead letters, and from there to where it came from. Celery rejects
+it with ``acks_late`` and ``acks_on_failure_or_timeout=False``.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from celery import Task
+from kombu import Exchange, Queue
+
+from celery_redlock import RedlockTask
+from celery_redlock.task import execution
+from support.events import body, read
+from support.stage import stage
+from support.waiting import eventually
+
+#: How often a task runs in all: the last time it succeeds.
+TIMES = 3
+#: How long a dead letter waits [ms].
+WAIT = 300
+
+
+def fail_at_first(self, name):
+    """Fail until it runs for the third time; then return how often it ran."""
+    events = os.environ["EVENTS"]
+    with body(events, name):
+        runs = len([event for event in read(events, "start") if event["name"] == name])
+    if runs < TIMES:
+        raise ValueError(runs)
+    return runs
+
+
+def declare(app):
+    """Declare the tasks of this file, and the way that a rejected message takes."""
+    buried = {"x-dead-letter-exchange": "graves"}
+    app.conf.task_queues = [Queue("shop", Exchange("shop"), "shop", queue_arguments=buried)]
+    app.conf.task_default_queue = "shop"
+    for name, base in (("plain", Task), ("protected", RedlockTask)):
+        app.task(
+            name=name,
+            base=base,
+            bind=True,
+            shared=False,
+            acks_late=True,
+            acks_on_failure_or_timeout=False,
+        )(fail_at_first)
+    if os.environ.get("BROKEN"):
+        execution.has_finished = lambda *_: True
+
+
+@pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
+def test_a_failure_that_is_rejected_comes_back_until_it_succeeds(rabbit, tmp_path, on):
+    """Celery has not acknowledged it, so it is not over: a lock changes nothing about that."""
+    with stage(__file__, tmp_path, nodes=3, broker_url=rabbit.url) as it:
+        back = {"x-message-ttl": WAIT, "x-dead-letter-exchange": "shop"}
+        with it.app.connection_for_write() as connection:
+            Queue("graves", Exchange("graves"), "shop", queue_arguments=back)(connection).declare()
+        it.worker(concurrency=2, env={} if on else {"BROKEN": "yes"})
+        plain, ours = (it.task(name).apply_async((name,)) for name in ("plain", "protected"))
+        eventually(lambda: it.meta(plain.id).get("status") == "SUCCESS", "success", timeout=60)
+        if on:
+            eventually(lambda: it.meta(ours.id).get("status") == "SUCCESS", "success", timeout=60)
+        else:
+            it.wait_for_log(rf"{ours.id}\] has finished before")
+        assert len(it.bodies("plain")) == TIMES
+        assert len(it.bodies("protected")) == (TIMES if on else 1)
