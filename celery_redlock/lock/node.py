@@ -100,6 +100,7 @@ class Node:
         self._undelivered: deque[Call] = deque(maxlen=UNDELIVERED)
         self._along: deque[tuple[Call, float]] = deque()
         self._boot = self.unsent = b""
+        self._took_more = float("-inf")  # when it last took some of what waited to be sent [s]
         self._replies: Replies = lambda: iter(())
         self.clock = NodeClock(rules.drift_factor)
 
@@ -191,7 +192,11 @@ class Node:
 
     def is_late(self, now: float) -> bool:
         """Return whether the node has owed an answer for longer than a round waits."""
-        return bool(self._owed) and now - self._owed[0][1] > self._rules.node_timeout
+        return self._owed_for(now) > self._rules.node_timeout
+
+    def _owed_for(self, now: float) -> float:
+        """Return for how long the node could have answered what it owes [s]; 0 if nothing."""
+        return now - max(self._owed[0][1], self._took_more) if self._owed else 0.0
 
     def suspect(self, since: float) -> None:
         """Note that a round gave up on this node; it is not waited for until it has answered."""
@@ -220,7 +225,7 @@ class Node:
                 self._keep(call, now)
             return
         if self.is_late(now):
-            if now - self._owed[0][1] > PATIENCE:
+            if self._owed_for(now) > PATIENCE:
                 msg = f"no answer for {PATIENCE:g} s"
                 raise Gone(msg)
             self.suspect(now)
@@ -360,8 +365,9 @@ class Node:
         Raises:
             Gone: The connection is dead, or takes too little.
         """
-        if self.unsent:
-            self.unsent = self.unsent[self._sent(self.unsent) :]
+        if self.unsent and (sent := self._sent(self.unsent)):
+            self.unsent = self.unsent[sent:]
+            self._took_more = clock.now()
         if len(self.unsent) > LARGEST_UNSENT:
             msg = "takes no more requests"
             raise Gone(msg)

@@ -453,6 +453,25 @@ def test_what_does_not_go_out_at_once_goes_out_in_order(contract_node, line, roo
     assert not note.is_open
 
 
+def test_a_node_owes_no_answer_to_what_was_not_sent(contract_node, line, monkeypatch):
+    """Nobody sends on while nobody asks: whoever asks next does, and the node can answer then."""
+    wire = line(contract_node.url)
+    wire.node.sock = narrow = Narrow(wire.node.sock, 50)
+    wire.send(*[release(decided=None) for _ in range(20)])
+    later = clock.now() + node_module.PATIENCE + 1
+    monkeypatch.setattr(clock, "now", lambda: later)
+    while len(wire.node.unsent) > 200:
+        wire.node.flush()
+    wire.send(first := inspect())
+    assert wire.node.suspect_since is None
+    assert not [what for what in wire.news if isinstance(what, events.NodeDown)]
+    narrow._blocked = narrow._left = 10_000
+    monkeypatch.setattr(clock, "now", lambda: later + node_module.PATIENCE + 1)
+    with pytest.raises(Gone, match="no answer for 2 s"):
+        wire.send(inspect())  # it could have taken more, and did not
+    assert first.is_open
+
+
 @pytest.mark.parametrize("is_tls", [False, True], ids=["plain", "tls"])
 def test_a_node_that_took_nothing_for_a_while_gets_what_was_meant_for_it(
     contract_node, tls_port, certificate, line, is_tls
