@@ -125,6 +125,8 @@ class Connector:
                     connection.disconnect()
                 else:
                     self._attach(node, connection, greeting)
+                    if node.connection is connection:  # it took what it had missed
+                        self.forgive(node)
         except BaseException:
             connection.disconnect()
             raise

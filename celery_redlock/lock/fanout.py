@@ -384,7 +384,6 @@ class Fanout:
             node.deliver(clock.now())
             if node.unsent:
                 self._watch(node, EITHER)
-            self._connector.forgive(node)
         except Gone as error:
             self._lose(node, error)
 
