@@ -325,11 +325,12 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         """
         Return what runs the body.
 
-        In a worker that is the next ``__call__``. In eager mode Celery's own would push a
-        second request, a copy (up to 5.4 an empty one), and what the body changes in it is lost.
+        That is the next ``__call__``. Celery's own would push a second request, a copy (up to 5.4
+        an empty one), and what the body changes in it is lost; only the command ``celery worker``
+        keeps it from that, neither ``celery.contrib.testing`` nor eager mode does.
         """
         is_celerys = getattr(inherited, "__func__", None) is Task.__call__
-        if not (is_celerys and request.is_eager) or request._protected:  # noqa: SLF001
+        if not is_celerys or request.called_directly or request._protected:  # noqa: SLF001
             return inherited
         request._protected = 1  # noqa: SLF001  Celery's own mark, and its own way in a worker
         return self.run

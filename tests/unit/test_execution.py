@@ -302,6 +302,15 @@ def test_a_failure_that_is_not_acknowledged_is_not_remembered(app):
         app.locks.released.clear()
 
 
+def test_the_body_has_the_request_of_its_message(app):
+    """No second one, which would be empty up to Celery 5.4: nothing has patched Celery's call."""
+
+    def depth(task):
+        return len(task.request_stack), task.request.id, task.request.called_directly
+
+    assert deliver(app, body=depth) == (1, "me", False)
+
+
 @pytest.mark.parametrize("lowered_to", [2, 1, 0, -1])
 def test_what_a_body_publishes_under_its_own_id_is_another_execution(app, lowered_to):
     """Also if it lowers the number of retries, and hands on all the headers that it sees."""
