@@ -19,6 +19,7 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -435,7 +436,10 @@ def test_a_fence_that_somebody_planted_is_nobodys(five_nodes, locks, monkeypatch
 def test_a_marker_that_somebody_planted_ends_nothing(five_nodes, locks, monkeypatch, on):
     """An execution is over where a majority says so; one node's writer cannot have it dropped."""
     if not on:
-        monkeypatch.setattr(rounds, "judge", lambda ballot: votes.Verdict.MARKED)
+        is_marked = partial(votes.count, kind=votes.VoteKind.MARKED)
+        found = {True: lambda _: votes.Verdict.MARKED, False: votes.judge}
+        monkeypatch.setattr(rounds, "judge", lambda ballot: found[is_marked(ballot) > 0](ballot))
+        monkeypatch.setattr(rounds, "acquire_is_decided", lambda ballot: is_marked(ballot) > 0)
     lock = locks(five_nodes[:3])
     with redis.Redis.from_url(five_nodes[0].url) as client:
         client.set(marker_key("redlock", "run:1"), b"done", px=60_000)
