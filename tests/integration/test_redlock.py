@@ -230,6 +230,27 @@ def test_a_marker_can_be_waited_for_by_who_never_connected(five_nodes, locks):
         locks(five_nodes[:3], bootstrap=False).take(Wanted("it", 5.0, marker="run:1"))
 
 
+@pytest.mark.parametrize("size", [3, 5])
+def test_what_has_finished_does_not_run_while_any_minority_is_down(redis_nodes, locks, size):
+    """Right after the release, and although the nodes that are down come back without it."""
+    servers = redis_nodes(size)
+    rules = {"max_ttl": 10.0, "restart_guard": False}
+    down = servers[: size // 2]
+    for server in down:
+        server.kill()
+    ours = locks(servers, bootstrap=False, **rules)
+    held = ours.take(Wanted("it", 5.0, marker="run:1"))
+    ours.give_back(held, marker=Marker("run:1", "done", 60.0))
+    for brought_back in (False, True):
+        if brought_back:
+            ours.close()
+            for server in down:
+                server.restart()
+        with pytest.raises(MarkerStands) as stands:
+            locks(servers, bootstrap=False, **rules).take(Wanted("it", 5.0, 2.0, marker="run:1"))
+        assert stands.value.state == "done"
+
+
 @each_size
 def test_waiting_ends_when_the_lock_is_free(five_nodes, locks, size):
     """Who waits gets the lock soon after its release, long before its own patience ends."""
