@@ -119,6 +119,7 @@ def renew_request(rules: Rules, lease: Lease, *, repair: bool) -> Request:
             ms(lease.ttl),
             b"%d" % (lease.fence or 0),
             ms(rules.fence_memory),
+            ms(rules.longest_skew),
             b"1" if repair else b"0",
             quarantine_ms(rules),
         ),

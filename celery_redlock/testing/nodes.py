@@ -234,7 +234,10 @@ class NodeModel:
         if proposed != b"0":
             if self.is_too_far(float(proposed), now + int(skew)):
                 return [-5, now]
-            fence = b"%.0f" % self.next_fence(float(self.last_fence(fence_key)), float(proposed))
+            seen = float(self.last_fence(fence_key))
+            if self.is_out_of_bounds(seen + 1, now + int(skew)):
+                return [-7, now]
+            fence = b"%.0f" % self.next_fence(seen, float(proposed))
             self.put(fence_key, fence, retention)
         self.put(lock, token + info, ttl)
         if length != b"0":
@@ -245,6 +248,10 @@ class NodeModel:
         """Return whether a proposal is made by a clock that is ahead of *latest* [ms]."""
         return proposed > latest * 4096
 
+    def is_out_of_bounds(self, fence: float, latest: int) -> bool:
+        """Return whether no clock up to *latest* [ms] can have made a fence; NaN is such a one."""
+        return not fence <= latest * 4096
+
     def next_fence(self, seen: float, proposed: float) -> float:
         """Return the fence of a grant: above all that were given."""
         return max(seen + 1, proposed)
@@ -252,11 +259,13 @@ class NodeModel:
     def renew(self, keys: Sequence[bytes], arguments: Sequence[bytes]) -> list[Any]:
         """As RENEW_LUA."""
         lock, fence_key, boot, quarantine = keys
-        token, info, ttl, least, retention, repair, length, boot_id = arguments
+        token, info, ttl, least, retention, skew, repair, length, boot_id = arguments
         now = int(self.now_ms())
         held = self.get(lock)
         code, left = self.standing(boot, quarantine, boot_id, length)
         seen = float(self.last_fence(fence_key)) if least != b"0" else 0.0
+        if least != b"0" and self.is_out_of_bounds(max(seen, float(least)), now + int(skew)):
+            return [-7, now]
         kind = 1
         if held is None and repair == b"1" and not self.has_passed(seen, float(least)):
             kind = 2

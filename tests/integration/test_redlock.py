@@ -96,6 +96,21 @@ def test_a_lock_is_anothers_until_it_is_released(five_nodes, locks, size):
     assert theirs.acquire("report").fence > lease.fence
 
 
+def test_a_fence_that_is_set_by_hand_on_one_node_is_given_to_nobody(five_nodes, locks):
+    """Three holders in a row had the largest number there is, and each renewal kept it."""
+    clients = locks(five_nodes[:3])
+    with redis.Redis.from_url(five_nodes[0].url) as planted:
+        planted.set(Keys.of("redlock", "it").fence, 2**53, px=60_000)
+        fences = []
+        for _ in range(3):
+            lease = clients.acquire("it")
+            fences.append(clients.extend(lease).fence)
+            clients.release(lease)
+        assert planted.get(Keys.of("redlock", "it").fence) == b"%d" % 2**53
+    assert sorted(set(fences)) == fences
+    assert fences[-1] < 2**53
+
+
 @each_size
 def test_a_lease_is_valid_for_a_little_less_than_its_ttl(five_nodes, locks, size):
     """Counted from before the round, and shortened by the drift."""

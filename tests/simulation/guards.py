@@ -52,7 +52,7 @@ __all__ = ["GUARDS", "Guard", "switched_off"]
 #: How scripts see that a node was enrolled by clients of other settings.
 SAME_PROCESS = "string.sub(found, 1, 41) == string.sub(boot_id, 1, 41) then"
 #: What RENEW does when its vote counts.
-VOTED = "if ARGV[7] ~= '0' then redis.call('PEXPIRE', KEYS[3]"
+VOTED = "if ARGV[8] ~= '0' then redis.call('PEXPIRE', KEYS[3]"
 
 
 @dataclass(frozen=True)
@@ -493,7 +493,16 @@ GUARDS = {
             "near-fence",
             "a number from a clock that is far ahead is refused",
             ((NodeModel, "is_too_far", no),),
-            ((ACQUIRE, "if proposed > (now + tonumber(ARGV[6])) * 4096", "if false"),),
+            ((ACQUIRE, "if proposed > largest", "if false"),),
+        ),
+        Guard(
+            "bounded-fence",
+            "a node whose fence no clock can have made does not vote",
+            ((NodeModel, "is_out_of_bounds", no),),
+            (
+                (ACQUIRE, "if not (f <= largest)", "if false"),
+                (RENEW, "if not (f <= (now + tonumber(ARGV[6])) * 4096)", "if false"),
+            ),
         ),
         Guard(
             "done-stays-done",

@@ -54,6 +54,12 @@ class Schedule(World):
         ways = self.ways.get((link.host.number, link.position)) if command else None
         return ways.pop(0) if ways else 0.001
 
+    def count_from_here(self) -> int:
+        """Set back all clients' wall clocks, so that nodes count by one; return a fence of now."""
+        for host in self.hosts:
+            host.wall = replace(host.wall, offset=host.wall.offset - 100.0)
+        return int(BEGIN * 1000) << 12
+
     def granted_to(self, host: Host) -> Generator[Any, Any, Lease]:
         """Yield what takes the lock now, which nobody else holds; return the lease."""
         lease = yield from self.people.take(host, wait=0.0)
@@ -116,7 +122,7 @@ def late_confirmation(*, is_cut_off: bool = False) -> list[str]:
     Or, with *is_cut_off*, y's first question never reaches A, where nobody's key is then.
     """
     world = Schedule()
-    base = int((BEGIN + 100) * 1000) << 12  # above all wall clocks, so that nodes count by one
+    base = world.count_from_here()
     for node, stored in zip(world.nodes, (base + 1, base + 1, base), strict=True):
         node.put(KEYS.fence, b"%d" % stored, b"3600000")
     world.ways = {(Y, A): [0.309], (Y, B): [0.045]}
@@ -138,7 +144,7 @@ def cut_off_confirmation() -> list[str]:
 def two_smallest() -> list[str]:
     """Let the nodes' numbers differ, and x and y take the lock one after the other."""
     world = Schedule()
-    base = int((BEGIN + 100) * 1000) << 12
+    base = world.count_from_here()
     for node, stored in zip(world.nodes, (base + 9, base + 5, base), strict=True):
         node.put(KEYS.fence, b"%d" % stored, b"3600000")
     world.y.links[A].sever()
@@ -174,6 +180,16 @@ def clock_of_next_year() -> list[str]:
     latest = int((BEGIN + 60) * 1000) << 12
     far = [hold.fence for hold in world.holds if hold.fence > latest]
     return broken(world) + [f"a fence of next year: {fence}" for fence in far]
+
+
+def planted_fence() -> list[str]:
+    """Let somebody set the largest fence there is on A, and x, y and x take the lock in turn."""
+    world = Schedule()
+    world.nodes[A].put(KEYS.fence, b"%d" % 2**53, b"3600000")
+    for at, host in ((0.0, world.x), (0.05, world.y), (0.1, world.x)):
+        world.at(at, lambda host=host: host.run(world.take_and_release(host, at=0.0, length=0.01)))
+    world.run()
+    return broken(world)
 
 
 # -- leases --------------------------------------------------------------------------------------
@@ -611,6 +627,7 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         told_nobody,
         clock_set_back,
         clock_of_next_year,
+        planted_fence,
         slow_quorum,
         slow_clock,
         too_late_to_be_of_use,
@@ -650,6 +667,7 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "told_nobody": ("write-back",),
     "clock_set_back": ("growing-fence",),
     "clock_of_next_year": ("near-fence",),
+    "planted_fence": ("bounded-fence",),
     "slow_quorum": ("from-the-question",),
     "slow_clock": ("drift",),
     "too_late_to_be_of_use": ("of-use",),

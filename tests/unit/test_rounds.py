@@ -385,7 +385,7 @@ def test_nodes_that_agree_need_no_confirmation():
 def test_the_largest_fence_is_written_back():
     """Where numbers differ the largest goes to all nodes, under our token, repairing nothing."""
     drive = Drive().vote(granted(5), granted(9))
-    token, _, ttl, fence, _, repair, _ = drive.step.request.arguments
+    token, _, ttl, fence, _, _, repair, _ = drive.step.request.arguments
     assert drive.step.request.script is RENEW
     assert (token.decode(), ttl, fence, repair) == (token_of("t1-"), b"30000", b"9", b"0")
     assert drive.vote(granted(9), granted(9)).lease.fence == 9
