@@ -33,7 +33,7 @@ from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import MarkerStands, Wanted, new_owner
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys
+from celery_redlock.lock.scripts import Keys, marker_key
 from celery_redlock.ops.servers import servers as start_servers
 from support.clients import hang_up
 from support.waiting import eventually
@@ -243,6 +243,36 @@ def test_a_marker_can_be_waited_for_by_who_never_connected(five_nodes, locks):
     locks(five_nodes[:3], bootstrap=False).mark(Marker("run:1", "done", 9.0), wait=True)
     with pytest.raises(MarkerStands):
         locks(five_nodes[:3], bootstrap=False).take(Wanted("it", 5.0, marker="run:1"))
+
+
+def test_a_marker_that_is_set_by_hand_on_one_node_ends_nothing(five_nodes, locks):
+    """One write on one node of three suppressed an execution."""
+    clients = locks(five_nodes[:3])
+    with redis.Redis.from_url(five_nodes[0].url) as planted:
+        planted.set(marker_key("redlock", "run:1"), "done", px=60_000)
+    for _ in range(3):  # whichever of the nodes answers first
+        clients.give_back(clients.take(Wanted("it", 5.0, marker="run:1")))
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_what_has_finished_does_not_run_while_any_minority_is_down(redis_nodes, locks, size):
+    """Right after the release, and although the nodes that are down come back without it."""
+    servers = redis_nodes(size)
+    rules = {"max_ttl": 10.0, "restart_guard": False}
+    down = servers[: size // 2]
+    for server in down:
+        server.kill()
+    ours = locks(servers, bootstrap=False, **rules)
+    held = ours.take(Wanted("it", 5.0, marker="run:1"))
+    ours.give_back(held, marker=Marker("run:1", "done", 60.0))
+    for brought_back in (False, True):
+        if brought_back:
+            ours.close()
+            for server in down:
+                server.restart()
+        with pytest.raises(MarkerStands) as stands:
+            locks(servers, bootstrap=False, **rules).take(Wanted("it", 5.0, 2.0, marker="run:1"))
+        assert stands.value.state == "done"
 
 
 @each_size

@@ -222,6 +222,12 @@ def unwatch_at_once(self: Any, one: Any) -> None:
         self._held.pop(one, None)
 
 
+def any_marker(ballot: Any) -> bytes | None:
+    """Return what the first node says that has the marker."""
+    told = [v.value for v in ballot if v is not None and v.kind is VoteKind.MARKED]
+    return told[0] if told else None
+
+
 def put_for_ever(self: Any, key: bytes, value: bytes, _ttl: bytes) -> None:
     """Store a value without an end."""
     self.store[key] = (value, float("inf"))
@@ -503,6 +509,16 @@ GUARDS = {
                 (ACQUIRE, "if not (f <= largest)", "if false"),
                 (RENEW, "if not (f <= (now + tonumber(ARGV[6])) * 4096)", "if false"),
             ),
+        ),
+        Guard(
+            "marked-majority",
+            "an execution has finished only where a majority of nodes has its marker",
+            tuple((room, "marker_in", any_marker) for room in (rounds, votes)),
+        ),
+        Guard(
+            "marker-in-doubt",
+            "an execution that may have finished is not called unavailable",
+            ((rounds, "is_in_doubt", no),),
         ),
         Guard(
             "done-stays-done",

@@ -11,12 +11,13 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
+from celery_redlock.errors import LockNotAcquired
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.node import Gone
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker, probe_request, release_request
-from celery_redlock.lock.rounds import Ask, Pause, Tell
+from celery_redlock.lock.rounds import Ask, MarkerStands, Pause, Tell, Wanted, acquire
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys, marker_key
 from simulation.clocks import BEGIN
@@ -423,6 +424,64 @@ def late_word() -> list[str]:
     return [f"it is {states}, not done"] if states != {b"done"} else []
 
 
+def redelivered(world: Schedule, at: float, unsevered: tuple[int, ...] = (A, B, C)) -> list[str]:
+    """Let y run a copy of the execution run:1 at a time, and return what became of it."""
+    became = []
+    for node in {A, B, C} - set(unsevered):
+        world.y.links[node].sever()
+
+    def come() -> Process:
+        yield Pause(at)
+        try:
+            yield from acquire(world.y.kernel, Wanted(NAME, RULES.ttl, marker="run:1"))
+            became.append("it ran")
+        except MarkerStands as marker:
+            became.append(f"its marker stands: {marker.state!r}")
+        except LockNotAcquired as error:
+            became.append(type(error).__name__)
+
+    world.y.run(come())
+    world.run()
+    return became
+
+
+def planted_marker() -> list[str]:
+    """Let somebody say on A that the execution run:1 has finished, which has yet to run."""
+    world = Schedule()
+    world.nodes[A].put(marker_key("redlock", "run:1"), b"done", b"3600000")
+    return [became for became in redelivered(world, 0.0) if became != "it ran"]
+
+
+def planted_word() -> list[str]:
+    """Let somebody say on A that the execution run:1 is done, whose result is not stored yet."""
+    world = Schedule()
+    for node, state in zip(world.nodes, (b"done", b"finishing", b"finishing"), strict=True):
+        node.put(marker_key("redlock", "run:1"), state, b"3600000")
+    return [became for became in redelivered(world, 0.0) if "done" in became]
+
+
+def finished_out_of_sight() -> list[str]:
+    """
+    Let x finish the execution run:1 while C is down, and y, which sees A and C, get a copy of it.
+
+    C lost its memory and is in quarantine. A task that runs unlocked where no quorum can decide
+    would run once more, and one that fails would lose its result.
+    """
+    world = Schedule()
+    world.x.links[C].sever()
+    world.crash(world.nodes[C], 0.1)
+
+    def finish() -> Process:
+        lease = yield from world.granted_to(world.x)
+        yield Pause(0.05)
+        world.people.end(lease)
+        yield give_back(world.x, lease, Marker("run:1", "done", 60.0))
+
+    world.x.run(finish())
+    became = redelivered(world, 0.2, unsevered=(A, C))
+    return [what for what in became if "marker" not in what]
+
+
 # -- nodes ---------------------------------------------------------------------------------------
 
 
@@ -644,6 +703,9 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         late_release,
         no_end,
         late_word,
+        planted_marker,
+        planted_word,
+        finished_out_of_sight,
         amnesia,
         late_boot_clock,
         minority,
@@ -684,6 +746,9 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "late_release": ("fresh-token",),
     "no_end": ("expiry",),
     "late_word": ("done-stays-done",),
+    "planted_marker": ("marked-majority",),
+    "planted_word": ("marked-majority",),
+    "finished_out_of_sight": ("marker-in-doubt",),
     "amnesia": ("restart-guard",),
     "late_boot_clock": ("age-unbelieved",),
     "minority": ("configured-quorum",),
