@@ -119,8 +119,8 @@ def renew_request(rules: Rules, lease: Lease, *, repair: bool) -> Request:
             ms(lease.ttl),
             b"%d" % (lease.fence or 0),
             ms(rules.fence_memory),
-            b"1" if repair else b"0",
             ms(rules.longest_skew),
+            b"1" if repair else b"0",
             quarantine_ms(rules),
         ),
     )

@@ -4,7 +4,7 @@ The algorithm, sans I/O: generators that say what to do next and are told what c
     acquire():   Ask(ACQUIRE) --granted by a quorum, one fence--> Lease
                      |   \--granted, fences differ--> Ask(RENEW) to agree on one --> Lease
                      |--refused / too late / split--> Tell(RELEASE) -> Pause -> again, new token
-                     '--out of time--> LockTaken or QuorumUnavailable
+                     '--out of time--> LockTaken, QuorumUnavailable, or a marker in doubt
 
 Whoever drives them does the I/O (`celery_redlock.lock.redlock`, or a simulator). The
 safety argument, in the order of the code:
@@ -17,6 +17,8 @@ safety argument, in the order of the code:
   before the keys do.
 - Whatever an attempt may have left behind is released through the same connections, so
   no node sees the release before the request.
+- An execution has finished where a majority has its marker. With fewer, a majority's grant is a
+  grant; without that either, it may have finished, and is neither run nor refused.
 - A fence is final when a majority stores it while holding our token (PROTOCOL 3.1).
 """
 
@@ -59,7 +61,9 @@ from celery_redlock.lock.votes import (
     acquire_is_decided,
     earliest_free,
     holder_of,
+    is_in_doubt,
     judge,
+    marker_in,
     quarantine_left,
     told,
     verdict_when_split,
@@ -120,10 +124,11 @@ Steps = Generator["Ask | Tell | Pause", Any, Lease]
 
 class MarkerStands(RedlockError):
     """
-    Not an attempt was made: a marker says that this needs no lock any more.
+    No lock was taken: a marker says that this needs none any more, or may say so.
 
     Attributes:
-        state: The marker's value.
+        state: What a majority of nodes says in the marker. Empty where no majority says the same,
+            or so few nodes tell of the marker and of the lock that either may be: ask again later.
     """
 
     def __init__(self, state: str) -> None:
@@ -226,7 +231,7 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
     Raises:
         LockTaken: Somebody else holds it.
         QuorumUnavailable: No quorum could decide.
-        MarkerStands: The marker of *wanted* was found on a quorum.
+        MarkerStands: A majority of nodes has the marker of *wanted*, or it is in doubt.
     """
     give_up = client.now() + wanted.wait
     tries = splits = 0
@@ -248,11 +253,14 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
             yield Tell(attempt.release())  # interrupted: leave nothing behind
             raise
         if verdict is Verdict.MARKED and wanted.marker is not None:
-            raise MarkerStands(_marker_in(ballot))
+            state = marker_in(ballot) or b""
+            raise MarkerStands(state.decode(errors="replace"))  # others may have written it
         now = client.now()
         took = min(now - attempt.started, client.rules.node_timeout)  # without waits to connect
         pause = _pause_after(client, verdict, ballot, tries, splits, give_up - now, took)
         if pause is None:
+            if wanted.marker is not None and is_in_doubt(ballot):
+                raise MarkerStands("")
             raise refusal(wanted.name, ballot, client.labels)
         is_draw = verdict is Verdict.SPLIT and splits < SPLIT_TRIES
         splits += is_draw
@@ -301,12 +309,6 @@ def _refusing(ballot: Ballot) -> frozenset[int]:
     """Return the positions of nodes that certainly stored nothing of ours."""
     certain = (VoteKind.REFUSED, VoteKind.QUARANTINED, VoteKind.MARKED)
     return frozenset(i for i, v in enumerate(ballot) if v is not None and v.kind in certain)
-
-
-def _marker_in(ballot: Ballot) -> str:
-    """Return the value of the marker that most nodes answered with."""
-    marked = [v.value for v in ballot if v is not None and v.kind is VoteKind.MARKED]
-    return max(marked, key=marked.count).decode(errors="replace")  # it may be anybody's
 
 
 class _Attempt:

@@ -47,8 +47,7 @@ LARGEST = 2**53
 NO_VOTE = {
     -5: "our clock is too far ahead of the node's",
     -6: "enrolled for another list of nodes or redlock_max_ttl",
-    -7: "its fence is further ahead of its clock than clocks may differ: it was written by "
-    "somebody else, or the clock was set back",
+    -7: "the fence is too far ahead of the node's clock: set by hand, or the clock was set back",
 }
 
 CONSTANTS = f"local TOKEN, OWNER, REMEMBERED = {TOKEN_LENGTH}, {OWNER_LENGTH}, '{BOOT_RETENTION}'"
@@ -92,6 +91,10 @@ local function was_replica(boot)
 end
 """
 
+# In ACQUIRE and RENEW: no clock that may be right has made a fence that is further ahead of the
+# node's clock than clocks may differ, so it counts for nothing (-7), and is never written. Compared
+# so that "nan", which is a number to Lua, does not pass.
+
 # KEYS 1 lock 2 fence 3 marker, or the lock again for none 4 boot 5 quarantine
 # ARGV 1 token 2 info 3 ttl 4 proposed fence or '0' 5 fence retention 6 skew allowed
 #      7 quarantine or '0' 8 boot id
@@ -106,10 +109,10 @@ if cur and string.sub(cur, 1, TOKEN) ~= ARGV[1] then
 end
 local fence = '0'
 if ARGV[4] ~= '0' then
-  local proposed, latest = tonumber(ARGV[4]), (now + tonumber(ARGV[6])) * 4096
-  if proposed > latest then return {-5, now} end
-  if tonumber(seen or '0') > latest then return {-7, now} end
+  local proposed, largest = tonumber(ARGV[4]), (now + tonumber(ARGV[6])) * 4096
+  if proposed > largest then return {-5, now} end
   local f = tonumber(seen or '0') + 1
+  if not (f <= largest) then return {-7, now} end
   if proposed > f then f = proposed end
   fence = string.format('%.0f', f)
   redis.call('SET', KEYS[2], fence, 'PX', ARGV[5])
@@ -120,15 +123,20 @@ return {1, now, fence}
 """
 
 # KEYS 1 lock 2 fence 3 boot 4 quarantine
-# ARGV 1 token 2 info 3 ttl 4 fence or '0' 5 fence retention 6 repair ('1' or '0')
-#      7 skew allowed 8 quarantine or '0' 9 boot id
+# ARGV 1 token 2 info 3 ttl 4 fence or '0' 5 fence retention 6 skew allowed 7 repair ('1' or '0')
+#      8 quarantine or '0' 9 boot id
 RENEW_LUA = """
 local now = now_ms()
 local cur, seen, found, held_back = unpack(redis.call('MGET', unpack(KEYS)))
 local code, left = standing(found, held_back, KEYS[3], KEYS[4], ARGV[9], ARGV[8])
+if ARGV[4] ~= '0' then
+  local f, m = tonumber(seen or '0'), tonumber(ARGV[4])
+  local is_bounded = math.max(f, m) <= (now + tonumber(ARGV[6])) * 4096
+  if f ~= m and not is_bounded then return {-7, now} end
+end
 local kind = 1
 local passed = ARGV[4] ~= '0' and tonumber(seen or '0') > tonumber(ARGV[4])
-if not cur and ARGV[6] == '1' and not passed then kind = 2
+if not cur and ARGV[7] == '1' and not passed then kind = 2
 elseif not cur or string.sub(cur, 1, TOKEN) ~= ARGV[1] then
   local ttl = redis.call('PTTL', KEYS[1])
   return {0, now, ttl, cur or '', seen or '0'}
@@ -136,10 +144,9 @@ end
 redis.call('SET', KEYS[1], ARGV[1] .. ARGV[2], 'PX', ARGV[3])
 local fence = '0'
 if ARGV[4] ~= '0' then
-  local f, m = tonumber(seen or '0'), tonumber(ARGV[4])
-  local is_ours = f == m
+  local f = tonumber(seen or '0')
+  local m = tonumber(ARGV[4])
   if m > f then f = m end
-  if f > (now + tonumber(ARGV[7])) * 4096 and not is_ours then return {-7, now} end
   fence = string.format('%.0f', f)
   redis.call('SET', KEYS[2], fence, 'PX', ARGV[5])
 end

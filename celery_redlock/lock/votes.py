@@ -22,8 +22,10 @@ __all__ = [
     "VoteKind",
     "acquire_is_decided",
     "holder_of",
+    "is_in_doubt",
     "is_ours",
     "judge",
+    "marker_in",
     "told",
 ]
 
@@ -114,18 +116,44 @@ def largest_holder(ballot: Ballot) -> int:
     return max(seen.values(), default=0)
 
 
+def marker_in(ballot: Ballot) -> bytes | None:
+    """
+    Return what a majority of nodes says in the marker, None if no majority has it.
+
+    Empty where a majority has it, but no majority says the same: one node's word is nobody's.
+    """
+    majority = quorum(len(ballot))
+    told = [v.value for v in ballot if v is not None and v.kind is VoteKind.MARKED]
+    if len(told) < majority:
+        return None
+    most = max(told, key=told.count)
+    return most if told.count(most) >= majority else b""
+
+
+def is_in_doubt(ballot: Ballot) -> bool:
+    """
+    Return whether a node has the marker, and neither a majority grants nor one refuses.
+
+    Then the others may have it, too: those that do not answer, or that a release has yet to reach.
+    """
+    majority = quorum(len(ballot))
+    is_granted = count(ballot, VoteKind.GRANTED) >= majority
+    is_refused = count(ballot, VoteKind.REFUSED) > len(ballot) - majority
+    return count(ballot, VoteKind.MARKED) > 0 and not is_granted and not is_refused
+
+
 def acquire_is_decided(ballot: Ballot) -> bool:
     """
     Return whether further answers could not change what to do.
 
-    Granted by a quorum; a marker on a quorum; or one other holder seen on so many
-    nodes that it has the lock. Refusals by several holders are waited out: it
+    Granted by a quorum; one marker, or one other holder, seen on so many nodes
+    that it stands, or has the lock. Refusals by several holders are waited out: it
     takes all answers to tell a split vote from a lock that is taken.
     """
     majority = quorum(len(ballot))
     return (
         count(ballot, VoteKind.GRANTED) >= majority
-        or count(ballot, VoteKind.MARKED) >= majority
+        or bool(marker_in(ballot))
         or largest_holder(ballot) >= majority
     )
 
@@ -136,11 +164,10 @@ def judge(ballot: Ballot) -> Verdict:
 
     The quorum is over all *configured* nodes, whoever is up. Unavailable is
     never called taken, nor the reverse: taken needs so many refusals that a
-    quorum is out of reach whatever the silent nodes would say. A marker counts
-    where a quorum has it: a single node's may be anybody's.
+    quorum is out of reach whatever the silent nodes would say.
     """
     majority = quorum(len(ballot))
-    if count(ballot, VoteKind.MARKED) >= majority:
+    if marker_in(ballot) is not None:
         return Verdict.MARKED
     if count(ballot, VoteKind.GRANTED) >= majority:
         return Verdict.GRANTED

@@ -262,7 +262,7 @@ class Execution:
         return self.id
 
     def _finished_before(self, state: str) -> Ignore:
-        """Return what ends a copy of an execution that has finished, or is about to."""
+        """Return what ends a copy of an execution that has finished, is about to, or may have."""
         self._became = UNSTARTED  # what has finished has seen to its marker, unless it had another
         if state == "done":
             logger.info(

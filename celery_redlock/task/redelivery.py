@@ -105,7 +105,7 @@ def set_aside(
     """
     countdown = max(1, math.ceil(min(after, longest_countdown(task.app))))
     come_again(task, request, envelope, countdown, otherwise)
-    told = f"set aside for {countdown} s: it is running already, or what came before it is"
+    told = f"set aside for {countdown} s: it, or what came before it, runs or may have finished"
     logger.info("%s[%s] %s", task.name, request.id, told)
     return Ignore(told)
 

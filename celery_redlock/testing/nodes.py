@@ -235,7 +235,7 @@ class NodeModel:
             if self.is_too_far(float(proposed), now + int(skew)):
                 return [-5, now]
             seen = float(self.last_fence(fence_key))
-            if self.is_beyond(seen, now + int(skew)):
+            if self.is_out_of_bounds(seen + 1, now + int(skew)):
                 return [-7, now]
             fence = b"%.0f" % self.next_fence(seen, float(proposed))
             self.put(fence_key, fence, retention)
@@ -248,9 +248,9 @@ class NodeModel:
         """Return whether a proposal is made by a clock that is ahead of *latest* [ms]."""
         return proposed > latest * 4096
 
-    def is_beyond(self, fence: float, latest: int) -> bool:
-        """Return whether what is stored as a fence is none: no clock has been at it [ms]."""
-        return fence > latest * 4096
+    def is_out_of_bounds(self, fence: float, latest: int) -> bool:
+        """Return whether no clock up to *latest* [ms] can have made a fence; NaN is such a one."""
+        return not fence <= latest * 4096
 
     def next_fence(self, seen: float, proposed: float) -> float:
         """Return the fence of a grant: above all that were given."""
@@ -259,11 +259,14 @@ class NodeModel:
     def renew(self, keys: Sequence[bytes], arguments: Sequence[bytes]) -> list[Any]:
         """As RENEW_LUA."""
         lock, fence_key, boot, quarantine = keys
-        token, info, ttl, least, retention, repair, skew, length, boot_id = arguments
+        token, info, ttl, least, retention, skew, repair, length, boot_id = arguments
         now = int(self.now_ms())
         held = self.get(lock)
         code, left = self.standing(boot, quarantine, boot_id, length)
         seen = float(self.last_fence(fence_key)) if least != b"0" else 0.0
+        is_ours = seen == float(least)
+        if not is_ours and self.is_out_of_bounds(max(seen, float(least)), now + int(skew)):
+            return [-7, now]
         kind = 1
         if held is None and repair == b"1" and not self.has_passed(seen, float(least)):
             kind = 2
@@ -272,10 +275,7 @@ class NodeModel:
         self.put(lock, token + info, ttl)
         fence = b"0"
         if least != b"0":
-            largest = max(seen, float(least))
-            if seen != float(least) and self.is_beyond(largest, now + int(skew)):
-                return [-7, now]
-            fence = b"%.0f" % largest
+            fence = b"%.0f" % max(seen, float(least))
             self.put(fence_key, fence, retention)
         return self.renewed(kind, code, [now, fence], left, boot if length != b"0" else None)
 

@@ -215,6 +215,65 @@ def test_a_proposal_ahead_of_the_nodes_clock_is_refused(bench):
     assert bench.acquire(fence=near).fence == near
 
 
+#: What stands for a fence that somebody has set by hand, or that is of before a clock was set back.
+FAR = ["9007199254740992", "1e300", "inf", "nan"]
+
+
+@pytest.mark.parametrize("planted", FAR)
+def test_a_fence_that_no_clock_can_have_made_grants_nothing(bench, planted):
+    """One write on one node would else be counted on from, and given to whoever asks."""
+    key = Keys.of("redlock", NAME).fence
+    bench.client.set(key, planted, px=60_000)
+    vote = bench.acquire(fence=bench.now_ms() * 4096)
+    assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-7])
+    assert (bench.get("lock"), bench.get("fence")) == (None, planted.encode())
+    assert bench.acquire(fence=0).kind is VoteKind.GRANTED  # for which it does not matter
+    bench.release(A)
+    bench.client.delete(key)
+    assert bench.acquire(fence=4096).fence == 4096
+
+
+@pytest.mark.parametrize("planted", FAR)
+def test_a_fence_that_no_clock_can_have_made_is_not_refreshed(bench, planted):
+    """A renewal there counts for nothing and writes nothing: neither extends nor sets again."""
+    key, fence = Keys.of("redlock", NAME).fence, bench.now_ms() * 4096
+    bench.acquire(A, fence=fence, ttl=10.0)
+    bench.client.set(key, planted, px=5_000)
+    for _ in range(2):
+        vote = bench.renew(A, fence=fence)
+        assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-7])
+        assert bench.get("fence") == planted.encode()
+        assert bench.pttl("fence") <= 5_000
+        assert bench.pttl("lock") <= 10_000
+        bench.client.delete(Keys.of("redlock", NAME).lock)
+    assert bench.renew(A, fence=0).kind is VoteKind.REPAIRED
+
+
+def test_a_renewal_with_a_fence_that_no_clock_can_have_made_is_not_stored(bench):
+    """Whoever was given it elsewhere does not spread it."""
+    bench.acquire(A, fence=5)
+    vote = bench.renew(A, fence=2**53)
+    assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-7])
+    assert bench.get("fence") == b"5"
+
+
+def test_a_holder_outlives_a_clock_that_is_set_back(bench):
+    """The fence is ahead of the clock then, but it is the holder's own, and nobody's else."""
+    fence = (bench.now_ms() + 3_600_000) * 4096
+    bench.acquire(A, fence=5)
+    bench.client.set(Keys.of("redlock", NAME).fence, fence, px=60_000)
+    vote = bench.renew(A, fence=fence)
+    assert (vote.kind, vote.fence) == (VoteKind.GRANTED, fence)
+
+
+def test_a_fence_as_far_ahead_as_clocks_may_differ_is_counted_on_from(bench):
+    """As it is when a node's clock was set back by less than that."""
+    stored = int((bench.now_ms() + RULES.longest_skew * 1000 - 2000) * 4096)
+    bench.client.set(Keys.of("redlock", NAME).fence, stored, px=60_000)
+    assert bench.acquire(fence=4096).fence == stored + 1
+    assert bench.renew(fence=stored + 1).fence == stored + 1
+
+
 def test_a_marker_makes_the_lock_needless(bench):
     """Where the marker stands an acquire stores nothing and tells what the marker says."""
     bench.ask(requests.mark_request(RULES, Marker("done:7", "done", 30.0)))

@@ -81,16 +81,6 @@ def answered(ballot: Any) -> Any:
     return [v for v in ballot if v is not None and v.kind is not VoteKind.UNREACHABLE]
 
 
-def judge_with_any_marker(ballot: Any) -> Any:
-    """Return what a ballot means if one node's marker is enough."""
-    return votes.Verdict.MARKED if count(ballot, VoteKind.MARKED) else judge(ballot)
-
-
-def decide_by_any_marker(ballot: Any) -> bool:
-    """As `judge_with_any_marker`."""
-    return count(ballot, VoteKind.MARKED) > 0 or acquire_is_decided(ballot)
-
-
 def judge_answered(ballot: Any) -> Any:
     """Judge by a quorum of the nodes that answered, whatever is configured."""
     return judge(answered(ballot))
@@ -230,6 +220,12 @@ def unwatch_at_once(self: Any, one: Any) -> None:
     """Renew a lock no more, and do not wait for a renewal that is under way."""
     with self._changed:
         self._held.pop(one, None)
+
+
+def any_marker(ballot: Any) -> bytes | None:
+    """Return what the first node says that has the marker."""
+    told = [v.value for v in ballot if v is not None and v.kind is VoteKind.MARKED]
+    return told[0] if told else None
 
 
 def put_for_ever(self: Any, key: bytes, value: bytes, _ttl: bytes) -> None:
@@ -503,22 +499,26 @@ GUARDS = {
             "near-fence",
             "a number from a clock that is far ahead is refused",
             ((NodeModel, "is_too_far", no),),
-            ((ACQUIRE, "if proposed > latest", "if false"),),
+            ((ACQUIRE, "if proposed > largest", "if false"),),
         ),
         Guard(
             "bounded-fence",
-            "a stored number that no clock has been at is no fence",
-            ((NodeModel, "is_beyond", no),),
+            "a node whose fence no clock can have made does not vote",
+            ((NodeModel, "is_out_of_bounds", no),),
             (
-                (ACQUIRE, "if tonumber(seen or '0') > latest", "if false"),
-                (RENEW, "if f > (now + tonumber(ARGV[7])) * 4096 and not is_ours", "if false"),
+                (ACQUIRE, "if not (f <= largest)", "if false"),
+                (RENEW, "if f ~= m and not is_bounded", "if false"),
             ),
         ),
         Guard(
-            "marked-quorum",
-            "an execution is over where a quorum says so",
-            tuple((room, "judge", judge_with_any_marker) for room in (rounds, votes))
-            + tuple((room, "acquire_is_decided", decide_by_any_marker) for room in (rounds, votes)),
+            "marked-majority",
+            "an execution has finished only where a majority of nodes has its marker",
+            tuple((room, "marker_in", any_marker) for room in (rounds, votes)),
+        ),
+        Guard(
+            "marker-in-doubt",
+            "an execution that may have finished is not called unavailable",
+            ((rounds, "is_in_doubt", no),),
         ),
         Guard(
             "done-stays-done",

@@ -11,12 +11,13 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
+from celery_redlock.errors import LockNotAcquired
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.node import Gone
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker, probe_request, release_request
-from celery_redlock.lock.rounds import Ask, Pause, Tell
+from celery_redlock.lock.rounds import Ask, MarkerStands, Pause, Tell, Wanted, acquire
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys, marker_key
 from simulation.clocks import BEGIN
@@ -53,6 +54,12 @@ class Schedule(World):
         """Return the next delay of a client's messages to a node; a millisecond is usual."""
         ways = self.ways.get((link.host.number, link.position)) if command else None
         return ways.pop(0) if ways else 0.001
+
+    def count_from_here(self) -> int:
+        """Set back all clients' wall clocks, so that nodes count by one; return a fence of now."""
+        for host in self.hosts:
+            host.wall = replace(host.wall, offset=host.wall.offset - 100.0)
+        return int(BEGIN * 1000) << 12
 
     def granted_to(self, host: Host) -> Generator[Any, Any, Lease]:
         """Yield what takes the lock now, which nobody else holds; return the lease."""
@@ -107,14 +114,6 @@ def broken(world: World) -> list[str]:
 # -- fences -----------------------------------------------------------------------------------
 
 
-def counting_by_one() -> tuple[Schedule, int]:
-    """Return a world and a number that is above what its clients propose, and not too far."""
-    world = Schedule()
-    for host in world.hosts:
-        host.wall = replace(host.wall, offset=host.wall.offset - 100)
-    return world, int((BEGIN - 50) * 1000) << 12
-
-
 def late_confirmation(*, is_cut_off: bool = False) -> list[str]:
     """
     Let y ask C and B, sleep past its lease on C, and confirm on A and B.
@@ -123,7 +122,8 @@ def late_confirmation(*, is_cut_off: bool = False) -> list[str]:
     1; A and C give x 2. When y is back, A has counted on to 3 for it, and B stores 2.
     Or, with *is_cut_off*, y's first question never reaches A, where nobody's key is then.
     """
-    world, base = counting_by_one()
+    world = Schedule()
+    base = world.count_from_here()
     for node, stored in zip(world.nodes, (base + 1, base + 1, base), strict=True):
         node.put(KEYS.fence, b"%d" % stored, b"3600000")
     world.ways = {(Y, A): [0.309], (Y, B): [0.045]}
@@ -144,7 +144,8 @@ def cut_off_confirmation() -> list[str]:
 
 def two_smallest() -> list[str]:
     """Let the nodes' numbers differ, and x and y take the lock one after the other."""
-    world, base = counting_by_one()
+    world = Schedule()
+    base = world.count_from_here()
     for node, stored in zip(world.nodes, (base + 9, base + 5, base), strict=True):
         node.put(KEYS.fence, b"%d" % stored, b"3600000")
     world.y.links[A].sever()
@@ -183,15 +184,13 @@ def clock_of_next_year() -> list[str]:
 
 
 def planted_fence() -> list[str]:
-    """Let somebody write a number into A; x and y, who have the lock then, are not to get it."""
+    """Let somebody set the largest fence there is on A, and x, y and x take the lock in turn."""
     world = Schedule()
-    world.nodes[A].put(KEYS.fence, b"9007199254740992", b"86400000")
-    world.x.run(world.take_and_renew(world.x, 0.15))
-    world.y.run(world.take_and_release(world.y, at=0.5, length=0.01))
+    world.nodes[A].put(KEYS.fence, b"%d" % 2**53, b"3600000")
+    for at, host in ((0.0, world.x), (0.05, world.y), (0.1, world.x)):
+        world.at(at, lambda host=host: host.run(world.take_and_release(host, at=0.0, length=0.01)))
     world.run()
-    latest = int((BEGIN + 60) * 1000) << 12
-    far = [hold.fence for hold in world.holds if hold.fence > latest]
-    return broken(world) + [f"a fence that somebody made up: {fence}" for fence in far]
+    return broken(world)
 
 
 # -- leases --------------------------------------------------------------------------------------
@@ -425,20 +424,62 @@ def late_word() -> list[str]:
     return [f"it is {states}, not done"] if states != {b"done"} else []
 
 
-def planted_marker() -> list[str]:
-    """Let somebody write on A that x's execution is done, before it has begun."""
-    world = Schedule()
-    world.nodes[A].put(marker_key("redlock", "run:1"), b"done", b"60000")
+def redelivered(world: Schedule, at: float, unsevered: tuple[int, ...] = (A, B, C)) -> list[str]:
+    """Let y run a copy of the execution run:1 at a time, and return what became of it."""
+    became = []
+    for node in {A, B, C} - set(unsevered):
+        world.y.links[node].sever()
 
-    def execute() -> Process:
-        lease = yield from world.people.take(world.x, wait=0.0, marker="run:1")
-        if lease is not None:
-            world.people.end(lease)
-            yield give_back(world.x, lease)
+    def come() -> Process:
+        yield Pause(at)
+        try:
+            yield from acquire(world.y.kernel, Wanted(NAME, RULES.ttl, marker="run:1"))
+            became.append("it ran")
+        except MarkerStands as marker:
+            became.append(f"its marker stands: {marker.state!r}")
+        except LockNotAcquired as error:
+            became.append(type(error).__name__)
 
-    world.x.run(execute())
+    world.y.run(come())
     world.run()
-    return [] if world.holds else ["it never ran"]
+    return became
+
+
+def planted_marker() -> list[str]:
+    """Let somebody say on A that the execution run:1 has finished, which has yet to run."""
+    world = Schedule()
+    world.nodes[A].put(marker_key("redlock", "run:1"), b"done", b"3600000")
+    return [became for became in redelivered(world, 0.0) if became != "it ran"]
+
+
+def planted_word() -> list[str]:
+    """Let somebody say on A that the execution run:1 is done, whose result is not stored yet."""
+    world = Schedule()
+    for node, state in zip(world.nodes, (b"done", b"finishing", b"finishing"), strict=True):
+        node.put(marker_key("redlock", "run:1"), state, b"3600000")
+    return [became for became in redelivered(world, 0.0) if "done" in became]
+
+
+def finished_out_of_sight() -> list[str]:
+    """
+    Let x finish the execution run:1 while C is down, and y, which sees A and C, get a copy of it.
+
+    C lost its memory and is in quarantine. A task that runs unlocked where no quorum can decide
+    would run once more, and one that fails would lose its result.
+    """
+    world = Schedule()
+    world.x.links[C].sever()
+    world.crash(world.nodes[C], 0.1)
+
+    def finish() -> Process:
+        lease = yield from world.granted_to(world.x)
+        yield Pause(0.05)
+        world.people.end(lease)
+        yield give_back(world.x, lease, Marker("run:1", "done", 60.0))
+
+    world.x.run(finish())
+    became = redelivered(world, 0.2, unsevered=(A, C))
+    return [what for what in became if "marker" not in what]
 
 
 # -- nodes ---------------------------------------------------------------------------------------
@@ -663,6 +704,8 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         no_end,
         late_word,
         planted_marker,
+        planted_word,
+        finished_out_of_sight,
         amnesia,
         late_boot_clock,
         minority,
@@ -703,7 +746,9 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "late_release": ("fresh-token",),
     "no_end": ("expiry",),
     "late_word": ("done-stays-done",),
-    "planted_marker": ("marked-quorum",),
+    "planted_marker": ("marked-majority",),
+    "planted_word": ("marked-majority",),
+    "finished_out_of_sight": ("marker-in-doubt",),
     "amnesia": ("restart-guard",),
     "late_boot_clock": ("age-unbelieved",),
     "minority": ("configured-quorum",),

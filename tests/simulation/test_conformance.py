@@ -46,6 +46,8 @@ X, X2, Y = b"a" * 40, b"a" * 32 + b"c" * 8, b"b" * 40  # the first two are of on
 BOOT_ID = b"r" * 40 + b":" + b"f" * 16
 BOOT_IDS = [BOOT_ID, b"s" * 40 + b":" + b"f" * 16, b"r" * 40 + b":" + b"e" * 16]
 LIMIT = 2**53
+#: How far clocks may be ahead [ms]; with the latter even the largest fence is not.
+USUAL, WIDE = b"5000", b"1000000000000"
 
 
 # -- what can be told ---------------------------------------------------------------------------
@@ -91,7 +93,7 @@ FOLLOW = [Plain((b"REPLICAOF", b"127.0.0.1", b"1")), Plain((b"REPLICAOF", b"NO",
 
 def acquire(token=X, fence=b"0", *, keys=A, marker=None, **how):
     """Return what asks for a lock."""
-    rest = {"ttl": LONG, "memory": LONG, "skew": b"5000", "length": LONG, "boot": BOOT_ID, **how}
+    rest = {"ttl": LONG, "memory": LONG, "skew": USUAL, "length": LONG, "boot": BOOT_ID, **how}
     names = (keys.lock, keys.fence, marker or keys.lock, keys.boot, keys.quarantine)
     info = how.get("info", b"{}")
     numbers = (rest["ttl"], fence, rest["memory"], rest["skew"], rest["length"], rest["boot"])
@@ -100,10 +102,10 @@ def acquire(token=X, fence=b"0", *, keys=A, marker=None, **how):
 
 def renew(token=X, fence=b"0", *, keys=A, repair=b"1", **how):
     """Return what renews a lock."""
-    rest = {"ttl": LONG, "memory": LONG, "skew": b"5000", "length": LONG, "boot": BOOT_ID, **how}
+    rest = {"ttl": LONG, "memory": LONG, "skew": USUAL, "length": LONG, "boot": BOOT_ID, **how}
     info = how.get("info", b"{}")
-    of_us = (repair, rest["skew"], rest["length"], rest["boot"])
-    numbers = (rest["ttl"], fence, rest["memory"], *of_us)
+    numbers = (rest["ttl"], fence, rest["memory"], rest["skew"], repair, rest["length"])
+    numbers = (*numbers, rest["boot"])
     return Eval("RENEW", tuple(keys), (token, info, *numbers))
 
 
@@ -138,6 +140,7 @@ def probe(*, length=LONG, boot=BOOT_ID):
 some = st.sampled_from
 LENGTHS = some([LONG, b"0", b"0", TINY])
 TTLS = some([LONG, LONG, LONG, TINY])
+SKEWS = some([USUAL, WIDE])
 EDGES = [b"%d" % (LIMIT + beyond) for beyond in (-2, -1, 0, 1)]
 FENCES = some([b"0", b"0", b"1", b"2", b"7", b"4096", *EDGES])
 STORED_FENCES = FENCES | some([b"007", b"2.5", b"1e3", b"", b"no number"])
@@ -152,11 +155,11 @@ ONE_LOCK = some([A, A, A, B])
 
 ACQUIRES = st.builds(
     acquire, TOKENS, FENCES, keys=ONE_LOCK, marker=some([None, *MARKERS]), ttl=TTLS, memory=TTLS,
-    skew=some([b"5000", b"1000000000000"]), info=some([b"", b"{}"]), **GUARDED,
+    skew=SKEWS, info=some([b"", b"{}"]), **GUARDED,
 )  # fmt: skip
 RENEWALS = st.builds(
     renew, TOKENS, FENCES, keys=ONE_LOCK, ttl=TTLS, memory=TTLS, repair=some([b"1", b"0"]),
-    info=some([b"", b"{}"]), **GUARDED,
+    skew=SKEWS, info=some([b"", b"{}"]), **GUARDED,
 )  # fmt: skip
 RELEASES = st.builds(
     release, OWNERS, keys=ONE_LOCK, keep=LENGTHS, marker=some([None, *MARKERS]), state=STATES,
@@ -467,6 +470,9 @@ ODD = [
     *([Put(BOOT, BOOT_ID, LONG), Put(A.lock, X), *ask] for ask in (
         [acquire()], [acquire(length=b"0")], [renew()], [renew(length=b"0")],
     )),
+    *([ENROLLED, Put(A.fence, far), acquire(X, b"1"), acquire(X), renew(X, b"1"), renew(Y)]
+      for far in (b"1e300", b"inf", b"-inf", b"nan")),  # fences that nobody gave
+    [ENROLLED, acquire(X, b"7"), renew(X, FAR), inspect()],  # or was given here
     *([enrol(mode, length=length)] for mode in (b"look", b"trust", b"quarantine")
       for length in (LONG, b"0")),
 ]  # fmt: skip
@@ -528,7 +534,7 @@ def test_no_number_is_rounded_on_either_side(client):
     both = Both(client)
     both.tell(ENROLLED)
     for fence in range(LIMIT - 3, LIMIT + 4):
-        far = {"skew": b"%d" % LIMIT}
-        both.tell(Put(A.fence, b"%d" % fence), acquire(X, b"1", **far), renew(X, b"1", **far))
+        put = Put(A.fence, b"%d" % fence)
+        both.tell(put, acquire(X, b"1", skew=WIDE), renew(X, b"1", skew=WIDE))
         if fence < LIMIT:
             assert both.node.get(A.fence) == b"%d" % (fence + 1)

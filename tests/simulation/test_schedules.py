@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
 from simulation.guards import GUARDS, switched_off
-from simulation.schedules import BREAKS, SCHEDULES
+from simulation.schedules import BREAKS, SCHEDULES, Schedule, broken
+from simulation.world import RULES
 
 #: What no story can show: that the watchdog waits is a matter of threads.
 ELSEWHERE = {"unwatch-waits"}
@@ -39,6 +41,30 @@ def test_any_one_of_several_guards_is_enough(name, off):
     """Where several guards see to the same, each of them does so alone."""
     with switched_off(off):
         assert SCHEDULES[name]() == []
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_fences_of_before_clocks_were_set_back_are_waited_out(nodes):
+    """A majority whose clocks are right grants; if all are set back, nobody does for that long."""
+    world = Schedule()
+    back = 10 * RULES.longest_skew
+    world.x.run(world.take_and_release(world.x, at=0.0, length=0.01))
+
+    def set_back():
+        for clock in world.clocks[:nodes]:
+            clock.step(-back)
+        if nodes == len(world.clocks):
+            for host in world.hosts:
+                host.wall = replace(host.wall, offset=host.wall.offset - back)
+
+    world.at(0.4, set_back)
+    for tenth in range(5, 100):
+        world.at(tenth / 10, lambda: world.y.run(world.take_and_release(world.y, at=0.0)))
+    world.run()
+    again = world.holds[1].granted  # whose predecessor's fence is of the time 0.0
+    assert broken(world) == []
+    assert len(world.holds) > 50
+    assert again < 1.0 if nodes == 1 else back - RULES.longest_skew <= again < back
 
 
 def test_every_guard_has_a_story():

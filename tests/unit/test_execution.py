@@ -251,6 +251,16 @@ def test_what_has_finished_does_not_run_again(app):
     assert (app.sent, app.locks.released) == ([], [])
 
 
+@pytest.mark.parametrize("policy", ["skip", "fail", "retry", "reschedule", "run_unlocked"])
+def test_what_may_have_finished_comes_again_whatever_the_policy(app, policy):
+    """Too few nodes could tell: to run it, to fail it or to skip it may be once too often."""
+    how = {"on_unavailable": policy, "lock_ttl": 30.0}
+    with pytest.raises(Ignore):
+        deliver(app, MarkerStands(""), body=lambda _: pytest.fail("ran again"), options=how)
+    ((_, _, sent),) = app.sent
+    assert (sent["task_id"], sent["countdown"]) == ("me", 10)
+
+
 @pytest.mark.parametrize(("lock_ttl", "countdown"), [(1.0, 1), (6.0, 2), (30.0, 10)])
 def test_what_is_about_to_finish_is_looked_at_again(app, lock_ttl, countdown):
     """Until the result is stored a copy waits: the first may still die. It does not ask often."""

@@ -299,19 +299,66 @@ def test_a_lasting_split_is_waited_out_like_any_conflict():
 # -- markers --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("third", [granted(), refused(), SILENT, marked("finishing")])
-def test_a_marker_on_a_quorum_ends_it_whatever_the_others_say(third):
-    """Where it stands the lock is not needed: released at once, told, not tried again."""
-    drive = Drive(wait=60.0, marker="m").vote(third, marked("done"), marked("done"))
+@pytest.mark.parametrize("other", [granted(), refused(), unreachable(), SILENT])
+def test_a_marker_of_a_majority_ends_it_whatever_the_others_say(other):
+    """Where a marker stands the lock is not needed: released at once, told, not tried again."""
+    drive = Drive(wait=60.0, marker="m").vote(marked("done"), other, marked("done"))
     assert is_release(drive.step, token_of("t1-"))
     assert isinstance(drive.go_on().error, MarkerStands)
     assert drive.error.state == "done"
 
 
-def test_a_marker_on_a_single_node_ends_nothing():
-    """It may have been written by anybody; the lock is taken on the others."""
-    drive = Drive(wait=60.0, marker="m").vote(marked("done"), granted(7), granted(7))
-    assert drive.lease.fence == 7
+def test_a_marker_of_one_node_of_three_ends_nothing():
+    """Whoever can write to one node would else keep a task from running."""
+    drive = Drive(marker="m").vote(marked("done"), granted(), granted())
+    assert drive.lease.token == token_of("t1-")
+
+
+def test_a_marker_of_one_node_of_three_is_no_reason_to_wait():
+    """If a majority refuses, a majority does not have it: the lock is taken."""
+    drive = Drive(marker="m").vote(marked("done"), refused("x"), refused("x")).go_on()
+    assert isinstance(drive.error, LockTaken)
+
+
+@pytest.mark.parametrize("states", [("done", "finishing"), ("finishing", "done")])
+def test_what_one_node_says_is_done_is_not(states):
+    """What a marker says counts only if a majority says it."""
+    drive = Drive(marker="m").vote(*map(marked, states)).go_on()
+    assert isinstance(drive.error, MarkerStands)
+    assert drive.error.state == ""
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [(SILENT, SILENT), (unreachable(), granted()), (quarantined(), refused("x"))],
+)
+def test_a_marker_that_too_few_can_tell_of_is_in_doubt(rest):
+    """What may have finished is not called unavailable: by policy that might run it, or fail it."""
+    drive = Drive(marker="m").vote(marked("done"), *rest).go_on()
+    assert isinstance(drive.error, MarkerStands)
+    assert drive.error.state == ""
+
+
+def test_a_doubt_is_cleared_up_within_the_wait():
+    """As long as there is time left, the nodes are asked again."""
+    drive = Drive(wait=5.0, marker="m").vote(marked("done"), SILENT, unreachable()).go_on_to_ask()
+    drive.vote(marked("done"), marked("done"), unreachable()).go_on()
+    assert drive.error.state == "done"
+
+
+def test_a_split_vote_with_a_marker_ends_in_doubt():
+    """The one that refuses may be about to have the marker: the release comes with it."""
+    drive = Drive(marker="m")
+    while drive.is_asking:
+        drive.vote(marked("done"), refused("x"), granted()).go_on_to_ask()
+    assert isinstance(drive.error, MarkerStands)
+    assert drive.error.state == ""
+
+
+def test_a_marker_that_was_not_asked_for_counts_for_nothing():
+    """Whoever asks for a lock alone is never told of markers."""
+    drive = Drive().vote(marked("done"), SILENT, SILENT).go_on()
+    assert isinstance(drive.error, QuorumUnavailable)
 
 
 def test_the_marker_is_part_of_the_question():
@@ -391,7 +438,7 @@ def test_nodes_that_agree_need_no_confirmation():
 def test_the_largest_fence_is_written_back():
     """Where numbers differ the largest goes to all nodes, under our token, repairing nothing."""
     drive = Drive().vote(granted(5), granted(9))
-    token, _, ttl, fence, _, repair, *_ = drive.step.request.arguments
+    token, _, ttl, fence, _, _, repair, _ = drive.step.request.arguments
     assert drive.step.request.script is RENEW
     assert (token.decode(), ttl, fence, repair) == (token_of("t1-"), b"30000", b"9", b"0")
     assert drive.vote(granted(9), granted(9)).lease.fence == 9

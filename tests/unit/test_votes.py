@@ -18,6 +18,7 @@ from celery_redlock.lock.votes import (
     earliest_free,
     holder_of,
     judge,
+    marker_in,
     quarantine_left,
     told,
     verdict_when_split,
@@ -40,6 +41,7 @@ LETTERS = {
     "Q": quarantined(),
     "U": unreachable(),
     "M": marked(),
+    "F": marked("finishing"),
     "-": SILENT,
     "x": refused("x"),
     "y": refused("y"),
@@ -74,15 +76,18 @@ TABLE = [
     ("Gx-", S), ("GxU", S), ("GxQ", S),
     ("G--", U), ("GUU", U), ("GQQ", U), ("GQU", U), ("x--", U), ("xUU", U), ("xQQ", U),
     ("QQQ", U), ("UUU", U), ("---", U),
-    ("MMG", M), ("MMx", M), ("MMU", M), ("MM-", M), ("MMM", M),
-    ("MGG", G), ("Mxx", T), ("MUU", U), ("M--", U), ("MGU", U), ("MGx", S),
+    # a marker counts where a majority has it, whatever it says, and is told apart from silence
+    ("MMM", M), ("MM-", M), ("MMU", M), ("MMG", M), ("MMx", M), ("MF-", M),
+    ("MGG", G), ("GGM", G), ("Mxx", T), ("Mxy", S), ("MGx", S),
+    ("MG-", U), ("Mx-", U), ("MUU", U), ("MQQ", U), ("M--", U),
     # a repair is no grant
     ("RRR", U), ("GRR", U),
     # five nodes
     ("GGGUU", G), ("GGGxx", G), ("xxxUU", T), ("xxxGG", T), ("xxxyy", T), ("xxx--", T),
     ("GGxxU", S), ("GGxx-", S), ("GGxyy", S), ("GGxyU", S), ("xxyyz", S), ("xxyUU", S),
     ("GGxUU", S), ("Gxx--", S), ("GxUUU", U), ("GGUUU", U), ("xxUUU", U), ("xxQQQ", U),
-    ("xyUUU", U), ("GGQQQ", U), ("GGGQQ", G), ("GGGGM", G), ("GGMMM", M), ("GGMMU", U),
+    ("xyUUU", U), ("GGQQQ", U), ("GGGQQ", G), ("GGGGM", G),
+    ("GGGMM", G), ("MMMGG", M), ("MMM--", M), ("MMGG-", U), ("MMxx-", U),
     # seven nodes
     ("GGGGxxx", G), ("GGGxxxx", T), ("GGGxxxy", S), ("xxxyyyz", S), ("xxxxyyy", T),
     ("GGGUUUU", U), ("xxxUUUU", U), ("xxxyUUU", S), ("GxxxUUU", S), ("GxxUUUU", U),
@@ -148,10 +153,21 @@ def test_unavailable_is_never_a_lock_that_is_taken(ballot):
 
 
 @given(ballot=ballots)
-def test_a_marker_counts_where_a_quorum_has_it(ballot):
-    """Like a lock: what a single node says may have been written by anybody."""
-    is_marked = count(ballot, VoteKind.MARKED) >= quorum(len(ballot))
-    assert (judge(ballot) is Verdict.MARKED) is is_marked
+def test_a_marker_counts_where_a_majority_has_it(ballot):
+    """Whoever can write to fewer nodes ends nothing by it."""
+    is_standing = count(ballot, VoteKind.MARKED) >= quorum(len(ballot))
+    assert (judge(ballot) is Verdict.MARKED) is is_standing
+    assert (marker_in(ballot) is not None) is is_standing
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [("MM-", b"done"), ("FFM", b"finishing"), ("MF-", b""), ("M--", None), ("MFG", b""),
+     ("MFMMF", b"done"), ("MFFMG", b""), ("GG-", None), ("M", b"done")],
+)  # fmt: skip
+def test_a_marker_says_what_a_majority_says(word, state):
+    """Fewer that say "done" are not believed where others say "finishing"."""
+    assert marker_in(ballot_of(word)) == state
 
 
 @given(ballot=ballots, data=st.data())
@@ -164,12 +180,12 @@ def test_what_is_decided_stays_decided(ballot, data):
 
 @pytest.mark.parametrize(
     ("word", "is_decided"),
-    [("GG-", True), ("xx-", True), ("M--", False), ("MM-", True), ("xy-", False), ("Gx-", False),
-     ("G--", False),
-     ("UU-", False), ("---", False), ("GGxx-", False), ("xxx--", True), ("GGG--", True)],
+    [("GG-", True), ("xx-", True), ("MM-", True), ("M--", False), ("MF-", False), ("xy-", False),
+     ("Gx-", False), ("G--", False), ("UU-", False), ("---", False), ("GGxx-", False),
+     ("xxx--", True), ("GGG--", True)],
 )  # fmt: skip
 def test_a_split_is_waited_out(word, is_decided):
-    """A quorum, one holder with a quorum, or a marker end a round; several holders do not."""
+    """A quorum, one holder or marker with a quorum end a round; several of them do not."""
     assert acquire_is_decided(ballot_of(word)) is is_decided
 
 
