@@ -118,8 +118,8 @@ class LockLost(RedlockError):
         reason: ``"deadline"`` (the lease ended before it was renewed), ``"stolen"``
             (a quorum no longer holds our token), ``"released"`` or ``"fork"`` (a
             child process does not inherit a lock).
-        votes: What each node answered when it was found out, by node label; empty where no
-            node was asked, because our own clock decided.
+        votes: What each node answered to the renewal that failed, by node label; empty where
+            none did, because our own clock decided, the holder gave it back, or a fork.
     """
 
     def __init__(self, name: str, reason: str, votes: dict[str, str] | None = None) -> None:
@@ -140,15 +140,18 @@ class DuplicateTask(RedlockError):
     Attributes:
         holder_id: Id of the task that was there first.
         lock_name: The name both share.
+        votes: What each node answered, by node label.
     """
 
-    def __init__(self, holder_id: str, lock_name: str) -> None:
-        super().__init__(holder_id, lock_name)
+    def __init__(self, holder_id: str, lock_name: str, votes: dict[str, str] | None = None) -> None:
         self.holder_id = holder_id
         self.lock_name = lock_name
+        self.votes = votes or {}
+        super().__init__(holder_id, lock_name, self.votes)
 
     def __str__(self) -> str:
-        return f"Task {printable(self.holder_id)} already stands for {self.lock_name!r}"
+        text = f"Task {printable(self.holder_id)} already stands for {self.lock_name!r}"
+        return f"{text} [{in_words(self.votes)}]" if self.votes else text
 
 
 class StaleFence(RedlockError):

@@ -32,11 +32,12 @@ class HeldLock:
         merged: How many triggers were merged into this run, with ``on_duplicate="rerun"``.
     """
 
-    __slots__ = ("_began", "_lease", "_on_lost", "_process", "_reason", "lag", "merged")
+    __slots__ = ("_began", "_lease", "_on_lost", "_process", "_reason", "_votes", "lag", "merged")
 
     def __init__(self, lease: Lease, on_lost: Callable[[HeldLock], None] | None = None) -> None:
         self._lease = lease
         self._reason: str | None = None
+        self._votes: dict[str, str] = {}
         self._on_lost = on_lost
         self._process = process
         self._began = clock.now()
@@ -101,7 +102,7 @@ class HeldLock:
         """Why it is lost, as in `LockLost.reason`; None while it is held."""
         if self._reason is None:
             if self._process is not process:
-                self._reason = "fork"
+                self._reason, self._votes = "fork", {}
             elif clock.now() >= self._lease.valid_until:
                 self._reason = "deadline"
         return self._reason
@@ -114,16 +115,24 @@ class HeldLock:
             LockLost: The lease has ended, a quorum holds another token, the lock was
                 released, or this is a forked child of the holder.
         """
-        reason = self.lost_reason
-        if reason is not None:
-            raise LockLost(self.name, reason)
+        if self.is_lost:
+            raise self.loss()
+
+    def loss(self) -> LockLost:
+        """Return what to raise for a lock that is lost."""
+        return LockLost(self.name, self.lost_reason or "deadline", self._votes)
 
     def renewed(self, lease: Lease) -> bool:
         """Take over a new lease; returns False if it came too late and the lock is lost."""
         if self.is_lost:
             return False
-        self._lease = lease
+        self._lease, self._votes = lease, {}
         return True
+
+    def not_renewed(self, votes: dict[str, str]) -> None:
+        """Keep what each node answered to a renewal that failed, for whoever asks why."""
+        if self._reason is None:
+            self._votes = votes
 
     def lose(self, reason: str) -> None:
         """Note that the lock is lost and tell the holder, once."""
@@ -137,7 +146,7 @@ class HeldLock:
         """Note that the holder gave the lock back; it is not told of that."""
         self._on_lost = None
         if self._reason is None:
-            self._reason = "released"
+            self._reason, self._votes = "released", {}
 
 
 class NotLocked(HeldLock):

@@ -26,7 +26,7 @@ Source:
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -108,10 +108,12 @@ class Duplicate:
     Attributes:
         holder: Who, as in `LockTaken.holder`.
         merged: How many triggers have been handed over to it, this one included; 0 for none.
+        votes: What each node answered, by node label.
     """
 
     holder: dict[str, Any]
     merged: int = 0
+    votes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,7 @@ def enqueue(client: Client, trigger: Trigger) -> Steps:
             yield Tell(end_all(client.rules, trigger.name, token))
             raise
         if votes:
-            return outcome(votes, token)
+            return outcome(votes, token, ballot, client.labels)
         if not has_met_others(ballot):
             break
         yield Pause(client.chance(0.0, min(0.06, 0.002 * 2**tries)))
@@ -304,15 +306,17 @@ def holds(votes: list[Vote], version: int, ballot: Ballot) -> bool:
     return sum(1 for vote in votes if vote.fence == version) >= quorum(len(ballot))
 
 
-def outcome(votes: list[Vote], token: str) -> Placed | Duplicate:
-    """Return what the votes of a majority mean."""
+def outcome(
+    votes: list[Vote], token: str, ballot: Ballot, labels: Sequence[str]
+) -> Placed | Duplicate:
+    """Return what the votes of a majority of *ballot* mean."""
     first = votes[0]
     if first.kind is VoteKind.GRANTED:
         return Placed(token)
     holder = {**read_holder(first.value), "ttl": max(vote.ttl for vote in votes)}
     if first.kind is VoteKind.NEXT:
         return Placed(token, holder)
-    return Duplicate(holder, max(vote.merged for vote in votes))
+    return Duplicate(holder, max(vote.merged for vote in votes), told(ballot, labels))
 
 
 # --- its driver --------------------------------------------------------------------------

@@ -53,7 +53,7 @@ from celery_redlock.lock.rounds import Ask, Client, Wanted
 from celery_redlock.lock.rules import Rules, number
 from celery_redlock.lock.slots import Slots
 from celery_redlock.lock.votes import Ballot, Vote, VoteKind, count, read_holder, told
-from celery_redlock.lock.watchdog import Watchdog
+from celery_redlock.lock.watchdog import NotRenewed, Watchdog
 
 __all__ = ["NodeHealth", "NodeView", "Redlock", "ReleaseOutcome"]
 
@@ -498,11 +498,17 @@ class Redlock:
     def _tell_release(self, lease: Lease, held: float, lost: str = "") -> None:
         self._notify(LockReleased(lease.name, held, ttl=lease.ttl, lost=lost, **who(lease.info)))
 
-    def _extend_all(self, leases: Sequence[Lease]) -> list[Lease | str | None]:
+    def _extend_all(self, leases: Sequence[Lease]) -> list[Lease | NotRenewed]:
         renewals = [Renewal(self._client, lease) for lease in leases]
         calls = [Call(r.request(), len(self.labels), r.decided) for r in renewals]
         self._fanout.ask(calls)
-        return [r.outcome(call.ballot) for r, call in zip(renewals, calls, strict=True)]
+        return [self._outcome(r, call.ballot) for r, call in zip(renewals, calls, strict=True)]
+
+    def _outcome(self, renewal: Renewal, ballot: Ballot) -> Lease | NotRenewed:
+        outcome = renewal.outcome(ballot)
+        if isinstance(outcome, Lease):
+            return outcome
+        return NotRenewed(outcome, told(ballot, self.labels))
 
     def _tell_renewal(self, held: HeldLock, margin: float | None) -> None:
         whose = who(held.lease.info)

@@ -23,7 +23,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import Lease, renew_at
@@ -32,10 +32,24 @@ from celery_redlock.log import get_logger
 if TYPE_CHECKING:
     from celery_redlock.lock.held import HeldLock
 
-__all__ = ["Watchdog"]
+__all__ = ["NotRenewed", "Watchdog"]
 
-#: Extends leases in one round: new lease, reason of the loss, or None while unknown.
-Extend = Callable[[Sequence[Lease]], Sequence["Lease | str | None"]]
+
+class NotRenewed(NamedTuple):
+    """
+    What a round did not extend.
+
+    Attributes:
+        reason: Why the lease is lost, as in `LockLost.reason`; None while that is unknown.
+        votes: What each node answered, by node label.
+    """
+
+    reason: str | None
+    votes: dict[str, str]
+
+
+#: Extends leases in one round: each new lease, or why there is none.
+Extend = Callable[[Sequence[Lease]], Sequence["Lease | NotRenewed"]]
 #: Leases renewed in one write per node: far less than a socket buffer holds.
 BATCH = 50
 #: A round is over within the node timeout, which is less than half a lease; more than so much of
@@ -188,7 +202,7 @@ class Watchdog:
         for held, outcome in zip(live, outcomes, strict=True):
             self._settle(held, outcome, started)
 
-    def _ask(self, live: list[HeldLock]) -> tuple[list[HeldLock], Sequence[Lease | str | None]]:
+    def _ask(self, live: list[HeldLock]) -> tuple[list[HeldLock], Sequence[Lease | NotRenewed]]:
         """Put those of *live* to the nodes that were not given back in the meantime."""
         with self._changed:
             live = [held for held in live if held in self._held]
@@ -206,11 +220,13 @@ class Watchdog:
             self._lose(held, reason)
         return reason is not None
 
-    def _settle(self, held: HeldLock, outcome: Lease | str | None, started: float) -> None:
-        if isinstance(outcome, str):
-            self._lose(held, outcome)
-        elif outcome is None:
-            self._again(held, started)
+    def _settle(self, held: HeldLock, outcome: Lease | NotRenewed, started: float) -> None:
+        if isinstance(outcome, NotRenewed):
+            held.not_renewed(outcome.votes)
+            if outcome.reason is None:
+                self._again(held, started)
+            else:
+                self._lose(held, outcome.reason)
         else:
             margin = held.lease.valid_until - self._now()
             if held.renewed(outcome):

@@ -22,7 +22,6 @@ from celery.utils.time import maybe_make_aware
 from celery_redlock.deferral import signals_deferred
 from celery_redlock.errors import (
     LockKeyError,
-    LockLost,
     LockNotAcquired,
     LockTaken,
     QuorumUnavailable,
@@ -401,7 +400,7 @@ class Execution:
         except LockInterrupt as error:
             if error.interrupt is not self._interrupt:
                 raise  # meant for the task that called apply() in its body
-            raise LockLost(held.name, held.lost_reason or "deadline") from None
+            raise held.loss() from None
         finally:
             self._interrupt.disarm()  # a signal may strike before the ``with`` has called __exit__
             _current.set(self._outer)

@@ -116,7 +116,7 @@ def joined(
     holder_id = str(found.holder.get("task_id", ""))
     tell(task, plugin, chosen, name, found.holder, found.merged)
     if chosen.on_duplicate == "fail":
-        raise DuplicateTask(holder_id, name)
+        raise DuplicateTask(holder_id, name, found.votes)
     result = task.AsyncResult(holder_id)
     said = options.get("ignore_result")
     result.ignored = task.ignore_result if said is None else said

@@ -713,6 +713,7 @@ def test_a_duplicate_can_be_an_error(it):
         told = pickle.loads(pickle.dumps(caught.value))
         assert told.holder_id == first.id
         assert told.lock_name == it.task("refused").lock_name(("twice",)) == first.lock_name
+        assert sum(vote.startswith("refused") for vote in told.votes.values()) > len(told.votes) / 2
 
 
 def test_a_joined_result_is_that_of_the_task_that_is_there(it):

@@ -366,6 +366,8 @@ def test_the_end_of_a_body_that_lost_its_lock_raises(five_nodes, locks):
                 client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=9000)
         eventually(lambda: held.is_lost, "loss")
     assert lost.value.reason == "stolen"
+    assert list(lost.value.votes) == list(lock.labels)
+    assert sum(vote.startswith("refused (") for vote in lost.value.votes.values()) >= 2
     assert [e.reason for e in told if isinstance(e, LeaseLost)] == ["stolen"]
     assert stored(five_nodes[0], "report") == b"x" * 40
 

@@ -27,7 +27,9 @@ EXAMPLES = [
     errors.QuorumUnavailable("invoice:7", VOTES, 12.5),
     errors.QuorumUnavailable("invoice:7", VOTES),
     errors.LockLost("invoice:7", "deadline"),
+    errors.LockLost("invoice:7", "stolen", VOTES),
     errors.DuplicateTask("0c1d", "invoice:7"),
+    errors.DuplicateTask("0c1d", "invoice:7", VOTES),
     errors.StaleFence("invoice", 1001, 1002),
     errors.StaleFence("invoice", 1001),
 ]
@@ -96,3 +98,10 @@ def test_an_error_tells_the_name_of_its_lock(error):
     """Whoever reads only the text knows which lock it is about."""
     name = getattr(error, "name", getattr(error, "lock_name", None))
     assert name is None or name in str(error)
+
+
+@every_error
+def test_an_error_tells_what_each_node_answered(error):
+    """Whoever reads only the text knows which node said what."""
+    votes = getattr(error, "votes", {})
+    assert all(f"{node}: {vote}" in str(error) for node, vote in votes.items())

@@ -113,6 +113,32 @@ def test_a_lock_given_back_is_not_renewed(held):
     assert not held.renewed(later(held, 10.0))
 
 
+def test_a_loss_tells_what_the_nodes_last_answered(held, clock):
+    """To a renewal that failed; nothing of it once the lease was renewed."""
+    held.not_renewed({"lock-1": "refused (3.0 s left)"})
+    held.renewed(later(held, 1.0))
+    held.not_renewed({"lock-1": "unreachable"})
+    clock.advance(11.0)
+    with pytest.raises(LockLost, match=r"deadline.*lock-1: unreachable") as raised:
+        held.ensure_held()
+    assert raised.value.votes == {"lock-1": "unreachable"}
+
+
+def test_no_node_is_named_where_the_holder_gave_it_back(held):
+    """What the nodes answer to a renewal that was under way is not why."""
+    held.not_renewed({"lock-1": "unreachable"})
+    held.released()
+    held.not_renewed({"lock-1": "refused (3.0 s left)"})
+    assert held.loss().votes == {}
+
+
+def test_no_node_is_named_in_a_forked_child(held, monkeypatch):
+    """What the nodes answered to its parent says nothing of why it holds no lock."""
+    held.not_renewed({"lock-1": "unreachable"})
+    monkeypatch.setattr("celery_redlock.lock.held.process", object())
+    assert (held.loss().reason, held.loss().votes) == ("fork", {})
+
+
 def test_giving_back_a_lost_lock_keeps_the_reason(held, clock):
     """Why it was lost is of more use than that it was released."""
     clock.advance(10.0)

@@ -175,14 +175,23 @@ def test_a_majority_that_merged_is_a_duplicate():
     """The holder that a majority named, and how many triggers it has been handed."""
     drive = Triggering().vote(merged("y", NOW, 2), merged("y", NOW, 3)).go_on()
     assert drive.placed == Duplicate(
-        {"task_id": "id-y", "token": token_of("y")[:8], "ttl": 5.0}, merged=3
+        {"task_id": "id-y", "token": token_of("y")[:8], "ttl": 5.0},
+        merged=3,
+        votes={"node-0": "merged", "node-1": "merged", "node-2": "not waited for"},
     )
 
 
 def test_a_majority_that_refuses_is_a_duplicate():
     """Where nothing is merged the count is 0, and the holder stands for the longest told."""
     drive = Triggering(arguments=b"").vote(refused("y", 4.0), refused("y", 6.0)).go_on()
-    assert drive.placed == Duplicate({"pid": 7, "token": token_of("y")[:8], "ttl": 6.0})
+    assert drive.placed == Duplicate(
+        {"pid": 7, "token": token_of("y")[:8], "ttl": 6.0},
+        votes={
+            "node-0": "refused (4.0 s left)",
+            "node-1": "refused (6.0 s left)",
+            "node-2": "not waited for",
+        },
+    )
 
 
 def test_a_round_is_decided_by_a_majority_that_says_the_same():
@@ -570,7 +579,7 @@ def test_whoever_is_placed_or_a_duplicate_is_so_by_a_majority(ballot):
     votes = verdict(ballot)
     if not votes:
         return
-    placed = outcome(votes, token_of("x"))
+    placed = outcome(votes, token_of("x"), ballot, [f"node-{i}" for i in range(len(ballot))])
     if votes[0].kind in (VoteKind.GRANTED, VoteKind.NEXT):
         assert placed.token == token_of("x")
         assert bool(placed.before) == (votes[0].kind is VoteKind.NEXT)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.lock.watchdog import BATCH, Watchdog
+from celery_redlock.lock.watchdog import BATCH, NotRenewed, Watchdog
 from support.fakes import FakeClock, lease_of
 
 TTL = 30.0
@@ -135,7 +135,7 @@ def test_slow_nodes_are_not_taken_for_a_starved_thread(take, watchdog, clock, sa
 
     def extend_slowly(leases):
         clock.advance(TTL / 2)
-        return [None] * len(leases)
+        return [NotRenewed(None, {})] * len(leases)
 
     watchdog._extend = extend_slowly
     clock.advance(TTL / 3)

@@ -13,6 +13,7 @@ from celery.contrib.testing.worker import start_worker
 
 from celery_redlock import (
     ConfigurationError,
+    DuplicateTask,
     LockLost,
     LockTaken,
     QuorumUnavailable,
@@ -290,6 +291,55 @@ def test_a_tick_beyond_the_lease_without_renewal_loses_the_lock(bill, quorum):
     bill.work = work
     assert outcome(bill, 7) is LockLost
     assert reached == []
+
+
+def test_a_task_that_loses_its_lock_is_told_what_each_node_answered(bill, quorum):
+    """To the last renewal that was tried, in the error that its caller gets."""
+
+    def work():
+        for node in quorum.nodes[:3]:
+            node.down()
+        quorum.clock.tick(31)
+
+    bill.work = work
+    error = bill.apply((7,)).result
+    assert (error.reason, list(error.votes)) == ("deadline", list(labels_of(bill)))
+    assert [vote.partition(" ")[0] for vote in error.votes.values()] == [
+        *["unreachable"] * 3,
+        *["granted"] * 2,
+    ]
+    assert all(label in str(error) for label in error.votes)
+
+
+def test_a_stalled_task_is_not_told_of_votes_that_nobody_cast(bill, quorum):
+    """Our own clock decided: what the nodes answered to earlier renewals is not why."""
+    bill.work = lambda: (quorum.clock.tick(100), quorum.clock.stall(31))
+    error = bill.apply((7,)).result
+    assert (error.reason, error.votes) == ("deadline", {})
+
+
+def test_a_duplicate_is_told_what_each_node_answered(app, quorum):
+    """Who stands for the task is what a majority says, and the error has all of it."""
+
+    @app.task(base=RedlockTask, unique_until="finished", on_duplicate="fail", shared=False)
+    def report(year):
+        pass
+
+    first = report.delay(2025)
+    quorum.nodes[4].down()
+    with pytest.raises(DuplicateTask) as caught:
+        report.delay(2025)
+    error = caught.value
+    assert (error.holder_id, list(error.votes)) == (first.id, list(labels_of(report)))
+    votes = list(error.votes.values())
+    assert sum(vote.startswith("refused (") for vote in votes) >= 3
+    assert not votes[4].startswith("refused")
+    assert all(label in str(error) for label in error.votes)
+
+
+def labels_of(task):
+    """Return the labels of the nodes that *task* locks on."""
+    return plugin_for(task.app).locks.labels
 
 
 def test_a_tick_within_the_lease_without_renewal_loses_nothing(bill, quorum):

@@ -14,11 +14,12 @@ import pytest
 
 from celery_redlock.lock import watchdog as module
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.lock.watchdog import BATCH, STALE, Watchdog
+from celery_redlock.lock.watchdog import BATCH, STALE, NotRenewed, Watchdog
 from support.fakes import FakeClock, lease_of
 
 #: How long a test waits for a thread before it fails [s].
 PATIENCE = 10.0
+VOTES = {"lock-1:6379/0": "granted", "lock-2:6379/0": "refused (3.0 s left)"}
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ class Nodes:
         if isinstance(self.answer, BaseException):
             raise self.answer
         if self.answer != "renew":
-            return [self.answer] * len(leases)
+            return [NotRenewed(self.answer, VOTES)] * len(leases)
         return [lease.renewed(started + lease.ttl * 0.95, 1.0) for lease in leases]
 
 
@@ -192,6 +193,30 @@ def test_an_answer_after_the_deadline_revives_nothing(take, watchdog, clock, nod
     assert (held.lost_reason, told, watchdog.held) == ("deadline", [("k", None)], [])
 
 
+@pytest.mark.parametrize("answer", [None, "stolen", "deadline"])
+def test_a_loss_tells_what_each_node_answered(take, watchdog, clock, nodes, answer):
+    """To the renewal that failed last, whether it decided the loss or the deadline did."""
+    held = take()
+    nodes.answer = answer
+    while watchdog._due:
+        clock.time = watchdog.next_due()
+        watchdog.tick()
+    assert (held.loss().reason, held.loss().votes) == (answer or "deadline", VOTES)
+
+
+def test_a_renewal_that_succeeds_leaves_no_votes_behind(take, watchdog, clock, nodes):
+    """If nothing is asked from then on, no node is to blame for the loss."""
+    held = take()
+    nodes.answer = None
+    clock.advance(10.0)
+    watchdog.tick()
+    nodes.answer = "renew"
+    clock.time = watchdog.next_due()
+    watchdog.tick()
+    clock.advance(1000.0)
+    assert (held.loss().reason, held.loss().votes) == ("deadline", {})
+
+
 @pytest.mark.parametrize("reason", ["stolen", "deadline"])
 def test_a_loss_is_told_at_once_and_for_ever(take, watchdog, clock, nodes, told, reason):
     """The holder hears of it before its lease ends, once, and nothing is asked any more."""
@@ -235,13 +260,15 @@ def test_a_lock_given_back_during_its_renewal_is_left_alone(watchdog, take, cloc
     def extend(leases):
         watchdog._held.pop(held)  # as another thread would
         held.released()
-        outcome = leases[0].renewed(clock() + 28.5, 1.0) if answer == "renew" else answer
-        return [outcome]
+        if answer == "renew":
+            return [leases[0].renewed(clock() + 28.5, 1.0)]
+        return [NotRenewed(answer, VOTES)]
 
     watchdog._extend = extend
     clock.advance(10.0)
     watchdog.tick()
     assert (told, watchdog._due, held.lost_reason) == ([], [], "released")
+    assert held.loss().votes == {}
 
 
 def test_a_lock_given_back_just_before_its_renewal_is_not_renewed(watchdog, take, clock, nodes):
@@ -297,10 +324,12 @@ def test_each_lock_has_its_own_outcome(take, watchdog, clock, told):
     locks = {name: take(name) for name in ("renewed", "stolen", "unknown")}
 
     def extend(leases):
-        return [
-            {"renewed": lease.renewed(clock() + 28.5, 1.0), "stolen": "stolen"}.get(lease.name)
-            for lease in leases
-        ]
+        outcomes = {
+            "renewed": leases[0].renewed(clock() + 28.5, 1.0),
+            "stolen": NotRenewed("stolen", VOTES),
+            "unknown": NotRenewed(None, VOTES),
+        }
+        return [outcomes[lease.name] for lease in leases]
 
     watchdog._extend = extend
     clock.advance(10.0)
@@ -335,7 +364,8 @@ def test_a_holders_callback_that_fails_harms_no_other_lock(watchdog, take, clock
     first, second, third = take("first"), take("second", on_lost=fails), take("third")
 
     def extend(leases):
-        return ["stolen" if x.name == "second" else nodes([x])[0] for x in leases]
+        stolen = NotRenewed("stolen", VOTES)
+        return [stolen if x.name == "second" else nodes([x])[0] for x in leases]
 
     watchdog._extend = extend
     clock.advance(10.0)
@@ -429,7 +459,7 @@ def test_a_sleeping_thread_is_woken_for_an_earlier_lease(start):
     def extend(leases):
         if leases[0].name == "soon":
             asked.set()
-        return ["stolen"] * len(leases)
+        return [NotRenewed("stolen", VOTES)] * len(leases)
 
     watchdog = start(extend)
     watchdog.watch(HeldLock(lease_of(time.monotonic, "late", ttl=3e5)), time.monotonic())
@@ -447,7 +477,7 @@ def test_an_error_in_a_round_does_not_kill_the_thread(start, caplog, error):
         if len(rounds) == 1:
             raise error("no file descriptors")
         worked.set()
-        return ["stolen"] * len(leases)
+        return [NotRenewed("stolen", VOTES)] * len(leases)
 
     held = HeldLock(lease_of(time.monotonic, ttl=0.001, valid_until=float("inf")))
     start(extend).watch(held, 0.0)
@@ -461,7 +491,7 @@ def test_a_thread_that_died_is_replaced(start, monkeypatch):
 
     def extend(leases):
         asked.set()
-        return ["stolen"] * len(leases)
+        return [NotRenewed("stolen", VOTES)] * len(leases)
 
     watchdog = start(extend)
     with monkeypatch.context() as patch:
@@ -497,7 +527,7 @@ def test_giving_back_waits_for_a_renewal_under_way(start):
         asking.set()
         assert may_answer.wait(PATIENCE)
         log.append("renewal sent")
-        return [None] * len(leases)
+        return [NotRenewed(None, VOTES)] * len(leases)
 
     watchdog = start(extend)
     held = due_now(watchdog)
