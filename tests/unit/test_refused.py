@@ -31,6 +31,7 @@ from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.redelivery import longest_countdown, set_aside
 from celery_redlock.task.refused import refuse
+from support.versions import CELERY
 
 HEADER = {"v": 1, "task_id": "me", "id": "1" * 32}
 HOLDER = {"token": "01234567", "task_id": "other", "execution": "0" * 32, "ttl": 1.5}
@@ -445,8 +446,10 @@ def begun(app, published, shape):
     waiting = results_within(shape(first, then).apply_async())
     ((_, _, _, sent),) = published
     waiting.pop(sent["task_id"], None)  # in Celery 5.4 a chord whose body is a chain has no parent
-    carried = json.loads(json.dumps({"chain": sent.get("chain"), "callbacks": sent.get("link")}))
-    return first, delivery(first, **carried), waiting
+    text = json.dumps({"chain": sent.get("chain"), "callbacks": sent.get("link")})
+    if CELERY < (5, 7):  # for such a chord it returns ids that it never publishes
+        waiting = {task_id: result for task_id, result in waiting.items() if task_id in text}
+    return first, delivery(first, **json.loads(text)), waiting
 
 
 def fail_as_celery(app, request):
@@ -558,7 +561,11 @@ def test_nothing_that_followed_is_forgotten(app, published, data, policy):
     def make(first, then):
         return chain(first.si(1), *data.draw(st.lists(canvases(then), min_size=1, max_size=3)))
 
-    task, request, waiting = begun(app, published, make)
+    try:
+        task, request, waiting = begun(app, published, make)
+    except NotImplementedError:  # up to Celery 5.6 nested chords may lose their app
+        hypothesis.assume(CELERY >= (5, 7))
+        raise
     task.on_conflict = policy
     with pytest.raises(LockTaken) if policy == "fail" else nullcontext():
         act(task, request, TAKEN)
