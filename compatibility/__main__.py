@@ -37,6 +37,7 @@ WITH_WORKERS = tuple(
 #: What is run in a cell: the extra that brings what it needs, and the tests.
 DEPTHS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fast": ("test", ("tests/contract", *WITH_WORKERS)),
+    "companions": ("companions", ("tests/companions",)),
     "whole": ("acceptance", ("tests/contract", "tests/integration", "tests/acceptance")),
 }
 #: Those about the demo, the pages and the example say nothing about versions.

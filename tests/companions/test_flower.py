@@ -1,0 +1,55 @@
+"""Flower: what it shows of workers and tasks, over its API."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import pytest
+
+from companions import shop
+from support.rabbitmq import free_ports
+from support.stage import stage
+from support.waiting import eventually
+from support.worker import CeleryProcess
+
+pytest.importorskip("flower")
+
+
+def declare(app):
+    """Declare the tasks."""
+    shop.declare(app)
+
+
+def flower(it, port):
+    """Return Flower, which knows the workers of a stage by their broker."""
+    command = ["--broker", it.broker.url, "flower", "--address=127.0.0.1", f"--port={port}"]
+    known = {"FLOWER_UNAUTHENTICATED_API": "yes"}
+    return CeleryProcess("support.stage", command, ready="Visit me at", env={**env_of(it), **known})
+
+
+def env_of(it):
+    """Return what makes `support.stage` an app."""
+    return {"EVENTS": str(it.events), "STAGE": json.dumps([it._file, it.conf])}
+
+
+def test_a_day_under_flower(tmp_path):
+    """Each task with its name and what became of it, and the worker that runs them."""
+    (port,) = free_ports(1)
+
+    def ask(what):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/{what}", timeout=30) as answer:
+            return json.load(answer)
+
+    with stage(__file__, tmp_path, nodes=3) as it, flower(it, port):
+        it.worker(args=["-E"])
+        eventually(lambda: ask("workers?refresh=1"), "the worker", timeout=60, every=0.5)
+        found = shop.spend_a_day(it)
+        names = ["bill", "bill", "again", "broken", "shy"]
+        states = ["SUCCESS", "SUCCESS", "SUCCESS", "FAILURE", "SUCCESS"]
+        expected = dict(zip(found["ids"], zip(names, states, strict=True), strict=True))
+
+        def shown():
+            return {one: (task["name"], task["state"]) for one, task in ask("tasks").items()}
+
+        eventually(lambda: shown() == expected, "all states", timeout=30, every=0.5)

@@ -1,0 +1,62 @@
+"""OpenTelemetry's own instrumentation of Celery: spans of publishes and of runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from companions import shop
+from support.stage import stage
+
+pytest.importorskip("opentelemetry.instrumentation.celery")
+
+
+def declare(app):
+    """Declare the tasks in an instrumented Celery."""
+    if shop.is_with_companion():
+        begin()
+    shop.declare(app)
+
+
+def begin():
+    """Instrument Celery; spans go into a file."""
+    from opentelemetry import trace
+    from opentelemetry.instrumentation.celery import CeleryInstrumentor
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import (
+        SimpleSpanProcessor,
+        SpanExporter,
+        SpanExportResult,
+    )
+
+    class File(SpanExporter):
+        """Writes a line per span."""
+
+        def export(self, spans):
+            with Path(os.environ["EVENTS"]).with_name("spans.jsonl").open("a") as file:
+                for span in spans:
+                    file.write(json.dumps(json.loads(span.to_json())) + "\n")
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(File()))
+    trace.set_tracer_provider(provider)
+    CeleryInstrumentor().instrument()
+
+
+def test_a_day_with_opentelemetry(tmp_path):
+    """Each run is in the trace of its publish; what was skipped or retried is no error."""
+    with stage(__file__, tmp_path, nodes=3) as it:
+        it.worker(env={"COMPANION": "yes"})
+        found = shop.spend_a_day(it)
+    spans = [json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines()]
+    runs = [span for span in spans if span["name"].startswith("run/")]
+    by_id = {span["attributes"]["messaging.message.id"]: span for span in runs}
+    assert set(found["ids"]) <= set(by_id)
+    failed = {span["name"] for span in runs if span["status"]["status_code"] == "ERROR"}
+    assert failed == {"run/broken"}
+    published = {s["context"]["trace_id"] for s in spans if s["name"].startswith("apply_async/")}
+    assert {span["context"]["trace_id"] for span in runs} <= published

@@ -1,0 +1,56 @@
+"""sentry-sdk with its Celery integration: what it sends, and what it puts into messages."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from companions import shop
+from support.stage import stage
+
+pytest.importorskip("sentry_sdk")
+
+
+def declare(app):
+    """Declare the tasks, with Sentry's SDK begun before Celery makes anything of them."""
+    if shop.is_with_companion():
+        begin()
+    shop.declare(app)
+
+
+def begin():
+    """Begin the SDK; what it would send goes into a file."""
+    import sentry_sdk
+    from sentry_sdk.integrations.celery import CeleryIntegration
+    from sentry_sdk.transport import Transport
+
+    class File(Transport):
+        """Writes a line per error and per transaction."""
+
+        def capture_envelope(self, envelope):
+            told = [item.payload.json for item in envelope.items if item.payload.json]
+            with Path(os.environ["EVENTS"]).with_name("sent.jsonl").open("a") as file:
+                file.writelines(json.dumps(one, default=str) + "\n" for one in told)
+
+    sentry_sdk.init(
+        dsn="http://public@127.0.0.1/1",
+        transport=File,
+        traces_sample_rate=1.0,
+        integrations=[CeleryIntegration(propagate_traces=True)],
+    )
+
+
+def test_a_day_with_sentry(tmp_path):
+    """Errors of bodies are told, once each; a retry and a skip are none; traces go through."""
+    with stage(__file__, tmp_path, nodes=3) as it:
+        it.worker(env={"COMPANION": "yes"})
+        found = shop.spend_a_day(it)
+    told = [json.loads(line) for line in (tmp_path / "sent.jsonl").read_text().splitlines()]
+    errors = [one for one in told if "exception" in one]
+    assert [one["exception"]["values"][-1]["type"] for one in errors] == ["ValueError"]
+    assert errors[0]["tags"]["celery_task_id"] == found["ids"][3]
+    runs = {one["transaction"]: one for one in told if one.get("type") == "transaction"}
+    assert {"bill", "again", "broken", "shy"} <= set(runs)
