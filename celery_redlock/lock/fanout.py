@@ -51,7 +51,8 @@ __all__ = ["Fanout"]
 FIRST_CONNECT = 1.0
 #: After so long without a look, connections may have ended unnoticed [s].
 QUIET = 1.0
-EITHER = selectors.EVENT_READ | selectors.EVENT_WRITE
+READS, WRITES = selectors.EVENT_READ, selectors.EVENT_WRITE
+EITHER = READS | WRITES
 #: How long a waiter is kept on the list when its time is up and it did not take its leave [s].
 INTERRUPTED = 2.0
 
@@ -287,7 +288,7 @@ class Fanout:
         with self._mutex:
             while not self._has_reader() and (ready := self._selector.select(0)):
                 self._read(ready)
-                if not any(events & selectors.EVENT_READ for _, events in ready):
+                if not any(events & READS for _, events in ready):
                     return  # what a node takes now was sent; it will be asked again
 
     def _wait(self, waiter: _Waiter) -> None:
@@ -310,11 +311,11 @@ class Fanout:
             if node.connection is None:
                 continue  # lost since the selector looked
             try:
-                if events & selectors.EVENT_WRITE:
+                if events & WRITES:
                     node.flush()
                     if not node.unsent:
-                        self._watch(node, selectors.EVENT_READ)
-                if events & selectors.EVENT_READ:
+                        self._watch(node, READS)
+                if events & READS:
                     node.read()
                     if node.unsent:
                         self._watch(node, EITHER)
@@ -379,7 +380,7 @@ class Fanout:
 
     def _attach(self, node: Node, connection: AbstractConnection, greeting: Greeting) -> None:
         node.attach(connection, greeting, self._fingerprint)
-        self._selector.register(node.sock, selectors.EVENT_READ, node)
+        self._selector.register(node.sock, READS, node)
         try:
             node.deliver(clock.now())
             if node.unsent:

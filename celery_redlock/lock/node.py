@@ -192,11 +192,8 @@ class Node:
 
     def is_late(self, now: float) -> bool:
         """Return whether the node has owed an answer for longer than a round waits."""
-        return self._owed_for(now) > self._rules.node_timeout
-
-    def _owed_for(self, now: float) -> float:
-        """Return for how long the node could have answered what it owes [s]; 0 if nothing."""
-        return now - max(self._owed[0][1], self._took_more) if self._owed else 0.0
+        since = now - self._rules.node_timeout
+        return bool(self._owed) and self._owed[0][1] < since and self._took_more < since
 
     def suspect(self, since: float) -> None:
         """Note that a round gave up on this node; it is not waited for until it has answered."""
@@ -225,7 +222,7 @@ class Node:
                 self._keep(call, now)
             return
         if self.is_late(now):
-            if self._owed_for(now) > PATIENCE:
+            if max(self._owed[0][1], self._took_more) < now - PATIENCE:
                 msg = f"no answer for {PATIENCE:g} s"
                 raise Gone(msg)
             self.suspect(now)
@@ -375,11 +372,12 @@ class Node:
     def _sent(self, data: bytes) -> int:
         """Return how much of *data* the connection took."""
         try:
-            return cast("int", self.sock.send(data))
+            sent: int = self.sock.send(data)
         except WOULD_BLOCK:
             return 0
         except OSError as error:
             raise Gone(str(error)) from error
+        return sent
 
     def _unreachable(self) -> Vote:
         if self.suspect_since is not None:
