@@ -96,7 +96,7 @@ def is_wanted(plugin: Plugin) -> bool:
     if plugin.has_children and not counts_in_files():
         msg = (
             f"{SETTING}: the children of this worker would count each for itself, because "
-            "prometheus_client was imported before celery-redlock could tell it otherwise; set "
+            "something counts with prometheus_client already; set "
             f"{files.VARIABLE} to an empty directory in the environment that the worker starts in"
         )
         raise ConfigurationError(msg)

@@ -2,8 +2,8 @@
 Where the metrics of a worker and its children meet: a directory of files, one set per process.
 
 prometheus_client decides at its first import whether it counts in memory or in files, by the
-environment variable that names their directory. It does not tidy up after processes that are
-gone; `tidy` does.
+environment variable that names their directory; as long as it counts nothing, it can decide again.
+It does not tidy up after processes that are gone; `tidy` does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def directory() -> Path | None:
 
 def share() -> None:
     """
-    Have prometheus_client count in files; without effect once it is imported.
+    Have prometheus_client count in files; without effect once it counts something in memory.
 
     The directory is that of the environment, else one of our own, which is removed when this
     process ends. One that another worker made for itself, and left to us in the environment, is
@@ -57,11 +57,32 @@ def share() -> None:
     elif given is not None and is_private(given):  # of a worker that has replaced itself: SIGHUP
         make(given)
         own(given)
-    elif "prometheus_client.values" not in sys.modules:
+    elif counts_nothing():
         sweep(Path(tempfile.gettempdir()))
         made = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         os.environ[VARIABLE] = str(made)
         own(made)
+    if directory() is not None and counts_nothing():
+        decide_again()
+
+
+def counts_nothing() -> bool:
+    """Return whether there is no metric but those that prometheus_client has by itself."""
+    if "prometheus_client.values" not in sys.modules:
+        return True
+    registry = importlib.import_module("prometheus_client").REGISTRY
+    return all(metric.name.startswith(("python_", "process_")) for metric in registry.collect())
+
+
+def decide_again() -> None:
+    """
+    Have prometheus_client look at the environment again, if something imported it before us.
+
+    So does Flower, of which the command ``celery`` imports a part wherever it is installed.
+    """
+    values = sys.modules.get("prometheus_client.values")
+    if values is not None:
+        values.ValueClass = values.get_value_class()  # type: ignore[attr-defined]
 
 
 def make(given: Path) -> None:

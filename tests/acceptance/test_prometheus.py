@@ -280,7 +280,7 @@ def test_a_port_in_use_is_told_and_tasks_run(on_stage, in_folder):
     ("settings", "words"),
     [
         ({"redlock_observers": ["logging"]}, "add 'prometheus' to redlock_observers"),
-        ({"imports": ["prometheus_client"]}, "set PROMETHEUS_MULTIPROC_DIR to an empty directory"),
+        ({"imports": ["counts_early"]}, "set PROMETHEUS_MULTIPROC_DIR to an empty directory"),
     ],
 )
 def test_metrics_that_could_not_be_right_are_refused_at_the_start(
@@ -288,6 +288,8 @@ def test_metrics_that_could_not_be_right_are_refused_at_the_start(
 ):
     """The worker does not start, and says what to do."""
     it = on_stage(**settings)
+    early = "import prometheus_client\nprometheus_client.Counter('mine', 'as a user has it')\n"
+    it.events.with_name("counts_early.py").write_text(early)
     with pytest.raises(AssertionError, match="has ended"):
         it.worker(env=in_folder)
     if "imports" in settings:  # other pools count in one process: nothing is wrong there

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
 from companions import shop
 from support.stage import stage
 
-pytest.importorskip("django_celery_results")
+#: Not imported here: it would change this process for other tests.
+pytestmark = pytest.mark.skipif(find_spec("django_celery_results") is None, reason="not installed")
 SETTINGS = "companions.django_settings"
 
 

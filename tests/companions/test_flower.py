@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from importlib.util import find_spec
 
 import pytest
 
@@ -13,7 +14,8 @@ from support.stage import stage
 from support.waiting import eventually
 from support.worker import CeleryProcess
 
-pytest.importorskip("flower")
+#: Not imported here: it would change this process for other tests.
+pytestmark = pytest.mark.skipif(find_spec("flower") is None, reason="not installed")
 
 
 def declare(app):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ import pytest
 from companions import shop
 from support.stage import stage
 
-pytest.importorskip("opentelemetry.instrumentation.celery")
+#: Not imported here: it would change this process for other tests.
+pytestmark = pytest.mark.skipif(
+    find_spec("opentelemetry.instrumentation.celery") is None, reason="not installed"
+)
 
 
 def declare(app):

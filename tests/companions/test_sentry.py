@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from companions import shop
 from support.stage import stage
 
-pytest.importorskip("sentry_sdk")
+#: Not imported here: it would change this process for other tests.
+pytestmark = pytest.mark.skipif(find_spec("sentry_sdk") is None, reason="not installed")
 
 
 def declare(app):

@@ -126,12 +126,13 @@ def _hang_up(server: Server) -> None:
 
 
 def _settled(locks: Redlock, live: Sequence[Server]) -> Census:
-    """Return what there is once the nodes that answer are connected and owe nothing."""
-    nodes = locks._fanout.nodes[DEAD:]
+    """Return what there is once the nodes that answer owe nothing, and the others are given up."""
+    dead, nodes = locks._fanout.nodes[:DEAD], locks._fanout.nodes[DEAD:]
 
     def is_settled() -> bool:
         locks.inspect("nobody's")
-        return all(node.connection is not None and not node._owed for node in nodes)
+        are_connected = all(node.connection is not None and not node._owed for node in nodes)
+        return are_connected and all(node.connection is None for node in dead)
 
     eventually(is_settled, "connection to every node that answers", timeout=20)
     return take_census([server.port for server in live])

@@ -137,10 +137,17 @@ def test_a_directory_of_our_own_is_made_and_removed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_imported_too_early_is_left_as_it_is(tmp_path):
-    """It has decided, and an environment that says otherwise would only confuse."""
-    told = share(tmp_path, "import prometheus_client")
+def test_what_counts_in_memory_goes_on_to(tmp_path):
+    """An environment that says otherwise would only confuse."""
+    told = share(tmp_path, "import prometheus_client as p; p.Counter('users', 'own')")
     assert told == ["None", "MutexValue", "None", "None"]
+
+
+def test_what_counts_nothing_yet_is_told(tmp_path):
+    """Celery's command imports a part of Flower wherever it is installed, and that imports it."""
+    where, counts_in, *_ = share(tmp_path, "import prometheus_client")
+    assert Path(where).name.startswith(files.PREFIX)
+    assert counts_in == "MmapedValue"
 
 
 def test_a_users_directory_is_made_and_kept(tmp_path):
