@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from celery_redlock import RedlockTask
+from celery_redlock import RedlockTask, Retry
 from support.events import body, read
 from support.waiting import eventually
 
@@ -40,11 +40,17 @@ def declare(app: Any) -> None:
     """Declare one task for each thing that may become of one."""
     ours = {"base": RedlockTask, "bind": True, "shared": False}
 
-    @app.task(name=GATED, unique_until="finished", unique_for=60.0, **ours)
+    @app.task(name=GATED, lock_key="{invoice}", unique_until="finished", unique_for=60.0, **ours)
     def bill(self: Any, invoice: str) -> str:
         with body(os.environ["EVENTS"], invoice, id=self.request.id):
             eventually(gate().exists, "the second publish", timeout=60)
         return f"billed {invoice}"
+
+    patience = {"on_conflict": Retry(countdown=1), "max_retries": None}
+
+    @app.task(name="remind", lock_key="{invoice}", **patience, **ours)
+    def remind(self: Any, invoice: str) -> str:
+        return f"reminded {invoice}"
 
     @app.task(name="again", max_retries=3, **ours)
     def again(self: Any) -> int:
@@ -68,6 +74,8 @@ def day(app: Any) -> dict[str, Any]:
     first = tasks[GATED].apply_async(("7",))
     eventually(lambda: read(events, "start"), "the first body", timeout=60)
     second = tasks[GATED].apply_async(("7",))
+    remind = tasks["remind"].delay("7")
+    eventually(lambda: remind.state == "RETRY", "conflict", timeout=60, every=0.1)
     gate().touch()
     values = [first.get(timeout=60), second.get(timeout=60)]
 
@@ -80,14 +88,14 @@ def day(app: Any) -> dict[str, Any]:
     values.append(fourth.get(timeout=60))
     retried, broken = tasks["again"].delay(), tasks["broken"].delay()
     shy = tasks["shy"].delay()
-    values += [retried.get(timeout=60), shy.get(timeout=60)["skipped"]]
+    values += [retried.get(timeout=60), shy.get(timeout=60)["skipped"], remind.get(timeout=60)]
     eventually(lambda: broken.state == "FAILURE", "failure", timeout=60)
     return {
         "values": values,
         "duplicates": [first.duplicate, second.duplicate, fourth.duplicate],
         "same": first.id == second.id != fourth.id,
         "error": type(broken.result).__name__,
-        "ids": [first.id, fourth.id, retried.id, broken.id, shy.id],
+        "ids": [first.id, fourth.id, retried.id, broken.id, shy.id, remind.id],
     }
 
 
@@ -100,7 +108,7 @@ def spend_a_day(it: Any, **env: str) -> dict[str, Any]:
         **env: More for the client's environment, as the worker has it.
 
     Returns:
-        What `day` found; ``ids`` are of bill, bill, again, broken and shy.
+        What `day` found; ``ids`` are of bill, bill, again, broken, shy and remind.
     """
     stage = json.dumps([it._file, it.conf])
     known = {"EVENTS": str(it.events), "STAGE": stage, "COMPANION": "yes", **env}
@@ -116,7 +124,7 @@ def spend_a_day(it: Any, **env: str) -> dict[str, Any]:
         )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{it.log()}"
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert found["values"] == ["billed 7"] * 3 + [1, "conflict"]
+    assert found["values"] == ["billed 7"] * 3 + [1, "conflict", "reminded 7"]
     assert found["duplicates"] == [False, True, False]
     assert found["same"]
     assert found["error"] == "ValueError"

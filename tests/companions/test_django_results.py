@@ -41,8 +41,8 @@ def test_a_day_with_results_in_django(tmp_path):
         "for one in TaskResult.objects.all(): print(one.task_id, one.task_name, one.status)",
     )
     stored = {tuple(line.split()) for line in told.splitlines()}
-    names = ["bill", "bill", "again", "broken", "shy"]
-    states = ["SUCCESS", "SUCCESS", "SUCCESS", "FAILURE", "SUCCESS"]
+    names = ["bill", "bill", "again", "broken", "shy", "remind"]
+    states = ["SUCCESS", "SUCCESS", "SUCCESS", "FAILURE", "SUCCESS", "SUCCESS"]
     assert stored == set(zip(found["ids"], names, states, strict=True))
 
 

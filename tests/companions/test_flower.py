@@ -47,8 +47,8 @@ def test_a_day_under_flower(tmp_path):
         it.worker(args=["-E"])
         eventually(lambda: ask("workers?refresh=1"), "the worker", timeout=60, every=0.5)
         found = shop.spend_a_day(it)
-        names = ["bill", "bill", "again", "broken", "shy"]
-        states = ["SUCCESS", "SUCCESS", "SUCCESS", "FAILURE", "SUCCESS"]
+        names = ["bill", "bill", "again", "broken", "shy", "remind"]
+        states = ["SUCCESS", "SUCCESS", "SUCCESS", "FAILURE", "SUCCESS", "SUCCESS"]
         expected = dict(zip(found["ids"], zip(names, states, strict=True), strict=True))
 
         def shown():

@@ -55,4 +55,4 @@ def test_a_day_with_sentry(tmp_path):
     assert [one["exception"]["values"][-1]["type"] for one in errors] == ["ValueError"]
     assert errors[0]["tags"]["celery_task_id"] == found["ids"][3]
     runs = {one["transaction"]: one for one in told if one.get("type") == "transaction"}
-    assert {"bill", "again", "broken", "shy"} <= set(runs)
+    assert {"bill", "again", "broken", "shy", "remind"} <= set(runs)

@@ -60,3 +60,9 @@ def bare(archives: Archives, tmp_path_factory: pytest.TempPathFactory) -> Venv:
 def full(archives: Archives, tmp_path_factory: pytest.TempPathFactory) -> Venv:
     """A venv with the wheel and all extras of users."""
     return installed(tmp_path_factory, "full", f"{archives.wheel}[{EXTRAS}]")
+
+
+@pytest.fixture(scope="session")
+def accompanied(archives: Archives, tmp_path_factory: pytest.TempPathFactory) -> Venv:
+    """A venv with the wheel and what others wrote."""
+    return installed(tmp_path_factory, "accompanied", f"{archives.wheel}[companions]")

@@ -1,0 +1,22 @@
+"""The wheel beside what others wrote, in a venv that knows nothing of the sources."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from support.built import ROOT
+
+COMPANIONS = sorted(path.name for path in (ROOT / "tests" / "companions").glob("test_*.py"))
+
+
+@pytest.mark.parametrize("file", COMPANIONS)
+def test_a_day_with_the_wheel(accompanied, archives, tmp_path, file):
+    """The tests are a copy of the project's own; the package beside them is not."""
+    shutil.copytree(archives.sources / "tests", tmp_path / "tests")
+    shutil.copy(archives.sources / "pyproject.toml", tmp_path)
+    words = ("-q", "-n0", "-p", "no:cacheprovider", f"tests/companions/{file}")
+    code, out, err = accompanied.run("pytest", *words, cwd=tmp_path)
+    assert code == 0, out + err
+    assert "skipped" not in out
