@@ -11,8 +11,6 @@ from celery_redlock.lock.votes import Ballot, Vote, VoteKind
 
 __all__ = ["Call", "pack_guarded"]
 
-POSITIVE = (VoteKind.GRANTED, VoteKind.REPAIRED, VoteKind.NEXT, VoteKind.MERGED)
-
 
 class Call:
     """
@@ -66,7 +64,7 @@ class Call:
     def withdraw(self, position: int, reason: str) -> None:
         """Stop counting a node that said yes on a connection that has died since."""
         vote = self.ballot[position]
-        if self.is_open and vote is not None and vote.kind in POSITIVE:
+        if self.is_open and vote is not None and vote.kind in self.request.script.positive:
             self.ballot[position] = Vote(VoteKind.UNREACHABLE, reason=reason)
 
 

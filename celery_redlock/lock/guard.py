@@ -24,10 +24,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.queued_scripts import QUEUED_SCRIPTS
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import ENROL, SCRIPTS, Keys, ms, seconds, text, whole
-from celery_redlock.lock.slot_scripts import SLOT_SCRIPTS
+from celery_redlock.lock.scripts import ENROL, Keys, ms, registered, seconds, text, whole
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -43,8 +41,6 @@ __all__ = [
     "is_trusted_at_once",
 ]
 
-#: What a node is to know.
-EVERY_SCRIPT = (*SCRIPTS, *QUEUED_SCRIPTS, *SLOT_SCRIPTS)
 NO_SERVER = "answers, but not as a Redis or Valkey server does (INFO names no role or run_id)"
 #: Digits of a number in INFO.
 LONGEST_NUMBER = 15
@@ -96,7 +92,7 @@ def greet(connection: AbstractConnection) -> Greeting:
         Unfit: It is a replica or a cluster node, or evicts keys.
         redis.RedisError, OSError: It does not answer, or refuses us.
     """
-    loads = [(b"SCRIPT", b"LOAD", script.source) for script in EVERY_SCRIPT]
+    loads = [(b"SCRIPT", b"LOAD", script.source) for script in registered()]
     asked: list[Sequence[Any]] = [(b"INFO",), (b"INFO", b"commandstats"), *loads]
     told, stats, *_ = exchange(connection, *asked)
     if not (isinstance(told, bytes) and isinstance(stats, bytes)):

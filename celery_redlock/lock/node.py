@@ -20,11 +20,9 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.call import Call, pack_guarded
 from celery_redlock.lock.clock import ClockReading
 from celery_redlock.lock.guard import Greeting, boot_marker
-from celery_redlock.lock.queued_scripts import END, START
 from celery_redlock.lock.replies import WOULD_BLOCK, Replies, replies_of
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import MARK, RECORD, RELEASE, Keys, ms, pack
-from celery_redlock.lock.slot_scripts import SETTLE, WITHDRAW
+from celery_redlock.lock.scripts import Keys, ms, pack
 from celery_redlock.lock.steps import Finding, NodeClock
 from celery_redlock.lock.votes import Vote, VoteKind
 
@@ -43,10 +41,6 @@ UNDELIVERED = 512
 LARGEST_UNSENT = 2**20
 #: How many notes wait for company at most; with regular traffic one or two do.
 LONGEST_COMPANY = 16
-#: Scripts that nobody waits for, and that a node should get in any case, if need be later.
-NOTES = (RELEASE, MARK, START, END, SETTLE, WITHDRAW)
-#: Scripts whose source is sent though nobody waits: only a grant that comes late would do harm.
-HARMLESS = (*NOTES, RECORD)
 #: What stands before the arguments of a command that a server does not know: AUTH's, perhaps.
 ECHO = ", with args beginning with"
 NO_ANSWER = Vote(VoteKind.UNREACHABLE, reason="no answer in time")
@@ -185,7 +179,7 @@ class Node:
 
     def _keep(self, call: Call, now: float) -> None:
         """Keep a note for the next connection: it may not have arrived."""
-        if call.request.script in NOTES:
+        if call.request.script.one_way:
             if call.kept_since is None:
                 call.kept_since = now
             self._undelivered.append(call)
@@ -239,7 +233,7 @@ class Node:
         """Answer for a suspect; only notes go down its connection, behind what they undo."""
         for call in calls:
             call.take(self.position, self._unreachable())
-        return [call for call in calls if call.request.script in NOTES]
+        return [call for call in calls if call.request.script.one_way]
 
     def read(self) -> None:
         """
@@ -287,7 +281,7 @@ class Node:
 
     def _send_source(self, call: Call, now: float) -> None:
         """Repeat a call whose script the node forgot; not a grant that nobody waits for."""
-        if not call.is_open and call.request.script not in HARMLESS:
+        if not call.is_open and call.request.script.guarded:
             return
         request = call.request
         head = (b"EVAL", request.script.source, b"%d" % len(request.keys))

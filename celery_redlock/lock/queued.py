@@ -25,6 +25,7 @@ Source:
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,7 @@ from celery_redlock.events import LockUnavailable, Notify
 from celery_redlock.lock import clock
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.queued_scripts import END, ENQUEUE, START
+from celery_redlock.lock.queued_scripts import END, ENQUEUE, START, MarkerVote
 from celery_redlock.lock.requests import HOST, Request, encode_info, quarantine_ms
 from celery_redlock.lock.rounds import Ask, Client, Pause, Tell, fresh_token, new_owner
 from celery_redlock.lock.rules import Rules
@@ -69,6 +70,8 @@ SPLIT_TRIES = 8
 VERSION_TRIES = 3
 #: How long a node keeps the marker of a task that runs; it counts only while its lock is held.
 RETENTION = 7 * 24 * 3600.0
+#: The votes of nodes that are not in quarantine.
+ANSWERS = (VoteKind.GRANTED, VoteKind.REFUSED, MarkerVote.NEXT, MarkerVote.MERGED)
 #: For a marker that is not to change when its task starts, and for one that then ends.
 AS_IT_IS, OVER = "as it is", "over"
 
@@ -237,14 +240,14 @@ def end_request(rules: Rules, name: str, token: str, how: str, life: float) -> R
 # --- the algorithm -----------------------------------------------------------------------
 
 #: What a node's answer says, and whom it names.
-Answer = tuple[VoteKind, bytes]
+Answer = tuple[enum.Enum, bytes]
 
 
 def answer_of(vote: Vote) -> Answer | None:
     """Return what *vote* says, None if it says nothing."""
-    if vote.kind in (VoteKind.GRANTED, VoteKind.NEXT):
+    if vote.kind in (VoteKind.GRANTED, MarkerVote.NEXT):
         return vote.kind, b""
-    if vote.kind in (VoteKind.MERGED, VoteKind.REFUSED):
+    if vote.kind in (MarkerVote.MERGED, VoteKind.REFUSED):
         return vote.kind, vote.value[:TOKEN_LENGTH]
     return None
 
@@ -273,7 +276,7 @@ def has_met_others(ballot: Ballot) -> bool:
 
 def without_ours(ballot: Ballot) -> frozenset[int]:
     """Return the positions of nodes that certainly stored no marker of ours."""
-    certain = (VoteKind.REFUSED, VoteKind.MERGED, VoteKind.QUARANTINED)
+    certain = (VoteKind.REFUSED, MarkerVote.MERGED, VoteKind.QUARANTINED)
     return frozenset(i for i, v in enumerate(ballot) if v is not None and v.kind in certain)
 
 
@@ -306,7 +309,7 @@ def enqueue(client: Client, trigger: Trigger) -> Steps:
                 votes, clean = verdict(ballot), clean & without_ours(ballot)
             if not holds(votes, version, ballot):
                 votes = []
-            is_placed = votes and votes[0].kind in (VoteKind.GRANTED, VoteKind.NEXT)
+            is_placed = votes and votes[0].kind in (VoteKind.GRANTED, MarkerVote.NEXT)
             if not is_placed and len(clean) < len(ballot):
                 # A node that stored it all the same had forgotten the others' marker: rare.
                 yield Tell(end_all(client.rules, trigger.name, token), clean, hurry=not votes)
@@ -320,12 +323,13 @@ def enqueue(client: Client, trigger: Trigger) -> Steps:
         if not has_met_others(ballot):
             break
         yield Pause(client.chance(0.0, min(0.06, 0.002 * 2**tries)))
-    raise QuorumUnavailable(trigger.name, told(ballot, client.labels), quarantine_left(ballot))
+    why = told(ballot, client.labels)
+    raise QuorumUnavailable(trigger.name, why, quarantine_left(ballot, ANSWERS))
 
 
 def holds(votes: list[Vote], version: int, ballot: Ballot) -> bool:
     """Return whether what *votes* say is so: for a merge, a majority stores *version*."""
-    if not votes or votes[0].kind is not VoteKind.MERGED:
+    if not votes or votes[0].kind is not MarkerVote.MERGED:
         return True
     return sum(1 for vote in votes if vote.fence == version) >= quorum(len(ballot))
 
@@ -338,7 +342,7 @@ def outcome(
     if first.kind is VoteKind.GRANTED:
         return Placed(token)
     holder = {**read_holder(first.value), "ttl": max(vote.ttl for vote in votes)}
-    if first.kind is VoteKind.NEXT:
+    if first.kind is MarkerVote.NEXT:
         return Placed(token, holder)
     return Duplicate(holder, max(vote.merged for vote in votes), told(ballot, labels))
 
@@ -397,7 +401,7 @@ class Queued:
         majority = quorum(len(ballot))
         granted = [v for v in ballot if v is not None and v.kind is VoteKind.GRANTED]
         refused = [v for v in ballot if v is not None and v.kind is VoteKind.REFUSED]
-        passed = count(ballot, VoteKind.PASSED)
+        passed = count(ballot, MarkerVote.PASSED)
         if len(granted) + len(refused) + passed < majority:
             return NotStarted({}, told(ballot, self._driver.labels))
         if len(refused) >= majority or (refused and len(granted) + passed < majority):

@@ -24,6 +24,7 @@ clear away. Replies are votes, as in `celery_redlock.lock.scripts`.
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 from celery_redlock.lock.scripts import (
@@ -33,13 +34,23 @@ from celery_redlock.lock.scripts import (
     left,
     read_release,
     read_vote,
+    register,
     seconds,
     text,
     whole,
 )
 from celery_redlock.lock.votes import Vote, VoteKind
 
-__all__ = ["END", "ENQUEUE", "QUEUED_SCRIPTS", "START"]
+__all__ = ["END", "ENQUEUE", "START", "MarkerVote"]
+
+
+class MarkerVote(enum.Enum):
+    """What a node answers besides a `VoteKind`."""
+
+    NEXT = "next"
+    MERGED = "merged"
+    PASSED = "passed over"
+
 
 MARKERS = """
 local function read(key)
@@ -204,7 +215,7 @@ return {ended, 0}
 def read_enqueued(reply: Any) -> Vote:
     """Return the vote in the reply of `ENQUEUE`."""
     code, now = whole(reply[0]), seconds(reply[1])
-    kinds = {1: VoteKind.GRANTED, 3: VoteKind.NEXT, 4: VoteKind.MERGED}
+    kinds = {1: VoteKind.GRANTED, 3: MarkerVote.NEXT, 4: MarkerVote.MERGED}
     if code not in kinds:
         return read_vote(reply)
     version, merged = fence_in(reply[2]), max(0, whole(reply[5]))
@@ -218,11 +229,16 @@ def read_started(reply: Any) -> Vote:
         version, merged = fence_in(reply[2]), max(0, whole(reply[4]))
         return Vote(VoteKind.GRANTED, version, 0.0, text(reply[3]), now, merged=merged)
     if code == 5:  # noqa: PLR2004  the codes are those of the scripts above
-        return Vote(VoteKind.PASSED, node_now=now)
+        return Vote(MarkerVote.PASSED, node_now=now)
     return read_vote(reply)
 
 
-ENQUEUE = Script(GUARD + MARKERS + ENQUEUE_LUA, read_enqueued, guarded=True)
-START = Script(GUARD + MARKERS + START_LUA, read_started, guarded=False)
-END = Script(GUARD + MARKERS + END_LUA, read_release, guarded=False)
-QUEUED_SCRIPTS = (ENQUEUE, START, END)
+ENQUEUE = Script(
+    GUARD + MARKERS + ENQUEUE_LUA,
+    read_enqueued,
+    guarded=True,
+    positive=(VoteKind.GRANTED, MarkerVote.NEXT, MarkerVote.MERGED),
+)
+START = Script(GUARD + MARKERS + START_LUA, read_started, guarded=False, one_way=True)
+END = Script(GUARD + MARKERS + END_LUA, read_release, guarded=False, one_way=True)
+register(ENQUEUE, START, END)

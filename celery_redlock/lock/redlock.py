@@ -520,7 +520,7 @@ class Redlock:
 
 def health(node: Node, vote: Vote) -> NodeHealth:
     """Return how *node* is that answered a probe with *vote*."""
-    states = {VoteKind.GRANTED: "up", VoteKind.QUARANTINED: "quarantined"}
+    states: dict[enum.Enum, str] = {VoteKind.GRANTED: "up", VoteKind.QUARANTINED: "quarantined"}
     is_silent = node.connection is None or node.suspect_since is not None
     state = states.get(vote.kind, "down" if is_silent else "unfit")
     is_counted = state in states.values()

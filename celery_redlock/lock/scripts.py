@@ -11,8 +11,9 @@ itself, as JSON. Only the token is compared; in RELEASE the owner's part of it s
 
 from __future__ import annotations
 
+import enum
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -27,7 +28,6 @@ __all__ = [
     "RECORD",
     "RELEASE",
     "RENEW",
-    "SCRIPTS",
     "Keys",
     "Script",
     "journal_key",
@@ -35,6 +35,8 @@ __all__ = [
     "ms",
     "pack",
     "probe_key",
+    "register",
+    "registered",
 ]
 
 #: How long a node remembers that it is enrolled after the last grant, renewal or probe [ms]: 30
@@ -370,22 +372,51 @@ class Script:
         source: The Lua text.
         sha: Its SHA-1 digest, by which a node knows it.
         read: Turns the reply into a `Vote`.
-        guarded: Whether the last argument is the node's boot id, which differs per node.
+        guarded: Whether the last argument is the node's boot id, which differs per node. Only such
+            a script grants anything; the others do no harm when they come late.
+        one_way: Whether every node should get it though nobody waits for the answer, if need be
+            later.
+        positive: Votes that count for whoever asks, and no more once the connection is lost.
     """
 
-    def __init__(self, source: str, read: Callable[[Any], Vote], *, guarded: bool) -> None:
+    def __init__(
+        self,
+        source: str,
+        read: Callable[[Any], Vote],
+        *,
+        guarded: bool,
+        one_way: bool = False,
+        positive: Sequence[enum.Enum] = (VoteKind.GRANTED,),
+    ) -> None:
         self.source = source.encode()
         self.sha = hashlib.sha1(self.source).hexdigest().encode()  # noqa: S324  Redis names scripts so
         self.read = read
         self.guarded = guarded
+        self.one_way = one_way
+        self.positive = frozenset(positive)
+
+
+_registered: list[Script] = []
+
+
+def register(*scripts: Script) -> None:
+    """Have every node know *scripts* from the moment it is connected."""
+    _registered.extend(scripts)
+
+
+def registered() -> tuple[Script, ...]:
+    """Return the scripts that every node is to know."""
+    return tuple(_registered)
 
 
 ACQUIRE = Script(GUARD + ACQUIRE_LUA, read_vote, guarded=True)
-RENEW = Script(GUARD + RENEW_LUA, read_vote, guarded=True)
-RELEASE = Script(CONSTANTS + RELEASE_LUA, read_release, guarded=False)
+RENEW = Script(
+    GUARD + RENEW_LUA, read_vote, guarded=True, positive=(VoteKind.GRANTED, VoteKind.REPAIRED)
+)
+RELEASE = Script(CONSTANTS + RELEASE_LUA, read_release, guarded=False, one_way=True)
 ENROL = Script(GUARD + HISTORY + ENROL_LUA, read_vote, guarded=False)
-MARK = Script(MARK_LUA, read_release, guarded=False)
+MARK = Script(MARK_LUA, read_release, guarded=False, one_way=True)
 INSPECT = Script(GUARD + INSPECT_LUA, read_vote, guarded=False)
 PROBE = Script(GUARD + HISTORY + PROBE_LUA, read_vote, guarded=True)
 RECORD = Script(RECORD_LUA, read_release, guarded=False)
-SCRIPTS = (ACQUIRE, RENEW, RELEASE, ENROL, MARK, INSPECT, PROBE, RECORD)
+register(ACQUIRE, RENEW, RELEASE, ENROL, MARK, INSPECT, PROBE, RECORD)

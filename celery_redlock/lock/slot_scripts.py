@@ -16,6 +16,7 @@ Replies are votes, as in `celery_redlock.lock.scripts`.
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 from celery_redlock.lock.scripts import (
@@ -25,13 +26,26 @@ from celery_redlock.lock.scripts import (
     left,
     read_release,
     read_vote,
+    register,
     seconds,
     text,
     whole,
 )
 from celery_redlock.lock.votes import Vote, VoteKind
 
-__all__ = ["CLAIM", "LOOK", "SETTLE", "SLOT_SCRIPTS", "WITHDRAW"]
+__all__ = ["CLAIM", "LOOK", "SETTLE", "WITHDRAW", "SlotVote"]
+
+
+class SlotVote(enum.Enum):
+    """What a node answers besides a `VoteKind`."""
+
+    #: Granted, but an earlier term may have published it.
+    UNCERTAIN = "granted, claimed before"
+    #: It, or a later one, was published.
+    PUBLISHED = "published before"
+    #: A newer term has begun.
+    DEPOSED = "deposed"
+
 
 # KEYS 1 record 2 lock of the task, or the record again for none 3 boot 4 quarantine
 # ARGV 1 slot [ms, Unix] 2 token of the term 3 its fence 4 skew allowed 5 expiry
@@ -110,10 +124,10 @@ return {1, now_ms(), r[1] or '', r[2] or ''}
 def read_claim(reply: Any) -> Vote:
     """Return the vote in the reply of `CLAIM`; the lock's value is its value."""
     code, now = whole(reply[0]), seconds(reply[1])
-    kinds = {1: VoteKind.GRANTED, 6: VoteKind.UNCERTAIN}
+    kinds: dict[int, enum.Enum] = {1: VoteKind.GRANTED, 6: SlotVote.UNCERTAIN}
     if code in kinds:
         return Vote(kinds[code], ttl=left(reply[2]), value=text(reply[3]), node_now=now)
-    kinds = {7: VoteKind.PASSED, 8: VoteKind.DEPOSED}
+    kinds = {7: SlotVote.PUBLISHED, 8: SlotVote.DEPOSED}
     return Vote(kinds[code], node_now=now) if code in kinds else read_vote(reply)
 
 
@@ -125,8 +139,10 @@ def read_look(reply: Any) -> Vote:
     return Vote(VoteKind.GRANTED, slot, value=text(reply[3]), node_now=seconds(reply[1]))
 
 
-CLAIM = Script(GUARD + CLAIM_LUA, read_claim, guarded=True)
-SETTLE = Script(SETTLE_LUA, read_release, guarded=False)
-WITHDRAW = Script(WITHDRAW_LUA, read_release, guarded=False)
+CLAIM = Script(
+    GUARD + CLAIM_LUA, read_claim, guarded=True, positive=(VoteKind.GRANTED, SlotVote.UNCERTAIN)
+)
+SETTLE = Script(SETTLE_LUA, read_release, guarded=False, one_way=True)
+WITHDRAW = Script(WITHDRAW_LUA, read_release, guarded=False, one_way=True)
 LOOK = Script(GUARD + LOOK_LUA, read_look, guarded=False)
-SLOT_SCRIPTS = (CLAIM, SETTLE, WITHDRAW, LOOK)
+register(CLAIM, SETTLE, WITHDRAW, LOOK)

@@ -38,7 +38,7 @@ from celery_redlock.lock.requests import Request, quarantine_ms
 from celery_redlock.lock.rounds import Ask, Client
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import NO_VOTE, Keys, ms, shorten
-from celery_redlock.lock.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW
+from celery_redlock.lock.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW, SlotVote
 from celery_redlock.lock.votes import (
     TOKEN_LENGTH,
     Ballot,
@@ -184,7 +184,7 @@ def look_request(rules: Rules, entry: str) -> Request:
 
 def claims_of(ballot: Ballot) -> int:
     """Return how many nodes store our claim."""
-    return count(ballot, VoteKind.GRANTED) + count(ballot, VoteKind.UNCERTAIN)
+    return count(ballot, VoteKind.GRANTED) + count(ballot, SlotVote.UNCERTAIN)
 
 
 def is_ahead(vote: Vote | None) -> bool:
@@ -199,10 +199,10 @@ def claim_is_decided(ballot: Ballot) -> bool:
     One node suffices to know that a slot was published, or that there is a newer leader. Where
     an earlier claim was seen, all are waited for: it may have reached too few to be published.
     """
-    if count(ballot, VoteKind.PASSED) or count(ballot, VoteKind.DEPOSED):
+    if count(ballot, SlotVote.PUBLISHED) or count(ballot, SlotVote.DEPOSED):
         return True
     majority = quorum(len(ballot))
-    is_ours = count(ballot, VoteKind.GRANTED) >= majority and not count(ballot, VoteKind.UNCERTAIN)
+    is_ours = count(ballot, VoteKind.GRANTED) >= majority and not count(ballot, SlotVote.UNCERTAIN)
     return is_ours and lock_is_decided(ballot)
 
 
@@ -216,22 +216,22 @@ def lock_is_decided(ballot: Ballot) -> bool:
 
 def is_claimed(vote: Vote) -> bool:
     """Return whether *vote* grants a claim."""
-    return vote.kind in (VoteKind.GRANTED, VoteKind.UNCERTAIN)
+    return vote.kind in (VoteKind.GRANTED, SlotVote.UNCERTAIN)
 
 
 def state_of(ballot: Ballot) -> SlotState | None:
     """Return what *ballot* means for a claim, None if no quorum could decide."""
-    if count(ballot, VoteKind.DEPOSED):
+    if count(ballot, SlotVote.DEPOSED):
         return SlotState.DEPOSED
-    if count(ballot, VoteKind.PASSED):
+    if count(ballot, SlotVote.PUBLISHED):
         return SlotState.PUBLISHED
     majority = quorum(len(ballot))
     if claims_of(ballot) >= majority:
         silent = len(ballot) - claims_of(ballot)
-        is_uncertain = count(ballot, VoteKind.UNCERTAIN) + silent >= majority
+        is_uncertain = count(ballot, SlotVote.UNCERTAIN) + silent >= majority
         return (
             SlotState.UNCERTAIN
-            if is_uncertain and count(ballot, VoteKind.UNCERTAIN)
+            if is_uncertain and count(ballot, SlotVote.UNCERTAIN)
             else SlotState.CLAIMED
         )
     if count(ballot, VoteKind.REFUSED) > len(ballot) - majority:

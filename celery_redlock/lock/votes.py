@@ -38,7 +38,7 @@ TOKEN = re.compile(rb"[0-9a-f]{%d}" % TOKEN_LENGTH)
 
 
 class VoteKind(enum.Enum):
-    """What a node answered to one request."""
+    """What a node answered to one request; scripts of other rooms have answers of their own."""
 
     GRANTED = "granted"
     REPAIRED = "repaired"
@@ -46,14 +46,6 @@ class VoteKind(enum.Enum):
     QUARANTINED = "quarantined"
     UNREACHABLE = "unreachable"
     MARKED = "marked"
-    #: Of a queued marker: granted as the next one, merged into the one that waits, or somebody
-    #: else stands in its place.
-    NEXT = "next"
-    MERGED = "merged"
-    PASSED = "passed over"
-    #: Of a slot: granted, but an earlier term may have published it; or a newer term has begun.
-    UNCERTAIN = "granted, claimed before"
-    DEPOSED = "deposed"
 
 
 class Vote(NamedTuple):
@@ -70,7 +62,7 @@ class Vote(NamedTuple):
         merged: How many triggers were merged into a queued task.
     """
 
-    kind: VoteKind
+    kind: enum.Enum
     fence: int = 0
     ttl: float = 0.0
     value: bytes = b""
@@ -101,7 +93,7 @@ class Verdict(enum.Enum):
     UNAVAILABLE = "unavailable"
 
 
-def count(ballot: Ballot, kind: VoteKind) -> int:
+def count(ballot: Ballot, kind: enum.Enum) -> int:
     """Return how many votes of *kind* there are."""
     return len([1 for vote in ballot if vote is not None and vote.kind is kind])
 
@@ -206,10 +198,17 @@ def earliest_free(ballot: Ballot) -> float | None:
     return leases[missing - 1] if 0 < missing <= len(leases) else None
 
 
-def quarantine_left(ballot: Ballot) -> float | None:
-    """Return when enough quarantines end for a quorum [s from now], None if they are no cause."""
+def quarantine_left(
+    ballot: Ballot, answers: Sequence[enum.Enum] = (VoteKind.GRANTED, VoteKind.REFUSED)
+) -> float | None:
+    """
+    Return when enough quarantines end for a quorum [s from now], None if they are no cause.
+
+    Args:
+        ballot: What the nodes answered.
+        answers: The votes of nodes that are not in quarantine.
+    """
     waits = sorted(v.ttl for v in ballot if v is not None and v.kind is VoteKind.QUARANTINED)
-    answers = (VoteKind.GRANTED, VoteKind.REFUSED, VoteKind.NEXT, VoteKind.MERGED)
     missing = quorum(len(ballot)) - sum(count(ballot, kind) for kind in answers)
     return waits[missing - 1] if 0 < missing <= len(waits) else None
 

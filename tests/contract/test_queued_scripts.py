@@ -19,7 +19,7 @@ from celery_redlock.lock.queued import (
     marker_keys,
     start_request,
 )
-from celery_redlock.lock.queued_scripts import QUEUED_SCRIPTS
+from celery_redlock.lock.queued_scripts import MarkerVote
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import BOOT_RETENTION, NO_VOTE, Keys, marker_key
 from celery_redlock.lock.votes import VoteKind
@@ -44,7 +44,7 @@ class Bench(ScriptBench):
     """A server with queued markers."""
 
     def __init__(self, server, rules=RULES):
-        super().__init__(server, QUEUED_SCRIPTS, rules)
+        super().__init__(server, rules)
 
     def enqueue(self, token=A, arguments=None, *, version=1, name=NAME, ask=(), **trigger):
         """Ask for the marker; *arguments* as of a trigger that is merged, None for one's own."""
@@ -232,7 +232,7 @@ def test_only_the_whole_token_is_the_own_one(bench):
     bench.alone(A)
     sibling = A[:-1] + "b"
     assert bench.alone(sibling).kind is VoteKind.REFUSED
-    assert bench.start(sibling, AS_IT_IS).kind is VoteKind.PASSED
+    assert bench.start(sibling, AS_IT_IS).kind is MarkerVote.PASSED
     assert bench.end(sibling).kind is VoteKind.REFUSED
     assert bench.queued["token"] == A.encode()
 
@@ -245,7 +245,7 @@ def test_a_trigger_is_merged_into_the_one_that_waits(bench):
     bench.enqueue(A)
     before = bench.queued
     vote = bench.enqueue(B, version=4096)
-    assert (vote.kind, vote.fence, vote.merged) == (VoteKind.MERGED, 4096, 1)
+    assert (vote.kind, vote.fence, vote.merged) == (MarkerVote.MERGED, 4096, 1)
     assert vote.value == A.encode() + b'{"task_id":"id-a"}'
     assert near(vote.ttl * 1000, 20)
     news = {"newest": args_of(B), "version": b"4096", "merged": b"1", "by": B[:32].encode()}
@@ -286,7 +286,7 @@ def test_a_version_never_falls_nor_stays(bench, stored, proposed):
     bench.enqueue(B, version=stored)
     before = bench.everything()
     vote = bench.enqueue(C, version=proposed)
-    assert (vote.kind, vote.fence, vote.merged) == (VoteKind.MERGED, stored + 1, 1)
+    assert (vote.kind, vote.fence, vote.merged) == (MarkerVote.MERGED, stored + 1, 1)
     assert vote.value == A.encode() + b'{"task_id":"id-a"}'
     assert near(vote.ttl * 1000, 20)
     assert bench.everything() == before
@@ -323,7 +323,7 @@ def test_an_older_trigger_that_comes_late_replaces_nothing(bench):
     """
     bench.enqueue(A)
     bench.enqueue(B, version=9)
-    assert bench.enqueue(C, version=5).kind is VoteKind.MERGED
+    assert bench.enqueue(C, version=5).kind is MarkerVote.MERGED
     started = bench.start(A)
     assert (started.value, started.fence) == (args_of(B), 9)
 
@@ -414,7 +414,7 @@ def test_what_was_merged_into_one_that_lapsed_keeps_nobody_out(bench):
     eventually(lambda: bench.left() <= 0, "end of its life")
     assert bench.enqueue(C).kind is VoteKind.GRANTED
     assert near(bench.pttl(), 20)
-    assert bench.start(A).kind is VoteKind.PASSED
+    assert bench.start(A).kind is MarkerVote.PASSED
     assert bench.start(C).value == b""
 
 
@@ -427,7 +427,7 @@ def test_nothing_is_merged_into_what_may_expire(bench):
     before = bench.queued
     assert before["started"] == b"-"
     vote = bench.enqueue(B)
-    assert (vote.kind, vote.merged, vote.value[:40]) == (VoteKind.NEXT, 0, A.encode())
+    assert (vote.kind, vote.merged, vote.value[:40]) == (MarkerVote.NEXT, 0, A.encode())
     assert bench.queued == before
     assert bench.next["started"] == b""
 
@@ -449,7 +449,7 @@ def test_who_is_next_and_may_expire_refuses_who_would_merge(bench, before):
 def test_a_trigger_that_may_expire_is_merged_into_another(bench):
     """What counts is the message that waits, not the one that is not published."""
     bench.enqueue(A)
-    assert bench.enqueue(B, expires=True).kind is VoteKind.MERGED
+    assert bench.enqueue(B, expires=True).kind is MarkerVote.MERGED
     assert bench.queued["started"] == b""
     assert bench.enqueue(C, version=2).merged == 2
 
@@ -461,7 +461,7 @@ def test_what_may_expire_starts_like_any_other(bench):
     vote = bench.start(A)
     assert (vote.kind, vote.value, vote.fence, vote.merged) == (VoteKind.GRANTED, b"", 0, 0)
     assert bench.queued["lock"] == LOCK.encode()
-    assert bench.enqueue(B).kind is VoteKind.NEXT
+    assert bench.enqueue(B).kind is MarkerVote.NEXT
 
 
 def test_who_is_next_waits_for_what_may_expire(bench):
@@ -480,7 +480,7 @@ def test_a_trigger_becomes_next_behind_one_that_runs(bench):
     bench.run(A, 60.0)
     before = bench.queued
     vote = bench.enqueue(B, life=30.0)
-    assert (vote.kind, vote.fence, vote.merged) == (VoteKind.NEXT, 0, 0)
+    assert (vote.kind, vote.fence, vote.merged) == (MarkerVote.NEXT, 0, 0)
     assert vote.value == A.encode() + b'{"task_id":"id-a"}'
     assert near(vote.ttl * 1000, 60)
     assert bench.queued == before
@@ -500,7 +500,7 @@ def test_who_is_next_has_its_life_from_the_end_of_the_one_before(bench, alone, l
 def test_who_runs_by_its_lock_alone_is_followed_too(bench):
     """A marker that stands by its lock has a next one; once the lock is gone it has not."""
     bench.run(A)
-    assert bench.enqueue(B).kind is VoteKind.NEXT
+    assert bench.enqueue(B).kind is MarkerVote.NEXT
     bench.end(B)
     bench.unhold()
     assert bench.enqueue(B).kind is VoteKind.GRANTED
@@ -520,7 +520,7 @@ def test_later_triggers_are_merged_into_the_next_one(bench):
     bench.enqueue(B)
     for count, token in enumerate((C, D), 1):
         vote = bench.enqueue(token, version=count)
-        assert (vote.kind, vote.merged) == (VoteKind.MERGED, count)
+        assert (vote.kind, vote.merged) == (MarkerVote.MERGED, count)
         assert vote.value[:40] == B.encode()
     assert bench.next["newest"] == args_of(D)
     assert bench.queued["token"] == A.encode()
@@ -542,16 +542,16 @@ def test_who_is_next_ends_with_its_life_and_stands_by_no_lock(bench):
     """A next one that lapses leaves its place to another."""
     bench.run(A)
     bench.enqueue(B, life=0.1)
-    eventually(lambda: bench.enqueue(C).kind is VoteKind.NEXT, "place")
+    eventually(lambda: bench.enqueue(C).kind is MarkerVote.NEXT, "place")
     assert bench.next["token"] == C.encode()
 
 
 def test_who_is_next_is_granted_again(bench):
     """A repeated request of the same attempt is next again, no duplicate, and refreshes nothing."""
     bench.run(A)
-    assert bench.enqueue(B, life=5.0).kind is VoteKind.NEXT
+    assert bench.enqueue(B, life=5.0).kind is MarkerVote.NEXT
     before, kept = bench.everything(), bench.pttl(1)
-    assert bench.enqueue(B, life=60.0).kind is VoteKind.NEXT
+    assert bench.enqueue(B, life=60.0).kind is MarkerVote.NEXT
     assert bench.everything() == before
     assert bench.pttl(1) <= kept
 
@@ -710,7 +710,7 @@ def test_who_is_next_takes_the_place_of_one_that_does_not_stand(bench, how):
     assert stored["lock"] == OTHER_LOCK.encode()
     assert bench.next == {}
     assert near(bench.pttl(), WEEK / 1000)
-    assert bench.enqueue(D).kind is VoteKind.NEXT
+    assert bench.enqueue(D).kind is MarkerVote.NEXT
 
 
 @pytest.mark.parametrize("waited", [5.0, 90.0])
@@ -804,7 +804,7 @@ def test_a_start_takes_nothing_that_somebody_else_stands_in_for(bench, stands_in
     """A task whose marker lapsed and was replaced is told so, and changes nothing."""
     stands_in(bench)
     before = bench.everything()
-    assert bench.start(A, life, lock=OTHER_LOCK).kind is VoteKind.PASSED
+    assert bench.start(A, life, lock=OTHER_LOCK).kind is MarkerVote.PASSED
     assert bench.everything() == before
 
 
@@ -812,7 +812,7 @@ def test_a_start_takes_nothing_that_somebody_else_stands_in_for(bench, stands_in
 def test_a_marker_that_need_not_be_there_is_not_made_anew(bench, life):
     """One that would end now, or was to end by itself, is not brought back."""
     before = bench.everything()
-    assert bench.start(A, life).kind is VoteKind.PASSED
+    assert bench.start(A, life).kind is MarkerVote.PASSED
     assert bench.everything() == before
 
 
@@ -914,7 +914,7 @@ def test_a_task_that_waits_again_takes_no_more_arguments(bench):
     bench.run(A)
     bench.unhold()
     bench.end(A, "wait", 60.0)
-    assert bench.enqueue(B).kind is VoteKind.NEXT
+    assert bench.enqueue(B).kind is MarkerVote.NEXT
 
 
 def test_a_marker_can_be_left_to_its_first_window(bench):
@@ -1026,7 +1026,7 @@ def test_in_hand_a_marker_can_stand_for_less_long(bench, which):
     assert near(bench.left(which), 5)
     after = (bench.queued, bench.next)[which]
     assert after == {**before, "until": after["until"]}
-    assert bench.enqueue(C).kind is VoteKind.MERGED
+    assert bench.enqueue(C).kind is MarkerVote.MERGED
 
 
 @pytest.mark.parametrize("life", [5.0, 60.0])
@@ -1062,7 +1062,7 @@ def test_what_has_run_stands_as_it_does_without_merging(bench, which):
     assert (bench.queued, bench.next)[which] == {**before, "started": b"-"}
     assert kept - 5000 < bench.pttl(which) <= kept
     vote = bench.enqueue(C, version=9)
-    assert vote.kind is (VoteKind.REFUSED if which else VoteKind.NEXT)
+    assert vote.kind is (VoteKind.REFUSED if which else MarkerVote.NEXT)
     assert vote.value[:40] == A.encode()
 
 
@@ -1129,7 +1129,7 @@ def test_without_the_guard_nothing_is_enrolled(contract_node):
     rules = Rules(ttl=20, max_ttl=30, restart_guard=False)
     bench = Bench(contract_node, rules)
     assert bench.enqueue(A).kind is VoteKind.GRANTED
-    assert bench.enqueue(B).kind is VoteKind.MERGED
+    assert bench.enqueue(B).kind is MarkerVote.MERGED
     assert set(bench.everything()) == {marker_keys(rules, NAME)[0]}
     bench.client.close()
 
@@ -1153,7 +1153,7 @@ def test_arguments_of_any_size_and_kind_come_back_as_they_were(bench):
     bench.enqueue(A)
     every_byte = bytes(range(256))
     for version, arguments in enumerate((b"x" * 5_000_000, every_byte * 100, b"0", b"null"), 1):
-        assert bench.enqueue(B, arguments, version=version).kind is VoteKind.MERGED
+        assert bench.enqueue(B, arguments, version=version).kind is MarkerVote.MERGED
         assert bench.start(A, AS_IT_IS).value == arguments
         bench.end(A)
         bench.enqueue(A)
@@ -1207,5 +1207,4 @@ def test_every_marker_carries_an_expiry(fresh):
         )
         vote = step()
         seen |= {vote.kind} if vote else set()
-    kinds = {"GRANTED", "NEXT", "MERGED", "REFUSED", "PASSED", "QUARANTINED"}
-    assert seen == {VoteKind[kind] for kind in kinds}
+    assert seen == {VoteKind.GRANTED, VoteKind.REFUSED, VoteKind.QUARANTINED, *MarkerVote}

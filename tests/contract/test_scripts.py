@@ -18,10 +18,10 @@ from celery_redlock.lock.scripts import (
     BOOT_RETENTION,
     ENROL,
     NO_VOTE,
-    SCRIPTS,
     Keys,
     marker_key,
     ms,
+    registered,
     shorten,
 )
 from celery_redlock.lock.votes import VoteKind
@@ -41,7 +41,7 @@ class Bench:
         self.rules = rules
         self.run_id = self.client.info("server")["run_id"]
         self.boot = boot_marker(self.run_id, "f" * 16)
-        for script in SCRIPTS:
+        for script in registered():
             self.client.script_load(script.source)
 
     def ask(self, request, *, boot=None, quarantine=None):

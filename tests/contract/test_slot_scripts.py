@@ -9,7 +9,7 @@ import pytest
 from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import BOOT_RETENTION, NO_VOTE, Keys
-from celery_redlock.lock.slot_scripts import SLOT_SCRIPTS
+from celery_redlock.lock.slot_scripts import SlotVote
 from celery_redlock.lock.slots import (
     Claim,
     claim_request,
@@ -41,7 +41,7 @@ class Bench(ScriptBench):
     """A server with slot records."""
 
     def __init__(self, server, rules=RULES):
-        super().__init__(server, SLOT_SCRIPTS, rules)
+        super().__init__(server, rules)
 
     def claim(self, *arguments, boot=None, rules=None, **more):
         """Claim a slot."""
@@ -123,9 +123,9 @@ def test_the_first_claim_is_granted_and_stored(bench):
 G, R, P, D, U = (
     VoteKind.GRANTED,
     VoteKind.REFUSED,
-    VoteKind.PASSED,
-    VoteKind.DEPOSED,
-    VoteKind.UNCERTAIN,
+    SlotVote.PUBLISHED,
+    SlotVote.DEPOSED,
+    SlotVote.UNCERTAIN,
 )
 #: What became of the slot that is stored: claimed just now, longer ago than a lease lasts, settled.
 STORED = ["fresh", "old", "settled"]
@@ -185,7 +185,7 @@ def test_a_claim_that_is_made_again_is_a_fresh_one(bench):
     bench.claim(A)
     assert bench.claim(B, FENCE + 1).kind is VoteKind.REFUSED
     bench.age()
-    assert bench.claim(B, FENCE + 1).kind is VoteKind.UNCERTAIN
+    assert bench.claim(B, FENCE + 1).kind is SlotVote.UNCERTAIN
     assert bench.claim(C, FENCE + 2).kind is VoteKind.REFUSED
 
 
@@ -200,9 +200,9 @@ def test_a_doubt_stays_until_the_slot_is_settled(bench):
     """Who asked once and was told of an earlier term is told so again, as are all after it."""
     bench.claim(A, FENCE)
     bench.age()
-    assert [bench.claim(B, FENCE + 1).kind for _ in range(3)] == [VoteKind.UNCERTAIN] * 3
+    assert [bench.claim(B, FENCE + 1).kind for _ in range(3)] == [SlotVote.UNCERTAIN] * 3
     bench.age()
-    assert [bench.claim(C, FENCE + 2).kind for _ in range(2)] == [VoteKind.UNCERTAIN] * 2
+    assert [bench.claim(C, FENCE + 2).kind for _ in range(2)] == [SlotVote.UNCERTAIN] * 2
     assert bench.claim(C, FENCE + 2, DUE + 60).kind is VoteKind.GRANTED
     assert bench.claim(C, FENCE + 2, DUE + 60).kind is VoteKind.GRANTED
 
@@ -222,7 +222,7 @@ def test_a_newer_leader_deposes_for_all_slots(bench):
     """Whatever an older one claims afterwards, it is told that its term is over."""
     bench.claim(B, FENCE + 1)
     for later in (-60, 0, 60):
-        assert bench.claim(A, FENCE, DUE + later).kind is VoteKind.DEPOSED
+        assert bench.claim(A, FENCE, DUE + later).kind is SlotVote.DEPOSED
     assert bench.record[1] == B
 
 
@@ -235,11 +235,11 @@ def test_a_fence_keeps_all_its_digits(bench, fence, more):
     older, newer = sorted((fence, fence + more))
     bench.claim(A, newer)
     assert bench.record[2] == str(newer)
-    assert bench.claim(B, older).kind is VoteKind.DEPOSED
+    assert bench.claim(B, older).kind is SlotVote.DEPOSED
     bench.client.delete(record_key(RULES, ENTRY))
     bench.claim(A, older)
     bench.age()
-    assert bench.claim(B, newer).kind is VoteKind.UNCERTAIN
+    assert bench.claim(B, newer).kind is SlotVote.UNCERTAIN
 
 
 @pytest.mark.parametrize("due", [0.001, 1.0, 1_700_000_000.001, 1_779_999_999.999])
@@ -249,7 +249,7 @@ def test_a_slot_keeps_all_its_digits(bench, due):
     assert bench.look() == (round(due * 1000), "claimed")
     bench.settle(due=due)
     assert bench.look() == (round(due * 1000), "settled")
-    assert bench.claim(due=due).kind is VoteKind.PASSED
+    assert bench.claim(due=due).kind is SlotVote.PUBLISHED
     assert bench.claim(due=due + 0.001).kind is VoteKind.GRANTED
 
 
@@ -295,7 +295,7 @@ def test_a_claim_in_doubt_tells_who_holds_the_lock(bench):
     bench.claim(A)
     bench.age()
     vote = bench.claim(B, FENCE + 1, lock=LOCK)
-    assert (vote.kind, vote.value[:40]) == (VoteKind.UNCERTAIN, HOLDER.encode())
+    assert (vote.kind, vote.value[:40]) == (SlotVote.UNCERTAIN, HOLDER.encode())
 
 
 def test_a_claim_that_asks_for_no_lock_is_told_of_none(bench):
@@ -408,7 +408,7 @@ def test_settling_a_later_slot_moves_the_record_forward(bench, is_settled):
     bench.settle(B, FENCE + 1, DUE + 60)
     assert bench.record == (stamped(DUE + 60), B, str(FENCE + 1), "settled")
     assert near(bench.pttl(), DAY)
-    assert bench.claim(C, FENCE + 2, DUE + 60).kind is VoteKind.PASSED
+    assert bench.claim(C, FENCE + 2, DUE + 60).kind is SlotVote.PUBLISHED
 
 
 def test_settling_never_lowers_a_fence(bench):
@@ -416,7 +416,7 @@ def test_settling_never_lowers_a_fence(bench):
     bench.claim(B, FENCE + 1)
     bench.settle(A, FENCE, DUE + 60)
     assert bench.look() == (int(stamped(DUE + 60)), "settled")
-    assert bench.claim(A, FENCE, DUE + 120).kind is VoteKind.DEPOSED
+    assert bench.claim(A, FENCE, DUE + 120).kind is SlotVote.DEPOSED
 
 
 def test_settling_begins_a_record(bench):
@@ -444,7 +444,7 @@ def test_the_first_claim_leaves_no_slot_when_it_is_withdrawn(bench):
     bench.claim(fence=FENCE + 1)
     assert bench.withdraw().kind is VoteKind.GRANTED
     assert bench.look() == before
-    assert bench.claim(fence=FENCE).kind is VoteKind.DEPOSED
+    assert bench.claim(fence=FENCE).kind is SlotVote.DEPOSED
 
 
 def test_a_withdrawn_claim_leaves_the_slot_before_it(bench):
@@ -454,7 +454,7 @@ def test_a_withdrawn_claim_leaves_the_slot_before_it(bench):
     bench.claim(due=DUE + 60)
     bench.withdraw(due=DUE + 60)
     assert bench.look() == (int(stamped()), "settled")
-    assert bench.claim(B, FENCE + 1).kind is VoteKind.PASSED
+    assert bench.claim(B, FENCE + 1).kind is SlotVote.PUBLISHED
     assert bench.claim(B, FENCE + 1, DUE + 60).kind is VoteKind.GRANTED
     assert bench.record == (stamped(DUE + 60), B, str(FENCE + 1), "claimed")
 
@@ -484,7 +484,7 @@ def test_what_an_earlier_term_may_have_published_is_not_withdrawn(bench):
     bench.claim(B, FENCE + 1)
     assert bench.withdraw(B, FENCE + 1).kind is VoteKind.REFUSED
     bench.age()
-    assert bench.claim(C, FENCE + 2).kind is VoteKind.UNCERTAIN
+    assert bench.claim(C, FENCE + 2).kind is SlotVote.UNCERTAIN
 
 
 def test_withdrawing_from_an_empty_record_makes_none(bench):

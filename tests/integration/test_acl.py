@@ -17,7 +17,6 @@ import redis
 
 from celery_redlock import LockTaken, Redlock
 from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.guard import EVERY_SCRIPT
 from celery_redlock.lock.journal import JournalReader
 from celery_redlock.lock.live import live_locks
 from celery_redlock.lock.look import look
@@ -25,6 +24,7 @@ from celery_redlock.lock.queued import AS_IT_IS, OVER, Begun, Started, Trigger
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import registered
 from celery_redlock.lock.slots import Claim
 from celery_redlock.lock.survey import bootstrap, node_statuses, release_seen
 from celery_redlock.ops.bench import round_trips
@@ -321,7 +321,7 @@ def test_the_page_knows_every_command_of_the_scripts():
     """What a script calls is in its text."""
     called = {
         name.lower()
-        for script in EVERY_SCRIPT
+        for script in registered()
         for name in re.findall(rb"redis\.call\('([A-Z]+)'", script.source)
     }
     assert {name.decode() for name in called} <= {right.removeprefix("+") for right in WORKER}

@@ -25,9 +25,8 @@ from celery_redlock.lock.queued import (
     marker_keys,
     start_request,
 )
-from celery_redlock.lock.queued_scripts import QUEUED_SCRIPTS
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import ENROL, RELEASE, Keys
+from celery_redlock.lock.scripts import ENROL, Keys, registered
 from celery_redlock.testing.markers import MarkerNode
 
 RULES = Rules(ttl=20, max_ttl=30)
@@ -70,7 +69,7 @@ class Both:
         self.clock, self.slack = 0.0, 0.0
         self.node = MarkerNode(0, lambda: self.clock / 1000.0)
         pipe = client.pipeline(transaction=False).flushall()
-        for script in (ENROL, RELEASE, *QUEUED_SCRIPTS):
+        for script in registered():
             pipe.script_load(script.source)
         pipe.execute()
         self.tell(ENROL, (KEYS.boot, KEYS.quarantine), (BOOT, b"31000", b"bootstrap"))

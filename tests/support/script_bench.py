@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import redis
 
 from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import ENROL, Keys, ms
+from celery_redlock.lock.scripts import ENROL, Keys, ms, registered
 from celery_redlock.ops.servers import Server
 
 __all__ = ["ScriptBench", "near"]
@@ -22,12 +21,12 @@ class ScriptBench:
     Whatever is asked of it, every key has an expiry afterwards.
     """
 
-    def __init__(self, server: Server, scripts: Iterable[Any], rules: Rules) -> None:
+    def __init__(self, server: Server, rules: Rules) -> None:
         self.client: Any = redis.Redis.from_url(server.url)
         self.rules = rules
         self.run_id = self.client.info("server")["run_id"]
         self.boot = boot_marker(self.run_id, "f" * 16)
-        for script in (ENROL, *scripts):
+        for script in registered():
             self.client.script_load(script.source)
 
     def enrol(self) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from celery_redlock.lock.call import POSITIVE, Call
-from celery_redlock.lock.requests import inspect_request
+from celery_redlock.lock.call import Call
+from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.requests import renew_request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import VoteKind, count
 from support.fakes import granted, refused, repaired
 
-REQUEST = inspect_request(Rules(), "k")
+REQUEST = renew_request(Rules(), Lease("k", "a" * 40, 1, 20.0, 0.0, 0.0), repair=True)
 
 
 def two_yes(ballot):
@@ -47,7 +48,7 @@ def test_a_no_stays_a_no():
     call.take(0, refused())
     call.withdraw(0, "connection lost")
     assert call.ballot[0].kind is VoteKind.REFUSED
-    assert VoteKind.REFUSED not in POSITIVE
+    assert VoteKind.REFUSED not in REQUEST.script.positive
 
 
 def test_a_node_votes_once():

@@ -43,7 +43,7 @@ from celery_redlock.lock.queued import (
     verdict,
     without_ours,
 )
-from celery_redlock.lock.queued_scripts import END, ENQUEUE, START
+from celery_redlock.lock.queued_scripts import END, ENQUEUE, START, MarkerVote
 from celery_redlock.lock.rounds import Ask, Client, Pause, Tell
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import OWNER_LENGTH, TOKEN_LENGTH, Vote, VoteKind
@@ -76,17 +76,17 @@ def free():
 
 def follows(holder="y", ttl=5.0):
     """Return a yes behind *holder*, who runs."""
-    return Vote(VoteKind.NEXT, 0, ttl, who(holder))
+    return Vote(MarkerVote.NEXT, 0, ttl, who(holder))
 
 
 def merged(holder="y", version=NOW, merged=1, ttl=5.0):
     """Return the answer of a node that handed the arguments over to *holder*."""
-    return Vote(VoteKind.MERGED, version, ttl, who(holder), merged=merged)
+    return Vote(MarkerVote.MERGED, version, ttl, who(holder), merged=merged)
 
 
 def passed():
     """Return the answer to a start where the marker is not, or somebody else's."""
-    return Vote(VoteKind.PASSED)
+    return Vote(MarkerVote.PASSED)
 
 
 #: Where the arguments of `ENQUEUE` have the version.
@@ -586,20 +586,20 @@ def test_whoever_is_placed_or_a_duplicate_is_so_by_a_majority(ballot):
     if not votes:
         return
     placed = outcome(votes, token_of("x"), ballot, [f"node-{i}" for i in range(len(ballot))])
-    if votes[0].kind in (VoteKind.GRANTED, VoteKind.NEXT):
+    if votes[0].kind in (VoteKind.GRANTED, MarkerVote.NEXT):
         assert placed.token == token_of("x")
-        assert bool(placed.before) == (votes[0].kind is VoteKind.NEXT)
+        assert bool(placed.before) == (votes[0].kind is MarkerVote.NEXT)
     else:
         assert placed.holder["token"] == votes[0].value[:8].decode()
-        assert bool(placed.merged) == (votes[0].kind is VoteKind.MERGED)
+        assert bool(placed.merged) == (votes[0].kind is MarkerVote.MERGED)
 
 
 @given(ballots, st.integers(1, 2))
 def test_a_merge_holds_where_a_majority_stores_the_version(ballot, version):
     """Every other answer holds as it is, and none at all needs no agreement."""
     votes = verdict(ballot)
-    stored = [v for v in votes if v.kind is VoteKind.MERGED and v.fence == version]
-    is_merged = bool(votes) and votes[0].kind is VoteKind.MERGED
+    stored = [v for v in votes if v.kind is MarkerVote.MERGED and v.fence == version]
+    is_merged = bool(votes) and votes[0].kind is MarkerVote.MERGED
     assert holds(votes, version, ballot) == (not is_merged or len(stored) >= quorum(len(ballot)))
 
 
@@ -607,7 +607,7 @@ def test_a_merge_holds_where_a_majority_stores_the_version(ballot, version):
 def test_only_nodes_that_answered_no_are_spared(ballot):
     """A node that said yes, or nothing, or that it could not be asked, is never spared."""
     spared = without_ours(ballot)
-    certain = {VoteKind.REFUSED, VoteKind.MERGED, VoteKind.QUARANTINED}
+    certain = {VoteKind.REFUSED, MarkerVote.MERGED, VoteKind.QUARANTINED}
     assert spared == {i for i, vote in enumerate(ballot) if vote and vote.kind in certain}
 
 
@@ -958,7 +958,7 @@ class ModelNode:
                 return self.refuse(marker)
             if self.next is None or self.next.token != token:
                 self.next = Marker(token, info, started)
-            return Vote(VoteKind.NEXT, 0, 0.0, marker.owner)
+            return Vote(MarkerVote.NEXT, 0, 0.0, marker.owner)
         if self.next is not None and self.next.token == token:
             self.queued, self.next = self.next, None
         elif self.queued is None or self.queued.token != token:
@@ -976,11 +976,11 @@ class ModelNode:
     def merge(self, marker, owner, arguments, version):
         """Hand arguments over if they are newer; else tell what would have been."""
         if not self.is_newer(version, marker.version):
-            told = Vote(VoteKind.MERGED, marker.version + 1, 0.0, marker.owner)
+            told = Vote(MarkerVote.MERGED, marker.version + 1, 0.0, marker.owner)
             return told._replace(merged=marker.merged)
         marker.merged += marker.by != owner
         marker.newest, marker.by, marker.version = arguments, owner, version
-        return Vote(VoteKind.MERGED, version, 0.0, marker.owner, merged=marker.merged)
+        return Vote(MarkerVote.MERGED, version, 0.0, marker.owner, merged=marker.merged)
 
     def is_newer(self, proposed, stored):
         """Return whether a version replaces what is stored."""
@@ -996,7 +996,7 @@ class ModelNode:
                     return self.refuse(self.queued)
                 self.queued, self.next = self.next, None
             elif others or self.next is not None or alone in (b"over", b"as it is"):
-                return Vote(VoteKind.PASSED)
+                return Vote(MarkerVote.PASSED)
             else:
                 self.queued = Marker(token, info, execution)
             mine = self.queued

@@ -17,7 +17,7 @@ from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.rounds import Client
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import NO_VOTE
-from celery_redlock.lock.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW
+from celery_redlock.lock.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW, SlotVote
 from celery_redlock.lock.slots import (
     BATCH,
     Claim,
@@ -37,9 +37,9 @@ from support.fakes import SILENT, granted, quarantined, refused, token_of, unrea
 #: A ballot as a word, one letter per node.
 LETTERS = {
     "G": granted(0),
-    "u": Vote(VoteKind.UNCERTAIN),
-    "p": Vote(VoteKind.PASSED),
-    "d": Vote(VoteKind.DEPOSED),
+    "u": Vote(SlotVote.UNCERTAIN),
+    "p": Vote(SlotVote.PUBLISHED),
+    "d": Vote(SlotVote.DEPOSED),
     "r": refused("y"),
     "A": unreachable(NO_VOTE[-5]),
     "Q": quarantined(),
@@ -147,7 +147,7 @@ def test_a_doubt_needs_a_claim_that_may_have_reached_a_majority():
             assert others >= quorum(len(word))
         if state is C and "u" in word:
             assert others < quorum(len(word))
-        assert count(ballot, VoteKind.UNCERTAIN) == word.count("u")
+        assert count(ballot, SlotVote.UNCERTAIN) == word.count("u")
 
 
 def test_taken_and_ahead_mean_that_no_claim_is_possible():
@@ -235,7 +235,7 @@ def held(letter, kind=VoteKind.GRANTED, ttl=5.0):
 
 
 LOCKS = {
-    "x": held("x"), "X": held("x", VoteKind.UNCERTAIN), "y": held("y"), ".": held("."),
+    "x": held("x"), "X": held("x", SlotVote.UNCERTAIN), "y": held("y"), ".": held("."),
     "r": refused("x"), "U": unreachable(), "-": SILENT,
 }  # fmt: skip
 
@@ -385,10 +385,10 @@ class ModelNode:
         if self.is_held_back:
             return quarantined()
         if self.is_deposed(fence):
-            return Vote(VoteKind.DEPOSED)
+            return Vote(SlotVote.DEPOSED)
         last, doubt, ours = record.get("slot", -1), record.get("doubt", False), self.is_ours(token)
         if slot < last or (slot == last and record["state"] == "settled"):
-            return Vote(VoteKind.PASSED)
+            return Vote(SlotVote.PUBLISHED)
         if slot == last and not ours:
             is_fresh = record["at"] + LEASE > self.world.now
             if fence == record["fence"] or is_fresh:
@@ -400,7 +400,7 @@ class ModelNode:
             doubt = True
         self.store(slot=slot, token=token, fence=fence, state="claimed", at=self.world.now)
         self.store(doubt=doubt)
-        return Vote(VoteKind.UNCERTAIN if doubt else VoteKind.GRANTED)
+        return Vote(SlotVote.UNCERTAIN if doubt else VoteKind.GRANTED)
 
     def settle(self, slot, token, fence, _keep):
         """As SETTLE_LUA."""
