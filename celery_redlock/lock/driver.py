@@ -63,18 +63,15 @@ class Driver:
         if isinstance(step, Ask):
             return self.ask(step)
         if isinstance(step, Tell):
-            self.tell(step.request, step.skip, hurry=step.hurry)
+            self.tell(step.request, step.skip)
         else:
             self._sleep(step.seconds)
         return None
 
-    def tell(
-        self, request: Request, skip: frozenset[int] = frozenset(), *, hurry: bool = True
-    ) -> None:
+    def tell(self, request: Request, skip: frozenset[int] = frozenset()) -> None:
         """Put *request* to the nodes, even if an interruption strikes; twice does no harm."""
-        tell = self._fanout.tell if hurry else self._fanout.tell_later
         try:
-            tell(Call(request, len(self.labels), None), skip)
+            self._fanout.tell(Call(request, len(self.labels), None), skip)
         except BaseException:
             self._fanout.tell(Call(request, len(self.labels), None), skip)
             raise

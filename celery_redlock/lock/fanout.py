@@ -141,13 +141,11 @@ class Fanout:
                 node.connection.disconnect()  # closes our copy; shuts nothing down: not our pid
 
     def close(self) -> None:
-        """Send the notes that wait, drop every connection. The next call connects again."""
+        """Drop every connection. The next call connects again."""
         with self._mutex:
             self._connector.stop()
             for node in self.nodes:
                 if node.connection is not None:
-                    with contextlib.suppress(Gone):
-                        node.send_along(clock.now())
                     self._drop(node, Gone("closed"))
             self._rouse_decided()
             self._news.clear()
@@ -210,17 +208,6 @@ class Fanout:
         with self._mutex:
             self._send([call], skip)
         self.publish()
-
-    def tell_later(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
-        """Send *call*, a note, along with whatever is sent next; that is a write less."""
-        with self._mutex:
-            told = [node for node in self.nodes if node.position not in skip]
-            is_crowded = any(node.is_crowded for node in told)
-            if not is_crowded:
-                for node in told:
-                    node.take_along(call, clock.now())
-        if is_crowded:
-            self.tell(call, skip)  # and what waits along with it
 
     def settle(self) -> None:
         """

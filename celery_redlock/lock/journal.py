@@ -57,18 +57,17 @@ class Journal:
         self._rules = rules
         self._driver = driver
 
-    def put(self, record: dict[str, Any], *, hurry: bool = True) -> None:
+    def put(self, record: dict[str, Any]) -> None:
         """
         Write *record* to all nodes without waiting.
 
         Args:
             record: Plain JSON values; gets an ``id``, by which readers take it once.
-            hurry: Whether to send it now, or along with whatever is sent next.
         """
         line = encode_info({"id": secrets.token_hex(8), **record})
         if len(line) <= LONGEST:
             request = record_request(self._rules, line, kept=KEPT, ttl=RETENTION)
-            self._driver.tell(request, hurry=hurry)
+            self._driver.tell(request)
 
 
 class JournalReader:

@@ -39,8 +39,6 @@ PATIENCE = 2.0
 UNDELIVERED = 512
 #: How much may wait until a node takes it before its connection is given up [bytes].
 LARGEST_UNSENT = 2**20
-#: How many notes wait for company at most; with regular traffic one or two do.
-LONGEST_COMPANY = 16
 #: What stands before the arguments of a command that a server does not know: AUTH's, perhaps.
 ECHO = ", with args beginning with"
 NO_ANSWER = Vote(VoteKind.UNREACHABLE, reason="no answer in time")
@@ -92,7 +90,6 @@ class Node:
         self.latency: float | None = None
         self._owed: deque[Owed] = deque()
         self._undelivered: deque[Call] = deque(maxlen=UNDELIVERED)
-        self._along: deque[tuple[Call, float]] = deque()
         self._boot = self.unsent = b""
         self._took_more = float("-inf")  # when it last took some of what waited to be sent [s]
         self._replies: Replies = lambda: iter(())
@@ -151,32 +148,6 @@ class Node:
         self.problem = problem
         self.is_settled = True
 
-    def take_along(self, call: Call, now: float) -> None:
-        """Keep a note for the next request, or for the next connection if that comes first."""
-        self._along.append((call, now))
-        if len(self._along) > LONGEST_COMPANY:
-            self._keep(*self._along.popleft())
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether as many notes wait for a request as may, though they could be sent."""
-        is_up = self.connection is not None and self.suspect_since is None
-        return is_up and len(self._along) >= LONGEST_COMPANY
-
-    def send_along(self, now: float) -> None:
-        """
-        Send the notes that wait for a request: no request will come any more.
-
-        Raises:
-            Gone: The connection is dead.
-        """
-        self.send(self._with_company([]), now)
-
-    def _with_company(self, calls: Sequence[Call]) -> Sequence[Call]:
-        """Return *calls* and, before them, the notes that have waited for company."""
-        notes, self._along = [call for call, _ in self._along], deque()
-        return [*notes, *calls]
-
     def _keep(self, call: Call, now: float) -> None:
         """Keep a note for the next connection: it may not have arrived."""
         if call.request.script.one_way:
@@ -223,8 +194,6 @@ class Node:
         if self.suspect_since is not None:
             calls = self._only_notes(calls)
         if calls:
-            if self._along:
-                calls = self._with_company(calls)
             self._owed += [(call, now) for call in calls]
             boot = self._boot
             self._write(b"".join([c.packed + boot if c.is_guarded else c.packed for c in calls]))

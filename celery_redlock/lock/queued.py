@@ -312,7 +312,7 @@ def enqueue(client: Client, trigger: Trigger) -> Steps:
             is_placed = votes and votes[0].kind in (VoteKind.GRANTED, MarkerVote.NEXT)
             if not is_placed and len(clean) < len(ballot):
                 # A node that stored it all the same had forgotten the others' marker: rare.
-                yield Tell(end_all(client.rules, trigger.name, token), clean, hurry=not votes)
+                yield Tell(end_all(client.rules, trigger.name, token), clean)
         except GeneratorExit:  # dropped by its driver: nobody is there to tell the nodes
             raise
         except BaseException:

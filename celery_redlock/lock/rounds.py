@@ -101,15 +101,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Tell:
-    """
-    Send *request* to every node but those at the positions *skip*; wait for nothing.
-
-    What is in no *hurry* goes along with whatever is sent next.
-    """
+    """Send *request* to every node but those at the positions *skip*; wait for nothing."""
 
     request: Request
     skip: frozenset[int] = frozenset()
-    hurry: bool = True
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HOLD_BOUNDS", "JournalObserver"]
 
-#: What is written at once, as somebody may wait for it.
 NOTABLE = (
+    events.DuplicatePublished,
     events.TaskSkipped,
     events.TaskRefused,
     events.TaskRetried,
@@ -78,11 +78,9 @@ class JournalObserver:
             self._catch_up()
         if isinstance(event, events.LockReleased):
             self._held(event)
-        elif isinstance(event, NOTABLE):
-            self._journal().put(record_of(event))
-        elif isinstance(event, events.DuplicatePublished):
-            self._journal().put(record_of(event), hurry=False)
-        elif isinstance(event, NODE_EVENTS) and self._is_news(event):
+        elif isinstance(event, NOTABLE) or (
+            isinstance(event, NODE_EVENTS) and self._is_news(event)
+        ):
             self._journal().put(record_of(event))
 
     def _is_news(self, event: events.NodeEvent) -> bool:

@@ -68,11 +68,6 @@ class MemoryFanout(Fanout):
         self._check([call])
         super().tell(call, skip)
 
-    def tell_later(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
-        """As `Fanout.tell_later`; raises likewise."""
-        self._check([call])
-        super().tell_later(call, skip)
-
     def _check(self, calls: Sequence[Call]) -> None:
         for call in calls:
             self._servers[0].model.check_known(call.request.script)

@@ -101,15 +101,6 @@ def test_a_reader_that_has_read_nothing_yet_starts_from_the_beginning(five_nodes
     assert numbers(reader.new()) == [1]
 
 
-def test_what_is_in_no_hurry_goes_along_with_the_next_request(five_nodes, locks, reader):
-    """No write of its own, but it comes."""
-    put(locks, 7, hurry=False)
-    assert reader.recent() == []
-    locks.release(locks.acquire("something"))
-    arrived(five_nodes, 1)
-    assert numbers(reader.new()) == [7]
-
-
 def test_records_outlive_nodes(redis_nodes):
     """A minority that is dead, or restarted empty, is no gap; nor do its restarts repeat any."""
     nodes = redis_nodes(3)

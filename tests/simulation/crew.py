@@ -125,4 +125,4 @@ class Crew:
     def release(self, host: Host, lease: Lease) -> Tell:
         """Return what gives the lock back."""
         request = release_request(host.rules, lease.name, lease.token)
-        return Tell(request, hurry=self.world.chance.random() < 0.8)
+        return Tell(request)

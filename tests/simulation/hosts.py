@@ -236,7 +236,7 @@ class Host:
         call = Call(step.request, len(self.links), None)
         for link in self.links:
             if link.position not in step.skip:
-                (link.send if step.hurry else link.take_along)(call)
+                link.send(call)
 
     def _ask(self, step: Ask) -> None:
         if step.request.script is ACQUIRE:

@@ -186,10 +186,6 @@ class Link:
         except Gone as error:
             self.lose(error)
 
-    def take_along(self, call: Call) -> None:
-        """Keep a note for the next request."""
-        self.node.take_along(call, self.host.now())
-
     def read(self) -> None:
         """Take what has come."""
         if self.node.connection is None:

@@ -1,4 +1,4 @@
-"""Notes that are in no hurry go along with whatever is sent to a node next; releases never do."""
+"""What is sent and nobody waits for arrives, however the process ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import redis
 
 import celery_redlock
 from celery_redlock import Redlock
-from celery_redlock.lock.queued import Duplicate, Placed, Trigger, end_request
+from celery_redlock.lock.queued import Duplicate, Trigger
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.survey import bootstrap
 from support.waiting import eventually
@@ -49,63 +49,7 @@ def tokens(nodes):
     return found
 
 
-def test_a_note_in_no_hurry_goes_with_the_next_request(locks, nodes):
-    """Nothing is sent for it alone, and it is there before the next answer is."""
-    placed = locks.queued.enqueue(TRIGGER)
-    assert isinstance(placed, Placed)
-    end = end_request(locks.rules, "n", placed.token, "over", 0.0)
-    locks.queued._driver.tell(end, frozenset({0}), hurry=False)
-    locks.queued._driver.tell(end, frozenset({0, 1}), hurry=False)  # as often as one likes
-    assert tokens(nodes) == [placed.token] * 3
-    locks.inspect("n")
-    assert tokens(nodes) == [placed.token, None, None]
-
-
-def test_a_note_in_no_hurry_is_sent_when_the_connections_are_closed(locks, nodes):
-    """No request will come by any more; a publisher that ends leaves nobody's marker behind."""
-    placed = locks.queued.enqueue(TRIGGER)
-    end = end_request(locks.rules, "n", placed.token, "over", 0.0)
-    locks.queued._driver.tell(end, hurry=False)
-    assert tokens(nodes) == [placed.token] * 3
-    locks.close()
-    eventually(lambda: tokens(nodes) == [None] * 3, "the end of the marker")
-
-
-def test_a_crowd_of_notes_in_no_hurry_waits_for_nothing(locks, nodes):
-    """More than wait together are sent, the oldest first, and none is left for a connection."""
-    for number in range(40):
-        end = end_request(locks.rules, f"n{number}", "t" * 40, "over", 0.0)
-        locks.queued._driver.tell(end, hurry=False)
-    locks.inspect("n")
-    assert not any(node._undelivered or node._along for node in locks._fanout.nodes)
-
-
-def test_a_node_that_hangs_makes_no_crowd_for_the_others(locks, nodes):
-    """What it cannot be sent waits; the others go on getting their notes in company."""
-    nodes[0].pause()
-    try:
-        locks.inspect("n")  # it does not answer in time
-        for number in range(40):
-            locks.journal.put({"n": number}, hurry=False)
-        waiting = [len(node._along) for node in locks._fanout.nodes]
-        assert waiting[1:] == [6, 6]  # 17 are sent each time, the one too many along
-    finally:
-        nodes[0].resume()
-
-
-def test_a_note_in_no_hurry_outlives_its_connection(locks, nodes):
-    """The node hung up before there was anything to go along with: the next connection takes it."""
-    placed = locks.queued.enqueue(TRIGGER)
-    end = end_request(locks.rules, "n", placed.token, "over", 0.0)
-    locks.queued._driver.tell(end, hurry=False)
-    for node in nodes:
-        with redis.Redis.from_url(node.url) as client:
-            client.client_kill_filter(_type="normal", skipme=True)
-    locks.inspect("n")  # the write to a connection that has ended may seem to succeed
-    eventually(lambda: tokens(nodes) == [None] * 3, "the end of the marker")
-
-
-def test_what_a_forgetful_node_stored_of_a_duplicate_is_ended_with_the_next_publish(locks, nodes):
+def test_what_a_forgetful_node_stored_of_a_duplicate_is_ended(locks, nodes):
     """It answered late or was not needed for the majority; nobody's marker is left there."""
     placed = locks.queued.enqueue(TRIGGER)
     with redis.Redis.from_url(nodes[2].url) as client:
@@ -113,11 +57,7 @@ def test_what_a_forgetful_node_stored_of_a_duplicate_is_ended_with_the_next_publ
     for _ in range(20):  # whether or not the third one is among those that decide
         assert isinstance(locks.queued.enqueue(TRIGGER), Duplicate)
     locks.queued.end("n", placed.token, "over", wait=True)
-    locks.inspect("n")
-    assert tokens(nodes) == [None] * 3
-
-
-# -- releases, which wait for nobody -------------------------------------------------------
+    eventually(lambda: tokens(nodes) == [None] * 3, "the end of the marker")
 
 
 def standing(nodes):
@@ -134,23 +74,12 @@ def wait_until_free(nodes):
     eventually(lambda: not standing(nodes), "release of all locks", timeout=5)
 
 
-def test_a_release_needs_no_company(locks, nodes):
+def test_a_release_is_sent_at_once(locks, nodes):
     """What is given back is free although this process asks for nothing more."""
     held = locks.take(Wanted("n", 20.0))
     assert standing(nodes)
     locks.give_back(held)
     wait_until_free(nodes)
-
-
-def test_what_waits_for_company_is_before_what_comes(locks, nodes):
-    """A release takes along what was there before it, on every node."""
-    placed = locks.queued.enqueue(TRIGGER)
-    held = locks.take(Wanted("n", 20.0))
-    end = end_request(locks.rules, "n", placed.token, "over", 0.0)
-    locks.queued._driver.tell(end, hurry=False)
-    locks.give_back(held)
-    wait_until_free(nodes)
-    assert tokens(nodes) == [None] * 3
 
 
 def test_a_crowd_of_releases_at_once_leaves_nothing(locks, nodes):
@@ -223,22 +152,3 @@ locks.give_back(locks.take(Wanted("n", 20.0)))
         check="kill" not in end,
     )
     wait_until_free(nodes)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # that is the point
-def test_what_waits_for_company_is_not_a_childs_to_send(locks, nodes):
-    """A child that was forked starts from nothing; the note is still its parent's."""
-    placed = locks.queued.enqueue(TRIGGER)
-    end = end_request(locks.rules, "n", placed.token, "over", 0.0)
-    locks.queued._driver.tell(end, hurry=False)
-    child = os.fork()
-    if not child:
-        try:
-            locks.inspect("other")
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert tokens(nodes) == [placed.token] * 3
-    locks.inspect("other")
-    assert tokens(nodes) == [None] * 3
