@@ -25,6 +25,8 @@ from celery_redlock.events import Event, Observer, tell
 
 # With redis, and not at the first lock: a fork meanwhile would leave the child half an import, and
 # the lock of its module held for ever.
+from celery_redlock.lock.journal import Journal
+from celery_redlock.lock.queued import Queued
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.log import get_logger
@@ -190,6 +192,11 @@ class Plugin:
                     self._locks = make(nodes, rules, [self.notify], sleep=pause)
         return self._locks
 
+    @property
+    def queued(self) -> Queued:
+        """The markers that keep a second message of a task out of the queue; raises likewise."""
+        return Queued.on(self.locks)
+
     @contextlib.contextmanager
     def on_servers(self, servers: Servers) -> Iterator[None]:
         """Have the app's locks on *servers*, whatever it is configured for; for tests."""
@@ -339,7 +346,7 @@ def otel(_plugin: Plugin) -> Observer:
 #: Word in ``redlock_observers`` -> what makes the observer.
 READY: dict[str, Callable[[Plugin], Observer]] = {
     "logging": lambda _plugin: log_event,
-    "journal": lambda plugin: JournalObserver(lambda: plugin.locks.journal),
+    "journal": lambda plugin: JournalObserver(lambda: Journal.on(plugin.locks)),
     "celery": celery_events,
     "prometheus": prometheus,
     "otel": otel,

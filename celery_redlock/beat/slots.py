@@ -30,7 +30,7 @@ from celery_redlock.beat.term import Term
 from celery_redlock.deferral import signals_deferred, signals_patient
 from celery_redlock.errors import ConfigurationError, DuplicateTask
 from celery_redlock.events import SlotPublished, SlotSkipped
-from celery_redlock.lock.slots import Claim, Claimed, LastSlot, SlotState
+from celery_redlock.lock.slots import Claim, Claimed, LastSlot, Slots, SlotState
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin
 from celery_redlock.task.slot import Slot
@@ -155,6 +155,10 @@ class SlotPublisher:
         self._dropped: dict[str, datetime] = {}
         self._found_due: dict[str, datetime] = {}
 
+    @property
+    def _slots(self) -> Slots:
+        return Slots.on(self._plugin.locks)
+
     def look_up(self, names: Iterable[str]) -> None:
         """
         Learn the last slots of the entries called *names*, of those that are new to this term.
@@ -164,7 +168,7 @@ class SlotPublisher:
         """
         records = {self._record(name): name for name in names if name not in self._last}
         with signals_deferred():
-            found = self._plugin.locks.slots.look(list(records))
+            found = self._slots.look(list(records))
         self._last.update((name, settled(found.get(record))) for record, name in records.items())
 
     def last_of(self, name: str) -> datetime | None:
@@ -238,8 +242,8 @@ class SlotPublisher:
             if moves_on:
                 self._ensure_leading()
                 claim = self._claim(entry, slot, None)
-                self._reason_to_skip(None, slot, self._plugin.locks.slots.claim(claim))
-                self._plugin.locks.slots.settle(claim)
+                self._reason_to_skip(None, slot, self._slots.claim(claim))
+                self._slots.settle(claim)
                 self._last[entry.name] = due
             before = self._dropped.get(entry.name)
             if before != due:
@@ -256,7 +260,7 @@ class SlotPublisher:
         claim = self._claim(entry, slot, lock)
         with signals_deferred():  # a stop between claim and settle would leave a doubt
             self._ensure_leading()
-            claimed = self._plugin.locks.slots.claim(claim)
+            claimed = self._slots.claim(claim)
             cause = self._reason_to_skip(task, slot, claimed)
             if claimed.state is SlotState.PUBLISHED:
                 self._last[entry.name] = due
@@ -269,7 +273,7 @@ class SlotPublisher:
                     result = sent(send, for_slot(entry, slot, task_id))
                 if result is REFUSED or (is_duplicate(result) and result.id != task_id):
                     cause = "overlap" if slot.is_buffered else "duplicate"
-            self._plugin.locks.slots.settle(claim)
+            self._slots.settle(claim)
             self._last[entry.name] = due
             if cause is not None:
                 self._skipped(entry, slot, cause)
@@ -282,7 +286,7 @@ class SlotPublisher:
         reason = self._term.held.lost_reason
         if reason is not None:
             if claim is not None:
-                self._plugin.locks.slots.withdraw(claim)
+                self._slots.withdraw(claim)
             raise TermOver(reason)
 
     def _overlap(self, entry: Any) -> str:

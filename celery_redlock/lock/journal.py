@@ -27,6 +27,9 @@ from celery_redlock.lock.scripts import journal_key
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
+    from typing_extensions import Self
+
+    from celery_redlock.lock.redlock import Redlock
 
 __all__ = ["Journal", "JournalReader"]
 
@@ -56,6 +59,11 @@ class Journal:
     def __init__(self, rules: Rules, driver: Driver) -> None:
         self._rules = rules
         self._driver = driver
+
+    @classmethod
+    def on(cls, locks: Redlock) -> Self:
+        """Return the journals on the nodes of *locks*."""
+        return cls(locks.rules, locks.driver)
 
     def put(self, record: dict[str, Any]) -> None:
         """

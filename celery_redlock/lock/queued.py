@@ -29,7 +29,7 @@ import enum
 import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.events import LockUnavailable, Notify
@@ -51,6 +51,11 @@ from celery_redlock.lock.votes import (
     read_holder,
     told,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from celery_redlock.lock.redlock import Redlock
 
 __all__ = [
     "AS_IT_IS",
@@ -364,6 +369,11 @@ class Queued:
         self._client = client
         self._driver = driver
         self._notify = notify
+
+    @classmethod
+    def on(cls, locks: Redlock) -> Self:
+        """Return the markers on the nodes of *locks*."""
+        return cls(locks.client, locks.driver, locks.notify)
 
     def enqueue(self, trigger: Trigger) -> Placed | Duplicate:
         """

@@ -43,15 +43,12 @@ from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.fanout import Fanout
 from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.lock.journal import Journal
 from celery_redlock.lock.lease import Lease, quorum
 from celery_redlock.lock.node import Node
-from celery_redlock.lock.queued import Queued
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Ask, Client, Wanted
 from celery_redlock.lock.rules import Rules, number
-from celery_redlock.lock.slots import Slots
 from celery_redlock.lock.votes import Ballot, Vote, VoteKind, count, read_holder, told
 from celery_redlock.lock.watchdog import NotRenewed, Watchdog
 
@@ -142,16 +139,12 @@ class Redlock:
     ) -> None:
         self.rules = rules or Rules()
         self.nodes = tuple(nodes)
-        self._notify = broadcast(observers)
+        self.notify = broadcast(observers)
         self._fanout = self._new_fanout(addresses_of(nodes))
-        self._client = Client(self.rules, self._fanout.labels)
-        self._driver = Driver(self._fanout, sleep)
-        #: The markers that keep a second message of a task out of the queue.
-        self.queued = Queued(self._client, self._driver, self._notify)
-        #: Which slots of a schedule have been published.
-        self.slots = Slots(self._client, self._driver)
-        #: What happened lately, for operators.
-        self.journal = Journal(self.rules, self._driver)
+        #: What this client knows, what does its I/O, and who is told of events: for those who
+        #: keep other records on the nodes.
+        self.client = Client(self.rules, self._fanout.labels)
+        self.driver = Driver(self._fanout, sleep)
         self._watchdog = Watchdog(self._extend_all, self._tell_renewal)
 
     @classmethod
@@ -187,7 +180,7 @@ class Redlock:
 
     def _new_fanout(self, addresses: Sequence[Address]) -> Fanout:
         """Return the connections; `celery_redlock.testing` has others."""
-        return Fanout(addresses, self.rules, self._notify)
+        return Fanout(addresses, self.rules, self.notify)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {', '.join(self.labels)}>"
@@ -257,10 +250,10 @@ class Redlock:
             QuorumUnavailable: Too few nodes answered; *lease* stays what it was, and may
                 be extended again until it ends.
         """
-        renewal = Renewal(self._client, lease)
+        renewal = Renewal(self.client, lease)
         if renewal.started >= lease.valid_until:  # asking now would set the keys again, for nobody
             raise LockLost(lease.name, "deadline")
-        ballot = self._driver.ask(Ask(renewal.request(), renewal.decided))
+        ballot = self.driver.ask(Ask(renewal.request(), renewal.decided))
         outcome = renewal.outcome(ballot)
         if isinstance(outcome, str):
             self._let_go(lease)
@@ -286,7 +279,7 @@ class Redlock:
         return outcome
 
     def _let_go(self, lease: Lease) -> ReleaseOutcome:
-        self._driver.tell(requests.release_request(self.rules, lease.name, lease.token))
+        self.driver.tell(requests.release_request(self.rules, lease.name, lease.token))
         return ReleaseOutcome.UNKNOWN
 
     def _release(self, name: str, token: str, keep: float = 0.0) -> ReleaseOutcome:
@@ -297,7 +290,7 @@ class Redlock:
             gone = count(ballot, VoteKind.REFUSED) > len(ballot) - majority
             return gone or count(ballot, VoteKind.GRANTED) >= majority
 
-        ballot = self._driver.ask(Ask(request, decided))
+        ballot = self.driver.ask(Ask(request, decided))
         if count(ballot, VoteKind.GRANTED) >= majority:
             return ReleaseOutcome.RELEASED
         return ReleaseOutcome.EXPIRED if decided(ballot) else ReleaseOutcome.UNKNOWN
@@ -309,7 +302,7 @@ class Redlock:
     def inspect_all(self, names: Sequence[str]) -> list[list[NodeView]]:
         """Return what `inspect` would of each of *names*, asked for in one round."""
         asked = [Ask(requests.inspect_request(self.rules, name), _never) for name in names]
-        return [self._views(ballot) for ballot in self._driver.ask_all(asked)]
+        return [self._views(ballot) for ballot in self.driver.ask_all(asked)]
 
     def _views(self, ballot: Ballot) -> list[NodeView]:
         return [
@@ -330,7 +323,7 @@ class Redlock:
 
     def probe(self) -> list[NodeHealth]:
         """Ask all nodes how they are, wait for each no longer than a round, and tell."""
-        ballot = self._driver.ask(Ask(requests.probe_request(self.rules), _never))
+        ballot = self.driver.ask(Ask(requests.probe_request(self.rules), _never))
         return [
             health(node, vote)
             for node, vote in zip(self._fanout.nodes, ballot, strict=True)
@@ -412,7 +405,7 @@ class Redlock:
         self._watchdog.unwatch(held)
         lost = held.lost_reason or ""
         held.released()
-        self._driver.tell(
+        self.driver.tell(
             requests.release_request(self.rules, held.name, held.token, keep=keep, marker=marker)
         )
         self._tell_release(held.lease, held.held_for, lost)
@@ -440,7 +433,7 @@ class Redlock:
         if outcome is ReleaseOutcome.RELEASED:
             whose = who(info or {})
             held = max(0.0, clock.wall() - since)
-            self._notify(LockReleased(name, held, task=whose["task"], task_id=whose["task_id"]))
+            self.notify(LockReleased(name, held, task=whose["task"], task_id=whose["task_id"]))
         return outcome
 
     def mark(self, marker: Marker, *, wait: bool = False) -> None:
@@ -454,11 +447,11 @@ class Redlock:
         request = requests.mark_request(self.rules, marker)
         if wait:
             majority = quorum(len(self.labels))
-            self._driver.ask(
+            self.driver.ask(
                 Ask(request, lambda ballot: count(ballot, VoteKind.GRANTED) >= majority)
             )
         else:
-            self._driver.tell(request)
+            self.driver.tell(request)
 
     # -- driving the algorithm ------------------------------------------------------
 
@@ -471,18 +464,18 @@ class Redlock:
     def _acquire(self, wanted: Wanted) -> Lease:
         started = clock.now()
         try:
-            lease = self._driver.drive(rounds.acquire(self._client, wanted))
+            lease = self.driver.drive(rounds.acquire(self.client, wanted))
         except LockTaken as error:
             waited = clock.now() - started
-            self._notify(LockConflict(wanted.name, error.holder, waited, **who(wanted.info)))
+            self.notify(LockConflict(wanted.name, error.holder, waited, **who(wanted.info)))
             raise
         except QuorumUnavailable as error:
             waited = clock.now() - started
-            self._notify(LockUnavailable(wanted.name, error.votes, waited, **who(wanted.info)))
+            self.notify(LockUnavailable(wanted.name, error.votes, waited, **who(wanted.info)))
             raise
         try:
             waited = clock.now() - started
-            self._notify(LockAcquired(wanted.name, lease.fence, waited, **who(wanted.info)))
+            self.notify(LockAcquired(wanted.name, lease.fence, waited, **who(wanted.info)))
         except BaseException:
             self._take_back(lease)
             raise
@@ -496,10 +489,10 @@ class Redlock:
         self._let_go(lease)
 
     def _tell_release(self, lease: Lease, held: float, lost: str = "") -> None:
-        self._notify(LockReleased(lease.name, held, ttl=lease.ttl, lost=lost, **who(lease.info)))
+        self.notify(LockReleased(lease.name, held, ttl=lease.ttl, lost=lost, **who(lease.info)))
 
     def _extend_all(self, leases: Sequence[Lease]) -> list[Lease | NotRenewed]:
-        renewals = [Renewal(self._client, lease) for lease in leases]
+        renewals = [Renewal(self.client, lease) for lease in leases]
         calls = [Call(r.request(), len(self.labels), r.decided) for r in renewals]
         self._fanout.ask(calls)
         return [self._outcome(r, call.ballot) for r, call in zip(renewals, calls, strict=True)]
@@ -513,9 +506,9 @@ class Redlock:
     def _tell_renewal(self, held: HeldLock, margin: float | None) -> None:
         whose = who(held.lease.info)
         if margin is None:
-            self._notify(LeaseLost(held.name, held.lost_reason or "deadline", **whose))
+            self.notify(LeaseLost(held.name, held.lost_reason or "deadline", **whose))
         else:
-            self._notify(LockRenewed(held.name, margin, ttl=held.ttl, lag=held.lag, **whose))
+            self.notify(LockRenewed(held.name, margin, ttl=held.ttl, lag=held.lag, **whose))
 
 
 def health(node: Node, vote: Vote) -> NodeHealth:

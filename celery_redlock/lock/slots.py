@@ -29,7 +29,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.lock.driver import Driver
@@ -49,6 +49,11 @@ from celery_redlock.lock.votes import (
     read_holder,
     told,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from celery_redlock.lock.redlock import Redlock
 
 __all__ = ["Claim", "Claimed", "LastSlot", "SlotState", "Slots"]
 
@@ -275,6 +280,11 @@ class Slots:
     def __init__(self, client: Client, driver: Driver) -> None:
         self._rules = client.rules
         self._driver = driver
+
+    @classmethod
+    def on(cls, locks: Redlock) -> Self:
+        """Return the slot records on the nodes of *locks*."""
+        return cls(locks.client, locks.driver)
 
     def look(self, entries: Sequence[str]) -> dict[str, LastSlot]:
         """

@@ -281,7 +281,7 @@ class Execution:
         if self._queued is None or self.task.acks_late or not self.options.wait:
             return
         longest = self.options.wait + PREDECESSOR_GRACE + self.options.ttl
-        markers = self._plugin.locks.queued
+        markers = self._plugin.queued
         self._queued.end(markers, self.options, IN_HAND, delay=longest, wait=False)
 
     def _take_turn(
@@ -299,7 +299,7 @@ class Execution:
             return args, kwargs
         try:
             with undisturbed():
-                markers, late = self._plugin.locks.queued, self.task.acks_late
+                markers, late = self._plugin.queued, self.task.acks_late
                 started = self._queued.start(
                     markers, self.options, held, self._info, comes_back=late
                 )
@@ -362,7 +362,7 @@ class Execution:
 
     def _end_marker(self, queued: QueuedTask, became: str) -> None:
         try:
-            markers = self._plugin.locks.queued
+            markers = self._plugin.queued
             queued.end(markers, self.options, became, delay=self._comes_in, wait=False)
         except Exception:  # it ends by itself; the task's own outcome stands
             logger.exception("Ending the queued marker of %r failed", queued.name)
@@ -476,7 +476,7 @@ def leave_queue(task: Any, request: Any) -> None:
     try:
         plugin = plugin_for(task.app)
         options = task._lock_options(plugin)  # noqa: SLF001  an instance of ours
-        queued.end(plugin.locks.queued, options, FAILED, wait=False)
+        queued.end(plugin.queued, options, FAILED, wait=False)
     except Exception:  # it ends by itself; the task's own error stands
         logger.exception("Ending the queued marker of %r failed", queued.name)
 

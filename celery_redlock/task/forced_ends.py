@@ -140,7 +140,7 @@ class RedlockRequest(Request):
         plugin = plugin_for(task.app)
         try:
             options = task._lock_options(plugin)  # noqa: SLF001  an instance of ours
-            queued.end(plugin.locks.queued, options, became, wait=False)
+            queued.end(plugin.queued, options, became, wait=False)
         except Exception:  # it ends by itself; Celery's own work must go on
             logger.exception("Ending the queued marker of %s[%s] failed", self.task.name, self.id)
 
@@ -303,7 +303,7 @@ class ForcedEnd:
                 if self.queued is not None:
                     became = FINISHED if self.became == REVOKED else self.became
                     comes_in = self.comes_in
-                    self.queued.end(locks.queued, options, became, delay=comes_in, wait=True)
+                    self.queued.end(plugin.queued, options, became, delay=comes_in, wait=True)
                 self._release(locks, name, options, since)
         except RedlockError as error:  # the arguments make no name, the settings no locks
             logger.warning("Nothing to release for %s: %s", self._told, error)

@@ -80,7 +80,7 @@ def publish(
     life = life_of(chosen, window, expires)
     trigger = Trigger(name, life, info, window, expires is not None, arguments)
     try:
-        placed = plugin.locks.queued.enqueue(trigger)
+        placed = plugin.queued.enqueue(trigger)
     except QuorumUnavailable:
         if isinstance(chosen.on_unavailable, Fail):
             raise
@@ -98,7 +98,7 @@ def publish(
         queued = QueuedTask(name, placed.token, options["task_id"], str(chosen.unique_until))
         result = send(queued, **options)
     except BaseException:  # not published, or nobody knows: a second message at the worst
-        plugin.locks.queued.end(name, placed.token, OVER)
+        plugin.queued.end(name, placed.token, OVER)
         raise
     holder_id = placed.before.get("task_id") if is_duplicate else None
     return unique(result, lock_name=name, duplicate=is_duplicate, holder_id=holder_id)

@@ -49,7 +49,7 @@ class MemoryLocks(Redlock):
         self._servers = servers
         clock = servers.clock
         super().__init__(servers.urls, rules, observers, sleep=clock.tick)
-        self._client.now, self._client.wall = clock.now, clock.wall
+        self.client.now, self.client.wall = clock.now, clock.wall
         told = self._tell_renewal
         self._watchdog = TickedWatchdog(clock, self._extend_all, told, is_of_others=is_other)
 
@@ -64,7 +64,7 @@ class MemoryLocks(Redlock):
 
     def _new_fanout(self, addresses: Sequence[Address]) -> Fanout:
         servers = self._servers
-        return MemoryFanout(servers.nodes, servers.clock, addresses, self.rules, self._notify)
+        return MemoryFanout(servers.nodes, servers.clock, addresses, self.rules, self.notify)
 
 
 class OtherHolder:

@@ -23,7 +23,7 @@ import pytest
 import redis
 
 from celery_redlock import RedlockTask
-from celery_redlock.lock.slots import Claim
+from celery_redlock.lock.slots import Claim, Slots
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.slot import Slot
 from support.beats import published, stage_beat
@@ -401,7 +401,7 @@ def wait_until_settled(it, names):
     records = [f"stage/{name}" for name in names]
 
     def are_settled():
-        found = plugin_for(it.app).locks.slots.look(records)
+        found = Slots.on(plugin_for(it.app).locks).look(records)
         is_between = 0.2 < time.time() % 1.0 < 0.6
         return is_between and all(record.is_settled for record in found.values())
 
@@ -500,7 +500,7 @@ def test_a_slot_that_a_dead_leader_may_have_published_is_published_if_a_copy_is_
     """With the same task id; that of a task that would run twice is not, and the log warns."""
     names = ("locked", "forgets", "plain")
     with alone(tmp_path, *names) as it:
-        slots = plugin_for(it.app).locks.slots
+        slots = Slots.on(plugin_for(it.app).locks)
         due = float(int(time.time()) - 2)
         for name in names:
             slots.claim(Claim(f"stage/{name}", due, "d" * 40, fence=1, keep=600.0))
@@ -535,7 +535,7 @@ def test_a_stop_in_the_middle_of_a_publish_leaves_no_doubt(tmp_path):
         last = it.dues("plain")[-1]
 
         def is_claimed():
-            found = plugin_for(it.app).locks.slots.look(["stage/plain"])["stage/plain"]
+            found = Slots.on(plugin_for(it.app).locks).look(["stage/plain"])["stage/plain"]
             return found.due > last and not found.is_settled and found.due
 
         doubtful = eventually(is_claimed, "slot that is claimed and not published")

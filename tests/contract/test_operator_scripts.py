@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from celery_redlock import Redlock
-from celery_redlock.lock.journal import KEPT, RETENTION, JournalReader
+from celery_redlock.lock.journal import KEPT, RETENTION, Journal, JournalReader
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import RECORD
 from celery_redlock.lock.survey import bootstrap
@@ -74,7 +74,7 @@ def test_what_is_put_is_read_with_its_life(contract_node, client, locks):
     """The journal of the library itself has the limits of the library."""
     bootstrap([contract_node.url], RULES)
     locks.probe()
-    locks.journal.put({"event": "TaskSkipped", "at": time.time(), "task": "shop.bill"})
+    Journal.on(locks).put({"event": "TaskSkipped", "at": time.time(), "task": "shop.bill"})
     reader = JournalReader([contract_node.url], RULES)
     (record,) = _until(reader.recent)
     assert record["task"] == "shop.bill"

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from celery_redlock import LockTaken, RedlockTask
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.queued import Started
+from celery_redlock.lock.queued import Queued, Started
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task import queued as queued_module
 from celery_redlock.task.base import RedlockTask as Base
@@ -99,7 +99,6 @@ class Nodes:
     def __init__(self):
         self.rules = SimpleNamespace(ttl=30.0)
         self.labels = ("n",)
-        self.queued = self
         self.begin(taken=False)
 
     def begin(self, *, taken):
@@ -141,6 +140,14 @@ class Nodes:
     def end(self, name, token, how, *, life=0.0, wait=False):
         """Note which marker ends."""
         self.ended.append((name, token))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _markers():
+    """Have the nodes that stand in for real ones take note of markers, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Queued, "on", lambda locks: locks)
+        yield
 
 
 class Stand:

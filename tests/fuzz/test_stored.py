@@ -32,7 +32,7 @@ from celery_redlock.lock.look import holders, marker, marker_in
 from celery_redlock.lock.redlock import NodeView
 from celery_redlock.lock.rounds import MarkerStands, Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.slots import Claim, last_of
+from celery_redlock.lock.slots import Claim, Slots, last_of
 from celery_redlock.lock.survey import bootstrap
 from celery_redlock.lock.votes import Vote, VoteKind, holder_of, is_ours, read_holder
 from celery_redlock.observers.logging import log_event
@@ -427,10 +427,10 @@ def test_locks_bear_what_is_planted(app, five_nodes, keys):
             locks.give_back(held)
         assert isinstance(locks.inspect("n"), list)
         with contextlib.suppress(QuorumUnavailable):
-            locks.slots.look(["beat/n"])
+            Slots.on(locks).look(["beat/n"])
         with contextlib.suppress(QuorumUnavailable):
             claim = Claim("beat/n", 1.7e9, "f" * 40, 7, 60.0, "n")
-            locks.slots.claim(claim)
+            Slots.on(locks).claim(claim)
         with contextlib.suppress(QuorumUnavailable, LockKeyError):
             app.tasks["shop.bill"].apply_async()
         client.delete(*keys, "redlock:lock:n", "redlock:fence:n", "redlock:queued:n")

@@ -17,15 +17,15 @@ import redis
 
 from celery_redlock import LockTaken, Redlock
 from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.journal import JournalReader
+from celery_redlock.lock.journal import Journal, JournalReader
 from celery_redlock.lock.live import live_locks
 from celery_redlock.lock.look import look
-from celery_redlock.lock.queued import AS_IT_IS, OVER, Begun, Started, Trigger
+from celery_redlock.lock.queued import AS_IT_IS, OVER, Begun, Queued, Started, Trigger
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import registered
-from celery_redlock.lock.slots import Claim
+from celery_redlock.lock.slots import Claim, Slots
 from celery_redlock.lock.survey import bootstrap, node_statuses, release_seen
 from celery_redlock.ops.bench import round_trips
 from celery_redlock.ops.doctor.nodes import gather_nodes
@@ -143,7 +143,7 @@ class Everything:
 
     def queued_markers(self):
         """One runs, triggers are merged into the next one, and that one takes its turn."""
-        queued = self.locks.queued
+        queued = Queued.on(self.locks)
 
         def trigger(task):
             return Trigger("q", 60.0, {"task_id": task}, arguments=b"[]")
@@ -174,18 +174,18 @@ class Everything:
         def claim(due, fence):
             return Claim("shop/report", due, f"{fence:040x}", fence, 60.0, lock="report")
 
-        claimed = self.locks.slots.claim(claim(due - 1, 1))
+        claimed = Slots.on(self.locks).claim(claim(due - 1, 1))
         assert (claimed.state.name, bool(claimed.holder)) == ("CLAIMED", True), claimed
-        self.locks.slots.withdraw(claim(due - 1, 1))
-        assert self.locks.slots.look(["shop/report"]) == {}
-        assert self.locks.slots.claim(claim(due, 1)).state.name == "CLAIMED"
-        self.locks.slots.settle(claim(due, 1))
-        assert self.locks.slots.look(["shop/report"])["shop/report"].is_settled
+        Slots.on(self.locks).withdraw(claim(due - 1, 1))
+        assert Slots.on(self.locks).look(["shop/report"]) == {}
+        assert Slots.on(self.locks).claim(claim(due, 1)).state.name == "CLAIMED"
+        Slots.on(self.locks).settle(claim(due, 1))
+        assert Slots.on(self.locks).look(["shop/report"])["shop/report"].is_settled
         self.locks.release(lease)
 
     def journal(self):
         """What happened is noted."""
-        self.locks.journal.put({"id": "1", "event": "x", "at": time.time()})
+        Journal.on(self.locks).put({"id": "1", "event": "x", "at": time.time()})
         self.locks.probe()
         assert self.admin.xlen("redlock:journal") == 1
 
@@ -213,10 +213,10 @@ class Everything:
         with ExitStack() as stack:
             reader = JournalReader([self.url], RULES)
             stack.callback(reader.close)
-            self.locks.journal.put({"id": "2", "event": "x", "at": time.time()})
+            Journal.on(self.locks).put({"id": "2", "event": "x", "at": time.time()})
             self.locks.probe()
             assert "2" in {record["id"] for record in reader.recent()}
-            self.locks.journal.put({"id": "3", "event": "x", "at": time.time()})
+            Journal.on(self.locks).put({"id": "3", "event": "x", "at": time.time()})
             self.locks.probe()
             assert [record["id"] for record in reader.new()] == ["3"]
 

@@ -306,7 +306,7 @@ def test_a_renewal_after_the_deadline_revives_nothing(five_nodes, locks, monkeyp
     eventually(lambda: clock.now() >= late.valid_until, "deadline")
     assert all(view.holder for view in lock.inspect("report"))
     if not on:
-        monkeypatch.setattr(lock._client, "now", lambda: late.valid_until - 0.1)
+        monkeypatch.setattr(lock.client, "now", lambda: late.valid_until - 0.1)
     try:
         lock.extend(late)
         revived = True

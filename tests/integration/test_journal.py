@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_redlock import Redlock
-from celery_redlock.lock.journal import JournalReader
+from celery_redlock.lock.journal import Journal, JournalReader
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.survey import bootstrap
 from support.waiting import eventually
@@ -39,10 +39,10 @@ def reader(five_nodes):
     reader.close()
 
 
-def put(locks, *numbers, **how):
+def put(locks, *numbers):
     """Write records with these numbers."""
     for number in numbers:
-        locks.journal.put({"event": "Test", "at": time.time(), "number": number}, **how)
+        Journal.on(locks).put({"event": "Test", "at": time.time(), "number": number})
 
 
 def arrived(nodes, count):

@@ -14,7 +14,7 @@ import redis
 
 import celery_redlock
 from celery_redlock import Redlock
-from celery_redlock.lock.queued import Duplicate, Trigger
+from celery_redlock.lock.queued import Duplicate, Queued, Trigger
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.survey import bootstrap
 from support.waiting import eventually
@@ -51,12 +51,12 @@ def tokens(nodes):
 
 def test_what_a_forgetful_node_stored_of_a_duplicate_is_ended(locks, nodes):
     """It answered late or was not needed for the majority; nobody's marker is left there."""
-    placed = locks.queued.enqueue(TRIGGER)
+    placed = Queued.on(locks).enqueue(TRIGGER)
     with redis.Redis.from_url(nodes[2].url) as client:
         client.delete("redlock:queued:n")
     for _ in range(20):  # whether or not the third one is among those that decide
-        assert isinstance(locks.queued.enqueue(TRIGGER), Duplicate)
-    locks.queued.end("n", placed.token, "over", wait=True)
+        assert isinstance(Queued.on(locks).enqueue(TRIGGER), Duplicate)
+    Queued.on(locks).end("n", placed.token, "over", wait=True)
     eventually(lambda: tokens(nodes) == [None] * 3, "the end of the marker")
 
 

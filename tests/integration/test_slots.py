@@ -9,7 +9,7 @@ import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.slots import Claim, SlotState
+from celery_redlock.lock.slots import Claim, Slots, SlotState
 from celery_redlock.lock.survey import bootstrap
 from support.waiting import eventually
 
@@ -51,22 +51,22 @@ def test_a_claim_that_lies_in_a_paused_node_is_withdrawn_behind_it(farm):
     for node in nodes[:2]:
         node.pause()
     with pytest.raises(QuorumUnavailable):
-        first.slots.claim(claim_of(due, fence=1))
+        Slots.on(first).claim(claim_of(due, fence=1))
     for node in nodes[:2]:
         node.resume()
     eventually(lambda: records(nodes) == [[None, None]] * 3, "records without a claim")
-    eventually(lambda: second.slots.look(["shop/report"]) == {}, "a look that finds none")
-    assert second.slots.claim(claim_of(due, fence=2)).state is SlotState.CLAIMED
+    eventually(lambda: Slots.on(second).look(["shop/report"]) == {}, "a look that finds none")
+    assert Slots.on(second).claim(claim_of(due, fence=2)).state is SlotState.CLAIMED
 
 
 def test_what_was_settled_while_a_node_was_paused_reaches_it(farm):
     """So the next leader reads it from that node, too."""
     nodes, first, _ = farm
     due = float(int(time.time()))
-    first.slots.claim(claim_of(due - 1, fence=1))
+    Slots.on(first).claim(claim_of(due - 1, fence=1))
     nodes[0].pause()
-    assert first.slots.claim(claim_of(due, fence=1)).state is SlotState.CLAIMED
-    first.slots.settle(claim_of(due, fence=1))
+    assert Slots.on(first).claim(claim_of(due, fence=1)).state is SlotState.CLAIMED
+    Slots.on(first).settle(claim_of(due, fence=1))
     nodes[0].resume()
     settled = [b"%d" % (due * 1000), b"settled"]
     eventually(lambda: records(nodes) == [settled] * 3, "three settled records")

@@ -32,7 +32,7 @@ RULES = Rules(ttl=15.0, max_ttl=20.0, node_timeout=0.15)
 HANDED_OVER = {
     ("drive", "except StopIteration as end:"),
     ("drive", "return end.value"),
-    ("_acquire", "lease = self._driver.drive(rounds.acquire(self._client, wanted))"),
+    ("_acquire", "lease = self.driver.drive(rounds.acquire(self.client, wanted))"),
     ("_acquire", "return lease"),
     ("acquire", "return self._acquire(Wanted("),
     ("take", "lease = self._acquire(wanted)"),

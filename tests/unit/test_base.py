@@ -16,7 +16,7 @@ from celery.worker.request import Request
 
 from celery_redlock import ConfigurationError, LockKeyError, RedlockTask, current_lock
 from celery_redlock.lock.held import NotLocked
-from celery_redlock.plugin import CheckLocks, plugin_for
+from celery_redlock.plugin import CheckLocks, Plugin, plugin_for
 from celery_redlock.task import base, overrides
 from celery_redlock.task.publish import carried
 from celery_redlock.task.result import UniqueResult
@@ -617,7 +617,7 @@ def test_arguments_that_make_no_name_end_the_marker(app, monkeypatch):
         pytest.fail("it ran")
 
     queued = SimpleNamespace(end=lambda name, token, how, **_: ended.append((name, token, how)))
-    plugin_for(app)._locks = SimpleNamespace(queued=queued)
+    monkeypatch.setattr(Plugin, "queued", queued)
     reservation = ["2026", "a" * 40, "finished"]
     header = {"v": 1, "task_id": "me", "id": "0" * 32, "reservation": reservation}
     task = app.tasks["shop.report"]

@@ -17,7 +17,7 @@ from celery_redlock.events import LeaderDeposed, LeaderElected
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.redlock import NodeView
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.slots import Claimed, SlotState
+from celery_redlock.lock.slots import Claimed, Slots, SlotState
 from celery_redlock.plugin import Plugin, plugin_for
 from support.fakes import FakeClock, lease_of
 
@@ -101,6 +101,12 @@ class Wrapped(Scheduler):
         self.closed.append(self)
         super().close()
         self._fail("close")
+
+
+@pytest.fixture(autouse=True)
+def _slots(monkeypatch):
+    """Have the locks that stand in for real ones take note of slots, too."""
+    monkeypatch.setattr(Slots, "on", lambda locks: locks.slots)
 
 
 class Beat:

@@ -25,6 +25,7 @@ from celery_redlock import (
 from celery_redlock.events import NodeUp, TaskRescheduled
 from celery_redlock.lock import clock as real_clock
 from celery_redlock.lock.fanout import Fanout
+from celery_redlock.lock.slots import Slots
 from celery_redlock.plugin import plugin_for
 from celery_redlock.testing import (
     MemoryQuorum,
@@ -528,7 +529,7 @@ def test_locks_without_celery():
 def test_what_only_servers_know_is_refused_in_plain_words(quorum):
     """Slots of a schedule are neither locks nor markers."""
     with pytest.raises(NotToldAgain, match="not the slots of beat; use real servers"):
-        quorum.locks.slots.look(["entry"])
+        Slots.on(quorum.locks).look(["entry"])
 
 
 def test_a_second_message_is_kept_out_of_the_queue(app, quorum):
