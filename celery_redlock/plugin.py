@@ -22,18 +22,18 @@ from kombu.utils.imports import symbol_by_name
 from celery_redlock.deferral import pause, signals_undisturbing
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Event, Observer, tell
-
-# With redis, and not at the first lock: a fork meanwhile would leave the child half an import, and
-# the lock of its module held for ever.
-from celery_redlock.lock.journal import Journal
-from celery_redlock.lock.queued import Queued
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.log import get_logger
 from celery_redlock.observers import prometheus_files
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import log_event
+
+# With redis, and not at the first lock: a fork meanwhile would leave the child half an import, and
+# the lock of its module held for ever.
+from celery_redlock.reading.journal import Journal
 from celery_redlock.settings import KNOWN, PREFIX, Settings
+from celery_redlock.unique.queued import Queued
 
 __all__ = ["Plugin", "Servers", "first_url", "locking", "plugin_for", "redlock_conf"]
 

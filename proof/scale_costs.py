@@ -33,8 +33,8 @@ from celery_redlock.lock.requests import (
 )
 from celery_redlock.lock.rounds import new_owner
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.servers import HOST, Server, servers
+from celery_redlock.reading.nodes import bootstrap
 from simulation.scale import Names
 
 __all__ = ["Client", "measured_client", "measured_node"]

@@ -46,8 +46,8 @@ class Scene:
     def bootstrap(self) -> None:
         """Have nodes of ours vote at once."""
         if self.cell.column == OURS:
-            from celery_redlock.lock.survey import bootstrap  # noqa: PLC0415  ours alone
             from celery_redlock.plugin import plugin_for  # noqa: PLC0415
+            from celery_redlock.reading.nodes import bootstrap  # noqa: PLC0415  ours alone
 
             told = bootstrap(self.cell.nodes, plugin_for(self.app).settings.rules)
             assert set(told.values()) == {"enrolled"}, told

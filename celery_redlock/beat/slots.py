@@ -26,11 +26,11 @@ from celery.schedules import BaseSchedule
 
 from celery_redlock.beat.due import MILLISECOND, due_between, last_due, next_due
 from celery_redlock.beat.entries import for_slot, lock_of, overlap_of, with_arguments
+from celery_redlock.beat.slot_records import Claim, Claimed, LastSlot, Slots, SlotState
 from celery_redlock.beat.term import Term
 from celery_redlock.deferral import signals_deferred, signals_patient
 from celery_redlock.errors import ConfigurationError, DuplicateTask
 from celery_redlock.events import SlotPublished, SlotSkipped
-from celery_redlock.lock.slots import Claim, Claimed, LastSlot, Slots, SlotState
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin
 from celery_redlock.task.slot import Slot

@@ -15,12 +15,10 @@ from celery_redlock.lock.scripts import (
     INSPECT,
     MARK,
     PROBE,
-    RECORD,
     RELEASE,
     RENEW,
     Keys,
     Script,
-    journal_key,
     marker_key,
     ms,
     probe_key,
@@ -33,7 +31,6 @@ __all__ = [
     "inspect_request",
     "mark_request",
     "probe_request",
-    "record_request",
     "release_request",
     "renew_request",
 ]
@@ -167,9 +164,3 @@ def probe_request(rules: Rules) -> Request:
     """Return what asks a node whether it votes, and for its clock."""
     keys, written = Keys.of(rules.prefix, ""), probe_key(rules.prefix)
     return Request(PROBE, (keys.boot, keys.quarantine, written), (quarantine_ms(rules),))
-
-
-def record_request(rules: Rules, record: bytes, *, kept: int, ttl: float) -> Request:
-    """Return what adds *record* to a node's journal, which keeps about *kept* for *ttl* [s]."""
-    arguments = (record, b"%d" % kept, ms(ttl))
-    return Request(RECORD, (journal_key(rules.prefix),), arguments)

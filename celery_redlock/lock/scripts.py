@@ -25,16 +25,15 @@ __all__ = [
     "INSPECT",
     "MARK",
     "PROBE",
-    "RECORD",
     "RELEASE",
     "RENEW",
     "Keys",
     "Script",
-    "journal_key",
     "marker_key",
     "ms",
     "pack",
     "probe_key",
+    "record_key",
     "register",
     "registered",
 ]
@@ -233,13 +232,6 @@ end
 return {1, now, '0'}
 """
 
-# KEYS 1 journal ; ARGV 1 record 2 how many are kept, about 3 for how long after the last one
-RECORD_LUA = """
-redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', 'e', ARGV[1])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-return {1, 0}
-"""
-
 
 class Keys(NamedTuple):
     """
@@ -272,19 +264,19 @@ def keys_of(prefix: str, short: str) -> Keys:
     )
 
 
+def record_key(prefix: str, kind: str, name: str) -> bytes:
+    """Return the Redis key of the record of *kind* about *name*; shorter than 200 bytes."""
+    return f"{prefix}:{kind}:{shorten(name)}".encode()
+
+
 def marker_key(prefix: str, marker: str) -> bytes:
     """Return the Redis key of a marker."""
-    return f"{prefix}:marker:{shorten(marker)}".encode()
+    return record_key(prefix, "marker", marker)
 
 
 def probe_key(prefix: str) -> bytes:
     """Return the Redis key that is written to see whether a node takes writes."""
     return f"{prefix}:node:probe".encode()
-
-
-def journal_key(prefix: str) -> bytes:
-    """Return the Redis key of a node's journal."""
-    return f"{prefix}:journal".encode()
 
 
 def shorten(name: str) -> str:
@@ -418,5 +410,4 @@ ENROL = Script(GUARD + HISTORY + ENROL_LUA, read_vote, guarded=False)
 MARK = Script(MARK_LUA, read_release, guarded=False, one_way=True)
 INSPECT = Script(GUARD + INSPECT_LUA, read_vote, guarded=False)
 PROBE = Script(GUARD + HISTORY + PROBE_LUA, read_vote, guarded=True)
-RECORD = Script(RECORD_LUA, read_release, guarded=False)
-register(ACQUIRE, RENEW, RELEASE, ENROL, MARK, INSPECT, PROBE, RECORD)
+register(ACQUIRE, RENEW, RELEASE, ENROL, MARK, INSPECT, PROBE)

@@ -19,7 +19,7 @@ from celery_redlock import events
 from celery_redlock.observers.records import record_of
 
 if TYPE_CHECKING:
-    from celery_redlock.lock.journal import Journal
+    from celery_redlock.reading.journal import Journal
 
 __all__ = ["HOLD_BOUNDS", "JournalObserver"]
 

@@ -15,7 +15,7 @@ from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.guard import exchange
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import ask_all, connected
+from celery_redlock.reading.nodes import ask_all, connected
 
 __all__ = ["Bench", "RoundTrips", "share"]
 

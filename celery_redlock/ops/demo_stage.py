@@ -15,7 +15,6 @@ from pathlib import Path
 
 from rich.text import Text
 
-from celery_redlock.lock.survey import bootstrap, node_statuses
 from celery_redlock.ops import demo_app
 from celery_redlock.ops.demo_orders import Order, Orders, Tally
 from celery_redlock.ops.demo_screen import Screen
@@ -24,6 +23,7 @@ from celery_redlock.ops.demo_worker import DemoWorker
 from celery_redlock.ops.reaper import reaper
 from celery_redlock.ops.servers import Server, servers
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.nodes import bootstrap, node_statuses
 
 __all__ = ["LOCK_SERVERS", "Broken", "Stage", "staged"]
 

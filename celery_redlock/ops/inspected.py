@@ -20,9 +20,9 @@ from celery_redlock.errors import RedlockError
 from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.look import renewals
 from celery_redlock.lock.redlock import NodeView
 from celery_redlock.plugin import Plugin, locking, plugin_for
+from celery_redlock.reading.one_lock import renewals
 from celery_redlock.task.forced_ends import RedlockRequest
 
 __all__ = ["locks_of", "nodes_of"]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_redlock.lock.look import MarkerSeen
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.text import LONGEST, one_line
+from celery_redlock.reading.one_lock import MarkerSeen
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip
 

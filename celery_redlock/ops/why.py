@@ -10,9 +10,14 @@ from typing import Any
 
 from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.foreign import is_text
-from celery_redlock.lock.journal import KEPT, JournalReader
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.look import (
+from celery_redlock.lock.scripts import shorten
+from celery_redlock.lock.votes import Verdict
+from celery_redlock.ops.listing import scalar
+from celery_redlock.ops.outlook import at_publish, at_run
+from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.journal import KEPT, JournalReader
+from celery_redlock.reading.one_lock import (
     HolderSeen,
     MarkerSeen,
     NodeLook,
@@ -21,11 +26,6 @@ from celery_redlock.lock.look import (
     marker,
     what_would_be,
 )
-from celery_redlock.lock.scripts import shorten
-from celery_redlock.lock.votes import Verdict
-from celery_redlock.ops.listing import scalar
-from celery_redlock.ops.outlook import at_publish, at_run
-from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import Settings
 from celery_redlock.task.options import LockOptions
 

@@ -26,12 +26,12 @@ from kombu.utils import json
 
 from celery_redlock.errors import DuplicateTask, LockKeyError, QuorumUnavailable
 from celery_redlock.events import DuplicatePublished
-from celery_redlock.lock.queued import OVER, Duplicate, Placed, Trigger
 from celery_redlock.plugin import Plugin
 from celery_redlock.task.options import LONGEST_UNIQUE_FOR, LockOptions
 from celery_redlock.task.policies import Fail
 from celery_redlock.task.queued import QueuedTask
 from celery_redlock.task.result import UniqueResult, unique
+from celery_redlock.unique.queued import OVER, Duplicate, Placed, Trigger
 
 __all__ = ["is_alone", "publish"]
 

@@ -23,9 +23,9 @@ from kombu.utils import json
 from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, QuorumUnavailable
 from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.lock.queued import AS_IT_IS, OVER, Begun, NotStarted, Queued, Started
 from celery_redlock.log import get_logger
 from celery_redlock.task.options import UNIQUE_UNTIL, LockOptions
+from celery_redlock.unique.queued import AS_IT_IS, OVER, Begun, NotStarted, Queued, Started
 
 __all__ = ["NotItsTurn", "QueuedTask", "outcome_of"]
 

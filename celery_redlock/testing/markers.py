@@ -1,5 +1,5 @@
 """
-A lock node in memory that knows queued markers: `celery_redlock.lock.queued_scripts` told again.
+A lock node in memory that knows queued markers: `celery_redlock.unique.scripts` told again.
 
 That both say the same is checked as for `celery_redlock.testing.nodes`.
 """
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from celery_redlock.lock.queued_scripts import END, ENQUEUE, START
 from celery_redlock.lock.votes import OWNER_LENGTH, TOKEN_LENGTH
 from celery_redlock.testing.nodes import REMEMBERED, NodeModel, Store
+from celery_redlock.unique.scripts import END, ENQUEUE, START
 
 __all__ = ["MarkerNode"]
 

@@ -20,12 +20,12 @@ from celery_redlock.lock.scripts import (
     INSPECT,
     MARK,
     PROBE,
-    RECORD,
     RELEASE,
     RENEW,
     Script,
 )
 from celery_redlock.lock.votes import OWNER_LENGTH, TOKEN_LENGTH
+from celery_redlock.reading.journal import RECORD
 
 __all__ = ["NodeModel", "NotToldAgain"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from celery_redlock.events import Observer
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
+from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.testing.apps import app_on, rules_of
 
 __all__ = ["real_servers"]

@@ -23,7 +23,7 @@ import pytest
 import redis
 
 from celery_redlock import RedlockTask
-from celery_redlock.lock.slots import Claim, Slots
+from celery_redlock.beat.slot_records import Claim, Slots
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.slot import Slot
 from support.beats import published, stage_beat

@@ -26,8 +26,8 @@ import pytest
 from celery import Task, signals
 
 from celery_redlock import RedlockTask
+from celery_redlock.beat.slot_records import Claimed, Slots, SlotState
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.lock.slots import Claimed, Slots, SlotState
 from celery_redlock.ops.servers import Server
 from support.beats import Beat, Published, published, stage_beat
 from support.stage import Stage, stage

@@ -18,8 +18,8 @@ import redis
 
 from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap, node_statuses
 from celery_redlock.ops.cli.ls import SORTED
+from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support.command_line import command_line, urls
 from support.waiting import eventually
 

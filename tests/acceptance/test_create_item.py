@@ -18,7 +18,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
+from celery_redlock.reading.nodes import bootstrap
 from support import events as recording
 
 ROOT = Path(__file__).parents[2]

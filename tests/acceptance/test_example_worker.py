@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap, node_statuses
+from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support import events as recording
 from support.waiting import eventually
 from support.worker import CeleryProcess

@@ -16,8 +16,8 @@ import pytest
 import redis
 
 from celery_redlock import RedlockTask, current_lock
-from celery_redlock.lock.survey import node_statuses
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.nodes import node_statuses
 from support.certificates import Authority
 from support.command_line import command_line
 from support.events import body, overlaps, read

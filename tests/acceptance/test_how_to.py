@@ -23,8 +23,8 @@ import pytest
 from celery_redlock import Redlock
 from celery_redlock.lock.lease import quarantine_for, quorum, valid_until
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.settings import Settings
 from celery_redlock.task.policies import Reschedule
 from support.clients import let_go

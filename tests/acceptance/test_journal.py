@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from celery_redlock import RedlockTask
-from celery_redlock.lock.journal import JournalReader
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.journal import JournalReader
 from support.stage import stage
 from support.waiting import eventually
 

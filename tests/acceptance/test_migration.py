@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
+from celery_redlock.reading.nodes import bootstrap
 from support.command_line import command_line, urls
 from support.page_names import names_for
 from support.page_run import PageRun, run_page

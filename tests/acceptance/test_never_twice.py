@@ -12,9 +12,9 @@ from celery import Celery, chain, chord
 from kombu import pools
 
 from celery_redlock import LockLost
-from celery_redlock.lock.live import live_locks
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
+from celery_redlock.reading.all_locks import live_locks
+from celery_redlock.reading.nodes import bootstrap
 from support import events as recording
 from support.clients import let_go
 from support.waiting import eventually

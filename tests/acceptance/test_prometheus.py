@@ -17,7 +17,7 @@ import redis
 
 from celery_redlock import RedlockTask, nodewatch
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
+from celery_redlock.reading.nodes import bootstrap
 from support.events import body
 from support.metrics import address_of, scrape
 from support.stage import stage

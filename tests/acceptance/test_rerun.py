@@ -26,8 +26,8 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redlock import RedlockTask, current_lock
 from celery_redlock.events import DuplicatePublished
-from celery_redlock.lock.queued import Queued, Started
 from celery_redlock.plugin import plugin_for
+from celery_redlock.unique.queued import Queued, Started
 from support.events import body, now, overlaps, read, record
 from support.stage import make_app, stage
 from support.waiting import eventually

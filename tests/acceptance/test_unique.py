@@ -86,7 +86,7 @@ def declare(app):
 
 def let_any_token_end_a_marker():
     """Take the comparison of tokens out of what ends a marker."""
-    from celery_redlock.lock.queued_scripts import END
+    from celery_redlock.unique.scripts import END
 
     source = END.source.replace(b"m.token == ARGV[1]", b"m.token ~= ''")
     assert source != END.source
@@ -102,7 +102,7 @@ def let_the_parent_end_nothing():
 
 def let_a_start_say_nothing():
     """Let a marker not be told that its task has started."""
-    from celery_redlock.lock.queued import Queued, Started
+    from celery_redlock.unique.queued import Queued, Started
 
     Queued.start = lambda self, *args, **kwargs: Started()
 

@@ -20,9 +20,9 @@ from selenium.webdriver.common.keys import Keys
 
 from celery_redlock import RedlockTask, current_lock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import node_statuses
 from celery_redlock.ops.web.reading import Reader
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.nodes import node_statuses
 from support.browser import browser, find_chromium
 from support.events import body, read
 from support.stage import stage

@@ -19,7 +19,7 @@ SUITE = textwrap.dedent(
     import pytest
 
     from celery_redlock import RedlockTask
-    from celery_redlock.lock.survey import bootstrap
+    from celery_redlock.reading.nodes import bootstrap
     from celery_redlock.plugin import plugin_for
 
     pytest_plugins = ["celery.contrib.pytest"]

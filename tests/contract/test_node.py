@@ -20,7 +20,7 @@ from redis.utils import HIREDIS_AVAILABLE
 
 from celery_redlock import RedlockTask, events
 from celery_redlock.errors import ConfigurationError, LockTaken, QuorumUnavailable
-from celery_redlock.lock import clock, guard, requests, survey
+from celery_redlock.lock import clock, guard, requests
 from celery_redlock.lock import node as node_module
 from celery_redlock.lock.address import address_of
 from celery_redlock.lock.call import Call
@@ -32,6 +32,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import marker_key
 from celery_redlock.lock.votes import VoteKind
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading import nodes as survey
 from support.waiting import eventually
 
 RULES = Rules(ttl=20, max_ttl=30, node_timeout=0.5)

@@ -9,10 +9,9 @@ import pytest
 import redis
 
 from celery_redlock import Redlock
-from celery_redlock.lock.journal import KEPT, RETENTION, Journal, JournalReader
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import RECORD
-from celery_redlock.lock.survey import bootstrap
+from celery_redlock.reading.journal import KEPT, RECORD, RETENTION, Journal, JournalReader
+from celery_redlock.reading.nodes import bootstrap
 
 RULES = Rules(ttl=5, max_ttl=5)
 

@@ -8,7 +8,10 @@ import random
 import pytest
 
 from celery_redlock.lock.guard import boot_marker
-from celery_redlock.lock.queued import (
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import BOOT_RETENTION, NO_VOTE, Keys, marker_key
+from celery_redlock.lock.votes import VoteKind
+from celery_redlock.unique.queued import (
     AS_IT_IS,
     OVER,
     RETENTION,
@@ -19,10 +22,7 @@ from celery_redlock.lock.queued import (
     marker_keys,
     start_request,
 )
-from celery_redlock.lock.queued_scripts import MarkerVote
-from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import BOOT_RETENTION, NO_VOTE, Keys, marker_key
-from celery_redlock.lock.votes import VoteKind
+from celery_redlock.unique.scripts import MarkerVote
 from support.script_bench import ScriptBench, near
 from support.waiting import eventually
 

@@ -6,18 +6,18 @@ from itertools import product
 
 import pytest
 
-from celery_redlock.lock.guard import boot_marker
-from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import BOOT_RETENTION, NO_VOTE, Keys
-from celery_redlock.lock.slot_scripts import SlotVote
-from celery_redlock.lock.slots import (
+from celery_redlock.beat.slot_records import (
     Claim,
     claim_request,
     look_request,
-    record_key,
     settle_request,
+    slot_key,
     withdraw_request,
 )
+from celery_redlock.beat.slot_scripts import SlotVote
+from celery_redlock.lock.guard import boot_marker
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import BOOT_RETENTION, NO_VOTE, Keys
 from celery_redlock.lock.votes import VoteKind
 from support.script_bench import ScriptBench, near
 from support.waiting import eventually
@@ -64,7 +64,7 @@ class Bench(ScriptBench):
 
     def age(self, seconds=RULES.ttl + 1):
         """Have the record been claimed so much earlier."""
-        self.client.hincrby(record_key(self.rules, ENTRY), "at", -int(seconds * 1000))
+        self.client.hincrby(slot_key(self.rules, ENTRY), "at", -int(seconds * 1000))
 
     def hold(self, value=HOLDER + '{"pid":7}', seconds=20.0):
         """Have the lock held."""
@@ -73,14 +73,14 @@ class Bench(ScriptBench):
     @property
     def record(self):
         """Return what the record says: slot, token, fence and state; empty if there is none."""
-        found = self.client.hgetall(record_key(self.rules, ENTRY))
+        found = self.client.hgetall(slot_key(self.rules, ENTRY))
         return tuple(
             found.get(name, b"").decode() for name in (b"slot", b"token", b"fence", b"state")
         )
 
     def pttl(self, key=None):
         """Return how long the record is kept yet, or *key* is [ms]."""
-        return self.client.pttl(key or record_key(self.rules, ENTRY))
+        return self.client.pttl(key or slot_key(self.rules, ENTRY))
 
     def now(self):
         """Return the node's clock [s]."""
@@ -236,7 +236,7 @@ def test_a_fence_keeps_all_its_digits(bench, fence, more):
     bench.claim(A, newer)
     assert bench.record[2] == str(newer)
     assert bench.claim(B, older).kind is SlotVote.DEPOSED
-    bench.client.delete(record_key(RULES, ENTRY))
+    bench.client.delete(slot_key(RULES, ENTRY))
     bench.claim(A, older)
     bench.age()
     assert bench.claim(B, newer).kind is SlotVote.UNCERTAIN
@@ -274,8 +274,8 @@ def test_records_of_entries_are_apart(bench):
     for name in names:
         claim = Claim(name, DUE, A, FENCE, DAY)
         assert bench.ask(claim_request(RULES, claim)).kind is VoteKind.GRANTED
-        assert len(record_key(RULES, name)) < 200
-    assert len({record_key(RULES, name) for name in names}) == len(names)
+        assert len(slot_key(RULES, name)) < 200
+    assert len({slot_key(RULES, name) for name in names}) == len(names)
 
 
 # -- the lock of the task --------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_a_node_without_the_guard_votes_at_once(fresh):
     """With the guard off no boot marker is asked for, and none is written."""
     vote = fresh.claim(rules=Rules(ttl=20, max_ttl=30, restart_guard=False))
     assert vote.kind is VoteKind.GRANTED
-    assert list(fresh.everything()) == [record_key(RULES, ENTRY)]
+    assert list(fresh.everything()) == [slot_key(RULES, ENTRY)]
 
 
 def test_a_claim_keeps_the_node_enrolled(bench):

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from celery_redlock import RedlockTask
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops import demo
 from celery_redlock.ops.cli import redlock
 from celery_redlock.ops.cli.group import COMMANDS
 from celery_redlock.ops.main import main
 from celery_redlock.ops.web import command
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.nodes import bootstrap
 from fuzz.hostile import ACTING
 
 #: As it is in argv: bytes that are no UTF-8 become lone surrogates there.

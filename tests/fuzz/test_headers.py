@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from celery_redlock import LockTaken, RedlockTask
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.queued import Queued, Started
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task import queued as queued_module
 from celery_redlock.task.base import RedlockTask as Base
@@ -30,6 +29,7 @@ from celery_redlock.task.delivery import execution_id, take_owner
 from celery_redlock.task.envelope import Envelope, hide
 from celery_redlock.task.forced_ends import ForcedEnd, RedlockRequest
 from celery_redlock.task.redelivery import headers_of
+from celery_redlock.unique.queued import Queued, Started
 from fuzz.hostile import JSON, TEXTS
 
 MINE, FOREIGN = "id-of-this-task", "id-of-another-task"

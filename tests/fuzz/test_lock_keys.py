@@ -10,12 +10,13 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from celery_redlock import ConfigurationError, LockKeyError
-from celery_redlock.lock.queued import marker_keys
+from celery_redlock.beat.slot_records import slot_key
 from celery_redlock.lock.rules import LONGEST_PREFIX, Rules
-from celery_redlock.lock.scripts import Keys, journal_key, marker_key, probe_key
-from celery_redlock.lock.slots import record_key
+from celery_redlock.lock.scripts import Keys, marker_key, probe_key
+from celery_redlock.reading.journal import journal_key
 from celery_redlock.task import template
 from celery_redlock.task.keys import LockName
+from celery_redlock.unique.queued import marker_keys
 from fuzz.hostile import ACTING, JSON, TEXTS
 
 LONGEST_KEY = 200
@@ -118,7 +119,7 @@ def assert_fits(name):
         *Keys.of(rules.prefix, name),
         *marker_keys(rules, name),
         marker_key(rules.prefix, name),
-        record_key(rules, name),
+        slot_key(rules, name),
         probe_key(rules.prefix),
         journal_key(rules.prefix),
     ]

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from celery_redlock.lock.journal import read_record
-from celery_redlock.lock.live import Entry, with_vote
-from celery_redlock.lock.survey import NodeStatus
 from celery_redlock.ops.web.app import make_app
 from celery_redlock.ops.web.finding import find_locks
 from celery_redlock.ops.web.guard import Door
 from celery_redlock.ops.web.reading import OneLock, Page, Records
+from celery_redlock.reading.all_locks import Entry, with_vote
+from celery_redlock.reading.journal import read_record
+from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.settings import Settings
 from fuzz.hostile import ACTING, JSON, TEXTS, in_json
 

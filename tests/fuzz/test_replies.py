@@ -22,7 +22,8 @@ from redis.connection import Connection
 from redis.utils import HIREDIS_AVAILABLE
 
 from celery_redlock import LockKeyError, LockTaken, QuorumUnavailable, Redlock
-from celery_redlock.lock import clock, queued, requests, rounds, slots
+from celery_redlock.beat import slot_records as slots
+from celery_redlock.lock import clock, requests, rounds
 from celery_redlock.lock.address import address_of
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.guard import Greeting, Unfit, greet, read_info
@@ -30,8 +31,9 @@ from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Script, pack
-from celery_redlock.lock.survey import bootstrap, node_statuses
 from celery_redlock.lock.votes import Verdict, Vote, VoteKind, holder_of, judge
+from celery_redlock.reading.nodes import bootstrap, node_statuses
+from celery_redlock.unique import queued
 from fuzz.hostile import a_reply, as_resp, impostor
 
 RULES = Rules(ttl=20, max_ttl=20, node_timeout=0.5)

@@ -22,18 +22,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from celery_redlock import LockTaken, QuorumUnavailable, RedlockTask
+from celery_redlock.beat.slot_records import Claim, Slots, last_of
 from celery_redlock.beat.slots import settled
 from celery_redlock.beat.term import leader_in, led_by
 from celery_redlock.errors import LockKeyError
 from celery_redlock.events import TaskSkipped
-from celery_redlock.lock.journal import read_record, when
-from celery_redlock.lock.live import Entry, with_vote
-from celery_redlock.lock.look import holders, marker, marker_in
 from celery_redlock.lock.redlock import NodeView
 from celery_redlock.lock.rounds import MarkerStands, Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.slots import Claim, Slots, last_of
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.lock.votes import Vote, VoteKind, holder_of, is_ours, read_holder
 from celery_redlock.observers.logging import log_event
 from celery_redlock.ops import journal_lines
@@ -43,6 +39,10 @@ from celery_redlock.ops.listing import in_words, lock_as_json, lock_row
 from celery_redlock.ops.text import in_json as shown_json
 from celery_redlock.ops.why import is_refusal_of
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.all_locks import Entry, with_vote
+from celery_redlock.reading.journal import read_record, when
+from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.reading.one_lock import holders, marker, marker_in
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.execution import Execution

@@ -16,19 +16,19 @@ import pytest
 import redis
 
 from celery_redlock import LockTaken, Redlock
+from celery_redlock.beat.slot_records import Claim, Slots
 from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.journal import Journal, JournalReader
-from celery_redlock.lock.live import live_locks
-from celery_redlock.lock.look import look
-from celery_redlock.lock.queued import AS_IT_IS, OVER, Begun, Queued, Started, Trigger
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import registered
-from celery_redlock.lock.slots import Claim, Slots
-from celery_redlock.lock.survey import bootstrap, node_statuses, release_seen
 from celery_redlock.ops.bench import round_trips
 from celery_redlock.ops.doctor.nodes import gather_nodes
+from celery_redlock.reading.all_locks import live_locks
+from celery_redlock.reading.journal import Journal, JournalReader
+from celery_redlock.reading.nodes import bootstrap, node_statuses, release_seen
+from celery_redlock.reading.one_lock import look
+from celery_redlock.unique.queued import AS_IT_IS, OVER, Begun, Queued, Started, Trigger
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sentinel-tls-acl.md"
 RULES = Rules(ttl=3, max_ttl=3, node_timeout=0.5)

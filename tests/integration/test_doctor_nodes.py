@@ -8,9 +8,9 @@ from celery import Celery
 
 from celery_redlock import RedlockTask
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.doctor.diagnosis import findings, gather
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.settings import Settings
 from support.clients import let_go
 from support.waiting import eventually

@@ -28,7 +28,7 @@ import redis
 import celery_redlock
 from celery_redlock import events
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable
-from celery_redlock.lock import call, clock, held, node, requests, rounds, survey, votes
+from celery_redlock.lock import call, clock, held, node, requests, rounds, votes
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
@@ -41,6 +41,7 @@ from celery_redlock.lock.scripts import (
     read_release,
 )
 from celery_redlock.lock.watchdog import Watchdog
+from celery_redlock.reading import nodes as survey
 from support.waiting import eventually
 
 ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}

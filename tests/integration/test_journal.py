@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from celery_redlock import Redlock
-from celery_redlock.lock.journal import Journal, JournalReader
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
+from celery_redlock.reading.journal import Journal, JournalReader
+from celery_redlock.reading.nodes import bootstrap
 from support.waiting import eventually
 
 RULES = Rules(ttl=5, max_ttl=5)

@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from celery_redlock import Redlock
-from celery_redlock.lock.live import PAGE, LiveLocks, glob
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
+from celery_redlock.reading.all_locks import PAGE, LiveLocks, glob
+from celery_redlock.reading.nodes import bootstrap
 
 RULES = Rules(ttl=20, max_ttl=20)
 HOLDER = {"task": "shop.bill", "task_id": "id-1", "host": "web-1", "pid": 7}

@@ -19,12 +19,12 @@ from celery_redlock.events import (
 )
 from celery_redlock.lock import clock
 from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.live import live_locks
 from celery_redlock.lock.node import Node
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap, node_statuses, release_seen
 from celery_redlock.ops.servers import servers
+from celery_redlock.reading.all_locks import live_locks
+from celery_redlock.reading.nodes import bootstrap, node_statuses, release_seen
 from support.waiting import eventually
 
 RULES = Rules(ttl=3, max_ttl=3, node_timeout=0.5)
@@ -278,7 +278,7 @@ def test_a_server_that_repeats_a_password_is_not_quoted(monkeypatch):
     """As Redis does with the arguments of a command that it does not know."""
     from redis.exceptions import ResponseError
 
-    from celery_redlock.lock import survey
+    from celery_redlock.reading import nodes as survey
 
     said = "unknown command 'AUTH', with args beginning with: 'hunter2' "
     monkeypatch.setattr(survey, "greet", lambda _: (_ for _ in ()).throw(ResponseError(said)))

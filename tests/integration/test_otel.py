@@ -11,9 +11,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from celery_redlock import RedlockTask
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.observers.otel import OpenTelemetry
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.nodes import bootstrap
 
 
 @pytest.fixture

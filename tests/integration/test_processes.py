@@ -18,10 +18,10 @@ import pytest
 import redis
 
 import celery_redlock
-from celery_redlock.lock import survey
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys
+from celery_redlock.reading import nodes as survey
 from support.waiting import eventually
 
 ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}

@@ -14,9 +14,9 @@ import redis
 
 import celery_redlock
 from celery_redlock import Redlock
-from celery_redlock.lock.queued import Duplicate, Queued, Trigger
 from celery_redlock.lock.rounds import Wanted
-from celery_redlock.lock.survey import bootstrap
+from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.unique.queued import Duplicate, Queued, Trigger
 from support.waiting import eventually
 
 TRIGGER = Trigger("n", 60.0, {"task_id": "first"}, 60.0)

@@ -11,8 +11,8 @@ import redis
 from celery_redlock import LockTaken, QuorumUnavailable, Redlock
 from celery_redlock.events import NodeQuarantined
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap, node_statuses
 from celery_redlock.ops.servers import servers
+from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support.certificates import Authority
 from support.sentinels import SentinelServer, service
 from support.tls import tls_node

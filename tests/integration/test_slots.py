@@ -8,9 +8,9 @@ import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock.beat.slot_records import Claim, Slots, SlotState
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.slots import Claim, Slots, SlotState
-from celery_redlock.lock.survey import bootstrap
+from celery_redlock.reading.nodes import bootstrap
 from support.waiting import eventually
 
 TTL = 5.0

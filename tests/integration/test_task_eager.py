@@ -36,8 +36,8 @@ from celery_redlock import (
     current_lock,
 )
 from celery_redlock.lock.held import NotLocked
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.testing import locks_disabled
 from support.waiting import eventually
 

@@ -15,7 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_redlock.lock.guard import boot_marker
-from celery_redlock.lock.queued import (
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import ENROL, Keys, registered
+from celery_redlock.testing.markers import MarkerNode
+from celery_redlock.unique.queued import (
     AS_IT_IS,
     OVER,
     Begun,
@@ -25,9 +28,6 @@ from celery_redlock.lock.queued import (
     marker_keys,
     start_request,
 )
-from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import ENROL, Keys, registered
-from celery_redlock.testing.markers import MarkerNode
 
 RULES = Rules(ttl=20, max_ttl=30)
 NAME = "report"

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.reaper import reaper
 from celery_redlock.ops.servers import Server, servers
+from celery_redlock.reading.nodes import bootstrap
 from nemesis.clocks import server_with_clock, set_clock
 from nemesis.contenders import rules_of
 from nemesis.leftovers import client_of

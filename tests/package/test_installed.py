@@ -40,7 +40,7 @@ RUN_A_TASK = """
 import json, os, subprocess, sys, time
 
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
+from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.ops.servers import servers
 
 with servers(4) as (broker, *nodes):

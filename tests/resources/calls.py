@@ -13,8 +13,8 @@ from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.servers import Server
+from celery_redlock.reading.nodes import bootstrap
 from resources.remains import SOON, Remains, looking_at
 from resources.strikes import UNHARMED, Place, Strikes
 from support.waiting import eventually

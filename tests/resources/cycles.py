@@ -15,8 +15,8 @@ import redis
 
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.servers import Server, servers
+from celery_redlock.reading.nodes import bootstrap
 from resources.census import Census, take_census
 from support.waiting import eventually
 

@@ -19,9 +19,9 @@ from celery.states import READY_STATES
 from celery_redlock import Redlock, RedlockTask
 from celery_redlock.deferral import DEFERRED, _Deferral
 from celery_redlock.lock.scripts import marker_key
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.servers import Server
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.task.current import _current
 from celery_redlock.task.delivery import execution_id
 from celery_redlock.task.interrupt import here

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import celery_redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.servers import Server
+from celery_redlock.reading.nodes import bootstrap
 from support.proxy import Link
 
 if TYPE_CHECKING:

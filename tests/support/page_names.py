@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.servers import PORTS, Server, servers
+from celery_redlock.reading.nodes import bootstrap
 from support.pages import ports_of
 
 __all__ = ["Names", "names_for"]

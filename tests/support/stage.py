@@ -28,9 +28,9 @@ import redis
 from celery import Celery
 
 from celery_redlock import Redlock
-from celery_redlock.lock.survey import bootstrap
 from celery_redlock.ops.servers import Server, servers
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.nodes import bootstrap
 from support.clients import let_go
 from support.events import Body, bodies, read
 from support.redelivery import look_often

@@ -11,13 +11,13 @@ from celery.apps.beat import Beat as CeleryBeat
 from celery.beat import Scheduler, Service
 
 from celery_redlock.beat import RedlockScheduler
+from celery_redlock.beat.slot_records import Claimed, Slots, SlotState
 from celery_redlock.beat.term import AFTER_FAILURE, StandBy
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import LeaderDeposed, LeaderElected
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.redlock import NodeView
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.slots import Claimed, Slots, SlotState
 from celery_redlock.plugin import Plugin, plugin_for
 from support.fakes import FakeClock, lease_of
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from celery_redlock.beat import due as due_module
 from celery_redlock.beat.due import due_between, last_due
+from celery_redlock.beat.slot_records import LastSlot
 from celery_redlock.beat.slots import (
     LONGEST_KEEP,
     SHORTEST_CATCH_UP,
@@ -23,7 +24,6 @@ from celery_redlock.beat.slots import (
     keep_for,
     settled,
 )
-from celery_redlock.lock.slots import LastSlot
 
 NOW = datetime(2026, 3, 1, 12, 0, 30, tzinfo=timezone.utc)
 DAY = 86_400.0

@@ -15,12 +15,12 @@ from celery.schedules import BaseSchedule
 from celery_redlock.beat import leader as leader_module
 from celery_redlock.beat import slots as slots_module
 from celery_redlock.beat.leader import BREATH, LOOK, Leader
+from celery_redlock.beat.slot_records import Claimed, LastSlot, SlotState
 from celery_redlock.beat.slots import SOON, SlotPublisher, TermOver
 from celery_redlock.beat.term import Term
 from celery_redlock.errors import DuplicateTask, QuorumUnavailable
 from celery_redlock.events import SlotPublished, SlotSkipped
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.slots import Claimed, LastSlot, SlotState
 from celery_redlock.task.slot import Slot
 
 START = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)

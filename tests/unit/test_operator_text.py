@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.lock.look import HolderSeen, NodeLook
 from celery_redlock.lock.redlock import NodeView
-from celery_redlock.lock.survey import NodeStatus
 from celery_redlock.ops import inspected
 from celery_redlock.ops.cli.release import outcome, why_not
 from celery_redlock.ops.listing import age_of, in_words
 from celery_redlock.ops.screen import Progress, Stop, colour
 from celery_redlock.ops.text import LONGEST, in_json, one_line
+from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.reading.one_lock import HolderSeen, NodeLook
 
 OURS = b"a" * 40
 ls: Any = importlib.import_module("celery_redlock.ops.cli.ls")

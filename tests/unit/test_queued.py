@@ -21,7 +21,11 @@ from celery_redlock.lock.call import Call
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import fence_proposal, quorum
-from celery_redlock.lock.queued import (
+from celery_redlock.lock.rounds import Ask, Client, Pause, Tell
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.votes import OWNER_LENGTH, TOKEN_LENGTH, Vote, VoteKind
+from celery_redlock.task.queued import NotItsTurn, QueuedTask
+from celery_redlock.unique.queued import (
     AS_IT_IS,
     OVER,
     RETENTION,
@@ -43,11 +47,7 @@ from celery_redlock.lock.queued import (
     verdict,
     without_ours,
 )
-from celery_redlock.lock.queued_scripts import END, ENQUEUE, START, MarkerVote
-from celery_redlock.lock.rounds import Ask, Client, Pause, Tell
-from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.votes import OWNER_LENGTH, TOKEN_LENGTH, Vote, VoteKind
-from celery_redlock.task.queued import NotItsTurn, QueuedTask
+from celery_redlock.unique.scripts import END, ENQUEUE, START, MarkerVote
 from support.fakes import (
     SILENT,
     Drive,

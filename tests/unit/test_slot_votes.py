@@ -12,13 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redlock.errors import QuorumUnavailable
-from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.rounds import Client
-from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import NO_VOTE
-from celery_redlock.lock.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW, SlotVote
-from celery_redlock.lock.slots import (
+from celery_redlock.beat.slot_records import (
     BATCH,
     Claim,
     LastSlot,
@@ -31,6 +25,12 @@ from celery_redlock.lock.slots import (
     stamp,
     state_of,
 )
+from celery_redlock.beat.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW, SlotVote
+from celery_redlock.errors import QuorumUnavailable
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.rounds import Client
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import NO_VOTE
 from celery_redlock.lock.votes import Vote, VoteKind, count
 from support.fakes import SILENT, granted, quarantined, refused, token_of, unreachable
 

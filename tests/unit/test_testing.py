@@ -22,10 +22,10 @@ from celery_redlock import (
     ReleaseOutcome,
     current_lock,
 )
+from celery_redlock.beat.slot_records import Slots
 from celery_redlock.events import NodeUp, TaskRescheduled
 from celery_redlock.lock import clock as real_clock
 from celery_redlock.lock.fanout import Fanout
-from celery_redlock.lock.slots import Slots
 from celery_redlock.plugin import plugin_for
 from celery_redlock.testing import (
     MemoryQuorum,

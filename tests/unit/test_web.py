@@ -15,8 +15,6 @@ import click
 import pytest
 
 from celery_redlock import ConfigurationError
-from celery_redlock.lock.live import LockView
-from celery_redlock.lock.survey import NodeStatus
 from celery_redlock.observers.journal import HOLD_BOUNDS
 from celery_redlock.ops.web import command, finding, kept, reading
 from celery_redlock.ops.web.app import make_app
@@ -34,6 +32,8 @@ from celery_redlock.ops.web.operator_token import (
 )
 from celery_redlock.ops.web.reading import OneLock, Page, Records
 from celery_redlock.ops.web.words import moment, text_of, visible
+from celery_redlock.reading.all_locks import LockView
+from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.settings import Settings
 
 NODES = [f"redis://lock-{i}:6379/0" for i in range(1, 6)]

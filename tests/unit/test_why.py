@@ -9,7 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from celery_redlock.errors import LockKeyError
-from celery_redlock.lock.look import (
+from celery_redlock.lock.votes import Verdict
+from celery_redlock.ops.outlook import at_publish, at_run
+from celery_redlock.ops.why import CallError, Explanation, find_task, is_refusal_of, name_of_call
+from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.reading.one_lock import (
     MarkerSeen,
     NodeLook,
     holders,
@@ -17,10 +21,6 @@ from celery_redlock.lock.look import (
     marker_in,
     what_would_be,
 )
-from celery_redlock.lock.survey import NodeStatus
-from celery_redlock.lock.votes import Verdict
-from celery_redlock.ops.outlook import at_publish, at_run
-from celery_redlock.ops.why import CallError, Explanation, find_task, is_refusal_of, name_of_call
 from celery_redlock.task.policies import Fail, Reschedule, Retry, RunUnlocked, Skip
 from support.options import OPTIONS
 

@@ -9,12 +9,12 @@ from itertools import islice
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_redlock.lock.live import LiveLocks, LockView
-from celery_redlock.lock.survey import bootstrap, node_statuses
 from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings
 from celery_redlock.ops.listing import lock_as_json, show_locks, show_nodes
 from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import one_line, show_json
+from celery_redlock.reading.all_locks import LiveLocks, LockView
+from celery_redlock.reading.nodes import bootstrap, node_statuses
 from celery_redlock.settings import Settings
 
 __all__ = ["bootstrap_command"]
@@ -102,7 +102,7 @@ def refuse(locks: Sequence[LockView], silent: Sequence[str], nodes: int, *, as_j
 
 
 def show_results(results: dict[str, str], *, as_json: bool) -> None:
-    """Print what became of each node: label -> what `celery_redlock.lock.survey.bootstrap` said."""
+    """Print what became of each node: label -> what `reading.nodes.bootstrap` said."""
     if as_json:
         told = [
             {"node": node, "enrolled": is_enrolled(result), "problem": problem_in(result)}

@@ -10,11 +10,11 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.live import LiveLocks, LockView, glob
 from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings_while_read
 from celery_redlock.ops.listing import LOCK_HEAD, lock_as_json, lock_row, show_locks
 from celery_redlock.ops.screen import Progress, Stop, is_terminal, stop_on_interrupt
 from celery_redlock.ops.text import Columns, in_json
+from celery_redlock.reading.all_locks import LiveLocks, LockView, glob
 from celery_redlock.settings import Settings
 
 __all__ = ["ls"]

@@ -10,14 +10,14 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.look import HolderSeen, NodeLook, holders, look, what_would_be
 from celery_redlock.lock.scripts import Keys
-from celery_redlock.lock.survey import release_seen
 from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH, Verdict
 from celery_redlock.ops.cli.command import TEXT, UNWELL, finish, json_option, with_settings
 from celery_redlock.ops.listing import age_of, in_words, left, who_as_json
 from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import LONGEST, duration, one_line, show_json
+from celery_redlock.reading.nodes import release_seen
+from celery_redlock.reading.one_lock import HolderSeen, NodeLook, holders, look, what_would_be
 from celery_redlock.settings import Settings
 
 __all__ = ["release"]

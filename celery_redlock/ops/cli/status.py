@@ -8,10 +8,10 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.survey import node_statuses
 from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings
 from celery_redlock.ops.listing import count_up, show_nodes, verdict
 from celery_redlock.ops.text import show_json
+from celery_redlock.reading.nodes import node_statuses
 from celery_redlock.settings import Settings
 
 __all__ = ["status"]

@@ -10,11 +10,11 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_redlock.lock.journal import KEPT, JournalReader
 from celery_redlock.ops.cli.command import finish, json_option, with_settings_while_read
 from celery_redlock.ops.journal_lines import BAD, LINES, ODD, line, number
 from celery_redlock.ops.screen import Stop, colour, stop_on_interrupt
 from celery_redlock.ops.text import in_json
+from celery_redlock.reading.journal import KEPT, JournalReader
 from celery_redlock.settings import Settings
 
 __all__ = ["tail"]

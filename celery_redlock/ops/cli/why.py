@@ -8,7 +8,6 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.look import HolderSeen, MarkerSeen, NodeLook
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.cli.command import (
     TEXT,
@@ -24,6 +23,7 @@ from celery_redlock.ops.listing import STATES, age_of, in_words, left, scalar, w
 from celery_redlock.ops.screen import colour
 from celery_redlock.ops.text import LONGEST, duration, one_line, show_json, show_table
 from celery_redlock.ops.why import Explanation, explain, find_task, name_of_call
+from celery_redlock.reading.one_lock import HolderSeen, MarkerSeen, NodeLook
 from celery_redlock.settings import Settings
 
 __all__ = ["why"]

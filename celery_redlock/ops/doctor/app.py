@@ -15,11 +15,11 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import UrlAddress, addresses_of
 from celery_redlock.lock.credentials import shows_password
 from celery_redlock.lock.guard import exchange, read_info
-from celery_redlock.lock.journal import KEPT, JournalReader
-from celery_redlock.lock.survey import connected
 from celery_redlock.log import get_logger
 from celery_redlock.ops.doctor.facts import OtherServer, TaskFacts, place_of
 from celery_redlock.plugin import Plugin, plugin_for, redis_of, redlock_conf
+from celery_redlock.reading.journal import KEPT, JournalReader
+from celery_redlock.reading.nodes import connected
 from celery_redlock.settings import Settings
 from celery_redlock.task.redelivery import visibility_timeout
 

@@ -19,12 +19,13 @@ from redis.exceptions import RedisError, ResponseError
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.guard import Unfit, check_fit, enrol, read_info
-from celery_redlock.lock.live import glob
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import ENROL, Script, journal_key, read_release
-from celery_redlock.lock.survey import ask_all, connected
+from celery_redlock.lock.scripts import ENROL, Script, read_release
 from celery_redlock.ops.doctor.facts import NodeFacts
 from celery_redlock.ops.text import one_line
+from celery_redlock.reading.all_locks import glob
+from celery_redlock.reading.journal import journal_key
+from celery_redlock.reading.nodes import ask_all, connected
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection

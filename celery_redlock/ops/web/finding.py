@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_redlock.lock.live import LockView, glob
 from celery_redlock.observers.journal import HOLD_BOUNDS
 from celery_redlock.ops.web.words import number
+from celery_redlock.reading.all_locks import LockView, glob
 
 __all__ = [
     "Found",

@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from celery_redlock.lock.journal import JournalReader
-from celery_redlock.lock.live import LiveLocks, LockView
-from celery_redlock.lock.look import NodeLook, holders, look
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import shorten
-from celery_redlock.lock.survey import NodeStatus, node_statuses, release_seen
 from celery_redlock.ops.web.finding import LONGEST, Found, find_locks, name_pattern, together
 from celery_redlock.ops.web.kept import Kept, Reading
+from celery_redlock.reading.all_locks import LiveLocks, LockView
+from celery_redlock.reading.journal import JournalReader
+from celery_redlock.reading.nodes import NodeStatus, node_statuses, release_seen
+from celery_redlock.reading.one_lock import NodeLook, holders, look
 
 __all__ = ["OneLock", "Page", "Reader", "Records"]
 
@@ -121,7 +121,7 @@ class Reader:
         return lock_now(self._nodes, self._rules, name)
 
     def release(self, name: str, seen: str) -> dict[str, str]:
-        """Release what `celery_redlock.lock.survey.release_seen` would."""
+        """Release what `celery_redlock.reading.nodes.release_seen` would."""
         answers = release_seen(self._nodes, self._rules, name, seen)
         with self._mutex:
             for kept in (self._all, *self._searches.values()):

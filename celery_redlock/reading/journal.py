@@ -21,9 +21,9 @@ from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.foreign import object_in
 from celery_redlock.lock.guard import exchange
-from celery_redlock.lock.requests import encode_info, record_request
+from celery_redlock.lock.requests import Request, encode_info
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import journal_key
+from celery_redlock.lock.scripts import Script, ms, read_release, register
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.lock.redlock import Redlock
 
-__all__ = ["Journal", "JournalReader"]
+__all__ = ["Journal", "JournalReader", "journal_key"]
 
 #: How many records a node keeps, about; one has 200 to 600 bytes.
 KEPT = 2000
@@ -45,6 +45,26 @@ PAGE = 500
 FOREVER = 1e12
 #: A longer record is not written: nothing that we write is.
 LONGEST = 8192
+
+# KEYS 1 journal ; ARGV 1 record 2 how many are kept, about 3 for how long after the last one
+RECORD_LUA = """
+redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', 'e', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return {1, 0}
+"""
+RECORD = Script(RECORD_LUA, read_release, guarded=False)
+register(RECORD)
+
+
+def journal_key(prefix: str) -> bytes:
+    """Return the Redis key of a node's journal."""
+    return f"{prefix}:journal".encode()
+
+
+def record_request(rules: Rules, record: bytes) -> Request:
+    """Return what adds *record* to a node's journal."""
+    arguments = (record, b"%d" % KEPT, ms(RETENTION))
+    return Request(RECORD, (journal_key(rules.prefix),), arguments)
 
 
 class Journal:
@@ -74,8 +94,7 @@ class Journal:
         """
         line = encode_info({"id": secrets.token_hex(8), **record})
         if len(line) <= LONGEST:
-            request = record_request(self._rules, line, kept=KEPT, ttl=RETENTION)
-            self._driver.tell(request)
+            self._driver.tell(record_request(self._rules, line))
 
 
 class JournalReader:

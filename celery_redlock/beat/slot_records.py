@@ -31,14 +31,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.beat.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW, SlotVote
 from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.requests import Request, quarantine_ms
 from celery_redlock.lock.rounds import Ask, Client
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import NO_VOTE, Keys, ms, shorten
-from celery_redlock.lock.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW, SlotVote
+from celery_redlock.lock.scripts import NO_VOTE, Keys, ms, record_key
 from celery_redlock.lock.votes import (
     TOKEN_LENGTH,
     Ballot,
@@ -135,9 +135,9 @@ class LastSlot:
 # --- what is put to a node ---------------------------------------------------------------
 
 
-def record_key(rules: Rules, entry: str) -> bytes:
+def slot_key(rules: Rules, entry: str) -> bytes:
     """Return the Redis key of the record of *entry*."""
-    return f"{rules.prefix}:slot:{shorten(entry)}".encode()
+    return record_key(rules.prefix, "slot", entry)
 
 
 def stamp(due: float) -> bytes:
@@ -147,7 +147,7 @@ def stamp(due: float) -> bytes:
 
 def claim_request(rules: Rules, claim: Claim) -> Request:
     """Return what claims a slot on a node."""
-    record = record_key(rules, claim.entry)
+    record = slot_key(rules, claim.entry)
     keys = Keys.of(rules.prefix, claim.lock or claim.entry)
     return Request(
         CLAIM,
@@ -168,20 +168,20 @@ def settle_request(rules: Rules, claim: Claim) -> Request:
     """Return what notes on a node that a slot was published, or is never to be."""
     return Request(
         SETTLE,
-        (record_key(rules, claim.entry),),
+        (slot_key(rules, claim.entry),),
         (stamp(claim.due), claim.token.encode(), b"%d" % claim.fence, ms(claim.keep)),
     )
 
 
 def withdraw_request(rules: Rules, claim: Claim) -> Request:
     """Return what takes a claim back on a node, of a slot that was certainly not published."""
-    record = record_key(rules, claim.entry)
+    record = slot_key(rules, claim.entry)
     return Request(WITHDRAW, (record,), (stamp(claim.due), claim.token.encode()))
 
 
 def look_request(rules: Rules, entry: str) -> Request:
     """Return what asks a node for the record of *entry*."""
-    return Request(LOOK, (record_key(rules, entry),), ())
+    return Request(LOOK, (slot_key(rules, entry),), ())
 
 
 # --- what the votes mean -----------------------------------------------------------------

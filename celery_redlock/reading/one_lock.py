@@ -17,11 +17,8 @@ from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.foreign import object_in
 from celery_redlock.lock.guard import exchange
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.live import number
-from celery_redlock.lock.queued import marker_keys
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys
-from celery_redlock.lock.survey import NodeStatus, ask_all, connected, node_statuses
+from celery_redlock.lock.scripts import Keys, record_key
 from celery_redlock.lock.votes import (
     TOKEN_LENGTH,
     Ballot,
@@ -33,6 +30,8 @@ from celery_redlock.lock.votes import (
     read_holder,
     verdict_when_split,
 )
+from celery_redlock.reading.all_locks import number
+from celery_redlock.reading.nodes import NodeStatus, ask_all, connected, node_statuses
 
 __all__ = ["HolderSeen", "MarkerSeen", "NodeLook", "holders", "look", "marker", "what_would_be"]
 
@@ -145,7 +144,8 @@ def look(nodes: Sequence[Any], rules: Rules, name: str) -> list[NodeLook]:
 def read_node(address: Address, status: NodeStatus, rules: Rules, name: str) -> NodeLook:
     """Ask one node; raises redis-py's errors."""
     keys = Keys.of(rules.prefix, name)
-    markers = ((b"HMGET", key, *FIELDS) for key in marker_keys(rules, name))
+    keys_of_markers = (record_key(rules.prefix, kind, name) for kind in ("queued", "next"))
+    markers = ((b"HMGET", key, *FIELDS) for key in keys_of_markers)
     asked = ((b"MGET", keys.lock, keys.fence), (b"PTTL", keys.lock), (b"TIME",), *markers)
     with connected(address) as connection:
         (value, fence), ttl, (seconds, micros), *told = exchange(connection, *asked)

@@ -36,11 +36,10 @@ from celery_redlock.events import LockUnavailable, Notify
 from celery_redlock.lock import clock
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.queued_scripts import END, ENQUEUE, START, MarkerVote
 from celery_redlock.lock.requests import HOST, Request, encode_info, quarantine_ms
 from celery_redlock.lock.rounds import Ask, Client, Pause, Tell, fresh_token, new_owner
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys, ms, shorten
+from celery_redlock.lock.scripts import Keys, ms, record_key
 from celery_redlock.lock.votes import (
     TOKEN_LENGTH,
     Ballot,
@@ -51,6 +50,7 @@ from celery_redlock.lock.votes import (
     read_holder,
     told,
 )
+from celery_redlock.unique.scripts import END, ENQUEUE, START, MarkerVote
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -189,8 +189,7 @@ class NotStarted:
 
 def marker_keys(rules: Rules, name: str) -> tuple[bytes, bytes]:
     """Return the keys of the markers of *name*: who is queued or runs, and who is next."""
-    short = shorten(name)
-    return f"{rules.prefix}:queued:{short}".encode(), f"{rules.prefix}:next:{short}".encode()
+    return record_key(rules.prefix, "queued", name), record_key(rules.prefix, "next", name)
 
 
 def end_all(rules: Rules, name: str, token: str) -> Request:

@@ -23,8 +23,8 @@ from celery_redlock.lock.guard import exchange
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Script, read_release
-from celery_redlock.lock.survey import connected
 from celery_redlock.lock.votes import TOKEN_LENGTH, is_ours, read_holder
+from celery_redlock.reading.nodes import connected
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection

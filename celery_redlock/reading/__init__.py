@@ -1,0 +1,1 @@
+"""What an operator asks the lock nodes: how they are, one lock, all locks, the journal."""
