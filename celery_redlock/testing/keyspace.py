@@ -21,7 +21,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-__all__ = ["COMMANDS", "NEVER", "Command", "Keyspace", "Refused", "Status", "Store"]
+__all__ = ["COMMANDS", "NEVER", "OK", "Command", "Keyspace", "Refused", "Status", "Store"]
 
 #: When a key without an end expires [ms].
 NEVER = float("inf")

@@ -10,7 +10,15 @@ from redis.exceptions import RedisError
 
 from celery_redlock.lock.guard import EVERY_SCRIPT
 from celery_redlock.testing import lua
-from celery_redlock.testing.keyspace import COMMANDS, Command, Keyspace, Refused, Status, Store
+from celery_redlock.testing.keyspace import (
+    COMMANDS,
+    OK,
+    Command,
+    Keyspace,
+    Refused,
+    Status,
+    Store,
+)
 
 __all__ = ["NodeModel", "Store"]
 
@@ -71,13 +79,17 @@ class NodeModel:
         """Lose all data, and go on as the same process."""
         self.store.clear()
 
+    def forget_scripts(self) -> None:
+        """Lose all scripts, as by SCRIPT FLUSH."""
+        self.scripts.clear()
+
     def crash(self, kept: Store | None = None) -> None:
         """Lose all memory, or all but what was *kept* in a file, and end all connections."""
         self.is_up = self.is_full = self.is_busy = False
         self.boots += 1
         self.keyspace.store = dict(kept or {})
         self.history, self.has_followed = self.run_id, False
-        self.scripts.clear()
+        self.forget_scripts()
 
     def follow(self, copy: Store, history: bytes) -> None:
         """Have what another server has, as its replica, and be a master again; in one process."""
@@ -118,6 +130,9 @@ class NodeModel:
             return self._run(script if name == b"EVALSHA" else self._load(script), keys, words)
         if name == b"SCRIPT":
             return self._of_scripts(*words)
+        if name == b"FLUSHALL":
+            self.flush()
+            return OK
         if name not in COMMANDS:
             echo = "".join(f"'{word.decode(errors='replace')}' " for word in words)
             raise Refused(
@@ -157,8 +172,8 @@ class NodeModel:
         """SCRIPT LOAD or SCRIPT FLUSH."""
         if what.upper() == b"LOAD":
             return self._load(*words)
-        self.scripts.clear()
-        return Status(b"OK")
+        self.forget_scripts()
+        return OK
 
     def _load(self, source: bytes) -> bytes:
         digest = hashlib.sha1(source).hexdigest().encode()  # noqa: S324  Redis names scripts so

@@ -23,8 +23,38 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from celery_redlock.lock.guard import EVERY_SCRIPT
+from celery_redlock.lock.guard import EVERY_SCRIPT, boot_marker
+from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.live import ABSENT, READ
+from celery_redlock.lock.queued import (
+    AS_IT_IS,
+    OVER,
+    Begun,
+    Trigger,
+    end_request,
+    enqueue_request,
+    marker_keys,
+    start_request,
+)
+from celery_redlock.lock.requests import Marker as RunMarker
+from celery_redlock.lock.requests import (
+    acquire_request,
+    inspect_request,
+    mark_request,
+    probe_request,
+    record_request,
+    release_request,
+    renew_request,
+)
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import ENROL, Keys, ms
+from celery_redlock.lock.slots import (
+    Claim,
+    claim_request,
+    look_request,
+    settle_request,
+    withdraw_request,
+)
 from celery_redlock.testing.keyspace import COMMANDS
 from celery_redlock.testing.model import NodeModel
 from support.both import TINY, Both
@@ -224,6 +254,118 @@ def test_a_script_that_nobody_has_told_is_not_there(both):
     both.tell(b"SCRIPT", b"LOAD", b"return 5")
     both.tell(b"EVALSHA", digest, b"0")
     assert both.answer == 5
+
+
+# -- the scripts ---------------------------------------------------------------------------------
+
+RULES = Rules(ttl=20, max_ttl=30)
+NAME = "report"
+KEYS = Keys.of(RULES.prefix, NAME)
+BOOT = boot_marker("r" * 40, "f" * 16)
+DAY, SHORT = 86_400.0, int(TINY) / 1000.0
+X, X2, Y = "a" * 40, "a" * 32 + "c" * 8, "b" * 40  # the first two are of one owner
+FAR = 2**53 - 1
+DUE = 1_700_000_000.0
+
+TOKENS, TTLS = some([X, X, X, X2, Y]), some([DAY, DAY, DAY, SHORT])
+FENCES = some([0, 1, 1, 2, 7, 7, 4096, FAR])
+LEASES = st.builds(
+    lambda token, fence, ttl: Lease(NAME, token, fence, ttl, 0.0, 0.0), TOKENS, FENCES, TTLS
+)
+KEPT = st.builds(RunMarker, some(["m", "n"]), some(["started", "finishing", "done"]), TTLS)
+BEGUN = st.builds(
+    Begun, st.just({}), TOKENS, some(["first", "second"]), some([DAY, SHORT, AS_IT_IS, OVER]), TTLS
+)
+WORDS = some([OVER, "idle", "unstarted", "wait", "hand", "window", "ran"])
+TRIGGERS = st.builds(
+    lambda life, window, arguments: Trigger(NAME, life, {}, window=window, arguments=arguments),
+    TTLS, some([0.0, DAY]), some([b"", b"[1]", b"[2]"]),
+)  # fmt: skip
+CLAIMS = st.builds(
+    lambda due, token, fence, keep, lock: Claim(NAME, due, token, fence, keep, lock),
+    some([DUE, DUE + 60, 4e9]), TOKENS, some([1, 2, 3]), TTLS, some([None, NAME]),
+)  # fmt: skip
+REQUESTS = st.one_of(
+    *[st.builds(acquire_request, st.just(RULES), LEASES, some([None, None, "m", "n"]))] * 4,
+    *[st.builds(renew_request, st.just(RULES), LEASES, repair=st.booleans())] * 3,
+    st.builds(release_request, st.just(RULES), st.just(NAME), some([X, Y, X[:32], X[:31]]),
+              keep=some([0.0, DAY]), marker=some([None]) | KEPT),
+    st.builds(mark_request, st.just(RULES), KEPT),
+    st.just(inspect_request(RULES, NAME)),
+    st.just(probe_request(RULES)),
+    st.builds(record_request, st.just(RULES), some([b"{}"]), kept=some([99]), ttl=TTLS),
+    *[st.builds(enqueue_request, st.just(RULES), TRIGGERS, TOKENS, some([1, 2, 2**53]))] * 4,
+    *[st.builds(start_request, st.just(RULES), st.just(NAME), TOKENS, BEGUN)] * 2,
+    *[st.builds(end_request, st.just(RULES), st.just(NAME), TOKENS, WORDS, TTLS)] * 2,
+    *(st.builds(one, st.just(RULES), CLAIMS)
+      for one in (claim_request, settle_request, withdraw_request)),
+    st.just(look_request(RULES, NAME)),
+)  # fmt: skip
+#: What somebody else may have written, or done.
+BY_HAND = st.one_of(
+    st.tuples(st.just(b"SET"), st.just(KEYS.lock), some([X.encode() + b"{}", b"by hand", b""])),
+    st.tuples(st.just(b"SET"), st.just(KEYS.fence), some([b"007", b"2.5", b"", b"nan", b"1e300"])),
+    st.tuples(st.just(b"SET"), st.just(KEYS.boot), some([BOOT, BOOT[:40], b"", b"s" + BOOT[1:]])),
+    st.tuples(st.just(b"HSET"), some([*KEYS, *marker_keys(RULES, NAME)]), FIELDS, VALUES),
+    st.tuples(st.just(b"DEL"), some([*KEYS, *marker_keys(RULES, NAME)])),
+    some([(b"FLUSHALL",), (b"SCRIPT", b"FLUSH")]),
+)
+LIVE = some([READ, ABSENT])
+
+
+def words_of(request):
+    """Return what asks a node to run a request's script."""
+    boot = (BOOT,) if request.script.guarded else ()
+    head = (b"EVALSHA", request.script.sha, b"%d" % len(request.keys))
+    return (*head, *request.keys, *request.arguments, *boot)
+
+
+def enrolment(mode):
+    """Return what asks for a node's enrolment, or changes it."""
+    keys = (KEYS.boot, KEYS.quarantine)
+    return (b"EVALSHA", ENROL.sha, b"2", *keys, BOOT, ms(RULES.quarantine), mode)
+
+
+STEPS_OF_OURS = st.one_of(
+    *[REQUESTS.map(words_of)] * 30,
+    BY_HAND,
+    some([b"look", b"trust", b"quarantine", b"bootstrap"]).map(enrolment),
+    LIVE.map(lambda script: (b"EVAL", script.source, b"1", KEYS.lock, b"8", b"redlock:")),
+)
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_the_scripts_do_the_same(contract_node, protocol):
+    """Random stories of all that the library asks, and of what others may do to its keys."""
+    with redis.Redis.from_url(contract_node.url, protocol=protocol) as client:
+
+        @settings(max_examples=SEQUENCES // 2)
+        @given(st.lists(STEPS_OF_OURS, min_size=1, max_size=24))
+        def tell(story):
+            both = Both(client)
+            both.tell(*enrolment(b"bootstrap"))
+            for words in story:
+                both.tell(*words)
+                if isinstance(both.answer, NoScriptError):  # what a client does then
+                    source = {script.sha: script.source for script in EVERY_SCRIPT}[words[1]]
+                    both.tell(b"EVAL", source, *words[2:])
+            both.compare()
+
+        tell()
+
+
+@pytest.mark.parametrize("mode", [b"look", b"trust", b"quarantine"])
+def test_a_server_that_was_a_replica_is_known_by_its_history(unwell, mode):
+    """Its replication id is another one, in memory as on servers."""
+    unwell.tell(*enrolment(b"bootstrap"))
+    unwell.client.replicaof("127.0.0.1", "1")
+    unwell.client.replicaof("NO", "ONE")
+    unwell.learn_history()
+    assert unwell.node.has_followed
+    unwell.tell(*enrolment(mode))
+    unwell.tell(*words_of(probe_request(RULES)))
+    unwell.compare()
+    assert unwell.answer[0] == -2
 
 
 # -- servers that are not well -------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The nodes of the models do as the simulated nodes, which are held to the scripts."""
+"""The nodes of the models do as the scripts that real nodes run."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ STATES = list(product((NOBODY, 1, 2), range(4), (False, True)))
 
 @pytest.fixture(scope="module")
 def node():
-    """Return a simulated node."""
+    """Return a node that runs the scripts."""
     node = SimulatedNode(0, lambda: NOW)
+    node.greet()
     node.put(KEYS.boot, boot_id(node), b"1000")
     return node
 
@@ -45,7 +46,7 @@ def boot_id(node):
 
 
 def execute(node, state, request):
-    """Return owner, fence and answer after *request* at a simulated node in this state."""
+    """Return owner, fence and answer after *request* at a node in this state."""
     owner, fence, quarantined = state
     for key in (KEYS.lock, KEYS.fence, KEYS.quarantine):
         node.store.pop(key, None)

@@ -25,6 +25,8 @@ SELF = re.compile(
 )
 #: An id that a server makes of its clock.
 MADE = re.compile(rb"\d+-\d+")
+#: A moment [ms, Unix time].
+MOMENT = re.compile(rb"\d{13}")
 
 
 class Both:
@@ -89,23 +91,23 @@ class Both:
         assert set(ours) == {name for name in theirs if theirs[name][0] != b"none"}
         for key, end in ours.items():
             kind, left = theirs[key]
-            assert self._stored(key, kind) == self._in_memory(key), key
+            assert_same(key, self._in_memory(key), self._stored(key, kind), self.slack)
             assert_near(-1 if end == NEVER else int(end) - now, left, self.slack, key)
 
     def _stored(self, key: bytes, kind: bytes) -> Any:
         if kind == b"string":
             return self.client.get(key)
         if kind == b"hash":
-            return self.client.hgetall(key)
-        return [fields for _, fields in self.client.xrange(key)]
+            return sorted(self.client.hgetall(key).items())
+        return [sorted(fields.items()) for _, fields in self.client.xrange(key)]
 
     def _in_memory(self, key: bytes) -> Any:
         value = self.node.store[key][0]
         if isinstance(value, bytes):
             return value
         if isinstance(value, dict):
-            return dict(value)
-        return [dict(zip(words[::2], words[1::2], strict=True)) for _, words in value]
+            return sorted(value.items())
+        return [sorted(zip(words[::2], words[1::2], strict=True)) for _, words in value]
 
     def _set_clock(self, before: Any, after: Any) -> None:
         self._micros = in_micros(before)
@@ -135,8 +137,8 @@ def assert_same(what: Any, ours: Any, theirs: Any, slack: float) -> None:
     if isinstance(theirs, RedisError):
         assert isinstance(ours, RedisError), differ
         assert said(ours) == said(theirs), differ
-    elif isinstance(theirs, list):
-        assert isinstance(ours, list), differ
+    elif isinstance(theirs, list | tuple):
+        assert isinstance(ours, list | tuple), differ
         assert len(ours) == len(theirs), differ
         for one, other in zip(ours, theirs, strict=True):
             assert_same(what, one, other, slack)
@@ -145,5 +147,7 @@ def assert_same(what: Any, ours: Any, theirs: Any, slack: float) -> None:
     elif isinstance(theirs, bytes) and MADE.fullmatch(theirs):
         assert isinstance(ours, bytes), differ
         assert MADE.fullmatch(ours), differ
+    elif isinstance(theirs, bytes) and MOMENT.fullmatch(theirs) and ours != theirs:
+        assert_near(int(ours), int(theirs), slack, differ)
     else:
         assert (type(ours), ours) == (type(theirs), theirs), differ

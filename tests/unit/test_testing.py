@@ -618,7 +618,7 @@ except ImportError as error:
 
 
 def test_a_second_message_is_kept_out_of_the_queue(app, quorum):
-    """Markers are told again, too: a task that waits is joined, and after its end it is not."""
+    """A task that waits is joined, and after its end it is not."""
 
     @app.task(base=RedlockTask, name="shop.report", unique_until="finished", shared=False)
     def report(year):
