@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import nullcontext
+from copy import copy
+from dataclasses import replace
 from threading import Thread
+from unittest import mock
 
 import pytest
 import redis
@@ -147,6 +151,30 @@ def test_commands_do_the_same_alone_and_in_scripts(contract_node, protocol):
             both.compare()
 
         tell()
+
+
+#: Each command that writes has left something of its own at the end.
+WRITTEN = [
+    b"SET a 1 PX 86400000", b"RENAME a b", b"SET c 1", b"PEXPIRE c 86400000", b"SET d 1", b"DEL d",
+    b"HSET h f 1 g 2", b"HDEL h f", b"XADD s MAXLEN ~ 100 * e 1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [None, *sorted(n for n, one in COMMANDS.items() if one.writes)])
+def test_a_command_that_only_says_that_it_did_is_found_out(both, name):
+    """The comparison sees what is stored, and not only what is answered."""
+
+    def say(keyspace, *words):
+        untouched = copy(keyspace)
+        untouched.store = dict(keyspace.store)
+        return does(untouched, *words)
+
+    does = COMMANDS[name].do if name else None
+    idle = {name: replace(COMMANDS[name], do=say)} if name else {}
+    with mock.patch.dict(COMMANDS, idle), pytest.raises(AssertionError) if name else nullcontext():
+        for words in WRITTEN:
+            both.tell(*words.split())
+        both.compare()
 
 
 def test_time_is_two_strings(both):
