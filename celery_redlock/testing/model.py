@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,6 +63,7 @@ class NodeModel:
         self.scripts: dict[bytes, lua.Script] = {}
         self.history, self.has_followed = self.run_id, False
         self._has_written = False
+        self._turn = threading.RLock()
 
     @property
     def run_id(self) -> bytes:
@@ -111,12 +113,17 @@ class NodeModel:
         return reply
 
     def execute(self, command: Sequence[bytes]) -> Any:
-        """Return the reply to a command, as redis-py reads it; errors are replies, too."""
-        self.keyspace.micros = int(self.wall() * 1_000_000 + 0.5)
-        try:
-            reply = self._do(command[0].upper(), command[1:])
-        except Refused as refused:
-            return refused.reply
+        """
+        Return the reply to a command, as redis-py reads it; errors are replies, too.
+
+        One after the other, as a server does, whichever threads ask.
+        """
+        with self._turn:
+            self.keyspace.micros = int(self.wall() * 1_000_000 + 0.5)
+            try:
+                reply = self._do(command[0].upper(), command[1:])
+            except Refused as refused:
+                return refused.reply
         return bytes(reply) if type(reply) is Status else reply
 
     def _do(self, name: bytes, words: Sequence[bytes]) -> Any:

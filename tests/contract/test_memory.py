@@ -8,6 +8,7 @@ commands that scripts call, how values cross between Redis and Lua, and what err
 from __future__ import annotations
 
 import re
+import sys
 import time
 from contextlib import nullcontext
 from copy import copy
@@ -82,7 +83,8 @@ some = st.sampled_from
 NAMES = some([b"a", b"b"])
 FIELDS = some([b"f", b"g"])
 VALUES = some([b"", b"1", b"007", b"9007199254740993", b"x\r\n\x00\xff"])
-LENGTHS = some([LONG, LONG, LONG, TINY, b"0", b"-1", b"1.5", b"no", b"9223372036854775807"])
+ODD_LENGTHS = [b"0", b"-1", b"1.5", b"no", b"05", b" 5", b"+5", b"5_0", b"9223372036854775807"]
+LENGTHS = some([*[LONG] * 5, TINY, TINY, *ODD_LENGTHS])
 PLAIN = st.one_of(
     st.tuples(st.just(b"GET"), NAMES),
     st.tuples(st.just(b"MGET"), NAMES, NAMES, st.just(b"none")),
@@ -503,6 +505,34 @@ def told(client):
         return client.get("a")
     except redis.RedisError as error:
         return error
+
+
+def test_threads_ask_one_after_the_other():
+    """No script is interrupted by another, on one node in memory or on several."""
+    nodes = [NodeModel(position, time.time) for position in range(2)]
+    count = b"""
+    for i = 1, 5 do redis.call('SET', KEYS[1], redis.call('GET', KEYS[1]) + 1) end
+    return redis.call('GET', KEYS[1])
+    """
+
+    def ask():
+        for _ in range(100):
+            for node in nodes:
+                node.ask(b"EVAL", count, b"1", b"a")
+
+    for node in nodes:
+        node.ask(b"SET", b"a", b"0")
+    threads = [Thread(target=ask) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert [node.ask(b"GET", b"a") for node in nodes] == [b"2000", b"2000"]
 
 
 def test_a_defect_of_the_node_itself_is_no_reply():
