@@ -1,9 +1,9 @@
 """
 The keys of a node in memory, and the Redis commands that the library's scripts use.
 
-Values expire by the node's clock, in whole milliseconds as on a server: a key stands while now is
-not later than its end. What no script uses is refused in the words of Redis, which
-``tests/contract/test_memory.py`` holds to real servers, command by command.
+Values expire by the node's clock, exactly as long after they were set as was asked for. A server,
+which counts in whole milliseconds, keeps them for up to one more. What no script uses is refused
+in the words of Redis, which ``tests/contract/test_memory.py`` holds to real servers.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Keyspace:
 
     @property
     def now(self) -> int:
-        """The node's clock [ms]."""
+        """The node's clock, in whole milliseconds."""
         return self.micros // 1000
 
     def find(self, key: bytes) -> Any:
@@ -110,7 +110,7 @@ class Keyspace:
         found = self.store.get(key)
         if found is None:
             return None
-        if self.micros // 1000 > found[1]:
+        if self.micros / 1000 >= found[1]:
             del self.store[key]
             return None
         return found[0]
@@ -148,7 +148,7 @@ class Keyspace:
             length = whole(options[1])
             if length <= 0 or length > LARGEST - self.now:
                 raise Refused("ERR invalid expire time in 'set' command")
-            end = self.now + length
+            end = self.micros / 1000 + length
         self.store[key] = (value, end)
         return OK
 
@@ -167,7 +167,7 @@ class Keyspace:
         if self.find(key) is None:
             return -2
         end = self.store[key][1]
-        return -1 if end == NEVER else int(end) - self.now
+        return -1 if end == NEVER else int(end) - self.now  # as servers round both
 
     def pexpire(self, key: bytes, length: bytes) -> int:
         """PEXPIRE; what is over takes the key away."""
@@ -180,7 +180,7 @@ class Keyspace:
         if left <= 0:
             del self.store[key]
         else:
-            self.store[key] = (found, self.now + left)
+            self.store[key] = (found, self.micros / 1000 + left)
         return 1
 
     def rename(self, key: bytes, to: bytes) -> Status:

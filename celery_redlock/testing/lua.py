@@ -19,7 +19,8 @@ try:
 except ImportError as error:
     raise ImportError(
         "nodes in memory run the locks' Lua scripts, and for that they need lupa: "
-        "pip install 'celery-redlock[testing]'"
+        "pip install 'celery-redlock[testing]'",
+        name="lupa",
     ) from error
 
 __all__ = ["ERROR", "Script", "compiled", "crossing", "run"]

@@ -87,7 +87,7 @@ class Both:
         self._set_clock(before, after)
         theirs = dict(zip(names, zip(told[::2], told[1::2], strict=True), strict=True))
         now = self._micros // 1000
-        ours = {key: end for key, (_, end) in self.node.store.items() if now <= end}
+        ours = {key: end for key, (_, end) in self.node.store.items() if now < end}
         assert set(ours) == {name for name in theirs if theirs[name][0] != b"none"}
         for key, end in ours.items():
             kind, left = theirs[key]
