@@ -16,8 +16,8 @@ from celery_redlock.testing.keyspace import Refused, Status
 
 try:
     from lupa import lua51
-except ImportError as error:
-    raise ImportError(
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
         "nodes in memory run the locks' Lua scripts, and for that they need lupa: "
         "pip install 'celery-redlock[testing]'",
         name="lupa",
