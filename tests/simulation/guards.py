@@ -14,7 +14,6 @@ or, for a whole process of tests: ``REDLOCK_GUARDS_OFF=write-back,drift python -
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge
 from simulation import network
 from simulation.crew import Crew
 from simulation.hosts import Host
+from support.lua import rewritten
 
 __all__ = ["GUARDS", "Guard", "switched_off"]
 
@@ -523,17 +523,3 @@ def switched_off(names: Sequence[str]) -> Iterator[None]:
             off = outcome(*of_a_renewal)
             stack.enter_context(mock.patch.object(renewal.Renewal, "outcome", off))
         yield
-
-
-@contextmanager
-def rewritten(script: Script, text: str, without: str) -> Iterator[None]:
-    """Have a script say something else."""
-    source, sha = script.source, script.sha
-    if text.encode() not in source:
-        raise LookupError(f"no such text in the script: {text}")
-    script.source = source.replace(text.encode(), without.encode())
-    script.sha = hashlib.sha1(script.source).hexdigest().encode()
-    try:
-        yield
-    finally:
-        script.source, script.sha = source, sha
