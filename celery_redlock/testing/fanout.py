@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.lock.call import Call
 from celery_redlock.lock.fanout import Fanout
 from celery_redlock.lock.guard import Greeting, enrol
 from celery_redlock.lock.node import Gone, Node
@@ -58,20 +57,6 @@ class MemoryFanout(Fanout):
         connector: Any = MemoryConnector(self)
         self._connector = connector
 
-    def ask(self, calls: Sequence[Call]) -> None:
-        """As `Fanout.ask`; raises `NotToldAgain` for what nodes in memory cannot do."""
-        self._check(calls)
-        super().ask(calls)
-
-    def tell(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
-        """As `Fanout.tell`; raises likewise."""
-        self._check([call])
-        super().tell(call, skip)
-
-    def _check(self, calls: Sequence[Call]) -> None:
-        for call in calls:
-            self._servers[0].model.check_known(call.request.script)
-
     def lose_connection(self, position: int) -> None:
         """Notice that a node has hung up."""
         node = self.nodes[position]
@@ -96,7 +81,7 @@ class MemoryFanout(Fanout):
         if not (server.is_reachable or (server.state == "hanging" and not self._has_settled)):
             node.fail(Gone(f"Error connecting to {node.label}: it is {server.state}."))
             return
-        wire: Any = Wire(server, self._clock)
+        wire: Any = Wire(server.hear, self._clock)
         run_id = server.model.run_id.decode()
         left = 0.0
         server.model.greet()

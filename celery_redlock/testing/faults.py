@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from celery_redlock.lock.rules import number
 from celery_redlock.testing.clock import TickedClock
-from celery_redlock.testing.markers import MarkerNode
+from celery_redlock.testing.model import NodeModel
+from celery_redlock.testing.wire import Wire
 
-if TYPE_CHECKING:
-    from celery_redlock.testing.fanout import MemoryFanout
-    from celery_redlock.testing.wire import Wire
+__all__ = ["Client", "MemoryNode"]
 
-__all__ = ["MemoryNode"]
+
+class Client(Protocol):
+    """Who is connected to nodes, by their positions."""
+
+    def lose_connection(self, position: int) -> None:
+        """Notice that a node has hung up."""
+
+    def connect_missing(self, position: int) -> None:
+        """Notice that a node may be connected again."""
 
 
 class MemoryNode:
@@ -33,8 +40,8 @@ class MemoryNode:
     def __init__(self, position: int, clock: TickedClock) -> None:
         self.url = f"redis://memory-{position + 1}/0"
         self.position = position
-        self.model = MarkerNode(position, clock.wall)
-        self.clients: list[MemoryFanout] = []
+        self.model = NodeModel(position, clock.wall)
+        self.clients: list[Client] = []
         self._clock = clock
         self._delay = 0.0
         self._is_hanging = False
@@ -45,14 +52,16 @@ class MemoryNode:
 
     @property
     def state(self) -> str:
-        """``"up"``, ``"down"``, ``"hanging"``, ``"full"``, or ``"slow"``."""
-        if not self.model.is_up:
-            return "down"
-        if self._is_hanging:
-            return "hanging"
-        if self.model.is_full:
-            return "full"
-        return "slow" if self._delay else "up"
+        """``"up"``, or what is wrong: ``"down"``, ``"hanging"``, ``"busy"``, ``"full"`` ..."""
+        states = {
+            "down": not self.model.is_up,
+            "hanging": self._is_hanging,
+            "busy": self.model.is_busy,
+            "full": self.model.is_full,
+            "denying": bool(self.model.denied),
+            "slow": bool(self._delay),
+        }
+        return next((state for state, is_so in states.items() if is_so), "up")
 
     @property
     def is_reachable(self) -> bool:
@@ -85,6 +94,21 @@ class MemoryNode:
         self._recover()
         self.model.is_full = True
 
+    def busy(self) -> None:
+        """Refuse everything, as while somebody else's script goes on and on."""
+        self._recover()
+        self.model.is_busy = True
+
+    def deny(self, *commands: str) -> None:
+        """
+        Refuse some commands, as to a user whose ACL leaves them out.
+
+        Args:
+            *commands: Such as ``"set"``; with ``"evalsha"`` no script runs at all.
+        """
+        self._recover()
+        self.model.denied = frozenset(command.upper().encode() for command in commands)
+
     def up(self) -> None:
         """Be well again, whatever was wrong; nothing is forgotten."""
         self._recover()
@@ -99,7 +123,8 @@ class MemoryNode:
         self.up()
 
     def _recover(self) -> None:
-        self.model.is_up, self.model.is_full = True, False
+        self.model.is_up, self.model.denied = True, frozenset()
+        self.model.is_full = self.model.is_busy = False
         self._delay, self._is_hanging = 0.0, False
         unheard, self._unheard = self._unheard, []
         for wire, command in unheard:

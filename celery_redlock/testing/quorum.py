@@ -103,8 +103,8 @@ class MemoryQuorum:
 
     In its ``with`` the time of all locks in this process stands still but for ``clock.tick()``,
     and locks on real servers are refused. Only code of this process can use it, so the commands of
-    ``celery redlock`` find nobody there. It knows all that tasks ask of nodes, but not beat's
-    slots: those raise `celery_redlock.testing.nodes.NotToldAgain`.
+    ``celery redlock`` find nobody there. Its nodes run the scripts that servers run: tasks, their
+    queue and beat's slots do there what they do in production.
 
     Args:
         nodes: How many nodes; an odd number.

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import selectors
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from celery_redlock.testing.clock import TickedClock
 
-if TYPE_CHECKING:
-    from celery_redlock.testing.faults import MemoryNode
+__all__ = ["Hear", "MemorySelector", "Wire"]
 
-__all__ = ["MemorySelector", "Wire"]
+#: What a node does with a command that comes along a wire.
+Hear = Callable[["Wire", Sequence[bytes]], None]
 
 #: Beyond the moment that was waited for: a float may fall short of it [s].
 GRAIN = 1e-6
@@ -47,7 +47,7 @@ class Wire:
     One connection to a node in memory.
 
     Args:
-        server: The node.
+        hear: As of the node at the other end.
         clock: Of both ends.
 
     Attributes:
@@ -56,8 +56,8 @@ class Wire:
 
     protocol = 2  # of redis, for `celery_redlock.lock.replies`
 
-    def __init__(self, server: MemoryNode, clock: TickedClock) -> None:
-        self._server = server
+    def __init__(self, hear: Hear, clock: TickedClock) -> None:
+        self._hear = hear
         self._clock = clock
         self._inbox: deque[tuple[float, Any]] = deque()
         self._is_closed = False
@@ -73,7 +73,7 @@ class Wire:
     def send(self, data: bytes) -> int:
         """Have the node do what the commands in *data* say, now or when it goes on."""
         for command in commands(data):
-            self._server.hear(self, command)
+            self._hear(self, command)
         return len(data)
 
     def pack_commands(self, asked: Sequence[Sequence[bytes]]) -> Sequence[Sequence[bytes]]:
@@ -83,7 +83,7 @@ class Wire:
     def send_packed_command(self, asked: Sequence[Sequence[bytes]]) -> None:
         """Have the node do what *asked* says."""
         for command in asked:
-            self._server.hear(self, command)
+            self._hear(self, command)
 
     def read_response(self, *, disable_decoding: bool) -> Any:  # noqa: ARG002  redis-py's
         """Return the next reply, whenever it comes; raises it if it is an error."""

@@ -77,7 +77,7 @@ def renew(  # noqa: PLR0917
     passed = fence > least and "repair-heeds-fence" not in off
     if owner == NOBODY and repair and not passed:
         answer = repaired
-    elif owner != who and not ("owner-renewal" in off and not repair):
+    elif owner == NOBODY or (owner != who and "owner-renewal" not in off):
         return owner, fence, REFUSED
     fence = max(fence, least)
     if quarantined and "quarantined-renewal" not in off:

@@ -1,4 +1,4 @@
-"""The nodes of the models do as the simulated nodes, which are held to the scripts."""
+"""The nodes of the models do as the scripts that real nodes run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from exploration.nodes import (
     REFUSED,
     acquire,
     granted,
-    is_positive,
     renew,
     repaired,
 )
+from simulation.guards import switched_off
 from simulation.nodes import SimulatedNode
 
 NAME, NOW = "k", 1_700_000_000.0
@@ -33,8 +33,14 @@ STATES = list(product((NOBODY, 1, 2), range(4), (False, True)))
 
 @pytest.fixture(scope="module")
 def node():
-    """Return a simulated node."""
+    """Return a node that runs the scripts."""
+    return enrolled()
+
+
+def enrolled():
+    """Return a node that runs the scripts as they are now."""
     node = SimulatedNode(0, lambda: NOW)
+    node.greet()
     node.put(KEYS.boot, boot_id(node), b"1000")
     return node
 
@@ -45,7 +51,7 @@ def boot_id(node):
 
 
 def execute(node, state, request):
-    """Return owner, fence and answer after *request* at a simulated node in this state."""
+    """Return owner, fence and answer after *request* at a node in this state."""
     owner, fence, quarantined = state
     for key in (KEYS.lock, KEYS.fence, KEYS.quarantine):
         node.store.pop(key, None)
@@ -92,21 +98,21 @@ def test_a_renewal_is_answered_alike(node, state):
 
 
 @pytest.mark.parametrize(
-    ("guard", "state", "answer"),
-    [
-        ("owner-renewal", (2, 1, False), granted(2)),
-        ("quarantined-renewal", (1, 1, True), granted(2)),
-        ("repair-heeds-fence", (NOBODY, 3, False), repaired(3)),
-    ],
+    "guard", ["growing-fence", "owner-renewal", "quarantined-renewal", "repair-heeds-fence"]
 )
-def test_a_guard_that_is_off_does_otherwise(guard, state, answer):
-    """The guards of a node are what this compares, so it sees when one is missing."""
-    repair = guard == "repair-heeds-fence"
-    assert not is_positive(renew(*state, 1, 2, repair)[2])
-    assert renew(*state, 1, 2, repair, frozenset({guard}))[2] == answer
-
-
-def test_a_fence_that_does_not_grow_does_otherwise():
-    """Without it, the node stores whatever is proposed."""
-    assert acquire(NOBODY, 3, False, 1, 2)[1:] == (4, granted(4))
-    assert acquire(NOBODY, 3, False, 1, 2, frozenset({"growing-fence"}))[1:] == (2, granted(2))
+def test_without_a_guard_they_do_alike(guard):
+    """What the models do without one, the scripts do without it; and it is something else."""
+    off, found = frozenset({guard}), []
+    with switched_off([guard]):
+        node = enrolled()
+        for state, who, number in product(STATES, (1, 2), (1, 2, 3, 4)):
+            asked = acquire_request(RULES, lease(who, number), None)
+            changed = acquire(*state, who, number, off)
+            assert changed == execute(node, state, asked)
+            found.append(changed != acquire(*state, who, number))
+            for repair in (False, True):
+                asked = renew_request(RULES, lease(who, number), repair=repair)
+                changed = renew(*state, who, number, repair, off)
+                assert changed == execute(node, state, asked)
+                found.append(changed != renew(*state, who, number, repair))
+    assert any(found)

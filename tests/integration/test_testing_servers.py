@@ -248,7 +248,7 @@ def stolen(world):
         key = Keys.of("redlock", "a").lock
         for position in range(5):
             if isinstance(world, InMemory):
-                world.quorum.nodes[position].model.delete(key)
+                world.quorum.nodes[position].model.ask(b"DEL", key)
             else:
                 with redis.Redis.from_url(world.servers[position].url) as client:
                     client.delete(key)

@@ -102,7 +102,9 @@ def test_nothing_is_pinned_for_users(metadata):
     assert not [need for need in metadata.get_all("Requires-Dist") if "==" in need.split(";")[0]]
 
 
-@pytest.mark.parametrize("extra", ["cli", "demo", "hiredis", "otel", "prometheus", "web"])
+@pytest.mark.parametrize(
+    "extra", ["cli", "demo", "hiredis", "otel", "prometheus", "testing", "web"]
+)
 def test_an_extra_is_there_and_told_of(metadata, extra):
     """In the README or a page."""
     assert extra in metadata.get_all("Provides-Extra")

@@ -3,8 +3,8 @@ Every guard of the protocol, and how to switch it off.
 
 A proof that finds nothing proves little unless it finds something when it should: each guard is
 switched off in turn, and in pairs, and some layer of the tests has to notice. A guard that is off
-is off in the library's own code, in the simulated node, and in the Lua, wherever it has a part, so
-that every layer tries the same mutant:
+is off in the library's own code and in its Lua, which nodes run on servers, in memory and in the
+simulation, so that every layer tries the same mutant:
 
     with switched_off(["write-back"]):
         ...
@@ -14,7 +14,6 @@ or, for a whole process of tests: ``REDLOCK_GUARDS_OFF=write-back,drift python -
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -41,10 +40,10 @@ from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.rounds import Ask
 from celery_redlock.lock.scripts import ACQUIRE, ENROL, PROBE, RELEASE, RENEW, Script
 from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge
-from celery_redlock.testing.nodes import NodeModel
 from simulation import network
 from simulation.crew import Crew
 from simulation.hosts import Host
+from support.lua import rewritten
 
 __all__ = ["GUARDS", "Guard", "switched_off"]
 
@@ -228,18 +227,6 @@ def any_marker(ballot: Any) -> bytes | None:
     return told[0] if told else None
 
 
-def put_for_ever(self: Any, key: bytes, value: bytes, _ttl: bytes) -> None:
-    """Store a value without an end."""
-    self.store[key] = (value, float("inf"))
-
-
-def renewed_in_quarantine(
-    _self: Any, kind: int, _code: int, told: list[Any], _left: int, _boot: bytes | None
-) -> list[Any]:
-    """Return the vote of a renewal, in quarantine or not."""
-    return [kind, *told]
-
-
 def no_quarantine(_rules: Any) -> bytes:
     """Return what switches the restart guard off in the scripts."""
     return b"0"
@@ -248,11 +235,6 @@ def no_quarantine(_rules: Any) -> bytes:
 def looks_old(greeting: Greeting, _nodes: int, rules: Any) -> bool:
     """Return whether a node says that it has been up for longer than a quarantine."""
     return greeting.uptime > rules.quarantine and not greeting.flushed
-
-
-def yes(*_: Any) -> bool:
-    """Return True."""
-    return True
 
 
 def no(*_: Any) -> bool:
@@ -281,8 +263,7 @@ GUARDS = {
         Guard(
             "owner-release",
             "only the token that a lock stores releases it",
-            ((NodeModel, "is_owner", yes),),
-            (
+            lua=(
                 (
                     RELEASE,
                     "cur and #ARGV[1] >= OWNER and string.sub(cur, 1, #ARGV[1]) == ARGV[1]",
@@ -293,8 +274,7 @@ GUARDS = {
         Guard(
             "owner-renewal",
             "only the token that a lock stores renews it, or confirms a fence",
-            ((NodeModel, "is_holder", yes),),
-            (
+            lua=(
                 (
                     RENEW,
                     "elseif not cur or string.sub(cur, 1, TOKEN) ~= ARGV[1] then",
@@ -315,8 +295,7 @@ GUARDS = {
         Guard(
             "expiry",
             "whatever is written has an end",
-            ((NodeModel, "put", put_for_ever),),
-            (
+            lua=(
                 (
                     ACQUIRE,
                     "redis.call('SET', KEYS[1], ARGV[1] .. ARGV[2], 'PX', ARGV[3])",
@@ -332,14 +311,12 @@ GUARDS = {
         Guard(
             "probe-remembers",
             "a node that is only looked at does not forget that it is enrolled",
-            ((NodeModel, "remember", nothing),),
-            ((PROBE, "  redis.call('PEXPIRE', KEYS[1], REMEMBERED)\n", ""),),
+            lua=((PROBE, "  redis.call('PEXPIRE', KEYS[1], REMEMBERED)\n", ""),),
         ),
         Guard(
             "was-replica",
             "a node that was a replica is taken for one that has lost leases",
-            ((NodeModel, "was_replica", no),),
-            (
+            lua=(
                 (ENROL, "if was_replica(KEYS[1]) then", "if was_replica(KEYS[1]) and false then"),
                 (PROBE, "and was_replica(KEYS[1]) then", "and was_replica(KEYS[1]) and false then"),
             ),
@@ -347,8 +324,7 @@ GUARDS = {
         Guard(
             "quarantined-renewal",
             "a renewal counts for nothing on a node in quarantine",
-            ((NodeModel, "renewed", renewed_in_quarantine),),
-            (
+            lua=(
                 (
                     RENEW,
                     "if code ~= 1 then return {code, now, left} end\n" + VOTED,
@@ -364,8 +340,7 @@ GUARDS = {
         Guard(
             "other-settings",
             "a node votes only for clients with the same nodes and the same longest TTL",
-            ((NodeModel, "is_foreign", no), (NodeModel, "is_of_others", no)),
-            (
+            lua=(
                 *((one, SAME_PROCESS, "false then") for one in (ACQUIRE, RENEW, ENROL, PROBE)),
                 (ENROL, "elseif found and string.sub(found, 41)", "elseif nil ~= nil and nil"),
             ),
@@ -436,8 +411,7 @@ GUARDS = {
         Guard(
             "repair-heeds-fence",
             "a node sets no missing key again once it gave another a larger fence",
-            ((NodeModel, "has_passed", no),),
-            (
+            lua=(
                 (
                     RENEW,
                     "local passed = ARGV[4] ~= '0' and tonumber(seen or '0') > tonumber(ARGV[4])",
@@ -492,20 +466,17 @@ GUARDS = {
         Guard(
             "growing-fence",
             "a node counts on from the last number that it gave",
-            ((NodeModel, "next_fence", lambda _self, _seen, proposed: proposed),),
-            ((ACQUIRE, "if proposed > f then f = proposed end", "f = proposed"),),
+            lua=((ACQUIRE, "if proposed > f then f = proposed end", "f = proposed"),),
         ),
         Guard(
             "near-fence",
             "a number from a clock that is far ahead is refused",
-            ((NodeModel, "is_too_far", no),),
-            ((ACQUIRE, "if proposed > largest", "if false"),),
+            lua=((ACQUIRE, "if proposed > largest", "if false"),),
         ),
         Guard(
             "bounded-fence",
             "a node whose fence no clock can have made does not vote",
-            ((NodeModel, "is_out_of_bounds", no),),
-            (
+            lua=(
                 (ACQUIRE, "if not (f <= largest)", "if false"),
                 (RENEW, "if f ~= m and not is_bounded", "if false"),
             ),
@@ -523,8 +494,7 @@ GUARDS = {
         Guard(
             "done-stays-done",
             "an execution that is done stays done",
-            ((NodeModel, "is_done", no),),
-            ((RELEASE, "and (ARGV[3] == 'done' or redis.call('GET', KEYS[2]) ~= 'done')", ""),),
+            lua=((RELEASE, "and (ARGV[3] == 'done' or redis.call('GET', KEYS[2]) ~= 'done')", ""),),
         ),
     )
 }  # fmt: skip
@@ -553,17 +523,3 @@ def switched_off(names: Sequence[str]) -> Iterator[None]:
             off = outcome(*of_a_renewal)
             stack.enter_context(mock.patch.object(renewal.Renewal, "outcome", off))
         yield
-
-
-@contextmanager
-def rewritten(script: Script, text: str, without: str) -> Iterator[None]:
-    """Have a script say something else."""
-    source, sha = script.source, script.sha
-    if text.encode() not in source:
-        raise LookupError(f"no such text in the script: {text}")
-    script.source = source.replace(text.encode(), without.encode())
-    script.sha = hashlib.sha1(script.source).hexdigest().encode()
-    try:
-        yield
-    finally:
-        script.source, script.sha = source, sha

@@ -25,7 +25,7 @@ from celery_redlock.lock.guard import (
     is_trusted_at_once,
 )
 from celery_redlock.lock.node import Gone, Node
-from celery_redlock.lock.scripts import Keys, ms
+from celery_redlock.lock.scripts import ENROL, Keys, ms
 from celery_redlock.lock.steps import Finding
 from simulation.nodes import SimulatedNode
 
@@ -284,8 +284,8 @@ class Link:
         rules, server = self.host.rules, self.server
         keys = Keys.of(rules.prefix, "")
         boot_id = boot_marker(server.run_id.decode(), self.host.fingerprint)
-        numbers = [boot_id, ms(rules.quarantine), mode]
-        state, _, left, _ = server.enrol((keys.boot, keys.quarantine), numbers)
+        asked = (b"2", keys.boot, keys.quarantine, boot_id, ms(rules.quarantine), mode)
+        state, _, left, _ = server.ask(b"EVALSHA", ENROL.sha, *asked)
         return state, left
 
     def _deliver(self) -> None:

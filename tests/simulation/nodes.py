@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from celery_redlock.testing.nodes import NodeModel, Store
+from celery_redlock.testing.model import NodeModel, Store
 
 __all__ = ["SimulatedNode", "Store"]
 
@@ -26,3 +26,18 @@ class SimulatedNode(NodeModel):
         """As `NodeModel.crash`; whoever stands still goes on as another process."""
         super().crash(kept)
         self.frozen_until = 0.0
+
+    # -- what somebody does by hand ----------------------------------------------------
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a value, None if there is none any more."""
+        value: bytes | None = self.ask(b"GET", key)
+        return value
+
+    def put(self, key: bytes, value: bytes, ttl: bytes) -> None:
+        """Store a value for *ttl* [ms]."""
+        self.ask(b"SET", key, value, b"PX", ttl)
+
+    def delete(self, key: bytes) -> None:
+        """Take a key away."""
+        self.ask(b"DEL", key)

@@ -407,7 +407,7 @@ class Agenda:
         lease = Lease(name, host.new_token(), fence, ttl, trusted, wall, info)
         value, key = lease.token.encode(), Keys.of(host.rules.prefix, name).lock
         for node in world.nodes:
-            node.store[key] = (value, node.now_ms() + (ttl - age) * 1000)
+            node.store[key] = (value, node.wall() * 1000 + (ttl - age) * 1000)
         world.asked[lease.token] = world.now
         world.granted(host, lease, host.clock.when(trusted))
         ends = now + chance.expovariate(1.0 / self.load.length)

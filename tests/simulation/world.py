@@ -4,7 +4,7 @@ A world in which clients, nodes and the network between them misbehave, repeatab
 One heap of what happens when. Clients are generators that run the *real* algorithm,
 `rounds.acquire` and `Renewal`, and yield what it yields (`Ask`, `Tell`, `Pause`); votes are
 counted by the real `Call`, connections kept by the real `Node`, leases trusted by the real
-`HeldLock`. Nodes are the Lua scripts told again in Python. All times are of a true clock that
+`HeldLock`. Nodes run the library's own Lua. All times are of a true clock that
 nobody but this world can read; every client and node has its own, wrong by rate and offset.
 
 Everything random comes from one seed, so a seed that shows a fault shows it again.

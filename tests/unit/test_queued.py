@@ -8,6 +8,7 @@ import random
 import socket
 import time
 from collections import deque
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -23,6 +24,7 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import fence_proposal, quorum
 from celery_redlock.lock.rounds import Ask, Client, Pause, Tell
 from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import Keys
 from celery_redlock.lock.votes import OWNER_LENGTH, TOKEN_LENGTH, Vote, VoteKind
 from celery_redlock.task.queued import NotItsTurn, QueuedTask
 from celery_redlock.unique.queued import (
@@ -59,6 +61,7 @@ from support.fakes import (
     token_of,
     unreachable,
 )
+from support.lua import ScriptNode, rewritten
 from support.options import OPTIONS
 
 NOW = fence_proposal(1_700_000_000_000, 0)
@@ -904,156 +907,28 @@ PLACES = 2
 AT_ONCE = 20
 
 
-@dataclass
-class Marker:
-    """One of a node's two markers; it stands by itself, or by a lock."""
+#: The rules of all, and what their clocks show at the beginning. Those of the nodes stand still.
+RULES, BEGIN = Rules(), 1.7e9
+LOCK = Keys.of(RULES.prefix, "k").lock
 
-    token: bytes
-    info: bytes
-    started: bytes = b""
-    alone: bool = True
-    lock: bytes = b""
-    newest: bytes = b""
-    version: int = 0
-    merged: int = 0
-    by: bytes = b""
-
-    @property
-    def owner(self):
-        """Whose it is, as nodes tell it."""
-        return self.token + self.info
+#: Mutants: the script, what it says no more, and what it says instead.
+FORGETFUL = [(ENQUEUE, "if version <= m.version then", "if false then")]
+GENEROUS = [
+    (START, "if mine.started == '' or mine.started == ARGV[4] then", "if mine.started then")
+]
+TRUSTING = [
+    (ENQUEUE, "if m.started ~= '' then", "if m.started ~= '' and m.started ~= '-' then"),
+    (ENQUEUE, "if current.started == '' then", "if #current.started < 2 then"),
+]
 
 
-class ModelNode:
-    """The rules of the three scripts where nothing lapses, loses its memory or hands itself in."""
-
-    def __init__(self):
-        self.queued = self.next = None
-        self.lock = b""
-        self.is_up = True
-
-    def execute(self, request):
-        """Return the vote on a request."""
-        run = {ENQUEUE: self.enqueue, START: self.start, END: self.end}
-        return run[request.script](*request.arguments)
-
-    def stands(self, marker):
-        """Return whether somebody stands for the name by *marker*."""
-        return marker is not None and (marker.alone or self.runs(marker))
-
-    def runs(self, marker):
-        """Return whether the lock of *marker*'s task is held."""
-        return bool(marker.lock) and marker.lock == self.lock
-
-    def enqueue(self, token, info, _life, _window, started, arguments, version, _keep, _quarantine):
-        """As ENQUEUE_LUA."""
-        for marker in (self.next, self.queued):
-            if marker is None or marker.token == token or not self.stands(marker):
-                continue
-            if not arguments:
-                return self.refuse(marker)
-            if self.takes_merges(marker):
-                return self.merge(marker, token[:OWNER_LENGTH], arguments, int(version))
-            if marker is self.next:
-                return self.refuse(marker)
-            if self.next is None or self.next.token != token:
-                self.next = Marker(token, info, started)
-            return Vote(MarkerVote.NEXT, 0, 0.0, marker.owner)
-        if self.next is not None and self.next.token == token:
-            self.queued, self.next = self.next, None
-        elif self.queued is None or self.queued.token != token:
-            self.queued = Marker(token, info, started)
-        return Vote(VoteKind.GRANTED)
-
-    def refuse(self, marker):
-        """Tell who stands for the name."""
-        return Vote(VoteKind.REFUSED, 0, 0.0, marker.owner)
-
-    def takes_merges(self, marker):
-        """Return whether a trigger can be merged into a marker: nobody has started it."""
-        return not marker.started
-
-    def merge(self, marker, owner, arguments, version):
-        """Hand arguments over if they are newer; else tell what would have been."""
-        if not self.is_newer(version, marker.version):
-            told = Vote(MarkerVote.MERGED, marker.version + 1, 0.0, marker.owner)
-            return told._replace(merged=marker.merged)
-        marker.merged += marker.by != owner
-        marker.newest, marker.by, marker.version = arguments, owner, version
-        return Vote(MarkerVote.MERGED, version, 0.0, marker.owner, merged=marker.merged)
-
-    def is_newer(self, proposed, stored):
-        """Return whether a version replaces what is stored."""
-        return proposed > stored
-
-    def start(self, token, info, lock, execution, alone, _life, _expiry):
-        """As START_LUA."""
-        mine = self.queued
-        if mine is None or mine.token != token:
-            others = self.stands(mine)
-            if self.next is not None and self.next.token == token:
-                if others:
-                    return self.refuse(self.queued)
-                self.queued, self.next = self.next, None
-            elif others or self.next is not None or alone in (b"over", b"as it is"):
-                return Vote(MarkerVote.PASSED)
-            else:
-                self.queued = Marker(token, info, execution)
-            mine = self.queued
-        newest = mine.newest if self.is_for(mine, execution) else b""
-        if alone == b"over":
-            self.queued = None
-        else:
-            mine.started, mine.lock = mine.started or execution, lock
-            mine.alone = mine.alone if alone == b"as it is" else alone != b"0"
-        return Vote(VoteKind.GRANTED, mine.version, value=newest, merged=mine.merged)
-
-    def is_for(self, marker, execution):
-        """Return whether what was merged is for this execution: none other started it."""
-        return marker.started in (b"", execution)
-
-    def end(self, token, how, _life):
-        """As END_LUA; no window has passed."""
-        ended = False
-        for place in ("queued", "next"):
-            marker = getattr(self, place)
-            if marker is None or marker.token != token:
-                continue
-            if (how == b"idle" and self.runs(marker)) or (how == b"unstarted" and marker.started):
-                continue
-            ended = True
-            if how == b"ran":
-                marker.started = marker.started or b"-"
-            elif how in (b"hand", b"wait", b"window"):
-                marker.alone = True
-                marker.lock = b"" if how == b"window" else marker.lock
-            else:
-                setattr(self, place, None)
-        return Vote(VoteKind.GRANTED if ended else VoteKind.REFUSED)
-
-
-class Forgetful(ModelNode):
-    """A mutant: it stores whatever comes, be its version above what was stored or not."""
-
-    def is_newer(self, proposed, stored):
-        """Return whether a version replaces what is stored: always."""
-        return True
-
-
-class Generous(ModelNode):
-    """A mutant: it hands what was merged to whatever execution comes."""
-
-    def is_for(self, marker, execution):
-        """Return whether what was merged is for this execution: always."""
-        return True
-
-
-class Trusting(ModelNode):
-    """A mutant: it merges into what may expire, too."""
-
-    def takes_merges(self, marker):
-        """Return whether a trigger can be merged into a marker, as if no message expired."""
-        return marker.started in (b"", b"-")
+@contextmanager
+def changed(mutant):
+    """Have nodes run the scripts of a mutant."""
+    with ExitStack() as stack:
+        for change in mutant:
+            stack.enter_context(rewritten(*change))
+        yield
 
 
 @dataclass
@@ -1099,9 +974,9 @@ class TriggerWorld:
 
     SIZE = 3
 
-    def __init__(self, seed, node=ModelNode, alone=0.0, triggers=12, expiring=0.0):
+    def __init__(self, seed, alone=0.0, triggers=12, expiring=0.0):
         self.chance = random.Random(seed)
-        self.nodes = [node() for _ in range(self.SIZE)]
+        self.nodes = [ScriptNode(RULES, lambda: BEGIN) for _ in range(self.SIZE)]
         self.alone, self.expiring = alone, expiring
         self.now = 0
         self.left = triggers
@@ -1138,9 +1013,9 @@ class TriggerWorld:
     def client(self):
         """Return what a client knows: its clock is right, and often the same as another's."""
         return Client(
-            Rules(),
+            RULES,
             self.labels,
-            wall=lambda: 1.7e9 + self.now // AT_ONCE * 0.001,
+            wall=lambda: BEGIN + self.now // AT_ONCE * 0.001,
             chance=lambda _, longest: longest,
             new_token=lambda: next(self.tokens),
         )
@@ -1195,7 +1070,7 @@ class TriggerWorld:
         if ways:
             link, position = self.chance.choice(ways)
             call = link.popleft()
-            call.take(position, self.nodes[position].execute(call.request))
+            call.take(position, self.nodes[position].vote(call.request))
 
     def trigger(self):
         """Have somebody want the task to run."""
@@ -1309,7 +1184,7 @@ class TriggerWorld:
     def lock(self, token):
         """Have the lock held by *token*, or by nobody."""
         for node in self.nodes:
-            node.lock = token.encode()
+            node.ask(b"SET", LOCK, token.encode()) if token else node.ask(b"DEL", LOCK)
 
     def check(self, before, started):
         """Check that a start found the newest of all that were accepted *before*."""
@@ -1373,16 +1248,19 @@ def test_of_triggers_that_may_expire_none_has_another_to_lose(world):
 def test_the_world_sees_what_becomes_of_versions_that_may_fall():
     """Nodes that store whatever comes let an older trigger win, or lose one: the check sees it."""
     wrong = "an older trigger won over a newer one"
-    assert any(wrong in TriggerWorld(seed, Forgetful).live() for seed in SEARCH)
+    with changed(FORGETFUL):
+        assert any(wrong in TriggerWorld(seed).live() for seed in SEARCH)
 
 
 def test_the_world_sees_a_retry_that_is_given_what_was_merged():
     """Nodes that hand it to every execution are found out."""
     wrong = "a retry was given what was not for it"
-    assert any(wrong in TriggerWorld(seed, Generous).live() for seed in SEARCH)
+    with changed(GENEROUS):
+        assert any(wrong in TriggerWorld(seed).live() for seed in SEARCH)
 
 
 def test_the_world_sees_what_is_merged_into_a_message_that_may_expire():
     """Nodes that do not care are found out."""
     wrong = "merged into what may expire"
-    assert any(wrong in TriggerWorld(seed, Trusting, expiring=0.5).live() for seed in SEARCH)
+    with changed(TRUSTING):
+        assert any(wrong in TriggerWorld(seed, expiring=0.5).live() for seed in SEARCH)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -22,7 +24,8 @@ from celery_redlock import (
     ReleaseOutcome,
     current_lock,
 )
-from celery_redlock.beat.slot_records import Slots
+from celery_redlock.beat import RedlockScheduler
+from celery_redlock.beat.slot_records import Claim, LastSlot, Slots, SlotState
 from celery_redlock.events import NodeUp, TaskRescheduled
 from celery_redlock.lock import clock as real_clock
 from celery_redlock.lock.fanout import Fanout
@@ -33,7 +36,6 @@ from celery_redlock.testing import (
     locks_disabled,
     memory_quorum,
 )
-from celery_redlock.testing.nodes import NotToldAgain
 from celery_redlock.testing.wire import commands
 from support.waiting import eventually
 
@@ -152,7 +154,7 @@ def test_waiting_for_a_lock_takes_no_time(bill, quorum):
     bill.lock_wait = 30
     assert outcome(bill, 7) == "billed"
     assert time.monotonic() - began < 5
-    assert not quorum.nodes[0].model.get(b"redlock:lock:invoice:7")
+    assert not quorum.nodes[0].model.ask(b"GET", b"redlock:lock:invoice:7")
 
 
 # -- nodes that are not well -------------------------------------------------------------------
@@ -205,10 +207,10 @@ def test_a_node_that_hangs_does_later_what_it_was_asked(quorum):
         node.hang()
     lease = quorum.locks.acquire("a")
     first.up()
-    assert first.model.get(b"redlock:lock:a") is not None
+    assert first.model.ask(b"GET", b"redlock:lock:a") is not None
     assert quorum.locks.release(lease) is ReleaseOutcome.RELEASED
     second.up()
-    assert all(node.model.get(b"redlock:lock:a") is None for node in quorum.nodes)
+    assert all(node.model.ask(b"GET", b"redlock:lock:a") is None for node in quorum.nodes)
     assert [health.state for health in quorum.locks.probe()] == ["up"] * 5
 
 
@@ -526,14 +528,97 @@ def test_locks_without_celery():
         assert locks.release(lease) is ReleaseOutcome.EXPIRED
 
 
-def test_what_only_servers_know_is_refused_in_plain_words(quorum):
-    """Slots of a schedule are neither locks nor markers."""
-    with pytest.raises(NotToldAgain, match="not the slots of beat; use real servers"):
-        Slots.on(quorum.locks).look(["entry"])
+def test_a_slot_is_claimed_once(quorum):
+    """The record of a schedule's entry is kept by the scripts that servers run."""
+    due = quorum.clock.wall() // 60 * 60
+    first, second = (Claim("a", due, who * 40, fence, 3600) for who, fence in (("x", 1), ("y", 2)))
+    slots = Slots.on(quorum.locks)
+    assert slots.look(["a"]) == {}
+    assert slots.claim(first).state is SlotState.CLAIMED
+    assert slots.claim(second).state is SlotState.TAKEN
+    quorum.clock.tick(quorum.rules.max_ttl + 1)
+    assert slots.claim(second).state is SlotState.UNCERTAIN
+    assert slots.claim(first).state is SlotState.DEPOSED
+    slots.settle(second)
+    assert slots.claim(second).state is SlotState.PUBLISHED
+    assert slots.look(["a"]) == {"a": LastSlot(due, is_settled=True)}
+
+
+def test_one_of_two_beats_leads(app):
+    """Whole schedulers on the quorum: one publishes what is due, the other stands by."""
+    app.conf.beat_schedule = {"a": {"task": "shop.report", "schedule": 0.1}}
+    app.conf.redlock_beat_scheduler = "celery.beat:Scheduler"
+    with memory_quorum(app) as quorum:
+        leading, other = beats = [RedlockScheduler(app), RedlockScheduler(app)]
+
+        def published():
+            for beat in beats:  # what is due goes by the real clock, terms by the ticked
+                quorum.clock.tick(min(0.1, beat.tick()))
+            return Slots.on(quorum.locks).look(["shop/a"])
+
+        eventually(published, "a slot is published")
+        assert [bool(beat.schedule) for beat in (leading, other)] == [True, False]
+        leading.close()
+        beats.remove(leading)
+        eventually(lambda: published() and other.schedule, "the other leads")
+        other.close()
+
+
+def test_a_busy_node_and_one_that_denies_do_not_vote(quorum):
+    """Their errors are those of servers, and they are well again as all others."""
+    busy, denying = quorum.nodes[:2]
+    busy.busy()
+    denying.deny("set")
+    assert [node.state for node in quorum.nodes] == ["busy", "denying", "up", "up", "up"]
+    lease = quorum.locks.acquire("a")
+    quorum.nodes[2].deny("evalsha")
+    with pytest.raises(QuorumUnavailable) as failed:
+        quorum.locks.extend(lease)
+    told = failed.value.votes
+    assert "BUSY Redis is busy running a script" in told["memory-1:6379/0"]
+    assert "executing the script can't run this command" in told["memory-2:6379/0"]
+    assert "has no permissions to run the 'evalsha' command" in told["memory-3:6379/0"]
+    for node in quorum.nodes:
+        node.up()
+    assert quorum.locks.extend(lease).remaining() > 0
+
+
+def test_what_somebody_else_has_written_is_an_error_as_on_servers(quorum):
+    """A key of another type stops one lock on that node, and no other."""
+    for node in quorum.nodes[:3]:
+        node.model.ask(b"HSET", b"redlock:lock:a", b"f", b"1")
+        node.model.ask(b"SET", b"redlock:fence:b", b"no number")
+    assert quorum.locks.acquire("c")
+    with pytest.raises(QuorumUnavailable, match="perform arithmetic"):
+        quorum.locks.acquire("b")
+    lease = quorum.locks.acquire("a")  # MGET passes over what is no string, and SET writes over it
+    assert quorum.locks.release(lease) is ReleaseOutcome.RELEASED
+
+
+def test_a_node_that_has_lost_its_scripts_is_told_them_again(quorum):
+    """As after SCRIPT FLUSH: the call is repeated with the script's text."""
+    for node in quorum.nodes:
+        node.model.ask(b"SCRIPT", b"FLUSH")
+    assert quorum.locks.acquire("a")
+
+
+def test_without_lupa_the_error_says_what_to_install():
+    """What needs no Lua works without it; a mere import of the package wants nothing."""
+    source = """
+import sys
+sys.modules["lupa"] = None
+from celery_redlock.testing import assert_locked, locks_disabled, real_servers
+try:
+    from celery_redlock.testing import memory_quorum
+except ImportError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", source], stdout=subprocess.PIPE, check=True)
+    assert b"pip install 'celery-redlock[testing]'" in said.stdout
 
 
 def test_a_second_message_is_kept_out_of_the_queue(app, quorum):
-    """Markers are told again, too: a task that waits is joined, and after its end it is not."""
+    """A task that waits is joined, and after its end it is not."""
 
     @app.task(base=RedlockTask, name="shop.report", unique_until="finished", shared=False)
     def report(year):

@@ -1,0 +1,294 @@
+"""
+The keys of a node in memory, and the Redis commands that the library's scripts use.
+
+Values expire by the node's clock, exactly as long after they were set as was asked for. A server,
+which counts in whole milliseconds, keeps them for up to one more. What no script uses is refused
+in the words of Redis, which ``tests/contract/test_memory.py`` holds to real servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import (
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+
+__all__ = ["COMMANDS", "NEVER", "OK", "Command", "Keyspace", "Refused", "Status", "Store"]
+
+#: When a key without an end expires [ms].
+NEVER = float("inf")
+#: The largest number that Redis counts with.
+LARGEST = 2**63 - 1
+
+#: Key -> a string, a hash or a stream, and when it expires [ms]. Values are replaced, never
+#: changed, so that a copy of the store stays what it was.
+Store = dict[bytes, tuple[Any, float]]
+
+#: First word of an error -> what redis-py raises for it; it leaves that word out then.
+ERRORS: dict[str, type[RedisError]] = {
+    "ERR": ResponseError,
+    "NOPERM": NoPermissionError,
+    "NOSCRIPT": NoScriptError,
+    "OOM": OutOfMemoryError,
+    "READONLY": ReadOnlyError,
+}
+SYNTAX = "ERR syntax error"
+NO_INTEGER = "ERR value is not an integer or out of range"
+WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
+
+
+class Refused(Exception):
+    """A command is answered with an error; in Redis' words, its code first."""
+
+    @property
+    def reply(self) -> RedisError:
+        """The error as redis-py reads it."""
+        code, _, message = str(self).partition(" ")
+        return ERRORS[code](message) if code in ERRORS else ResponseError(str(self))
+
+
+class Status(bytes):
+    """A reply like OK, which is not text to Lua."""
+
+    __slots__ = ()
+
+
+class Hash(dict[bytes, bytes]):
+    """Fields and their values."""
+
+
+class Stream(tuple[tuple[bytes, tuple[bytes, ...]], ...]):
+    """Entries in their order: an id, and its fields and values."""
+
+    __slots__ = ()
+
+
+OK = Status(b"OK")
+
+
+def whole(word: bytes) -> int:
+    """Return the number in *word*; raises Refused if Redis would not read one there."""
+    try:
+        number = int(word)
+    except ValueError:
+        raise Refused(NO_INTEGER) from None
+    if word != b"%d" % number or abs(number) > LARGEST:
+        raise Refused(NO_INTEGER)
+    return number
+
+
+class Keyspace:
+    """
+    What a node stores.
+
+    Attributes:
+        store: Key -> value and end.
+        micros: What the node's clock shows [us, Unix time]; stands still during a command.
+        info: What INFO says, by section.
+    """
+
+    def __init__(self) -> None:
+        self.store: Store = {}
+        self.micros = 0
+        self.info: Callable[[bytes], bytes] = lambda _section: b""
+
+    @property
+    def now(self) -> int:
+        """The node's clock, in whole milliseconds."""
+        return self.micros // 1000
+
+    def find(self, key: bytes) -> Any:
+        """Return the value at *key*, None if there is none any more."""
+        found = self.store.get(key)
+        if found is None:
+            return None
+        if self.micros / 1000 >= found[1]:
+            del self.store[key]
+            return None
+        return found[0]
+
+    def of_type(self, kind: type, key: bytes) -> Any:
+        """Return the value at *key*, None for none; raises Refused if it is of another type."""
+        found = self.find(key)
+        if found is not None and type(found) is not kind:
+            raise Refused(WRONG_TYPE)
+        return found
+
+    def change(self, key: bytes, value: Any) -> None:
+        """Have *key* be *value*, which goes on standing as long as it does."""
+        is_there = self.find(key) is not None
+        self.store[key] = (value, self.store[key][1] if is_there else NEVER)
+
+    # -- strings -----------------------------------------------------------------------
+
+    def get(self, key: bytes) -> bytes | None:
+        """GET."""
+        found: bytes | None = self.of_type(bytes, key)
+        return found
+
+    def mget(self, *keys: bytes) -> list[bytes | None]:
+        """MGET, which passes over what is no string."""
+        found = [self.find(key) for key in keys]
+        return [one if type(one) is bytes else None for one in found]
+
+    def set(self, key: bytes, value: bytes, *options: bytes) -> Status:
+        """SET, without an end or with PX."""
+        end = NEVER
+        if options:
+            if len(options) != 2 or options[0].upper() != b"PX":  # noqa: PLR2004  PX and how long
+                raise Refused(SYNTAX)
+            length = whole(options[1])
+            if length <= 0 or length > LARGEST - self.now:
+                raise Refused("ERR invalid expire time in 'set' command")
+            end = self.micros / 1000 + length
+        self.store[key] = (value, end)
+        return OK
+
+    # -- any key -----------------------------------------------------------------------
+
+    def delete(self, *keys: bytes) -> int:
+        """DEL."""
+        return len([self.store.pop(key) for key in keys if self.find(key) is not None])
+
+    def exists(self, *keys: bytes) -> int:
+        """EXISTS."""
+        return len([key for key in keys if self.find(key) is not None])
+
+    def pttl(self, key: bytes) -> int:
+        """PTTL: what is left [ms], -2 for no key, -1 for one without an end."""
+        if self.find(key) is None:
+            return -2
+        end = self.store[key][1]
+        return -1 if end == NEVER else int(end) - self.now  # as servers round both
+
+    def pexpire(self, key: bytes, length: bytes) -> int:
+        """PEXPIRE; what is over takes the key away."""
+        left = whole(length)
+        if left > LARGEST - self.now:
+            raise Refused("ERR invalid expire time in 'pexpire' command")
+        found = self.find(key)
+        if found is None:
+            return 0
+        if left <= 0:
+            del self.store[key]
+        else:
+            self.store[key] = (found, self.micros / 1000 + left)
+        return 1
+
+    def rename(self, key: bytes, to: bytes) -> Status:
+        """RENAME, which takes the end along."""
+        if self.find(key) is None:
+            raise Refused("ERR no such key")
+        self.store[to] = self.store.pop(key)
+        return OK
+
+    # -- hashes ------------------------------------------------------------------------
+
+    def hget(self, key: bytes, field: bytes) -> bytes | None:
+        """HGET."""
+        found: Hash | None = self.of_type(Hash, key)
+        return None if found is None else found.get(field)
+
+    def hmget(self, key: bytes, *fields: bytes) -> list[bytes | None]:
+        """HMGET."""
+        found: Hash = self.of_type(Hash, key) or Hash()
+        return [found.get(field) for field in fields]
+
+    def hset(self, key: bytes, *words: bytes) -> int:
+        """HSET."""
+        if len(words) % 2:
+            raise Refused("ERR wrong number of arguments for 'hset' command")
+        found: Hash = self.of_type(Hash, key) or Hash()
+        changed = Hash(found)
+        changed.update(zip(words[::2], words[1::2], strict=True))
+        self.change(key, changed)
+        return len(changed) - len(found)
+
+    def hdel(self, key: bytes, *fields: bytes) -> int:
+        """HDEL; a hash without fields is none."""
+        found: Hash = self.of_type(Hash, key) or Hash()
+        changed = Hash((field, value) for field, value in found.items() if field not in fields)
+        if changed:
+            self.change(key, changed)
+        else:
+            self.store.pop(key, None)
+        return len(found) - len(changed)
+
+    # -- the rest ----------------------------------------------------------------------
+
+    def xadd(self, key: bytes, *words: bytes) -> bytes:
+        """XADD with MAXLEN ~ and an id that the node makes; as many as asked for are kept."""
+        if len(words) < 6 or len(words) % 2:  # noqa: PLR2004  MAXLEN ~ n * field value
+            raise Refused("ERR wrong number of arguments for 'xadd' command")
+        if (words[0].upper(), words[1], words[3]) != (b"MAXLEN", b"~", b"*"):
+            raise Refused(SYNTAX)
+        kept = whole(words[2])
+        if kept < 0:
+            raise Refused("ERR The MAXLEN argument must be >= 0.")
+        found: Stream = self.of_type(Stream, key) or Stream()
+        last = tuple(map(int, found[-1][0].split(b"-"))) if found else (0, 0)
+        made = (self.now, 0) if self.now > last[0] else (last[0], last[1] + 1)
+        entry = (b"%d-%d" % made, words[4:])
+        self.change(key, Stream((*found, entry)[-kept:] if kept else ()))
+        return entry[0]
+
+    def time(self) -> list[bytes]:
+        """TIME."""
+        return [b"%d" % part for part in divmod(self.micros, 1_000_000)]
+
+    def tell(self, *sections: bytes) -> bytes:
+        """INFO, of a section or of all."""
+        if len(sections) > 1:
+            raise Refused(SYNTAX)
+        return self.info(*sections or (b"",))
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """
+    A command that nodes in memory know.
+
+    Attributes:
+        do: What it does.
+        least: How many arguments it has at least.
+        most: How many it has at most.
+        writes: Whether it may change the keys.
+        grows: Whether it may need memory, so that a full server refuses it.
+    """
+
+    do: Callable[..., Any]
+    least: int
+    most: float = NEVER
+    writes: bool = False
+    grows: bool = False
+
+    def fits(self, words: Sequence[bytes]) -> bool:
+        """Return whether *words* can be its arguments, by their number."""
+        return self.least <= len(words) <= self.most
+
+
+COMMANDS = {
+    b"DEL": Command(Keyspace.delete, 1, writes=True),
+    b"EXISTS": Command(Keyspace.exists, 1),
+    b"GET": Command(Keyspace.get, 1, 1),
+    b"HDEL": Command(Keyspace.hdel, 2, writes=True),
+    b"HGET": Command(Keyspace.hget, 2, 2),
+    b"HMGET": Command(Keyspace.hmget, 2),
+    b"HSET": Command(Keyspace.hset, 3, writes=True, grows=True),
+    b"INFO": Command(Keyspace.tell, 0),
+    b"MGET": Command(Keyspace.mget, 1),
+    b"PEXPIRE": Command(Keyspace.pexpire, 2, 2, writes=True),
+    b"PTTL": Command(Keyspace.pttl, 1, 1),
+    b"RENAME": Command(Keyspace.rename, 2, 2, writes=True),
+    b"SET": Command(Keyspace.set, 2, writes=True, grows=True),
+    b"TIME": Command(Keyspace.time, 0, 0),
+    b"XADD": Command(Keyspace.xadd, 4, writes=True, grows=True),
+}

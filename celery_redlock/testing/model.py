@@ -1,0 +1,236 @@
+"""A lock node in memory: what a Redis server is to its clients, apart from connections."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from celery_redlock.lock.scripts import registered
+from celery_redlock.testing import lua
+from celery_redlock.testing.keyspace import (
+    COMMANDS,
+    OK,
+    Command,
+    Keyspace,
+    Refused,
+    Status,
+    Store,
+)
+
+__all__ = ["NodeModel", "Store"]
+
+BUSY = "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."
+DENIED = "ERR The user executing the script can't run this command or subcommand"
+FULL = "OOM command not allowed when used memory > 'maxmemory'."
+REPLICA = "READONLY You can't write against a read only replica."
+NO_SCRIPT = "NOSCRIPT No matching script."
+
+
+class NodeModel:
+    """
+    What one lock node stores and answers.
+
+    Args:
+        position: Among the nodes.
+        wall: Its wall clock [s, Unix time].
+
+    Attributes:
+        keyspace: Its keys.
+        boots: How often it was started again.
+        is_up: Whether it takes connections.
+        is_full: Whether it has no memory left for what writes need.
+        is_busy: Whether a script of somebody else's goes on and on.
+        is_replica: Whether it takes no writes.
+        denied: The commands that its clients may not use, in capitals.
+        scripts: Digest -> script that it was told.
+        history: Its replication id; another one after it was a replica.
+        has_followed: Whether it was a replica since it was started.
+    """
+
+    def __init__(self, position: int, wall: Callable[[], float]) -> None:
+        self.position = position
+        self.wall = wall
+        self.keyspace = Keyspace()
+        self.keyspace.info = self._info
+        self.boots = 0
+        self.is_up = True
+        self.is_full = self.is_busy = self.is_replica = False
+        self.denied: frozenset[bytes] = frozenset()
+        self.scripts: dict[bytes, lua.Script] = {}
+        self.history, self.has_followed = self.run_id, False
+        self._has_written = False
+        self._turn = threading.RLock()
+
+    @property
+    def run_id(self) -> bytes:
+        """Another one after every restart; 40 characters."""
+        return b"%02d%038d" % (self.position, self.boots)
+
+    @property
+    def store(self) -> Store:
+        """What it stores, and until when [ms, its own clock]."""
+        return self.keyspace.store
+
+    # -- what becomes of it ------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Lose all data, and go on as the same process."""
+        self.store.clear()
+
+    def forget_scripts(self) -> None:
+        """Lose all scripts, as by SCRIPT FLUSH."""
+        self.scripts.clear()
+
+    def crash(self, kept: Store | None = None) -> None:
+        """Lose all memory, or all but what was *kept* in a file, and end all connections."""
+        self.is_up = self.is_full = self.is_busy = False
+        self.boots += 1
+        self.keyspace.store = dict(kept or {})
+        self.history, self.has_followed = self.run_id, False
+        self.forget_scripts()
+
+    def follow(self, copy: Store, history: bytes) -> None:
+        """Have what another server has, as its replica, and be a master again; in one process."""
+        self.keyspace.store = dict(copy)
+        self.history, self.has_followed = history, True
+
+    def greet(self) -> None:
+        """Learn all scripts, as from every client that connects."""
+        for script in registered():
+            self.scripts[script.sha] = lua.compiled(script.source)
+
+    # -- what it is asked --------------------------------------------------------------
+
+    def ask(self, *command: bytes) -> Any:
+        """Return the reply to a command; raises it if it is an error."""
+        reply = self.execute(command)
+        if isinstance(reply, RedisError):
+            raise reply
+        return reply
+
+    def execute(self, command: Sequence[bytes]) -> Any:
+        """
+        Return the reply to a command, as redis-py reads it; errors are replies, too.
+
+        One after the other, as a server does, whichever threads ask.
+        """
+        with self._turn:
+            self.keyspace.micros = int(self.wall() * 1_000_000 + 0.5)
+            try:
+                reply = self._do(command[0].upper(), command[1:])
+            except Refused as refused:
+                return refused.reply
+        return bytes(reply) if type(reply) is Status else reply
+
+    def _do(self, name: bytes, words: Sequence[bytes]) -> Any:
+        if self.is_busy:
+            raise Refused(BUSY)
+        if name in self.denied:
+            denied = name.decode().lower()
+            raise Refused(f"NOPERM this user has no permissions to run the '{denied}' command")
+        if name in (b"EVALSHA", b"EVAL"):
+            script, keys, *words = words
+            return self._run(script if name == b"EVALSHA" else self._load(script), keys, words)
+        if name == b"SCRIPT":
+            return self._of_scripts(*words)
+        if name == b"FLUSHALL":
+            self.flush()
+            return OK
+        if name not in COMMANDS:
+            echo = "".join(f"'{word.decode(errors='replace')}' " for word in words)
+            raise Refused(
+                f"ERR unknown command '{name.decode()}', with args beginning with: {echo}"
+            )
+        command = COMMANDS[name]
+        if not command.fits(words):
+            raise Refused(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
+        self._has_written = False
+        if command.writes:
+            self._may_write(command)
+        return command.do(self.keyspace, *words)
+
+    def _may_write(self, command: Command) -> None:
+        """Raise Refused if the node is in no state to; a script that has written may go on."""
+        if self.is_replica:
+            raise Refused(REPLICA)
+        if self.is_full and command.grows and not self._has_written:
+            raise Refused(FULL)
+        self._has_written = True
+
+    def _info(self, section: bytes) -> bytes:
+        if section.lower() not in (b"", b"replication"):
+            return b""
+        second = b"1" * 40 if self.has_followed else b"0" * 40
+        lines = (
+            b"# Replication",
+            b"role:slave" if self.is_replica else b"role:master",
+            b"master_replid:" + self.history,
+            b"master_replid2:" + second,
+        )
+        return b"\r\n".join(lines) + b"\r\n"
+
+    # -- scripts -----------------------------------------------------------------------
+
+    def _of_scripts(self, what: bytes, *words: bytes) -> Any:
+        """SCRIPT LOAD or SCRIPT FLUSH."""
+        if what.upper() == b"LOAD":
+            return self._load(*words)
+        self.forget_scripts()
+        return OK
+
+    def _load(self, source: bytes) -> bytes:
+        digest = hashlib.sha1(source).hexdigest().encode()  # noqa: S324  Redis names scripts so
+        if digest not in self.scripts:
+            self.scripts[digest] = lua.compiled(source)
+        return digest
+
+    def _run(self, digest: bytes, keys: bytes, words: Sequence[bytes]) -> Any:
+        script = self.scripts.get(digest)
+        if script is None:
+            raise Refused(NO_SCRIPT)
+        self._has_written = False
+        return lua.run(script, self._call, int(keys), words)
+
+    def _call(self, *words: Any) -> Any:
+        """Do what ``redis.call`` wants, and return what crosses to Lua."""
+        try:
+            return lua.crossing(self._called(*words))
+        except Refused as refused:
+            return (lua.ERROR, str(refused).encode())
+
+    def _called(self, name: Any = None, *words: Any) -> Any:
+        command = COMMANDS.get(name) or self._known(name)
+        if not command.fits(words):
+            raise Refused("ERR Wrong number of args calling Redis command from script")
+        if self.denied and name.upper() in self.denied:
+            raise Refused(DENIED)
+        if command.writes:
+            self._may_write(command)
+        for word in words:
+            if type(word) is not bytes:
+                words = tuple(map(text_of, words))
+        return command.do(self.keyspace, *words)
+
+    def _known(self, name: Any) -> Command:
+        """Return the command of this name, however it is written."""
+        if name is None:
+            raise Refused("ERR Please specify at least one argument for this redis lib call")
+        command = COMMANDS.get(text_of(name).upper())
+        if command is None:
+            raise Refused("ERR Unknown Redis command called from script")
+        return command
+
+
+def text_of(word: Any) -> bytes:
+    """Return what Lua gives a command as Redis takes it; raises Refused if it takes no such."""
+    if type(word) is bytes:
+        return word
+    if type(word) is int:
+        return b"%d" % word
+    if type(word) is float:
+        return b"%.17g" % word
+    raise Refused("ERR Lua redis lib command arguments must be strings or integers")

@@ -1,0 +1,154 @@
+"""A real server and a node in memory that are told the same, at the same moment, and compared."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import redis
+from redis.exceptions import RedisError
+
+from celery_redlock.lock.guard import read_info
+from celery_redlock.lock.scripts import registered
+from celery_redlock.testing.keyspace import NEVER
+from celery_redlock.testing.model import NodeModel
+
+__all__ = ["TINY", "Both"]
+
+#: How long something stands that is to be over soon [ms]: it is waited out.
+TINY = b"3"
+#: How servers name themselves, and which script has failed where.
+SELF = re.compile(
+    r" script: .*$| Please use EVAL\.|(lua )?redis (lib )?|valkey |this user |user default ",
+    re.IGNORECASE,
+)
+#: An id that a server makes of its clock.
+MADE = re.compile(rb"\d+-\d+")
+#: A moment [ms, Unix time].
+MOMENT = re.compile(rb"\d{13}")
+
+
+class Both:
+    """
+    One server and a node in memory.
+
+    The node's clock stands where the server's was right before it was asked. So replies, values
+    and what is left of each key are the same but for how long that took.
+
+    Attributes:
+        client: Of the server.
+        node: The one in memory.
+        slack: By how much times may differ: as long as the longest step took [ms].
+        answer: The server's last one.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.client: Any = client
+        self._raw: Any = redis.Redis(connection_pool=client.connection_pool)
+        self._raw.response_callbacks.clear()  # what redis-py makes of replies is no matter here
+        self._micros = 0
+        self.slack = 0.0
+        self.node = NodeModel(0, lambda: self._micros / 1_000_000)
+        self.answer: Any = None
+        self.client.flushall()
+        for script in registered():  # as every client that connects sees to
+            self.client.script_load(script.source)
+        self.node.greet()
+        self.learn_history()
+
+    def learn_history(self) -> None:
+        """Have the node in memory be what the server has become."""
+        told = read_info(self.client.eval("return redis.call('INFO', 'replication')", 0))
+        self.node.history = told["master_replid"].encode()
+        self.node.has_followed = set(told["master_replid2"]) != {"0"}
+
+    def tell(self, *words: bytes) -> None:
+        """Tell both a command; their answers must be the same. What is not to stay lapses."""
+        pipe = self._raw.pipeline(transaction=False).time().execute_command(*words).time()
+        before, self.answer, after = pipe.execute(raise_on_error=False)
+        if not isinstance(before, RedisError):  # a server that is busy tells no time, either
+            self._set_clock(before, after)
+        assert_same(words, self.node.execute(words), self.answer, self.slack)
+        if TINY in words:
+            time.sleep((int(TINY) + 2) / 1000.0)
+
+    def run(self, source: bytes, keys: Sequence[bytes], *arguments: bytes) -> None:
+        """Have both run a script."""
+        self.tell(b"EVAL", source, b"%d" % len(keys), *keys, *arguments)
+
+    def compare(self) -> None:
+        """Compare all that both store, and for how long yet."""
+        names = sorted(self.client.keys())
+        pipe = self.client.pipeline(transaction=False).time()
+        for name in names:
+            pipe.type(name).pttl(name)
+        before, *told, after = pipe.time().execute()
+        self._set_clock(before, after)
+        theirs = dict(zip(names, zip(told[::2], told[1::2], strict=True), strict=True))
+        now = self._micros // 1000
+        ours = {key: end for key, (_, end) in self.node.store.items() if now < end}
+        assert set(ours) == {name for name in theirs if theirs[name][0] != b"none"}
+        for key, end in ours.items():
+            kind, left = theirs[key]
+            assert_same(key, self._in_memory(key), self._stored(key, kind), self.slack)
+            assert_near(-1 if end == NEVER else int(end) - now, left, self.slack, key)
+
+    def _stored(self, key: bytes, kind: bytes) -> Any:
+        if kind == b"string":
+            return self.client.get(key)
+        if kind == b"hash":
+            return sorted(self.client.hgetall(key).items())
+        return [sorted(fields.items()) for _, fields in self.client.xrange(key)]
+
+    def _in_memory(self, key: bytes) -> Any:
+        value = self.node.store[key][0]
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, dict):
+            return sorted(value.items())
+        return [sorted(zip(words[::2], words[1::2], strict=True)) for _, words in value]
+
+    def _set_clock(self, before: Any, after: Any) -> None:
+        self._micros = in_micros(before)
+        self.slack = max(self.slack, (in_micros(after) - self._micros) / 1000.0)
+
+
+def in_micros(told: Any) -> int:
+    """Return what TIME has told [us]."""
+    seconds, micros = told
+    return int(seconds) * 1_000_000 + int(micros)
+
+
+def said(error: RedisError) -> tuple[type[Exception], str]:
+    """Return what an error says, whichever server says it, and of whichever script."""
+    return type(error), SELF.sub("", str(error)).strip().lower()
+
+
+def assert_near(ours: float, theirs: float, slack: float, what: Any) -> None:
+    """Compare two times or numbers [ms]; what is below 0 says that there is none."""
+    assert (ours < 0) == (theirs < 0), f"{what}: {ours} and {theirs}"
+    assert abs(ours - theirs) <= (0 if ours < 0 else 2 * slack + 2), f"{what}: {ours}, {theirs}"
+
+
+def assert_same(what: Any, ours: Any, theirs: Any, slack: float) -> None:
+    """Compare two replies: errors by what they say, and times [ms] nearly."""
+    differ = f"{what}: {ours!r} and {theirs!r}"
+    if isinstance(theirs, RedisError):
+        assert isinstance(ours, RedisError), differ
+        assert said(ours) == said(theirs), differ
+    elif isinstance(theirs, list | tuple):
+        assert isinstance(ours, list | tuple), differ
+        assert len(ours) == len(theirs), differ
+        for one, other in zip(ours, theirs, strict=True):
+            assert_same(what, one, other, slack)
+    elif isinstance(theirs, int) and isinstance(ours, int) and abs(theirs) > slack:
+        assert_near(ours, theirs, slack, differ)
+    elif isinstance(theirs, bytes) and MADE.fullmatch(theirs):
+        assert isinstance(ours, bytes), differ
+        assert MADE.fullmatch(ours), differ
+    elif isinstance(theirs, bytes) and MOMENT.fullmatch(theirs) and ours != theirs:
+        assert_near(int(ours), int(theirs), slack, differ)
+    else:
+        assert (type(ours), ours) == (type(theirs), theirs), differ
