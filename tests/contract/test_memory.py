@@ -43,13 +43,13 @@ from celery_redlock.lock.requests import (
     inspect_request,
     mark_request,
     probe_request,
-    record_request,
     release_request,
     renew_request,
 )
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import ENROL, Keys, ms, registered
 from celery_redlock.reading.all_locks import ABSENT, READ
+from celery_redlock.reading.journal import record_request
 from celery_redlock.testing.keyspace import COMMANDS
 from celery_redlock.testing.model import NodeModel
 from celery_redlock.unique.queued import (
@@ -327,7 +327,7 @@ REQUESTS = st.one_of(
     st.builds(mark_request, st.just(RULES), KEPT),
     st.just(inspect_request(RULES, NAME)),
     st.just(probe_request(RULES)),
-    st.builds(record_request, st.just(RULES), some([b"{}"]), kept=some([99]), ttl=TTLS),
+    st.builds(record_request, st.just(RULES), some([b"{}"])),
     *[st.builds(enqueue_request, st.just(RULES), TRIGGERS, TOKENS, some([1, 2, 2**53]))] * 4,
     *[st.builds(start_request, st.just(RULES), st.just(NAME), TOKENS, BEGUN)] * 2,
     *[st.builds(end_request, st.just(RULES), st.just(NAME), TOKENS, WORDS, TTLS)] * 2,

@@ -15,7 +15,7 @@ from celery.schedules import BaseSchedule
 from celery_redlock.beat import leader as leader_module
 from celery_redlock.beat import slots as slots_module
 from celery_redlock.beat.leader import BREATH, LOOK, Leader
-from celery_redlock.beat.slot_records import Claimed, LastSlot, SlotState
+from celery_redlock.beat.slot_records import Claimed, LastSlot, Slots, SlotState
 from celery_redlock.beat.slots import SOON, SlotPublisher, TermOver
 from celery_redlock.beat.term import Term
 from celery_redlock.errors import DuplicateTask, QuorumUnavailable
@@ -26,6 +26,12 @@ from celery_redlock.task.slot import Slot
 START = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
 CLAIMED = Claimed(SlotState.CLAIMED)
 TASK = "shop.report"
+
+
+@pytest.fixture(autouse=True)
+def _slots(monkeypatch):
+    """Have the locks that stand in for real ones take note of slots, too."""
+    monkeypatch.setattr(Slots, "on", lambda locks: locks.slots)
 
 
 class World:
