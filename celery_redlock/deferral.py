@@ -90,16 +90,17 @@ class _Deferral:
 
     def let_through(self, after: float) -> None:
         """Let signals through from *after* [s from now] on; infinity for not at all."""
+        self._ends = time.monotonic() + after
         alarm, self._alarm = self._alarm, None
         if alarm is not None:
             alarm.cancel()
-        self._ends = time.monotonic() + after
+            alarm.join()  # one that is on its way would come when the handlers are back, once more
         self._set_alarm()
 
     def end(self) -> None:
         """Put every handler back and let it have what has arrived, whatever any of them raises."""
-        self.let_through(float("inf"))
         try:
+            self.let_through(float("inf"))
             for number, handler in self._handlers.items():
                 raw_signal.signal(number, handler)
             while self._arrived:

@@ -51,7 +51,17 @@ from celery_redlock.lock.votes import (
     told,
 )
 
-__all__ = ["AS_IT_IS", "OVER", "Begun", "Duplicate", "Placed", "Queued", "Started", "Trigger"]
+__all__ = [
+    "AS_IT_IS",
+    "OVER",
+    "Begun",
+    "Duplicate",
+    "NotStarted",
+    "Placed",
+    "Queued",
+    "Started",
+    "Trigger",
+]
 
 #: How often triggers that met half-way try again.
 SPLIT_TRIES = 8
@@ -150,6 +160,20 @@ class Started:
 
     arguments: bytes = b""
     merged: int = 0
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """
+    It is not the task's turn yet, or no quorum told whose it is.
+
+    Attributes:
+        holder: Who stands before it, as in `LockTaken.holder`; empty if no quorum told.
+        votes: What each node answered, by node label.
+    """
+
+    holder: dict[str, Any]
+    votes: dict[str, str]
 
 
 # --- what is put to a node -------------------------------------------------------------
@@ -351,9 +375,7 @@ class Queued:
             self._notify(LockUnavailable(trigger.name, error.votes, clock.now() - started))
             raise
 
-    def start(
-        self, name: str, token: str, begun: Begun, *, wait: bool
-    ) -> Started | dict[str, Any] | None:
+    def start(self, name: str, token: str, begun: Begun, *, wait: bool) -> Started | NotStarted:
         """
         Note that the task of the marker runs under its lock now.
 
@@ -364,8 +386,7 @@ class Queued:
             wait: Whether to wait for all answers.
 
         Returns:
-            What was merged into the task; or who stands before it, as in `LockTaken.holder`, if
-            it is not its turn yet; or None if no quorum told.
+            What was merged into the task; or why it may not start.
         """
         request = start_request(self._client.rules, name, token, begun)
         if not wait:
@@ -378,9 +399,10 @@ class Queued:
         refused = [v for v in ballot if v is not None and v.kind is VoteKind.REFUSED]
         passed = count(ballot, VoteKind.PASSED)
         if len(granted) + len(refused) + passed < majority:
-            return None
+            return NotStarted({}, told(ballot, self._driver.labels))
         if len(refused) >= majority or (refused and len(granted) + passed < majority):
-            return {**read_holder(refused[0].value), "ttl": max(vote.ttl for vote in refused)}
+            holder = {**read_holder(refused[0].value), "ttl": max(vote.ttl for vote in refused)}
+            return NotStarted(holder, told(ballot, self._driver.labels))
         merged = max((vote.merged for vote in granted), default=0)
         if any(vote.merged and not vote.value for vote in granted):
             return Started(merged=merged)  # who knows what was merged knows an execution before it

@@ -221,7 +221,7 @@ class Execution:
         otherwise = None if kin == "same" else taken  # a failure would stand for that one's result
         raise self._set_aside(taken.holder.get("ttl", LOOK_AGAIN), otherwise)
 
-    def _set_aside(self, after: float, otherwise: LockTaken | None = None) -> Ignore:
+    def _set_aside(self, after: float, otherwise: LockNotAcquired | None = None) -> Ignore:
         return set_aside(self.task, self.request, self._delivery.copy, after, otherwise)
 
     def _take(self, wait: float) -> HeldLock:
@@ -304,7 +304,7 @@ class Execution:
                     markers, self.options, held, self._info, comes_back=late
                 )
         except NotItsTurn as error:
-            raise self._wait_for_turn(error.after, LockTaken(self.name, {})) from None
+            raise self._wait_for_turn(error.after, error.why) from None
         held.merged = started.merged
         newest = newest_call(started.arguments)
         if newest is None:
@@ -329,7 +329,7 @@ class Execution:
             self._end_marker(queued, FINISHED)
         return False
 
-    def _wait_for_turn(self, after: float, otherwise: LockTaken) -> Ignore:
+    def _wait_for_turn(self, after: float, otherwise: LockNotAcquired) -> Ignore:
         ignore = self._set_aside(after, otherwise)
         self._became, self._comes_in = AGAIN, after
         return ignore

@@ -20,10 +20,10 @@ from typing import Any
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.utils import json
 
-from celery_redlock.errors import LockKeyError
+from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, QuorumUnavailable
 from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.lock.queued import AS_IT_IS, OVER, Begun, Queued, Started
+from celery_redlock.lock.queued import AS_IT_IS, OVER, Begun, NotStarted, Queued, Started
 from celery_redlock.log import get_logger
 from celery_redlock.task.options import UNIQUE_UNTIL, LockOptions
 
@@ -51,11 +51,13 @@ class NotItsTurn(Exception):
 
     Attributes:
         after: When to look again [s].
+        why: How the task is to fail if it cannot come again.
     """
 
-    def __init__(self, after: float) -> None:
-        super().__init__(after)
+    def __init__(self, after: float, why: LockNotAcquired) -> None:
+        super().__init__(after, why)
         self.after = after
+        self.why = why
 
 
 @dataclass(frozen=True)
@@ -121,12 +123,12 @@ class QueuedTask:
             return Started()
         alone = self._alone_from_start(options, lock, comes_back=comes_back)
         begun = Begun(info, lock.token, info["execution"], alone, options.unique_for)
-        told = queued.start(self.name, self.token, begun, wait=options.reruns)
-        if isinstance(told, Started):
-            return told
-        if told is None and not lock.token:  # it is to run whatever the nodes say
+        started = queued.start(self.name, self.token, begun, wait=options.reruns)
+        if isinstance(started, Started):
+            return started
+        if not started.holder and not lock.token:  # it is to run whatever the nodes say
             return Started()
-        raise NotItsTurn(look_again(told or {}))
+        raise NotItsTurn(look_again(started.holder), why_not(self.name, started))
 
     def _alone_from_start(
         self, options: LockOptions, lock: HeldLock, *, comes_back: bool
@@ -184,6 +186,13 @@ def outcome_of(error: BaseException | None, *, is_replaced: bool, is_late: bool)
     if isinstance(error, Reject):
         return AGAIN if error.requeue and is_late else FAILED  # type: ignore[attr-defined]
     return FAILED if isinstance(error, Exception) else None
+
+
+def why_not(name: str, found: NotStarted) -> LockNotAcquired:
+    """Return how a task fails that could not start for what was *found*."""
+    if found.holder:
+        return LockTaken(name, found.votes, found.holder)
+    return QuorumUnavailable(name, found.votes)
 
 
 def look_again(holder: Mapping[str, Any]) -> float:

@@ -21,7 +21,7 @@ from celery_redlock.lock.guard import EVERY_SCRIPT
 from celery_redlock.lock.journal import JournalReader
 from celery_redlock.lock.live import live_locks
 from celery_redlock.lock.look import look
-from celery_redlock.lock.queued import AS_IT_IS, OVER, Begun, Trigger
+from celery_redlock.lock.queued import AS_IT_IS, OVER, Begun, Started, Trigger
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
@@ -153,14 +153,14 @@ class Everything:
         assert merged.merged == 1, merged
         lease = self.locks.acquire("q")
         begun = Begun({"task_id": "a"}, lease.token, "a/0/0", 60.0, 60.0)
-        assert queued.start("q", first.token, begun, wait=True)
+        assert isinstance(queued.start("q", first.token, begun, wait=True), Started)
         following = queued.enqueue(trigger("c"))
         assert following.before, following
         queued.end("q", first.token, OVER, wait=True)
         self.locks.release(lease)
         lease = self.locks.acquire("q")
         begun = Begun({"task_id": "c"}, lease.token, "c/0/0", AS_IT_IS, 60.0)
-        assert queued.start("q", following.token, begun, wait=True)
+        assert isinstance(queued.start("q", following.token, begun, wait=True), Started)
         queued.end("q", following.token, "wait", life=5.0, wait=True)
         queued.end("q", following.token, OVER, wait=True)
         self.locks.release(lease)

@@ -262,9 +262,9 @@ def test_waiting_ends_when_the_lock_is_free(five_nodes, locks, size):
         ours.release(lease)
         free_at.append(time.monotonic())
 
-    threading.Timer(0.3, give_back).start()
     with pytest.raises(LockTaken):
         theirs.acquire("report")
+    threading.Timer(0.3, give_back).start()
     theirs.acquire("report", wait=30)
     assert time.monotonic() - free_at[0] < 15
 

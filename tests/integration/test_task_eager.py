@@ -334,8 +334,8 @@ def test_waiting_for_a_lock_is_worth_it(app, rival):
         return "billed"
 
     lease = rival.acquire("invoice")
-    threading.Timer(0.3, rival.release, [lease]).start()
     started = time.monotonic()
+    threading.Timer(0.3, rival.release, [lease]).start()
     assert bill.apply().get() == "billed"
     assert 0.2 < time.monotonic() - started < 10
 

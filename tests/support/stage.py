@@ -147,10 +147,15 @@ class Stage:
 
     @contextlib.contextmanager
     def held(self, name: str) -> Iterator[None]:
-        """Hold the lock *name* as somebody else, for the body of a ``with``."""
+        """
+        Hold the lock *name* as somebody else, for the body of a ``with``.
+
+        The lease is as long as may be: a short one would ask of the machine that it lets the
+        watchdog of this process run in time.
+        """
         locks = self.locks()
         try:
-            with locks.hold(name):
+            with locks.hold(name, ttl=locks.rules.max_ttl):
                 yield
         finally:
             locks.close()

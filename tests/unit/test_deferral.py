@@ -67,6 +67,26 @@ def test_a_signal_is_held_until_the_end(inbox):
     assert signal.getsignal(SIGNAL) == inbox.handle
 
 
+class Late(threading.Timer):
+    """Goes off when it is cancelled: its thread had ended its wait, and was not run since."""
+
+    def run(self):
+        """Wait to be cancelled."""
+        self.finished.wait()
+        time.sleep(PATIENCE)
+        self.function(*self.args, **self.kwargs)
+
+
+def test_an_alarm_that_cannot_be_called_off_brings_no_signal_twice(inbox, monkeypatch):
+    """Late by as little as it likes, it would find the handlers of before in their places."""
+    monkeypatch.setattr(deferral.threading, "Timer", Late)
+    others = set(threading.enumerate())
+    with signals_deferred(), signals_patient(LONGEST):
+        signal.raise_signal(SIGNAL)
+    eventually(lambda: set(threading.enumerate()) <= others, "end of the alarm")
+    assert inbox.came == [SIGNAL]
+
+
 @pytest.mark.parametrize("number", deferral.DEFERRED)
 def test_whatever_ends_a_task_is_held(number):
     """Control-C, a cold shutdown, and our own word that a lock is lost, like all others."""

@@ -6,19 +6,21 @@ import json
 import os
 import random
 import socket
+import time
 from collections import deque
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redlock.errors import QuorumUnavailable
+from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.events import LockUnavailable
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.driver import Driver
+from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import fence_proposal, quorum
 from celery_redlock.lock.queued import (
     AS_IT_IS,
@@ -28,6 +30,7 @@ from celery_redlock.lock.queued import (
     VERSION_TRIES,
     Begun,
     Duplicate,
+    NotStarted,
     Placed,
     Queued,
     Started,
@@ -46,10 +49,12 @@ from celery_redlock.lock.rounds import Ask, Client, Pause, Tell
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys
 from celery_redlock.lock.votes import OWNER_LENGTH, TOKEN_LENGTH, Vote, VoteKind
+from celery_redlock.task.queued import NotItsTurn, QueuedTask
 from support.fakes import (
     SILENT,
     Drive,
     granted,
+    lease_of,
     quarantined,
     refused,
     repaired,
@@ -57,6 +62,7 @@ from support.fakes import (
     unreachable,
 )
 from support.lua import ScriptNode, rewritten
+from support.options import OPTIONS
 
 NOW = fence_proposal(1_700_000_000_000, 0)
 
@@ -772,7 +778,34 @@ def start(made, alone=0.0, *, life=30.0, wait=True):
 def test_what_a_start_is_told(queued, ballot, started):
     """The newest of what a majority knows; not its turn yet; or nothing that could be trusted."""
     told = start(queued(ballot))
-    assert (told, type(told)) == (started, type(started))
+    if isinstance(started, Started):
+        assert told == started
+    else:
+        assert (type(told), told.holder) == (NotStarted, started or {})
+        assert len(told.votes) == len(ballot)
+
+
+@pytest.mark.parametrize(
+    ("ballot", "error", "votes"),
+    [
+        ((refused("y", 3.0),) * 3, LockTaken, ["refused (3.0 s left)"] * 3),
+        (
+            (passed(), *[unreachable()] * 2),
+            QuorumUnavailable,
+            ["passed over", *[unreachable().in_words()] * 2],
+        ),
+    ],
+)
+def test_a_task_whose_turn_it_is_not_is_told_why(queued, ballot, error, votes):
+    """It fails with that where no copy of it can be published; nobody is named whom none named."""
+    made, task = queued(ballot), QueuedTask("k", token_of("x"), "id-x", "started")
+    held, info = HeldLock(lease_of(time.monotonic, "k")), {"execution": "x/0/0"}
+    options = replace(OPTIONS, on_duplicate="rerun")
+    with pytest.raises(NotItsTurn) as raised:
+        task.start(made, options, held, info, comes_back=False)
+    why = raised.value.why
+    assert (type(why), why.name) == (error, "k")
+    assert list(why.votes.values()) == votes
 
 
 @pytest.mark.parametrize("life", [0.0, 60.0, AS_IT_IS, OVER])
