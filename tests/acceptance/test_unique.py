@@ -522,10 +522,16 @@ def test_a_revoke_counts_after_the_broker_hung_up(it):
     with redis.Redis.from_url(it.broker.url) as client:
         before = {other["id"] for other in client.client_list()}
         worker = it.worker(name="again", args=["-Q", "again"])
-        for other in client.client_list():
-            if other["id"] not in before:
-                client.client_kill_filter(_id=other["id"])
-    worker.wait_for_log("Connection to broker lost")
+
+        def hang_up():  # until it was on the connection that the worker listens on
+            if "Connection to broker lost" in worker.log():
+                return True
+            for other in client.client_list():
+                if other["id"] not in before:
+                    client.client_kill_filter(_id=other["id"])
+            return False
+
+        eventually(hang_up, "the worker's loss of its broker", timeout=100, every=1.0)
     result = it.task("finished").apply_async(("again",), queue="again", countdown=60)
     eventually(
         lambda: result.id in str(it.app.control.inspect().scheduled()), "an ETA", timeout=100

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import statistics
 import time
 
 import pytest
@@ -29,23 +28,23 @@ def _ask(wire, command=b"PING\r\n"):
     return wire.recv(1 << 16)
 
 
-def _median_round_trip(wire, n=41):
+def _shortest_round_trip(wire, n=41):
     times = []
     for _ in range(n):
         start = time.perf_counter()
         assert _ask(wire) == b"+PONG\r\n"
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return min(times)
 
 
 def test_a_round_trip_takes_the_delay_twice(link):
-    """Never less than both ways together, and not much more. Loose: machines are busy."""
+    """Never less than both ways together, and not three times one way, if the machine lets it."""
     with _connect(link) as wire:
-        link.delay(0.0025)
-        slow = _median_round_trip(wire)
+        link.delay(0.02)
+        slow = _shortest_round_trip(wire)
         link.pass_through()
-        assert _median_round_trip(wire) < 0.004
-    assert 0.005 <= slow < 0.010
+        assert _shortest_round_trip(wire) < 0.04
+    assert 0.04 <= slow < 0.06
 
 
 def test_delay_does_not_limit_what_is_under_way(link):
