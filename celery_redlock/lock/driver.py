@@ -1,8 +1,8 @@
 """
 Does what an algorithm without I/O says next: ask all nodes, tell all nodes, or pause.
 
-The algorithms are the generators of `celery_redlock.lock.rounds` and
-`celery_redlock.unique.queued`; the connections are those of `celery_redlock.lock.fanout`.
+The algorithms are generators, as those of `celery_redlock.lock.rounds`; the connections are those
+of `celery_redlock.lock.fanout`.
 """
 
 from __future__ import annotations
