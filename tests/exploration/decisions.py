@@ -267,7 +267,9 @@ def read(ballot: Ballot, off: Off) -> Ballot:
 def withdrawn(answer: int) -> int:
     """Return what an answer counts for once its connection has died."""
     counted = vote(answer)
-    call = put(Ask(attempt(LONG, Clock()).request(), lambda _: False), (answer, WAITING, WAITING))
+    lease = Lease("k", "0" * 40, 1, float(LONG), float(LONG), 0.0)
+    ask = Ask(Renewal(client(LONG, Clock()), lease).request(), lambda _: False)
+    call = put(ask, (answer, WAITING, WAITING))
     call.withdraw(0, "connection lost")
     return answer if call.ballot[0] == counted else DEAD
 

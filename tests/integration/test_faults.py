@@ -209,7 +209,7 @@ def test_every_attempt_has_a_token_of_its_own(five_nodes, locks, on):
     """Who shares a token shares the lock: a second client is let in beside the first."""
     one, two = locks(five_nodes[:3]), locks(five_nodes[:3], bootstrap=False)
     if not on:
-        one._client.new_token = two._client.new_token = lambda: "c" * 40
+        one.client.new_token = two.client.new_token = lambda: "c" * 40
     holder = one.acquire("report")
     assert grants(two, "report") is not on
     assert holder.remaining() > 0

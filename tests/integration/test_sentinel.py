@@ -19,6 +19,8 @@ from support.tls import tls_node
 from support.waiting import eventually
 
 TTL = 3.0
+#: Of a lease that outlives a failover [s].
+PATIENT = 10.0
 RULES = Rules(ttl=TTL, max_ttl=TTL, node_timeout=0.5)
 SECRET = "s3cret-of-the-locks"
 
@@ -182,9 +184,7 @@ def test_a_failover_counts_as_a_loss_of_memory(some_binary, redis_nodes, locks, 
     A lock that stands on two of three nodes, one of which is replaced by a replica that lacks it,
     is not given to a second holder; without the restart guard it is.
     """
-    rules = (
-        RULES if is_guarded else Rules(ttl=TTL, max_ttl=TTL, node_timeout=0.5, restart_guard=False)
-    )
+    rules = Rules(ttl=PATIENT, max_ttl=PATIENT, node_timeout=0.5, restart_guard=is_guarded)
     plain = redis_nodes(2)
     heard = []
     with service("lock-1", some_binary) as watched:
@@ -193,7 +193,7 @@ def test_a_failover_counts_as_a_loss_of_memory(some_binary, redis_nodes, locks, 
         mine, theirs = locks(nodes, rules), locks(nodes, rules, heard.append)
         assert theirs.check() == mine.check() == {}
         plain[1].kill()
-        with mine.hold("n", ttl=TTL) as held:
+        with mine.hold("n", ttl=PATIENT) as held:
             master = watched.fail_over()
             with redis.Redis.from_url(master.url) as client:
                 client.delete("redlock:lock:n")  # as if the replica had not got it in time
@@ -204,7 +204,9 @@ def test_a_failover_counts_as_a_loss_of_memory(some_binary, redis_nodes, locks, 
                 assert "quarantined" in refusal.value.votes[watched.label]
                 assert not held.is_lost
                 assert NodeQuarantined in {type(event) for event in heard}
-        lease = eventually(lambda: granted(theirs, "n"), "a vote after quarantine", timeout=4 * TTL)
+        lease = eventually(
+            lambda: granted(theirs, "n"), "a vote after quarantine", timeout=4 * PATIENT
+        )
         assert lease.fence > held.fence
 
 
