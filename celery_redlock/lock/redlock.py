@@ -362,7 +362,7 @@ class Redlock:
         return {n.label: n.greeting.replicas for n in urls if n.greeting and n.greeting.replicas}
 
     def close(self) -> None:
-        """Send what waits to be sent, drop all connections; leases that are held go on."""
+        """Drop all connections; leases that are held go on."""
         self._fanout.close()
 
     # -- for those who build on it ------------------------------------------------
