@@ -23,6 +23,7 @@ __all__ = [
     "Delivery",
     "broadcast_of",
     "execution_id",
+    "forget_serializer",
     "mint_owner",
     "note_serializer",
     "serializer_of",
@@ -136,6 +137,11 @@ def note_serializer(request: dict[str, Any], content_type: Any, usual: str | Non
     name = registry.type_to_name.get(content_type)
     if name not in {None, usual}:
         request["delivery_info"] = {**(request.get("delivery_info") or {}), SERIALIZER: name}
+
+
+def forget_serializer(request: Any) -> None:
+    """Let the body not see how its message was written: what it publishes is Celery's to write."""
+    (request.delivery_info or {}).pop(SERIALIZER, None)
 
 
 def serializer_of(request: Any) -> str | None:

@@ -33,7 +33,7 @@ from celery_redlock.lock.rounds import MarkerStands, Wanted
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.current import _current, _running
-from celery_redlock.task.delivery import Delivery, take_owner
+from celery_redlock.task.delivery import Delivery, forget_serializer, take_owner
 from celery_redlock.task.envelope import HEADER, Envelope, hide
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt, undisturbed
 from celery_redlock.task.options import LockOptions
@@ -127,6 +127,7 @@ class Execution:
                 return self.refused(error)
             args, kwargs = self._take_turn(held, args, kwargs)
             self._tell_started()
+            forget_serializer(self.request)
             result = self._run_with(held, body, args, kwargs)
             self._has_ended, self._became = True, FINISHED
         except Exception as error:
@@ -252,7 +253,8 @@ class Execution:
         request, previous = self.request, self._delivery.envelope.previous
         comes_again = request.retries or request.replaced_task_nesting
         is_itself = task_id == request.id and (comes_again or execution == previous)
-        is_parent = task_id is not None and task_id == request.parent_id
+        # Celery makes a copy, which is published within its task, a child of that: of itself.
+        is_parent = task_id not in {None, request.id} and task_id == request.parent_id
         return "predecessor" if is_itself or is_parent else None
 
     def _marker_name(self) -> str | None:
@@ -511,8 +513,10 @@ def has_finished(error: Exception, task: Any) -> bool:
     """
     if isinstance(error, (Ignore, Reject)):
         return False
-    is_acknowledged = not task.acks_late or task.acks_on_failure_or_timeout
-    return is_acknowledged or isinstance(error, Retry)
+    on_failure = getattr(task, "acks_on_failure", None)  # since Celery 5.7
+    if on_failure is None:
+        on_failure = task.acks_on_failure_or_timeout
+    return not task.acks_late or bool(on_failure) or isinstance(error, Retry)
 
 
 def number_of(request: Any) -> tuple[Any, Any, Any]:

@@ -240,7 +240,8 @@ class NoteRevokes(bootsteps.StartStopStep):
         """Look no more, before the next connection."""
         entry, self._entry = self._entry, None
         if entry is not None:
-            consumer.timer.cancel(entry)
+            # A green timer returns the greenlet of the first firing, which is over by then.
+            consumer.timer.cancel(getattr(entry, "entry", entry))
 
 
 def is_forced(error: BaseException) -> bool:

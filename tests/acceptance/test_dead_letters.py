@@ -2,7 +2,7 @@
 A failure that RabbitMQ brings back.
 
 Rejected, it goes to a queue of dead letters, and from there to where it came from. Celery rejects
-it with ``acks_late`` and ``acks_on_failure_or_timeout=False``.
+it with ``acks_late`` and ``acks_on_failure=False``, up to 5.6 ``acks_on_failure_or_timeout=False``.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from support.waiting import eventually
 
 #: How often a task runs in all: the last time it succeeds.
 TIMES = 3
+#: What has Celery reject the message of a task that fails.
+NOT_ACKNOWLEDGED = {
+    "acks_on_failure" if hasattr(Task, "acks_on_failure") else "acks_on_failure_or_timeout": False
+}
 #: How long a dead letter waits [ms].
 WAIT = 300
 
@@ -47,7 +51,7 @@ def declare(app):
             bind=True,
             shared=False,
             acks_late=True,
-            acks_on_failure_or_timeout=False,
+            **NOT_ACKNOWLEDGED,
         )(fail_at_first)
     if os.environ.get("BROKEN"):
         execution.has_finished = lambda *_: True

@@ -526,6 +526,36 @@ def test_green_threads_exclude_each_other(five_nodes, before):
     assert told == [{"worst": 1, "done": 100, "failures": []}]
 
 
+@green
+def test_a_green_worker_that_connects_again_looks_no_more_often(five_nodes, before):
+    """What its timer returns is over once it has fired, though it goes on to fire."""
+    told, _ = run(
+        """
+        from importlib import import_module
+        from types import SimpleNamespace
+        from celery_redlock.task import forced_ends
+        looks, pool = [], "gevent" if "gevent" in sys.modules else "eventlet"
+        forced_ends.LOOK_FOR_REVOKES = 0.02
+        forced_ends.let_go_of_revoked = lambda: looks.append(1)
+        timer = import_module(f"celery.concurrency.{pool}").Timer()
+        step = forced_ends.NoteRevokes(None)
+        for _ in range(3):
+            before = len(looks)
+            step.start(SimpleNamespace(timer=timer))
+            while len(looks) < before + 3:
+                time.sleep(0.01)
+            step.stop(SimpleNamespace(timer=timer))
+        time.sleep(0.1)  # what is on its way comes
+        before = len(looks)
+        time.sleep(0.5)
+        tell(began=before >= 9, more=len(looks) - before)
+        """,
+        enrol(five_nodes),
+        before=before,
+    )
+    assert told == [{"began": True, "more": 0}]
+
+
 #: What is appended to `HEAD` for connections that take fifty bytes at a time.
 NARROW = """
 from celery_redlock.lock.node import Node

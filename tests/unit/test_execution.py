@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_redlock import LockTaken, RedlockTask, Skipped, current_lock
@@ -234,6 +234,14 @@ def test_a_stranger_who_comes_first_after_all_is_a_conflict(app):
     assert app.sent == []
 
 
+def test_another_publish_with_our_id_is_no_parent_of_ours(app):
+    """Celery makes a copy that is published within its task a child of that: of itself."""
+    other = taken(task_id="me", execution=execution(publish_id="f" * 32))
+    with pytest.raises(LockTaken):
+        deliver(app, other, other, parent_id="me", options={"on_conflict": "fail"})
+    assert app.sent == []
+
+
 @pytest.mark.parametrize("holder", [STRANGER, {}, {"token": "x"}, {"execution": execution()}])
 def test_a_stranger_is_a_conflict(app, holder):
     """Also one that tells nothing of itself."""
@@ -301,15 +309,41 @@ def test_only_what_has_ended_by_itself_is_remembered(app, error, is_over):
     assert (marker is not None) == is_over
 
 
-def test_a_failure_that_is_not_acknowledged_is_not_remembered(app):
+NEWER = {"acks_on_failure": False}
+CONTRARY = {"acks_on_failure": True, "acks_on_failure_or_timeout": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "is_failure_over"),
+    [
+        ({"acks_on_failure_or_timeout": False}, False),
+        # With Celery 5.7 the two that it has become go before it.
+        *([(NEWER, False), (CONTRARY, True)] if hasattr(Task, "acks_on_failure") else []),
+    ],
+)
+def test_a_failure_that_is_not_acknowledged_is_not_remembered(app, options, is_failure_over):
     """A dead-letter exchange may bring the message back, to run as a plain task would."""
-    late = {"acks_late": True, "acks_on_failure_or_timeout": False}
-    for error, is_over in ((ValueError(), False), (Retry(), True)):
+    for error, is_over in ((ValueError(), is_failure_over), (Retry(), True)):
         with pytest.raises(type(error)):
-            deliver(app, body=raises(error), options=late)
+            deliver(app, body=raises(error), options={"acks_late": True, **options})
         ((_, marker),) = app.locks.released
         assert (marker is not None) == is_over
         app.locks.released.clear()
+
+
+def test_a_retry_of_the_bodys_own_is_celerys_to_write(app):
+    """How the message was written is for copies of it; the body's arguments may be others."""
+    seen = []
+
+    def again(task):
+        seen.append(task.request.delivery_info)
+        raise task.retry(countdown=0, max_retries=None)
+
+    with pytest.raises(Retry):
+        deliver(app, body=again, delivery_info={"routing_key": "x", "serializer": "pickle"})
+    ((_, _, sent),) = app.sent
+    assert sent.get("serializer") != "pickle"
+    assert seen == [{"routing_key": "x"}]
 
 
 def test_the_body_has_the_request_of_its_message(app):
