@@ -16,9 +16,9 @@ from celery_redlock.testing.keyspace import Refused, Status
 
 try:
     from lupa import lua51
-except ModuleNotFoundError as error:
+except ImportError as error:  # or one without this Lua
     raise ModuleNotFoundError(
-        "nodes in memory run the locks' Lua scripts, and for that they need lupa: "
+        "nodes in memory run the locks' Lua scripts, and for that they need lupa with Lua 5.1: "
         "pip install 'celery-redlock[testing]'",
         name="lupa",
     ) from error
@@ -110,7 +110,9 @@ def compiled(source: bytes) -> Script:
     """Return *source* compiled; raises Refused if it is no Lua."""
     script, problem = _compiled(source)
     if script is None:
-        raise Refused(f"ERR Error compiling script (new function): {problem.decode()}")
+        raise Refused(
+            f"ERR Error compiling script (new function): {problem.decode(errors='replace')}"
+        )
     return script
 
 
@@ -135,7 +137,7 @@ def reply_of(kind: int, value: Any, *parts: Any) -> Any:
     if kind == ARRAY:
         return [part if type(part) is bytes else converted(part) for part in parts]
     if kind == ERROR:
-        raise Refused(value.decode())
+        raise Refused((value or b"ERR unknown error").decode(errors="replace"))
     return converted(value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,10 @@ DENIED = "ERR The user executing the script can't run this command or subcommand
 FULL = "OOM command not allowed when used memory > 'maxmemory'."
 REPLICA = "READONLY You can't write against a read only replica."
 NO_SCRIPT = "NOSCRIPT No matching script."
+
+
+#: Whose command is being done: one at a time, also of several nodes, which share an interpreter.
+_turn = threading.RLock()
 
 
 class NodeModel:
@@ -63,7 +68,6 @@ class NodeModel:
         self.scripts: dict[bytes, lua.Script] = {}
         self.history, self.has_followed = self.run_id, False
         self._has_written = False
-        self._turn = threading.RLock()
 
     @property
     def run_id(self) -> bytes:
@@ -100,8 +104,9 @@ class NodeModel:
 
     def greet(self) -> None:
         """Learn all scripts, as from every client that connects."""
-        for script in registered():
-            self.scripts[script.sha] = lua.compiled(script.source)
+        with _turn:
+            for script in registered():
+                self.scripts[script.sha] = lua.compiled(script.source)
 
     # -- what it is asked --------------------------------------------------------------
 
@@ -118,7 +123,7 @@ class NodeModel:
 
         One after the other, as a server does, whichever threads ask.
         """
-        with self._turn:
+        with _turn:
             self.keyspace.micros = int(self.wall() * 1_000_000 + 0.5)
             try:
                 reply = self._do(command[0].upper(), command[1:])
@@ -234,3 +239,9 @@ def text_of(word: Any) -> bytes:
     if type(word) is float:
         return b"%.17g" % word
     raise Refused("ERR Lua redis lib command arguments must be strings or integers")
+
+
+if hasattr(os, "register_at_fork"):  # a child must not inherit the turn of a thread that it lacks
+    os.register_at_fork(
+        before=_turn.acquire, after_in_parent=_turn.release, after_in_child=_turn.release
+    )

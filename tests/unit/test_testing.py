@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import uuid
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
+from redis.exceptions import ResponseError
 
 from celery_redlock import (
     ConfigurationError,
@@ -602,11 +604,51 @@ def test_a_node_that_has_lost_its_scripts_is_told_them_again(quorum):
     assert quorum.locks.acquire("a")
 
 
-def test_without_lupa_the_error_says_what_to_install():
-    """What needs no Lua works without it; a mere import of the package wants nothing."""
+@pytest.mark.parametrize("source", [b"return {err='\\255'}", b"return \xff", b"error({})"])
+def test_an_error_of_any_bytes_is_an_error(quorum, source):
+    """As of a script that users put to a node."""
+    with pytest.raises(ResponseError):
+        quorum.nodes[0].model.ask(b"EVAL", source, b"0")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_while_another_thread_asks_does_not_jam_the_child():
+    """It may be in the middle of a script, and is not in the child to go on."""
     source = """
+import os, sys, threading
+sys.setswitchinterval(1e-4)
+from celery_redlock.testing import memory_quorum
+is_over = []
+def ask():
+    while not is_over:
+        with quorum.locks.hold("other"):
+            pass
+with memory_quorum(nodes=3) as quorum:
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for _ in range(30):
+        child = os.fork()
+        if not child:
+            threading.Timer(10, os._exit, [1]).start()
+            quorum.locks.inspect("mine")
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            print("jammed")
+            break
+    is_over.append(True)
+    thread.join()
+"""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", source]
+    said = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    assert said.stdout == b""
+
+
+@pytest.mark.parametrize("there", ["None", 'type(sys)("lupa")'])
+def test_without_lupa_the_error_says_what_to_install(there):
+    """What needs no Lua works without it; a mere import of the package wants nothing."""
+    source = f"""
 import sys
-sys.modules["lupa"] = None
+sys.modules["lupa"] = {there}
 from celery_redlock.testing import assert_locked, locks_disabled, real_servers
 try:
     from celery_redlock.testing import memory_quorum
