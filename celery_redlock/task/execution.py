@@ -254,7 +254,8 @@ class Execution:
         comes_again = request.retries or request.replaced_task_nesting
         is_itself = task_id == request.id and (comes_again or execution == previous)
         # Celery makes a copy, which is published within its task, a child of that: of itself.
-        is_parent = task_id not in {None, request.id} and task_id == request.parent_id
+        may_be_parent = task_id is not None and task_id != request.id
+        is_parent = may_be_parent and task_id == request.parent_id
         return "predecessor" if is_itself or is_parent else None
 
     def _marker_name(self) -> str | None:
