@@ -81,8 +81,8 @@ def test_every_worker_runs_it_once(it):
 def test_a_conflict_may_be_skipped(it):
     """Then it runs wherever the lock was free, and nothing comes again."""
     result = it.task("reload_or_skip").apply_async(("some",), **to_all(it))
-    eventually(lambda: received(it, result.id) >= WORKERS, "a delivery to each", timeout=100)
-    it.wait_until_free()
+    ended = f"[{result.id}] succeeded"
+    eventually(lambda: it.log().count(ended) >= WORKERS, "an end in each", timeout=100)
     assert 1 <= len(hosts_of(it, "some")) <= WORKERS
     assert received(it, result.id) == WORKERS
 
