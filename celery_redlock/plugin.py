@@ -33,7 +33,7 @@ from celery_redlock.observers.logging import log_event
 # the lock of its module held for ever.
 from celery_redlock.reading.journal import Journal
 from celery_redlock.settings import KNOWN, PREFIX, Settings
-from celery_redlock.unique.queued import Queued
+from celery_redlock.unique.reservations import Reservations
 
 __all__ = ["Plugin", "Servers", "first_url", "locking", "plugin_for", "redlock_conf"]
 
@@ -193,9 +193,9 @@ class Plugin:
         return self._locks
 
     @property
-    def queued(self) -> Queued:
+    def reservations(self) -> Reservations:
         """The markers that keep a second message of a task out of the queue; raises likewise."""
-        return Queued.on(self.locks)
+        return Reservations.on(self.locks)
 
     @contextlib.contextmanager
     def on_servers(self, servers: Servers) -> Iterator[None]:

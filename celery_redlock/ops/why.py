@@ -19,8 +19,8 @@ from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.journal import KEPT, JournalReader
 from celery_redlock.reading.one_lock import (
     HolderSeen,
-    MarkerSeen,
     NodeLook,
+    ReservationSeen,
     holders,
     look,
     marker,
@@ -69,8 +69,8 @@ class Explanation:
     verdict: Verdict
     run: str
     publish: str | None
-    queued: MarkerSeen | None
-    following: MarkerSeen | None
+    queued: ReservationSeen | None
+    following: ReservationSeen | None
     recent: Sequence[dict[str, Any]]
 
     @property

@@ -33,13 +33,21 @@ from celery_redlock.lock.votes import (
 from celery_redlock.reading.all_locks import number
 from celery_redlock.reading.nodes import NodeStatus, ask_all, connected, node_statuses
 
-__all__ = ["HolderSeen", "MarkerSeen", "NodeLook", "holders", "look", "marker", "what_would_be"]
+__all__ = [
+    "HolderSeen",
+    "NodeLook",
+    "ReservationSeen",
+    "holders",
+    "look",
+    "marker",
+    "what_would_be",
+]
 
 FIELDS = (b"token", b"info", b"until", b"lock", b"started", b"merged")
 
 
 @dataclass(frozen=True)
-class MarkerSeen:
+class ReservationSeen:
     """
     A queued marker on one node.
 
@@ -77,8 +85,8 @@ class NodeLook:
     value: bytes | None = field(default=None, repr=False)
     ttl: float | None = 0.0
     fence: int = 0
-    queued: MarkerSeen | None = None
-    next: MarkerSeen | None = None
+    queued: ReservationSeen | None = None
+    next: ReservationSeen | None = None
     problem: str = ""
 
     @property
@@ -155,7 +163,9 @@ def read_node(address: Address, status: NodeStatus, rules: Rules, name: str) -> 
     return NodeLook(status, value, left, number(fence or b""), queued, following)
 
 
-def marker_in(fields: Sequence[bytes | None], now: int, lock: bytes | None) -> MarkerSeen | None:
+def marker_in(
+    fields: Sequence[bytes | None], now: int, lock: bytes | None
+) -> ReservationSeen | None:
     """Return the marker in *fields*, None if it does not stand (any more)."""
     token, info, until, under, started, merged = (value or b"" for value in fields)
     left = (number(until) - now) / 1000.0
@@ -163,7 +173,7 @@ def marker_in(fields: Sequence[bytes | None], now: int, lock: bytes | None) -> M
     if not token or (left <= 0 and not is_running):
         return None
     is_running = is_running or started not in (b"", b"-")
-    return MarkerSeen(token, as_dict(info), max(0.0, left), is_running, number(merged))
+    return ReservationSeen(token, as_dict(info), max(0.0, left), is_running, number(merged))
 
 
 def as_dict(info: bytes) -> dict[str, Any]:
@@ -199,7 +209,7 @@ def renewals(holder: dict[str, Any]) -> int:
     return told if isinstance(told, int) else 0
 
 
-def marker(seen: Sequence[MarkerSeen | None]) -> MarkerSeen | None:
+def marker(seen: Sequence[ReservationSeen | None]) -> ReservationSeen | None:
     """Return the marker that a majority of all nodes has, of what each has; None for none."""
     tokens = [one.token for one in seen if one is not None]
     token = max(tokens, key=tokens.count, default=b"")

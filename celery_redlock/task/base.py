@@ -24,8 +24,8 @@ from celery_redlock.task.options import OPTIONS, LockOptions, check_declared
 from celery_redlock.task.overrides import check_bases, check_request, protect
 from celery_redlock.task.policies import Policy
 from celery_redlock.task.publish import is_alone, publish
-from celery_redlock.task.queued import QueuedTask
 from celery_redlock.task.redelivery import warn_if_forgetful
+from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.result import UniqueResult, kind_of, unique
 
 __all__ = ["RedlockTask"]
@@ -191,7 +191,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         options["task_id"] = task_id = task_id or uuid()
         envelope = self._envelope_of(options.get("headers"), task_id)
 
-        def send(reservation: QueuedTask | None, **options: Any) -> Any:
+        def send(reservation: Reservation | None, **options: Any) -> Any:
             sent = envelope if reservation is None else replace(envelope, reservation=reservation)
             headers = {**(options.pop("headers", None) or {}), **sent.header(options["task_id"])}
             return inherited(args, kwargs, headers=headers, **options)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from celery_redlock.task.queued import QueuedTask
+from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.slot import Slot
 
 __all__ = ["HEADER", "Envelope", "fresh_publish_id", "hide"]
@@ -51,7 +51,7 @@ class Envelope:
     publish_id: str | None = None
     previous: str | None = None
     reschedules: int = 0
-    reservation: QueuedTask | None = None
+    reservation: Reservation | None = None
     slot: Slot | None = None
     worker: str | None = None
 
@@ -71,7 +71,7 @@ class Envelope:
             publish_id=text(header.get("id"), PUBLISH_ID),
             previous=text(header.get("previous"), EXECUTION_ID),
             reschedules=count(header.get("reschedules")),
-            reservation=QueuedTask.of(header.get("reservation"), task_id),
+            reservation=Reservation.of(header.get("reservation"), task_id),
             slot=Slot.of(header.get("slot")),
             worker=text(header.get("worker"), WORKER),
         )

@@ -38,20 +38,20 @@ from celery_redlock.task.envelope import HEADER, Envelope, hide
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt, undisturbed
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import RunUnlocked
-from celery_redlock.task.queued import (
+from celery_redlock.task.redelivery import set_aside
+from celery_redlock.task.refused import policy_for, refuse
+from celery_redlock.task.reservation import (
     AGAIN,
     FAILED,
     FINISHED,
     IN_HAND,
     UNSTARTED,
     NotItsTurn,
-    QueuedTask,
+    Reservation,
     look_again,
     newest_call,
     outcome_of,
 )
-from celery_redlock.task.redelivery import set_aside
-from celery_redlock.task.refused import policy_for, refuse
 
 __all__ = ["Execution", "left_of"]
 
@@ -98,7 +98,7 @@ class Execution:
         self._options: LockOptions | None = None
         self._has_ended = self._finishing = self._is_replaced = self._is_over = False
         self._queued, self._slot = delivery.envelope.reservation, delivery.envelope.slot
-        self._ending: QueuedTask | None = None
+        self._ending: Reservation | None = None
         self._became: str | None = None
         self._comes_in = 0.0
         before = _running.get()
@@ -284,7 +284,7 @@ class Execution:
         if self._queued is None or self.task.acks_late or not self.options.wait:
             return
         longest = self.options.wait + PREDECESSOR_GRACE + self.options.ttl
-        markers = self._plugin.queued
+        markers = self._plugin.reservations
         self._queued.end(markers, self.options, IN_HAND, delay=longest, wait=False)
 
     def _take_turn(
@@ -302,7 +302,7 @@ class Execution:
             return args, kwargs
         try:
             with undisturbed():
-                markers, late = self._plugin.queued, self.task.acks_late
+                markers, late = self._plugin.reservations, self.task.acks_late
                 started = self._queued.start(
                     markers, self.options, held, self._info, comes_back=late
                 )
@@ -319,7 +319,7 @@ class Execution:
         self.request.args, self.request.kwargs = newest  # for a retry, or whoever comes again
         return newest
 
-    def _is_its_own(self, queued: QueuedTask) -> bool:
+    def _is_its_own(self, queued: Reservation) -> bool:
         """
         Return whether the marker is for the lock that this holds.
 
@@ -363,9 +363,9 @@ class Execution:
             return
         self._end_marker(queued, self._became or FINISHED)
 
-    def _end_marker(self, queued: QueuedTask, became: str) -> None:
+    def _end_marker(self, queued: Reservation, became: str) -> None:
         try:
-            markers = self._plugin.queued
+            markers = self._plugin.reservations
             queued.end(markers, self.options, became, delay=self._comes_in, wait=False)
         except Exception:  # it ends by itself; the task's own outcome stands
             logger.exception("Ending the queued marker of %r failed", queued.name)
@@ -479,7 +479,7 @@ def leave_queue(task: Any, request: Any) -> None:
     try:
         plugin = plugin_for(task.app)
         options = task._lock_options(plugin)  # noqa: SLF001  an instance of ours
-        queued.end(plugin.queued, options, FAILED, wait=False)
+        queued.end(plugin.reservations, options, FAILED, wait=False)
     except Exception:  # it ends by itself; the task's own error stands
         logger.exception("Ending the queued marker of %r failed", queued.name)
 

@@ -38,7 +38,7 @@ from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.death import wait_until_dead
 from celery_redlock.task.delivery import Delivery, mint_owner, note_serializer
 from celery_redlock.task.execution import left_of
-from celery_redlock.task.queued import AGAIN, FAILED, FINISHED, REVOKED, QueuedTask
+from celery_redlock.task.reservation import AGAIN, FAILED, FINISHED, REVOKED, Reservation
 
 __all__ = ["NoteRevokes", "RedlockRequest"]
 
@@ -140,7 +140,7 @@ class RedlockRequest(Request):
         plugin = plugin_for(task.app)
         try:
             options = task._lock_options(plugin)  # noqa: SLF001  an instance of ours
-            queued.end(plugin.queued, options, became, wait=False)
+            queued.end(plugin.reservations, options, became, wait=False)
         except Exception:  # it ends by itself; Celery's own work must go on
             logger.exception("Ending the queued marker of %s[%s] failed", self.task.name, self.id)
 
@@ -265,7 +265,7 @@ class ForcedEnd:
         since: When it began [s, Unix time]; its lock was granted then, or later.
         is_over: Whether this execution must not run again.
         queued: The marker that its message carries, if it does.
-        became: What became of it, as of `QueuedTask.end`.
+        became: What became of it, as of `Reservation.end`.
         comes_in: When it comes again, if it does [s].
     """
 
@@ -278,7 +278,7 @@ class ForcedEnd:
     pid: int
     since: float
     is_over: bool
-    queued: QueuedTask | None
+    queued: Reservation | None
     became: str
     comes_in: float
 
@@ -304,7 +304,7 @@ class ForcedEnd:
                 if self.queued is not None:
                     became = FINISHED if self.became == REVOKED else self.became
                     comes_in = self.comes_in
-                    self.queued.end(plugin.queued, options, became, delay=comes_in, wait=True)
+                    self.queued.end(plugin.reservations, options, became, delay=comes_in, wait=True)
                 self._release(locks, name, options, since)
         except RedlockError as error:  # the arguments make no name, the settings no locks
             logger.warning("Nothing to release for %s: %s", self._told, error)

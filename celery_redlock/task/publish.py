@@ -2,7 +2,7 @@
 Unique at publish: take the marker of the name, publish with its token, or tell of who has it.
 
     apply_async --> part of a workflow, or coming again: publish as ever
-                --> lock name --> ENQUEUE, one round
+                --> lock name --> RESERVE, one round
                       placed:     publish, the token in a header; ended if that fails
                       duplicate:  join, fail, or rerun
                       no quorum:  publish (the lock decides at run time), or fail by policy
@@ -29,9 +29,9 @@ from celery_redlock.events import DuplicatePublished
 from celery_redlock.plugin import Plugin
 from celery_redlock.task.options import LONGEST_UNIQUE_FOR, LockOptions
 from celery_redlock.task.policies import Fail
-from celery_redlock.task.queued import QueuedTask
+from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.result import UniqueResult, unique
-from celery_redlock.unique.queued import OVER, Duplicate, Placed, Trigger
+from celery_redlock.unique.reservations import OVER, Duplicate, Reserved, Trigger
 
 __all__ = ["is_alone", "publish"]
 
@@ -80,7 +80,7 @@ def publish(
     life = life_of(chosen, window, expires)
     trigger = Trigger(name, life, info, window, expires is not None, arguments)
     try:
-        placed = plugin.queued.enqueue(trigger)
+        placed = plugin.reservations.reserve(trigger)
     except QuorumUnavailable:
         if isinstance(chosen.on_unavailable, Fail):
             raise
@@ -95,10 +95,10 @@ def publish(
             tell(task, plugin, chosen, name, placed.before, 0)
         if placed.before:
             wait_for_it(options, chosen, placed)
-        queued = QueuedTask(name, placed.token, options["task_id"], str(chosen.unique_until))
+        queued = Reservation(name, placed.token, options["task_id"], str(chosen.unique_until))
         result = send(queued, **options)
     except BaseException:  # not published, or nobody knows: a second message at the worst
-        plugin.queued.end(name, placed.token, OVER)
+        plugin.reservations.end(name, placed.token, OVER)
         raise
     holder_id = placed.before.get("task_id") if is_duplicate else None
     return unique(result, lock_name=name, duplicate=is_duplicate, holder_id=holder_id)
@@ -131,7 +131,7 @@ def tell(
     plugin.notify(DuplicatePublished(name, task.name, holder_id, chosen.on_duplicate, merged))
 
 
-def wait_for_it(options: dict[str, Any], chosen: LockOptions, placed: Placed) -> None:
+def wait_for_it(options: dict[str, Any], chosen: LockOptions, placed: Reserved) -> None:
     """Let a task that is next begin when the window of the one before it ends."""
     if chosen.unique_until == "expired" and "eta" not in options:
         left = math.ceil(placed.before["ttl"])  # in whole seconds: quorum queues take nothing else

@@ -41,10 +41,10 @@ from celery_redlock.lock.scripts import (
 )
 from celery_redlock.lock.votes import Vote, VoteKind
 
-__all__ = ["END", "ENQUEUE", "START", "MarkerVote"]
+__all__ = ["END", "RESERVE", "START", "ReservationVote"]
 
 
-class MarkerVote(enum.Enum):
+class ReservationVote(enum.Enum):
     """What a node answers besides a `VoteKind`."""
 
     NEXT = "next"
@@ -81,12 +81,12 @@ end
 # ARGV 1 token 2 info 3 life 4 window 5 '' while a trigger can be merged into it 6 arguments, or ''
 #      where triggers are not merged 7 their version 8 how long merged ones are kept
 #      9 quarantine or '0' 10 boot id
-ENQUEUE_LUA = """
+RESERVE_LUA = """
 local now = now_ms()
 local lock, found, held_back = unpack(redis.call('MGET', KEYS[3], KEYS[4], KEYS[5]))
 local code, wait = standing(found, held_back, KEYS[4], KEYS[5], ARGV[10], ARGV[9])
 if code ~= 1 then return {code, now, wait} end
-local function enqueue(m, how, before)
+local function reserve(m, how, before)
   local later = how == 3 and left(before, now) + 1000 or 0
   if m.token ~= ARGV[1] then
     local life = later + tonumber(ARGV[3])
@@ -121,13 +121,13 @@ if next.token ~= ARGV[1] and stands(next, now, false) then
 end
 if others then
   if current.started == '' then return merge(current) end
-  return enqueue(next, 3, current)
+  return reserve(next, 3, current)
 end
 if next.token == ARGV[1] then
   redis.call('RENAME', KEYS[2], KEYS[1])
   current = next
 end
-return enqueue(current, 1, current)
+return reserve(current, 1, current)
 """
 
 # KEYS 1 queued 2 next 3 lock, held by who starts
@@ -212,10 +212,10 @@ return {ended, 0}
 """
 
 
-def read_enqueued(reply: Any) -> Vote:
-    """Return the vote in the reply of `ENQUEUE`."""
+def read_reserved(reply: Any) -> Vote:
+    """Return the vote in the reply of `RESERVE`."""
     code, now = whole(reply[0]), seconds(reply[1])
-    kinds = {1: VoteKind.GRANTED, 3: MarkerVote.NEXT, 4: MarkerVote.MERGED}
+    kinds = {1: VoteKind.GRANTED, 3: ReservationVote.NEXT, 4: ReservationVote.MERGED}
     if code not in kinds:
         return read_vote(reply)
     version, merged = fence_in(reply[2]), max(0, whole(reply[5]))
@@ -229,16 +229,16 @@ def read_started(reply: Any) -> Vote:
         version, merged = fence_in(reply[2]), max(0, whole(reply[4]))
         return Vote(VoteKind.GRANTED, version, 0.0, text(reply[3]), now, merged=merged)
     if code == 5:  # noqa: PLR2004  the codes are those of the scripts above
-        return Vote(MarkerVote.PASSED, node_now=now)
+        return Vote(ReservationVote.PASSED, node_now=now)
     return read_vote(reply)
 
 
-ENQUEUE = Script(
-    GUARD + MARKERS + ENQUEUE_LUA,
-    read_enqueued,
+RESERVE = Script(
+    GUARD + MARKERS + RESERVE_LUA,
+    read_reserved,
     guarded=True,
-    positive=(VoteKind.GRANTED, MarkerVote.NEXT, MarkerVote.MERGED),
+    positive=(VoteKind.GRANTED, ReservationVote.NEXT, ReservationVote.MERGED),
 )
 START = Script(GUARD + MARKERS + START_LUA, read_started, guarded=False, one_way=True)
 END = Script(GUARD + MARKERS + END_LUA, read_release, guarded=False, one_way=True)
-register(ENQUEUE, START, END)
+register(RESERVE, START, END)

@@ -27,7 +27,7 @@ from celery.exceptions import TaskRevokedError
 from celery_redlock import RedlockTask, current_lock
 from celery_redlock.events import DuplicatePublished
 from celery_redlock.plugin import plugin_for
-from celery_redlock.unique.queued import Queued, Started
+from celery_redlock.unique.reservations import Reservations, Started
 from support.events import body, now, overlaps, read, record
 from support.stage import make_app, stage
 from support.waiting import eventually
@@ -99,13 +99,13 @@ def declare(app):
 
 def forget_what_was_merged():
     """Have a worker take its turn as ever, but not look what was merged into its task."""
-    start = Queued.start
+    start = Reservations.start
 
     def blind(*args, **kwargs):
         told = start(*args, **kwargs)
         return Started() if isinstance(told, Started) else told
 
-    Queued.start = blind
+    Reservations.start = blind
 
 
 @pytest.fixture(scope="module")

@@ -102,9 +102,9 @@ def let_the_parent_end_nothing():
 
 def let_a_start_say_nothing():
     """Let a marker not be told that its task has started."""
-    from celery_redlock.unique.queued import Queued, Started
+    from celery_redlock.unique.reservations import Reservations, Started
 
-    Queued.start = lambda self, *args, **kwargs: Started()
+    Reservations.start = lambda self, *args, **kwargs: Started()
 
 
 def folder_of_events():

@@ -52,14 +52,14 @@ from celery_redlock.reading.all_locks import ABSENT, READ
 from celery_redlock.reading.journal import record_request
 from celery_redlock.testing.keyspace import COMMANDS
 from celery_redlock.testing.model import NodeModel
-from celery_redlock.unique.queued import (
+from celery_redlock.unique.reservations import (
     AS_IT_IS,
     OVER,
-    Begun,
+    Start,
     Trigger,
     end_request,
-    enqueue_request,
-    marker_keys,
+    reservation_keys,
+    reserve_request,
     start_request,
 )
 from support.both import TINY, Both
@@ -308,7 +308,7 @@ LEASES = st.builds(
 )
 KEPT = st.builds(RunMarker, some(["m", "n"]), some(["started", "finishing", "done"]), TTLS)
 BEGUN = st.builds(
-    Begun, st.just({}), TOKENS, some(["first", "second"]), some([DAY, SHORT, AS_IT_IS, OVER]), TTLS
+    Start, st.just({}), TOKENS, some(["first", "second"]), some([DAY, SHORT, AS_IT_IS, OVER]), TTLS
 )
 WORDS = some([OVER, "idle", "unstarted", "wait", "hand", "window", "ran"])
 TRIGGERS = st.builds(
@@ -328,7 +328,7 @@ REQUESTS = st.one_of(
     st.just(inspect_request(RULES, NAME)),
     st.just(probe_request(RULES)),
     st.builds(record_request, st.just(RULES), some([b"{}"])),
-    *[st.builds(enqueue_request, st.just(RULES), TRIGGERS, TOKENS, some([1, 2, 2**53]))] * 4,
+    *[st.builds(reserve_request, st.just(RULES), TRIGGERS, TOKENS, some([1, 2, 2**53]))] * 4,
     *[st.builds(start_request, st.just(RULES), st.just(NAME), TOKENS, BEGUN)] * 2,
     *[st.builds(end_request, st.just(RULES), st.just(NAME), TOKENS, WORDS, TTLS)] * 2,
     *(st.builds(one, st.just(RULES), CLAIMS)
@@ -340,8 +340,8 @@ BY_HAND = st.one_of(
     st.tuples(st.just(b"SET"), st.just(KEYS.lock), some([X.encode() + b"{}", b"by hand", b""])),
     st.tuples(st.just(b"SET"), st.just(KEYS.fence), some([b"007", b"2.5", b"", b"nan", b"1e300"])),
     st.tuples(st.just(b"SET"), st.just(KEYS.boot), some([BOOT, BOOT[:40], b"", b"s" + BOOT[1:]])),
-    st.tuples(st.just(b"HSET"), some([*KEYS, *marker_keys(RULES, NAME)]), FIELDS, VALUES),
-    st.tuples(st.just(b"DEL"), some([*KEYS, *marker_keys(RULES, NAME)])),
+    st.tuples(st.just(b"HSET"), some([*KEYS, *reservation_keys(RULES, NAME)]), FIELDS, VALUES),
+    st.tuples(st.just(b"DEL"), some([*KEYS, *reservation_keys(RULES, NAME)])),
     some([(b"FLUSHALL",), (b"SCRIPT", b"FLUSH")]),
 )
 LIVE = some([READ, ABSENT])

@@ -23,13 +23,13 @@ from celery_redlock import LockTaken, RedlockTask
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task import queued as queued_module
+from celery_redlock.task import reservation as reservation_module
 from celery_redlock.task.base import RedlockTask as Base
 from celery_redlock.task.delivery import execution_id, take_owner
 from celery_redlock.task.envelope import Envelope, hide
 from celery_redlock.task.forced_ends import ForcedEnd, RedlockRequest
 from celery_redlock.task.redelivery import headers_of
-from celery_redlock.unique.queued import Queued, Started
+from celery_redlock.unique.reservations import Reservations, Started
 from fuzz.hostile import JSON, TEXTS
 
 MINE, FOREIGN = "id-of-this-task", "id-of-another-task"
@@ -146,7 +146,7 @@ class Nodes:
 def _markers():
     """Have the nodes that stand in for real ones take note of markers, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Queued, "on", lambda locks: locks)
+        patch.setattr(Reservations, "on", lambda locks: locks)
         yield
 
 
@@ -273,7 +273,7 @@ def test_a_worker_that_believes_a_header_is_seen(stand, monkeypatch):
         assert_harmless(stand, stand.task, {"lock": True}, taken=True)
     monkeypatch.undo()
     monkeypatch.setattr(
-        queued_module.QueuedTask,
+        reservation_module.Reservation,
         "of",
         classmethod(lambda cls, *_: cls("another", "d" * 40, MINE, "finished")),
     )

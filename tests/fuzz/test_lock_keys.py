@@ -16,7 +16,7 @@ from celery_redlock.lock.scripts import Keys, marker_key, probe_key
 from celery_redlock.reading.journal import journal_key
 from celery_redlock.task import template
 from celery_redlock.task.keys import LockName
-from celery_redlock.unique.queued import marker_keys
+from celery_redlock.unique.reservations import reservation_keys
 from fuzz.hostile import ACTING, JSON, TEXTS
 
 LONGEST_KEY = 200
@@ -117,7 +117,7 @@ def assert_fits(name):
     rules = Rules(prefix="p" * LONGEST_PREFIX)
     keys = [
         *Keys.of(rules.prefix, name),
-        *marker_keys(rules, name),
+        *reservation_keys(rules, name),
         marker_key(rules.prefix, name),
         slot_key(rules, name),
         probe_key(rules.prefix),

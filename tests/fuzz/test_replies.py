@@ -33,14 +33,14 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Script, pack
 from celery_redlock.lock.votes import Verdict, Vote, VoteKind, holder_of, judge
 from celery_redlock.reading.nodes import bootstrap, node_statuses
-from celery_redlock.unique import queued
+from celery_redlock.unique import reservations
 from fuzz.hostile import a_reply, as_resp, impostor
 
 RULES = Rules(ttl=20, max_ttl=20, node_timeout=0.5)
 TOKEN = "a" * 40
 LEASE = Lease("n", TOKEN, 7, 20.0, 0.0, 0.0)
-TRIGGER = queued.Trigger("n", 60.0, {})
-BEGUN = queued.Begun({}, TOKEN, "id/0/0", 0.0, 60.0)
+TRIGGER = reservations.Trigger("n", 60.0, {})
+START = reservations.Start({}, TOKEN, "id/0/0", 0.0, 60.0)
 CLAIM = slots.Claim("beat/entry", 1.8e9, TOKEN, 7, 60.0)
 #: All that is ever put to a node in a round, and what decides it.
 ASKED = {
@@ -49,9 +49,9 @@ ASKED = {
     "release": (requests.release_request(RULES, "n", TOKEN), rounds.acquire_is_decided),
     "inspect": (requests.inspect_request(RULES, "n"), lambda ballot: not holder_of(ballot)),
     "probe": (requests.probe_request(RULES), rounds.acquire_is_decided),
-    "enqueue": (queued.enqueue_request(RULES, TRIGGER, TOKEN, 1), queued.is_decided),
-    "start": (queued.start_request(RULES, "n", TOKEN, BEGUN), queued.is_decided),
-    "end": (queued.end_request(RULES, "n", TOKEN, "over", 0.0), queued.is_decided),
+    "reserve": (reservations.reserve_request(RULES, TRIGGER, TOKEN, 1), reservations.is_decided),
+    "start": (reservations.start_request(RULES, "n", TOKEN, START), reservations.is_decided),
+    "end": (reservations.end_request(RULES, "n", TOKEN, "over", 0.0), reservations.is_decided),
     "claim": (slots.claim_request(RULES, CLAIM), slots.claim_is_decided),
     "look": (slots.look_request(RULES, "beat/entry"), lambda ballot: not slots.last_of(ballot)),
 }
@@ -136,7 +136,7 @@ def assert_well(kind, reply):
 @example(kind="acquire", reply=[-3, 1000, b"\xff"])
 @example(kind="acquire", reply=[-3, 1000, 7])
 @example(kind="acquire", reply=[-2, 1000, -(10**400)])
-@example(kind="enqueue", reply=[4, 1000, b"7", 0, b"x", b"many"])
+@example(kind="reserve", reply=[4, 1000, b"7", 0, b"x", b"many"])
 @example(kind="start", reply=[1, 1000, b"7", None, 0])
 @example(kind="claim", reply=[1, 1000, 0, None])
 @example(kind="look", reply=[1, 1000, b"9" * 25, b"settled"])

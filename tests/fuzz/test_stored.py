@@ -46,7 +46,7 @@ from celery_redlock.reading.one_lock import holders, marker, marker_in
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.execution import Execution
-from celery_redlock.task.queued import look_again, newest_call
+from celery_redlock.task.reservation import look_again, newest_call
 from celery_redlock.task.slot import Slot
 from fuzz.hostile import ACTING, ESCAPES, JSON, in_json
 

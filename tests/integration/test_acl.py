@@ -28,7 +28,7 @@ from celery_redlock.reading.all_locks import live_locks
 from celery_redlock.reading.journal import Journal, JournalReader
 from celery_redlock.reading.nodes import bootstrap, node_statuses, release_seen
 from celery_redlock.reading.one_lock import look
-from celery_redlock.unique.queued import AS_IT_IS, OVER, Begun, Queued, Started, Trigger
+from celery_redlock.unique.reservations import AS_IT_IS, OVER, Reservations, Start, Started, Trigger
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sentinel-tls-acl.md"
 RULES = Rules(ttl=3, max_ttl=3, node_timeout=0.5)
@@ -143,23 +143,23 @@ class Everything:
 
     def queued_markers(self):
         """One runs, triggers are merged into the next one, and that one takes its turn."""
-        queued = Queued.on(self.locks)
+        queued = Reservations.on(self.locks)
 
         def trigger(task):
             return Trigger("q", 60.0, {"task_id": task}, arguments=b"[]")
 
-        first = queued.enqueue(trigger("a"))
-        merged = queued.enqueue(trigger("b"))
+        first = queued.reserve(trigger("a"))
+        merged = queued.reserve(trigger("b"))
         assert merged.merged == 1, merged
         lease = self.locks.acquire("q")
-        begun = Begun({"task_id": "a"}, lease.token, "a/0/0", 60.0, 60.0)
+        begun = Start({"task_id": "a"}, lease.token, "a/0/0", 60.0, 60.0)
         assert isinstance(queued.start("q", first.token, begun, wait=True), Started)
-        following = queued.enqueue(trigger("c"))
+        following = queued.reserve(trigger("c"))
         assert following.before, following
         queued.end("q", first.token, OVER, wait=True)
         self.locks.release(lease)
         lease = self.locks.acquire("q")
-        begun = Begun({"task_id": "c"}, lease.token, "c/0/0", AS_IT_IS, 60.0)
+        begun = Start({"task_id": "c"}, lease.token, "c/0/0", AS_IT_IS, 60.0)
         assert isinstance(queued.start("q", following.token, begun, wait=True), Started)
         queued.end("q", following.token, "wait", life=5.0, wait=True)
         queued.end("q", following.token, OVER, wait=True)

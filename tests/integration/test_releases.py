@@ -16,7 +16,7 @@ import celery_redlock
 from celery_redlock import Redlock
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.unique.queued import Duplicate, Queued, Trigger
+from celery_redlock.unique.reservations import Duplicate, Reservations, Trigger
 from support.waiting import eventually
 
 TRIGGER = Trigger("n", 60.0, {"task_id": "first"}, 60.0)
@@ -51,12 +51,12 @@ def tokens(nodes):
 
 def test_what_a_forgetful_node_stored_of_a_duplicate_is_ended(locks, nodes):
     """It answered late or was not needed for the majority; nobody's marker is left there."""
-    placed = Queued.on(locks).enqueue(TRIGGER)
+    placed = Reservations.on(locks).reserve(TRIGGER)
     with redis.Redis.from_url(nodes[2].url) as client:
         client.delete("redlock:queued:n")
     for _ in range(20):  # whether or not the third one is among those that decide
-        assert isinstance(Queued.on(locks).enqueue(TRIGGER), Duplicate)
-    Queued.on(locks).end("n", placed.token, "over", wait=True)
+        assert isinstance(Reservations.on(locks).reserve(TRIGGER), Duplicate)
+    Reservations.on(locks).end("n", placed.token, "over", wait=True)
     eventually(lambda: tokens(nodes) == [None] * 3, "the end of the marker")
 
 

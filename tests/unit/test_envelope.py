@@ -10,14 +10,14 @@ from kombu import Exchange
 
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import MOST_RESCHEDULES, Envelope, hide
-from celery_redlock.task.queued import QueuedTask
+from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.slot import Slot
 
 FULL = Envelope(
     publish_id="0" * 32,
     previous="1" * 32,
     reschedules=7,
-    reservation=QueuedTask("report:1", "a" * 40, "me", "finished"),
+    reservation=Reservation("report:1", "a" * 40, "me", "finished"),
     slot=Slot("hourly", 1_772_368_215.25, "buffer_one"),
     worker="w1@here",
 )

@@ -14,8 +14,8 @@ from celery_redlock.ops.outlook import at_publish, at_run
 from celery_redlock.ops.why import CallError, Explanation, find_task, is_refusal_of, name_of_call
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import (
-    MarkerSeen,
     NodeLook,
+    ReservationSeen,
     holders,
     marker,
     marker_in,
@@ -105,7 +105,7 @@ def test_the_value_of_somebody_else_is_told_nobody(value):
 
 def test_a_marker_counts_if_a_majority_has_it():
     """The largest count of merged triggers is the newest."""
-    ours = MarkerSeen(b"a", {"task_id": "1"}, 5.0, is_running=False, merged=1)
+    ours = ReservationSeen(b"a", {"task_id": "1"}, 5.0, is_running=False, merged=1)
     newer = replace(ours, merged=2)
     other = replace(ours, token=b"b")
     assert marker([ours, newer, None]) == newer
@@ -181,7 +181,7 @@ def replace_retries(times):
     return SimpleNamespace(name="shop.bill", max_retries=times, default_retry_delay=180)
 
 
-WAITS = MarkerSeen(b"t", {"task_id": "first"}, 5.0, is_running=False, merged=0)
+WAITS = ReservationSeen(b"t", {"task_id": "first"}, 5.0, is_running=False, merged=0)
 RUNS = replace(WAITS, is_running=True)
 PUBLISH_WORDS = [
     ("join", None, None, "publishes it: none is queued"),

@@ -23,7 +23,7 @@ from celery_redlock.ops.listing import STATES, age_of, in_words, left, scalar, w
 from celery_redlock.ops.screen import colour
 from celery_redlock.ops.text import LONGEST, duration, one_line, show_json, show_table
 from celery_redlock.ops.why import Explanation, explain, find_task, name_of_call
-from celery_redlock.reading.one_lock import HolderSeen, MarkerSeen, NodeLook
+from celery_redlock.reading.one_lock import HolderSeen, NodeLook, ReservationSeen
 from celery_redlock.settings import Settings
 
 __all__ = ["why"]
@@ -160,7 +160,7 @@ def token_of(one: NodeLook) -> str:
     return "not ours" if one.is_foreign else one_line(one.holder.get("token", "?"), LONGEST)
 
 
-def marker_words(seen: MarkerSeen) -> str:
+def marker_words(seen: ReservationSeen) -> str:
     """Return whose message stands for the name."""
     info = who_as_json(seen.info)
     what = "has begun" if seen.is_running else f"waits, {seen.left:.0f} s at most"
@@ -221,7 +221,7 @@ def node_as_plain(one: NodeLook) -> dict[str, Any]:
     }
 
 
-def marker_as_plain(seen: MarkerSeen | None) -> dict[str, Any] | None:
+def marker_as_plain(seen: ReservationSeen | None) -> dict[str, Any] | None:
     """Return whose message stands for the name as plain JSON values; nothing of its token."""
     if seen is None:
         return None

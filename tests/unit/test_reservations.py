@@ -26,30 +26,30 @@ from celery_redlock.lock.rounds import Ask, Client, Pause, Tell
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys
 from celery_redlock.lock.votes import OWNER_LENGTH, TOKEN_LENGTH, Vote, VoteKind
-from celery_redlock.task.queued import NotItsTurn, QueuedTask
-from celery_redlock.unique.queued import (
+from celery_redlock.task.reservation import NotItsTurn, Reservation
+from celery_redlock.unique.reservations import (
     AS_IT_IS,
     OVER,
     RETENTION,
     SPLIT_TRIES,
     VERSION_TRIES,
-    Begun,
     Duplicate,
     NotStarted,
-    Placed,
-    Queued,
+    Reservations,
+    Reserved,
+    Start,
     Started,
     Trigger,
     answer_of,
-    enqueue,
     has_met_others,
     holds,
     is_decided,
     outcome,
+    reserve,
     verdict,
     without_ours,
 )
-from celery_redlock.unique.scripts import END, ENQUEUE, START, MarkerVote
+from celery_redlock.unique.scripts import END, RESERVE, START, ReservationVote
 from support.fakes import (
     SILENT,
     Drive,
@@ -79,25 +79,25 @@ def free():
 
 def follows(holder="y", ttl=5.0):
     """Return a yes behind *holder*, who runs."""
-    return Vote(MarkerVote.NEXT, 0, ttl, who(holder))
+    return Vote(ReservationVote.NEXT, 0, ttl, who(holder))
 
 
 def merged(holder="y", version=NOW, merged=1, ttl=5.0):
     """Return the answer of a node that handed the arguments over to *holder*."""
-    return Vote(MarkerVote.MERGED, version, ttl, who(holder), merged=merged)
+    return Vote(ReservationVote.MERGED, version, ttl, who(holder), merged=merged)
 
 
 def passed():
     """Return the answer to a start where the marker is not, or somebody else's."""
-    return Vote(MarkerVote.PASSED)
+    return Vote(ReservationVote.PASSED)
 
 
-#: Where the arguments of `ENQUEUE` have the version.
+#: Where the arguments of `RESERVE` have the version.
 VERSION = 6
 
 
 class Triggering(Drive):
-    """One enqueue, taken a step at a time; `placed` is what it ended with."""
+    """One reserve, taken a step at a time; `placed` is what it ended with."""
 
     def __init__(self, nodes=3, arguments=b"[[1],{}]", info=None, **trigger):
         super().__init__(nodes)
@@ -105,7 +105,7 @@ class Triggering(Drive):
         self.tokens, self.told = 0, []
         self.client.new_token = self._counted
         wanted = Trigger("k", 60.0, info or {"task_id": "id-x"}, arguments=arguments, **trigger)
-        self.steps = enqueue(self.client, wanted)
+        self.steps = reserve(self.client, wanted)
         self._advance(lambda: next(self.steps))
 
     def _counted(self):
@@ -140,7 +140,7 @@ def test_the_question_carries_what_a_node_must_know():
     drive = Triggering(info={"task": "shop.bill"}, window=90.0)
     asked = drive.step.request.arguments
     token, info, life, window, started, arguments, version, keep, quarantine = asked
-    assert drive.step.request.script is ENQUEUE
+    assert drive.step.request.script is RESERVE
     assert (len(token), life, window, started) == (40, b"60000", b"90000", b"")
     assert (arguments, int(version)) == (b"[[1],{}]", NOW)
     assert int(keep) == RETENTION * 1000
@@ -167,7 +167,7 @@ def test_a_majority_that_grants_places_the_marker(nodes):
     """One round, and the token that goes with the message is the one that was stored."""
     drive = Triggering(nodes)
     token = drive.token
-    assert drive.vote(*[free()] * quorum(nodes)).placed == Placed(token)
+    assert drive.vote(*[free()] * quorum(nodes)).placed == Reserved(token)
     assert drive.told == []
 
 
@@ -176,7 +176,9 @@ def test_a_majority_behind_one_that_runs_makes_it_next():
     drive = Triggering()
     token = drive.token
     drive.vote(follows("y", 4.0), follows("y", 5.0))
-    assert drive.placed == Placed(token, {"task_id": "id-y", "token": token_of("y")[:8], "ttl": 5})
+    assert drive.placed == Reserved(
+        token, {"task_id": "id-y", "token": token_of("y")[:8], "ttl": 5}
+    )
     assert drive.told == []
 
 
@@ -236,7 +238,7 @@ def test_what_certainly_stored_nothing_is_told_nothing():
 def test_a_minority_that_says_otherwise_does_not_end_a_placing():
     """What the others store stays where it is: the message carries the token."""
     drive = Triggering(5).vote(free(), follows(), free(), merged("z"), free())
-    assert isinstance(drive.placed, Placed)
+    assert isinstance(drive.placed, Reserved)
     assert drive.placed.before == {}
     assert drive.told == []
 
@@ -277,7 +279,7 @@ def test_versions_that_differ_are_agreed_upon():
     first = drive.step.request
     drive.vote(merged("y", 5), merged("y", 9))
     second = drive.step.request
-    assert second.script is ENQUEUE
+    assert second.script is RESERVE
     assert proposed(drive) == 10
     assert second.arguments[:VERSION] == first.arguments[:VERSION]
     assert second.arguments[VERSION + 1 :] == first.arguments[VERSION + 1 :]
@@ -318,7 +320,7 @@ def test_a_marker_that_lapses_meanwhile_can_be_had():
     drive = Triggering()
     token = drive.token
     drive.vote(merged("y", 5), merged("y", 9)).vote(free(), free())
-    assert drive.placed == Placed(token)
+    assert drive.placed == Reserved(token)
     assert drive.told == []
 
 
@@ -372,7 +374,7 @@ def test_a_split_is_tried_again_with_a_fresh_token(ballot, spared):
     assert drive.is_asking
     assert drive.token != first
     assert drive.token[:OWNER_LENGTH] == first[:OWNER_LENGTH]
-    assert drive.step.request.script is ENQUEUE
+    assert drive.step.request.script is RESERVE
     assert len(drive.told) == (spared is not None)
 
 
@@ -380,7 +382,7 @@ def test_a_split_that_resolves_is_placed_under_its_last_token():
     """The token that counts is that of the attempt that a majority granted."""
     drive = Triggering().vote(free(), refused("y"), refused("z")).go_on_to_ask()
     token = drive.token
-    assert drive.vote(free(), free()).placed == Placed(token)
+    assert drive.vote(free(), free()).placed == Reserved(token)
 
 
 def test_every_attempt_has_a_later_version():
@@ -477,7 +479,7 @@ class Stop(BaseException):
 
 
 def asking():
-    """Return an enqueue that waits for its first votes."""
+    """Return a reserve that waits for its first votes."""
     return Triggering()
 
 
@@ -506,7 +508,7 @@ def telling_of_a_duplicate():
 )
 @pytest.mark.parametrize("error", [Stop(), KeyboardInterrupt(), ValueError(), SystemExit(1)])
 def test_an_interrupted_attempt_is_ended_everywhere(somewhere, error):
-    """Whatever hits an enqueue wherever it is: every node is told, then the error goes on."""
+    """Whatever hits a reserve wherever it is: every node is told, then the error goes on."""
     drive = somewhere()
     token = drive.token
     drive.interrupt(error)
@@ -589,20 +591,20 @@ def test_whoever_is_placed_or_a_duplicate_is_so_by_a_majority(ballot):
     if not votes:
         return
     placed = outcome(votes, token_of("x"), ballot, [f"node-{i}" for i in range(len(ballot))])
-    if votes[0].kind in (VoteKind.GRANTED, MarkerVote.NEXT):
+    if votes[0].kind in (VoteKind.GRANTED, ReservationVote.NEXT):
         assert placed.token == token_of("x")
-        assert bool(placed.before) == (votes[0].kind is MarkerVote.NEXT)
+        assert bool(placed.before) == (votes[0].kind is ReservationVote.NEXT)
     else:
         assert placed.holder["token"] == votes[0].value[:8].decode()
-        assert bool(placed.merged) == (votes[0].kind is MarkerVote.MERGED)
+        assert bool(placed.merged) == (votes[0].kind is ReservationVote.MERGED)
 
 
 @given(ballots, st.integers(1, 2))
 def test_a_merge_holds_where_a_majority_stores_the_version(ballot, version):
     """Every other answer holds as it is, and none at all needs no agreement."""
     votes = verdict(ballot)
-    stored = [v for v in votes if v.kind is MarkerVote.MERGED and v.fence == version]
-    is_merged = bool(votes) and votes[0].kind is MarkerVote.MERGED
+    stored = [v for v in votes if v.kind is ReservationVote.MERGED and v.fence == version]
+    is_merged = bool(votes) and votes[0].kind is ReservationVote.MERGED
     assert holds(votes, version, ballot) == (not is_merged or len(stored) >= quorum(len(ballot)))
 
 
@@ -610,7 +612,7 @@ def test_a_merge_holds_where_a_majority_stores_the_version(ballot, version):
 def test_only_nodes_that_answered_no_are_spared(ballot):
     """A node that said yes, or nothing, or that it could not be asked, is never spared."""
     spared = without_ours(ballot)
-    certain = {VoteKind.REFUSED, MarkerVote.MERGED, VoteKind.QUARANTINED}
+    certain = {VoteKind.REFUSED, ReservationVote.MERGED, VoteKind.QUARANTINED}
     assert spared == {i for i, vote in enumerate(ballot) if vote and vote.kind in certain}
 
 
@@ -660,13 +662,13 @@ class ScriptedFanout:
 
 @pytest.fixture
 def queued():
-    """A function that makes a `Queued` whose nodes give *answers*, and what it uses."""
+    """A function that makes a `Reservations` whose nodes give *answers*, and what it uses."""
 
     def make(*answers):
         fanout = ScriptedFanout(*answers)
         pauses, events = [], []
         client = Client(Rules(), fanout.labels, chance=lambda _, longest: longest)
-        made = Queued(client, Driver(fanout, pauses.append), events.append)
+        made = Reservations(client, Driver(fanout, pauses.append), events.append)
         made.fanout, made.pauses, made.events = fanout, pauses, events
         return made
 
@@ -679,9 +681,9 @@ TRIGGER = Trigger("k", 60.0, {"task_id": "id-x"}, arguments=b"[[1],{}]")
 def test_a_driver_asks_tells_and_pauses(queued):
     """Questions go to all nodes, ends to those not spared, and pauses are slept."""
     made = queued([free(), refused("y"), refused("z")], [free()] * 3)
-    placed = made.enqueue(TRIGGER)
+    placed = made.reserve(TRIGGER)
     first, second = (request.arguments[0].decode() for request in made.fanout.asked)
-    assert placed == Placed(second)
+    assert placed == Reserved(second)
     ((end, skip),) = made.fanout.told
     assert end.arguments[0] == first.encode()
     assert skip == {1, 2}
@@ -694,7 +696,7 @@ def test_an_interruption_is_the_algorithms_to_clean_up_after(queued, error):
     """It is raised where the algorithm stands, which ends its attempt everywhere."""
     made = queued(error)
     with pytest.raises(type(error)) as caught:
-        made.enqueue(TRIGGER)
+        made.reserve(TRIGGER)
     assert caught.value is error
     ((end, skip),) = made.fanout.told
     assert end.script is END
@@ -707,7 +709,7 @@ def test_an_interrupted_word_is_said_all_the_same(queued):
     made = queued([refused("y"), refused("z"), free()])
     made.fanout.trouble.append(Stop())
     with pytest.raises(Stop):
-        made.enqueue(TRIGGER)
+        made.reserve(TRIGGER)
     spared = [skip for request, skip in made.fanout.told if request.script is END]
     assert spared == [{0, 1}, frozenset()]
 
@@ -717,7 +719,7 @@ def test_a_driver_that_is_hit_twice_gives_up(queued):
     made = queued(Stop())
     made.fanout.trouble.extend([KeyboardInterrupt(), KeyboardInterrupt()])
     with pytest.raises(KeyboardInterrupt):
-        made.enqueue(TRIGGER)
+        made.reserve(TRIGGER)
     assert made.fanout.told == []
 
 
@@ -725,7 +727,7 @@ def test_an_error_of_the_algorithm_comes_out_and_is_told_to_observers(queued):
     """No quorum is an event with every node's answer, and raised."""
     made = queued([unreachable()] * 3)
     with pytest.raises(QuorumUnavailable) as unavailable:
-        made.enqueue(TRIGGER)
+        made.reserve(TRIGGER)
     (event,) = made.events
     assert isinstance(event, LockUnavailable)
     assert (event.name, event.votes) == ("k", unavailable.value.votes)
@@ -746,7 +748,7 @@ def before(holder="y", ttl=5.0):
 
 def start(made, alone=0.0, *, life=30.0, wait=True):
     """Note that the task of token x runs."""
-    begun = Begun({"task_id": "id-x"}, token_of("l"), "x/0/0", alone, life)
+    begun = Start({"task_id": "id-x"}, token_of("l"), "x/0/0", alone, life)
     return made.start("k", token_of("x"), begun, wait=wait)
 
 
@@ -798,7 +800,7 @@ def test_what_a_start_is_told(queued, ballot, started):
 )
 def test_a_task_whose_turn_it_is_not_is_told_why(queued, ballot, error, votes):
     """It fails with that where no copy of it can be published; nobody is named whom none named."""
-    made, task = queued(ballot), QueuedTask("k", token_of("x"), "id-x", "started")
+    made, task = queued(ballot), Reservation("k", token_of("x"), "id-x", "started")
     held, info = HeldLock(lease_of(time.monotonic, "k")), {"execution": "x/0/0"}
     options = replace(OPTIONS, on_duplicate="rerun")
     with pytest.raises(NotItsTurn) as raised:
@@ -912,13 +914,13 @@ RULES, BEGIN = Rules(), 1.7e9
 LOCK = Keys.of(RULES.prefix, "k").lock
 
 #: Mutants: the script, what it says no more, and what it says instead.
-FORGETFUL = [(ENQUEUE, "if version <= m.version then", "if false then")]
+FORGETFUL = [(RESERVE, "if version <= m.version then", "if false then")]
 GENEROUS = [
     (START, "if mine.started == '' or mine.started == ARGV[4] then", "if mine.started then")
 ]
 TRUSTING = [
-    (ENQUEUE, "if m.started ~= '' then", "if m.started ~= '' and m.started ~= '-' then"),
-    (ENQUEUE, "if current.started == '' then", "if #current.started < 2 then"),
+    (RESERVE, "if m.started ~= '' then", "if m.started ~= '' and m.started ~= '-' then"),
+    (RESERVE, "if current.started == '' then", "if #current.started < 2 then"),
 ]
 
 
@@ -989,7 +991,7 @@ class TriggerWorld:
         self.lossy, self.told_all = set(), False
         self.tokens = (f"{number:040d}" for number in count(1))
         self.worker = self.new_links()
-        self.queued = Queued(self.client(), self, lambda _: None)
+        self.queued = Reservations(self.client(), self, lambda _: None)
 
     # -- as a driver, for the worker -------------------------------------------------
 
@@ -1078,7 +1080,7 @@ class TriggerWorld:
         arguments = b"%d" % self.now
         expires = self.chance.random() < self.expiring
         trigger = Trigger("k", 60.0, {}, expires=expires, arguments=arguments)
-        steps = enqueue(self.client(), trigger)
+        steps = reserve(self.client(), trigger)
         told = Told(arguments, steps, self.now, expires, links=self.new_links())
         self.made[arguments] = told
         self.busy.append(told)
@@ -1105,7 +1107,7 @@ class TriggerWorld:
 
     def note(self, told, placed, ballot):
         """Note what a trigger was told."""
-        if isinstance(placed, Placed):
+        if isinstance(placed, Reserved):
             self.messages.append((placed.token, told))
             if told.expires:
                 self.lossy.add(placed.token.encode())
@@ -1155,7 +1157,7 @@ class TriggerWorld:
 
     def start(self, token, execution, lock):
         """Have the nodes told that a task runs; return what they say."""
-        begun = Begun({}, lock, execution, self.alone, 60.0)
+        begun = Start({}, lock, execution, self.alone, 60.0)
         return self.queued.start("k", token, begun, wait=True)
 
     def retry(self, token, *, is_known):

@@ -1,11 +1,11 @@
 """
 The queued marker: keep a second message of a task out of the queue. Sans I/O, and its driver.
 
-    trigger --ENQUEUE--> nobody stands for the name     --> Placed: publish, the token goes along
+    trigger --RESERVE--> nobody stands for the name     --> Reserved: publish, the token goes along
                          somebody does                  --> Duplicate: publish nothing
                          somebody does, merging:
                            and has not started yet      --> Duplicate, newest arguments handed over
-                           and runs, nobody is next     --> Placed as the next one
+                           and runs, nobody is next     --> Reserved as the next one
                            and runs, somebody is next   --> Duplicate, newest arguments handed over
                            but that one may expire      --> Duplicate, nothing handed over
     worker  --START-->   the marker lives on as long as the task's lock, or by itself
@@ -50,7 +50,7 @@ from celery_redlock.lock.votes import (
     read_holder,
     told,
 )
-from celery_redlock.unique.scripts import END, ENQUEUE, START, MarkerVote
+from celery_redlock.unique.scripts import END, RESERVE, START, ReservationVote
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 __all__ = [
     "AS_IT_IS",
     "OVER",
-    "Begun",
     "Duplicate",
     "NotStarted",
-    "Placed",
-    "Queued",
+    "Reservations",
+    "Reserved",
+    "Start",
     "Started",
     "Trigger",
 ]
@@ -76,7 +76,7 @@ VERSION_TRIES = 3
 #: How long a node keeps the marker of a task that runs; it counts only while its lock is held.
 RETENTION = 7 * 24 * 3600.0
 #: The votes of nodes that are not in quarantine.
-ANSWERS = (VoteKind.GRANTED, VoteKind.REFUSED, MarkerVote.NEXT, MarkerVote.MERGED)
+ANSWERS = (VoteKind.GRANTED, VoteKind.REFUSED, ReservationVote.NEXT, ReservationVote.MERGED)
 #: For a marker that is not to change when its task starts, and for one that then ends.
 AS_IT_IS, OVER = "as it is", "over"
 
@@ -105,7 +105,7 @@ class Trigger:
 
 
 @dataclass(frozen=True)
-class Placed:
+class Reserved:
     """
     The marker is ours: publish.
 
@@ -135,7 +135,7 @@ class Duplicate:
 
 
 @dataclass(frozen=True)
-class Begun:
+class Start:
     """
     A task runs under its lock now.
 
@@ -187,7 +187,7 @@ class NotStarted:
 # --- what is put to a node -------------------------------------------------------------
 
 
-def marker_keys(rules: Rules, name: str) -> tuple[bytes, bytes]:
+def reservation_keys(rules: Rules, name: str) -> tuple[bytes, bytes]:
     """Return the keys of the markers of *name*: who is queued or runs, and who is next."""
     return record_key(rules.prefix, "queued", name), record_key(rules.prefix, "next", name)
 
@@ -197,12 +197,12 @@ def end_all(rules: Rules, name: str, token: str) -> Request:
     return end_request(rules, name, token, OVER, 0.0)
 
 
-def enqueue_request(rules: Rules, trigger: Trigger, token: str, version: int) -> Request:
+def reserve_request(rules: Rules, trigger: Trigger, token: str, version: int) -> Request:
     """Return what takes the marker for *token*, or merges *trigger* into who has it."""
     keys = Keys.of(rules.prefix, trigger.name)
     return Request(
-        ENQUEUE,
-        (*marker_keys(rules, trigger.name), keys.lock, keys.boot, keys.quarantine),
+        RESERVE,
+        (*reservation_keys(rules, trigger.name), keys.lock, keys.boot, keys.quarantine),
         (
             token.encode(),
             encode_info(trigger.info),
@@ -217,12 +217,12 @@ def enqueue_request(rules: Rules, trigger: Trigger, token: str, version: int) ->
     )
 
 
-def start_request(rules: Rules, name: str, token: str, begun: Begun) -> Request:
+def start_request(rules: Rules, name: str, token: str, begun: Start) -> Request:
     """Return what notes that the task of *token* runs."""
     alone = begun.alone if isinstance(begun.alone, str) else f"{begun.alone * 1000:.0f}"
     return Request(
         START,
-        (*marker_keys(rules, name), Keys.of(rules.prefix, name).lock),
+        (*reservation_keys(rules, name), Keys.of(rules.prefix, name).lock),
         (
             token.encode(),
             encode_info(begun.info),
@@ -236,8 +236,8 @@ def start_request(rules: Rules, name: str, token: str, begun: Begun) -> Request:
 
 
 def end_request(rules: Rules, name: str, token: str, how: str, life: float) -> Request:
-    """Return what ends the marker of *token*; *how* and *life* as of `Queued.end`."""
-    keys = (*marker_keys(rules, name), Keys.of(rules.prefix, name).lock)
+    """Return what ends the marker of *token*; *how* and *life* as of `Reservations.end`."""
+    keys = (*reservation_keys(rules, name), Keys.of(rules.prefix, name).lock)
     return Request(END, keys, (token.encode(), how.encode(), ms(life)))
 
 
@@ -249,9 +249,9 @@ Answer = tuple[enum.Enum, bytes]
 
 def answer_of(vote: Vote) -> Answer | None:
     """Return what *vote* says, None if it says nothing."""
-    if vote.kind in (VoteKind.GRANTED, MarkerVote.NEXT):
+    if vote.kind in (VoteKind.GRANTED, ReservationVote.NEXT):
         return vote.kind, b""
-    if vote.kind in (MarkerVote.MERGED, VoteKind.REFUSED):
+    if vote.kind in (ReservationVote.MERGED, VoteKind.REFUSED):
         return vote.kind, vote.value[:TOKEN_LENGTH]
     return None
 
@@ -280,14 +280,14 @@ def has_met_others(ballot: Ballot) -> bool:
 
 def without_ours(ballot: Ballot) -> frozenset[int]:
     """Return the positions of nodes that certainly stored no marker of ours."""
-    certain = (VoteKind.REFUSED, MarkerVote.MERGED, VoteKind.QUARANTINED)
+    certain = (VoteKind.REFUSED, ReservationVote.MERGED, VoteKind.QUARANTINED)
     return frozenset(i for i, v in enumerate(ballot) if v is not None and v.kind in certain)
 
 
-Steps = Generator["Ask | Tell | Pause", Any, "Placed | Duplicate"]
+Steps = Generator["Ask | Tell | Pause", Any, "Reserved | Duplicate"]
 
 
-def enqueue(client: Client, trigger: Trigger) -> Steps:
+def reserve(client: Client, trigger: Trigger) -> Steps:
     """
     Take the marker, or find out who has it.
 
@@ -302,18 +302,18 @@ def enqueue(client: Client, trigger: Trigger) -> Steps:
         token = fresh_token(client, owner)
         try:
             version = max(client.propose(), version + 1)
-            ballot = yield Ask(enqueue_request(client.rules, known, token, version), is_decided)
+            ballot = yield Ask(reserve_request(client.rules, known, token, version), is_decided)
             votes, clean = verdict(ballot), without_ours(ballot)
             for _ in range(VERSION_TRIES):
                 if holds(votes, version, ballot):
                     break
                 version = max(vote.fence for vote in votes) + 1
-                larger = enqueue_request(client.rules, known, token, version)
+                larger = reserve_request(client.rules, known, token, version)
                 ballot = yield Ask(larger, is_decided)
                 votes, clean = verdict(ballot), clean & without_ours(ballot)
             if not holds(votes, version, ballot):
                 votes = []
-            is_placed = votes and votes[0].kind in (VoteKind.GRANTED, MarkerVote.NEXT)
+            is_placed = votes and votes[0].kind in (VoteKind.GRANTED, ReservationVote.NEXT)
             if not is_placed and len(clean) < len(ballot):
                 # A node that stored it all the same had forgotten the others' marker: rare.
                 yield Tell(end_all(client.rules, trigger.name, token), clean)
@@ -333,28 +333,28 @@ def enqueue(client: Client, trigger: Trigger) -> Steps:
 
 def holds(votes: list[Vote], version: int, ballot: Ballot) -> bool:
     """Return whether what *votes* say is so: for a merge, a majority stores *version*."""
-    if not votes or votes[0].kind is not MarkerVote.MERGED:
+    if not votes or votes[0].kind is not ReservationVote.MERGED:
         return True
     return sum(1 for vote in votes if vote.fence == version) >= quorum(len(ballot))
 
 
 def outcome(
     votes: list[Vote], token: str, ballot: Ballot, labels: Sequence[str]
-) -> Placed | Duplicate:
+) -> Reserved | Duplicate:
     """Return what the votes of a majority of *ballot* mean."""
     first = votes[0]
     if first.kind is VoteKind.GRANTED:
-        return Placed(token)
+        return Reserved(token)
     holder = {**read_holder(first.value), "ttl": max(vote.ttl for vote in votes)}
-    if first.kind is MarkerVote.NEXT:
-        return Placed(token, holder)
+    if first.kind is ReservationVote.NEXT:
+        return Reserved(token, holder)
     return Duplicate(holder, max(vote.merged for vote in votes), told(ballot, labels))
 
 
 # --- its driver --------------------------------------------------------------------------
 
 
-class Queued:
+class Reservations:
     """
     The queued markers on the nodes of one process. Safe from any thread.
 
@@ -374,7 +374,7 @@ class Queued:
         """Return the markers on the nodes of *locks*."""
         return cls(locks.client, locks.driver, locks.notify)
 
-    def enqueue(self, trigger: Trigger) -> Placed | Duplicate:
+    def reserve(self, trigger: Trigger) -> Reserved | Duplicate:
         """
         Take the marker, or find out who has it; one round.
 
@@ -383,12 +383,12 @@ class Queued:
         """
         started = clock.now()
         try:
-            return self._driver.drive(enqueue(self._client, trigger))
+            return self._driver.drive(reserve(self._client, trigger))
         except QuorumUnavailable as error:
             self._notify(LockUnavailable(trigger.name, error.votes, clock.now() - started))
             raise
 
-    def start(self, name: str, token: str, begun: Begun, *, wait: bool) -> Started | NotStarted:
+    def start(self, name: str, token: str, begun: Start, *, wait: bool) -> Started | NotStarted:
         """
         Note that the task of the marker runs under its lock now.
 
@@ -410,7 +410,7 @@ class Queued:
         majority = quorum(len(ballot))
         granted = [v for v in ballot if v is not None and v.kind is VoteKind.GRANTED]
         refused = [v for v in ballot if v is not None and v.kind is VoteKind.REFUSED]
-        passed = count(ballot, MarkerVote.PASSED)
+        passed = count(ballot, ReservationVote.PASSED)
         if len(granted) + len(refused) + passed < majority:
             return NotStarted({}, told(ballot, self._driver.labels))
         if len(refused) >= majority or (refused and len(granted) + passed < majority):

@@ -11,18 +11,18 @@ from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import BOOT_RETENTION, NO_VOTE, Keys, marker_key
 from celery_redlock.lock.votes import VoteKind
-from celery_redlock.unique.queued import (
+from celery_redlock.unique.reservations import (
     AS_IT_IS,
     OVER,
     RETENTION,
-    Begun,
+    Start,
     Trigger,
     end_request,
-    enqueue_request,
-    marker_keys,
+    reservation_keys,
+    reserve_request,
     start_request,
 )
-from celery_redlock.unique.scripts import MarkerVote
+from celery_redlock.unique.scripts import ReservationVote
 from support.script_bench import ScriptBench, near
 from support.waiting import eventually
 
@@ -46,22 +46,22 @@ class Bench(ScriptBench):
     def __init__(self, server, rules=RULES):
         super().__init__(server, rules)
 
-    def enqueue(self, token=A, arguments=None, *, version=1, name=NAME, ask=(), **trigger):
+    def reserve(self, token=A, arguments=None, *, version=1, name=NAME, ask=(), **trigger):
         """Ask for the marker; *arguments* as of a trigger that is merged, None for one's own."""
         arguments = args_of(token) if arguments is None else arguments
         life = trigger.pop("life", 20.0)
         known = {"window": life, "arguments": arguments, **trigger}
         wanted = Trigger(name, life, {"task_id": f"id-{token[0]}"}, **known)
-        return self.ask(enqueue_request(self.rules, wanted, token, version), **dict(ask))
+        return self.ask(reserve_request(self.rules, wanted, token, version), **dict(ask))
 
     def alone(self, token=A, **how):
         """Ask for the marker without merging."""
-        return self.enqueue(token, b"", **how)
+        return self.reserve(token, b"", **how)
 
     def start(self, token=A, alone=0.0, *, lock=LOCK, execution="first", life=20.0, name=NAME):
         """Note that a task runs."""
         info = {"task_id": f"id-{token[0]}", "again": True}
-        begun = Begun(info, lock, execution, alone, life)
+        begun = Start(info, lock, execution, alone, life)
         return self.ask(start_request(self.rules, name, token, begun))
 
     def end(self, token=A, how=OVER, life=0.0, *, name=NAME):
@@ -79,7 +79,7 @@ class Bench(ScriptBench):
 
     def run(self, token=A, alone=0.0, **publish):
         """Have a task placed and started, under its lock."""
-        assert self.enqueue(token, **publish).kind is VoteKind.GRANTED
+        assert self.reserve(token, **publish).kind is VoteKind.GRANTED
         self.hold()
         assert self.start(token, alone).kind is VoteKind.GRANTED
 
@@ -94,12 +94,12 @@ class Bench(ScriptBench):
         return self._fields(1)
 
     def _fields(self, which):
-        found = self.client.hgetall(marker_keys(self.rules, NAME)[which])
+        found = self.client.hgetall(reservation_keys(self.rules, NAME)[which])
         return {name.decode(): value for name, value in found.items()}
 
     def pttl(self, which=0):
         """Return how long a marker is kept yet [ms]; 1 for the next one."""
-        return self.client.pttl(marker_keys(self.rules, NAME)[which])
+        return self.client.pttl(reservation_keys(self.rules, NAME)[which])
 
     def left(self, which=0):
         """Return how long a marker stands by itself yet [ms]."""
@@ -126,12 +126,12 @@ def bench(fresh):
     return fresh
 
 
-# -- enqueue: granted or refused -------------------------------------------------------
+# -- reserve: granted or refused -------------------------------------------------------
 
 
 def test_a_free_marker_is_granted_and_stored_with_what_its_owner_tells(bench):
     """A grant stores who owns the marker and its window, for its life, and that nobody started."""
-    vote = bench.enqueue(A)
+    vote = bench.reserve(A)
     assert (vote.kind, vote.fence, vote.value, vote.ttl) == (VoteKind.GRANTED, 0, b"", 0.0)
     assert abs(vote.node_now - bench.now_ms() / 1000) < 5
     stored = bench.queued
@@ -148,7 +148,7 @@ def test_a_free_marker_is_granted_and_stored_with_what_its_owner_tells(bench):
 @pytest.mark.parametrize(("life", "window"), [(5.0, 60.0), (60.0, 5.0)])
 def test_a_life_and_a_window_are_two_things(bench, life, window):
     """A marker stands and is kept for its life; its window is only remembered."""
-    bench.enqueue(A, life=life, window=window)
+    bench.reserve(A, life=life, window=window)
     assert near(bench.left(), life)
     assert near(bench.pttl(), life)
     assert near(int(bench.queued["window"]) - bench.now_ms(), window)
@@ -156,7 +156,7 @@ def test_a_life_and_a_window_are_two_things(bench, life, window):
 
 def test_a_marker_that_waits_refuses_who_does_not_merge(bench):
     """The refusal changes nothing and tells who stands for the name, and for how long."""
-    bench.enqueue(A)
+    bench.reserve(A)
     before = bench.everything()
     vote = bench.alone(B)
     assert vote.kind is VoteKind.REFUSED
@@ -222,7 +222,7 @@ def test_asking_again_late_changes_nothing_of_one_that_runs(bench):
     """What a slow connection delivers after the start neither ends the run nor forgets it."""
     bench.run(A, 60.0)
     before = bench.everything()
-    assert bench.enqueue(A, version=9).kind is VoteKind.GRANTED
+    assert bench.reserve(A, version=9).kind is VoteKind.GRANTED
     assert bench.everything() == before
     assert near(bench.pttl(), WEEK / 1000)
 
@@ -232,20 +232,20 @@ def test_only_the_whole_token_is_the_own_one(bench):
     bench.alone(A)
     sibling = A[:-1] + "b"
     assert bench.alone(sibling).kind is VoteKind.REFUSED
-    assert bench.start(sibling, AS_IT_IS).kind is MarkerVote.PASSED
+    assert bench.start(sibling, AS_IT_IS).kind is ReservationVote.PASSED
     assert bench.end(sibling).kind is VoteKind.REFUSED
     assert bench.queued["token"] == A.encode()
 
 
-# -- enqueue: merged -------------------------------------------------------------------
+# -- reserve: merged -------------------------------------------------------------------
 
 
 def test_a_trigger_is_merged_into_the_one_that_waits(bench):
     """It stores its arguments, version and owner in the marker, which stays what it was."""
-    bench.enqueue(A)
+    bench.reserve(A)
     before = bench.queued
-    vote = bench.enqueue(B, version=4096)
-    assert (vote.kind, vote.fence, vote.merged) == (MarkerVote.MERGED, 4096, 1)
+    vote = bench.reserve(B, version=4096)
+    assert (vote.kind, vote.fence, vote.merged) == (ReservationVote.MERGED, 4096, 1)
     assert vote.value == A.encode() + b'{"task_id":"id-a"}'
     assert near(vote.ttl * 1000, 20)
     news = {"newest": args_of(B), "version": b"4096", "merged": b"1", "by": B[:32].encode()}
@@ -255,8 +255,8 @@ def test_a_trigger_is_merged_into_the_one_that_waits(bench):
 
 def test_the_newest_arguments_win(bench):
     """Each trigger that is merged replaces the arguments, and counts."""
-    bench.enqueue(A)
-    counts = [bench.enqueue(token, version=i).merged for i, token in enumerate((B, C, D), 1)]
+    bench.reserve(A)
+    counts = [bench.reserve(token, version=i).merged for i, token in enumerate((B, C, D), 1)]
     assert counts == [1, 2, 3]
     assert bench.queued["newest"] == args_of(D)
 
@@ -272,9 +272,9 @@ def test_the_newest_arguments_win(bench):
 )
 def test_a_version_keeps_all_its_digits(bench, stored, proposed, given):
     """A version that is larger than the stored one is stored and told exactly."""
-    bench.enqueue(A)
-    bench.enqueue(B, version=stored)
-    assert bench.enqueue(C, version=proposed).fence == given
+    bench.reserve(A)
+    bench.reserve(B, version=stored)
+    assert bench.reserve(C, version=proposed).fence == given
     assert bench.queued["version"] == b"%d" % given
 
 
@@ -282,11 +282,11 @@ def test_a_version_keeps_all_its_digits(bench, stored, proposed, given):
 @pytest.mark.parametrize("stored", [5, 99_999_999_999_999, 7205759403792793])
 def test_a_version_never_falls_nor_stays(bench, stored, proposed):
     """Proposing no more than what is stored changes nothing, and is told what is above it."""
-    bench.enqueue(A)
-    bench.enqueue(B, version=stored)
+    bench.reserve(A)
+    bench.reserve(B, version=stored)
     before = bench.everything()
-    vote = bench.enqueue(C, version=proposed)
-    assert (vote.kind, vote.fence, vote.merged) == (MarkerVote.MERGED, stored + 1, 1)
+    vote = bench.reserve(C, version=proposed)
+    assert (vote.kind, vote.fence, vote.merged) == (ReservationVote.MERGED, stored + 1, 1)
     assert vote.value == A.encode() + b'{"task_id":"id-a"}'
     assert near(vote.ttl * 1000, 20)
     assert bench.everything() == before
@@ -294,10 +294,10 @@ def test_a_version_never_falls_nor_stays(bench, stored, proposed):
 
 def test_what_a_trigger_was_told_it_can_propose(bench):
     """The number that it is told is the smallest that is stored, and then it counts."""
-    bench.enqueue(A)
-    bench.enqueue(B, version=7205759403792793)
-    told = bench.enqueue(C, version=5).fence
-    vote = bench.enqueue(C, version=told)
+    bench.reserve(A)
+    bench.reserve(B, version=7205759403792793)
+    told = bench.reserve(C, version=5).fence
+    vote = bench.reserve(C, version=told)
     assert (vote.fence, vote.merged) == (told, 2)
     assert bench.queued["newest"] == args_of(C)
 
@@ -305,11 +305,11 @@ def test_what_a_trigger_was_told_it_can_propose(bench):
 def test_versions_of_a_marker_only_grow(bench):
     """Over any proposals of many triggers none falls, and each is told what is above the old."""
     chance = random.Random(7)
-    bench.enqueue(A)
+    bench.reserve(A)
     for number in range(200):
         stored = int(bench.queued.get("version", 0))
         proposed = chance.randrange(1, 10**6)
-        assert bench.enqueue(f"{number:040d}", version=proposed).fence == max(proposed, stored + 1)
+        assert bench.reserve(f"{number:040d}", version=proposed).fence == max(proposed, stored + 1)
         assert int(bench.queued["version"]) == max(proposed, stored)
     assert stored > 900_000
 
@@ -321,9 +321,9 @@ def test_an_older_trigger_that_comes_late_replaces_nothing(bench):
     The older one may long be accepted by the other nodes, under the version it proposed; here
     it would come back above the newer one, and win when the task starts.
     """
-    bench.enqueue(A)
-    bench.enqueue(B, version=9)
-    assert bench.enqueue(C, version=5).kind is MarkerVote.MERGED
+    bench.reserve(A)
+    bench.reserve(B, version=9)
+    assert bench.reserve(C, version=5).kind is ReservationVote.MERGED
     started = bench.start(A)
     assert (started.value, started.fence) == (args_of(B), 9)
 
@@ -337,11 +337,11 @@ def test_asking_again_keeps_what_was_merged(bench, place):
     """
     if place != "first":
         bench.run(D)
-    bench.enqueue(A)
-    bench.enqueue(B, version=5)
+    bench.reserve(A)
+    bench.reserve(B, version=5)
     if place == "next, and then first":
         bench.end(D)
-    bench.enqueue(A, version=6)
+    bench.reserve(A, version=6)
     bench.end(D)
     assert bench.next == {} or place == "next"
     started = bench.start(A)
@@ -351,19 +351,19 @@ def test_asking_again_keeps_what_was_merged(bench, place):
 
 def test_an_owner_is_counted_once_however_often_it_asks(bench):
     """The same trigger under a fresh token, or with a larger version, is not one more."""
-    bench.enqueue(A)
-    assert bench.enqueue(B, version=1).merged == 1
-    assert bench.enqueue(B, version=2).merged == 1
-    assert bench.enqueue(B[:32] + "c" * 8, version=3).merged == 1
-    assert bench.enqueue(B[:31] + "c" * 9, version=4).merged == 2
+    bench.reserve(A)
+    assert bench.reserve(B, version=1).merged == 1
+    assert bench.reserve(B, version=2).merged == 1
+    assert bench.reserve(B[:32] + "c" * 8, version=3).merged == 1
+    assert bench.reserve(B[:31] + "c" * 9, version=4).merged == 2
 
 
 def test_a_new_marker_knows_nothing_of_what_was_merged_before(bench):
     """Arguments belong to the marker they were merged into, and go with it."""
-    bench.enqueue(A)
-    bench.enqueue(B, version=9)
+    bench.reserve(A)
+    bench.reserve(B, version=9)
     bench.end(A)
-    assert bench.enqueue(C).kind is VoteKind.GRANTED
+    assert bench.reserve(C).kind is VoteKind.GRANTED
     assert {"newest", "by", "version", "merged"}.isdisjoint(bench.queued)
     started = bench.start(C)
     assert (started.value, started.fence, started.merged) == (b"", 0, 0)
@@ -371,8 +371,8 @@ def test_a_new_marker_knows_nothing_of_what_was_merged_before(bench):
 
 def test_merging_does_not_prolong_a_marker(bench):
     """Triggers that keep coming do not keep alive a marker whose message may be lost."""
-    bench.enqueue(A, life=5.0)
-    bench.enqueue(B, life=60.0)
+    bench.reserve(A, life=5.0)
+    bench.reserve(B, life=60.0)
     assert near(bench.left(), 5)
     assert near(bench.alone(C).ttl * 1000, 5)
 
@@ -383,9 +383,9 @@ def test_what_was_merged_is_kept_for_long(bench, which, life):
     """The key outlives the marker by days, and is never kept for less than the marker stands."""
     if which:
         bench.run(D)
-    bench.enqueue(A, life=life)
+    bench.reserve(A, life=life)
     stands_until, kept = bench.left(which), bench.pttl(which) / 1000
-    bench.enqueue(B)
+    bench.reserve(B)
     assert stands_until - 1000 < bench.left(which) <= stands_until
     assert near(bench.pttl(which), max(kept, RETENTION))
 
@@ -398,8 +398,8 @@ def test_a_marker_that_lapses_while_its_message_waits_hands_over_what_was_merged
     """It stands for nobody any more, but whoever was merged into it had been told so."""
     if place == "next":
         bench.run(D)
-    bench.enqueue(A, life=0.5)
-    bench.enqueue(B, version=5)
+    bench.reserve(A, life=0.5)
+    bench.reserve(B, version=5)
     bench.end(D)
     which = int(place == "next")
     eventually(lambda: bench.left(which) <= 0, "end of its life")
@@ -409,25 +409,25 @@ def test_a_marker_that_lapses_while_its_message_waits_hands_over_what_was_merged
 
 def test_what_was_merged_into_one_that_lapsed_keeps_nobody_out(bench):
     """The key is there for its owner only: the next trigger is granted, and inherits nothing."""
-    bench.enqueue(A, life=0.5)
-    bench.enqueue(B, version=5)
+    bench.reserve(A, life=0.5)
+    bench.reserve(B, version=5)
     eventually(lambda: bench.left() <= 0, "end of its life")
-    assert bench.enqueue(C).kind is VoteKind.GRANTED
+    assert bench.reserve(C).kind is VoteKind.GRANTED
     assert near(bench.pttl(), 20)
-    assert bench.start(A).kind is MarkerVote.PASSED
+    assert bench.start(A).kind is ReservationVote.PASSED
     assert bench.start(C).value == b""
 
 
-# -- enqueue: what may expire ----------------------------------------------------------
+# -- reserve: what may expire ----------------------------------------------------------
 
 
 def test_nothing_is_merged_into_what_may_expire(bench):
     """Its message may end unrun: who comes is next behind it, with a run of its own."""
-    bench.enqueue(A, expires=True)
+    bench.reserve(A, expires=True)
     before = bench.queued
     assert before["started"] == b"-"
-    vote = bench.enqueue(B)
-    assert (vote.kind, vote.merged, vote.value[:40]) == (MarkerVote.NEXT, 0, A.encode())
+    vote = bench.reserve(B)
+    assert (vote.kind, vote.merged, vote.value[:40]) == (ReservationVote.NEXT, 0, A.encode())
     assert bench.queued == before
     assert bench.next["started"] == b""
 
@@ -436,11 +436,11 @@ def test_nothing_is_merged_into_what_may_expire(bench):
 def test_who_is_next_and_may_expire_refuses_who_would_merge(bench, before):
     """There is no third place: the trigger is refused, by whom it is told, and changes nothing."""
     bench.run(A)
-    bench.enqueue(B, expires=True)
+    bench.reserve(B, expires=True)
     if before == "has ended":
         bench.end(A)
     everything = bench.everything()
-    vote = bench.enqueue(C, version=9)
+    vote = bench.reserve(C, version=9)
     assert (vote.kind, vote.merged, vote.value[:40]) == (VoteKind.REFUSED, 0, B.encode())
     assert abs(vote.ttl * 1000 - bench.left(1)) < 1000
     assert bench.everything() == everything
@@ -448,39 +448,39 @@ def test_who_is_next_and_may_expire_refuses_who_would_merge(bench, before):
 
 def test_a_trigger_that_may_expire_is_merged_into_another(bench):
     """What counts is the message that waits, not the one that is not published."""
-    bench.enqueue(A)
-    assert bench.enqueue(B, expires=True).kind is MarkerVote.MERGED
+    bench.reserve(A)
+    assert bench.reserve(B, expires=True).kind is ReservationVote.MERGED
     assert bench.queued["started"] == b""
-    assert bench.enqueue(C, version=2).merged == 2
+    assert bench.reserve(C, version=2).merged == 2
 
 
 def test_what_may_expire_starts_like_any_other(bench):
     """Started, with nothing to hand over, it is followed by who comes."""
-    bench.enqueue(A, expires=True)
+    bench.reserve(A, expires=True)
     bench.hold()
     vote = bench.start(A)
     assert (vote.kind, vote.value, vote.fence, vote.merged) == (VoteKind.GRANTED, b"", 0, 0)
     assert bench.queued["lock"] == LOCK.encode()
-    assert bench.enqueue(B).kind is MarkerVote.NEXT
+    assert bench.reserve(B).kind is ReservationVote.NEXT
 
 
 def test_who_is_next_waits_for_what_may_expire(bench):
     """Its turn has come when the one before it has ended, or has lapsed."""
-    bench.enqueue(A, life=0.5, expires=True)
-    bench.enqueue(B)
+    bench.reserve(A, life=0.5, expires=True)
+    bench.reserve(B)
     assert bench.start(B).kind is VoteKind.REFUSED
     eventually(lambda: bench.start(B).kind is VoteKind.GRANTED, "turn")
 
 
-# -- enqueue: next ---------------------------------------------------------------------
+# -- reserve: next ---------------------------------------------------------------------
 
 
 def test_a_trigger_becomes_next_behind_one_that_runs(bench):
     """It gets a marker of its own and is told whose end it waits for; that one's is untouched."""
     bench.run(A, 60.0)
     before = bench.queued
-    vote = bench.enqueue(B, life=30.0)
-    assert (vote.kind, vote.fence, vote.merged) == (MarkerVote.NEXT, 0, 0)
+    vote = bench.reserve(B, life=30.0)
+    assert (vote.kind, vote.fence, vote.merged) == (ReservationVote.NEXT, 0, 0)
     assert vote.value == A.encode() + b'{"task_id":"id-a"}'
     assert near(vote.ttl * 1000, 60)
     assert bench.queued == before
@@ -491,7 +491,7 @@ def test_a_trigger_becomes_next_behind_one_that_runs(bench):
 def test_who_is_next_has_its_life_from_the_end_of_the_one_before(bench, alone, later):
     """However long that one stands by itself, it has yet as long as any other to be read."""
     bench.run(A, alone)
-    bench.enqueue(B, life=30.0, window=40.0)
+    bench.reserve(B, life=30.0, window=40.0)
     assert near(bench.left(1), 30 + later)
     assert near(bench.pttl(1), 30 + later)
     assert near(int(bench.next["window"]) - bench.now_ms(), 40 + later)
@@ -500,27 +500,27 @@ def test_who_is_next_has_its_life_from_the_end_of_the_one_before(bench, alone, l
 def test_who_runs_by_its_lock_alone_is_followed_too(bench):
     """A marker that stands by its lock has a next one; once the lock is gone it has not."""
     bench.run(A)
-    assert bench.enqueue(B).kind is MarkerVote.NEXT
+    assert bench.reserve(B).kind is ReservationVote.NEXT
     bench.end(B)
     bench.unhold()
-    assert bench.enqueue(B).kind is VoteKind.GRANTED
+    assert bench.reserve(B).kind is VoteKind.GRANTED
 
 
 def test_nothing_is_merged_into_one_that_has_started(bench):
     """Its arguments were handed to the body: what came later would be lost."""
     bench.run(A)
-    bench.enqueue(B)
-    bench.enqueue(C)
+    bench.reserve(B)
+    bench.reserve(C)
     assert "newest" not in bench.queued
 
 
 def test_later_triggers_are_merged_into_the_next_one(bench):
     """One runs and one is next, however many come."""
     bench.run(A)
-    bench.enqueue(B)
+    bench.reserve(B)
     for count, token in enumerate((C, D), 1):
-        vote = bench.enqueue(token, version=count)
-        assert (vote.kind, vote.merged) == (MarkerVote.MERGED, count)
+        vote = bench.reserve(token, version=count)
+        assert (vote.kind, vote.merged) == (ReservationVote.MERGED, count)
         assert vote.value[:40] == B.encode()
     assert bench.next["newest"] == args_of(D)
     assert bench.queued["token"] == A.encode()
@@ -529,10 +529,10 @@ def test_later_triggers_are_merged_into_the_next_one(bench):
 def test_who_is_next_stands_for_the_name_when_the_one_before_has_ended(bench):
     """Between two runs a trigger is merged into the next one, or refused by it, not placed."""
     bench.run(A)
-    bench.enqueue(B)
+    bench.reserve(B)
     bench.unhold()
     bench.end(A)
-    assert bench.enqueue(C).value[:40] == B.encode()
+    assert bench.reserve(C).value[:40] == B.encode()
     vote = bench.alone(D)
     assert (vote.kind, vote.value[:40]) == (VoteKind.REFUSED, B.encode())
     assert bench.queued == {}
@@ -541,17 +541,17 @@ def test_who_is_next_stands_for_the_name_when_the_one_before_has_ended(bench):
 def test_who_is_next_ends_with_its_life_and_stands_by_no_lock(bench):
     """A next one that lapses leaves its place to another."""
     bench.run(A)
-    bench.enqueue(B, life=0.1)
-    eventually(lambda: bench.enqueue(C).kind is MarkerVote.NEXT, "place")
+    bench.reserve(B, life=0.1)
+    eventually(lambda: bench.reserve(C).kind is ReservationVote.NEXT, "place")
     assert bench.next["token"] == C.encode()
 
 
 def test_who_is_next_is_granted_again(bench):
     """A repeated request of the same attempt is next again, no duplicate, and refreshes nothing."""
     bench.run(A)
-    assert bench.enqueue(B, life=5.0).kind is MarkerVote.NEXT
+    assert bench.reserve(B, life=5.0).kind is ReservationVote.NEXT
     before, kept = bench.everything(), bench.pttl(1)
-    assert bench.enqueue(B, life=60.0).kind is MarkerVote.NEXT
+    assert bench.reserve(B, life=60.0).kind is ReservationVote.NEXT
     assert bench.everything() == before
     assert bench.pttl(1) <= kept
 
@@ -569,9 +569,9 @@ def test_who_does_not_merge_is_never_next(bench):
 @pytest.mark.parametrize("life", [0.0, 60.0, AS_IT_IS, OVER])
 def test_a_start_hands_over_what_was_merged(bench, life):
     """The newest arguments, their version and the count, whatever becomes of the marker."""
-    bench.enqueue(A)
-    bench.enqueue(B, version=5)
-    bench.enqueue(C, version=9)
+    bench.reserve(A)
+    bench.reserve(B, version=5)
+    bench.reserve(C, version=9)
     vote = bench.start(A, life)
     assert (vote.kind, vote.value, vote.fence, vote.merged) == (
         VoteKind.GRANTED,
@@ -584,8 +584,8 @@ def test_a_start_hands_over_what_was_merged(bench, life):
 
 def test_a_start_can_be_repeated(bench):
     """A task that is delivered again is told the same once more, and has its new lock noted."""
-    bench.enqueue(A)
-    bench.enqueue(B, version=5)
+    bench.reserve(A)
+    bench.reserve(B, version=5)
     first = bench.start(A)
     again = bench.start(A, lock=OTHER_LOCK)
     assert first.value == args_of(B)
@@ -599,8 +599,8 @@ def test_what_was_merged_is_for_the_execution_that_started_first(bench, place, a
     """A retry has its own arguments; a late redelivery of the first one gets the newest again."""
     if place == "next":
         bench.run(D)
-    bench.enqueue(A)
-    bench.enqueue(B, version=5)
+    bench.reserve(A)
+    bench.reserve(B, version=5)
     bench.end(D)
     assert bench.start(A, alone).value == args_of(B)
     assert bench.queued["started"] == b"first"
@@ -614,8 +614,8 @@ def test_what_was_merged_is_for_the_execution_that_started_first(bench, place, a
 @pytest.mark.parametrize("alone", [0.0, 60.0, AS_IT_IS, OVER])
 def test_no_later_execution_gets_what_was_merged(bench, alone):
     """However long the marker is to stand, not even if it ends with this start."""
-    bench.enqueue(A)
-    bench.enqueue(B)
+    bench.reserve(A)
+    bench.reserve(B)
     bench.start(A)
     assert bench.start(A, alone, execution="second").value == b""
     assert (bench.queued == {}) == (alone == OVER)
@@ -623,7 +623,7 @@ def test_no_later_execution_gets_what_was_merged(bench, alone):
 
 def test_a_start_without_a_life_leaves_the_marker_to_the_lock(bench):
     """It stands as long as the lock from now on, is kept for long, and its window is remembered."""
-    bench.enqueue(A)
+    bench.reserve(A)
     window = bench.queued["window"]
     bench.start(A, 0.0)
     assert bench.left() <= 0
@@ -653,7 +653,7 @@ def test_a_life_from_the_start_ends_by_the_nodes_clock(bench):
 
 def test_a_start_can_leave_a_marker_as_it_is(bench):
     """Its end does not move, only that its task runs is noted."""
-    bench.enqueue(A)
+    bench.reserve(A)
     before, kept = bench.queued, bench.pttl()
     bench.start(A, AS_IT_IS)
     assert bench.queued == {**before, "started": b"first", "lock": LOCK.encode()}
@@ -662,16 +662,16 @@ def test_a_start_can_leave_a_marker_as_it_is(bench):
 
 def test_a_start_can_end_a_marker(bench):
     """Then the name is free for the next trigger at once."""
-    bench.enqueue(A)
+    bench.reserve(A)
     assert bench.start(A, OVER).kind is VoteKind.GRANTED
     assert bench.queued == {}
-    assert bench.enqueue(B).kind is VoteKind.GRANTED
+    assert bench.reserve(B).kind is VoteKind.GRANTED
 
 
 def test_ending_at_the_start_leaves_the_next_one(bench):
     """What follows is another's marker."""
     bench.run(A)
-    bench.enqueue(B)
+    bench.reserve(B)
     bench.start(A, OVER)
     assert bench.queued == {}
     assert bench.next["token"] == B.encode()
@@ -682,7 +682,7 @@ def test_ending_at_the_start_leaves_the_next_one(bench):
 def test_who_is_next_does_not_start_before_its_turn(bench, before, life):
     """While the one before it stands, nothing changes, and it is told who that is."""
     bench.run(A, 60.0 if before == "runs by itself" else 0.0)
-    bench.enqueue(B)
+    bench.reserve(B)
     if before == "waits":
         bench.end(A, "wait", 60.0)
     if before != "runs under its lock":
@@ -698,8 +698,8 @@ def test_who_is_next_does_not_start_before_its_turn(bench, before, life):
 def test_who_is_next_takes_the_place_of_one_that_does_not_stand(bench, how):
     """Its marker becomes the first one, with all that was merged into it, and its place is free."""
     bench.run(A)
-    bench.enqueue(B, life=30.0)
-    bench.enqueue(C, version=5)
+    bench.reserve(B, life=30.0)
+    bench.reserve(C, version=5)
     if how == "ended":
         bench.end(A)
     bench.hold(OTHER_LOCK)
@@ -710,21 +710,21 @@ def test_who_is_next_takes_the_place_of_one_that_does_not_stand(bench, how):
     assert stored["lock"] == OTHER_LOCK.encode()
     assert bench.next == {}
     assert near(bench.pttl(), WEEK / 1000)
-    assert bench.enqueue(D).kind is MarkerVote.NEXT
+    assert bench.reserve(D).kind is ReservationVote.NEXT
 
 
 @pytest.mark.parametrize("waited", [5.0, 90.0])
 def test_who_is_next_can_be_promoted_as_it_is_or_for_its_end(bench, waited):
     """The promotion opens a new window, not the rest of its wait; 'over' leaves nothing of it."""
     bench.run(A)
-    bench.enqueue(B, life=waited)
+    bench.reserve(B, life=waited)
     bench.end(A)
     bench.start(B, AS_IT_IS, life=30.0)
     assert near(bench.left(), 30)
     assert near(bench.pttl(), max(30, waited + 1))  # never less: it may have been merged into
     assert bench.queued["window"] == bench.queued["until"]
     assert bench.next == {}
-    bench.enqueue(C)
+    bench.reserve(C)
     bench.end(B)
     assert bench.start(C, OVER).kind is VoteKind.GRANTED
     assert bench.queued == bench.next == {}
@@ -733,7 +733,7 @@ def test_who_is_next_can_be_promoted_as_it_is_or_for_its_end(bench, waited):
 def test_a_window_is_opened_once(bench):
     """A redelivery of what was promoted moves its end no further."""
     bench.run(A)
-    bench.enqueue(B)
+    bench.reserve(B)
     bench.end(A)
     bench.start(B, AS_IT_IS, life=30.0)
     before, kept = bench.queued, bench.pttl()
@@ -745,8 +745,8 @@ def test_a_window_is_opened_once(bench):
 def test_a_new_window_keeps_what_was_merged(bench):
     """A redelivery of what was promoted may come when its window has long been over."""
     bench.run(A)
-    bench.enqueue(B)
-    bench.enqueue(C)
+    bench.reserve(B)
+    bench.reserve(C)
     bench.end(A)
     assert bench.start(B, AS_IT_IS, life=0.1).value == args_of(C)
     assert near(bench.pttl(), RETENTION)
@@ -775,7 +775,7 @@ def test_a_marker_that_has_lapsed_is_taken_again(bench, life, left):
 
 def stands_in_waiting(bench):
     """Let another wait."""
-    bench.enqueue(B)
+    bench.reserve(B)
 
 
 def stands_in_running(bench):
@@ -791,7 +791,7 @@ def stands_in_under_its_lock(bench):
 def stands_in_next(bench):
     """Let another be next, behind one that has ended."""
     bench.run(C)
-    bench.enqueue(B)
+    bench.reserve(B)
     bench.end(C)
 
 
@@ -804,7 +804,7 @@ def test_a_start_takes_nothing_that_somebody_else_stands_in_for(bench, stands_in
     """A task whose marker lapsed and was replaced is told so, and changes nothing."""
     stands_in(bench)
     before = bench.everything()
-    assert bench.start(A, life, lock=OTHER_LOCK).kind is MarkerVote.PASSED
+    assert bench.start(A, life, lock=OTHER_LOCK).kind is ReservationVote.PASSED
     assert bench.everything() == before
 
 
@@ -812,7 +812,7 @@ def test_a_start_takes_nothing_that_somebody_else_stands_in_for(bench, stands_in
 def test_a_marker_that_need_not_be_there_is_not_made_anew(bench, life):
     """One that would end now, or was to end by itself, is not brought back."""
     before = bench.everything()
-    assert bench.start(A, life).kind is MarkerVote.PASSED
+    assert bench.start(A, life).kind is ReservationVote.PASSED
     assert bench.everything() == before
 
 
@@ -822,7 +822,7 @@ def test_a_marker_that_need_not_be_there_is_not_made_anew(bench, life):
 def test_an_owner_ends_its_marker(bench):
     """Queued, running or next: it is taken away, and a second time there is nothing to end."""
     bench.run(A)
-    bench.enqueue(B)
+    bench.reserve(B)
     assert bench.end(B).kind is VoteKind.GRANTED
     assert bench.next == {}
     assert bench.queued["token"] == A.encode()
@@ -837,7 +837,7 @@ def test_a_late_finisher_never_ends_a_newer_marker(bench, how):
     bench.run(A)
     bench.unhold()
     bench.run(B)
-    bench.enqueue(C)
+    bench.reserve(C)
     before, kept = bench.everything(), (bench.pttl(0), bench.pttl(1))
     assert bench.end(A, how, 3000.0).kind is VoteKind.REFUSED
     assert bench.everything() == before
@@ -848,7 +848,7 @@ def test_a_late_finisher_never_ends_a_newer_marker(bench, how):
 @pytest.mark.parametrize("token", [A[:32], A + "a", A[:39]])
 def test_only_a_whole_token_ends_a_marker(bench, token):
     """No part of it will do, not even the owner's, which is enough for a lock."""
-    bench.enqueue(A)
+    bench.reserve(A)
     before = bench.everything()
     assert bench.end(token).kind is VoteKind.REFUSED
     assert bench.everything() == before
@@ -875,7 +875,7 @@ def test_a_task_that_is_queued_again_is_waited_for(bench):
 
 def test_one_that_waits_longer_than_it_was_kept_is_kept_as_long(bench):
     """A countdown beyond its life moves the end of the key, too."""
-    bench.enqueue(A, life=5.0)
+    bench.reserve(A, life=5.0)
     bench.end(A, "wait", 60.0)
     assert near(bench.left(), 60)
     assert near(bench.pttl(), 60)
@@ -883,8 +883,8 @@ def test_one_that_waits_longer_than_it_was_kept_is_kept_as_long(bench):
 
 def test_waiting_keeps_what_was_merged(bench):
     """A task that is put off before it has started can come later than its marker lapses."""
-    bench.enqueue(A)
-    bench.enqueue(B)
+    bench.reserve(A)
+    bench.reserve(B)
     bench.end(A, "wait", 60.0)
     assert near(bench.left(), 60)
     assert near(bench.pttl(), RETENTION)
@@ -893,7 +893,7 @@ def test_waiting_keeps_what_was_merged(bench):
 
 def test_waiting_never_shortens_a_marker(bench):
     """One that would have stood for longer anyway does so."""
-    bench.enqueue(A, life=60.0)
+    bench.reserve(A, life=60.0)
     bench.end(A, "wait", 5.0)
     assert near(bench.left(), 60)
     assert near(bench.pttl(), 60)
@@ -902,11 +902,11 @@ def test_waiting_never_shortens_a_marker(bench):
 def test_who_is_next_can_wait_longer(bench):
     """A next one that is put off keeps its place for as long as it needs."""
     bench.run(A)
-    bench.enqueue(B, life=5.0)
+    bench.reserve(B, life=5.0)
     bench.end(B, "wait", 60.0)
     assert near(bench.left(1), 60)
     assert near(bench.pttl(1), 60)
-    assert bench.enqueue(C).value[:40] == B.encode()
+    assert bench.reserve(C).value[:40] == B.encode()
 
 
 def test_a_task_that_waits_again_takes_no_more_arguments(bench):
@@ -914,7 +914,7 @@ def test_a_task_that_waits_again_takes_no_more_arguments(bench):
     bench.run(A)
     bench.unhold()
     bench.end(A, "wait", 60.0)
-    assert bench.enqueue(B).kind is MarkerVote.NEXT
+    assert bench.reserve(B).kind is ReservationVote.NEXT
 
 
 def test_a_marker_can_be_left_to_its_first_window(bench):
@@ -937,7 +937,7 @@ def test_a_marker_that_is_left_to_its_window_does_not_stand_by_a_lock(bench):
 
 def test_a_window_that_is_over_is_over(bench):
     """A marker whose window has passed while its task ran is taken away."""
-    bench.enqueue(A, life=0.05)
+    bench.reserve(A, life=0.05)
     bench.hold()
     bench.start(A, 60.0)
     window = int(bench.queued["window"])
@@ -983,8 +983,8 @@ def test_who_waits_is_idle_and_unstarted(bench, how, is_next):
     if is_next:
         bench.run(B)
     bench.hold()
-    bench.enqueue(A)
-    bench.enqueue(C)
+    bench.reserve(A)
+    bench.reserve(C)
     before = bench.queued
     assert bench.end(A, how).kind is VoteKind.GRANTED
     assert (bench.queued, bench.next) == (before if is_next else {}, {})
@@ -1008,7 +1008,7 @@ def test_who_has_ever_started_is_not_unstarted(bench, since):
 @pytest.mark.parametrize("has_started", [False, True])
 def test_what_may_expire_is_unstarted_until_it_starts(bench, has_started):
     """That nothing can be merged into it does not mean that it has run."""
-    bench.enqueue(A, expires=True)
+    bench.reserve(A, expires=True)
     if has_started:
         bench.start(A)
     bench.end(A, "unstarted")
@@ -1020,19 +1020,19 @@ def test_in_hand_a_marker_can_stand_for_less_long(bench, which):
     """It is not to outlive by much a message that dies with its worker; it goes on waiting."""
     if which:
         bench.run(B)
-    bench.enqueue(A, life=60.0)
+    bench.reserve(A, life=60.0)
     before = (bench.queued, bench.next)[which]
     assert bench.end(A, "hand", 5.0).kind is VoteKind.GRANTED
     assert near(bench.left(which), 5)
     after = (bench.queued, bench.next)[which]
     assert after == {**before, "until": after["until"]}
-    assert bench.enqueue(C).kind is MarkerVote.MERGED
+    assert bench.reserve(C).kind is ReservationVote.MERGED
 
 
 @pytest.mark.parametrize("life", [5.0, 60.0])
 def test_in_hand_a_marker_stands_for_as_long_as_was_said(bench, life):
     """Its key is kept for no less, or somebody else has the name while it is in hand."""
-    bench.enqueue(A, life=20.0)
+    bench.reserve(A, life=20.0)
     bench.end(A, "hand", life)
     assert near(bench.left(), life)
     assert bench.pttl() >= bench.left()
@@ -1040,8 +1040,8 @@ def test_in_hand_a_marker_stands_for_as_long_as_was_said(bench, life):
 
 def test_in_hand_a_marker_lapses_and_keeps_what_was_merged(bench):
     """When its time is over the name is free; its arguments are there if it comes after all."""
-    bench.enqueue(A, life=60.0)
-    bench.enqueue(B)
+    bench.reserve(A, life=60.0)
+    bench.reserve(B)
     bench.end(A, "hand", 0.1)
     eventually(lambda: bench.left() <= 0, "end of its time in hand")
     assert near(bench.pttl(), RETENTION)
@@ -1055,21 +1055,21 @@ def test_what_has_run_stands_as_it_does_without_merging(bench, which):
     """It has its window to the end, and who comes is next, not merged into what comes no more."""
     if which:
         bench.run(D)
-    bench.enqueue(A)
-    bench.enqueue(B)
+    bench.reserve(A)
+    bench.reserve(B)
     before, kept = (bench.queued, bench.next)[which], bench.pttl(which)
     assert bench.end(A, "ran", 90.0).kind is VoteKind.GRANTED
     assert (bench.queued, bench.next)[which] == {**before, "started": b"-"}
     assert kept - 5000 < bench.pttl(which) <= kept
-    vote = bench.enqueue(C, version=9)
-    assert vote.kind is (VoteKind.REFUSED if which else MarkerVote.NEXT)
+    vote = bench.reserve(C, version=9)
+    assert vote.kind is (VoteKind.REFUSED if which else ReservationVote.NEXT)
     assert vote.value[:40] == A.encode()
 
 
 def test_having_run_does_not_forget_who_started(bench):
     """A redelivery of it gets again what was merged into it."""
-    bench.enqueue(A)
-    bench.enqueue(B)
+    bench.reserve(A)
+    bench.reserve(B)
     bench.start(A, AS_IT_IS)
     before = bench.everything()
     bench.end(A, "ran")
@@ -1083,9 +1083,9 @@ def test_having_run_does_not_forget_who_started(bench):
 @pytest.mark.parametrize("arguments", [b"", b"null"])
 def test_a_node_that_was_another_process_has_no_vote(bench, arguments):
     """A run id other than the enrolled one means lost memory: it places and merges nothing."""
-    bench.enqueue(A)
+    bench.reserve(A)
     before = bench.queued
-    vote = bench.enqueue(B, arguments, ask={"boot": boot_marker("1" * 40, "f" * 16)})
+    vote = bench.reserve(B, arguments, ask={"boot": boot_marker("1" * 40, "f" * 16)})
     assert vote.kind is VoteKind.QUARANTINED
     assert RULES.quarantine - 1 < vote.ttl <= RULES.quarantine
     assert bench.queued == before
@@ -1095,21 +1095,21 @@ def test_a_node_that_was_another_process_has_no_vote(bench, arguments):
 def test_a_flushed_node_has_no_vote(bench):
     """A node without its boot marker has lost its memory."""
     bench.client.flushall()
-    assert bench.enqueue(A).kind is VoteKind.QUARANTINED
+    assert bench.reserve(A).kind is VoteKind.QUARANTINED
     assert bench.queued == {}
 
 
 def test_a_quarantine_ends_by_itself(fresh):
     """After the quarantine the node votes again, however often it was asked meanwhile."""
     ask = {"quarantine": 300}
-    assert fresh.enqueue(A, ask=ask).kind is VoteKind.QUARANTINED
-    eventually(lambda: fresh.enqueue(A, ask=ask).kind is VoteKind.GRANTED, "vote", timeout=5)
+    assert fresh.reserve(A, ask=ask).kind is VoteKind.QUARANTINED
+    eventually(lambda: fresh.reserve(A, ask=ask).kind is VoteKind.GRANTED, "vote", timeout=5)
 
 
 def test_a_node_of_other_clients_has_no_vote(bench):
     """Enrolled for another configuration, it places nothing, keeps its marker, and says why."""
     before = bench.everything()
-    vote = bench.enqueue(A, ask={"boot": boot_marker(bench.run_id, "e" * 16)})
+    vote = bench.reserve(A, ask={"boot": boot_marker(bench.run_id, "e" * 16)})
     assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-6])
     assert bench.everything() == before
 
@@ -1117,20 +1117,20 @@ def test_a_node_of_other_clients_has_no_vote(bench):
 def test_who_runs_is_noted_on_a_node_in_quarantine_too(bench):
     """A start and an end take no vote from anybody: a node that lost its memory is told both."""
     bench.client.flushall()
-    bench.enqueue(B)
+    bench.reserve(B)
     assert bench.start(A).kind is VoteKind.GRANTED
     assert bench.queued["token"] == A.encode()
     assert bench.end(A).kind is VoteKind.GRANTED
-    assert bench.enqueue(B).kind is VoteKind.QUARANTINED
+    assert bench.reserve(B).kind is VoteKind.QUARANTINED
 
 
 def test_without_the_guard_nothing_is_enrolled(contract_node):
     """With the restart guard off a node votes at once and is not marked."""
     rules = Rules(ttl=20, max_ttl=30, restart_guard=False)
     bench = Bench(contract_node, rules)
-    assert bench.enqueue(A).kind is VoteKind.GRANTED
-    assert bench.enqueue(B).kind is MarkerVote.MERGED
-    assert set(bench.everything()) == {marker_keys(rules, NAME)[0]}
+    assert bench.reserve(A).kind is VoteKind.GRANTED
+    assert bench.reserve(B).kind is ReservationVote.MERGED
+    assert set(bench.everything()) == {reservation_keys(rules, NAME)[0]}
     bench.client.close()
 
 
@@ -1141,7 +1141,7 @@ def test_an_enrolment_is_refreshed_by_every_placing(bench, place):
         bench.run(B)
     boot = Keys.of("redlock", "").boot
     bench.client.pexpire(boot, 60_000)
-    bench.enqueue(A)
+    bench.reserve(A)
     assert bench.client.pttl(boot) > BOOT_RETENTION - 60_000
 
 
@@ -1150,13 +1150,13 @@ def test_an_enrolment_is_refreshed_by_every_placing(bench, place):
 
 def test_arguments_of_any_size_and_kind_come_back_as_they_were(bench):
     """Megabytes, bytes that are no text, and what looks like nothing."""
-    bench.enqueue(A)
+    bench.reserve(A)
     every_byte = bytes(range(256))
     for version, arguments in enumerate((b"x" * 5_000_000, every_byte * 100, b"0", b"null"), 1):
-        assert bench.enqueue(B, arguments, version=version).kind is MarkerVote.MERGED
+        assert bench.reserve(B, arguments, version=version).kind is ReservationVote.MERGED
         assert bench.start(A, AS_IT_IS).value == arguments
         bench.end(A)
-        bench.enqueue(A)
+        bench.reserve(A)
 
 
 @pytest.mark.parametrize(
@@ -1165,12 +1165,12 @@ def test_arguments_of_any_size_and_kind_come_back_as_they_were(bench):
 )
 def test_names_of_any_length_and_script_do_not_mix(bench, name):
     """Each key is shorter than 200 bytes; names that differ at their very end are two names."""
-    for key in marker_keys(Rules(prefix="p" * 40), name):
+    for key in reservation_keys(Rules(prefix="p" * 40), name):
         assert len(key) < 200
         key.decode()
-    assert bench.enqueue(A, name=name + "1").kind is VoteKind.GRANTED
-    assert bench.enqueue(B, name=name + "2").kind is VoteKind.GRANTED
-    assert bench.enqueue(B, name=name + "1").value[:40] == A.encode()
+    assert bench.reserve(A, name=name + "1").kind is VoteKind.GRANTED
+    assert bench.reserve(B, name=name + "2").kind is VoteKind.GRANTED
+    assert bench.reserve(B, name=name + "1").value[:40] == A.encode()
     assert bench.start(A, name=name + "1").value == args_of(B)
     assert bench.end(A, name=name + "2").kind is VoteKind.REFUSED
     assert bench.end(A, name=name + "1").kind is VoteKind.GRANTED
@@ -1183,7 +1183,7 @@ def test_no_key_of_a_marker_is_a_key_of_anything_else():
     keys = [
         key
         for name in names
-        for key in (*Keys.of("p", name)[:2], marker_key("p", name), *marker_keys(rules, name))
+        for key in (*Keys.of("p", name)[:2], marker_key("p", name), *reservation_keys(rules, name))
     ]
     assert len(set(keys) | {*Keys.of("p", "")[2:]}) == 5 * len(names) + 2
 
@@ -1196,8 +1196,8 @@ def test_every_marker_carries_an_expiry(fresh):
         life = chance.choice((0.0, 30.0, AS_IT_IS, OVER))
         step = chance.choice(
             [
-                lambda t=token, n=number: fresh.enqueue(t, version=n + 1, ask=ask),
-                lambda t=token: fresh.enqueue(t, expires=True, ask=ask),
+                lambda t=token, n=number: fresh.reserve(t, version=n + 1, ask=ask),
+                lambda t=token: fresh.reserve(t, expires=True, ask=ask),
                 lambda t=token: fresh.alone(t, ask=ask),
                 lambda t=token, f=life: fresh.start(t, f, execution=chance.choice("12")),
                 lambda t=token: fresh.end(t, chance.choice(WORDS), 9.0),
@@ -1207,4 +1207,4 @@ def test_every_marker_carries_an_expiry(fresh):
         )
         vote = step()
         seen |= {vote.kind} if vote else set()
-    assert seen == {VoteKind.GRANTED, VoteKind.REFUSED, VoteKind.QUARANTINED, *MarkerVote}
+    assert seen == {VoteKind.GRANTED, VoteKind.REFUSED, VoteKind.QUARANTINED, *ReservationVote}

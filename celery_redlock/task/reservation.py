@@ -25,9 +25,16 @@ from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.log import get_logger
 from celery_redlock.task.options import UNIQUE_UNTIL, LockOptions
-from celery_redlock.unique.queued import AS_IT_IS, OVER, Begun, NotStarted, Queued, Started
+from celery_redlock.unique.reservations import (
+    AS_IT_IS,
+    OVER,
+    NotStarted,
+    Reservations,
+    Start,
+    Started,
+)
 
-__all__ = ["NotItsTurn", "QueuedTask", "outcome_of"]
+__all__ = ["NotItsTurn", "Reservation", "outcome_of"]
 
 logger = get_logger(__name__)
 
@@ -61,7 +68,7 @@ class NotItsTurn(Exception):
 
 
 @dataclass(frozen=True)
-class QueuedTask:
+class Reservation:
     """
     A task that was published with a marker.
 
@@ -78,7 +85,7 @@ class QueuedTask:
     until: str
 
     @classmethod
-    def of(cls, parts: Any, task_id: str) -> QueuedTask | None:
+    def of(cls, parts: Any, task_id: str) -> Reservation | None:
         """Parse what the message of the task *task_id* carries; None if absent or malformed."""
         if not (isinstance(parts, (list, tuple)) and len(parts) == 3):  # noqa: PLR2004
             return None
@@ -98,7 +105,7 @@ class QueuedTask:
 
     def start(
         self,
-        queued: Queued,
+        queued: Reservations,
         options: LockOptions,
         lock: HeldLock,
         info: dict[str, Any],
@@ -122,7 +129,7 @@ class QueuedTask:
         if self.until == "expired" and not options.reruns:
             return Started()
         alone = self._alone_from_start(options, lock, comes_back=comes_back)
-        begun = Begun(info, lock.token, info["execution"], alone, options.unique_for)
+        begun = Start(info, lock.token, info["execution"], alone, options.unique_for)
         started = queued.start(self.name, self.token, begun, wait=options.reruns)
         if isinstance(started, Started):
             return started
@@ -141,7 +148,13 @@ class QueuedTask:
         return 0.0 if is_under_lock and not comes_back else options.unique_for
 
     def end(
-        self, queued: Queued, options: LockOptions, became: str, *, delay: float = 0.0, wait: bool
+        self,
+        queued: Reservations,
+        options: LockOptions,
+        became: str,
+        *,
+        delay: float = 0.0,
+        wait: bool,
     ) -> None:
         """
         Let the marker have what becomes of it.
@@ -152,7 +165,7 @@ class QueuedTask:
             became: ``"finished"``, ``"failed"``, ``"again"``, ``"revoked"``, ``"in hand"`` if a
                 worker has it and has not begun, or ``"unstarted"`` if it ends without having run.
             delay: When it comes again, or how long it stays in hand at most [s from now].
-            wait: As of `Queued.end`.
+            wait: As of `Reservations.end`.
         """
         how = self._how_it_ends(became, reruns=options.reruns)
         life = delay if became == IN_HAND else options.unique_for + delay
@@ -160,7 +173,7 @@ class QueuedTask:
             queued.end(self.name, self.token, how, life=life, wait=wait)
 
     def _how_it_ends(self, became: str, *, reruns: bool) -> str | None:
-        """Return the word of `Queued.end`, None where nothing is to change."""
+        """Return the word of `Reservations.end`, None where nothing is to change."""
         if self.until == "expired":  # a trigger must not be merged into what does not come any more
             return "ran" if reruns and became not in (AGAIN, IN_HAND) else None
         if became == FAILED and self.until == "success" and not reruns:
