@@ -1,8 +1,8 @@
 """
 How an execution ended, and what the lock nodes are to remember of it then.
 
-    the child:   body ended     --> Outcome --> records_after() --> written with the release
-    the parent:  the child is dead --> Outcome --> records_after() --> written in its place
+    child:   its body has ended --> Outcome --> records_after() --> written with the release
+    parent:  its child is dead  --> Outcome --> records_after() --> written in its place
 
 Pure functions: the same rule whoever applies it.
 """
@@ -39,7 +39,7 @@ class Outcome(enum.Enum):
 
     #: The body returned.
     FINISHED = "finished"
-    #: The body raised, and the failure is the result.
+    #: It raised, or its lock was refused, and the failure is the result.
     FAILED = "failed"
     #: The body raised, but Celery rejects the message: a dead-letter exchange may bring it back.
     REJECTED = "rejected"
@@ -51,8 +51,6 @@ class Outcome(enum.Enum):
     IGNORED = "ignored"
     #: The body did not run, and the policy calls that a success.
     SKIPPED = "skipped"
-    #: The body did not run, and the task failed.
-    REFUSED = "refused"
     #: A copy of an execution that has finished before, or is about to.
     REPEATED = "repeated"
     #: A copy of an execution that runs elsewhere, or that waits for the one before it.
@@ -93,7 +91,6 @@ TABLE: dict[Outcome, tuple[bool, str | None]] = {
     Outcome.REQUEUED: (False, "wait"),
     Outcome.IGNORED: (False, "over"),
     Outcome.SKIPPED: (False, "over"),
-    Outcome.REFUSED: (False, "failed"),
     Outcome.REPEATED: (False, "unstarted"),
     Outcome.SET_ASIDE: (False, None),
     Outcome.INTERRUPTED: (False, None),
@@ -106,8 +103,7 @@ def records_after(
     outcome: Outcome,
     options: LockOptions,
     reservation: Reservation | None,
-    *,
-    result_is_due: bool,
+    marker: str | None,
     comes_in: float = 0.0,
 ) -> Records:
     """
@@ -123,7 +119,6 @@ def records_after(
     REQUEUED     no               wait
     IGNORED      no               over
     SKIPPED      no               over
-    REFUSED      no               failed
     REPEATED     no               unstarted
     SET_ASIDE    no               -
     INTERRUPTED  no               -
@@ -141,14 +136,14 @@ def records_after(
         outcome: How it ended.
         options: Of the task.
         reservation: That its message carries; None if it carries none.
-        result_is_due: Whether the broker keeps the message until the result is stored: then the
-            marker is written in two steps, and a death in between leads to another run.
+        marker: State of the marker if there is to be one: `FINISHING` where the broker keeps the
+            message until the result is stored, so that a death in between leads to another run;
+            `DONE` where it does not; None without the lock, as the marker goes with its release.
         comes_in: When the task comes again, if it does [s from now].
     """
     has_finished, end = TABLE[outcome]
-    marker = None
-    if has_finished and options.dedup_ttl:
-        marker = FINISHING if result_is_due else DONE
+    if not (has_finished and options.dedup_ttl):
+        marker = None
     if reservation is None or end is None:
         return Records(marker)
     if reservation.until == "expired":
@@ -176,26 +171,17 @@ class Requeued(Ignore):
         self.comes_in = comes_in
 
 
-def outcome_of(error: Exception, task: Any, *, has_run: bool) -> Outcome:
-    """
-    Return how an execution ended that raised *error*.
-
-    Args:
-        error: What came out of it, of our own or of the body.
-        task: Its task.
-        has_run: Whether it had its lock.
-    """
+def outcome_of(error: Exception, task: Any) -> Outcome:
+    """Return how an execution of *task* ended that raised *error*, of our own or of the body."""
     if isinstance(error, Requeued):
         return error.outcome
     if isinstance(error, Retry):
-        return Outcome.RETRIED if has_run else Outcome.REQUEUED
+        return Outcome.RETRIED
     if isinstance(error, Reject):
         comes_again = error.requeue and task.acks_late  # type: ignore[attr-defined]
         return Outcome.REQUEUED if comes_again else Outcome.REJECTED
     if isinstance(error, Ignore):
         return Outcome.IGNORED
-    if not has_run:
-        return Outcome.REFUSED
     return Outcome.FAILED if acknowledges_failure(task) else Outcome.REJECTED
 
 

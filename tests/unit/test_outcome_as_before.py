@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from celery_redlock.task.execution import Execution, has_finished
 from celery_redlock.task.options import UNIQUE_UNTIL
 from celery_redlock.task.outcome import (
+    DONE,
+    FINISHING,
     Outcome,
     Records,
     Requeued,
@@ -73,6 +75,11 @@ def before(task, options, reservation, error, held, *ours):
     return marker and marker.state, end, bool(end and self._finishing and options.reruns)
 
 
+def marker_of(task, held):
+    """Return the state of a marker, if there is to be one."""
+    return (FINISHING if task.acks_late else DONE) if held else None
+
+
 def seen(records):
     """Return the same of the new code."""
     after = records.after_result and records.reservation is not None
@@ -88,8 +95,8 @@ def test_what_a_body_leaves(task, options, reservation, error, held):
     elif error is None:
         outcome = Outcome.FINISHED
     else:
-        outcome = outcome_of(error, task, has_run=held)
-    records = records_after(outcome, options, reservation, result_is_due=task.acks_late)
+        outcome = outcome_of(error, task)
+    records = records_after(outcome, options, reservation, marker_of(task, held))
     assert seen(records) == before(task, options, reservation, error, held)
 
 
@@ -111,10 +118,7 @@ def test_what_our_own_ends_leave(task, options, reservation, held, ours):
     """What comes again, was replaced, or has finished before."""
     outcome, became, replaced = ours
     records = records_after(
-        outcome_of(Requeued("", outcome), task, has_run=held),
-        options,
-        reservation,
-        result_is_due=task.acks_late,
+        outcome_of(Requeued("", outcome), task), options, reservation, marker_of(task, held)
     )
     assert seen(records) == before(task, options, reservation, Ignore(), held, became, replaced)
 
@@ -123,7 +127,7 @@ def test_what_our_own_ends_leave(task, options, reservation, held, ours):
 def test_what_nobody_knows_leaves_all_as_it_is(options, reservation):
     """The body was torn apart, or another delivery has the reservation."""
     for outcome in (Outcome.INTERRUPTED, Outcome.SET_ASIDE):
-        records = records_after(outcome, options, reservation, result_is_due=True)
+        records = records_after(outcome, options, reservation, FINISHING)
         assert records == Records()
 
 
@@ -137,7 +141,7 @@ def test_what_a_dead_child_leaves(options, reservation, is_over, again, revoked)
     if reservation is not None:
         end = reservation._how_it_ends(became, reruns=options.reruns)
     outcome = outcome_of_loss(is_over=is_over, comes_again=again, is_revoked=revoked)
-    records = records_after(outcome, options, reservation, result_is_due=False)
+    records = records_after(outcome, options, reservation, DONE)
     marker = "done" if is_over and options.dedup_ttl else None
     assert seen(records) == (marker, end, False)
 
@@ -145,6 +149,6 @@ def test_what_a_dead_child_leaves(options, reservation, is_over, again, revoked)
 @given(options=OPTIONS, reservation=RESERVATIONS)
 def test_what_is_revoked_while_it_waits(options, reservation):
     """Its reservation ends unless it runs after all."""
-    records = records_after(Outcome.REVOKED, options, reservation, result_is_due=False)
+    records = records_after(Outcome.REVOKED, options, reservation, DONE)
     expected = reservation and reservation._how_it_ends(REVOKED, reruns=options.reruns)
     assert seen(records) == (None, expected, False)
