@@ -9,18 +9,20 @@ from dataclasses import replace
 from typing import Any
 
 from celery import Task
+from celery.exceptions import Ignore
 from celery.utils import uuid
 
 from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.plugin import Plugin, locking, plugin_for
-from celery_redlock.task.current import _running, current_lock
+from celery_redlock.task.current import current_lock, running_execution
 from celery_redlock.task.delivery import broadcast_of, serializer_of
 from celery_redlock.task.elements import is_element, run_element
 from celery_redlock.task.envelope import HEADER, Envelope, fresh_publish_id
-from celery_redlock.task.execution import Execution, leave_queue
+from celery_redlock.task.execution import Execution
 from celery_redlock.task.keys import LockName
 from celery_redlock.task.options import OPTIONS, LockOptions, check_declared
+from celery_redlock.task.outcome import DeliveryOver, Outcome
 from celery_redlock.task.overrides import check_bases, check_request, protect
 from celery_redlock.task.policies import Policy
 from celery_redlock.task.publish import is_alone, publish
@@ -218,7 +220,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         )
         if envelope.publish_id is not None:
             return envelope
-        running = _running.get()
+        running = running_execution()
         previous = None if running is None or running.request.id != task_id else running.id
         return replace(envelope, publish_id=fresh_publish_id(), previous=previous)
 
@@ -283,11 +285,17 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         return super().signature_from_request(request, args, kwargs, queue, **extra)
 
     def on_replace(self, sig: Any) -> Any:
-        """Let the replacement have the marker of this task, if it can end it."""
-        running = _running.get()
-        if running is not None and running.is_of(self, self.request):
-            running.hand_over_to(sig)
-        return super().on_replace(sig)
+        """Let the replacement have the reservation of this task, if it can end it."""
+        running = running_execution()
+        is_handed_over = (
+            running is not None and running.is_of(self, self.request) and running.hand_over_to(sig)
+        )
+        try:
+            return super().on_replace(sig)
+        except Ignore as error:
+            if not is_handed_over:
+                raise
+            raise DeliveryOver(str(error), Outcome.REQUEUED) from None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body under its lock; called directly, without one."""
@@ -303,12 +311,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         inner = self._past_celerys(request, inherited)
         if not self._takes_lock(request):
             return inner(*args, **kwargs)
-        try:
-            name = self._name_of_call(args, kwargs)
-        except Exception:
-            leave_queue(self, request)
-            raise
-        return Execution(self, request, name).run(inner, args, kwargs)
+        return Execution(self, request).run(inner, args, kwargs)
 
     def _name_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the lock name; TypeError, as of a plain task, if the arguments do not fit."""
@@ -341,7 +344,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
             request.called_directly
             or request.id is None
             or self._is_built_in
-            or ((running := _running.get()) is not None and running.is_of(self, request))
+            or ((running := running_execution()) is not None and running.is_of(self, request))
         )
 
     @property

@@ -1,4 +1,4 @@
-"""What the body of a task sees of its lock."""
+"""Which execution runs here, and what its body sees of its lock."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from celery_redlock.lock.held import HeldLock
 if TYPE_CHECKING:
     from celery_redlock.task.execution import Execution
 
-__all__ = ["current_lock"]
+__all__ = ["current_lock", "latest_execution", "running_execution"]
 
-_current: ContextVar[HeldLock | None] = ContextVar("celery_redlock_current", default=None)
 #: The execution that runs here, or has just run and waits for its result to be stored.
-_running: ContextVar[Execution | None] = ContextVar("celery_redlock_running", default=None)
+latest_execution: ContextVar[Execution | None] = ContextVar("celery_redlock_latest", default=None)
+
+
+def running_execution() -> Execution | None:
+    """Return the innermost execution that goes on here; None outside of any."""
+    execution = latest_execution.get()
+    while execution is not None and execution.is_over:
+        execution = execution.outer
+    return execution
 
 
 def current_lock() -> HeldLock:
@@ -28,11 +35,11 @@ def current_lock() -> HeldLock:
         RuntimeError: No task with a lock runs here: outside a task, in a task called
             directly, or in another thread than the task's.
     """
-    held = _current.get()
-    if held is None:
+    execution = running_execution()
+    if execution is None or execution.held is None:
         msg = (
             "No lock is held here: current_lock() works in the body of a RedlockTask that a worker "
             "or apply() runs, in the body's own thread; a direct call takes no lock"
         )
         raise RuntimeError(msg)
-    return held
+    return execution.held

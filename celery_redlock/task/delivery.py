@@ -3,6 +3,10 @@ What one delivery of a message is known by, in the worker's parent and in the ch
 
 Both need the same: the id of the execution, which every delivery of a message shares, and the
 owner, which no other delivery ever has.
+
+The parent hands the owner to its child with how the message was delivered, which neither a retry
+nor ``celery inspect`` takes from there; anything else that Celery does not know would become a
+header.
 """
 
 from __future__ import annotations
@@ -17,17 +21,17 @@ from typing import Any
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from celery_redlock.lock.rounds import new_owner
-from celery_redlock.task.envelope import HEADER, Envelope
+from celery_redlock.task.envelope import HEADER, Envelope, hide_header
 
 __all__ = [
     "Delivery",
     "broadcast_of",
     "execution_id",
     "forget_serializer",
+    "hide",
     "mint_owner",
     "note_serializer",
     "serializer_of",
-    "take_owner",
 ]
 
 OWNER = "redlock_owner"
@@ -43,15 +47,24 @@ class Delivery:
     A delivery of a message.
 
     Attributes:
+        task_id: Of its task.
         envelope: What the message says of itself.
         execution: Id of its execution.
         may_be_repeated: Whether an earlier delivery of the same message may have run: it says of
             which publish it is, or the broker says that it delivers it again.
+        comes_again: Whether it is a retry, or replaces a task of the same id.
+        parent_id: Of the task that published it, if any.
+        owner: What the tokens of its locks begin with, so that the parent can release for a child
+            that is dead; None where there is no parent.
     """
 
+    task_id: Any
     envelope: Envelope
     execution: str
     may_be_repeated: bool
+    comes_again: bool = False
+    parent_id: Any = None
+    owner: str | None = None
 
     @classmethod
     def of(cls, task: Any, fields: Mapping[str, Any], worker: str) -> Delivery:
@@ -71,7 +84,35 @@ class Delivery:
         again = fields.get("retries"), fields.get("replaced_task_nesting")
         place = "" if broadcast_of(task.app, info) is None else worker
         execution = execution_id(task.name, task_id, envelope.publish_id or "", *again, place)
-        return cls(envelope, execution, envelope.publish_id is not None or is_redelivered)
+        return cls(
+            task_id=task_id,
+            envelope=envelope,
+            execution=execution,
+            may_be_repeated=envelope.publish_id is not None or is_redelivered,
+            comes_again=any(again),
+            parent_id=fields.get("parent_id"),
+            owner=owner_in(info),
+        )
+
+    def is_owner(self, holder: Mapping[str, Any]) -> bool:
+        """Return whether *holder*, of whose token only the beginning is told, is this delivery."""
+        token = str(holder.get("token") or "")
+        return bool(token) and (self.owner or "").startswith(token)
+
+    def is_same_execution(self, holder: Mapping[str, Any]) -> bool:
+        """Return whether *holder* is another delivery of this execution."""
+        is_ours = "task_id" in holder and holder.get("execution") == self.execution
+        return is_ours and self.may_be_repeated
+
+    def is_previous_execution(self, holder: Mapping[str, Any]) -> bool:
+        """Return whether *holder* came before this one: a retry of it, or its parent in a chain."""
+        task_id, execution = holder.get("task_id"), holder.get("execution")
+        if task_id is None or execution == self.execution:
+            return False
+        if task_id == self.task_id:
+            return self.comes_again or execution == self.envelope.previous
+        # Never by the same id: Celery makes a copy, published within its task, a child of itself.
+        return bool(task_id == self.parent_id)
 
     @property
     def copy(self) -> Envelope:
@@ -114,22 +155,22 @@ def execution_id(
     return hashlib.sha256(known.encode()).hexdigest()[:32]
 
 
-def mint_owner(request: dict[str, Any]) -> str:
-    """
-    Return a new owner and let it travel in *request* from the parent to the child.
-
-    It goes with how the message was delivered, which neither a retry nor ``celery inspect``
-    takes from there; anything else that Celery does not know would become a header.
-    """
-    owner = new_owner()
-    request["delivery_info"] = {**(request.get("delivery_info") or {}), OWNER: owner}
-    return owner
+def mint_owner(request: dict[str, Any]) -> None:
+    """Let a new owner travel in *request* from the parent to the child."""
+    request["delivery_info"] = {**(request.get("delivery_info") or {}), OWNER: new_owner()}
 
 
-def take_owner(request: Any) -> str | None:
-    """Return the owner that the parent minted and let the body not see it; None if it did not."""
-    owner = (request.delivery_info or {}).pop(OWNER, None)
+def owner_in(delivery_info: Any) -> str | None:
+    """Return the owner that the parent minted; None if it did not."""
+    owner = delivery_info.get(OWNER) if isinstance(delivery_info, Mapping) else None
     return owner if isinstance(owner, str) and WELL_FORMED.fullmatch(owner) else None
+
+
+def hide(request: Any) -> None:
+    """Let a body see of its message what its caller gave, and for which slot it runs."""
+    hide_header(request)
+    if isinstance(request.delivery_info, dict):
+        request.delivery_info.pop(OWNER, None)
 
 
 def note_serializer(request: dict[str, Any], content_type: Any, usual: str | None) -> None:

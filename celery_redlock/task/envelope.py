@@ -19,7 +19,7 @@ from typing import Any
 from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.slot import Slot
 
-__all__ = ["HEADER", "Envelope", "fresh_publish_id", "hide"]
+__all__ = ["HEADER", "Envelope", "fresh_publish_id", "hide_header"]
 
 #: Name of the header.
 HEADER = "redlock"
@@ -71,7 +71,7 @@ class Envelope:
             publish_id=text(header.get("id"), PUBLISH_ID),
             previous=text(header.get("previous"), EXECUTION_ID),
             reschedules=count(header.get("reschedules")),
-            reservation=Reservation.of(header.get("reservation"), task_id),
+            reservation=Reservation.of(header.get("reservation")),
             slot=Slot.of(header.get("slot")),
             worker=text(header.get("worker"), WORKER),
         )
@@ -102,7 +102,7 @@ def fresh_publish_id() -> str:
     return uuid.uuid4().hex
 
 
-def hide(request: Any) -> None:
+def hide_header(request: Any) -> None:
     """
     Let a body see those headers that its caller gave, and for which slot it runs.
 

@@ -10,107 +10,76 @@ its own.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import cached_property
 from typing import Any
 
 from celery import signals, states
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Retry
 from celery.utils.time import maybe_make_aware
 
 from celery_redlock.deferral import signals_deferred
-from celery_redlock.errors import (
-    LockKeyError,
-    LockNotAcquired,
-    LockTaken,
-    QuorumUnavailable,
-)
+from celery_redlock.errors import LockNotAcquired
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.requests import Marker
-from celery_redlock.lock.rounds import MarkerStands, Wanted
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking, plugin_for
-from celery_redlock.task.current import _current, _running
-from celery_redlock.task.delivery import Delivery, forget_serializer, take_owner
-from celery_redlock.task.envelope import HEADER, Envelope, hide
+from celery_redlock.task.begin import acquire, refuse, start
+from celery_redlock.task.current import latest_execution, running_execution
+from celery_redlock.task.delivery import Delivery, hide
+from celery_redlock.task.envelope import HEADER, Envelope
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt, undisturbed
 from celery_redlock.task.options import LockOptions
-from celery_redlock.task.policies import RunUnlocked
-from celery_redlock.task.redelivery import set_aside
-from celery_redlock.task.refused import policy_for, refuse
-from celery_redlock.task.reservation import (
-    AGAIN,
-    FAILED,
-    FINISHED,
-    IN_HAND,
-    UNSTARTED,
-    NotItsTurn,
-    Reservation,
-    look_again,
-    newest_call,
+from celery_redlock.task.outcome import (
+    DONE,
+    FINISHING,
+    DeliveryOver,
+    Outcome,
+    Records,
     outcome_of,
+    records_after,
 )
+from celery_redlock.task.reservation import Reservation
 
 __all__ = ["Execution", "left_of"]
 
 logger = get_logger(__name__)
 
-#: How long to wait for the task's own predecessor to give the lock back [s].
-PREDECESSOR_GRACE = 2.0
-#: State of the marker of an execution whose result is not stored yet. It lives for as long as a
-#: lease: then whoever had it is taken for dead, as with the lock.
-UNSTORED = "finishing"
-#: How often a copy looks meanwhile whether the result was stored, as a share of that.
-LOOKS = 1 / 3
-#: After which a copy looks again if nobody says how long the lock may be held [s].
-LOOK_AGAIN = 1.0
-
 
 class Execution:
     """
-    One execution: what it is called, its lock, and what is remembered of it.
+    One execution, from its lock name to its release.
 
     Args:
         task: A `RedlockTask`.
         request: Of this delivery.
+
+    Attributes:
+        outer: The execution whose body called this one with ``apply()``; None for none.
+        delivery: What this delivery is known by.
         name: Lock name.
+        held: Its lock, or what stands in for one; None before it has any.
+        interrupt: Tells the body that its lock is lost.
+        records: What the nodes were told when it ended; None while it goes on.
     """
 
-    def __init__(self, task: Any, request: Any, name: str) -> None:
+    def __init__(self, task: Any, request: Any) -> None:
         self.task = task
         self.request = request
-        self.name = name
-        self._number = number_of(request)
+        self.outer = running_execution()
+        self.name = ""
+        self.held: HeldLock | None = None
+        self.records: Records | None = None
+        self.interrupt = Interrupt()
+        self.plugin = plugin_for(task.app)
+        if request.is_eager:
+            self.plugin.refresh()
         is_local = request.is_eager or locking.disabled
         fields = {**vars(request), HEADER: None} if is_local else vars(request)
-        self._delivery = delivery = Delivery.of(task, fields, str(request.hostname))
-        self.id = delivery.execution
+        self.delivery = Delivery.of(task, fields, str(request.hostname))
         hide(request)
-        self._plugin = plugin_for(task.app)
-        if request.is_eager:
-            self._plugin.refresh()
-        self._owner = take_owner(request)
-        self._interrupt = Interrupt()
-        self._outer = _current.get()
-        self._held: HeldLock | None = None
-        self._options: LockOptions | None = None
-        self._has_ended = self._finishing = self._is_replaced = self._is_over = False
-        self._queued, self._slot = delivery.envelope.reservation, delivery.envelope.slot
-        self._ending: Reservation | None = None
-        self._became: str | None = None
-        self._comes_in = 0.0
-        before = _running.get()
-        self._before = None if before is None or before._is_over else before  # noqa: SLF001
-
-    @property
-    def options(self) -> LockOptions:
-        """The options of the task; not asked for while locks are disabled."""
-        if self._options is None:
-            options: LockOptions = self.task._lock_options(self._plugin)  # noqa: SLF001
-            self._options = options if self._slot is None else self._slot.adjust(options)
-        return self._options
 
     def run(self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """
@@ -119,29 +88,141 @@ class Execution:
         Returns:
             What *body* returns, or what the policy says in its place.
         """
-        _running.set(self)
+        latest_execution.set(self)
+        outcome, comes_in = Outcome.INTERRUPTED, 0.0
         try:
+            self.name = self.task._name_of_call(args, kwargs)  # noqa: SLF001
             try:
-                held = self.acquire()
+                acquire(self)
             except LockNotAcquired as error:
-                return self.refused(error)
-            args, kwargs = self._take_turn(held, args, kwargs)
-            self._tell_started()
-            forget_serializer(self.request)
-            result = self._run_with(held, body, args, kwargs)
-            self._has_ended, self._became = True, FINISHED
+                outcome = Outcome.SKIPPED  # unless the policy raises
+                return refuse(self, error)
+            args, kwargs = start(self, args, kwargs)
+            result = self.run_body(body, args, kwargs)
+            outcome = Outcome.FINISHED
         except Exception as error:
-            self._has_ended = has_finished(error, self.task)
-            self._note(error)
+            outcome, comes_in = outcome_of(error, self.task), delay_in(error)
             raise
         else:
             return result
         finally:
             try:
-                self._give_back()
+                self.end(outcome, comes_in)
             finally:  # a signal between the body and the line above must not leave the lock behind
-                self._give_back()
-                self._is_over = True
+                self.end(outcome, comes_in)
+
+    # -- the body ---------------------------------------------------------------------
+
+    def run_body(
+        self,
+        body: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run *body*; raises LockLost where it is interrupted because its lock is lost."""
+        held = self.own_lock
+        try:
+            with self.interrupt:
+                if held is not None and self.options.aborts_on_loss:
+                    held.ensure_held()  # it may have been lost before there was a body to interrupt
+                return body(*args, **kwargs)
+        except LockInterrupt as error:
+            if held is None or error.interrupt is not self.interrupt:
+                raise  # meant for the task that called apply() in its body
+            raise held.loss() from None
+        finally:
+            self.interrupt.disarm()  # a signal may strike before the ``with`` has called __exit__
+
+    def hand_over_to(self, sig: Any) -> bool:
+        """Let *sig*, which is to replace this task, have its reservation; return whether it has."""
+        task, reservation = self.task.app.tasks.get(sig.get("task")), self.reservation
+        if reservation is None or sig.get("subtask_type") or not hasattr(task, "check_lock"):
+            return False
+        header = Envelope(reservation=reservation).header(self.request.id)
+        sig.set(headers={**(sig.options.get("headers") or {}), **header})
+        return True
+
+    # -- after the body -----------------------------------------------------------------
+
+    def end(self, outcome: Outcome, comes_in: float = 0.0) -> None:
+        """
+        Give the lock back, and have the nodes remember what `records_after` says.
+
+        Once, undisturbed by signals, and without failing the task.
+
+        Args:
+            outcome: How this execution has ended.
+            comes_in: When it comes again, if it does [s from now].
+        """
+        if self.is_over:
+            return
+        with undisturbed():
+            held, reservation = self.own_lock, self.reservation
+            self.records = Records()
+            is_parents = held is not None and held.lost_reason == "fork"  # who goes on under it
+            if is_parents or (held is None and reservation is None):
+                return
+            try:
+                marker = None
+                if held is not None and self.is_remembered:
+                    marker = FINISHING if self.task.acks_late else DONE
+                self.records = records_after(outcome, self.options, reservation, marker, comes_in)
+                if not self.records.after_result:
+                    self.end_reservation(self.records)
+            finally:
+                if held is not None:
+                    self._release(held, self.records)
+
+    def _release(self, held: HeldLock, records: Records) -> None:
+        try:
+            keep = left_of(self.options.min_hold, held.since)
+            marker = self._marker(records.marker)
+            self.plugin.locks.give_back(held, keep=keep, marker=marker)
+        except Exception:  # the lease ends by itself; the task's own outcome stands
+            logger.exception("Releasing lock %r failed; it ends within %g s", held.name, held.ttl)
+
+    def end_reservation(self, records: Records) -> None:
+        """End the reservation as *records* say; never fails the task."""
+        reservation = self.reservation
+        if reservation is not None:
+            try:
+                reservation.end(self.plugin.reservations, records)
+            except Exception:  # it ends by itself; the task's own outcome stands
+                logger.exception("Ending the reservation of %r failed", reservation.name)
+
+    def _marker(self, state: str | None) -> Marker | None:
+        if state is None:
+            return None
+        ttl = self.options.ttl if state == FINISHING else self.options.dedup_ttl
+        return Marker(self.id, state, ttl)
+
+    def stored(self, state: str | None) -> None:
+        """Complete the records now that the result is stored, and Celery is through with it."""
+        latest_execution.set(self.outer)
+        records = self.records
+        if records is None or records.marker != FINISHING:
+            return
+        is_stored = state in (states.SUCCESS, states.FAILURE, states.RETRY)
+        with signals_deferred():
+            if records.after_result and is_stored:
+                self.end_reservation(records)
+            done = Marker(self.id, DONE, self.options.dedup_ttl)
+            self.plugin.locks.mark(done if is_stored else Marker(self.id, FINISHING, 0.0))
+
+    # -- what it is -------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Id of the execution."""
+        return self.delivery.execution
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its lock is given back."""
+        return self.records is not None
+
+    def __str__(self) -> str:
+        return f"{self.task.name}[{self.request.id}]"
 
     def is_of(self, task: Any, request: Any) -> bool:
         """
@@ -150,346 +231,46 @@ class Execution:
         Celery copies a request where a task is called within its own body, so that the same one
         may come in another object.
         """
-        return task is self.task and not self._is_over and number_of(request) == self._number
+        is_same = task is self.task and number_of(request) == number_of(self.request)
+        return is_same and not self.is_over
 
-    # -- before the body -----------------------------------------------------------
-
-    def acquire(self) -> HeldLock:
-        """
-        Return the lock, or what stands in for one.
-
-        Raises:
-            LockTaken, QuorumUnavailable: The policy decides.
-            celery.exceptions.Ignore: This delivery is over: the execution has finished
-                already, or runs elsewhere and a copy was published for later.
-        """
-        if locking.disabled:
-            return NotLocked(self.name, "locks are disabled in this process", clock.wall())
-        if self._outer is not None and self._is_part_of(self._outer):
-            return self._outer
-        try:
-            self._stay_in_hand()
-            return self._take_or_wait_for_kin()
-        except MarkerStands as marker:
-            raise self._finished_before(marker.state) from None
-        except QuorumUnavailable as error:
-            if not isinstance(policy_for(error, self.options), RunUnlocked):
-                raise
-            logger.warning(
-                "Running %s[%s] WITHOUT its lock: %s", self.task.name, self.request.id, error
-            )
-            return NotLocked(self.name, "no quorum of lock nodes; run_unlocked", clock.wall())
-
-    def _is_part_of(self, outer: HeldLock) -> bool:
-        """Return whether this runs in the body that holds *outer* and has become this one."""
-        is_ours = outer.lease.info.get("task_id") == self.request.id
-        return bool(self.request.is_eager) and outer.name == self.name and is_ours
-
-    def refused(self, error: LockNotAcquired) -> Any:
-        """Act on *error* by policy; returns the result of the task, or raises."""
-        is_next = self.options.reruns and not self.request.is_eager
-        if is_next and isinstance(error, LockTaken):
-            raise self._wait_for_turn(look_again(error.holder), error)
-        try:
-            skipped = refuse(
-                self.task,
-                self.request,
-                self._delivery.copy,
-                error,
-                self.options,
-                self._plugin.notify,
-            )
-        except Ignore:
-            self._became = AGAIN
-            raise
-        self._became = FINISHED
-        return skipped if self.request.is_eager else dict(skipped)  # for every result serializer
-
-    def _take_or_wait_for_kin(self) -> HeldLock:
-        """Acquire the lock; a task never loses to itself nor to what came before it."""
-        try:
-            return self._take(self.options.wait)
-        except LockTaken as error:
-            kin, taken = self._kinship(error.holder), error
-        if kin == "predecessor":
-            try:
-                return self._take(PREDECESSOR_GRACE)
-            except LockTaken as error:
-                kin, taken = self._kinship(error.holder), error
-        if kin is None:
-            raise taken
-        self._queued = None  # the one that runs has the marker, or the one before it ends
-        otherwise = None if kin == "same" else taken  # a failure would stand for that one's result
-        raise self._set_aside(taken.holder.get("ttl", LOOK_AGAIN), otherwise)
-
-    def _set_aside(self, after: float, otherwise: LockNotAcquired | None = None) -> Ignore:
-        return set_aside(self.task, self.request, self._delivery.copy, after, otherwise)
-
-    def _take(self, wait: float) -> HeldLock:
-        options = self.options
-        marker, owner = self._marker_name(), self._owner
-        asked = marker if self._delivery.may_be_repeated else None
-        wanted = Wanted(self.name, options.ttl, wait, options.fence, self._info, asked, owner)
-        on_lost = self._on_lost if options.aborts_on_loss else None
-        with undisturbed():  # or a lock that was granted might not be given back
-            self._held = held = self._plugin.locks.take(wanted, on_lost)
-            if asked != marker:  # what an earlier publish under this task id has left
-                self._plugin.locks.mark(Marker(self.id, "done", 0.0))
-        return held
+    @cached_property
+    def options(self) -> LockOptions:
+        """The options of the task; not asked for while locks are disabled."""
+        options: LockOptions = self.task._lock_options(self.plugin)  # noqa: SLF001
+        slot = self.delivery.envelope.slot
+        return options if slot is None else slot.adjust(options)
 
     @property
-    def _info(self) -> dict[str, Any]:
-        """What this tells others of itself."""
-        told = {"task": self.task.name, "task_id": self.request.id, "execution": self.id}
-        return told if self._slot is None else {**told, **self._slot.info}
+    def own_lock(self) -> HeldLock | None:
+        """The lock that this has to give back; None if there is none."""
+        is_shared = self.outer is not None and self.held is self.outer.held
+        return None if isinstance(self.held, NotLocked) or is_shared else self.held
 
-    def _kinship(self, holder: dict[str, Any]) -> str | None:
-        """Return how the holder is related: ``"same"`` execution, ``"predecessor"``, or not."""
-        if self.request.is_eager or "task_id" not in holder:
-            return None
-        execution, task_id = holder.get("execution"), holder["task_id"]
-        if execution == self.id:
-            return "same" if self._delivery.may_be_repeated else None
-        request, previous = self.request, self._delivery.envelope.previous
-        comes_again = request.retries or request.replaced_task_nesting
-        is_itself = task_id == request.id and (comes_again or execution == previous)
-        # Celery makes a copy, which is published within its task, a child of that: of itself.
-        may_be_parent = task_id is not None and task_id != request.id
-        is_parent = may_be_parent and task_id == request.parent_id
-        return "predecessor" if is_itself or is_parent else None
+    @property
+    def reservation(self) -> Reservation | None:
+        """That its message was published with; None for none."""
+        return self.delivery.envelope.reservation
 
-    def _marker_name(self) -> str | None:
-        if not self.options.dedup_ttl or self.request.is_eager:
-            return None
-        return self.id
+    @property
+    def is_remembered(self) -> bool:
+        """Whether a finished marker is kept of it."""
+        return bool(self.options.dedup_ttl) and not self.request.is_eager
 
-    def _finished_before(self, state: str) -> Ignore:
-        """Return what ends a copy of an execution that has finished, is about to, or may have."""
-        self._became = UNSTARTED  # what has finished has seen to its marker, unless it had another
-        if state == "done":
-            logger.info(
-                "%s[%s] has finished before; this copy ends", self.task.name, self.request.id
-            )
-            return Ignore("this execution has finished before")
-        return self._set_aside(self.options.ttl * LOOKS)
-
-    # -- the queued marker ------------------------------------------------------------
-
-    def _stay_in_hand(self) -> None:
-        """
-        Let the marker not outlive the message by much, if the worker dies while this waits.
-
-        A message that was acknowledged early is in our hand alone until the lock is had.
-        """
-        if self._queued is None or self.task.acks_late or not self.options.wait:
-            return
-        longest = self.options.wait + PREDECESSOR_GRACE + self.options.ttl
-        markers = self._plugin.reservations
-        self._queued.end(markers, self.options, IN_HAND, delay=longest, wait=False)
-
-    def _take_turn(
-        self, held: HeldLock, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Any]:
-        """
-        Note in the queued marker that this runs, and return the newest arguments for it.
-
-        Raises:
-            celery.exceptions.Ignore: Another task of this name is queued before this one; a
-                copy was published for later.
-            LockKeyError: What was merged into this task belongs to another name.
-        """
-        if self._queued is None or not self._is_its_own(self._queued):
-            return args, kwargs
-        try:
-            with undisturbed():
-                markers, late = self._plugin.reservations, self.task.acks_late
-                started = self._queued.start(
-                    markers, self.options, held, self._info, comes_back=late
-                )
-        except NotItsTurn as error:
-            raise self._wait_for_turn(error.after, error.why) from None
-        held.merged = started.merged
-        newest = newest_call(started.arguments)
-        if newest is None:
-            return args, kwargs
-        if self.task.lock_name(*newest) != self.name:
-            raise LockKeyError(
-                f"Task {self.task.name!r}: what was merged into it makes another lock name"
-            )
-        self.request.args, self.request.kwargs = newest  # for a retry, or whoever comes again
-        return newest
-
-    def _is_its_own(self, queued: Reservation) -> bool:
-        """
-        Return whether the marker is for the lock that this holds.
-
-        A retry may have other arguments, and so another name; and anybody can publish a message
-        that tells of another's. Such a marker is ended with its token, but none is ever made.
-        """
-        if queued.name == self.name:
-            return True
-        if queued.until == "started" and not self.options.reruns:
-            self._end_marker(queued, FINISHED)
-        return False
-
-    def _wait_for_turn(self, after: float, otherwise: LockNotAcquired) -> Ignore:
-        ignore = self._set_aside(after, otherwise)
-        self._became, self._comes_in = AGAIN, after
-        return ignore
-
-    def hand_over_to(self, sig: Any) -> None:
-        """Let *sig*, which is to replace this task, have the marker, if it is one of ours."""
-        task = self.task.app.tasks.get(sig.get("task"))
-        if self._queued is None or sig.get("subtask_type") or not hasattr(task, "check_lock"):
-            return
-        header = Envelope(reservation=self._queued).header(self.request.id)
-        sig.set(headers={**(sig.options.get("headers") or {}), **header})
-        self._is_replaced = True
-
-    def _note(self, error: Exception) -> None:
-        """Note what is to become of the marker, unless that is known already."""
-        if self._became is None:
-            late = self.task.acks_late
-            self._became = outcome_of(error, is_replaced=self._is_replaced, is_late=late)
-        if isinstance(error, Retry):
-            self._comes_in = seconds_until(error.when)
-
-    def _end_queued(self) -> None:
-        queued, self._queued = self._queued, None
-        if queued is None or self._became is None:
-            return
-        if self._finishing and self.options.reruns:  # or it would run once more, out of turn
-            self._ending = queued
-            return
-        self._end_marker(queued, self._became or FINISHED)
-
-    def _end_marker(self, queued: Reservation, became: str) -> None:
-        try:
-            markers = self._plugin.reservations
-            queued.end(markers, self.options, became, delay=self._comes_in, wait=False)
-        except Exception:  # it ends by itself; the task's own outcome stands
-            logger.exception("Ending the queued marker of %r failed", queued.name)
-
-    # -- the body ---------------------------------------------------------------------
-
-    def _tell_started(self) -> None:
-        """
-        Store STARTED if Celery would have done so, now that this delivery is the one that runs.
-
-        Celery stores it for every delivery. A late copy would write it over a FAILURE, which
-        is the result, and end without another word.
-        """
-        if not self.task._tells_started or self.request.is_eager:  # noqa: SLF001
-            return
-        if not is_ignored(self.task, self.request):
-            who = {"pid": os.getpid(), "hostname": self.request.hostname}
-            backend = self.task.backend
-            backend.store_result(self.request.id, who, states.STARTED, request=self.request)
-
-    def _run_with(
-        self,
-        held: HeldLock,
-        body: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Run *body*, which can ask for *held*, and which ends when that is lost."""
-        try:
-            _current.set(held)
-            with self._interrupt:
-                if self._held is not None and self.options.aborts_on_loss:
-                    held.ensure_held()  # it may have been lost before there was a body to interrupt
-                return body(*args, **kwargs)
-        except LockInterrupt as error:
-            if error.interrupt is not self._interrupt:
-                raise  # meant for the task that called apply() in its body
-            raise held.loss() from None
-        finally:
-            self._interrupt.disarm()  # a signal may strike before the ``with`` has called __exit__
-            _current.set(self._outer)
-
-    def _on_lost(self, _held: HeldLock) -> None:
-        self._interrupt.fire()
-
-    # -- after the body -----------------------------------------------------------------
-
-    def _give_back(self) -> None:
-        """Release the lock, once, undisturbed by signals; never fails the task."""
-        _current.set(self._outer)  # a signal may have come in the way before
-        if self._held is not None and self._held.lost_reason == "fork":
-            self._held = self._queued = None  # of the parent, which goes on under them
-        if self._held is None and self._queued is None:
-            return
-        with undisturbed():
-            held, self._held = self._held, None
-            marker = None if held is None else self._marker()
-            self._end_queued()
-            if held is None:
-                return
-            keep = left_of(self.options.min_hold, held.since)
-            try:
-                self._plugin.locks.give_back(held, keep=keep, marker=marker)
-            except Exception:  # the lease ends by itself; the task's own outcome stands
-                logger.exception(
-                    "Releasing lock %r failed; it ends within %g s", held.name, held.ttl
-                )
-
-    def _marker(self) -> Marker | None:
-        """
-        Return what is to be remembered of this execution now that its body is over.
-
-        In two steps where the message is acknowledged late: "finishing" now, "done" once the
-        result is stored. A death in between leads to another run, never to a lost result.
-        """
-        name = self._marker_name()
-        if name is None or not self._has_ended:
-            return None
-        if self.task.acks_late:
-            self._finishing = True
-            return Marker(name, UNSTORED, self.options.ttl)
-        return Marker(name, "done", self.options.dedup_ttl)
-
-    def stored(self, state: str | None) -> None:
-        """Remember that the result is stored; called when Celery is through with the task."""
-        _running.set(self._before)
-        if self._finishing:
-            is_stored = state in (states.SUCCESS, states.FAILURE, states.RETRY)
-            done = Marker(self.id, "done", self.options.dedup_ttl)
-            with signals_deferred():
-                if self._ending is not None and is_stored:
-                    self._end_marker(self._ending, self._became or FINISHED)
-                self._plugin.locks.mark(done if is_stored else Marker(self.id, UNSTORED, 0.0))
+    @property
+    def info(self) -> dict[str, Any]:
+        """What it tells others of itself."""
+        info = {"task": self.task.name, "task_id": self.request.id, "execution": self.id}
+        slot = self.delivery.envelope.slot
+        return info if slot is None else {**info, **slot.info}
 
 
 @signals.task_postrun.connect(weak=False)
 def _after_task(task_id: Any = None, task: Any = None, state: str | None = None, **_: Any) -> None:
     """Tell the execution that its result is stored now."""
-    running = _running.get()
-    if running is not None and running.task is task and running.request.id == task_id:
-        running.stored(state)
-
-
-def leave_queue(task: Any, request: Any) -> None:
-    """End the marker of a message whose arguments make no lock name: it fails before it runs."""
-    if request.is_eager or locking.disabled:
-        return
-    queued = Envelope.of(vars(request).get(HEADER), request.id).reservation
-    if queued is None:
-        return
-    try:
-        plugin = plugin_for(task.app)
-        options = task._lock_options(plugin)  # noqa: SLF001  an instance of ours
-        queued.end(plugin.reservations, options, FAILED, wait=False)
-    except Exception:  # it ends by itself; the task's own error stands
-        logger.exception("Ending the queued marker of %r failed", queued.name)
-
-
-def is_ignored(task: Any, request: Any) -> bool:
-    """Return whether nobody wants the result. Before Celery 5.6 the task alone has a say."""
-    from celery.app import trace  # noqa: PLC0415  a whole worker, and it is there by now
-
-    ask = getattr(trace, "get_actual_ignore_result", lambda task, _request: task.ignore_result)
-    return bool(ask(task, request))
+    latest = latest_execution.get()
+    if latest is not None and latest.task is task and latest.request.id == task_id:
+        latest.stored(state)
 
 
 def left_of(min_hold: float, since: float) -> float:
@@ -497,27 +278,14 @@ def left_of(min_hold: float, since: float) -> float:
     return min(min_hold, max(0.0, since + min_hold - clock.wall()))
 
 
-def seconds_until(when: Any) -> float:
-    """Return when a retry comes [s from now], which is told as a date or in seconds."""
+def delay_in(error: Exception) -> float:
+    """Return when the task comes again that ended with *error*, if it does [s from now]."""
+    if isinstance(error, DeliveryOver):
+        return error.comes_in
+    when = error.when if isinstance(error, Retry) else None
     if isinstance(when, datetime):
         return (maybe_make_aware(when) - datetime.now(timezone.utc)).total_seconds()
     return float(when or 0.0)
-
-
-def has_finished(error: Exception, task: Any) -> bool:
-    """
-    Return whether an execution that ended with *error* must not run when it is delivered again.
-
-    With Ignore and Reject the message may be meant to come again, and with a failure that is not
-    acknowledged: a dead-letter exchange may bring it back. (What is not an Exception, like
-    SystemExit or the end of a greenlet, tore the body apart: that has not finished.)
-    """
-    if isinstance(error, (Ignore, Reject)):
-        return False
-    on_failure = getattr(task, "acks_on_failure", None)  # since Celery 5.7
-    if on_failure is None:
-        on_failure = task.acks_on_failure_or_timeout
-    return not task.acks_late or bool(on_failure) or isinstance(error, Retry)
 
 
 def number_of(request: Any) -> tuple[Any, Any, Any]:

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 __all__ = [
     "DONE",
     "FINISHING",
+    "DeliveryOver",
     "Outcome",
+    "PutBack",
     "Records",
-    "Requeued",
     "outcome_of",
     "outcome_of_loss",
     "records_after",
@@ -156,13 +157,13 @@ def records_after(
     return Records(marker, end, options.unique_for + comes_in, after_result)
 
 
-class Requeued(Ignore):
+class DeliveryOver(Ignore):
     """
-    This delivery is over: a copy of its message was published, or its replacement.
+    This delivery ends without a state: its execution is still to run, runs elsewhere, or has ended.
 
     Attributes:
         outcome: Of the execution.
-        comes_in: When the copy comes [s from now].
+        comes_in: When it comes again, if it does [s from now].
     """
 
     def __init__(self, reason: str, outcome: Outcome, comes_in: float = 0.0) -> None:
@@ -170,10 +171,29 @@ class Requeued(Ignore):
         self.outcome = outcome
         self.comes_in = comes_in
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ignore, self.args  # for the worker's parent, which asks no more of it
+
+
+class PutBack(Reject):
+    """
+    The broker is to deliver this message again, as no copy of it could be published.
+
+    Attributes:
+        outcome: Of the execution.
+    """
+
+    def __init__(self, reason: Any, outcome: Outcome) -> None:
+        super().__init__(reason, requeue=True)
+        self.outcome = outcome
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Reject, (self.reason, True)  # type: ignore[attr-defined]
+
 
 def outcome_of(error: Exception, task: Any) -> Outcome:
     """Return how an execution of *task* ended that raised *error*, of our own or of the body."""
-    if isinstance(error, Requeued):
+    if isinstance(error, (DeliveryOver, PutBack)):
         return error.outcome
     if isinstance(error, Retry):
         return Outcome.RETRIED

@@ -95,8 +95,8 @@ def publish(
             tell(task, plugin, chosen, name, placed.before, 0)
         if placed.before:
             wait_for_it(options, chosen, placed)
-        queued = Reservation(name, placed.token, options["task_id"], str(chosen.unique_until))
-        result = send(queued, **options)
+        reservation = Reservation(name, placed.token, str(chosen.unique_until))
+        result = send(reservation, **options)
     except BaseException:  # not published, or nobody knows: a second message at the worst
         plugin.reservations.end(name, placed.token, OVER)
         raise

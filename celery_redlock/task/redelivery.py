@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from celery.exceptions import Ignore, Reject
 from kombu import Exchange, Queue, pools
 from kombu.exceptions import OperationalError
 
@@ -23,6 +22,7 @@ from celery_redlock.lock.clock import jitter
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import first_url
 from celery_redlock.task.envelope import Envelope
+from celery_redlock.task.outcome import DeliveryOver, Outcome, PutBack
 
 try:
     from celery.utils.quorum_queues import detect_quorum_queues
@@ -30,10 +30,9 @@ except ImportError:  # before Celery 5.5 what is to come later always waits in a
     detect_quorum_queues = None  # type: ignore[assignment]
 
 __all__ = [
-    "come_again",
     "headers_of",
     "longest_countdown",
-    "set_aside",
+    "requeue",
     "warn_if_forgetful",
     "way_back",
 ]
@@ -90,41 +89,29 @@ def longest_countdown(app: Any) -> float:
     return max(1.0, (CONSUMER_TIMEOUT if timeout is None else timeout) / 3.0)
 
 
-def set_aside(
-    task: Any, request: Any, envelope: Envelope, after: float, otherwise: Exception | None = None
-) -> Ignore:
-    """
-    Publish a copy for later and return what ends this delivery without writing a state.
-
-    Args:
-        task: The task.
-        request: Of the delivery that must not run now.
-        envelope: Of the copy.
-        after: When the copy may have its turn [s from now].
-        otherwise: As of `come_again`.
-    """
-    countdown = max(1, math.ceil(min(after, longest_countdown(task.app))))
-    come_again(task, request, envelope, countdown, otherwise)
-    told = f"set aside for {countdown} s: it, or what came before it, runs or may have finished"
-    logger.info("%s[%s] %s", task.name, request.id, told)
-    return Ignore(told)
-
-
-def come_again(
+def requeue(
     task: Any,
     request: Any,
     envelope: Envelope,
-    countdown: int,
+    after: float,
+    *,
+    reason: str,
+    outcome: Outcome,
     otherwise: Exception | None = None,
-) -> None:
+) -> DeliveryOver:
     """
-    Publish the task again with all it carries, `retries` unchanged.
+    Publish a copy of the message for later; return what ends this delivery without a state.
+
+    The copy carries all that the message did, `retries` unchanged.
 
     Args:
         task: The task.
         request: Of this delivery.
         envelope: Of the copy.
-        countdown: When [whole s from now, >= 1: quorum queues take nothing else].
+        after: When the copy may have its turn [s from now]; in whole seconds and at least one, as
+            quorum queues take nothing else, and no longer than the broker can bear.
+        reason: Why, in words.
+        outcome: Of this execution.
         otherwise: How the task is to fail, visibly, if it could not be published, and the
             broker does not have the delivered message any more, or another try would fail, too.
             None if another delivery of it will store its result.
@@ -132,6 +119,7 @@ def come_again(
     Raises:
         Reject: It could not be published, and the broker still has the delivered message.
     """
+    countdown = max(1, math.ceil(min(after, longest_countdown(task.app))))
     headers = {**headers_of(request), **envelope.header(request.id)}
     again = task.signature_from_request(
         request, countdown=countdown, retries=request.retries, headers=headers, **as_called(request)
@@ -145,7 +133,8 @@ def come_again(
         if otherwise is not None and is_to_fail:
             raise otherwise from error
         pause(jitter(*PUT_BACK_AFTER))  # or it would come as fast as the broker delivers
-        raise Reject(error, requeue=True) from error
+        raise PutBack(error, outcome) from error
+    return DeliveryOver(reason, outcome, float(countdown))
 
 
 def is_of_connection(error: Exception, app: Any) -> bool:

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from celery.exceptions import Ignore
 from celery.utils.time import get_exponential_backoff_interval
 
 from celery_redlock.errors import LockNotAcquired, LockTaken
@@ -19,11 +18,12 @@ from celery_redlock.events import (
 )
 from celery_redlock.task.envelope import MOST_RESCHEDULES, Envelope
 from celery_redlock.task.followers import fail_followers, stop_chain
+from celery_redlock.task.outcome import Outcome
 from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip
 from celery_redlock.task.redelivery import (
-    come_again,
     headers_of,
     longest_countdown,
+    requeue,
     way_back,
 )
 
@@ -155,8 +155,15 @@ def reschedule(
         raise error
     countdown = policy.countdown(times, longest_countdown(task.app))
     again = replace(envelope, reschedules=min(times + 1, MOST_RESCHEDULES))
-    come_again(task, request, again, countdown, error)
+    over = requeue(
+        task,
+        request,
+        again,
+        countdown,
+        reason="rescheduled",
+        outcome=Outcome.REQUEUED,
+        otherwise=error,
+    )
     about = told(task, request, error)
     notify(TaskRescheduled(**about, countdown=countdown, times=times + 1))
-    msg = f"comes again in {countdown} s"
-    raise Ignore(msg)
+    raise over

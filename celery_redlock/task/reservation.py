@@ -1,12 +1,13 @@
 """
-The queued marker in a worker: whose message this is, and what becomes of the marker.
+The reservation in a worker: whose message this is, and whether it is its turn.
 
     publisher --header--> worker: started  (started: it ends; else it lives as long as the lock)
-                                  retry, put off, replaced, delivered again: it waits
+                                  retry, requeued, replaced, delivered again: it waits
                                   ended    (finished: it ends; success: only if it was one)
                           parent: revoked, expired, killed: it ends
 
-Only the token in the message ends a marker, so whoever comes late ends nobody else's.
+What becomes of it when the task has ended: `celery_redlock.task.outcome`. Only the token in the
+message ends a reservation, so whoever comes late ends nobody else's.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from celery.exceptions import Ignore, Reject, Retry
 from kombu.utils import json
 
 from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, QuorumUnavailable
 from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.log import get_logger
 from celery_redlock.task.options import UNIQUE_UNTIL, LockOptions
+from celery_redlock.task.outcome import Records
 from celery_redlock.unique.reservations import (
     AS_IT_IS,
     OVER,
@@ -34,22 +34,16 @@ from celery_redlock.unique.reservations import (
     Started,
 )
 
-__all__ = ["NotItsTurn", "Reservation", "outcome_of"]
-
-logger = get_logger(__name__)
+__all__ = ["NotItsTurn", "Reservation", "look_again", "newest_call"]
 
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{40}")
 LONGEST_NAME = 100_000
-#: Longest and shortest time after which a task that is next looks whether it is its turn [s].
+#: Shortest and longest time after which a task that is next looks whether it is its turn [s].
 LOOK_AGAIN = 1.0, 10.0
 #: Share of the time for which the one before it has been there [1]: after a short one it does not
 #: wait for long.
 PATIENCE = 0.25
-
-#: What became of a task, or of its turn.
-FINISHED, FAILED, AGAIN, REVOKED = "finished", "failed", "again", "revoked"
-IN_HAND, UNSTARTED = "in hand", "unstarted"
 
 
 class NotItsTurn(Exception):
@@ -70,23 +64,21 @@ class NotItsTurn(Exception):
 @dataclass(frozen=True)
 class Reservation:
     """
-    A task that was published with a marker.
+    What a message was published with that stands for a lock name.
 
     Attributes:
-        name: Lock name that the marker is for.
+        name: Lock name that it is for.
         token: Proof of ownership.
-        task_id: Of the task.
-        until: Its ``unique_until`` when it was published; it may be replaced by another since.
+        until: ``unique_until`` of its task when it was published; that may have changed since.
     """
 
     name: str
     token: str
-    task_id: str
     until: str
 
     @classmethod
-    def of(cls, parts: Any, task_id: str) -> Reservation | None:
-        """Parse what the message of the task *task_id* carries; None if absent or malformed."""
+    def of(cls, parts: Any) -> Reservation | None:
+        """Parse what a message carries; None if absent or malformed."""
         if not (isinstance(parts, (list, tuple)) and len(parts) == 3):  # noqa: PLR2004
             return None
         if not all(isinstance(part, str) and part for part in parts):
@@ -96,16 +88,27 @@ class Reservation:
             return None
         if len(name) > LONGEST_NAME or re.search("[\ud800-\udfff]", name):
             return None
-        return cls(name, token, task_id, until)
+        return cls(name, token, until)
 
     @property
     def parts(self) -> list[str]:
         """What a message carries along."""
         return [self.name, self.token, self.until]
 
+    def hold(self, reservations: Reservations, longest: float) -> None:
+        """
+        Shorten it while its task waits for the lock, so that it expires soon after a dead worker.
+
+        Args:
+            reservations: Those on the nodes.
+            longest: How long the task waits at most [s].
+        """
+        if self.until != "expired":
+            reservations.end(self.name, self.token, "hand", life=longest)
+
     def start(
         self,
-        queued: Reservations,
+        reservations: Reservations,
         options: LockOptions,
         lock: HeldLock,
         info: dict[str, Any],
@@ -116,12 +119,12 @@ class Reservation:
         Note that the task runs under *lock* now.
 
         Args:
-            queued: The markers on the nodes.
+            reservations: Those on the nodes.
             options: Of the task.
             lock: That it holds.
             info: What it tells of itself, among it its ``execution``.
             comes_back: Whether its message is delivered again if the worker dies, so that the
-                marker has to outlive the lock.
+                reservation has to outlive the lock.
 
         Raises:
             NotItsTurn: Another task of this name is queued before it.
@@ -129,8 +132,8 @@ class Reservation:
         if self.until == "expired" and not options.reruns:
             return Started()
         alone = self._alone_from_start(options, lock, comes_back=comes_back)
-        begun = Start(info, lock.token, info["execution"], alone, options.unique_for)
-        started = queued.start(self.name, self.token, begun, wait=options.reruns)
+        start = Start(info, lock.token, info["execution"], alone, options.unique_for)
+        started = reservations.start(self.name, self.token, start, wait=options.reruns)
         if isinstance(started, Started):
             return started
         if not started.holder and not lock.token:  # it is to run whatever the nodes say
@@ -147,58 +150,18 @@ class Reservation:
         is_under_lock = lock.name == self.name and lock.token
         return 0.0 if is_under_lock and not comes_back else options.unique_for
 
-    def end(
-        self,
-        queued: Reservations,
-        options: LockOptions,
-        became: str,
-        *,
-        delay: float = 0.0,
-        wait: bool,
-    ) -> None:
+    def end(self, reservations: Reservations, records: Records, *, wait: bool = False) -> None:
         """
-        Let the marker have what becomes of it.
+        End it as *records* say, of how its task has ended.
 
         Args:
-            queued: The markers on the nodes.
-            options: Of the task.
-            became: ``"finished"``, ``"failed"``, ``"again"``, ``"revoked"``, ``"in hand"`` if a
-                worker has it and has not begun, or ``"unstarted"`` if it ends without having run.
-            delay: When it comes again, or how long it stays in hand at most [s from now].
+            reservations: Those on the nodes.
+            records: Of the execution that has ended.
             wait: As of `Reservations.end`.
         """
-        how = self._how_it_ends(became, reruns=options.reruns)
-        life = delay if became == IN_HAND else options.unique_for + delay
-        if how is not None:
-            queued.end(self.name, self.token, how, life=life, wait=wait)
-
-    def _how_it_ends(self, became: str, *, reruns: bool) -> str | None:
-        """Return the word of `Reservations.end`, None where nothing is to change."""
-        if self.until == "expired":  # a trigger must not be merged into what does not come any more
-            return "ran" if reruns and became not in (AGAIN, IN_HAND) else None
-        if became == FAILED and self.until == "success" and not reruns:
-            return "window"
-        words = {AGAIN: "wait", IN_HAND: "hand", REVOKED: "idle", UNSTARTED: "unstarted"}
-        return words.get(became, OVER)
-
-
-def outcome_of(error: BaseException | None, *, is_replaced: bool, is_late: bool) -> str | None:
-    """
-    Return what became of a task that ended with *error*, None if that is not known here.
-
-    *is_late* tells whether the message is acknowledged only now, so that the broker still has it.
-    What is not an Exception, like SystemExit or the end of a greenlet, tore the body apart: the
-    message may come again, and what becomes of the marker is for the parent to say.
-    """
-    if error is None:
-        return FINISHED
-    if isinstance(error, Retry):
-        return AGAIN
-    if isinstance(error, Ignore):
-        return AGAIN if is_replaced else FINISHED
-    if isinstance(error, Reject):
-        return AGAIN if error.requeue and is_late else FAILED  # type: ignore[attr-defined]
-    return FAILED if isinstance(error, Exception) else None
+        if records.reservation is not None:
+            how, life = records.reservation, records.life
+            reservations.end(self.name, self.token, how, life=life, wait=wait)
 
 
 def why_not(name: str, found: NotStarted) -> LockNotAcquired:

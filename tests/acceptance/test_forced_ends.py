@@ -69,13 +69,13 @@ def switch_off(protection):
         return
     from celery.worker.request import Request
 
-    from celery_redlock.task import forced_ends
+    from celery_redlock.task import forced_ends, lost_child
 
     if protection == "release for the dead":
         for method in ("on_failure", "terminate", "cancel"):
             setattr(forced_ends.RedlockRequest, method, getattr(Request, method))
     if protection == "proof of death":
-        forced_ends.wait_until_dead = lambda pid, longest: True
+        lost_child.wait_until_dead = lambda pid, longest: True
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ take what comes. What ran is what the bodies themselves recorded.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import threading
@@ -64,11 +65,12 @@ def let_celery_tell(sender, **_):
 
 def set_aside_for_long():
     """Let copies wait longer than the broker waits for them."""
-    from celery_redlock.task import redelivery
+    from celery_redlock.task import begin, redelivery
 
-    come_again = redelivery.come_again
-    redelivery.come_again = lambda task, request, envelope, countdown, *args: come_again(
-        task, request, envelope, int(VISIBILITY) + 2, *args
+    redelivery.longest_countdown = lambda app: math.inf
+    requeue = begin.requeue
+    begin.requeue = lambda task, request, envelope, _after, **how: requeue(
+        task, request, envelope, int(VISIBILITY) + 2, **how
     )
 
 

@@ -9,6 +9,7 @@ import re
 import signal
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,15 @@ def let_the_parent_end_nothing():
     """Let the main process of a worker say nothing of what it revokes or loses."""
     from celery_redlock.task.forced_ends import RedlockRequest
 
-    RedlockRequest._queued = property(lambda self: None, lambda self, queued: None)
+    RedlockRequest.leave_queue = lambda self, outcome: None
+    lost_child = RedlockRequest.lost_child
+
+    def without_reservation(self):
+        lost = lost_child(self)
+        envelope = replace(lost.delivery.envelope, reservation=None)
+        return replace(lost, delivery=replace(lost.delivery, envelope=envelope))
+
+    RedlockRequest.lost_child = without_reservation
 
 
 def let_a_start_say_nothing():

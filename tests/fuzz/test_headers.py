@@ -25,9 +25,9 @@ from celery_redlock.lock.lease import Lease
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task import reservation as reservation_module
 from celery_redlock.task.base import RedlockTask as Base
-from celery_redlock.task.delivery import execution_id, take_owner
-from celery_redlock.task.envelope import Envelope, hide
-from celery_redlock.task.forced_ends import ForcedEnd, RedlockRequest
+from celery_redlock.task.delivery import Delivery, execution_id, hide, owner_in
+from celery_redlock.task.envelope import Envelope
+from celery_redlock.task.forced_ends import RedlockRequest
 from celery_redlock.task.redelivery import headers_of
 from celery_redlock.unique.reservations import Reservations, Started
 from fuzz.hostile import JSON, TEXTS
@@ -218,9 +218,9 @@ def assert_harmless(stand, task, forged, *, taken):
     assert stand.ran <= 0 if taken else stand.ran <= len(nodes.wanted) <= 1
     assert all(wanted.name == LOCK for wanted in nodes.wanted)
     assert all(wanted.owner not in (OWNER, TOKEN[:32]) for wanted in nodes.wanted)
-    assert request._owner not in (OWNER, TOKEN[:32])
+    assert request._delivery.owner not in (OWNER, TOKEN[:32])
     for name, token, marker in nodes.given_back:
-        assert (name, token[:32]) == (LOCK, request._owner)
+        assert (name, token[:32]) == (LOCK, request._delivery.owner)
         assert marker is None or marker.name == own
     assert {marker.name for marker in nodes.marked} <= {own}
     assert all([name, token] == reservation_in(forged) for name, token in nodes.ended)
@@ -275,7 +275,7 @@ def test_a_worker_that_believes_a_header_is_seen(stand, monkeypatch):
     monkeypatch.setattr(
         reservation_module.Reservation,
         "of",
-        classmethod(lambda cls, *_: cls("another", "d" * 40, MINE, "finished")),
+        classmethod(lambda cls, *_: cls("another", "d" * 40, "finished")),
     )
     with pytest.raises(AssertionError):
         assert_harmless(stand, stand.rerun, forge(), taken=False)
@@ -288,7 +288,7 @@ def test_a_worker_that_believes_a_header_is_seen(stand, monkeypatch):
 @example(headers="text", task_id=MINE)
 def test_headers_of_any_shape_are_read(headers, task_id):
     """Nothing is raised; what is found is what was sent, and speaks of this task."""
-    request = SimpleNamespace(headers=headers)
+    request = SimpleNamespace(headers=headers, delivery_info=None)
     assert isinstance(headers_of(request), dict)
     hide(request)
     if isinstance(headers, dict):
@@ -316,7 +316,8 @@ def test_an_envelope_of_any_shape_is_read(header, task_id):
 def test_an_owner_is_well_formed_or_none(info):
     """And is taken out, so that the body does not see it."""
     told = dict(info or {})
-    owner = take_owner(SimpleNamespace(delivery_info=info))
+    owner = owner_in(info)
+    hide(SimpleNamespace(headers=None, delivery_info=info))
     assert owner is None or (owner == told["redlock_owner"] and len(owner) == 32)
     assert "redlock_owner" not in (info or {})
 
@@ -325,12 +326,9 @@ def test_an_owner_is_well_formed_or_none(info):
 @given(holder=st.dictionaries(st.sampled_from(["token", "execution", "since", "task_id"]), JSON))
 def test_a_parent_knows_its_own_by_the_whole_beginning(holder):
     """A holder that tells anything else is another's, whatever it tells."""
-    request = SimpleNamespace(_owner=OWNER)
-    end = SimpleNamespace(owner=OWNER)
+    delivery = Delivery(MINE, Envelope(), "e" * 32, may_be_repeated=True, owner=OWNER)
     if holder.get("token") not in (OWNER[:n] for n in range(1, 33)):
-        with contextlib.suppress(TypeError):  # `read_holder` gives text in any case
-            assert not RedlockRequest.is_owner(request, holder)
-            assert not ForcedEnd._is_ours(end, holder)
+        assert not delivery.is_owner(holder)
 
 
 @settings(max_examples=60)

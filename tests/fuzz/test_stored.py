@@ -45,7 +45,6 @@ from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.reading.one_lock import holders, marker, marker_in
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import Envelope
-from celery_redlock.task.execution import Execution
 from celery_redlock.task.reservation import look_again, newest_call
 from celery_redlock.task.slot import Slot
 from fuzz.hostile import ACTING, ESCAPES, JSON, in_json
@@ -157,21 +156,8 @@ def test_a_refusal_is_logged_in_one_tame_line(holder):
     assert line.isprintable()
 
 
-class Lone:
-    """An execution of which only the kinship is asked."""
-
-    id = "0" * 32
-
-    class request:  # noqa: N801  as Celery calls it
-        """Of a task that nobody called."""
-
-        id = "mine"
-        parent_id = None
-        is_eager = False
-        retries = 1
-        replaced_task_nesting = 0
-
-    _delivery = Delivery(Envelope(), "0" * 32, may_be_repeated=True)
+#: Of a retry of a task that nobody called.
+LONE = Delivery("mine", Envelope(), "0" * 32, may_be_repeated=True, comes_again=True)
 
 
 @settings(max_examples=60)
@@ -179,17 +165,10 @@ class Lone:
 @example(holder={"task_id": None})
 def test_nobody_is_kin_who_does_not_say_so(holder):
     """A holder without a task's id is no predecessor of a task without a parent."""
-    kin = Execution._kinship(Lone, holder)
-    is_same = holder.get("execution") == Lone.id
-    assert kin == (
-        None
-        if "task_id" not in holder
-        else "same"
-        if is_same
-        else "predecessor"
-        if holder["task_id"] == "mine"
-        else None
-    )
+    is_same = "task_id" in holder and holder.get("execution") == LONE.execution
+    assert LONE.is_same_execution(holder) is is_same
+    is_previous = holder.get("task_id") == "mine" and not is_same
+    assert LONE.is_previous_execution(holder) is is_previous
 
 
 @settings(max_examples=80)

@@ -22,7 +22,7 @@ from celery_redlock.lock.scripts import marker_key
 from celery_redlock.ops.servers import Server
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.task.current import _current
+from celery_redlock.task.current import running_execution
 from celery_redlock.task.delivery import execution_id
 from celery_redlock.task.interrupt import here
 from resources.remains import Remains, looking_at
@@ -103,7 +103,7 @@ class Shop:
         found = {
             "signals are masked": handlers() != self._handlers or _Deferral.current is not None,
             "an interrupt is armed": here.interrupt is not None,
-            "a lock is current": _current.get() is not None,
+            "a lock is current": running_execution() is not None,
             "a request is current": self.task.request.id is not None,
             "it counts as done, but has no result": states.count(b"done") > 2 and not is_stored,
         }

@@ -13,8 +13,8 @@ from celery_redlock.errors import LockLost
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Wanted
-from celery_redlock.task import execution
-from celery_redlock.task.current import _running
+from celery_redlock.task import begin, execution
+from celery_redlock.task.current import latest_execution
 from resources.deliveries import SIGNALS, execution_of, handled, shop
 from resources.strikes import UNHARMED, Strikes
 
@@ -126,16 +126,17 @@ def test_a_signal_at_any_line_of_a_delivery_leaves_nothing_behind(opened, name, 
 
 def test_without_our_deferral_a_signal_leaves_a_lock(opened, monkeypatch):
     """The same check finds the lock that is left when signals strike into our I/O."""
-    monkeypatch.setattr(execution, "undisturbed", contextlib.nullcontext)
+    for module in (begin, execution):
+        monkeypatch.setattr(module, "undisturbed", contextlib.nullcontext)
     left = (problems for _, problems in struck(opened, "SIGTERM", nothing, seconds=0.3) if problems)
     assert next(left, None) is not None
 
 
 def lose():
     """Have the lock of the running body lost, as the watchdog would find it."""
-    running = _running.get()
-    if running is not None and not running._interrupt._mutex.locked():
-        running._interrupt.fire()
+    running = latest_execution.get()
+    if running is not None and not running.interrupt._mutex.locked():
+        running.interrupt.fire()
 
 
 def test_a_lock_lost_at_any_line_of_a_delivery_is_told_to_the_body_or_to_nobody(opened):

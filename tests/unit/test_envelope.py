@@ -9,7 +9,7 @@ import pytest
 from kombu import Exchange
 
 from celery_redlock.task.delivery import Delivery
-from celery_redlock.task.envelope import MOST_RESCHEDULES, Envelope, hide
+from celery_redlock.task.envelope import MOST_RESCHEDULES, Envelope, hide_header
 from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.slot import Slot
 
@@ -17,7 +17,7 @@ FULL = Envelope(
     publish_id="0" * 32,
     previous="1" * 32,
     reschedules=7,
-    reservation=Reservation("report:1", "a" * 40, "me", "finished"),
+    reservation=Reservation("report:1", "a" * 40, "finished"),
     slot=Slot("hourly", 1_772_368_215.25, "buffer_one"),
     worker="w1@here",
 )
@@ -122,5 +122,5 @@ def test_each_worker_of_a_broadcast_runs_an_execution_of_its_own(exchange, is_ap
 def test_a_body_sees_the_headers_of_its_caller(headers, seen):
     """Of ours only where there is a slot to read, and never the publish id."""
     request = SimpleNamespace(headers=headers)
-    hide(request)
+    hide_header(request)
     assert request.headers == seen

@@ -12,9 +12,9 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.rounds import MarkerStands
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task.current import _running
+from celery_redlock.task.begin import PREVIOUS_GRACE
+from celery_redlock.task.current import latest_execution
 from celery_redlock.task.delivery import execution_id
-from celery_redlock.task.execution import PREDECESSOR_GRACE
 from celery_redlock.task.interrupt import Interrupt
 
 #: Of the message that is delivered.
@@ -79,13 +79,13 @@ def deliver(app, *answers, body=None, options=None, **request):
     task = app.tasks["shop.bill"]
     known = {"id": "me", "args": (7,), "kwargs": {}, "called_directly": False, "redlock": HEADER}
     task.push_request(**{**known, **request})
-    before = _running.get()
+    before = latest_execution.get()
     try:
         return task(7)
     finally:
         task.pop_request()
-        app.execution = _running.get()
-        _running.set(before)
+        app.execution = latest_execution.get()
+        latest_execution.set(before)
 
 
 def execution(task_id="me", retries=0, nesting=0, publish_id=PUBLISH):
@@ -213,7 +213,7 @@ def test_what_came_before_a_task_is_waited_for(app, kin):
     """It is about to give the lock back: wait briefly, then set aside; never a conflict."""
     fields = {"retries": 2, "parent_id": "parent", "options": {"on_conflict": "fail"}}
     assert deliver(app, taken(**kin), **fields) == 7
-    assert [wanted.wait for wanted in app.locks.wanted] == [0.0, PREDECESSOR_GRACE]
+    assert [wanted.wait for wanted in app.locks.wanted] == [0.0, PREVIOUS_GRACE]
     assert app.sent == []
     with pytest.raises(Ignore):
         deliver(app, taken(**kin), taken(**kin), **fields)

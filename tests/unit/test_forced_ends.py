@@ -20,9 +20,10 @@ from kombu.serialization import registry
 from celery_redlock import ConfigurationError, RedlockTask
 from celery_redlock.lock.redlock import ReleaseOutcome
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task import forced_ends
-from celery_redlock.task.delivery import execution_id, take_owner
-from celery_redlock.task.forced_ends import ForcedEnd, NoteRevokes, RedlockRequest
+from celery_redlock.task import lost_child
+from celery_redlock.task.delivery import execution_id, hide, owner_in
+from celery_redlock.task.forced_ends import NoteRevokes, RedlockRequest
+from celery_redlock.task.lost_child import LostChild
 from celery_redlock.testing import locks_disabled
 from support.versions import since
 
@@ -68,9 +69,9 @@ def app(monkeypatch):
         app.locks.done.append(("death", pid))
         return True
 
-    monkeypatch.setattr(forced_ends, "wait_until_dead", die)
-    monkeypatch.setattr(ForcedEnd, "see_to_it", ForcedEnd._clear_away)
-    monkeypatch.setattr(forced_ends, "AGAIN", 0.01)
+    monkeypatch.setattr(lost_child, "wait_until_dead", die)
+    monkeypatch.setattr(LostChild, "clear_away_in_thread", LostChild._clear_away)
+    monkeypatch.setattr(lost_child, "PAUSE", 0.01)
     yield app
     app.close()
 
@@ -269,7 +270,7 @@ def test_the_lock_is_that_of_the_child(app):
     request = deliver(app, task, retries=2, replaced_task_nesting=1)
     fail(request, LOST)
     child = Context(request.request_dict, args=request.args, kwargs=request.kwargs)
-    owner = take_owner(child)
+    owner = owner_in(child.delivery_info)
     assert len(owner) == 32
     assert ("release", task.lock_name(["seven"]), owner, 0.0) in app.locks.done
     assert ("mark", execution_id("bill", "me", "0" * 32, 2, 1), "done", 3600.0) in app.locks.done
@@ -281,7 +282,7 @@ def test_min_hold_is_kept_for_a_dead_child_too(app):
     for granted, left in ((-4, 6.0), (3600, 10.0), (-3600, 0.0)):
         request = deliver(app, task)
         request.time_start = time.time() - 1000
-        holder = {"token": request._owner[:8], "since": time.time() + granted}
+        holder = {"token": request._delivery.owner[:8], "since": time.time() + granted}
         app.locks.holders = [{}, holder, holder]
         app.locks.done.clear()
         fail(request, LOST)
@@ -303,7 +304,7 @@ def test_nodes_that_do_not_answer_are_asked_again(app):
 
 def test_a_child_that_will_not_die_is_left_its_lock(app, monkeypatch):
     """Whoever is not proven dead may still be at work."""
-    monkeypatch.setattr(forced_ends, "wait_until_dead", lambda pid, longest: False)
+    monkeypatch.setattr(lost_child, "wait_until_dead", lambda pid, longest: False)
     fail(deliver(app, declare(app, acks_late=True)), TimeLimitExceeded(1))
     assert told(app) == ["ack", DONE]
 
@@ -353,13 +354,14 @@ def test_an_owner_is_seen_by_the_child_alone(app):
     """Fresh for every delivery; in no header, no `inspect`, and not before the body's eyes."""
     task = declare(app)
     first, second = deliver(app, task), deliver(app, task)
-    assert first._owner != second._owner
-    assert first._owner not in json.dumps(first.info(), default=str)
+    assert first._delivery.owner != second._delivery.owner
+    assert first._delivery.owner not in json.dumps(first.info(), default=str)
     child = Context(first.request_dict, args=(), kwargs={})
-    assert first._owner not in str(child.headers)
-    assert take_owner(child) == first._owner
-    assert first._owner not in repr(child)
-    assert take_owner(child) is None
+    assert first._delivery.owner not in str(child.headers)
+    assert owner_in(child.delivery_info) == first._delivery.owner
+    hide(child)
+    assert first._delivery.owner not in repr(child)
+    assert owner_in(child.delivery_info) is None
 
 
 @pytest.mark.parametrize("kind", ["pickle", "yaml"])
@@ -378,4 +380,4 @@ def test_the_child_knows_how_its_message_was_written(app, kind):
 )
 def test_a_request_without_an_owner_has_none(info):
     """Eager, or made by somebody else, or forged: the child then makes its own tokens."""
-    assert take_owner(SimpleNamespace(delivery_info=info)) is None
+    assert owner_in(info) is None

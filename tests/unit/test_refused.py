@@ -27,9 +27,12 @@ from celery_redlock import (
 )
 from celery_redlock.events import TaskRescheduled, TaskSkipped
 from celery_redlock.plugin import plugin_for
+from celery_redlock.task import begin
 from celery_redlock.task.envelope import Envelope
+from celery_redlock.task.execution import Execution
 from celery_redlock.task.options import LockOptions
-from celery_redlock.task.redelivery import longest_countdown, set_aside
+from celery_redlock.task.outcome import Outcome
+from celery_redlock.task.redelivery import longest_countdown, requeue
 from celery_redlock.task.refused import refuse
 from support.versions import CELERY
 
@@ -114,11 +117,9 @@ def test_a_skipped_value_survives_every_serializer(app, serializer):
     task = declare(app, on_conflict="skip")
     request = delivery(task)
     result, _ = act(task, request, TAKEN)
-    from celery_redlock.task.execution import Execution
-
-    execution = Execution(task, request, "shop.bill:1")
-    assert json.loads(json.dumps(execution.refused(TAKEN))) == result
-    content_type, encoding, data = dumps(execution.refused(TAKEN), serializer)
+    execution = Execution(task, request)
+    assert json.loads(json.dumps(begin.refuse(execution, TAKEN))) == result
+    content_type, encoding, data = dumps(begin.refuse(execution, TAKEN), serializer)
     assert loads(data, content_type, encoding, accept=[content_type]) == result
 
 
@@ -341,7 +342,8 @@ def test_a_copy_that_cannot_be_set_aside_writes_no_state(app, monkeypatch, pause
     task = declare(app, acks_late=True)
     monkeypatch.setattr(app, "send_task", Mock(side_effect=EncodeError("no JSON")))
     with pytest.raises(Reject) as rejected:
-        set_aside(task, delivery(task), Envelope(), 1.0)
+        how = {"reason": "it runs elsewhere", "outcome": Outcome.SET_ASIDE}
+        requeue(task, delivery(task), Envelope(), 1.0, **how)
     assert rejected.value.requeue
     assert len(pauses) == 1
 

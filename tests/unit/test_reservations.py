@@ -800,7 +800,7 @@ def test_what_a_start_is_told(queued, ballot, started):
 )
 def test_a_task_whose_turn_it_is_not_is_told_why(queued, ballot, error, votes):
     """It fails with that where no copy of it can be published; nobody is named whom none named."""
-    made, task = queued(ballot), Reservation("k", token_of("x"), "id-x", "started")
+    made, task = queued(ballot), Reservation("k", token_of("x"), "started")
     held, info = HeldLock(lease_of(time.monotonic, "k")), {"execution": "x/0/0"}
     options = replace(OPTIONS, on_duplicate="rerun")
     with pytest.raises(NotItsTurn) as raised:

@@ -1,0 +1,251 @@
+"""
+Begin an execution: its lock, or the policy; then its reservation, and the newest arguments.
+
+    acquire --> granted                       --> start --> body
+            --> held by this very execution   --> a copy for later
+            --> has finished before           --> ends without a state
+            --> taken, or nobody knows        --> refuse, by policy
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from celery import states
+
+from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, QuorumUnavailable
+from celery_redlock.lock import clock
+from celery_redlock.lock.held import HeldLock, NotLocked
+from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.rounds import MarkerStands, Wanted
+from celery_redlock.log import get_logger
+from celery_redlock.plugin import locking
+from celery_redlock.task import refused
+from celery_redlock.task.delivery import forget_serializer
+from celery_redlock.task.interrupt import undisturbed
+from celery_redlock.task.outcome import DONE, DeliveryOver, Outcome, Records
+from celery_redlock.task.policies import RunUnlocked
+from celery_redlock.task.redelivery import requeue
+from celery_redlock.task.reservation import NotItsTurn, Reservation, look_again, newest_call
+from celery_redlock.unique.reservations import OVER
+
+if TYPE_CHECKING:
+    from celery_redlock.task.execution import Execution
+
+__all__ = ["acquire", "refuse", "start"]
+
+logger = get_logger(__name__)
+
+#: How long to wait for the task's previous execution to give the lock back [s].
+PREVIOUS_GRACE = 2.0
+#: How often a copy looks whether the result of what has finished is stored, as a share of the
+#: lease: a marker that says "finishing" lives no longer, and its worker is then taken for dead.
+LOOKS = 1 / 3
+#: After which a copy looks again if nobody says how long the lock may be held [s].
+LOOK_AGAIN = 1.0
+
+
+def acquire(execution: Execution) -> None:
+    """
+    Take the lock of *execution*, or what stands in for one.
+
+    Raises:
+        LockTaken, QuorumUnavailable: The policy decides.
+        celery.exceptions.Ignore: This delivery is over: the execution has finished
+            already, or runs elsewhere and a copy was published for later.
+    """
+    name, outer = execution.name, execution.outer
+    if locking.disabled:
+        execution.held = NotLocked(name, "locks are disabled in this process", clock.wall())
+        return
+    if outer is not None and has_replaced(execution, outer.held):
+        execution.held = outer.held
+        return
+    try:
+        hold_reservation(execution)
+        take_in_turn(execution)
+    except MarkerStands as marker:
+        raise finished_before(execution, marker.state) from None
+    except QuorumUnavailable as error:
+        if not isinstance(refused.policy_for(error, execution.options), RunUnlocked):
+            raise
+        logger.warning("Running %s WITHOUT its lock: %s", execution, error)
+        execution.held = NotLocked(name, "no quorum of lock nodes; run_unlocked", clock.wall())
+
+
+def has_replaced(execution: Execution, outer: HeldLock | None) -> bool:
+    """Return whether the body that holds *outer* has become this one, in eager mode."""
+    if outer is None or not execution.request.is_eager:
+        return False
+    is_ours = outer.lease.info.get("task_id") == execution.request.id
+    return is_ours and outer.name == execution.name
+
+
+def hold_reservation(execution: Execution) -> None:
+    """A message that was acknowledged early is in our hand alone until the lock is had."""
+    reservation, options = execution.reservation, execution.options
+    if reservation is not None and options.wait and not execution.task.acks_late:
+        longest = options.wait + PREVIOUS_GRACE + options.ttl
+        reservation.hold(execution.plugin.reservations, longest)
+
+
+def take_in_turn(execution: Execution) -> None:
+    """Acquire the lock; a task never loses to itself nor to what came before it."""
+    delivery, is_eager = execution.delivery, execution.request.is_eager
+    try:
+        return take(execution, execution.options.wait)
+    except LockTaken as error:
+        taken = error
+    if is_eager:
+        raise taken
+    if delivery.is_previous_execution(taken.holder):
+        try:
+            return take(execution, PREVIOUS_GRACE)
+        except LockTaken as error:
+            taken = error
+    after = taken.holder.get("ttl", LOOK_AGAIN)
+    if delivery.is_same_execution(taken.holder):  # to fail would stand for that one's result
+        raise set_aside(execution, after, "it runs elsewhere", Outcome.SET_ASIDE)
+    if delivery.is_previous_execution(taken.holder):
+        why = "the execution before it has not ended"
+        raise set_aside(execution, after, why, Outcome.SET_ASIDE, taken)
+    raise taken
+
+
+def take(execution: Execution, wait: float) -> None:
+    """Acquire the lock unless the execution has finished before."""
+    options, delivery, locks = execution.options, execution.delivery, execution.plugin.locks
+    marker = execution.id if execution.is_remembered else None
+    asked = marker if delivery.may_be_repeated else None
+    info, owner = execution.info, delivery.owner
+    wanted = Wanted(execution.name, options.ttl, wait, options.fence, info, asked, owner)
+    interrupt = execution.interrupt
+    on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
+    with undisturbed():  # or a lock that was granted might not be given back
+        execution.held = locks.take(wanted, on_lost)
+        if asked != marker:  # what an earlier publish under this task id has left
+            locks.mark(Marker(execution.id, DONE, 0.0))
+
+
+def finished_before(execution: Execution, state: str) -> DeliveryOver:
+    """Return what ends a copy of an execution that has finished, is about to, or may have."""
+    if state == DONE:
+        logger.info("%s has finished before; this copy ends", execution)
+        return DeliveryOver("this execution has finished before", Outcome.REPEATED)
+    after = execution.options.ttl * LOOKS
+    return set_aside(execution, after, "it may have finished", Outcome.REPEATED)
+
+
+def set_aside(
+    execution: Execution,
+    after: float,
+    reason: str,
+    outcome: Outcome,
+    otherwise: Exception | None = None,
+) -> DeliveryOver:
+    """Requeue a copy, which comes *after* so many seconds; arguments as of `requeue`."""
+    over = requeue(
+        execution.task,
+        execution.request,
+        execution.delivery.copy,
+        after,
+        reason=reason,
+        outcome=outcome,
+        otherwise=otherwise,
+    )
+    logger.info("%s set aside for %d s: %s", execution, over.comes_in, reason)
+    return over
+
+
+def wait_for_turn(execution: Execution, after: float, otherwise: LockNotAcquired) -> DeliveryOver:
+    """Requeue what is next, with the reservation for that."""
+    why = "the run before it has not ended"
+    return set_aside(execution, after, why, Outcome.REQUEUED, otherwise)
+
+
+def refuse(execution: Execution, error: LockNotAcquired) -> Any:
+    """Act on *error* by policy; returns the result of the task, or raises."""
+    options, request = execution.options, execution.request
+    if options.reruns and isinstance(error, LockTaken) and not request.is_eager:
+        raise wait_for_turn(execution, look_again(error.holder), error)
+    copy, notify = execution.delivery.copy, execution.plugin.notify
+    skipped = refused.refuse(execution.task, request, copy, error, options, notify)
+    return skipped if request.is_eager else dict(skipped)  # for every result serializer
+
+
+def start(
+    execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """
+    Note that *execution* runs now; return the arguments that it is to run with.
+
+    Those are the newest that were merged into its reservation, if any.
+
+    Raises:
+        celery.exceptions.Ignore: Another task of this name is queued before this one; a
+            copy was published for later.
+        LockKeyError: What was merged into this task belongs to another name.
+    """
+    reservation, held, request = execution.reservation, execution.held, execution.request
+    newest = None
+    if reservation is not None and held is not None and is_for_lock(reservation, execution):
+        newest = start_reservation(execution, reservation, held)
+    report_started(execution)
+    forget_serializer(request)
+    if newest is None:
+        return args, kwargs
+    request.args, request.kwargs = newest  # for a retry, or a copy
+    return tuple(newest[0]), newest[1]
+
+
+def is_for_lock(reservation: Reservation, execution: Execution) -> bool:
+    """
+    Return whether *reservation* is for the lock that *execution* holds.
+
+    A retry may have other arguments, and so another name; and anybody can publish a message
+    that tells of another's. Such a reservation is ended with its token, but none is ever made.
+    """
+    if reservation.name == execution.name:
+        return True
+    if reservation.until == "started" and not execution.options.reruns:
+        execution.end_reservation(Records(reservation=OVER))
+    return False
+
+
+def start_reservation(execution: Execution, reservation: Reservation, held: HeldLock) -> Any:
+    """Note in the reservation that its task runs; return the newest arguments, None for none."""
+    task, known, options = execution.task, execution.plugin.reservations, execution.options
+    try:
+        with undisturbed():
+            started = reservation.start(
+                known, options, held, execution.info, comes_back=task.acks_late
+            )
+    except NotItsTurn as error:
+        raise wait_for_turn(execution, error.after, error.why) from None
+    held.merged = started.merged
+    newest = newest_call(started.arguments)
+    if newest is not None and task.lock_name(*newest) != execution.name:
+        raise LockKeyError(f"Task {task.name!r}: what was merged into it makes another lock name")
+    return newest
+
+
+def report_started(execution: Execution) -> None:
+    """
+    Store STARTED if Celery would have done so, now that this delivery is the one that runs.
+
+    Celery stores it for every delivery. A late copy would write it over a FAILURE, which
+    is the result, and end without another word.
+    """
+    task, request = execution.task, execution.request
+    if task._tells_started and not request.is_eager and not is_ignored(task, request):  # noqa: SLF001
+        who = {"pid": os.getpid(), "hostname": request.hostname}
+        task.backend.store_result(request.id, who, states.STARTED, request=request)
+
+
+def is_ignored(task: Any, request: Any) -> bool:
+    """Return whether nobody wants the result. Before Celery 5.6 the task alone has a say."""
+    from celery.app import trace  # noqa: PLC0415  a whole worker, and it is there by now
+
+    ask = getattr(trace, "get_actual_ignore_result", lambda task, _request: task.ignore_result)
+    return bool(ask(task, request))

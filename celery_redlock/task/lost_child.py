@@ -1,0 +1,121 @@
+"""
+Release for a child process that was killed: by a hard time limit, a revoke, or the system.
+
+    the child is lost --> marker "done", if Celery will not bring the message back
+                      --> proven dead --> reservation ended, lock of its owner released
+
+The parent never releases on the strength of what Celery says: its hooks for a hard limit and
+a revoke run while the body still does. What the body of a child has started on its own, other
+processes for example, is not known here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from celery_redlock.errors import RedlockError
+from celery_redlock.lock.redlock import ReleaseOutcome
+from celery_redlock.lock.requests import Marker
+from celery_redlock.log import get_logger
+from celery_redlock.nodewatch import forks_held_off
+from celery_redlock.plugin import plugin_for
+from celery_redlock.task.death import wait_until_dead
+from celery_redlock.task.delivery import Delivery
+from celery_redlock.task.execution import left_of
+from celery_redlock.task.outcome import DONE, Outcome, records_after
+
+__all__ = ["LostChild"]
+
+logger = get_logger(__name__)
+
+#: How long to wait for a child that was told to die [s]. One that ignores it releases by itself
+#: when its body ends, or is lost later and comes up again.
+LONGEST_DYING = 600.0
+#: Pause between two tries to release while the nodes do not answer [s].
+PAUSE = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostChild:
+    """
+    A child process that is dead, or was told to die, and what it leaves behind.
+
+    Attributes:
+        task: Its task.
+        args: Positional arguments, as delivered.
+        kwargs: Keyword arguments, as delivered.
+        delivery: What its message is known by.
+        pid: Its process.
+        since: When it began [s, Unix time]; its lock was granted then, or later.
+        outcome: How its execution has ended.
+        comes_in: When its task comes again, if it does [s].
+    """
+
+    task: Any
+    args: Any
+    kwargs: Any
+    delivery: Delivery
+    pid: int
+    since: float
+    outcome: Outcome
+    comes_in: float
+
+    def clear_away_in_thread(self) -> None:
+        """Clear away in a thread of its own: the parent's event loop must not wait for a death."""
+        name = f"redlock-forced-end-{self.pid}"
+        try:
+            threading.Thread(target=self._clear_away, name=name, daemon=True).start()
+        except RuntimeError:  # out of threads, or out of time; Celery's own work must go on
+            logger.warning("No thread to release for %s; its lock ends by itself", self)
+
+    def _clear_away(self) -> None:
+        try:
+            name = self.task.lock_name(self.args, self.kwargs)
+            plugin = plugin_for(self.task.app)
+            options = self.task._lock_options(plugin)  # noqa: SLF001  an instance of ours
+            reservation = self.delivery.envelope.reservation
+            records = records_after(self.outcome, options, reservation, DONE, self.comes_in)
+            locks = plugin.locks
+            holders = [view.holder for view in locks.inspect(name) if view.holder]
+            if records.marker is not None and not self._is_held_by_another(holders):
+                done = Marker(self.delivery.execution, records.marker, options.dedup_ttl)
+                locks.mark(done, wait=True)
+            held_since = (h.get("since") for h in holders if self.delivery.is_owner(h))
+            since = next(held_since, None) or self.since
+            if wait_until_dead(self.pid, LONGEST_DYING):
+                if reservation is not None:
+                    reservation.end(plugin.reservations, records, wait=True)
+                self._release(locks, name, options, since)
+        except RedlockError as error:  # the arguments make no name, the settings no locks
+            logger.warning("Nothing to release for %s: %s", self, error)
+        except Exception:
+            logger.exception("Releasing for %s failed; its lock ends by itself", self)
+
+    def _is_held_by_another(self, holders: list[dict[str, Any]]) -> bool:
+        """Return whether another delivery of this execution runs: then it is not over at all."""
+        return any(
+            holder.get("execution") == self.delivery.execution
+            and not self.delivery.is_owner(holder)
+            for holder in holders
+        )
+
+    def _release(self, locks: Any, name: str, options: Any, since: float) -> None:
+        """Release until a majority has answered, or the lease has ended without us."""
+        died = time.monotonic()
+        info = {"task": self.task.name, "task_id": self.delivery.task_id}
+        while True:
+            keep = left_of(options.min_hold, since)
+            with forks_held_off:
+                owner = self.delivery.owner
+                outcome = locks.release_for(name, owner, since=since, keep=keep, info=info)
+            if outcome is ReleaseOutcome.RELEASED:
+                logger.info("Released lock %r for %s", name, self)
+            if outcome is not ReleaseOutcome.UNKNOWN or time.monotonic() > died + options.ttl:
+                return
+            time.sleep(PAUSE)  # until a quorum answers, or the lease has ended by itself
+
+    def __str__(self) -> str:
+        return f"{self.task.name}[{self.delivery.task_id}], whose process {self.pid} was lost"
