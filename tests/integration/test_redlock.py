@@ -260,8 +260,8 @@ def test_waiting_ends_when_the_lock_is_free(five_nodes, locks, size):
     free_at = []
 
     def give_back():
-        ours.release(lease)
         free_at.append(time.monotonic())
+        ours.release(lease)
 
     with pytest.raises(LockTaken):
         theirs.acquire("report")

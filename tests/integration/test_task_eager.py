@@ -717,12 +717,12 @@ def test_a_lost_lock_of_another_is_left_to_them(app, steal, five_nodes):
 def test_whose_lock_is_lost_is_whose_body_ends(app, steal, lost, work):
     """Of two nested bodies the loss ends the one that it concerns, and names its lock."""
 
-    @app.task(base=RedlockTask, name="shop.inner", lock_key="inner", lock_ttl=1.2, shared=False)
+    @app.task(base=RedlockTask, name="shop.inner", lock_key="inner", lock_ttl=3.0, shared=False)
     def inner():
         steal(lost)
         work(20)
 
-    @task_of(app, lock_key="outer", lock_ttl=1.2)
+    @task_of(app, lock_key="outer", lock_ttl=3.0)
     def bill():
         result = inner.apply()
         current_lock().ensure_held()
