@@ -116,7 +116,7 @@ def take_in_turn(execution: Execution) -> None:
 def take(execution: Execution, wait: float) -> None:
     """Acquire the lock unless the execution has finished before."""
     options, delivery, locks = execution.options, execution.delivery, execution.plugin.locks
-    marker = execution.id if execution.is_remembered else None
+    marker = execution.id if options.dedup_ttl else None
     asked = marker if delivery.may_be_repeated else None
     info, owner = execution.info, delivery.owner
     wanted = Wanted(execution.name, options.ttl, wait, options.fence, info, asked, owner)

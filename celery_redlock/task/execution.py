@@ -1,7 +1,7 @@
 """
-One execution of a task under a lock, a straight line down and back.
+One execution of a task under a lock, a straight line down and back: `Execution.run`.
 
-    trace -> RedlockTask.__call__ -> lock name -> acquire -> (policy) -> body -> release
+    lock name --> acquire (or the policy) --> start --> body --> Outcome --> end
 
 An execution is one publish of a task: a retry is another one, and so is a second publish under
 the same task id; a message delivered again is the same one. Every acquisition has a token of
@@ -11,6 +11,7 @@ its own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
@@ -163,9 +164,8 @@ class Execution:
             if is_parents or (held is None and reservation is None):
                 return
             try:
-                marker = None
-                if held is not None and self.is_remembered:
-                    marker = FINISHING if self.task.acks_late else DONE
+                state = FINISHING if self.task.acks_late else DONE
+                marker = None if held is None else state
                 self.records = records_after(outcome, self.options, reservation, marker, comes_in)
                 if not self.records.after_result:
                     self.end_reservation(self.records)
@@ -238,6 +238,8 @@ class Execution:
     def options(self) -> LockOptions:
         """The options of the task; not asked for while locks are disabled."""
         options: LockOptions = self.task._lock_options(self.plugin)  # noqa: SLF001
+        if self.request.is_eager:  # nothing delivers it again
+            options = replace(options, dedup_ttl=0.0)
         slot = self.delivery.envelope.slot
         return options if slot is None else slot.adjust(options)
 
@@ -251,11 +253,6 @@ class Execution:
     def reservation(self) -> Reservation | None:
         """That its message was published with; None for none."""
         return self.delivery.envelope.reservation
-
-    @property
-    def is_remembered(self) -> bool:
-        """Whether a finished marker is kept of it."""
-        return bool(self.options.dedup_ttl) and not self.request.is_eager
 
     @property
     def info(self) -> dict[str, Any]:
