@@ -318,11 +318,11 @@ class TaskRetried(TaskEvent):
 @dataclass(frozen=True)
 class TaskRescheduled(TaskEvent):
     """
-    A task was put off; the same task comes again.
+    A task was rescheduled; the same task comes again.
 
     Attributes:
         countdown: When [s from now].
-        times: How often it was put off by now [>= 1].
+        times: How often it was rescheduled by now [>= 1].
     """
 
     countdown: float

@@ -84,8 +84,8 @@ def retried(event: events.TaskRetried) -> str:
 
 def rescheduled(event: events.TaskRescheduled) -> str:
     return (
-        f"Task {event.task}[{event.task_id}] comes again in {event.countdown:g} s "
-        f"(put off {event.times} times): {why(event)}"
+        f"Rescheduled task {event.task}[{event.task_id}] in {event.countdown:g} s "
+        f"(attempt {event.times}): {why(event)}"
     )
 
 

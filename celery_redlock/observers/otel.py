@@ -61,7 +61,7 @@ class OpenTelemetry:
                 "redlock.refused", "{task}", "Tasks failed for want of a lock"
             ),
             events.TaskRetried: count("redlock.retried", "{task}", "Tasks retried by Celery"),
-            events.TaskRescheduled: count("redlock.rescheduled", "{task}", "Tasks put off"),
+            events.TaskRescheduled: count("redlock.rescheduled", "{task}", "Tasks rescheduled"),
         }
         self._duplicates = count("redlock.duplicates", "{task}", "Duplicates met at publish")
         self._up = gauge("redlock.node.up", "{node}", "1 if a lock node answers, else 0")

@@ -101,7 +101,7 @@ def third_dies(stage: Stage) -> tuple[Sequence[Order], Claim]:
         3,
         "A third one dies",
         "Two are left. Nobody can be sure any more who holds a lock, so no task may start. "
-        "No task is thrown away either: it is put off, and tries again a little later.",
+        "No task is thrown away either: it is rescheduled, and tries again a little later.",
     )
     stage.kill(3)
     orders = stage.orders.bill([9, 10, 11, 12], SHORT)

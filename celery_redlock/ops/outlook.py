@@ -57,7 +57,7 @@ def in_words(task: Any, options: LockOptions, policy: Policy) -> str:
         return f"is retried {retry_pace(task, policy)}, {retries_of(task)}"
     if isinstance(policy, Reschedule):
         return (
-            f"is put off and comes again, after {policy.base:g} s at first and {policy.cap:g} s at "
+            f"is rescheduled, after {policy.base:g} s at first and {policy.cap:g} s at "
             f"most, {limit_of(policy)}"
         )
     return "runs WITHOUT a lock"

@@ -83,7 +83,7 @@ class Reschedule:
         Return when to come again [whole s, >= 1]: exponential backoff with full jitter.
 
         Args:
-            times: How often the task was put off before.
+            times: How often the task was rescheduled before.
             longest: What the broker can bear [s].
             chance: Draws a number between two bounds.
 

@@ -44,7 +44,7 @@ COMPANY = ("chain", "chord", "group_id", "link", "link_error", "parent_id", "rep
 
 def is_alone(options: Mapping[str, Any]) -> bool:
     """Return whether nothing waits for this publish but, perhaps, its own caller."""
-    comes_again = options.get("retries") is not None  # 0 for one that was put off
+    comes_again = options.get("retries") is not None  # 0 for one that was rescheduled
     return not comes_again and not any(options.get(option) for option in COMPANY)
 
 

@@ -84,7 +84,7 @@ def refuse(
             retry(task, request, error, policy, notify)
         if isinstance(policy, Reschedule):
             reschedule(task, request, envelope, error, policy, notify)
-    except LockNotAcquired:  # it was put off as often as it may be
+    except LockNotAcquired:  # it was rescheduled as often as it may be
         fail(task, request, error, notify)
         raise
     fail(task, request, error, notify)

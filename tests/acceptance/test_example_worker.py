@@ -224,4 +224,4 @@ def test_the_first_up_puts_tasks_off_until_the_quarantine_ends(
     assert rules.quarantine == pytest.approx(5.2)
     assert min(body.started for body in ran) - started > rules.quarantine
     assert "does not vote for 5 s" in worker.log()
-    assert "comes again in" in worker.log()
+    assert "Rescheduled task" in worker.log()

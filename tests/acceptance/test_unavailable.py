@@ -73,8 +73,8 @@ class Shop:
     def was_put_off(self, result, times=1):
         """Wait until a task was put off so often."""
         eventually(
-            lambda: len(self.log_of(result.id, "comes again in")) >= times,
-            f"{times} times 'comes again' of {result.id}",
+            lambda: len(self.log_of(result.id, "Rescheduled task")) >= times,
+            f"{times} times 'Rescheduled task' of {result.id}",
         )
 
     def trust(self):
@@ -230,7 +230,7 @@ def test_max_reschedules_ends_in_failure(dead):
     task = dead.send("coming_twice")
     with pytest.raises(QuorumUnavailable):
         task.result.get(timeout=100)
-    assert len(dead.log_of(task.result.id, "comes again in 1 s")) == 2
+    assert len(dead.log_of(task.result.id, "] in 1 s")) == 2
     assert len(dead.log_of(task.result.id, "received")) == 3
     assert task.result.state == "FAILURE"
     assert task.result.retries == 0

@@ -643,7 +643,7 @@ def test_a_task_that_is_put_off_is_no_duplicate(it):
             producer.publish(
                 [[name], {}, {}], routing_key="celery", headers=headers, serializer="json"
             )
-        it.wait_for_log(rf"{headers['id']}\] comes again|later\[{headers['id']}\].*again")
+        it.wait_for_log(rf"Rescheduled task later\[{headers['id']}\]")
     it.started(name)
     assert it.task("later").apply_async((name,), queue="nobody").holder_id == waiting.id
 
@@ -762,7 +762,7 @@ def test_without_a_quorum_a_task_is_published_unless_it_is_to_fail(tmp_path, pol
             assert client.llen("celery") == 2
         it.worker()
         eventually(
-            lambda: "comes again in" in it.log() or None, "a task that was put off", timeout=100
+            lambda: "Rescheduled task" in it.log() or None, "a task that was put off", timeout=100
         )
         for node in it.nodes[:3]:
             node.restart()

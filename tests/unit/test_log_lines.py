@@ -44,7 +44,7 @@ REFUSALS = {
     ),
     events.TaskRescheduled: (
         {"countdown": 3.0, "times": 2},
-        "Task shop.bill[me] comes again in 3 s (put off 2 times): lock 'key': ",
+        "Rescheduled task shop.bill[me] in 3 s (attempt 2): lock 'key': ",
     ),
 }
 

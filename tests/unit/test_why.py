@@ -149,7 +149,7 @@ RUN_WORDS = {
     "wait": (Verdict.TAKEN, {"wait": 5.0}, "tries for 5 s (lock_wait)"),
     "no wait": (Verdict.TAKEN, {}, "does not wait"),
     "next": (Verdict.TAKEN, {"on_duplicate": "rerun"}, "sets it aside"),
-    "no quorum": (Verdict.UNAVAILABLE, {}, "put off and comes again"),
+    "no quorum": (Verdict.UNAVAILABLE, {}, "is rescheduled"),
     "no lock": (Verdict.UNAVAILABLE, {"on_unavailable": RunUnlocked()}, "runs WITHOUT a lock"),
 }
 

@@ -41,7 +41,7 @@ Examples:
   celery -A shop redlock why shop.bill '[42]'
                                             why does this call not run?
   celery -A shop redlock doctor             is anything set up wrongly?
-  celery -A shop redlock tail               what is skipped, put off, lost?
+  celery -A shop redlock tail               what is skipped, rescheduled, lost?
   celery -A shop redlock bootstrap          let new nodes vote at once
   celery -A shop redlock status --json      the same for a script
 

@@ -1,4 +1,4 @@
-"""``redlock tail``: what is skipped, put off, lost, as it happens."""
+"""``redlock tail``: what is skipped, rescheduled, lost, as it happens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ fields of the event
 
 
 @click.command(
-    cls=CeleryCommand, epilog=EXAMPLES, short_help="Follow what is skipped, put off, lost."
+    cls=CeleryCommand, epilog=EXAMPLES, short_help="Follow what is skipped, rescheduled, lost."
 )
 @click.option("-n", "--lines", default=10, show_default=True, type=click.IntRange(min=0))
 @click.option("--follow/--no-follow", default=True, help="Go on until Ctrl-C, the default.")
@@ -65,7 +65,7 @@ def tail(
     as_json: bool,
 ) -> None:
     """
-    Follow the journal: what was skipped, put off, refused, lost, and how the nodes fared.
+    Follow the journal: what was skipped, rescheduled, refused, lost, and how the nodes fared.
 
     The journal is kept on the lock nodes, by every worker, beat and client whose
     redlock_observers have "journal". Old records make room for new ones.

@@ -33,7 +33,7 @@ def one_task(task: PeerTask, settings: Mapping[str, Any]) -> Iterator[Finding]:
     if task.is_based and task.is_ours and advice.is_lock:
         what = (
             f"It is based on {peer.base} of {task.library} and on RedlockTask: both take a lock, "
-            "and what one of them skips or puts off the other counts as run, or as still queued. "
+            "and what one of them skips or reschedules counts as run, or as queued, for the other. "
         )
         fix = f"Take {peer.base} away: {written(task, advice) or 'nothing has to be written'}."
         yield Finding(ERROR, "migrate-mixed", task.name, what + meant, joined(fix, advice))

@@ -83,7 +83,7 @@ def cause(record: Record) -> str:
 def comes_again(record: Record) -> str:
     """Return when a task comes again, and why."""
     times = number(record.get("times"))
-    often = f", put off {int(times)} times by now" if times else ""
+    often = f" (attempt {int(times)})" if times else ""
     return f"comes again in {seconds(record.get('countdown')) or '?'}{often}: {cause(record)}"
 
 
@@ -130,7 +130,7 @@ KINDS: dict[str, Telling] = {
     "TaskSkipped": ("skipped", "warn", cause),
     "TaskRefused": ("failed", "bad", cause),
     "TaskRetried": ("retried", "warn", comes_again),
-    "TaskRescheduled": ("put off", "warn", comes_again),
+    "TaskRescheduled": ("rescheduled", "warn", comes_again),
     "DuplicatePublished": ("duplicate", "plain", duplicate),
     "LeaseLost": ("lock lost", "bad", lost),
     "SlotSkipped": ("slot skipped", "warn", slot),
