@@ -38,7 +38,7 @@ UNIQUE_UNTIL = ("started", "finished", "success", "expired")
 ON_DUPLICATE = ("join", "fail", "rerun")
 #: What becomes of a slot of beat while the run of an earlier one has not ended.
 OVERLAP = ("skip", "buffer_one", "allow")
-#: How long a queued marker stands by itself where the task does not say [s], and at most.
+#: How long a reservation stands by itself where the task does not say [s], and at most.
 UNIQUE_FOR, LONGEST_UNIQUE_FOR = 3600.0, 366 * 24 * 3600.0
 
 
@@ -57,7 +57,7 @@ class LockOptions:
         min_hold: Keep the key at least so long after the grant [s].
         dedup_ttl: How long a finished execution is remembered [s]; 0 for not at all.
         stops_chain: Whether a skip ends the chain that the task is part of.
-        unique_until: What ends the queued marker; None for a task that takes none.
+        unique_until: What ends the reservation; None for a task that takes none.
         unique_for: How long the marker stands by itself [s].
         on_duplicate: ``"join"``, ``"fail"`` or ``"rerun"``.
         overlap: ``"skip"``, ``"buffer_one"`` or ``"allow"``.
