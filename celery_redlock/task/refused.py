@@ -91,7 +91,7 @@ def refuse(
     raise error
 
 
-def told(task: Any, request: Any, error: LockNotAcquired) -> dict[str, Any]:
+def description(task: Any, request: Any, error: LockNotAcquired) -> dict[str, Any]:
     """Return what every event about a refused task says."""
     who = {"name": error.name, "task": task.name, "task_id": request.id}
     return {**who, "cause": cause_of(error), "holder": holder_of(error)}
@@ -104,7 +104,7 @@ def holder_of(error: LockNotAcquired) -> dict[str, Any]:
 
 def fail(task: Any, request: Any, error: LockNotAcquired, notify: Notify) -> None:
     """Have all that was to follow the task fail with it."""
-    notify(TaskRefused(**told(task, request, error)))
+    notify(TaskRefused(**description(task, request, error)))
     fail_followers(task, request, error)
 
 
@@ -115,7 +115,7 @@ def skip(
     holder, cause = holder_of(error), cause_of(error)
     if options.stops_chain:
         stop_chain(task, request, f"{task.name}[{request.id}] was skipped: {cause}")
-    notify(TaskSkipped(**told(task, request, error)))
+    notify(TaskSkipped(**description(task, request, error)))
     return Skipped(skipped=cause, lock=error.name, holder=holder)
 
 
@@ -137,7 +137,7 @@ def retry(
     # Not at once: Celery stores RETRY after the publish, and would write it over what came next.
     countdown = max(1, math.ceil(countdown))
     comes_again = task.retry(exc=error, countdown=countdown, throw=False, **again)
-    notify(TaskRetried(**told(task, request, error), countdown=float(countdown)))
+    notify(TaskRetried(**description(task, request, error), countdown=float(countdown)))
     raise comes_again
 
 
@@ -164,6 +164,6 @@ def reschedule(
         outcome=Outcome.REQUEUED,
         otherwise=error,
     )
-    about = told(task, request, error)
+    about = description(task, request, error)
     notify(TaskRescheduled(**about, countdown=countdown, times=times + 1))
     raise over
