@@ -525,7 +525,7 @@ def test_a_worker_whose_nodes_are_dead_ends_in_time(alone, pool):
     worker = alone.worker(pool=pool)
     assert re.search(r"WARNING.*Lock node 127\.0\.0\.1:1/0 does not answer", worker.log())
     alone.task("nap").delay("anything")
-    worker.wait_for_log(r"nap\[.*comes again")
+    worker.wait_for_log(r"Rescheduled task \S*nap\[")
     began = time.monotonic()
     worker.terminate(timeout=100)
     assert time.monotonic() - began < 10

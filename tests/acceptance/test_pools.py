@@ -146,7 +146,7 @@ def test_a_conflict_ends_as_its_policy_says(it, policy):
         elif policy == "retry":
             eventually(lambda: result.state == "RETRY", "a retry", timeout=100)
         else:
-            it.wait_for_log(rf"{policy}\[{result.id}\].*comes again")
+            it.wait_for_log(rf"Rescheduled task \S*{policy}\[{result.id}\]")
     if policy in ("retry", "reschedule"):
         assert result.get(timeout=100) == "ran"
     assert len(it.bodies(lock)) == (policy in ("retry", "reschedule"))
@@ -197,7 +197,7 @@ def test_a_task_that_was_put_off_can_be_called_off(it, end):
         result = it.task("reschedule").apply_async(
             (lock,), expires=2.0 if end == "expired" else None
         )
-        it.wait_for_log(rf"reschedule\[{result.id}\].*comes again")
+        it.wait_for_log(rf"Rescheduled task \S*reschedule\[{result.id}\]")
         if end == "revoked":
             result.revoke()
         with pytest.raises(TaskRevokedError):

@@ -176,7 +176,7 @@ def met(it):
         for rival in rivals:
             eventually(
                 lambda r=rival: (
-                    re.search(rf"{r.id}\] (comes again|retry: Retry)", it.log())
+                    re.search(rf"{r.id}\] (in \d+ s|retry: Retry)", it.log())
                     or it.meta(r.id).get("status") not in (None, "STARTED")
                     or any(e.get("id") == r.id for e in read(it.events, "start"))
                 ),
@@ -186,7 +186,7 @@ def met(it):
             )
     # So that what was put off meets it again, coming from where it waited.
     for rival in it.rivals["reschedule"]:
-        it.wait_for_log(rf"(?s)({rival.id}\] comes again.*){{3}}")
+        it.wait_for_log(rf"(?s)({rival.id}\] in \d+ s.*){{3}}")
     for name in policies:
         it.open(name)
     return it
