@@ -42,7 +42,6 @@ from celery_redlock.task.outcome import (
     outcome_of,
     records_after,
 )
-from celery_redlock.task.reservation import Reservation
 
 __all__ = ["Execution", "left_of"]
 
@@ -60,6 +59,8 @@ class Execution:
     Attributes:
         outer: The execution whose body called this one with ``apply()``; None for none.
         delivery: What this delivery is known by.
+        id: Id of the execution.
+        reservation: That its message was published with; None for none.
         name: Lock name.
         held: Its lock, or what stands in for one; None before it has any.
         interrupt: Tells the body that its lock is lost.
@@ -79,7 +80,8 @@ class Execution:
             self.plugin.refresh()
         is_local = request.is_eager or locking.disabled
         fields = {**vars(request), HEADER: None} if is_local else vars(request)
-        self.delivery = Delivery.of(task, fields, str(request.hostname))
+        self.delivery = delivery = Delivery.of(task, fields, str(request.hostname))
+        self.id, self.reservation = delivery.execution, delivery.envelope.reservation
         hide(request)
 
     def run(self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -212,11 +214,6 @@ class Execution:
     # -- what it is -------------------------------------------------------------------
 
     @property
-    def id(self) -> str:
-        """Id of the execution."""
-        return self.delivery.execution
-
-    @property
     def is_over(self) -> bool:
         """Whether its lock is given back."""
         return self.records is not None
@@ -248,11 +245,6 @@ class Execution:
         """The lock that this has to give back; None if there is none."""
         is_shared = self.outer is not None and self.held is self.outer.held
         return None if isinstance(self.held, NotLocked) or is_shared else self.held
-
-    @property
-    def reservation(self) -> Reservation | None:
-        """That its message was published with; None for none."""
-        return self.delivery.envelope.reservation
 
     @property
     def info(self) -> dict[str, Any]:
