@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from celery.worker.state import active_requests
@@ -26,6 +25,9 @@ from celery_redlock.reading.one_lock import renewals
 from celery_redlock.task.forced_ends import RedlockRequest
 
 __all__ = ["locks_of", "nodes_of"]
+
+#: What is told of a node; the rest of `NodeStatus` a worker does not ask for.
+NODE = ("node", "state", "latency", "clock_offset", "quarantine", "problem")
 
 
 def locks_of(app: Any) -> dict[str, Any]:
@@ -44,7 +46,8 @@ def locks_of(app: Any) -> dict[str, Any]:
 def nodes_of(app: Any) -> dict[str, Any]:
     """Return how this worker of *app* sees the lock nodes."""
     watch = plugin_for(app).node_watch
-    return {"nodes": [] if watch is None else [asdict(node) for node in watch.seen]}
+    seen = [] if watch is None else watch.seen
+    return {"nodes": [{field: getattr(node, field) for field in NODE} for node in seen]}
 
 
 def in_hand(held: HeldLock) -> dict[str, Any]:

@@ -41,10 +41,12 @@ class NodeStatus:
         node: Its label.
         state: ``"up"``, ``"quarantined"``, ``"unmarked"`` (nobody has used it as a lock
             node yet), ``"unfit"`` (it answers but must not be a lock node) or ``"down"``.
-        version: Of the server.
-        uptime: Of the server process [s].
+        version: Of the server; "" where it was not asked.
+        uptime: Of the server process [s]; likewise 0.0.
         quarantine: For how long it does not vote yet [s].
-        problem: Why it is down or unfit, in plain words.
+        problem: Why it does not vote, in plain words; empty if it does.
+        latency: From a request of a round to its answer [s]; None where there was none.
+        clock_offset: How far its wall clock is ahead of ours [s]; None if unknown.
     """
 
     node: str
@@ -53,6 +55,8 @@ class NodeStatus:
     uptime: float = 0.0
     quarantine: float = 0.0
     problem: str = ""
+    latency: float | None = None
+    clock_offset: float | None = None
 
 
 def bootstrap(nodes: Sequence[Any], rules: Rules) -> dict[str, str]:

@@ -24,6 +24,7 @@ from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.servers import servers
 from celery_redlock.reading.all_locks import live_locks
+from celery_redlock.reading.health import connect, probe
 from celery_redlock.reading.nodes import bootstrap, node_statuses, release_seen
 from support.waiting import eventually
 
@@ -52,7 +53,7 @@ def locks(five_nodes, heard):
     """Locks on five nodes; `heard` is told."""
     bootstrap(urls(five_nodes), RULES)
     locks = Redlock(urls(five_nodes), RULES, [heard.append])
-    locks.probe()
+    probe(locks)
     yield locks
     locks.close()
 
@@ -135,16 +136,16 @@ def test_a_probe_tells_the_states_apart(redis_nodes):
     nodes = redis_nodes(5)
     bootstrap(urls(nodes), RULES)
     locks = Redlock(urls(nodes), RULES)
-    locks.probe()
+    probe(locks)
     nodes[0].kill()
     nodes[1].restart()
-    locks.connect(5.0)
+    connect(locks, 5.0)
 
     def states():
-        return [health.state for health in locks.probe()]
+        return [health.state for health in probe(locks)]
 
     eventually(lambda: states() == ["down", "quarantined", "up", "up", "up"], "states")
-    down, quarantined, up, *_ = locks.probe()
+    down, quarantined, up, *_ = probe(locks)
     assert (down.latency, down.clock_offset) == (None, None)
     assert down.problem
     assert 0 < quarantined.quarantine <= RULES.quarantine
@@ -157,13 +158,13 @@ def test_a_node_that_hangs_is_down_for_a_probe_and_up_again_after(redis_nodes):
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     locks = Redlock(urls(nodes), RULES)
-    locks.probe()
+    probe(locks)
     nodes[0].pause()
     started = time.monotonic()
-    assert [health.state for health in locks.probe()] == ["down", "up", "up"]
+    assert [health.state for health in probe(locks)] == ["down", "up", "up"]
     assert time.monotonic() - started < 5
     nodes[0].resume()
-    eventually(lambda: locks.probe()[0].state == "up", "the node again")
+    eventually(lambda: probe(locks)[0].state == "up", "the node again")
     locks.close()
 
 
@@ -254,24 +255,24 @@ def test_a_node_that_takes_no_writes_is_not_up(redis_nodes):
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     locks = Redlock(urls(nodes), RULES)
-    assert [health.state for health in locks.probe()] == ["up"] * 3
+    assert [health.state for health in probe(locks)] == ["up"] * 3
     with redis.Redis.from_url(nodes[0].url) as client:
         client.config_set("maxmemory", 1)
-        unfit, *others = locks.probe()
+        unfit, *others = probe(locks)
         assert (unfit.state, [health.state for health in others]) == ("unfit", ["up", "up"])
         assert "maxmemory" in unfit.problem
         full, *others = node_statuses(urls(nodes), RULES)
         assert (full.state, [status.state for status in others]) == ("unfit", ["up", "up"])
         assert full.problem.startswith("takes no writes: ")
         client.config_set("maxmemory", 0)
-    assert locks.probe()[0].state == "up"
+    assert probe(locks)[0].state == "up"
     locks.close()
 
 
 def test_the_offset_of_a_clock_has_its_sign(locks, monkeypatch):
     """A node whose clock is ahead of ours has a positive one."""
     monkeypatch.setattr(clock, "wall", lambda: time.time() - 100.0)
-    assert all(99 < health.clock_offset < 101 for health in locks.probe())
+    assert all(99 < health.clock_offset < 101 for health in probe(locks))
 
 
 def test_a_server_that_repeats_a_password_is_not_quoted(monkeypatch):

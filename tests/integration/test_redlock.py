@@ -36,6 +36,7 @@ from celery_redlock.lock.scripts import Keys
 from celery_redlock.ops.servers import servers as start_servers
 from celery_redlock.reading import nodes as survey
 from celery_redlock.reading.all_locks import live_locks
+from celery_redlock.reading.health import check
 from support.clients import hang_up
 from support.waiting import eventually
 
@@ -467,18 +468,18 @@ def test_checking_tells_who_does_not_answer(redis_nodes, locks):
     """A dead node and a hung one are named, with the reason, as they are when asked."""
     servers = redis_nodes(5)
     lock = locks(servers)
-    assert lock.check() == {}
+    assert check(lock) == {}
     servers[1].kill()
     servers[2].pause()
     lock.inspect("report")
     try:
-        problems = lock.check()
+        problems = check(lock)
     finally:
         servers[2].resume()
     assert set(problems) == {lock.labels[1], lock.labels[2]}
     assert all(problems.values())
     eventually(
-        lambda: (lock.inspect("report"), lock.check().keys())[1] == {lock.labels[1]}, "return"
+        lambda: (lock.inspect("report"), check(lock).keys())[1] == {lock.labels[1]}, "return"
     )
 
 
@@ -488,12 +489,12 @@ def test_checking_first_waits_for_a_slow_node(five_nodes, proxied_nodes, locks):
     rules = Rules(**{**ROOMY, "node_timeout": 0.05})
     survey.bootstrap(urls_of(links), rules)
     links[2].delay(0.1)
-    assert locks(links, bootstrap=False, node_timeout=0.05).check() == {}
+    assert check(locks(links, bootstrap=False, node_timeout=0.05)) == {}
     with redis.Redis.from_url(five_nodes[2].url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
         try:
             with pytest.raises(ConfigurationError, match="allkeys-lru"):
-                locks(links, bootstrap=False, node_timeout=0.05).check()
+                check(locks(links, bootstrap=False, node_timeout=0.05))
         finally:
             client.config_set("maxmemory-policy", "noeviction")
 
@@ -504,7 +505,7 @@ def test_two_urls_of_one_server_are_found_out(redis_nodes, proxied_nodes, locks)
     (link,) = proxied_nodes(servers[:1])
     lock = locks([*servers, link], bootstrap=False)
     with pytest.raises(ConfigurationError, match="same server") as error:
-        lock.check()
+        check(lock)
     assert lock.labels[0] in str(error.value)
     assert lock.labels[2] in str(error.value)
 
@@ -513,9 +514,9 @@ def test_a_node_of_clients_with_other_settings_is_found_out(five_nodes, locks):
     """Other nodes, or another max_ttl, are another quorum; clients of both must not mix."""
     locks(five_nodes[:3])
     with pytest.raises(ConfigurationError, match="redlock_max_ttl"):
-        locks(five_nodes[:3], bootstrap=False, max_ttl=50.0).check()
+        check(locks(five_nodes[:3], bootstrap=False, max_ttl=50.0))
     with pytest.raises(ConfigurationError, match="redlock_nodes"):
-        locks(five_nodes[:1], bootstrap=False).check()
+        check(locks(five_nodes[:1], bootstrap=False))
     with pytest.raises(QuorumUnavailable, match="redlock_max_ttl"):
         locks(five_nodes[:3], bootstrap=False, max_ttl=50.0).acquire("report")
 
@@ -530,7 +531,7 @@ def test_nodes_beside_those_of_another_list_are_not_enrolled(redis_nodes, locks,
     theirs = locks([servers[position] for position in new], bootstrap=False, **BRIEF)
     with ours.hold("report"):
         with pytest.raises(ConfigurationError, match="redlock_nodes"):
-            theirs.check()
+            check(theirs)
         with pytest.raises(QuorumUnavailable, match="is not enrolled") as refusal:
             theirs.acquire("report", wait=theirs.rules.quarantine + 1.0)
     assert refusal.value.retry_after is None
@@ -588,7 +589,7 @@ def test_the_password_of_a_node_is_shown_nowhere():
     lock = Redlock.from_urls(["redis://joe:s3cret@127.0.0.1:1/0"])
     with pytest.raises(QuorumUnavailable) as refusal:
         lock.acquire("report")
-    assert "s3cret" not in repr(lock) + str(refusal.value) + str(lock.check())
+    assert "s3cret" not in repr(lock) + str(refusal.value) + str(check(lock))
     lock.close()
 
 
@@ -819,7 +820,7 @@ def test_a_lease_that_has_ended_is_not_even_asked_for(five_nodes, locks, monkeyp
     lock = locks(five_nodes, drift_factor=0.4)
     lease = lock.acquire("report", ttl=1.5)
     asked = []
-    monkeypatch.setattr(lock._fanout, "ask", asked.append)
+    monkeypatch.setattr(lock.fanout, "ask", asked.append)
     eventually(lambda: clock.now() >= lease.valid_until, "deadline")
     with pytest.raises(LockLost) as lost:
         lock.extend(lease)

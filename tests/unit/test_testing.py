@@ -32,6 +32,7 @@ from celery_redlock.events import NodeUp, TaskRescheduled
 from celery_redlock.lock import clock as real_clock
 from celery_redlock.lock.fanout import Fanout
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.health import check, probe
 from celery_redlock.testing import (
     MemoryQuorum,
     assert_locked,
@@ -213,7 +214,7 @@ def test_a_node_that_hangs_does_later_what_it_was_asked(quorum):
     assert quorum.locks.release(lease) is ReleaseOutcome.RELEASED
     second.up()
     assert all(node.model.ask(b"GET", b"redlock:lock:a") is None for node in quorum.nodes)
-    assert [health.state for health in quorum.locks.probe()] == ["up"] * 5
+    assert [health.state for health in probe(quorum.locks)] == ["up"] * 5
 
 
 def test_a_slow_node_is_waited_for_as_long_as_a_round_lasts(quorum):
@@ -520,9 +521,9 @@ def test_locks_without_celery():
         assert lease.remaining() == pytest.approx(9.5 - 0.002)
         assert [view.ttl for view in locks.inspect("a")] == [10.0] * 3
         assert locks.release(lease) is ReleaseOutcome.RELEASED
-        assert locks.check() == {}
+        assert check(locks) == {}
         quorum.nodes[0].down()
-        assert list(locks.check()) == ["memory-1:6379/0"]
+        assert list(check(locks)) == ["memory-1:6379/0"]
         lease = locks.acquire("a")
         quorum.clock.tick(11)
         with pytest.raises(LockLost):
