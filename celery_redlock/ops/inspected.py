@@ -21,7 +21,7 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.redlock import NodeView
 from celery_redlock.plugin import Plugin, locking, plugin_for
-from celery_redlock.reading.one_lock import renewals
+from celery_redlock.reading.stored import renewals_of
 from celery_redlock.task.forced_ends import RedlockRequest
 
 __all__ = ["locks_of", "nodes_of"]
@@ -105,7 +105,7 @@ def of_child(
     if len(ours) < quorum(total):
         silent = total - sum(1 for view in views if not view.problem)
         return of_unknown(request, name) if len(ours) + silent >= quorum(total) else None
-    info = max((view.holder for view in ours), key=renewals)
+    info = max((view.holder for view in ours), key=renewals_of)
     since = since_of(info)
     return {
         "name": name,
@@ -114,7 +114,7 @@ def of_child(
         "age": None if since is None else max(0.0, time.time() - since),
         "ttl": ttl_of(request.task),
         "left": sorted(view.ttl for view in ours)[len(ours) - quorum(total)],
-        "renewals": renewals(info),
+        "renewals": renewals_of(info),
         "margin": info.get("margin"),
         "lost": None,
         "unknown": False,

@@ -10,8 +10,8 @@ import click
 
 from celery_redlock.lock.lease import quorum
 from celery_redlock.ops.text import LONGEST, duration, one_line, show_table
-from celery_redlock.reading.all_locks import LockView
 from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
 
 __all__ = [

@@ -1,8 +1,8 @@
 """
-What an operator asks the nodes, without hurry.
+How the lock nodes are, and enrolling them: what an operator asks, without hurry.
 
-Uses connections of its own, apart from those that locks are taken on: a survey may be
-slow, and must not stand in the way of a round.
+Uses connections of its own, apart from those that locks are taken on: this may be slow, and
+must not stand in the way of a round.
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.guard import Greeting, Unfit, enrol, exchange, greet
 from celery_redlock.lock.node import ECHO, without_echo
-from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys, probe_key
-from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH, TOKEN_LENGTH, is_ours
+from celery_redlock.lock.scripts import probe_key
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["NodeStatus", "ask_all", "bootstrap", "connected", "node_statuses", "release_seen"]
+__all__ = [
+    "NodeStatus",
+    "ask_all",
+    "ask_fit",
+    "bootstrap",
+    "connected",
+    "failed",
+    "node_statuses",
+]
 
 Answer = TypeVar("Answer")
 
@@ -78,7 +84,7 @@ def bootstrap(nodes: Sequence[Any], rules: Rules) -> dict[str, str]:
         seen.check(greeting)
         return enrol(connection, rules, greeting.run_id, fingerprint, "bootstrap")[0]
 
-    return {address.label: each(address, ask, str) for address in addresses}
+    return {address.label: ask_fit(address, ask, str) for address in addresses}
 
 
 class Seen:
@@ -116,7 +122,7 @@ def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
                 address.label, shown, greeting.version, greeting.uptime, left
             )
 
-        return each(address, ask, lambda error: (None, failed(address, error)))
+        return ask_fit(address, ask, lambda error: (None, failed(address, error)))
 
     return each_once(addresses, ask_all(addresses, status))
 
@@ -124,7 +130,7 @@ def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
 def failed(address: Address, error: Exception) -> NodeStatus:
     """Return how the node at *address* is that answered with *error*, or not at all."""
     state = "unfit" if isinstance(error, Unfit) else "down"
-    return NodeStatus(address.label, state, problem=str(error))
+    return NodeStatus(address.label, state, problem=str(error) or type(error).__name__)
 
 
 def each_once(
@@ -142,46 +148,9 @@ def each_once(
     return statuses
 
 
-def release_seen(nodes: Sequence[Any], rules: Rules, name: str, seen: str) -> dict[str, str]:
-    """
-    Take the lock *name* away from the holder that an operator has seen, and from no other.
-
-    Its watchdog finds that out at the next renewal, and tells the task that its lock is lost.
-
-    Args:
-        nodes: As the setting ``redlock_nodes``.
-        rules: As all clients have them.
-        name: Lock name.
-        seen: Beginning of the holder's token, as `LockView.holder` tells it [>= 8 characters].
-
-    Returns:
-        Node label -> ``"released"``, ``"free"`` (nobody holds it there), ``"held by another"``,
-        ``"not written by us"`` (a value that is no token), or why it could not be asked.
-    """
-    key = Keys.of(rules.prefix, name).lock
-    begin = seen.encode()
-
-    def ask(connection: AbstractConnection, _: Greeting) -> str:
-        (value,) = exchange(connection, (b"GET", key))
-        if value is None:
-            return "free"
-        if not is_ours(value):
-            return "not written by us"
-        if len(begin) < PUBLIC_TOKEN_LENGTH or not value[:TOKEN_LENGTH].startswith(begin):
-            return "held by another"
-        request = release_request(rules, name, value[:TOKEN_LENGTH].decode("latin-1"))
-        command = (b"EVALSHA", request.script.sha, b"2", *request.keys, *request.arguments)
-        ((released, _now),) = exchange(connection, command)
-        return "released" if released else "held by another"
-
-    addresses = addresses_of(nodes)
-    answers = ask_all(addresses, lambda address: each(address, ask, str))
-    return {address.label: answer for address, answer in zip(addresses, answers, strict=True)}
-
-
 def ask_all(addresses: Sequence[Address], ask: Callable[[Address], Answer]) -> list[Answer]:
     """Return what *ask* returns for each of *addresses*, all of them asked at once."""
-    with ThreadPoolExecutor(len(addresses), "redlock-survey") as threads:
+    with ThreadPoolExecutor(len(addresses), "redlock-ask") as threads:
         return list(threads.map(ask, addresses))
 
 
@@ -205,12 +174,12 @@ def connected(address: Address) -> Iterator[AbstractConnection]:
         connection.disconnect()
 
 
-def each(
+def ask_fit(
     address: Address,
     ask: Callable[[AbstractConnection, Greeting], Answer],
     failed: Callable[[Exception], Answer],
 ) -> Answer:
-    """Return what *ask* makes of the node at *address*, or what *failed* makes of its error."""
+    """Return what *ask* makes of a node that may be a lock node, or *failed* of its error."""
     try:
         with connected(address) as connection:
             return ask(connection, greet(connection))

@@ -32,7 +32,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import marker_key
 from celery_redlock.lock.votes import VoteKind
 from celery_redlock.plugin import plugin_for
-from celery_redlock.reading import nodes as survey
+from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check
 from support.waiting import eventually
 
@@ -141,7 +141,7 @@ def locks():
         def make(*urls, bootstrap=True, **settings):
             rules = Rules(**{"ttl": 20, "max_ttl": 30, "node_timeout": 0.5, **settings})
             if bootstrap:
-                told = survey.bootstrap(urls, rules)
+                told = reading.bootstrap(urls, rules)
                 assert set(told.values()) == {"enrolled"}, told
             made = Redlock(urls, rules)
             stack.callback(made.close)
@@ -713,7 +713,7 @@ def test_a_replica_is_unfit(redis_nodes, locks):
         check(lock)
     with pytest.raises(QuorumUnavailable, match="must be a master"):
         lock.acquire("n")
-    assert "must be a master" in survey.bootstrap([replica.url], RULES)[lock.labels[0]]
+    assert "must be a master" in reading.bootstrap([replica.url], RULES)[lock.labels[0]]
 
 
 def test_a_server_that_evicts_keys_is_unfit(redis_nodes, locks):

@@ -24,11 +24,11 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import registered
 from celery_redlock.ops.bench import round_trips
 from celery_redlock.ops.doctor.nodes import gather_nodes
-from celery_redlock.reading.all_locks import live_locks
+from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.journal import Journal, JournalReader
-from celery_redlock.reading.nodes import bootstrap, node_statuses, release_seen
-from celery_redlock.reading.one_lock import look
+from celery_redlock.reading.nodes import bootstrap, node_statuses
+from celery_redlock.reading.one_lock import read_lock, release_seen
 from celery_redlock.unique.reservations import AS_IT_IS, OVER, Reservations, Start, Started, Trigger
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sentinel-tls-acl.md"
@@ -198,16 +198,17 @@ class Everything:
     def listing(self):
         """``redlock ls`` and the web page."""
         lease = self.locks.acquire("listed")
-        names = [view.name for view in live_locks([self.url], RULES)]
+        names = [view.name for view in AllLocks([self.url], RULES)]
         self.locks.release(lease)
         assert "listed" in names, names
 
     def explanation(self):
         """``redlock why``."""
         lease = self.locks.acquire("why")
-        (seen,) = look([self.url], RULES, "why")
+        lock = read_lock([self.url], RULES, "why")
+        (view,) = lock.views
         self.locks.release(lease)
-        assert (seen.problem, bool(seen.holder)) == ("", True), seen
+        assert (lock.silent, bool(view.holder)) == ([], True), lock
 
     def reading_the_journal(self):
         """``redlock tail`` and ``why``."""

@@ -41,7 +41,7 @@ from celery_redlock.lock.scripts import (
     read_release,
 )
 from celery_redlock.lock.watchdog import Watchdog
-from celery_redlock.reading import nodes as survey
+from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check, probe
 from support.waiting import eventually
 
@@ -60,7 +60,7 @@ def locks():
             urls = [server.url for server in servers]
             rules = Rules(**{**ROOMY, **settings})
             if bootstrap:
-                told = survey.bootstrap(urls, rules)
+                told = reading.bootstrap(urls, rules)
                 assert set(told.values()) == {"enrolled"}, told
             made = Redlock(urls, rules, observers)
             stack.callback(made.close)
@@ -580,7 +580,7 @@ def test_a_node_that_returns_is_used_again(redis_nodes, locks, paused, how):
     else:
         paused()
     eventually(lambda: len(told_of(events.NodeUp)) > ups, "NodeUp")
-    survey.bootstrap(lock.nodes, lock.rules)
+    reading.bootstrap(lock.nodes, lock.rules)
     servers[1].kill()
     _cycle(lock)
 

@@ -23,9 +23,10 @@ from celery_redlock.lock.node import Node
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.servers import servers
-from celery_redlock.reading.all_locks import live_locks
+from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.health import connect, probe
-from celery_redlock.reading.nodes import bootstrap, node_statuses, release_seen
+from celery_redlock.reading.nodes import bootstrap, node_statuses
+from celery_redlock.reading.one_lock import release_seen
 from support.waiting import eventually
 
 RULES = Rules(ttl=3, max_ttl=3, node_timeout=0.5)
@@ -89,7 +90,7 @@ def test_a_holder_tells_how_often_it_renewed_and_how_narrowly(locks, five_nodes,
     """So that operators see it without asking its process."""
     held = locks.take(wanted("name"))
     eventually(lambda: len(of(heard, LockRenewed)) >= 2, "two renewals", timeout=10)
-    (view,) = live_locks(urls(five_nodes), RULES)
+    (view,) = AllLocks(urls(five_nodes), RULES)
     assert view.holder["renewals"] >= 2
     assert 0 < view.holder["margin"] < 3
     assert held.lease.renewals >= 2
@@ -198,7 +199,7 @@ def test_a_leaked_key_can_be_taken_away(locks, five_nodes):
     for node in five_nodes:
         with redis.Redis.from_url(node.url) as client:
             client.persist("redlock:lock:name")
-    (view,) = live_locks(urls(five_nodes), RULES)
+    (view,) = AllLocks(urls(five_nodes), RULES)
     assert view.ttl is None
     assert set(release_seen(urls(five_nodes), RULES, "name", lease.token[:8]).values()) == {
         "released"
@@ -226,7 +227,7 @@ def test_what_somebody_else_wrote_is_not_taken_away(locks, five_nodes):
             client.set("redlock:lock:theirs", "somebody-else's value, which is long enough for one")
     told = release_seen(urls(five_nodes), RULES, "theirs", "somebody-else's"[:8])
     assert set(told.values()) == {"not written by us"}
-    assert [view.name for view in live_locks(urls(five_nodes), RULES)] == ["theirs"]
+    assert [view.name for view in AllLocks(urls(five_nodes), RULES)] == ["theirs"]
 
 
 # -- all locks -------------------------------------------------------------------------------------
@@ -240,7 +241,7 @@ def test_a_node_that_dies_in_the_middle_costs_no_lock(redis_nodes, dead):
     for node in nodes:
         with redis.Redis.from_url(node.url) as client:
             client.mset({f"redlock:lock:{name}": "0" * 40 + "{}" for name in names})
-    views = live_locks(urls(nodes), RULES)
+    views = iter(AllLocks(urls(nodes), RULES))
     seen = [next(views)]
     nodes[dead].kill()
     seen += views
@@ -279,12 +280,12 @@ def test_a_server_that_repeats_a_password_is_not_quoted(monkeypatch):
     """As Redis does with the arguments of a command that it does not know."""
     from redis.exceptions import ResponseError
 
-    from celery_redlock.reading import nodes as survey
+    from celery_redlock.reading import nodes as reading
 
     said = "unknown command 'AUTH', with args beginning with: 'hunter2' "
-    monkeypatch.setattr(survey, "greet", lambda _: (_ for _ in ()).throw(ResponseError(said)))
+    monkeypatch.setattr(reading, "greet", lambda _: (_ for _ in ()).throw(ResponseError(said)))
     with servers(1) as (node,):
-        (status,) = survey.node_statuses([node.url], RULES)
+        (status,) = reading.node_statuses([node.url], RULES)
     assert status.problem == "unknown command 'AUTH'"
     node = Node(0, addresses_of([node.url])[0], RULES, news := deque())
     node.fail(ResponseError(said))

@@ -21,7 +21,7 @@ import celery_redlock
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys
-from celery_redlock.reading import nodes as survey
+from celery_redlock.reading import nodes as reading
 from support.waiting import eventually
 
 ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and 
 def enrol(servers, **settings):
     """Enrol servers under the rules that all tests here use, and return their URLs."""
     urls = [server.url for server in servers]
-    told = survey.bootstrap(urls, Rules(**{**ROOMY, **settings}))
+    told = reading.bootstrap(urls, Rules(**{**ROOMY, **settings}))
     assert set(told.values()) == {"enrolled"}, told
     return urls
 

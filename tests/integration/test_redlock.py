@@ -34,8 +34,8 @@ from celery_redlock.lock.rounds import MarkerStands, Wanted, new_owner
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys
 from celery_redlock.ops.servers import servers as start_servers
-from celery_redlock.reading import nodes as survey
-from celery_redlock.reading.all_locks import live_locks
+from celery_redlock.reading import nodes as reading
+from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.health import check
 from support.clients import hang_up
 from support.waiting import eventually
@@ -58,7 +58,7 @@ def locks():
         def make(servers, *, bootstrap=True, observers=(), **settings):
             rules = Rules(**{**ROOMY, **settings})
             if bootstrap:
-                told = survey.bootstrap(urls_of(servers), rules)
+                told = reading.bootstrap(urls_of(servers), rules)
                 assert set(told.values()) == {"enrolled"}, told
             made = Redlock(urls_of(servers), rules, observers)
             stack.callback(made.close)
@@ -487,7 +487,7 @@ def test_checking_first_waits_for_a_slow_node(five_nodes, proxied_nodes, locks):
     """A node that takes long to answer is no problem, and one that is unfit is found out."""
     links = proxied_nodes(five_nodes[:3])
     rules = Rules(**{**ROOMY, "node_timeout": 0.05})
-    survey.bootstrap(urls_of(links), rules)
+    reading.bootstrap(urls_of(links), rules)
     links[2].delay(0.1)
     assert check(locks(links, bootstrap=False, node_timeout=0.05)) == {}
     with redis.Redis.from_url(five_nodes[2].url) as client:
@@ -535,7 +535,7 @@ def test_nodes_beside_those_of_another_list_are_not_enrolled(redis_nodes, locks,
         with pytest.raises(QuorumUnavailable, match="is not enrolled") as refusal:
             theirs.acquire("report", wait=theirs.rules.quarantine + 1.0)
     assert refusal.value.retry_after is None
-    states = {status.state for status in survey.node_statuses(theirs.nodes, theirs.rules)}
+    states = {status.state for status in reading.node_statuses(theirs.nodes, theirs.rules)}
     assert states == {"unfit", "unmarked"}
 
 
@@ -719,18 +719,18 @@ def test_an_operator_can_vouch_for_all_nodes(five_nodes, locks):
     lock = locks(five_nodes[:3], bootstrap=False)
     with pytest.raises(QuorumUnavailable):
         lock.acquire("report")
-    assert survey.bootstrap(lock.nodes, lock.rules) == dict.fromkeys(lock.labels, "enrolled")
+    assert reading.bootstrap(lock.nodes, lock.rules) == dict.fromkeys(lock.labels, "enrolled")
     lock.acquire("report")
 
 
-# -- surveys ----------------------------------------------------------------------------------
+# -- how nodes are ---------------------------------------------------------------------------
 
 
-def test_a_survey_tells_how_every_node_is_and_changes_nothing(redis_nodes, locks):
+def test_asking_how_nodes_are_changes_nothing(redis_nodes, locks):
     """Up, quarantined, unmarked or down, in the order of the nodes."""
     servers = redis_nodes(3)
     rules = Rules(**ROOMY)
-    assert [s.state for s in survey.node_statuses(urls_of(servers), rules)] == ["unmarked"] * 3
+    assert [s.state for s in reading.node_statuses(urls_of(servers), rules)] == ["unmarked"] * 3
     lock = locks(servers)
     lock.acquire("report")
     servers[1].restart()
@@ -738,7 +738,7 @@ def test_a_survey_tells_how_every_node_is_and_changes_nothing(redis_nodes, locks
 
     def seen():
         lock.inspect("report")
-        states = survey.node_statuses(urls_of(servers), rules)
+        states = reading.node_statuses(urls_of(servers), rules)
         return [s.state for s in states] == ["up", "quarantined", "down"] and states
 
     states = eventually(seen, "quarantine")  # by the client, as soon as it has connected again
@@ -746,12 +746,12 @@ def test_a_survey_tells_how_every_node_is_and_changes_nothing(redis_nodes, locks
     assert states[2].problem
 
 
-def test_a_survey_lists_all_live_locks(five_nodes, locks):
+def test_all_locks_are_listed(five_nodes, locks):
     """Each lock once, with its holder and the nodes that know of it."""
     lock = locks(five_nodes[:3])
     leases = [lock.acquire(f"report:{number}") for number in range(120)]
     eventually(lambda: holders(five_nodes[:3], "report:119") == 3, "the stragglers' grants")
-    views = list(live_locks(lock.nodes, lock.rules))
+    views = list(AllLocks(lock.nodes, lock.rules))
     assert sorted(view.name for view in views) == sorted(lease.name for lease in leases)
     assert {tuple(view.votes) for view in views} == {lock.labels}
     assert {view.holder["token"] for view in views} == {lease.token[:8] for lease in leases}
@@ -867,7 +867,7 @@ def test_a_lock_that_a_test_leaves_behind_is_not_renewed_in_the_next(five_nodes,
     for node in five_nodes[:3]:
         with redis.Redis.from_url(node.url) as client:
             client.flushall()
-    assert set(survey.bootstrap(urls_of(five_nodes[:3]), lock.rules).values()) == {"enrolled"}
+    assert set(reading.bootstrap(urls_of(five_nodes[:3]), lock.rules).values()) == {"enrolled"}
     if hangs_up:
         time.sleep(1.5)  # a lease: it would have been renewed by now
         assert holders(five_nodes[:3], "left") == 0

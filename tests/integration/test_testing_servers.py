@@ -21,7 +21,7 @@ from celery_redlock import LockLost, LockNotAcquired, Redlock, RedlockTask, curr
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys
 from celery_redlock.plugin import plugin_for
-from celery_redlock.reading import nodes as survey
+from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check, probe
 from celery_redlock.testing import MemoryQuorum, memory_quorum, real_servers
 from support.waiting import eventually
@@ -65,7 +65,7 @@ class OnServers:
         self.servers = servers
         self.rules = rules
         urls = [server.url for server in servers]
-        assert set(survey.bootstrap(urls, rules).values()) == {"enrolled"}
+        assert set(reading.bootstrap(urls, rules).values()) == {"enrolled"}
         self.mine, self.theirs = Redlock(urls, rules), Redlock(urls, rules)
         for locks in (self.mine, self.theirs):
             assert check(locks) == {}

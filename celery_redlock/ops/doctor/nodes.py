@@ -23,7 +23,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import ENROL, Script, read_release
 from celery_redlock.ops.doctor.facts import NodeFacts
 from celery_redlock.ops.text import one_line
-from celery_redlock.reading.all_locks import glob
+from celery_redlock.reading.all_locks import escape
 from celery_redlock.reading.journal import journal_key
 from celery_redlock.reading.nodes import ask_all, connected
 
@@ -246,7 +246,7 @@ class Visit:
 
     def _pages(self) -> Iterator[list[bytes]]:
         """Yield our keys, some at a time."""
-        cursor, pattern = b"0", glob(f"{self._rules.prefix}:".encode()) + b"*"
+        cursor, pattern = b"0", escape(f"{self._rules.prefix}:".encode()) + b"*"
         while True:
             asked = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
             reply = self._try(self._denied_to_tools, *asked)
