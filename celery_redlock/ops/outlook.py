@@ -121,6 +121,6 @@ def where_told(
         return f"apply_async raises DuplicateTask: {first} stands for it."
     if options.on_duplicate == "join":
         return f"apply_async publishes nothing and returns the result of {first}."
-    if queued is not None and queued.is_running and following is None:
+    if queued is not None and not queued.waiting and following is None:
         return f"apply_async publishes it as the next run, which waits for the end of {first}."
     return f"apply_async publishes nothing; its arguments are handed over to {first}."

@@ -168,6 +168,7 @@ def replace_retries(times):
 
 WAITS = StoredReservation(b"t", {"task_id": "first"}, 5.0, is_running=False, merged=0)
 RUNS = replace(WAITS, is_running=True)
+RAN = replace(WAITS, has_run=True)
 PUBLISH_WORDS = [
     ("join", None, None, "publishes it: none is queued"),
     ("join", WAITS, None, "publishes nothing and returns the result of task first"),
@@ -176,6 +177,8 @@ PUBLISH_WORDS = [
     ("rerun", WAITS, None, "handed over to task first"),
     ("rerun", RUNS, None, "as the next run, which waits for the end of task first"),
     ("rerun", RUNS, WAITS, "handed over to task first"),
+    ("join", RAN, None, "publishes nothing and returns the result of task first"),
+    ("rerun", RAN, None, "as the next run"),
 ]
 
 
