@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
@@ -33,7 +33,7 @@ from celery_redlock.reading.stored import (
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["AllLocks", "escape"]
+__all__ = ["AllLocks", "escape", "pages"]
 
 
 #: How many keys a node looks at for one SCAN; it serves others in between.
@@ -112,21 +112,14 @@ class AllLocks:
 
     def _pages(self, label: str, ends: float) -> Iterator[list[bytes]]:
         """Yield the keys of locks on a node, some at a time, until the time *ends* [s]."""
-        cursor, pattern = b"0", escape(f"{self._prefix}:lock:".encode()) + self._pattern
-        while True:
-            scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCAN_COUNT)
-            answers = self._ask(label, scan)
-            if answers is None:
-                return
-            cursor, found = answers
-            keys = list(dict.fromkeys(found))
-            for begin in range(0, len(keys), PAGE):
-                yield keys[begin : begin + PAGE]
-            if cursor == b"0":
-                return
-            if time.monotonic() > ends:
+
+        def ask(scan: Sequence[Any]) -> Any:
+            if scan[1] != b"0" and time.monotonic() > ends:  # the first page of each is read
                 self.is_cut = True
-                return
+                return None
+            return self._ask(label, scan)
+
+        return pages(ask, escape(f"{self._prefix}:lock:".encode()) + self._pattern)
 
     def _absent(self, label: str, keys: list[bytes]) -> list[bytes]:
         """Return which of *keys* a node does not have; all of them if it does not answer."""
@@ -165,6 +158,18 @@ class AllLocks:
         except (RedisError, OSError):
             del self._connections[label]
             return None
+
+
+def pages(ask: Callable[[Sequence[Any]], Any], pattern: bytes) -> Iterator[list[bytes]]:
+    """Yield a node's keys that match *pattern*, some at a time; *ask* returns None to end that."""
+    cursor = b"0"
+    while reply := ask(("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)):
+        cursor, found = reply
+        keys = list(dict.fromkeys(found))
+        for begin in range(0, len(keys), PAGE):
+            yield keys[begin : begin + PAGE]
+        if cursor == b"0":
+            return
 
 
 def escape(text: bytes) -> bytes:
