@@ -36,6 +36,8 @@ __all__ = [
 ]
 
 Answer = TypeVar("Answer")
+#: What a node that can be a lock node tells: its greeting, state, and rest of its quarantine [s].
+Found = tuple[Greeting, str, float]
 
 
 @dataclass(frozen=True)
@@ -76,76 +78,58 @@ def bootstrap(nodes: Sequence[Any], rules: Rules) -> dict[str, str]:
     Returns:
         Node label -> ``"enrolled"``, or why it could not be.
     """
-    addresses = addresses_of(nodes)
+    addresses, seen = addresses_of(nodes), set[str]()
     fingerprint = rules.fingerprint(address.label for address in addresses)
-    seen = Seen()
 
     def ask(connection: AbstractConnection, greeting: Greeting) -> str:
-        seen.check(greeting)
+        check_distinct(greeting, seen)
         return enrol(connection, rules, greeting.run_id, fingerprint, "bootstrap")[0]
 
     return {address.label: ask_fit(address, ask, str) for address in addresses}
 
 
-class Seen:
-    """The servers met so far: two addresses of one server are one node, not two."""
-
-    def __init__(self) -> None:
-        self._run_ids: set[str] = set()
-
-    def check(self, greeting: Greeting) -> None:
-        """Raise Unfit if this server was met before."""
-        if greeting.run_id in self._run_ids:
-            raise Unfit("is the same server as another node; every node must be one of its own")
-        self._run_ids.add(greeting.run_id)
+def check_distinct(greeting: Greeting, seen: set[str]) -> None:
+    """Raise Unfit if a server is one of *seen*, by its run id: then it is no node of its own."""
+    if greeting.run_id in seen:
+        raise Unfit("is the same server as another node; every node must be one of its own")
+    seen.add(greeting.run_id)
 
 
 def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
     """
     Return how each of *nodes* is, in their order; leaves a key for a second on each.
 
-    All are asked at once, so those that are down cost no more time than one of them.
+    All are asked at once, so those that are down cost no more time than one of them. Of those that
+    are one server, only the first is fit.
     """
-    addresses = addresses_of(nodes)
+    addresses, seen = addresses_of(nodes), set[str]()
     fingerprint = rules.fingerprint(address.label for address in addresses)
 
-    def status(address: Address) -> tuple[Greeting | None, NodeStatus]:
-        def ask(
-            connection: AbstractConnection, greeting: Greeting
-        ) -> tuple[Greeting | None, NodeStatus]:
-            state, left = "enrolled", 0.0
-            if rules.restart_guard:
-                state, left, _ = enrol(connection, rules, greeting.run_id, fingerprint, "look")
-            check_writes(connection, rules)
-            shown = "quarantined" if left else {"enrolled": "up"}.get(state, state)
-            return greeting, NodeStatus(
-                address.label, shown, greeting.version, greeting.uptime, left
-            )
+    def ask(connection: AbstractConnection, greeting: Greeting) -> Found | Exception:
+        state, left = "enrolled", 0.0
+        if rules.restart_guard:
+            state, left, _ = enrol(connection, rules, greeting.run_id, fingerprint, "look")
+        check_writes(connection, rules)
+        return greeting, "quarantined" if left else {"enrolled": "up"}.get(state, state), left
 
-        return ask_fit(address, ask, lambda error: (None, failed(address, error)))
+    def status(address: Address, answer: Found | Exception) -> NodeStatus:
+        if isinstance(answer, Exception):
+            return failed(address, answer)
+        greeting, state, left = answer
+        try:
+            check_distinct(greeting, seen)
+        except Unfit as error:
+            return failed(address, error)
+        return NodeStatus(address.label, state, greeting.version, greeting.uptime, left)
 
-    return each_once(addresses, ask_all(addresses, status))
+    answers = ask_all(addresses, lambda address: ask_fit(address, ask, lambda error: error))
+    return list(map(status, addresses, answers))
 
 
 def failed(address: Address, error: Exception) -> NodeStatus:
     """Return how the node at *address* is that answered with *error*, or not at all."""
     state = "unfit" if isinstance(error, Unfit) else "down"
     return NodeStatus(address.label, state, problem=str(error) or type(error).__name__)
-
-
-def each_once(
-    addresses: Sequence[Address], found: Sequence[tuple[Greeting | None, NodeStatus]]
-) -> list[NodeStatus]:
-    """Return the statuses in *found*; of those of one server, only the first is fit."""
-    seen, statuses = Seen(), []
-    for address, (greeting, status) in zip(addresses, found, strict=True):
-        try:
-            if greeting is not None:
-                seen.check(greeting)
-            statuses.append(status)
-        except Unfit as error:
-            statuses.append(failed(address, error))
-    return statuses
 
 
 def ask_all(addresses: Sequence[Address], ask: Callable[[Address], Answer]) -> list[Answer]:
