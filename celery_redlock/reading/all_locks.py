@@ -1,9 +1,9 @@
 """
-All locks that are held on the nodes, for operators: gone through page by page, and merged.
+All locks that are held on the nodes, for operators: read page by page, and merged.
 
 One node after the other is gone through with SCAN, never KEYS. For a page of its keys all nodes
-are asked at once, and what they say is merged into one view per holder; a key that an earlier
-node has was told of with that one's pages. So no more than a page is held, however many locks
+are asked at once, and what they store is merged into one view per holder; a key that an earlier
+node has was listed with that one's pages. So no more than a page is held, however many locks
 there are, and no command keeps a node from its work for long.
 """
 
@@ -57,7 +57,7 @@ class AllLocks:
     The locks that somebody holds on any of the nodes, to be gone through once, in no order.
 
     Nodes that do not answer are passed over, and one that fails is asked no more. A lock that is
-    taken, renewed or given back meanwhile may be missing, or be told of twice.
+    taken, renewed or given back meanwhile may be missing, or be listed twice.
 
     Args:
         nodes: As the setting ``redlock_nodes``.

@@ -1,7 +1,7 @@
 """
 One lock as every node has it: who holds it, who is queued for it, and taking it away.
 
-What the nodes tell is judged as if somebody asked for the lock at this moment
+What the nodes store is judged as if somebody asked for the lock at this moment
 (`OneLock.verdict`), without anybody asking.
 """
 
@@ -87,7 +87,7 @@ class OneLock:
 
     @property
     def verdict(self) -> Verdict:
-        """What somebody who asked for the lock now would be told: granted, taken or neither."""
+        """What asking for the lock now would come to: granted, taken or neither."""
         ballot: Ballot = [vote_of(node, self.stored.get(node.node)) for node in self.nodes]
         verdict = judge(ballot)
         return verdict_when_split(ballot) if verdict is Verdict.SPLIT else verdict
@@ -150,7 +150,7 @@ def stored_on(connection: AbstractConnection, rules: Rules, name: str) -> Stored
     return lock
 
 
-def release_seen(nodes: Sequence[Any], rules: Rules, name: str, seen: str) -> dict[str, str]:
+def release_seen(nodes: Sequence[Any], rules: Rules, name: str, token: str) -> dict[str, str]:
     """
     Take the lock *name* away from the holder that an operator has seen, and from no other.
 
@@ -160,13 +160,13 @@ def release_seen(nodes: Sequence[Any], rules: Rules, name: str, seen: str) -> di
         nodes: As the setting ``redlock_nodes``.
         rules: As all clients have them.
         name: Lock name.
-        seen: Beginning of the holder's token, as `LockView.holder` tells it [>= 8 characters].
+        token: Beginning of the holder's token, as `LockView.holder` has it [>= 8 characters].
 
     Returns:
         Node label -> ``"released"``, ``"free"`` (nobody holds it there), ``"held by another"``,
         ``"not written by us"`` (a value that is no token), or why it could not be asked.
     """
-    begin = seen.encode()
+    begin = token.encode()
 
     def ask(connection: AbstractConnection, _: Greeting) -> str:
         value = stored_on(connection, rules, name).value

@@ -1,5 +1,5 @@
 """
-A lock as nodes store it: how it is read there, and what all of them tell together.
+A lock as nodes store it: how it is read, and who holds it by what all of them store.
 
 The only place that reads a lock's keys for operators: `celery_redlock.reading.one_lock` asks for
 one lock, `celery_redlock.reading.all_locks` for all of them, page by page.
@@ -66,7 +66,7 @@ class StoredReservation:
 
     Attributes:
         token: Of its owner; nobody's business but ours.
-        info: What the owner tells of itself.
+        info: What the owner says of itself.
         left: For how long it stands by itself [s].
         is_running: Whether its task has begun and not ended.
         has_run: Whether its task has ended, and it still stands.
@@ -127,7 +127,7 @@ class StoredLock(NamedTuple):
 @dataclass(frozen=True)
 class LockView:
     """
-    One holder of one lock, as the nodes tell together.
+    One holder of one lock, by what all nodes store.
 
     Attributes:
         name: Lock name (shortened if it is very long).
@@ -139,7 +139,7 @@ class LockView:
         waiting: How many messages are known to wait for it to end, merged ones included; only of
             tasks with ``unique_until``.
         is_foreign: Whether something else than celery-redlock has written the key. Its value is
-            then told nobody; `celery_redlock.reading.one_lock.release_seen` does not touch it.
+            then shown to nobody; `celery_redlock.reading.one_lock.release_seen` does not touch it.
     """
 
     name: str

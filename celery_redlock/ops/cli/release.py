@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import click
 from celery.bin.base import CeleryCommand
@@ -14,7 +13,7 @@ from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.scripts import Keys
 from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH, Verdict
 from celery_redlock.ops.cli.command import TEXT, UNWELL, finish, json_option, with_settings
-from celery_redlock.ops.listing import age_of, in_words, left, who_as_json
+from celery_redlock.ops.listing import age_of, holder_as_json, in_words, left
 from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import LONGEST, duration, one_line, show_json
 from celery_redlock.reading.one_lock import OneLock, read_lock, release_seen
@@ -91,7 +90,7 @@ def release(settings: Settings, *, name: str, token: str, yes: bool, as_json: bo
         reason = outcome(results, seen)
     if as_json:
         told = [{"node": node, "result": one_line(text)} for node, text in results.items()]
-        holder = None if seen is None else as_plain(seen)
+        holder = None if seen is None else holder_as_json(seen)
         done = {"lock": name, "released": reason == "released", "reason": reason}
         show_json({**done, "holder": holder, "nodes": told})
     else:
@@ -154,10 +153,3 @@ def show_holder(name: str, seen: LockView, nodes: int, *, err: bool) -> None:
         "as soon as the lock is taken away.",
         err=err,
     )
-
-
-def as_plain(seen: LockView) -> dict[str, Any]:
-    """Return the holder as plain JSON values."""
-    told = who_as_json(seen.holder)
-    more = {"age": age_of(seen.holder), "ttl": seen.ttl, "votes": seen.votes}
-    return {**told, **more, "token": seen.holder.get("token")}

@@ -19,7 +19,15 @@ from celery_redlock.ops.cli.command import (
     with_settings,
 )
 from celery_redlock.ops.journal_lines import line
-from celery_redlock.ops.listing import STATES, age_of, in_words, left, scalar, who_as_json
+from celery_redlock.ops.listing import (
+    STATES,
+    age_of,
+    holder_as_json,
+    in_words,
+    left,
+    scalar,
+    who_as_json,
+)
 from celery_redlock.ops.screen import colour
 from celery_redlock.ops.text import LONGEST, duration, one_line, show_json, show_table
 from celery_redlock.ops.why import Explanation, explain, find_task, name_of_call
@@ -196,16 +204,11 @@ def as_plain(found: Explanation) -> dict[str, Any]:
 
 def holder_as_plain(view: LockView) -> dict[str, Any]:
     """Return a holder as plain JSON values."""
-    info = view.holder
     return {
-        **who_as_json(info),
-        "age": age_of(info),
-        "ttl": view.ttl,
-        "votes": view.votes,
+        **holder_as_json(view),
         "fence": view.fence or None,
-        "renewals": scalar(info.get("renewals", 0)),
-        "margin": scalar(info.get("margin")),
-        "token": info.get("token"),
+        "renewals": scalar(view.holder.get("renewals", 0)),
+        "margin": scalar(view.holder.get("margin")),
         "foreign": view.is_foreign,
     }
 
