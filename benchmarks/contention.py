@@ -41,6 +41,7 @@ from benchmarks.measure import progress
 from benchmarks.record import Plot, Record, Series, Table
 from celery_redlock import LockNotAcquired, Redlock
 from celery_redlock.ops.servers import servers
+from celery_redlock.reading.health import check
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 #: Pause between a release and the same client's next acquire [s] -> with how many clients.
@@ -61,7 +62,7 @@ Grant = tuple[float, float, float]
 def ours(urls: Sequence[str]) -> Take:
     """Return ours, on all of *urls*."""
     locks = Redlock.from_urls(list(urls), ttl=TTL, prefix=f"{PREFIX}-{len(urls)}")
-    locks.check()
+    check(locks)
 
     def take(name: str, wait: float) -> Release | None:
         try:

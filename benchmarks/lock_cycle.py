@@ -46,6 +46,7 @@ from celery_redlock import Lease, Redlock
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.requests import acquire_request, release_request
 from celery_redlock.ops.servers import HOST, Server, servers
+from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.nodes import bootstrap
 from support.proxy import Link, proxied
 
@@ -123,7 +124,7 @@ def our_locks(urls: Sequence[str], prefix: str) -> Redlock:
     """
     locks = Redlock.from_urls(list(urls), ttl=TTL, wait=1.0, prefix=prefix)
     bootstrap(urls, locks.rules)
-    locks.check()
+    check(locks)
     return locks
 
 
@@ -213,8 +214,8 @@ class Farm:
         if what == "refused":  # or they would be quarantined for a minute, having lost their memory
             bootstrap(self.urls, self.locks.rules)
         deadline = time.monotonic() + LONGEST_RECOVERY
-        while any(node.state != "up" for node in self.locks.probe()):
-            assert time.monotonic() < deadline, f"not all are up: {self.locks.probe()}"
+        while any(node.state != "up" for node in probe(self.locks)):
+            assert time.monotonic() < deadline, f"not all are up: {probe(self.locks)}"
             time.sleep(0.005)  # the nodes share the machine: they need it more than we do
 
     def candidate(self, fault: str) -> Candidate:
@@ -308,7 +309,7 @@ def floor(locks: Redlock) -> Candidate:
 
     That is the round trip and the servers' time, without tokens, deadlines, errors and threads.
     """
-    lease, nodes = locks.acquire("floor"), locks._fanout.nodes  # noqa: SLF001
+    lease, nodes = locks.acquire("floor"), locks.fanout.nodes
     acquire = Call(acquire_request(locks.rules, lease, None), len(nodes), None).packed
     release = Call(release_request(locks.rules, lease.name, lease.token), len(nodes), None).packed
     asked = [(socket.create_connection(n.sock.getpeername()), acquire + n._boot) for n in nodes]  # noqa: SLF001

@@ -32,6 +32,7 @@ from benchmarks.record import Plot, Record, Series, Table
 from celery_redlock import RedlockTask
 from celery_redlock.ops.servers import servers
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.health import check
 
 PREFIX = "memory"
 MILLION = 1_000_000
@@ -84,7 +85,7 @@ def app_with(nodes: Sequence[str], options: dict[str, Any]) -> Celery:
     def nothing(name: str) -> None:
         """Do nothing."""
 
-    plugin_for(app).locks.check()
+    check(plugin_for(app).locks)
     return app
 
 

@@ -29,6 +29,7 @@ from benchmarks.task_peers import (
 )
 from celery_redlock.ops.servers import servers
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.health import check
 from support.proxy import proxied
 
 FAR = ", 5 ms away"
@@ -53,7 +54,7 @@ def task_of(name: str, broker: str, nodes: Sequence[str], **conf: Any) -> Any:
     conf = {"broker_url": broker, **settings(name, nodes), **conf}
     app = app_of(conf, **TASKS[name], **ours)
     if ours:
-        plugin_for(app).locks.check()
+        check(plugin_for(app).locks)
     return app.tasks["nothing"]
 
 

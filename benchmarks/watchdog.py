@@ -39,6 +39,7 @@ from celery_redlock import HeldLock, Redlock
 from celery_redlock.events import Event, LeaseLost, LockRenewed
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.ops.servers import servers
+from celery_redlock.reading.health import check
 
 SIZES = (1, 10, 100, 1_000, 10_000)
 #: From how many leases on memory is told, and resident memory: that of fewer is lost among what
@@ -198,7 +199,7 @@ def hold(urls: Sequence[str], load: Load) -> Found:
 def warm_up(urls: Sequence[str], locks: Redlock) -> None:
     """Do all once that is done later, and go through the life of some leases to their end."""
     cpu_of(urls)
-    locks.check()
+    check(locks)
     some = [
         locks.take(Wanted(f"{os.getpid()} warm-up {n}", WARM_UP_TTL, 1.0)) for n in range(WARM_UP)
     ]

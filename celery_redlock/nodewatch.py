@@ -17,9 +17,10 @@ from celery_redlock.errors import RedlockError
 from celery_redlock.events import NodeDown, NodeMeasured, NodeUp
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin, locking, plugin_for
+from celery_redlock.reading.health import connect, probe
 
 if TYPE_CHECKING:
-    from celery_redlock.lock.redlock import NodeHealth
+    from celery_redlock.reading.nodes import NodeStatus
 
 __all__ = ["NodeWatch", "WatchNodes", "forks_held_off"]
 
@@ -48,7 +49,7 @@ class NodeWatch:
     def __init__(self, plugin: Plugin) -> None:
         self._plugin = plugin
         self._stopped = threading.Event()
-        self.seen: list[NodeHealth] = []
+        self.seen: list[NodeStatus] = []
         self._unfit: set[str] = set()
 
     def start(self) -> None:
@@ -74,15 +75,15 @@ class NodeWatch:
 
     def look(self) -> None:
         """Ask all nodes once, and tell the observers of those that answered."""
-        self._plugin.locks.connect(LONGEST_CONNECT)  # may take its time; nobody holds a fork off
+        connect(self._plugin.locks, LONGEST_CONNECT)  # may take its time; nobody holds a fork off
         with forks_held_off:
-            self.seen = self._plugin.locks.probe()
+            self.seen = probe(self._plugin.locks)
             for node in self.seen:
                 self._tell_if_unfit(node)
                 if node.latency is not None and node.clock_offset is not None:
                     self._plugin.notify(measured(node, node.latency, node.clock_offset))
 
-    def _tell_if_unfit(self, node: NodeHealth) -> None:
+    def _tell_if_unfit(self, node: NodeStatus) -> None:
         """Tell of nodes that answer and do not vote: of their connections there is no news."""
         if node.state == "unfit" and node.node not in self._unfit:
             self._unfit.add(node.node)
@@ -92,7 +93,7 @@ class NodeWatch:
             self._plugin.notify(NodeUp(node.node))
 
 
-def measured(node: NodeHealth, latency: float, clock_offset: float) -> NodeMeasured:
+def measured(node: NodeStatus, latency: float, clock_offset: float) -> NodeMeasured:
     """Return what observers are told of a *node* that answered."""
     left = node.quarantine if node.state == "quarantined" else 0.0
     return NodeMeasured(node.node, latency, clock_offset, quarantine=left)

@@ -31,6 +31,7 @@ from celery_redlock.observers.logging import log_event
 
 # With redis, and not at the first lock: a fork meanwhile would leave the child half an import, and
 # the lock of its module held for ever.
+from celery_redlock.reading import health
 from celery_redlock.reading.journal import Journal
 from celery_redlock.settings import KNOWN, PREFIX, Settings
 from celery_redlock.unique.reservations import Reservations
@@ -245,9 +246,9 @@ class Plugin:
                 "no node failure; set redlock_nodes to three or five independent servers",
                 ", ".join(self.locks.labels),
             )
-        for node, problem in self.locks.check().items():
+        for node, problem in health.check(self.locks).items():
             logger.warning("Lock node %s does not answer: %s", node, problem)
-        for node, count in self.locks.copied.items():
+        for node, count in health.replicas(self.locks).items():
             logger.warning(
                 "Lock node %s has %d replica(s); the other nodes stand in for it. Never make a "
                 "lock node a replica (REPLICAOF), not even briefly: it forgets locks, and does not "

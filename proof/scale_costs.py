@@ -34,6 +34,7 @@ from celery_redlock.lock.requests import (
 from celery_redlock.lock.rounds import new_owner
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.servers import HOST, Server, servers
+from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
 from simulation.scale import Names
 
@@ -106,7 +107,7 @@ class Pipes:
     def __init__(self, server: Server) -> None:
         bootstrap([server.url], RULES)
         with closing(Redlock([server.url], RULES)) as locks:
-            locks.check()  # loads the scripts
+            check(locks)  # loads the scripts
             label = locks.labels[0]
         self.redis = redis.Redis.from_url(server.url)
         boot = boot_marker(str(self.redis.info()["run_id"]), RULES.fingerprint([label]))
@@ -200,7 +201,7 @@ def client_on(urls: Sequence[str], turns: int) -> Client:
     used, cycle, trips = [], [], []
     with ExitStack() as stack:
         locks = stack.enter_context(closing(Redlock(urls, RULES)))
-        locks.check()
+        check(locks)
         wire = stack.enter_context(closing(redis.Redis.from_url(urls[0])))
         bare = socket.create_connection(("127.0.0.1", wire.get_connection_kwargs()["port"]))
         stack.enter_context(closing(bare))

@@ -9,47 +9,60 @@ virtual machine that does; the nodes tell (`celery_redlock.lock.steps`).
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
-__all__ = ["ClockReading", "Move", "jitter", "make_up_for", "move_between", "now", "wall"]
+__all__ = [
+    "ClockReading",
+    "Move",
+    "check_not_replaced",
+    "jitter",
+    "make_up_for",
+    "move_between",
+    "now",
+    "replaced",
+    "wall",
+]
 
 #: Draws a number between two bounds. From the system, so that forked children differ, and that
 #: a background thread does not disturb the sequence that a user has seeded.
 jitter = random.SystemRandom().uniform
-
-#: Returns the wall clock [s, Unix time]. As `now`, to be called by its module's name:
-#: `celery_redlock.testing` puts a clock that is ticked in the place of both.
-wall = time.time
 
 #: How much a node's clock may disagree with ours before it counts as a jump [s].
 JUMP_TOLERANCE = 0.05
 #: To what a node tells its time [s].
 RESOLUTION = 0.001
 
+
+def _best_clock() -> Callable[[], float]:
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    if sys.platform == "darwin":  # there time.monotonic() stops in suspend, and this one does not
+        return partial(time.clock_gettime, time.CLOCK_MONOTONIC_RAW)
+    return time.monotonic
+
+
+#: What the time is read from: that of leases, and the time of day. One for the whole process.
+_elapsed, _wall = _best_clock(), time.time
 #: What our clock is known to have lost [s].
 _lost = 0.0
+#: Why nothing here goes by the real time; empty if it does.
+_replaced = ""
 
 
-if hasattr(time, "CLOCK_BOOTTIME"):
+def now() -> float:
+    """Return the time on a clock that never goes back [s, arbitrary zero]."""
+    return _elapsed() + _lost
 
-    def now() -> float:
-        """Return the time on a clock that never goes back [s, arbitrary zero]."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME) + _lost
 
-elif sys.platform == "darwin":  # there time.monotonic() stops in suspend, and this one does not
-
-    def now() -> float:
-        """Return the time on a clock that never goes back [s, arbitrary zero]."""
-        return time.clock_gettime(time.CLOCK_MONOTONIC_RAW) + _lost
-
-else:
-
-    def now() -> float:
-        """Return the time on a clock that never goes back [s, arbitrary zero]."""
-        return time.monotonic() + _lost
+def wall() -> float:
+    """Return the time of day [s, Unix time]."""
+    return _wall()
 
 
 def make_up_for(seconds: float) -> None:
@@ -59,7 +72,37 @@ def make_up_for(seconds: float) -> None:
     Leases are facts that their owners hold, so it is the clock that is put right, not they.
     """
     global _lost  # noqa: PLW0603  one clock for the whole process
-    _lost += seconds
+    if not _replaced:
+        _lost += seconds
+
+
+@contextlib.contextmanager
+def replaced(elapsed: Callable[[], float], wall: Callable[[], float], why: str) -> Iterator[None]:
+    """
+    Have this process go by another clock for the body of a ``with``, as tests do.
+
+    Args:
+        elapsed: Returns what `now` is to return.
+        wall: Likewise.
+        why: What `check_not_replaced` says meanwhile.
+
+    Raises:
+        RuntimeError: It is replaced already.
+    """
+    global _elapsed, _wall, _lost, _replaced
+    check_not_replaced()
+    before = _elapsed, _wall, _lost
+    _elapsed, _wall, _lost, _replaced = elapsed, wall, 0.0, why
+    try:
+        yield
+    finally:
+        (_elapsed, _wall, _lost), _replaced = before, ""
+
+
+def check_not_replaced() -> None:
+    """Raise RuntimeError while this process goes by another clock."""
+    if _replaced:
+        raise RuntimeError(_replaced)
 
 
 class ClockReading(NamedTuple):

@@ -216,6 +216,7 @@ class Fanout:
         The first time every node is waited for; with a quorum there, the others no longer
         than ``node_timeout``. Later only a quorum is waited for, and no longer than that.
         """
+        self._check_clock()
         hurry = self._rules.node_timeout
         if not self._has_settled:
             self._connect_until(lambda: self._connected() >= self._majority, FIRST_CONNECT)
@@ -224,6 +225,10 @@ class Fanout:
             self.publish()
         elif self._connected() < self._majority:
             self._connect_until(lambda: self._connected() >= self._majority, hurry)
+
+    def _check_clock(self) -> None:
+        """Raise RuntimeError in a test whose time stands still: no server would ever be late."""
+        clock.check_not_replaced()
 
     def settle_all(self, longest: float) -> None:
         """Wait until every node is connected or has failed to be, at most *longest* [s]."""

@@ -36,7 +36,7 @@ from celery_redlock.events import (
     broadcast,
 )
 from celery_redlock.lock import clock, requests, rounds
-from celery_redlock.lock.address import Address, UrlAddress, addresses_of
+from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.credentials import with_credentials
 from celery_redlock.lock.driver import Driver
@@ -44,15 +44,14 @@ from celery_redlock.lock.fanout import Fanout
 from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, quorum
-from celery_redlock.lock.node import Node
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Ask, Client, Wanted
 from celery_redlock.lock.rules import Rules, number
-from celery_redlock.lock.votes import Ballot, Vote, VoteKind, count, read_holder, told
+from celery_redlock.lock.votes import Ballot, VoteKind, count, read_holder, told
 from celery_redlock.lock.watchdog import NotRenewed, Watchdog
 
-__all__ = ["NodeHealth", "NodeView", "Redlock", "ReleaseOutcome"]
+__all__ = ["NodeView", "Redlock", "ReleaseOutcome"]
 
 
 class ReleaseOutcome(str, enum.Enum):
@@ -91,29 +90,6 @@ class NodeView:
         return since_of(self.holder)
 
 
-@dataclass(frozen=True)
-class NodeHealth:
-    """
-    How a node looks from this process.
-
-    Attributes:
-        node: Label of the node.
-        state: ``"up"``, ``"quarantined"``, ``"unfit"`` (it answers, but does not vote for us) or
-            ``"down"``.
-        latency: From a request to its answer [s]; None if there was none.
-        clock_offset: How far its wall clock is ahead of ours [s]; None if unknown.
-        quarantine: For how long it does not vote yet [s].
-        problem: Why it does not vote, in plain words; empty if it does.
-    """
-
-    node: str
-    state: str
-    latency: float | None
-    clock_offset: float | None
-    quarantine: float
-    problem: str
-
-
 class Redlock:
     """
     Locks on independent Redis or Valkey nodes. Usable from any thread, and after a fork.
@@ -140,11 +116,11 @@ class Redlock:
         self.rules = rules or Rules()
         self.nodes = tuple(nodes)
         self.notify = broadcast(observers)
-        self._fanout = self._new_fanout(addresses_of(nodes))
-        #: What this client knows, what does its I/O, and who is told of events: for those who
-        #: keep other records on the nodes.
-        self.client = Client(self.rules, self._fanout.labels)
-        self.driver = Driver(self._fanout, sleep)
+        #: The connections of this process, what this client knows, and what does its I/O: for
+        #: those who keep other records on the nodes, or ask how these are.
+        self.fanout = self._new_fanout(addresses_of(nodes))
+        self.client = Client(self.rules, self.fanout.labels)
+        self.driver = Driver(self.fanout, sleep)
         self._watchdog = Watchdog(self._extend_all, self._tell_renewal)
 
     @classmethod
@@ -188,7 +164,7 @@ class Redlock:
     @property
     def labels(self) -> tuple[str, ...]:
         """One label per node, in their order, without passwords."""
-        return self._fanout.labels
+        return self.fanout.labels
 
     @property
     def held(self) -> list[HeldLock]:
@@ -317,53 +293,9 @@ class Redlock:
             if vote is not None
         ]
 
-    def connect(self, longest: float) -> None:
-        """Wait until every node is connected or has failed to be, at most *longest* [s]."""
-        self._fanout.settle_all(longest)
-
-    def probe(self) -> list[NodeHealth]:
-        """Ask all nodes how they are, wait for each no longer than a round, and tell."""
-        ballot = self.driver.ask(Ask(requests.probe_request(self.rules), _never))
-        return [
-            health(node, vote)
-            for node, vote in zip(self._fanout.nodes, ballot, strict=True)
-            if vote is not None
-        ]
-
-    def check(self) -> dict[str, str]:
-        """
-        Connect to all nodes and return those that do not answer, label -> why.
-
-        Raises:
-            ConfigurationError: A server must not be a lock node (a replica, a cluster node,
-                one that evicts keys, one named twice, one enrolled for other settings).
-        """
-        self.connect(5.0)
-        self._fanout.publish()
-        problems = {
-            node.label: node.problem or "no answer in time"
-            for node in self._fanout.nodes
-            if node.connection is None or node.suspect_since is not None
-        }
-        for label, problem in problems.items():
-            if isinstance(problem, ConfigurationError):
-                msg = (
-                    f"redlock_nodes: {label} {problem}"
-                    if label not in str(problem)
-                    else str(problem)
-                )
-                raise ConfigurationError(msg)
-        return {label: str(problem) for label, problem in problems.items()}
-
-    @property
-    def copied(self) -> dict[str, int]:
-        """How many replicas a node had when it was connected, by label; but for Sentinel's."""
-        urls = [node for node in self._fanout.nodes if isinstance(node.address, UrlAddress)]
-        return {n.label: n.greeting.replicas for n in urls if n.greeting and n.greeting.replicas}
-
     def close(self) -> None:
         """Drop all connections; leases that are held go on."""
-        self._fanout.close()
+        self.fanout.close()
 
     # -- for those who build on it ------------------------------------------------
 
@@ -494,7 +426,7 @@ class Redlock:
     def _extend_all(self, leases: Sequence[Lease]) -> list[Lease | NotRenewed]:
         renewals = [Renewal(self.client, lease) for lease in leases]
         calls = [Call(r.request(), len(self.labels), r.decided) for r in renewals]
-        self._fanout.ask(calls)
+        self.fanout.ask(calls)
         return [self._outcome(r, call.ballot) for r, call in zip(renewals, calls, strict=True)]
 
     def _outcome(self, renewal: Renewal, ballot: Ballot) -> Lease | NotRenewed:
@@ -509,18 +441,6 @@ class Redlock:
             self.notify(LeaseLost(held.name, held.lost_reason or "deadline", **whose))
         else:
             self.notify(LockRenewed(held.name, margin, ttl=held.ttl, lag=held.lag, **whose))
-
-
-def health(node: Node, vote: Vote) -> NodeHealth:
-    """Return how *node* is that answered a probe with *vote*."""
-    states: dict[enum.Enum, str] = {VoteKind.GRANTED: "up", VoteKind.QUARANTINED: "quarantined"}
-    is_silent = node.connection is None or node.suspect_since is not None
-    state = states.get(vote.kind, "down" if is_silent else "unfit")
-    is_counted = state in states.values()
-    latency = node.latency if is_counted else None
-    offset = node.clock_offset if is_counted else None
-    problem = "" if state == "up" else vote.in_words()
-    return NodeHealth(node.label, state, latency, offset, vote.ttl, problem)
 
 
 def _never(_ballot: Ballot) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from celery.worker.state import active_requests
@@ -22,10 +21,13 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.redlock import NodeView
 from celery_redlock.plugin import Plugin, locking, plugin_for
-from celery_redlock.reading.one_lock import renewals
+from celery_redlock.reading.stored import renewals_of
 from celery_redlock.task.forced_ends import RedlockRequest
 
 __all__ = ["locks_of", "nodes_of"]
+
+#: What is told of a node; the rest of `NodeStatus` a worker does not ask for.
+NODE = ("node", "state", "latency", "clock_offset", "quarantine", "problem")
 
 
 def locks_of(app: Any) -> dict[str, Any]:
@@ -44,7 +46,8 @@ def locks_of(app: Any) -> dict[str, Any]:
 def nodes_of(app: Any) -> dict[str, Any]:
     """Return how this worker of *app* sees the lock nodes."""
     watch = plugin_for(app).node_watch
-    return {"nodes": [] if watch is None else [asdict(node) for node in watch.seen]}
+    seen = [] if watch is None else watch.seen
+    return {"nodes": [{field: getattr(node, field) for field in NODE} for node in seen]}
 
 
 def in_hand(held: HeldLock) -> dict[str, Any]:
@@ -102,7 +105,7 @@ def of_child(
     if len(ours) < quorum(total):
         silent = total - sum(1 for view in views if not view.problem)
         return of_unknown(request, name) if len(ours) + silent >= quorum(total) else None
-    info = max((view.holder for view in ours), key=renewals)
+    info = max((view.holder for view in ours), key=renewals_of)
     since = since_of(info)
     return {
         "name": name,
@@ -111,7 +114,7 @@ def of_child(
         "age": None if since is None else max(0.0, time.time() - since),
         "ttl": ttl_of(request.task),
         "left": sorted(view.ttl for view in ours)[len(ours) - quorum(total)],
-        "renewals": renewals(info),
+        "renewals": renewals_of(info),
         "margin": info.get("margin"),
         "lost": None,
         "unknown": False,

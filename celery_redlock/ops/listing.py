@@ -10,8 +10,8 @@ import click
 
 from celery_redlock.lock.lease import quorum
 from celery_redlock.ops.text import LONGEST, duration, one_line, show_table
-from celery_redlock.reading.all_locks import LockView
 from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "STATES",
     "age_of",
     "count_up",
+    "holder_as_json",
     "in_words",
     "left",
     "lock_as_json",
@@ -127,18 +128,24 @@ def lock_as_json(lock: LockView, nodes: int) -> dict[str, Any]:
     Of its token that is the public part, by which ``redlock release`` knows the holder that an
     operator has seen.
     """
-    holder = lock.holder
     return {
         "name": lock.name,
-        **who_as_json(holder),
-        "age": age_of(holder),
-        "ttl": lock.ttl,
-        "votes": lock.votes,
+        **holder_as_json(lock),
         "held": lock.is_held(nodes),
         "fence": lock.fence or None,
         "waiting": lock.waiting,
-        "token": holder.get("token"),
         "foreign": lock.is_foreign,
+    }
+
+
+def holder_as_json(lock: LockView) -> dict[str, Any]:
+    """Return what may be told of the holder of *lock*, and where it stands."""
+    return {
+        **who_as_json(lock.holder),
+        "age": age_of(lock.holder),
+        "ttl": lock.ttl,
+        "votes": lock.votes,
+        "token": lock.holder.get("token"),
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.text import LONGEST, one_line
-from celery_redlock.reading.one_lock import ReservationSeen
+from celery_redlock.reading.stored import StoredReservation
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip
 
@@ -85,8 +85,8 @@ def limit_of(policy: Reschedule) -> str:
 
 def at_publish(
     options: LockOptions,
-    queued: ReservationSeen | None,
-    following: ReservationSeen | None,
+    queued: StoredReservation | None,
+    following: StoredReservation | None,
     *,
     is_quorate: bool = True,
 ) -> str | None:
@@ -109,7 +109,7 @@ def at_publish(
 
 
 def where_told(
-    options: LockOptions, queued: ReservationSeen | None, following: ReservationSeen | None
+    options: LockOptions, queued: StoredReservation | None, following: StoredReservation | None
 ) -> str:
     """Return what `at_publish` would, where the nodes tell who is *queued* and *following*."""
     if queued is None and following is None:
@@ -121,6 +121,6 @@ def where_told(
         return f"apply_async raises DuplicateTask: {first} stands for it."
     if options.on_duplicate == "join":
         return f"apply_async publishes nothing and returns the result of {first}."
-    if queued is not None and queued.is_running and following is None:
+    if queued is not None and not queued.waiting and following is None:
         return f"apply_async publishes it as the next run, which waits for the end of {first}."
     return f"apply_async publishes nothing; its arguments are handed over to {first}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError, LockKeyError
@@ -17,15 +17,8 @@ from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.outlook import at_publish, at_run
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.journal import KEPT, JournalReader
-from celery_redlock.reading.one_lock import (
-    HolderSeen,
-    NodeLook,
-    ReservationSeen,
-    holders,
-    look,
-    marker,
-    what_would_be,
-)
+from celery_redlock.reading.one_lock import OneLock, read_lock
+from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
 from celery_redlock.task.options import LockOptions
 
@@ -50,41 +43,32 @@ class Explanation:
     All that is known of one lock.
 
     Attributes:
-        name: Lock name.
+        lock: What the nodes have of it.
         task: Name of the task whose options count; "" if unknown.
-        looks: What each node has of it.
-        holders: Who holds it on any node, the one on most nodes first.
-        verdict: What the nodes would say to another call.
-        run: What a worker would do with it then; "" where the task is unknown.
+        run: What a worker would do with another call; "" where the task is unknown.
         publish: What ``apply_async`` would do with it; None where it just publishes.
-        queued: Who is queued or runs, of tasks with ``unique_until``.
-        following: Who waits for that one to end.
         recent: The newest refusals in the journal, oldest first.
     """
 
-    name: str
-    task: str
-    looks: Sequence[NodeLook]
-    holders: Sequence[HolderSeen]
-    verdict: Verdict
-    run: str
-    publish: str | None
-    queued: ReservationSeen | None
-    following: ReservationSeen | None
-    recent: Sequence[dict[str, Any]]
+    lock: OneLock
+    task: str = ""
+    run: str = ""
+    publish: str | None = None
+    recent: Sequence[dict[str, Any]] = ()
 
     @property
-    def holder(self) -> HolderSeen | None:
+    def holder(self) -> LockView | None:
         """Who has a majority of the nodes; None for nobody."""
-        most = self.holders[0] if self.holders else None
-        return most if most and len(most.votes) >= quorum(len(self.looks)) else None
+        most = next(iter(self.lock.views), None)
+        return most if most and most.is_held(len(self.lock.nodes)) else None
 
     @property
     def state(self) -> str:
         """``"held"``, ``"free"``, or ``"unavailable"`` if no quorum could say."""
-        if self.holder is not None or self.verdict is Verdict.TAKEN:
+        verdict = self.lock.verdict
+        if self.holder is not None or verdict is Verdict.TAKEN:
             return "held"
-        return "free" if self.verdict is Verdict.GRANTED else "unavailable"
+        return "free" if verdict is Verdict.GRANTED else "unavailable"
 
 
 def explain(app: Any, settings: Settings, name: str, task: Any = None) -> Explanation:
@@ -97,32 +81,19 @@ def explain(app: Any, settings: Settings, name: str, task: Any = None) -> Explan
         name: Lock name.
         task: Whose lock it is; None: that of the holder, if the app knows it.
     """
-    looks = look(settings.nodes, settings.rules, name)
-    found, verdict = holders(looks), what_would_be(looks)
-    if task is None and found:
-        task = app.tasks.get(str(scalar(found[0].info.get("task"))))
+    lock = read_lock(settings.nodes, settings.rules, name)
+    if task is None and lock.views:
+        task = app.tasks.get(str(scalar(lock.views[0].holder.get("task"))))
     options = options_of(app, task)
-    queued, following = marker([one.queued for one in looks]), marker([one.next for one in looks])
-    return Explanation(
-        name=name,
-        task="" if task is None else task.name,
-        looks=looks,
-        holders=found,
-        verdict=verdict,
-        run="" if options is None else at_run(task, options, verdict),
-        publish=None
-        if options is None
-        else at_publish(options, queued, following, is_quorate=is_quorate(looks)),
-        queued=queued,
-        following=following,
-        recent=refusals_of(settings, name),
+    found = Explanation(lock, "" if task is None else task.name, recent=refusals_of(settings, name))
+    if options is None:
+        return found
+    is_quorate = lock.voting >= quorum(len(lock.nodes))
+    return replace(
+        found,
+        run=at_run(task, options, lock.verdict),
+        publish=at_publish(options, lock.queued, lock.next, is_quorate=is_quorate),
     )
-
-
-def is_quorate(looks: Sequence[NodeLook]) -> bool:
-    """Return whether a majority of the nodes votes, as *looks* tell."""
-    voting = sum(1 for one in looks if one.status.state == "up" and not one.problem)
-    return voting >= quorum(len(looks))
 
 
 def options_of(app: Any, task: Any) -> LockOptions | None:

@@ -188,7 +188,7 @@ def read_record(line: bytes) -> dict[str, Any]:
 
 
 def when(record: dict[str, Any]) -> float:
-    """Return when *record* was written [s, Unix time]; 0.0 if it does not tell."""
+    """Return when *record* was written [s, Unix time]; 0.0 if it does not say."""
     at = record.get("at")
     return float(at) if isinstance(at, (int, float)) and abs(at) < FOREVER else 0.0
 

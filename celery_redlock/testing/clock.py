@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from celery_redlock.lock import clock
-from celery_redlock.lock.fanout import Fanout
 from celery_redlock.lock.rules import number
 from celery_redlock.lock.watchdog import Watchdog
 from celery_redlock.task.interrupt import undisturbed
 
 __all__ = ["TickedClock", "TickedWatchdog"]
+
+IN_USE = (
+    "a memory quorum is in use in this process already, and the time of locks stands still: leave "
+    "that one first; locks on real servers cannot be asked meanwhile. For another app: "
+    "quorum.used_by(app)"
+)
 
 
 class TickedClock:
@@ -93,40 +97,14 @@ class TickedClock:
         """Run *watchdog* from now on."""
         self._watchdogs.append(watchdog)
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self) -> AbstractContextManager[None]:
         """
         Have all locks of this process go by this clock, and none of them on real servers.
 
         Raises:
             RuntimeError: They go by another one already.
         """
-        is_taken = isinstance(getattr(clock.now, "__self__", None), TickedClock)
-        if is_taken:
-            msg = "a memory quorum is in use in this process already; leave that one first"
-            raise RuntimeError(msg)
-        replaced: list[tuple[Any, str, Any]] = [
-            (clock, "now", self.now),
-            (clock, "wall", self.wall),
-            (Fanout, "settle", refuse_servers),
-        ]
-        before = [getattr(owner, name) for owner, name, _ in replaced]
-        try:
-            for owner, name, stand_in in replaced:
-                setattr(owner, name, stand_in)
-            yield
-        finally:
-            for (owner, name, _), was in zip(replaced, before, strict=True):
-                setattr(owner, name, was)
-
-
-def refuse_servers(_: Fanout) -> None:
-    """Raise, in the place of a wait for real servers, which would never end on this clock."""
-    msg = (
-        "a memory quorum is in use in this process, and the time of locks stands still: locks on "
-        "real servers cannot be asked meanwhile. For another app: quorum.used_by(app)"
-    )
-    raise RuntimeError(msg)
+        return clock.replaced(self.now, self.wall, IN_USE)
 
 
 class TickedWatchdog(Watchdog):

@@ -32,8 +32,6 @@ class MemoryFanout(Fanout):
         notify: As of `Fanout`.
     """
 
-    settle = Fanout.settle  # the base has another one while a memory quorum is in use
-
     def __init__(
         self,
         servers: Sequence[MemoryNode],
@@ -51,6 +49,9 @@ class MemoryFanout(Fanout):
     def _start_over(self) -> None:
         super()._start_over()
         self._opened = MemorySelector(self._clock)
+
+    def _check_clock(self) -> None:
+        """Its nodes go by the same clock."""
 
     def _disconnected(self) -> None:
         super()._disconnected()

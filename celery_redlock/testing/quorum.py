@@ -55,7 +55,7 @@ class MemoryLocks(Redlock):
 
     def connected(self) -> Self:
         """Connect to all nodes: what they lose later is noticed when they lose it."""
-        self._fanout.settle()
+        self.fanout.settle()
         return self
 
     def abandon(self, held: HeldLock) -> None:

@@ -13,7 +13,7 @@ from kombu import pools
 
 from celery_redlock import LockLost
 from celery_redlock.lock.rules import Rules
-from celery_redlock.reading.all_locks import live_locks
+from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.nodes import bootstrap
 from support import events as recording
 from support.clients import let_go
@@ -217,4 +217,4 @@ def test_every_way_out_of_a_body_gives_the_lock_back(shop):
     expected = len(ways) + len(results)
     eventually(lambda: len(shop.recorded("end")) >= expected, "end of each body", timeout=100)
     # far below the TTL
-    eventually(lambda: not list(live_locks(shop.urls, shop.rules)), "end of all locks", timeout=3)
+    eventually(lambda: not list(AllLocks(shop.urls, shop.rules)), "end of all locks", timeout=3)

@@ -238,7 +238,7 @@ def test_a_publish_asks_the_nodes_once(it, monkeypatch, way):
     name = f"one round {way}"
     if way != "fresh":
         publish((name,), queue="nobody")
-    fanout = plugin_for(it.app).locks._fanout
+    fanout = plugin_for(it.app).locks.fanout
     asked, ask = [], fanout.ask
     monkeypatch.setattr(fanout, "ask", lambda calls: (asked.append(calls), ask(calls)))
     assert publish((name,), queue="nobody").duplicate == (way != "fresh")

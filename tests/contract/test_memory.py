@@ -48,8 +48,9 @@ from celery_redlock.lock.requests import (
 )
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import ENROL, Keys, ms, registered
-from celery_redlock.reading.all_locks import ABSENT, READ
+from celery_redlock.reading.all_locks import ABSENT
 from celery_redlock.reading.journal import record_request
+from celery_redlock.reading.stored import READ
 from celery_redlock.testing.keyspace import COMMANDS
 from celery_redlock.testing.model import NodeModel
 from celery_redlock.unique.reservations import (

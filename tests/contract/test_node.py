@@ -32,7 +32,8 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import marker_key
 from celery_redlock.lock.votes import VoteKind
 from celery_redlock.plugin import plugin_for
-from celery_redlock.reading import nodes as survey
+from celery_redlock.reading import nodes as reading
+from celery_redlock.reading.health import check
 from support.waiting import eventually
 
 RULES = Rules(ttl=20, max_ttl=30, node_timeout=0.5)
@@ -140,7 +141,7 @@ def locks():
         def make(*urls, bootstrap=True, **settings):
             rules = Rules(**{"ttl": 20, "max_ttl": 30, "node_timeout": 0.5, **settings})
             if bootstrap:
-                told = survey.bootstrap(urls, rules)
+                told = reading.bootstrap(urls, rules)
                 assert set(told.values()) == {"enrolled"}, told
             made = Redlock(urls, rules)
             stack.callback(made.close)
@@ -665,7 +666,7 @@ def test_a_refused_login_is_told_without_the_password(redis_nodes, locks, login,
     with redis.Redis.from_url(server.url) as client:
         client.config_set("requirepass", "s3cret")
     lock = locks(f"redis://{login}127.0.0.1:{server.port}/0", bootstrap=False)
-    (problem,) = lock.check().values()
+    (problem,) = check(lock).values()
     assert words in problem
     with pytest.raises(QuorumUnavailable) as refusal:
         lock.acquire("n")
@@ -697,7 +698,7 @@ def test_an_acl_user_without_the_right_commands_is_told_so(redis_nodes, locks):
             "poor", enabled=True, passwords=["+x"], keys=["*"], commands=["+@all", "-info"]
         )
     lock = locks(f"redis://poor:x@127.0.0.1:{server.port}/0", bootstrap=False)
-    (problem,) = lock.check().values()
+    (problem,) = check(lock).values()
     assert "permission" in problem
     assert "info" in problem
 
@@ -709,10 +710,10 @@ def test_a_replica_is_unfit(redis_nodes, locks):
         client.replicaof("127.0.0.1", master.port)
     lock = locks(replica.url, bootstrap=False)
     with pytest.raises(ConfigurationError, match="must be a master"):
-        lock.check()
+        check(lock)
     with pytest.raises(QuorumUnavailable, match="must be a master"):
         lock.acquire("n")
-    assert "must be a master" in survey.bootstrap([replica.url], RULES)[lock.labels[0]]
+    assert "must be a master" in reading.bootstrap([replica.url], RULES)[lock.labels[0]]
 
 
 def test_a_server_that_evicts_keys_is_unfit(redis_nodes, locks):
@@ -721,14 +722,14 @@ def test_a_server_that_evicts_keys_is_unfit(redis_nodes, locks):
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
     with pytest.raises(ConfigurationError, match=r"allkeys-lru.*noeviction"):
-        locks(server.url, bootstrap=False).check()
+        check(locks(server.url, bootstrap=False))
 
 
 def test_a_cluster_node_is_unfit(redis_nodes, locks):
     """A server in cluster mode is refused with what to set."""
     (server,) = redis_nodes(1, extra_args=("--cluster-enabled", "yes"))
     with pytest.raises(ConfigurationError, match="cluster-enabled no"):
-        locks(server.url, bootstrap=False).check()
+        check(locks(server.url, bootstrap=False))
 
 
 @pytest.mark.parametrize(
@@ -751,7 +752,7 @@ def test_something_that_is_no_redis_is_unreachable_and_tried_again(fake, locks, 
         lock.acquire("n")
     assert lock.labels[0] in refusal.value.votes
     with contextlib.suppress(ConfigurationError):
-        assert lock.check()
+        assert check(lock)
     tries = len(server.wires)
     eventually(lambda: len(server.wires) > tries, "another try", timeout=5)
 
@@ -772,9 +773,9 @@ def test_resp3_works_as_well(contract_node, locks, monkeypatch, parser):
     """``?protocol=3`` in a URL changes nothing but the protocol."""
     monkeypatch.setattr("redis.connection.DefaultParser", parser)
     lock = locks(f"{contract_node.url}?protocol=3")
-    lock._fanout._addresses[0]._pool.connection_kwargs["parser_class"] = parser
+    lock.fanout._addresses[0]._pool.connection_kwargs["parser_class"] = parser
     _is_used(lock)
-    assert str(lock._fanout.nodes[0].connection.protocol) == "3"
+    assert str(lock.fanout.nodes[0].connection.protocol) == "3"
 
 
 def test_a_unix_socket_works_as_well(redis_nodes, locks, tmp_path_factory):
@@ -858,5 +859,5 @@ def test_tls_works_as_well(tls_port, certificate, locks, line):
 def test_a_tls_node_with_an_unknown_certificate_is_unreachable(tls_port, locks):
     """A certificate that does not check out is told, and nothing is sent."""
     lock = locks(f"rediss://127.0.0.1:{tls_port}/0", bootstrap=False)
-    (problem,) = lock.check().values()
+    (problem,) = check(lock).values()
     assert "certificate" in problem.lower()

@@ -10,6 +10,7 @@ import redis
 
 from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
+from celery_redlock.reading.health import probe
 from celery_redlock.reading.journal import KEPT, RECORD, RETENTION, Journal, JournalReader
 from celery_redlock.reading.nodes import bootstrap
 
@@ -34,7 +35,7 @@ def locks(contract_node):
 def test_a_probe_of_an_enrolled_node_says_that_it_votes(contract_node, locks):
     """With how long it took, and how far its clock is off: here it is ours."""
     bootstrap([contract_node.url], RULES)
-    (health,) = locks.probe()
+    (health,) = probe(locks)
     assert (health.state, health.problem, health.quarantine) == ("up", "", 0.0)
     assert 0 < health.latency < 0.5
     assert abs(health.clock_offset) < 0.5
@@ -43,9 +44,9 @@ def test_a_probe_of_an_enrolled_node_says_that_it_votes(contract_node, locks):
 def test_a_probe_finds_a_node_that_lost_its_memory(contract_node, client, locks):
     """It is quarantined, as by any other request that votes, and so the probe says."""
     bootstrap([contract_node.url], RULES)
-    locks.probe()
+    probe(locks)
     client.flushall()
-    (health,) = locks.probe()
+    (health,) = probe(locks)
     assert health.state == "quarantined"
     assert 0 < health.quarantine <= RULES.quarantine
     assert client.exists("redlock:node:quarantine")
@@ -55,7 +56,7 @@ def test_a_probe_changes_nothing_on_a_healthy_node(contract_node, client, locks)
     """But a key that is gone in a second: so it may be sent as often as one likes."""
     bootstrap([contract_node.url], RULES)
     before = {key: client.get(key) for key in client.keys("*")}
-    locks.probe()
+    probe(locks)
     assert client.pttl("redlock:node:probe") <= 1000
     client.delete("redlock:node:probe")
     assert {key: client.get(key) for key in client.keys("*")} == before
@@ -72,7 +73,7 @@ def test_the_journal_is_capped_and_expires(client):
 def test_what_is_put_is_read_with_its_life(contract_node, client, locks):
     """The journal of the library itself has the limits of the library."""
     bootstrap([contract_node.url], RULES)
-    locks.probe()
+    probe(locks)
     Journal.on(locks).put({"event": "TaskSkipped", "at": time.time(), "task": "shop.bill"})
     reader = JournalReader([contract_node.url], RULES)
     (record,) = _until(reader.recent)

@@ -11,6 +11,7 @@ import functools
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
@@ -20,10 +21,10 @@ from hypothesis import strategies as st
 from celery_redlock.ops.web.app import make_app
 from celery_redlock.ops.web.finding import find_locks
 from celery_redlock.ops.web.guard import Door
-from celery_redlock.ops.web.reading import OneLock, Page, Records
-from celery_redlock.reading.all_locks import Entry, with_vote
+from celery_redlock.ops.web.reading import Page, Records
 from celery_redlock.reading.journal import read_record
 from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.reading.stored import stored, views_of
 from celery_redlock.settings import Settings
 from fuzz.hostile import ACTING, JSON, TEXTS, in_json
 
@@ -31,6 +32,7 @@ NODES = [f"redis://lock-{i}:6379/0" for i in range(1, 4)]
 LABELS = [f"lock-{i}:6379/0" for i in range(1, 4)]
 OPERATORS = "correct horse battery"
 TOKEN = b"0123abcd" + b"e" * 32
+QUEUED = [b"t", b"{}", b"1000", b"", b"", b""]
 FIELDS = ("task", "task_id", "execution", "host", "pid", "since", "renewals", "margin", "entry")
 RECORD = (*FIELDS, "event", "at", "name", "holder", "cause", "reason", "node", "counts", "jump")
 EVENTS = ("TaskSkipped", "TaskRetried", "DuplicatePublished", "LeaseLost", "NodeDown", "Holds")
@@ -41,10 +43,11 @@ MARK = "<b onclick=x>'\"\x1b\u202e"
 class Stand:  # as of celery_redlock.ops.web.reading.Reader
     """Stands in for what is read from nodes."""
 
-    def __init__(self, stored=(), lines=()):
+    def __init__(self, locks=(), lines=()):
         self.views = [
-            with_vote(None, name, LABELS[0], Entry(value, ttl, fence, 1))
-            for name, value, ttl, fence in stored
+            view
+            for name, value, ttl, fence in locks
+            for view in views_of(name, {LABELS[0]: stored(0, value, ttl, fence, QUEUED, None)})
         ]
         records = list(map(read_record, lines))
         self.happened = [record for record in records if record.get("event") != "Holds"]
@@ -59,7 +62,7 @@ class Stand:  # as of celery_redlock.ops.web.reading.Reader
 
     def lock(self, name):
         """Return who holds the lock."""
-        return OneLock([it for it in self.views if it.name == name], [])
+        return SimpleNamespace(views=[it for it in self.views if it.name == name], silent=[])
 
     def release(self, name, seen):
         """Note what is asked for."""

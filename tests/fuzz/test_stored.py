@@ -39,10 +39,10 @@ from celery_redlock.ops.listing import in_words, lock_as_json, lock_row
 from celery_redlock.ops.text import in_json as shown_json
 from celery_redlock.ops.why import is_refusal_of
 from celery_redlock.plugin import plugin_for
-from celery_redlock.reading.all_locks import Entry, with_vote
 from celery_redlock.reading.journal import read_record, when
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.reading.one_lock import holders, marker, marker_in
+from celery_redlock.reading.one_lock import majority_of
+from celery_redlock.reading.stored import reservation_in, stored, views_of
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.reservation import look_again, newest_call
@@ -103,7 +103,7 @@ def test_a_holder_of_any_shape_is_told(values):
     for value in values:
         holder = read_holder(value)
         assert len(holder["token"]) <= 8
-        row = with_vote(None, "n", "node", Entry(value, -1, b"nan", 0))
+        (row,) = views_of("n", {"node": stored(0, value, -1, b"nan", None, None)})
         assert row.is_foreign is not is_ours(value)
         assert all(cell.isprintable() for cell in lock_row(row, 3))
         json.loads(shown_json(lock_as_json(row, 3)), parse_constant=pytest.fail)
@@ -194,14 +194,13 @@ def test_beat_asks_nodes_who_may_say_anything(holders):
 @example(fields=[b"t", b"[" * 100_000, b"9" * 400, b"", b"", b"-7"], lock=None)
 def test_a_marker_of_any_shape_is_read(fields, lock):
     """Or passed over, as one that does not stand."""
-    seen = marker_in(fields, 1_800_000_000_000, lock)
-    found = marker([seen])
+    found = majority_of([reservation_in(fields, 1_800_000_000_000, lock)], 1)
     if found is not None:
         assert found.left >= 0
         assert found.merged >= 0
         assert isinstance(found.info, dict)
         assert in_words(found.info).isprintable()
-    assert holders([]) == []
+    assert views_of("n", {}) == []
 
 
 @settings(max_examples=70)

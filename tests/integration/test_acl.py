@@ -24,10 +24,11 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import registered
 from celery_redlock.ops.bench import round_trips
 from celery_redlock.ops.doctor.nodes import gather_nodes
-from celery_redlock.reading.all_locks import live_locks
+from celery_redlock.reading.all_locks import AllLocks
+from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.journal import Journal, JournalReader
-from celery_redlock.reading.nodes import bootstrap, node_statuses, release_seen
-from celery_redlock.reading.one_lock import look
+from celery_redlock.reading.nodes import bootstrap, node_statuses
+from celery_redlock.reading.one_lock import read_lock, release_seen
 from celery_redlock.unique.reservations import AS_IT_IS, OVER, Reservations, Start, Started, Trigger
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sentinel-tls-acl.md"
@@ -101,7 +102,7 @@ class Everything:
         """A new node is let vote, and tells that it does."""
         (told,) = bootstrap([self.url], RULES).values()
         assert told == "enrolled", told
-        assert not (problems := self.locks.check()), problems
+        assert not (problems := check(self.locks)), problems
 
     def locking(self):
         """A lock is taken, refused to another, extended, seen and released."""
@@ -133,7 +134,7 @@ class Everything:
 
     def health(self):
         """A probe writes, too."""
-        (health,) = self.locks.probe()
+        (health,) = probe(self.locks)
         assert not health.problem, health.problem
 
     def forgotten_scripts(self):
@@ -186,7 +187,7 @@ class Everything:
     def journal(self):
         """What happened is noted."""
         Journal.on(self.locks).put({"id": "1", "event": "x", "at": time.time()})
-        self.locks.probe()
+        probe(self.locks)
         assert self.admin.xlen("redlock:journal") == 1
 
     def status(self):
@@ -197,16 +198,17 @@ class Everything:
     def listing(self):
         """``redlock ls`` and the web page."""
         lease = self.locks.acquire("listed")
-        names = [view.name for view in live_locks([self.url], RULES)]
+        names = [view.name for view in AllLocks([self.url], RULES)]
         self.locks.release(lease)
         assert "listed" in names, names
 
     def explanation(self):
         """``redlock why``."""
         lease = self.locks.acquire("why")
-        (seen,) = look([self.url], RULES, "why")
+        lock = read_lock([self.url], RULES, "why")
+        (view,) = lock.views
         self.locks.release(lease)
-        assert (seen.problem, bool(seen.holder)) == ("", True), seen
+        assert (lock.silent, bool(view.holder)) == ([], True), lock
 
     def reading_the_journal(self):
         """``redlock tail`` and ``why``."""
@@ -214,10 +216,10 @@ class Everything:
             reader = JournalReader([self.url], RULES)
             stack.callback(reader.close)
             Journal.on(self.locks).put({"id": "2", "event": "x", "at": time.time()})
-            self.locks.probe()
+            probe(self.locks)
             assert "2" in {record["id"] for record in reader.recent()}
             Journal.on(self.locks).put({"id": "3", "event": "x", "at": time.time()})
-            self.locks.probe()
+            probe(self.locks)
             assert [record["id"] for record in reader.new()] == ["3"]
 
     def taking_away(self):

@@ -41,7 +41,8 @@ from celery_redlock.lock.scripts import (
     read_release,
 )
 from celery_redlock.lock.watchdog import Watchdog
-from celery_redlock.reading import nodes as survey
+from celery_redlock.reading import nodes as reading
+from celery_redlock.reading.health import check, probe
 from support.waiting import eventually
 
 ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}
@@ -59,7 +60,7 @@ def locks():
             urls = [server.url for server in servers]
             rules = Rules(**{**ROOMY, **settings})
             if bootstrap:
-                told = survey.bootstrap(urls, rules)
+                told = reading.bootstrap(urls, rules)
                 assert set(told.values()) == {"enrolled"}, told
             made = Redlock(urls, rules, observers)
             stack.callback(made.close)
@@ -109,14 +110,14 @@ def test_a_yes_whose_connection_has_died_does_not_count(five_nodes, locks, pause
         monkeypatch.setattr(call.Call, "withdraw", lambda *_: None)
     first, second, third = five_nodes[:3]
     lock = locks([first, second, third], node_timeout=2.0)
-    lock.check()
-    before = lock._fanout.nodes[0].connection
+    check(lock)
+    before = lock.fanout.nodes[0].connection
     paused(second, third)
     with ThreadPoolExecutor(1) as threads, redis.Redis.from_url(first.url) as client:
         granted = threads.submit(grants, lock, "report")
-        eventually(lambda: lock._fanout.nodes[0].latency, "the first node's yes")
+        eventually(lambda: lock.fanout.nodes[0].latency, "the first node's yes")
         client.client_kill_filter(_type="normal", skipme=True)
-        eventually(lambda: lock._fanout.nodes[0].connection is not before, "the end of it")
+        eventually(lambda: lock.fanout.nodes[0].connection is not before, "the end of it")
         second.resume()
         assert granted.result(timeout=10) is not on
 
@@ -170,7 +171,7 @@ def test_a_release_goes_behind_what_it_undoes(five_nodes, proxied_nodes, locks, 
             with redis.Redis.from_url(five_nodes[0].url) as client:
                 client.eval(request.script.source, 2, *request.keys, *request.arguments)
 
-        monkeypatch.setattr(lock._fanout, "tell", elsewhere)
+        monkeypatch.setattr(lock.fanout, "tell", elsewhere)
     lock.inspect("report")  # connects
     links[0].blackhole()
     with pytest.raises(QuorumUnavailable):
@@ -185,7 +186,7 @@ def _catch_up(lock):
 
     def owes_nothing():
         lock.inspect("another")
-        return not any(node._owed for node in lock._fanout.nodes if node.connection)
+        return not any(node._owed for node in lock.fanout.nodes if node.connection)
 
     eventually(owes_nothing, "end of all debts")
 
@@ -354,7 +355,7 @@ def test_a_release_without_a_connection_is_made_up_for(five_nodes, proxied_nodes
         link.refuse()
     assert lock.release(lease) is ReleaseOutcome.UNKNOWN
     if not on:
-        for one in lock._fanout.nodes:
+        for one in lock.fanout.nodes:
             one._undelivered.clear()
     for link in links:
         link.pass_through()
@@ -454,7 +455,7 @@ def test_a_jump_of_a_nodes_clock_voids_its_vote(five_nodes, locks, paused, monke
     lock = locks(five_nodes[:3], observers=[told.append])
     other = locks(five_nodes[:3], bootstrap=False)
     lock.release(lock.acquire("report"))
-    lock.probe()
+    probe(lock)
     paused(five_nodes[2])
     if not on:
         monkeypatch.setattr("celery_redlock.lock.clock.JUMP_TOLERANCE", 1e9)
@@ -484,7 +485,7 @@ def test_one_node_alone_is_in_doubt_for_the_client_that_sees_it_jump(
 
 def _step_clock(monkeypatch, lock, step):
     """Make the first node's clock say *step* more, to this client."""
-    first = lock._fanout.nodes[0]
+    first = lock.fanout.nodes[0]
     checked = first._checked
 
     def stepped(vote, sent, now):
@@ -579,7 +580,7 @@ def test_a_node_that_returns_is_used_again(redis_nodes, locks, paused, how):
     else:
         paused()
     eventually(lambda: len(told_of(events.NodeUp)) > ups, "NodeUp")
-    survey.bootstrap(lock.nodes, lock.rules)
+    reading.bootstrap(lock.nodes, lock.rules)
     servers[1].kill()
     _cycle(lock)
 
@@ -590,7 +591,7 @@ def test_a_stopped_node_is_used_again_however_long_it_was_away(redis_nodes, lock
     lock = locks(servers)
     _cycle(lock)
     paused(servers[0])
-    first = lock._fanout.nodes[0]
+    first = lock.fanout.nodes[0]
 
     def given_up():
         _cycle(lock)

@@ -9,6 +9,7 @@ import redis
 
 from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
+from celery_redlock.reading.health import probe
 from celery_redlock.reading.journal import Journal, JournalReader
 from celery_redlock.reading.nodes import bootstrap
 from support.waiting import eventually
@@ -26,7 +27,7 @@ def locks(five_nodes):
     """Locks on five nodes, connected."""
     bootstrap(urls(five_nodes), RULES)
     locks = Redlock.from_urls(urls(five_nodes), ttl=5, max_ttl=5, node_timeout=0.5)
-    locks.probe()
+    probe(locks)
     yield locks
     locks.close()
 
@@ -71,7 +72,7 @@ def test_a_record_is_written_though_the_nodes_have_forgotten_its_script(five_nod
         with redis.Redis.from_url(node.url) as client:
             client.script_flush()
     put(locks, 1)
-    eventually(lambda: locks.probe() is not None, "answers")
+    eventually(lambda: probe(locks) is not None, "answers")
     put(locks, 2)
     arrived(five_nodes, 3)
 
@@ -107,7 +108,7 @@ def test_records_outlive_nodes(redis_nodes):
     bootstrap(urls(nodes), RULES)
     locks = Redlock.from_urls(urls(nodes), ttl=5, max_ttl=5, node_timeout=0.5)
     reader = JournalReader(urls(nodes), RULES)
-    locks.probe()
+    probe(locks)
     put(locks, 1)
     arrived(nodes, 1)
     assert numbers(reader.recent()) == [1]

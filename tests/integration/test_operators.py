@@ -23,8 +23,10 @@ from celery_redlock.lock.node import Node
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.servers import servers
-from celery_redlock.reading.all_locks import live_locks
-from celery_redlock.reading.nodes import bootstrap, node_statuses, release_seen
+from celery_redlock.reading.all_locks import AllLocks
+from celery_redlock.reading.health import connect, probe
+from celery_redlock.reading.nodes import bootstrap, node_statuses
+from celery_redlock.reading.one_lock import release_seen
 from support.waiting import eventually
 
 RULES = Rules(ttl=3, max_ttl=3, node_timeout=0.5)
@@ -52,7 +54,7 @@ def locks(five_nodes, heard):
     """Locks on five nodes; `heard` is told."""
     bootstrap(urls(five_nodes), RULES)
     locks = Redlock(urls(five_nodes), RULES, [heard.append])
-    locks.probe()
+    probe(locks)
     yield locks
     locks.close()
 
@@ -88,7 +90,7 @@ def test_a_holder_tells_how_often_it_renewed_and_how_narrowly(locks, five_nodes,
     """So that operators see it without asking its process."""
     held = locks.take(wanted("name"))
     eventually(lambda: len(of(heard, LockRenewed)) >= 2, "two renewals", timeout=10)
-    (view,) = live_locks(urls(five_nodes), RULES)
+    (view,) = AllLocks(urls(five_nodes), RULES)
     assert view.holder["renewals"] >= 2
     assert 0 < view.holder["margin"] < 3
     assert held.lease.renewals >= 2
@@ -135,16 +137,16 @@ def test_a_probe_tells_the_states_apart(redis_nodes):
     nodes = redis_nodes(5)
     bootstrap(urls(nodes), RULES)
     locks = Redlock(urls(nodes), RULES)
-    locks.probe()
+    probe(locks)
     nodes[0].kill()
     nodes[1].restart()
-    locks.connect(5.0)
+    connect(locks, 5.0)
 
     def states():
-        return [health.state for health in locks.probe()]
+        return [health.state for health in probe(locks)]
 
     eventually(lambda: states() == ["down", "quarantined", "up", "up", "up"], "states")
-    down, quarantined, up, *_ = locks.probe()
+    down, quarantined, up, *_ = probe(locks)
     assert (down.latency, down.clock_offset) == (None, None)
     assert down.problem
     assert 0 < quarantined.quarantine <= RULES.quarantine
@@ -157,13 +159,13 @@ def test_a_node_that_hangs_is_down_for_a_probe_and_up_again_after(redis_nodes):
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     locks = Redlock(urls(nodes), RULES)
-    locks.probe()
+    probe(locks)
     nodes[0].pause()
     started = time.monotonic()
-    assert [health.state for health in locks.probe()] == ["down", "up", "up"]
+    assert [health.state for health in probe(locks)] == ["down", "up", "up"]
     assert time.monotonic() - started < 5
     nodes[0].resume()
-    eventually(lambda: locks.probe()[0].state == "up", "the node again")
+    eventually(lambda: probe(locks)[0].state == "up", "the node again")
     locks.close()
 
 
@@ -197,7 +199,7 @@ def test_a_leaked_key_can_be_taken_away(locks, five_nodes):
     for node in five_nodes:
         with redis.Redis.from_url(node.url) as client:
             client.persist("redlock:lock:name")
-    (view,) = live_locks(urls(five_nodes), RULES)
+    (view,) = AllLocks(urls(five_nodes), RULES)
     assert view.ttl is None
     assert set(release_seen(urls(five_nodes), RULES, "name", lease.token[:8]).values()) == {
         "released"
@@ -225,7 +227,7 @@ def test_what_somebody_else_wrote_is_not_taken_away(locks, five_nodes):
             client.set("redlock:lock:theirs", "somebody-else's value, which is long enough for one")
     told = release_seen(urls(five_nodes), RULES, "theirs", "somebody-else's"[:8])
     assert set(told.values()) == {"not written by us"}
-    assert [view.name for view in live_locks(urls(five_nodes), RULES)] == ["theirs"]
+    assert [view.name for view in AllLocks(urls(five_nodes), RULES)] == ["theirs"]
 
 
 # -- all locks -------------------------------------------------------------------------------------
@@ -239,7 +241,7 @@ def test_a_node_that_dies_in_the_middle_costs_no_lock(redis_nodes, dead):
     for node in nodes:
         with redis.Redis.from_url(node.url) as client:
             client.mset({f"redlock:lock:{name}": "0" * 40 + "{}" for name in names})
-    views = live_locks(urls(nodes), RULES)
+    views = iter(AllLocks(urls(nodes), RULES))
     seen = [next(views)]
     nodes[dead].kill()
     seen += views
@@ -254,36 +256,36 @@ def test_a_node_that_takes_no_writes_is_not_up(redis_nodes):
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     locks = Redlock(urls(nodes), RULES)
-    assert [health.state for health in locks.probe()] == ["up"] * 3
+    assert [health.state for health in probe(locks)] == ["up"] * 3
     with redis.Redis.from_url(nodes[0].url) as client:
         client.config_set("maxmemory", 1)
-        unfit, *others = locks.probe()
+        unfit, *others = probe(locks)
         assert (unfit.state, [health.state for health in others]) == ("unfit", ["up", "up"])
         assert "maxmemory" in unfit.problem
         full, *others = node_statuses(urls(nodes), RULES)
         assert (full.state, [status.state for status in others]) == ("unfit", ["up", "up"])
         assert full.problem.startswith("takes no writes: ")
         client.config_set("maxmemory", 0)
-    assert locks.probe()[0].state == "up"
+    assert probe(locks)[0].state == "up"
     locks.close()
 
 
 def test_the_offset_of_a_clock_has_its_sign(locks, monkeypatch):
     """A node whose clock is ahead of ours has a positive one."""
     monkeypatch.setattr(clock, "wall", lambda: time.time() - 100.0)
-    assert all(99 < health.clock_offset < 101 for health in locks.probe())
+    assert all(99 < health.clock_offset < 101 for health in probe(locks))
 
 
 def test_a_server_that_repeats_a_password_is_not_quoted(monkeypatch):
     """As Redis does with the arguments of a command that it does not know."""
     from redis.exceptions import ResponseError
 
-    from celery_redlock.reading import nodes as survey
+    from celery_redlock.reading import nodes as reading
 
     said = "unknown command 'AUTH', with args beginning with: 'hunter2' "
-    monkeypatch.setattr(survey, "greet", lambda _: (_ for _ in ()).throw(ResponseError(said)))
+    monkeypatch.setattr(reading, "greet", lambda _: (_ for _ in ()).throw(ResponseError(said)))
     with servers(1) as (node,):
-        (status,) = survey.node_statuses([node.url], RULES)
+        (status,) = reading.node_statuses([node.url], RULES)
     assert status.problem == "unknown command 'AUTH'"
     node = Node(0, addresses_of([node.url])[0], RULES, news := deque())
     node.fail(ResponseError(said))

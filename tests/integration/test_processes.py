@@ -21,7 +21,7 @@ import celery_redlock
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys
-from celery_redlock.reading import nodes as survey
+from celery_redlock.reading import nodes as reading
 from support.waiting import eventually
 
 ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and 
 def enrol(servers, **settings):
     """Enrol servers under the rules that all tests here use, and return their URLs."""
     urls = [server.url for server in servers]
-    told = survey.bootstrap(urls, Rules(**{**ROOMY, **settings}))
+    told = reading.bootstrap(urls, Rules(**{**ROOMY, **settings}))
     assert set(told.values()) == {"enrolled"}, told
     return urls
 
@@ -52,6 +52,7 @@ import contextlib, json, os, signal, sys, threading, time
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.rounds import Wanted
+from celery_redlock.reading.health import connect, probe
 
 def tell(**what):
     os.write(1, json.dumps(what).encode() + b"\\n")
@@ -109,7 +110,7 @@ def test_a_machine_that_stood_still_harms_nobody_else(five_nodes, locks):
         (told,), _ = run(
             """
             lease = lock.acquire("mine")
-            lock.probe()
+            probe(lock)
             before, stood = lease.remaining(), 1.0
             time.sleep(stood)
             lost = stood
@@ -210,7 +211,7 @@ def test_many_cycles_leave_nothing_behind(locks, five_nodes):
         eventually(lambda: locks.inspect("x") and not _debts(locks), "end of all debts")
 
     def kept():
-        fanout = locks._fanout
+        fanout = locks.fanout
         return {
             "threads": threading.active_count(),
             "waiters": len(fanout._waiters),
@@ -232,7 +233,7 @@ def _descriptors():
 
 
 def _debts(locks):
-    return sum(len(node._owed) for node in locks._fanout.nodes)
+    return sum(len(node._owed) for node in locks.fanout.nodes)
 
 
 def test_many_held_locks_need_one_thread(locks):
@@ -255,7 +256,7 @@ def test_a_lock_is_not_inherited_by_a_child(five_nodes):
     told, _ = run(
         """
         with lock.hold("report", ttl=1.2) as held:
-            parents = [node.sock.fileno() for node in lock._fanout.nodes]
+            parents = [node.sock.fileno() for node in lock.fanout.nodes]
             if os.fork() == 0:
                 try:
                     held.ensure_held()
@@ -467,15 +468,15 @@ def test_a_waiter_that_could_not_take_its_leave_stops_nobody(locks, monkeypatch)
         raise Soft
 
     locks.release(locks.acquire("first"))
-    monkeypatch.setattr(locks._fanout, "_leave", struck)
+    monkeypatch.setattr(locks.fanout, "_leave", struck)
     with pytest.raises(Soft):
         locks.inspect("report")
-    assert locks._fanout._reader is not None
+    assert locks.fanout._reader is not None
     began = time.monotonic()
     leases = [locks.acquire(f"n{number}", wait=2) for number in range(20)]
     assert all(locks.release(lease) is ReleaseOutcome.RELEASED for lease in leases)
     assert time.monotonic() - began < 20  # of 40 if each had waited for it
-    eventually(lambda: locks.inspect("x") and not locks._fanout._waiters, "clean list", timeout=5)
+    eventually(lambda: locks.inspect("x") and not locks.fanout._waiters, "clean list", timeout=5)
 
 
 # -- green threads ---------------------------------------------------------------------------------
@@ -606,7 +607,7 @@ def test_answers_that_nobody_waited_for_make_no_node_late(five_nodes, before):
     """A release is not waited for; its answers have come long before the next request is sent."""
     told, _ = run(
         """
-        lock.connect(5.0)
+        connect(lock, 5.0)
         states = []
         def work(number):
             for _ in range(3):
@@ -616,7 +617,7 @@ def test_answers_that_nobody_waited_for_make_no_node_late(five_nodes, before):
             for job in [spawn(work, number) for number in range(4)]:
                 getattr(job, "join", None) and job.join() or getattr(job, "wait", lambda: None)()
             time.sleep(0.7)  # longer than a node may take, shorter than a connection is quiet
-            states += [node.problem for node in lock.probe() if node.state != "up"]
+            states += [node.problem for node in probe(lock) if node.state != "up"]
         tell(problems=states)
         """,
         enrol(five_nodes),

@@ -34,8 +34,9 @@ from celery_redlock.lock.rounds import MarkerStands, Wanted, new_owner
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys
 from celery_redlock.ops.servers import servers as start_servers
-from celery_redlock.reading import nodes as survey
-from celery_redlock.reading.all_locks import live_locks
+from celery_redlock.reading import nodes as reading
+from celery_redlock.reading.all_locks import AllLocks
+from celery_redlock.reading.health import check
 from support.clients import hang_up
 from support.waiting import eventually
 
@@ -57,7 +58,7 @@ def locks():
         def make(servers, *, bootstrap=True, observers=(), **settings):
             rules = Rules(**{**ROOMY, **settings})
             if bootstrap:
-                told = survey.bootstrap(urls_of(servers), rules)
+                told = reading.bootstrap(urls_of(servers), rules)
                 assert set(told.values()) == {"enrolled"}, told
             made = Redlock(urls_of(servers), rules, observers)
             stack.callback(made.close)
@@ -467,18 +468,18 @@ def test_checking_tells_who_does_not_answer(redis_nodes, locks):
     """A dead node and a hung one are named, with the reason, as they are when asked."""
     servers = redis_nodes(5)
     lock = locks(servers)
-    assert lock.check() == {}
+    assert check(lock) == {}
     servers[1].kill()
     servers[2].pause()
     lock.inspect("report")
     try:
-        problems = lock.check()
+        problems = check(lock)
     finally:
         servers[2].resume()
     assert set(problems) == {lock.labels[1], lock.labels[2]}
     assert all(problems.values())
     eventually(
-        lambda: (lock.inspect("report"), lock.check().keys())[1] == {lock.labels[1]}, "return"
+        lambda: (lock.inspect("report"), check(lock).keys())[1] == {lock.labels[1]}, "return"
     )
 
 
@@ -486,14 +487,14 @@ def test_checking_first_waits_for_a_slow_node(five_nodes, proxied_nodes, locks):
     """A node that takes long to answer is no problem, and one that is unfit is found out."""
     links = proxied_nodes(five_nodes[:3])
     rules = Rules(**{**ROOMY, "node_timeout": 0.05})
-    survey.bootstrap(urls_of(links), rules)
+    reading.bootstrap(urls_of(links), rules)
     links[2].delay(0.1)
-    assert locks(links, bootstrap=False, node_timeout=0.05).check() == {}
+    assert check(locks(links, bootstrap=False, node_timeout=0.05)) == {}
     with redis.Redis.from_url(five_nodes[2].url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
         try:
             with pytest.raises(ConfigurationError, match="allkeys-lru"):
-                locks(links, bootstrap=False, node_timeout=0.05).check()
+                check(locks(links, bootstrap=False, node_timeout=0.05))
         finally:
             client.config_set("maxmemory-policy", "noeviction")
 
@@ -504,7 +505,7 @@ def test_two_urls_of_one_server_are_found_out(redis_nodes, proxied_nodes, locks)
     (link,) = proxied_nodes(servers[:1])
     lock = locks([*servers, link], bootstrap=False)
     with pytest.raises(ConfigurationError, match="same server") as error:
-        lock.check()
+        check(lock)
     assert lock.labels[0] in str(error.value)
     assert lock.labels[2] in str(error.value)
 
@@ -513,9 +514,9 @@ def test_a_node_of_clients_with_other_settings_is_found_out(five_nodes, locks):
     """Other nodes, or another max_ttl, are another quorum; clients of both must not mix."""
     locks(five_nodes[:3])
     with pytest.raises(ConfigurationError, match="redlock_max_ttl"):
-        locks(five_nodes[:3], bootstrap=False, max_ttl=50.0).check()
+        check(locks(five_nodes[:3], bootstrap=False, max_ttl=50.0))
     with pytest.raises(ConfigurationError, match="redlock_nodes"):
-        locks(five_nodes[:1], bootstrap=False).check()
+        check(locks(five_nodes[:1], bootstrap=False))
     with pytest.raises(QuorumUnavailable, match="redlock_max_ttl"):
         locks(five_nodes[:3], bootstrap=False, max_ttl=50.0).acquire("report")
 
@@ -530,11 +531,11 @@ def test_nodes_beside_those_of_another_list_are_not_enrolled(redis_nodes, locks,
     theirs = locks([servers[position] for position in new], bootstrap=False, **BRIEF)
     with ours.hold("report"):
         with pytest.raises(ConfigurationError, match="redlock_nodes"):
-            theirs.check()
+            check(theirs)
         with pytest.raises(QuorumUnavailable, match="is not enrolled") as refusal:
             theirs.acquire("report", wait=theirs.rules.quarantine + 1.0)
     assert refusal.value.retry_after is None
-    states = {status.state for status in survey.node_statuses(theirs.nodes, theirs.rules)}
+    states = {status.state for status in reading.node_statuses(theirs.nodes, theirs.rules)}
     assert states == {"unfit", "unmarked"}
 
 
@@ -588,7 +589,7 @@ def test_the_password_of_a_node_is_shown_nowhere():
     lock = Redlock.from_urls(["redis://joe:s3cret@127.0.0.1:1/0"])
     with pytest.raises(QuorumUnavailable) as refusal:
         lock.acquire("report")
-    assert "s3cret" not in repr(lock) + str(refusal.value) + str(lock.check())
+    assert "s3cret" not in repr(lock) + str(refusal.value) + str(check(lock))
     lock.close()
 
 
@@ -718,18 +719,18 @@ def test_an_operator_can_vouch_for_all_nodes(five_nodes, locks):
     lock = locks(five_nodes[:3], bootstrap=False)
     with pytest.raises(QuorumUnavailable):
         lock.acquire("report")
-    assert survey.bootstrap(lock.nodes, lock.rules) == dict.fromkeys(lock.labels, "enrolled")
+    assert reading.bootstrap(lock.nodes, lock.rules) == dict.fromkeys(lock.labels, "enrolled")
     lock.acquire("report")
 
 
-# -- surveys ----------------------------------------------------------------------------------
+# -- how nodes are ---------------------------------------------------------------------------
 
 
-def test_a_survey_tells_how_every_node_is_and_changes_nothing(redis_nodes, locks):
+def test_asking_how_nodes_are_changes_nothing(redis_nodes, locks):
     """Up, quarantined, unmarked or down, in the order of the nodes."""
     servers = redis_nodes(3)
     rules = Rules(**ROOMY)
-    assert [s.state for s in survey.node_statuses(urls_of(servers), rules)] == ["unmarked"] * 3
+    assert [s.state for s in reading.node_statuses(urls_of(servers), rules)] == ["unmarked"] * 3
     lock = locks(servers)
     lock.acquire("report")
     servers[1].restart()
@@ -737,7 +738,7 @@ def test_a_survey_tells_how_every_node_is_and_changes_nothing(redis_nodes, locks
 
     def seen():
         lock.inspect("report")
-        states = survey.node_statuses(urls_of(servers), rules)
+        states = reading.node_statuses(urls_of(servers), rules)
         return [s.state for s in states] == ["up", "quarantined", "down"] and states
 
     states = eventually(seen, "quarantine")  # by the client, as soon as it has connected again
@@ -745,12 +746,12 @@ def test_a_survey_tells_how_every_node_is_and_changes_nothing(redis_nodes, locks
     assert states[2].problem
 
 
-def test_a_survey_lists_all_live_locks(five_nodes, locks):
+def test_all_locks_are_listed(five_nodes, locks):
     """Each lock once, with its holder and the nodes that know of it."""
     lock = locks(five_nodes[:3])
     leases = [lock.acquire(f"report:{number}") for number in range(120)]
     eventually(lambda: holders(five_nodes[:3], "report:119") == 3, "the stragglers' grants")
-    views = list(live_locks(lock.nodes, lock.rules))
+    views = list(AllLocks(lock.nodes, lock.rules))
     assert sorted(view.name for view in views) == sorted(lease.name for lease in leases)
     assert {tuple(view.votes) for view in views} == {lock.labels}
     assert {view.holder["token"] for view in views} == {lease.token[:8] for lease in leases}
@@ -819,7 +820,7 @@ def test_a_lease_that_has_ended_is_not_even_asked_for(five_nodes, locks, monkeyp
     lock = locks(five_nodes, drift_factor=0.4)
     lease = lock.acquire("report", ttl=1.5)
     asked = []
-    monkeypatch.setattr(lock._fanout, "ask", asked.append)
+    monkeypatch.setattr(lock.fanout, "ask", asked.append)
     eventually(lambda: clock.now() >= lease.valid_until, "deadline")
     with pytest.raises(LockLost) as lost:
         lock.extend(lease)
@@ -866,7 +867,7 @@ def test_a_lock_that_a_test_leaves_behind_is_not_renewed_in_the_next(five_nodes,
     for node in five_nodes[:3]:
         with redis.Redis.from_url(node.url) as client:
             client.flushall()
-    assert set(survey.bootstrap(urls_of(five_nodes[:3]), lock.rules).values()) == {"enrolled"}
+    assert set(reading.bootstrap(urls_of(five_nodes[:3]), lock.rules).values()) == {"enrolled"}
     if hangs_up:
         time.sleep(1.5)  # a lease: it would have been renewed by now
         assert holders(five_nodes[:3], "left") == 0

@@ -12,6 +12,7 @@ from celery_redlock import LockTaken, QuorumUnavailable, Redlock
 from celery_redlock.events import NodeQuarantined
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.servers import servers
+from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support.certificates import Authority
 from support.sentinels import SentinelServer, service
@@ -94,7 +95,7 @@ def test_a_node_that_cannot_be_had_is_named_and_why(watched, lone, locks, change
     caplog.set_level(logging.DEBUG)
     node = {**lone, **change}
     lock = locks([node])
-    (problem,) = lock.check().values()
+    (problem,) = check(lock).values()
     with pytest.raises(QuorumUnavailable) as unavailable:
         lock.acquire("n")
     (status,) = node_statuses([node], RULES)
@@ -130,12 +131,12 @@ def test_sentinels_that_want_a_password(watched, some_binary, locks, caplog):
             bootstrap([node], RULES)
             assert locks([node]).acquire("n").fence
             wrong = locks([{**node, "sentinels": [f"redis://asks:wr0ng{SECRET}@{where}"]}])
-            (problem,) = wrong.check().values()
+            (problem,) = check(wrong).values()
             assert where in problem
             assert "username-password pair" in problem
-            (problem,) = locks([{**node, "sentinels": [where]}]).check().values()
+            (problem,) = check(locks([{**node, "sentinels": [where]}])).values()
             assert "Authentication required" in problem
-            assert SECRET not in f"{problem} {wrong.check()} {caplog.text}"
+            assert SECRET not in f"{problem} {check(wrong)} {caplog.text}"
         finally:
             sentinel.stop()
 
@@ -170,7 +171,7 @@ def test_sentinels_and_master_behind_tls(redis_nodes, locks, tmp_path):
             {"sentinels": [f"rediss://127.0.0.1:{other}?ssl_ca_certs={stranger.file}"]},
             {"ssl_ca_certs": str(stranger.file)},
         ):
-            (problem,) = locks([{**node, **change}]).check().values()
+            (problem,) = check(locks([{**node, **change}])).values()
             assert "certificate verify failed" in problem.lower()
     finally:
         sentinel.stop()
@@ -191,13 +192,13 @@ def test_a_failover_counts_as_a_loss_of_memory(some_binary, redis_nodes, locks, 
         nodes = [watched.node(), *(node.url for node in plain)]
         bootstrap(nodes, rules)
         mine, theirs = locks(nodes, rules), locks(nodes, rules, heard.append)
-        assert theirs.check() == mine.check() == {}
+        assert check(theirs) == check(mine) == {}
         plain[1].kill()
         with mine.hold("n", ttl=PATIENT) as held:
             master = watched.fail_over()
             with redis.Redis.from_url(master.url) as client:
                 client.delete("redlock:lock:n")  # as if the replica had not got it in time
-            eventually(lambda: theirs.probe() and not theirs.check().get(watched.label), "way")
+            eventually(lambda: probe(theirs) and not check(theirs).get(watched.label), "way")
             if is_guarded:
                 with pytest.raises((LockTaken, QuorumUnavailable)) as refusal:
                     theirs.acquire("n")

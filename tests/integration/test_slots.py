@@ -10,6 +10,7 @@ import redis
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.beat.slot_records import Claim, Slots, SlotState
 from celery_redlock.lock.rules import Rules
+from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
 from support.waiting import eventually
 
@@ -24,7 +25,7 @@ def farm(redis_nodes):
     bootstrap(urls, Rules(ttl=TTL, max_ttl=TTL))
     clients = [Redlock.from_urls(urls, ttl=TTL, max_ttl=TTL, node_timeout=0.2) for _ in range(2)]
     for client in clients:
-        client.check()
+        check(client)
     yield nodes, *clients
     for client in clients:
         client.close()

@@ -21,7 +21,8 @@ from celery_redlock import LockLost, LockNotAcquired, Redlock, RedlockTask, curr
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import Keys
 from celery_redlock.plugin import plugin_for
-from celery_redlock.reading import nodes as survey
+from celery_redlock.reading import nodes as reading
+from celery_redlock.reading.health import check, probe
 from celery_redlock.testing import MemoryQuorum, memory_quorum, real_servers
 from support.waiting import eventually
 
@@ -64,10 +65,10 @@ class OnServers:
         self.servers = servers
         self.rules = rules
         urls = [server.url for server in servers]
-        assert set(survey.bootstrap(urls, rules).values()) == {"enrolled"}
+        assert set(reading.bootstrap(urls, rules).values()) == {"enrolled"}
         self.mine, self.theirs = Redlock(urls, rules), Redlock(urls, rules)
         for locks in (self.mine, self.theirs):
-            assert locks.check() == {}
+            assert check(locks) == {}
 
     def spoil(self, how, *positions):
         """Do it, and wait until both clients have noticed."""
@@ -87,7 +88,7 @@ class OnServers:
         expected = STATE_AFTER[how]
         for locks in (self.mine, self.theirs):
             eventually(
-                lambda locks=locks: {locks.probe()[p].state for p in positions} == {expected},
+                lambda locks=locks: {probe(locks)[p].state for p in positions} == {expected},
                 f"nodes {positions} that are {expected}",
             )
 

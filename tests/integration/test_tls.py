@@ -7,6 +7,7 @@ import redis
 
 from celery_redlock import LockTaken, QuorumUnavailable, Redlock
 from celery_redlock.lock.rules import Rules
+from celery_redlock.reading.health import check, connect, probe
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support.certificates import Authority
 from support.tls import tls_node
@@ -49,7 +50,7 @@ def locks():
 def refusal(locks, url):
     """Return what is said of a node that nobody can connect to, all that was said in one text."""
     lock = locks(url)
-    (problem,) = lock.check().values()
+    (problem,) = check(lock).values()
     with pytest.raises(QuorumUnavailable) as unavailable:
         lock.acquire("n")
     (status,) = node_statuses([url], RULES)
@@ -66,11 +67,11 @@ def test_locks_behind_tls(nodes, authority, locks):
     urls = [node.url(ssl_ca_certs=authority.file) for node in farm]
     assert set(bootstrap(urls, RULES).values()) == {"enrolled"}
     first, second = locks(*urls), locks(*urls)
-    assert first.check() == {}
+    assert check(first) == {}
     lease = first.acquire("n")
     with pytest.raises(LockTaken):
         second.acquire("n")
-    assert {one.problem for one in first.probe()} == {""}
+    assert {one.problem for one in probe(first)} == {""}
     assert [status.state for status in node_statuses(urls, RULES)] == ["up"] * 3
     lease = first.extend(lease)
     assert first.release(lease).name == "RELEASED"
@@ -87,10 +88,10 @@ def test_a_node_restarted_behind_tls_is_quarantined(nodes, authority, locks):
     urls = [node.url(ssl_ca_certs=authority.file) for node in farm]
     bootstrap(urls, RULES)
     lock = locks(*urls)
-    lock.check()
+    check(lock)
     farm[0].server.restart()
     lease = lock.acquire("n")
-    lock.connect(5.0)
+    connect(lock, 5.0)
     assert [status.state for status in node_statuses(urls, RULES)] == ["quarantined", "up", "up"]
     assert lock.release(lease).name == "RELEASED"
 

@@ -14,6 +14,7 @@ from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.servers import Server
+from celery_redlock.reading.health import connect
 from celery_redlock.reading.nodes import bootstrap
 from resources.remains import SOON, Remains, looking_at
 from resources.strikes import UNHARMED, Place, Strikes
@@ -67,7 +68,7 @@ def staged(servers: Sequence[Server]) -> Iterator[Stage]:
     locks, rival = Redlock(urls, RULES), Redlock(urls, RULES)
     try:
         for each in (locks, rival):
-            each.connect(5.0)
+            connect(each, 5.0)
             with each.hold("warm"):  # starts the watchdog
                 pass
         with looking_at(locks, servers) as remains:
@@ -133,7 +134,7 @@ def with_rival(stage: Stage) -> None:
 
 def without_two_nodes(stage: Stage) -> None:
     """Have two connections that have ended without our notice."""
-    for node in stage.locks._fanout.nodes[:2]:
+    for node in stage.locks.fanout.nodes[:2]:
         node.sock.shutdown(socket.SHUT_RDWR)
 
 

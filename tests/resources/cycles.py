@@ -16,6 +16,7 @@ import redis
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.servers import Server, servers
+from celery_redlock.reading.health import connect
 from celery_redlock.reading.nodes import bootstrap
 from resources.census import Census, take_census
 from support.waiting import eventually
@@ -94,7 +95,7 @@ def run_cycles(cycles: int, plant: Callable[[], None] = lambda: None) -> tuple[C
         urls = [server.url for server in farm]
         bootstrap(urls, RULES)
         locks = Redlock(urls, RULES)
-        locks.connect(5.0)
+        connect(locks, 5.0)
         farm[0].kill()
         farm[1].pause()
         plant()
@@ -127,7 +128,7 @@ def _hang_up(server: Server) -> None:
 
 def _settled(locks: Redlock, live: Sequence[Server]) -> Census:
     """Return what there is once the nodes that answer owe nothing, and the others are given up."""
-    dead, nodes = locks._fanout.nodes[:DEAD], locks._fanout.nodes[DEAD:]
+    dead, nodes = locks.fanout.nodes[:DEAD], locks.fanout.nodes[DEAD:]
 
     def is_settled() -> bool:
         locks.inspect("nobody's")

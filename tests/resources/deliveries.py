@@ -21,6 +21,7 @@ from celery_redlock.deferral import DEFERRED, _Deferral
 from celery_redlock.lock.scripts import marker_key
 from celery_redlock.ops.servers import Server
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.health import connect
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.task.current import running_execution
 from celery_redlock.task.delivery import execution_id
@@ -64,7 +65,7 @@ class Shop:
         self.app = app
         self.task: Any = app.tasks["shop.bill"]
         self.locks: Redlock = plugin_for(app).locks
-        self.locks.connect(5.0)
+        connect(self.locks, 5.0)
         self._trace = build_tracer("shop.bill", self.task, app=app)
         self._clients = [redis.Redis.from_url(server.url) for server in servers]
         self._numbers = itertools.count()

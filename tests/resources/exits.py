@@ -34,7 +34,7 @@ BODY = """
 def wait():
     tell(at="held")
     sys.stdin.readline()                     # now the nodes are gone
-    while not all(node.is_connecting for node in lock._fanout.nodes):
+    while not all(node.is_connecting for node in lock.fanout.nodes):
         time.sleep(0.02)
     names = sorted(thread.name.partition("-127")[0] for thread in threading.enumerate())
     tell(at="connecting", threads=names)

@@ -54,7 +54,7 @@ class Remains:
         lock any more; threads and descriptors. For the lock to go it waits until *soon* [s].
         """
         problems = self._in_watchdog()
-        if not (is_free(self._locks._fanout._mutex) and is_free(self._locks._watchdog._changed)):
+        if not (is_free(self._locks.fanout._mutex) and is_free(self._locks._watchdog._changed)):
             return [*problems, "a mutex is held"]  # the rest would wait for ever
         problems += self._on_nodes(name, soon)
         stuck = self._never_connected()
@@ -78,7 +78,7 @@ class Remains:
     def _never_connected(self) -> list[str]:
         if self._is_whole_soon():
             return []
-        stuck = [node for node in self._locks._fanout.nodes if node.connection is None]
+        stuck = [node for node in self._locks.fanout.nodes if node.connection is None]
         for node in stuck:
             node.is_connecting = False  # somebody said so who did not get to do it
         assert self._is_whole_soon(), stuck
@@ -129,7 +129,7 @@ class Remains:
         return True
 
     def _is_whole(self) -> bool:
-        nodes = self._locks._fanout.nodes
+        nodes = self._locks.fanout.nodes
         if any(node.connection is None or node.suspect_since for node in nodes):
             self._locks.inspect("nobody's")
             return False

@@ -17,7 +17,7 @@ def child(number):
     told = {"pid": os.getpid(), "reason": held.lost_reason, "watched": len(lock.held)}
     told["open"] = [fd for fd in sockets if is_ours(fd)]
     told["threads"] = [thread.name for thread in threading.enumerate()]
-    told["inherited"] = [node.connection for node in lock._fanout.nodes if node.connection]
+    told["inherited"] = [node.connection for node in lock.fanout.nodes if node.connection]
     try:
         lock.acquire("report")
         told["rival"] = "granted"
@@ -66,9 +66,9 @@ def have_child(function, *args):
 }
 PARENT = """
 with lock.hold("report", ttl=2.0) as held:
-    sockets = [node.sock.fileno() for node in lock._fanout.nodes]
+    sockets = [node.sock.fileno() for node in lock.fanout.nodes]
     links = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in sockets}
-    before = [node.sock.getsockname()[1] for node in lock._fanout.nodes]
+    before = [node.sock.getsockname()[1] for node in lock.fanout.nodes]
     RUN
     renewals = held.renewals
     began = time.monotonic()
@@ -77,7 +77,7 @@ with lock.hold("report", ttl=2.0) as held:
         time.sleep(0.01)
     holders = [view.holder for view in lock.inspect("report")]
     tell(pid=os.getpid(), renewals=held.renewals - renewals, lost=held.is_lost,
-         same=before == [node.sock.getsockname()[1] for node in lock._fanout.nodes],
+         same=before == [node.sock.getsockname()[1] for node in lock.fanout.nodes],
          tokens=[holder.get("token") == held.token[:8] for holder in holders],
          pids=[holder.get("pid") for holder in holders])
 """
@@ -128,7 +128,7 @@ def middle():
     global held, sockets, links
     inherited = held.lost_reason
     with lock.hold("middle", ttl=2.0) as held:
-        sockets = [node.sock.fileno() for node in lock._fanout.nodes]
+        sockets = [node.sock.fileno() for node in lock.fanout.nodes]
         links = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in sockets}
         have_child(child, 2)
         held.ensure_held()
@@ -151,7 +151,7 @@ with contextlib.ExitStack() as stack:
     if pid == 0:
         with contextlib.suppress(LockLost):
             stack.close()               # the child leaves the body, and lives on
-        lock.connect(5.0)               # what it has to say has been said when this is over
+        lock.fanout.settle_all(5.0)     # what it has to say has been said when this is over
         lock.release(lock.acquire("own"))
         lock.release(lock.acquire("own"))
         os._exit(0)
@@ -190,7 +190,7 @@ def test_forks_while_another_thread_holds_the_mutexes(five_nodes):
 def stands_still(frame, event, _arg):
     # Held at each of these lines in turn: the mutex of the connections or of the watchdog.
     if event == "line" and (frame.f_code.co_name, "at") in WANTED and not paused.is_set():
-        if lock._fanout._mutex.locked() or lock._watchdog._changed._is_owned():
+        if lock.fanout._mutex.locked() or lock._watchdog._changed._is_owned():
             seen.append(frame.f_code.co_name)
             WANTED.discard((frame.f_code.co_name, "at"))
             paused.set()

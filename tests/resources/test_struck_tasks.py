@@ -13,6 +13,7 @@ from celery_redlock.errors import LockLost
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Wanted
+from celery_redlock.reading.health import connect
 from celery_redlock.task import begin, execution
 from celery_redlock.task.current import latest_execution
 from resources.deliveries import SIGNALS, execution_of, handled, shop
@@ -37,7 +38,7 @@ def opened(five_nodes, caplog):
         rules = stack.enter_context(shop(five_nodes, acks_late=True))
         rival = Redlock([node.url for node in five_nodes], rules[0].locks.rules)
         stack.callback(rival.close)
-        rival.connect(5.0)
+        connect(rival, 5.0)
         yield *rules, rival
 
 

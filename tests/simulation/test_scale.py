@@ -20,6 +20,7 @@ from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import pack
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
 from simulation.guards import switched_off
 from simulation.scale import (
@@ -321,4 +322,4 @@ def test_nodes_of_one_group_are_no_nodes_of_another(example):
     """Two lists of nodes that share one would count it twice: the node refuses the second."""
     mixed = [*example["NODES"][0], *example["RATHER"]]
     with closing(Redlock.from_urls(mixed)) as locks, pytest.raises(Exception, match="enrolled"):
-        locks.check()
+        check(locks)

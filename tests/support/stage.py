@@ -30,6 +30,7 @@ from celery import Celery
 from celery_redlock import Redlock
 from celery_redlock.ops.servers import Server, servers
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
 from support.clients import let_go
 from support.events import Body, bodies, read
@@ -108,7 +109,7 @@ class Stage:
         told = bootstrap(self.conf["redlock_nodes"], plugin.settings.rules)
         assert set(told.values()) == {"enrolled"}, told
         # Connecting takes a loaded machine longer than a first publish waits for it.
-        eventually(lambda: plugin.locks.check() == {}, "connections", timeout=60)
+        eventually(lambda: check(plugin.locks) == {}, "connections", timeout=60)
 
     def worker(self, **options: Any) -> Worker:
         """Start a worker; *options* are those of `support.worker.Worker`."""

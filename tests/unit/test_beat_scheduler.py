@@ -36,7 +36,9 @@ class Locks:
     labels = ("node-0",)
 
     def __init__(self, clock):
-        self.copied = {}
+        self.fanout = SimpleNamespace(
+            nodes=[], settle_all=lambda longest: None, publish=lambda: None
+        )
         self.clock, self.rules = clock, Rules()
         self.leader, self.error, self.bids = {}, None, 0
         self.held, self.given_back = [], []
@@ -46,10 +48,6 @@ class Locks:
             settle=lambda claim: None,
             withdraw=lambda claim: None,
         )
-
-    def check(self):
-        """Find all nodes well."""
-        return {}
 
     def close(self):
         """Have no connection."""

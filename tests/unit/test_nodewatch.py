@@ -12,13 +12,19 @@ import pytest
 from celery_redlock import nodewatch
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import NodeDown, NodeMeasured, NodeUp
-from celery_redlock.lock.redlock import NodeHealth
 from celery_redlock.nodewatch import NodeWatch, forks_held_off
+from celery_redlock.reading.nodes import NodeStatus
 from support.waiting import eventually
 
-UP = NodeHealth("a", "up", 0.002, -0.5, 0.0, "")
-UNFIT = NodeHealth("b", "unfit", None, None, 0.0, "unreachable (OOM)")
-DOWN = NodeHealth("b", "down", None, None, 0.0, "unreachable (refused)")
+UP = NodeStatus("a", "up", latency=0.002, clock_offset=-0.5)
+UNFIT = NodeStatus("b", "unfit", problem="unreachable (OOM)")
+DOWN = NodeStatus("b", "down", problem="unreachable (refused)")
+
+
+@pytest.fixture(autouse=True)
+def _nodes_as_the_test_says(monkeypatch):
+    monkeypatch.setattr(nodewatch, "connect", lambda locks, longest: None)
+    monkeypatch.setattr(nodewatch, "probe", lambda locks: locks.probe())
 
 
 class Locks:
@@ -27,9 +33,6 @@ class Locks:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.probes = 0
-
-    def connect(self, longest):
-        """Find all nodes connected."""
 
     def probe(self):
         """Return the next answer; the last one for ever."""
@@ -108,7 +111,8 @@ def test_no_child_is_forked_in_the_middle_of_a_look():
 def test_a_node_that_answers_and_does_not_vote_is_down_once(monkeypatch):
     """There is no news of its connection; it is told when that begins, and when it is over."""
     told = []
-    it = watch(Locks([UNFIT], [UNFIT], [NodeHealth("b", "up", 0.1, 0.0, 0.0, "")], [DOWN]), told)
+    well = NodeStatus("b", "up", latency=0.1, clock_offset=0.0)
+    it = watch(Locks([UNFIT], [UNFIT], [well], [DOWN]), told)
     for _ in range(4):
         it.look()
     down, up = [event for event in told if isinstance(event, (NodeDown, NodeUp))]

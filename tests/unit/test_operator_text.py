@@ -18,8 +18,8 @@ from celery_redlock.ops.cli.release import outcome, why_not
 from celery_redlock.ops.listing import age_of, in_words
 from celery_redlock.ops.screen import Progress, Stop, colour
 from celery_redlock.ops.text import LONGEST, in_json, one_line
-from celery_redlock.reading.nodes import NodeStatus
-from celery_redlock.reading.one_lock import HolderSeen, NodeLook
+from celery_redlock.reading.stored import LockView
+from support.one_lock import one_lock, seen
 
 OURS = b"a" * 40
 ls: Any = importlib.import_module("celery_redlock.ops.cli.ls")
@@ -44,30 +44,25 @@ ls: Any = importlib.import_module("celery_redlock.ops.cli.ls")
 )
 def test_a_lock_is_released_when_a_quorum_says_so(answers, votes, expected):
     """Of all configured nodes, not of those that answer."""
-    seen = HolderSeen({}, 9.0, list(votes), 0, is_foreign=False)
+    seen = LockView("n", {}, 9.0, list(votes))
     assert outcome(dict(zip("abc", answers, strict=True)), seen) == expected
 
 
-def look(value=None, state="up", problem=""):
-    """Return what a node has of a lock."""
-    return NodeLook(NodeStatus("a", state), value, 9.0 if value else 0.0, problem=problem)
-
-
 @pytest.mark.parametrize(
-    ("looks", "expected"),
+    ("found", "expected"),
     [
-        ([look(), look(), look()], "free"),
-        ([look(), look(), look(problem="silent")], "free"),
-        ([look(), look(problem="silent"), look(problem="silent")], "unavailable"),
-        ([look(OURS), look(problem="silent"), look(problem="silent")], "unavailable"),
-        ([look(state="quarantined"), look(state="quarantined"), look()], "unavailable"),
-        ([look(OURS), look(OURS), look(problem="silent")], "held by another"),
-        ([look(b"theirs"), look(b"theirs"), look(b"theirs")], "not ours"),
+        ([seen(), seen(), seen()], "free"),
+        ([seen(), seen(), seen(state="down")], "free"),
+        ([seen(), seen(state="down"), seen(state="down")], "unavailable"),
+        ([seen(OURS), seen(state="down"), seen(state="down")], "unavailable"),
+        ([seen(state="quarantined"), seen(state="quarantined"), seen()], "unavailable"),
+        ([seen(OURS), seen(OURS), seen(state="down")], "held by another"),
+        ([seen(b"theirs"), seen(b"theirs"), seen(b"theirs")], "not ours"),
     ],
 )
-def test_nobody_holds_a_lock_only_if_a_quorum_says_so(looks, expected):
+def test_nobody_holds_a_lock_only_if_a_quorum_says_so(found, expected):
     """Silence is no answer, and a node in quarantine may have forgotten."""
-    assert why_not(looks) == expected
+    assert why_not(one_lock(found)) == expected
 
 
 # --- strange values -------------------------------------------------------------------------

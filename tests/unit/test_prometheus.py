@@ -16,12 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from celery_redlock import events
-from celery_redlock.lock.redlock import NodeHealth
-from celery_redlock.nodewatch import NodeWatch
+from celery_redlock import events, nodewatch
 from celery_redlock.observers import fading, prometheus
 from celery_redlock.observers.fading import Fading, SmallestOfLate
 from celery_redlock.observers.prometheus import count_event
+from celery_redlock.reading.nodes import NodeStatus
 from support.waiting import eventually
 
 WHO = {"task": "shop.bill", "task_id": "4711"}
@@ -216,16 +215,18 @@ def test_a_node_goes_down_and_comes_back():
     assert value("redlock_node_latency_seconds", **node) == 0.002
 
 
-def look(*healths):
+def look(*nodes):
     """Let a worker look at nodes that are so, and tell the observer."""
-    locks = SimpleNamespace(connect=lambda longest: None, probe=lambda: list(healths))
-    NodeWatch(SimpleNamespace(locks=locks, notify=count_event)).look()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nodewatch, "connect", lambda locks, longest: None)
+        patch.setattr(nodewatch, "probe", lambda locks: list(nodes))
+        nodewatch.NodeWatch(SimpleNamespace(locks=None, notify=count_event)).look()
 
 
 @pytest.mark.parametrize(
     "end",
     [
-        lambda: look(NodeHealth("node:3/0", "up", 0.001, 0.0, 0.0, "")),
+        lambda: look(NodeStatus("node:3/0", "up", latency=0.001, clock_offset=0.0)),
         lambda: count_event(events.NodeDown("node:3/0", "refused")),
     ],
     ids=["seen to vote", "down"],
@@ -236,7 +237,7 @@ def test_a_quarantine_ends(end):
     count_event(events.NodeUp("node:3/0"))
     count_event(events.NodeQuarantined("node:3/0", 60.0))
     assert value(**quarantined) == 1
-    look(NodeHealth("node:3/0", "quarantined", 0.001, 0.0, 50.0, "quarantined"))
+    look(NodeStatus("node:3/0", "quarantined", quarantine=50.0, latency=0.001, clock_offset=0.0))
     assert value(**quarantined) == 1
     assert value("redlock_node_up", node="node:3/0") == 1
     end()

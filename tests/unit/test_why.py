@@ -12,32 +12,21 @@ from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.outlook import at_publish, at_run
 from celery_redlock.ops.why import CallError, Explanation, find_task, is_refusal_of, name_of_call
-from celery_redlock.reading.nodes import NodeStatus
-from celery_redlock.reading.one_lock import (
-    NodeLook,
-    ReservationSeen,
-    holders,
-    marker,
-    marker_in,
-    what_would_be,
-)
+from celery_redlock.reading.one_lock import majority_of
+from celery_redlock.reading.stored import StoredReservation, reservation_in
 from celery_redlock.task.policies import Fail, Reschedule, Retry, RunUnlocked, Skip
+from support.one_lock import one_lock, seen
 from support.options import OPTIONS
 
 OURS, THEIRS = b"a" * 40, b"b" * 40
 TASK = SimpleNamespace(name="shop.bill", max_retries=3, default_retry_delay=180)
 
 
-def seen(value=None, state="up", **more):
-    """Return what a node has of a lock."""
-    return NodeLook(NodeStatus("a", state), value, 9.0 if value else 0.0, **more)
-
-
 # --- what the nodes say -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("looks", "expected"),
+    ("found", "expected"),
     [
         ([seen(), seen(), seen()], Verdict.GRANTED),
         ([seen(), seen(), seen(state="down")], Verdict.GRANTED),
@@ -47,49 +36,43 @@ def seen(value=None, state="up", **more):
         ([seen(), seen(state="quarantined"), seen(state="unmarked")], Verdict.UNAVAILABLE),
         ([seen(OURS), seen(OURS, "quarantined"), seen(state="unfit")], Verdict.UNAVAILABLE),
         ([seen(OURS), seen(THEIRS), seen(b"c" * 40)], Verdict.TAKEN),
-        ([seen(), seen(problem="gone"), seen(problem="gone")], Verdict.UNAVAILABLE),
+        ([seen(), seen(state="down"), seen(state="down")], Verdict.UNAVAILABLE),
     ],
 )
-def test_what_another_call_would_be_told(looks, expected):
+def test_what_another_call_would_be_told(found, expected):
     """As the lock itself judges the votes of these nodes, split votes decided."""
-    assert what_would_be(looks) is expected
-
-
-def explanation(looks, verdict):
-    """Return an explanation of what the nodes say, and of nothing else."""
-    return Explanation("a", "", looks, holders(looks), verdict, "", None, None, None, [])
+    assert one_lock(found).verdict is expected
 
 
 def test_who_has_a_majority_holds_it_even_where_no_quorum_votes():
     """A quarantined node votes for nobody, but it knows whose key it has."""
-    looks = [seen(OURS), seen(OURS, "quarantined"), seen(state="down")]
-    found = explanation(looks, what_would_be(looks))
+    found = Explanation(one_lock([seen(OURS), seen(OURS, "quarantined"), seen(state="down")]))
     assert found.holder is not None
     assert found.state == "held"
-    assert found.verdict is Verdict.UNAVAILABLE
+    assert found.lock.verdict is Verdict.UNAVAILABLE
 
 
 @pytest.mark.parametrize(
-    ("looks", "state"),
+    ("found", "state"),
     [
         ([seen(), seen(), seen(OURS)], "free"),
         ([seen(OURS), seen(THEIRS), seen(b"c" * 40)], "held"),
         ([seen(OURS), seen(state="down"), seen(state="down")], "unavailable"),
     ],
 )
-def test_who_has_a_minority_does_not_hold_it(looks, state):
+def test_who_has_a_minority_does_not_hold_it(found, state):
     """It is an attempt under way, or left over."""
-    found = explanation(looks, what_would_be(looks))
-    assert found.holder is None
-    assert found.state == state
+    explained = Explanation(one_lock(found))
+    assert explained.holder is None
+    assert explained.state == state
 
 
 def test_the_holder_is_told_by_the_node_that_heard_last():
     """Renewals reach some nodes and not others; a key that never expires is said to."""
     old, new = OURS + b'{"renewals": 1}', OURS + b'{"renewals": 2, "task": "t"}'
-    looks = [seen(old, fence=4), replace(seen(new, fence=5), ttl=None), seen(THEIRS)]
-    first, second = holders(looks)
-    assert (first.info["renewals"], first.info["task"]) == (2, "t")
+    lock = one_lock([seen(old, fence=4), seen(new, fence=5, ttl=None), seen(THEIRS)])
+    first, second = lock.views
+    assert (first.holder["renewals"], first.holder["task"]) == (2, "t")
     assert (first.ttl, first.fence, len(first.votes)) == (None, 5, 2)
     assert len(second.votes) == 1
 
@@ -97,37 +80,39 @@ def test_the_holder_is_told_by_the_node_that_heard_last():
 @pytest.mark.parametrize("value", [b"mine", b"A" * 40, b"", b"a" * 39, "ü".encode() * 40])
 def test_the_value_of_somebody_else_is_told_nobody(value):
     """What is no token of ours is no holder of ours, and none of it is shown."""
-    (holder,) = holders([seen(value)])
-    assert holder.is_foreign
-    assert holder.info == {}
-    assert value.decode(errors="replace") not in repr(holder) or not value
+    lock = one_lock([seen(value)])
+    (view,) = lock.views
+    assert view.is_foreign
+    assert view.holder == {}
+    assert value.decode(errors="replace") not in repr(lock) + repr(view) or not value
 
 
 def test_a_marker_counts_if_a_majority_has_it():
     """The largest count of merged triggers is the newest."""
-    ours = ReservationSeen(b"a", {"task_id": "1"}, 5.0, is_running=False, merged=1)
+    ours = StoredReservation(b"a", {"task_id": "1"}, 5.0, is_running=False, merged=1)
     newer = replace(ours, merged=2)
     other = replace(ours, token=b"b")
-    assert marker([ours, newer, None]) == newer
-    assert marker([ours, other, None]) is None
-    assert marker([None, None, None]) is None
+    assert majority_of([ours, newer, None], 3) == newer
+    assert majority_of([ours, newer], 5) is None
+    assert majority_of([ours, other, None], 3) is None
+    assert majority_of([None, None, None], 3) is None
 
 
 @pytest.mark.parametrize(
     ("fields", "lock", "expected"),
     [
-        ([b"t", b"{}", b"2000", b"", b"", b""], None, (1.0, False)),
+        ([b"t", b"{}", b"2000", b"", b"", b"3"], None, (1.0, False, 4)),
         ([b"t", b"{}", b"500", b"", b"", b""], None, None),
-        ([b"t", b"{}", b"0", OURS, b"id/0/0", b""], OURS + b"{}", (0.0, True)),
+        ([b"t", b"{}", b"0", OURS, b"id/0/0", b""], OURS + b"{}", (0.0, True, 0)),
         ([b"t", b"{}", b"0", OURS, b"id/0/0", b""], THEIRS, None),
-        ([b"t", b"no JSON", b"2000", b"", b"-", b"3"], None, (1.0, False)),
+        ([b"t", b"no JSON", b"2000", b"", b"-", b"3"], None, (1.0, False, 0)),
         ([None] * 6, None, None),
     ],
 )
 def test_a_marker_stands_by_itself_or_by_its_lock(fields, lock, expected):
     """As the scripts of the nodes see it."""
-    found = marker_in(fields, 1000, lock)
-    assert (found and (found.left, found.is_running)) == expected
+    found = reservation_in(fields, 1000, lock)
+    assert (found and (found.left, found.is_running, found.waiting)) == expected
 
 
 # --- what would become of another call -----------------------------------------------------
@@ -181,8 +166,9 @@ def replace_retries(times):
     return SimpleNamespace(name="shop.bill", max_retries=times, default_retry_delay=180)
 
 
-WAITS = ReservationSeen(b"t", {"task_id": "first"}, 5.0, is_running=False, merged=0)
+WAITS = StoredReservation(b"t", {"task_id": "first"}, 5.0, is_running=False, merged=0)
 RUNS = replace(WAITS, is_running=True)
+RAN = replace(WAITS, has_run=True)
 PUBLISH_WORDS = [
     ("join", None, None, "publishes it: none is queued"),
     ("join", WAITS, None, "publishes nothing and returns the result of task first"),
@@ -191,6 +177,8 @@ PUBLISH_WORDS = [
     ("rerun", WAITS, None, "handed over to task first"),
     ("rerun", RUNS, None, "as the next run, which waits for the end of task first"),
     ("rerun", RUNS, WAITS, "handed over to task first"),
+    ("join", RAN, None, "publishes nothing and returns the result of task first"),
+    ("rerun", RAN, None, "as the next run"),
 ]
 
 

@@ -13,8 +13,9 @@ from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_set
 from celery_redlock.ops.listing import lock_as_json, show_locks, show_nodes
 from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import one_line, show_json
-from celery_redlock.reading.all_locks import LiveLocks, LockView
+from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.nodes import bootstrap, node_statuses
+from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
 
 __all__ = ["bootstrap_command"]
@@ -57,7 +58,7 @@ def bootstrap_command(settings: Settings, *, yes: bool, force: bool, as_json: bo
     Exits with 0 if all nodes may vote, with 1 if not or if it refused.
     """
     nodes = node_statuses(settings.nodes, settings.rules)
-    live = LiveLocks(settings.nodes, settings.rules)
+    live = AllLocks(settings.nodes, settings.rules)
     locks = sorted(islice(live, SHOWN), key=lambda lock: lock.name)
     if not as_json:
         show_nodes(nodes)

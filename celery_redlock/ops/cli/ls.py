@@ -14,7 +14,8 @@ from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_set
 from celery_redlock.ops.listing import LOCK_HEAD, lock_as_json, lock_row, show_locks
 from celery_redlock.ops.screen import Progress, Stop, is_terminal, stop_on_interrupt
 from celery_redlock.ops.text import Columns, in_json
-from celery_redlock.reading.all_locks import LiveLocks, LockView, glob
+from celery_redlock.reading.all_locks import AllLocks, escape
+from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
 
 __all__ = ["ls"]
@@ -59,7 +60,7 @@ def ls(settings: Settings, *, pattern: str | None, limit: int | None, as_json: b
     Exits with 0, or with 1 if no majority of nodes could be read: the list may have gaps.
     """
     total = len(settings.nodes)
-    locks = LiveLocks(settings.nodes, settings.rules, like_of(pattern))
+    locks = AllLocks(settings.nodes, settings.rules, like_of(pattern))
     with stop_on_interrupt() as stop:
         found = Found(locks, stop, limit)
         if as_json:
@@ -77,7 +78,7 @@ def ls(settings: Settings, *, pattern: str | None, limit: int | None, as_json: b
     finish(0 if is_quorate(locks, total) and not stop.is_wanted else UNWELL)
 
 
-def is_quorate(locks: LiveLocks, total: int) -> bool:
+def is_quorate(locks: AllLocks, total: int) -> bool:
     """Return whether a majority of so many nodes could be read to the end for *locks*."""
     return total - len(locks.silent) >= quorum(total)
 
@@ -85,7 +86,7 @@ def is_quorate(locks: LiveLocks, total: int) -> bool:
 def like_of(pattern: str | None) -> bytes:
     """Return what the user has typed as a pattern of Redis's."""
     typed = (pattern or "").encode(errors="surrogateescape")
-    return typed if any(sign in typed for sign in b"*?[") else b"*" + glob(typed) + b"*"
+    return typed if any(sign in typed for sign in b"*?[") else b"*" + escape(typed) + b"*"
 
 
 class Found:
@@ -97,7 +98,7 @@ class Found:
         is_complete: Whether they were all.
     """
 
-    def __init__(self, locks: LiveLocks, stop: Stop, limit: int | None) -> None:
+    def __init__(self, locks: AllLocks, stop: Stop, limit: int | None) -> None:
         self.locks = locks
         self.is_complete = True
         self._stop = stop

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 import click
 from celery.bin.base import CeleryCommand
@@ -13,11 +13,11 @@ from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.scripts import Keys
 from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH, Verdict
 from celery_redlock.ops.cli.command import TEXT, UNWELL, finish, json_option, with_settings
-from celery_redlock.ops.listing import age_of, in_words, left, who_as_json
+from celery_redlock.ops.listing import age_of, holder_as_json, in_words, left
 from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import LONGEST, duration, one_line, show_json
-from celery_redlock.reading.nodes import release_seen
-from celery_redlock.reading.one_lock import HolderSeen, NodeLook, holders, look, what_would_be
+from celery_redlock.reading.one_lock import OneLock, read_lock, release_seen
+from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
 
 __all__ = ["release"]
@@ -77,20 +77,20 @@ def release(settings: Settings, *, name: str, token: str, yes: bool, as_json: bo
         raise click.UsageError(msg)
     if not (yes or is_terminal(sys.stdin)):
         raise click.UsageError("There is no terminal to ask on: add --yes.")
-    looks = look(settings.nodes, settings.rules, name)
-    seen = seen_holder(looks, token)
+    lock = read_lock(settings.nodes, settings.rules, name)
+    seen = seen_holder(lock, token)
     results: Mapping[str, str] = {}
-    reason = "" if seen is not None else why_not(looks)
+    reason = "" if seen is not None else why_not(lock)
     if seen is not None:
         if not (as_json and yes):
-            show_holder(name, seen, len(looks), err=as_json)
+            show_holder(name, seen, len(lock.nodes), err=as_json)
         if not yes:
             click.confirm("Take the lock away from this holder?", abort=True, err=True)
         results = release_seen(settings.nodes, settings.rules, name, token)
         reason = outcome(results, seen)
     if as_json:
         told = [{"node": node, "result": one_line(text)} for node, text in results.items()]
-        holder = None if seen is None else as_plain(seen)
+        holder = None if seen is None else holder_as_json(seen)
         done = {"lock": name, "released": reason == "released", "reason": reason}
         show_json({**done, "holder": holder, "nodes": told})
     else:
@@ -100,24 +100,24 @@ def release(settings: Settings, *, name: str, token: str, yes: bool, as_json: bo
     finish(0 if reason == "released" else UNWELL)
 
 
-def seen_holder(looks: Sequence[NodeLook], token: str) -> HolderSeen | None:
+def seen_holder(lock: OneLock, token: str) -> LockView | None:
     """Return the holder whose token begins with *token*; None if no node has one."""
-    ours = [one for one in looks if one.value is not None and not one.is_foreign]
-    found = holders([one for one in ours if (one.value or b"").startswith(token.encode())])
+    begin = token.encode()
+    stored = {k: v for k, v in lock.stored.items() if (v.value or b"").startswith(begin)}
+    found = [view for view in replace(lock, stored=stored).views if not view.is_foreign]
     return found[0] if found else None
 
 
-def why_not(looks: Sequence[NodeLook]) -> str:
+def why_not(lock: OneLock) -> str:
     """Return in a word why there is nothing to release."""
-    if sum(1 for one in looks if not one.problem) < quorum(len(looks)):
+    if len(lock.stored) < quorum(len(lock.nodes)):
         return "unavailable"
-    held = [one for one in looks if one.value is not None]
-    if not held:  # a node that is not up may have forgotten that somebody holds it
-        return "free" if what_would_be(looks) is Verdict.GRANTED else "unavailable"
-    return "not ours" if all(one.is_foreign for one in held) else "held by another"
+    if not lock.views:  # a node that is not up may have forgotten that somebody holds it
+        return "free" if lock.verdict is Verdict.GRANTED else "unavailable"
+    return "not ours" if all(view.is_foreign for view in lock.views) else "held by another"
 
 
-def outcome(results: Mapping[str, str], seen: HolderSeen) -> str:
+def outcome(results: Mapping[str, str], seen: LockView) -> str:
     """Return in a word what became of the lock that *seen* held."""
     answers = results.values()
     gone = [node for node, result in results.items() if result in GONE]
@@ -142,9 +142,9 @@ def reason_in_words(reason: str, settings: Settings, name: str) -> str:
     )
 
 
-def show_holder(name: str, seen: HolderSeen, nodes: int, *, err: bool) -> None:
+def show_holder(name: str, seen: LockView, nodes: int, *, err: bool) -> None:
     """Say who holds the lock, and what taking it away means."""
-    info, age = seen.info, age_of(seen.info)
+    info, age = seen.holder, age_of(seen.holder)
     since = "" if age is None else f", for {duration(age)}"
     click.echo(f"Lock {one_line(name, LONGEST)!r} is held by {in_words(info)}{since};", err=err)
     click.echo(f"on {len(seen.votes)} of {nodes} nodes, ttl left {left(seen.ttl)}.", err=err)
@@ -153,10 +153,3 @@ def show_holder(name: str, seen: HolderSeen, nodes: int, *, err: bool) -> None:
         "as soon as the lock is taken away.",
         err=err,
     )
-
-
-def as_plain(seen: HolderSeen) -> dict[str, Any]:
-    """Return the holder as plain JSON values."""
-    told = who_as_json(seen.info)
-    more = {"age": age_of(seen.info), "ttl": seen.ttl, "votes": seen.votes}
-    return {**told, **more, "token": seen.info.get("token")}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import click
 from celery.bin.base import CeleryCommand
 
@@ -15,6 +13,9 @@ from celery_redlock.reading.nodes import node_statuses
 from celery_redlock.settings import Settings
 
 __all__ = ["status"]
+
+#: What is told of a node; the rest of `NodeStatus` is what a worker knows.
+NODE = ("node", "state", "version", "uptime", "quarantine", "problem")
 
 EXAMPLES = """\b
 States:
@@ -52,7 +53,7 @@ def status(settings: Settings, *, as_json: bool) -> None:
     nodes = node_statuses(settings.nodes, settings.rules)
     voting, needed = count_up(nodes), quorum(len(nodes))
     if as_json:
-        told = [asdict(node) for node in nodes]
+        told = [{field: getattr(node, field) for field in NODE} for node in nodes]
         show_json({"quorum": voting >= needed, "voting": voting, "needed": needed, "nodes": told})
     else:
         show_nodes(nodes)

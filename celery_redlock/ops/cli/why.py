@@ -19,11 +19,21 @@ from celery_redlock.ops.cli.command import (
     with_settings,
 )
 from celery_redlock.ops.journal_lines import line
-from celery_redlock.ops.listing import STATES, age_of, in_words, left, scalar, who_as_json
+from celery_redlock.ops.listing import (
+    STATES,
+    age_of,
+    holder_as_json,
+    in_words,
+    left,
+    scalar,
+    who_as_json,
+)
 from celery_redlock.ops.screen import colour
 from celery_redlock.ops.text import LONGEST, duration, one_line, show_json, show_table
 from celery_redlock.ops.why import Explanation, explain, find_task, name_of_call
-from celery_redlock.reading.one_lock import HolderSeen, NodeLook, ReservationSeen
+from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.reading.one_lock import OneLock
+from celery_redlock.reading.stored import LockView, StoredLock, StoredReservation
 from celery_redlock.settings import Settings
 
 __all__ = ["why"]
@@ -84,15 +94,15 @@ def why(settings: Settings, *, call: tuple[str, ...], name: str | None, as_json:
 def show(found: Explanation) -> None:
     """Print *found* in plain words."""
     of = f" of task {found.task}" if found.task else ""
-    click.echo(f"Lock {one_line(found.name, LONGEST)!r}{of}: {colour(*headline(found))}")
-    for holder in found.holders:
+    click.echo(f"Lock {one_line(found.lock.name, LONGEST)!r}{of}: {colour(*headline(found))}")
+    for holder in found.lock.views:
         show_holder(holder, found)
     click.echo()
-    show_nodes(found.looks)
+    show_nodes(found.lock)
     click.echo()
-    for label, seen in (("Queued", found.queued), ("Next", found.following)):
+    for label, seen in (("Queued", found.lock.queued), ("Next", found.lock.next)):
         if seen is not None:
-            click.echo(f"{label}: {marker_words(seen)}")
+            click.echo(f"{label}: {reservation_in_words(seen)}")
     click.echo(f"Another call now: {' '.join(filter(None, (found.publish, found.run))) or '?'}")
     if found.recent:
         click.echo("\nLately refused (the newest last):")
@@ -108,62 +118,61 @@ def headline(found: Explanation) -> tuple[str, str]:
         return "held by several that keep each other from a majority.", "yellow"
     if found.state == "free":
         return "free.", "green"
-    told = sum(1 for one in found.looks if not one.problem and one.status.state == "up")
-    needed = quorum(len(found.looks))
-    return f"no quorum could say: {told} of {len(found.looks)} nodes vote, {needed} needed.", "red"
+    voting, nodes = found.lock.voting, len(found.lock.nodes)
+    return f"no quorum could say: {voting} of {nodes} nodes vote, {quorum(nodes)} needed.", "red"
 
 
-def show_holder(holder: HolderSeen, found: Explanation) -> None:
+def show_holder(view: LockView, found: Explanation) -> None:
     """Print who has the lock on some nodes."""
-    votes = f"on {len(holder.votes)} of {len(found.looks)} nodes"
-    if holder.is_foreign:
+    votes = f"on {len(view.votes)} of {len(found.lock.nodes)} nodes"
+    if view.is_foreign:
         click.echo(f"  Something else than celery-redlock has written its key, {votes}.")
         return
-    is_leftover = holder is not found.holder
+    is_leftover = view != found.holder
     role = "An attempt under way, or left over" if is_leftover else "Held"
-    info = holder.info
+    info = view.holder
     click.echo(f"  {role}: {in_words(info)}")
     age = age_of(info)
     since = "" if age is None else f"for {duration(age)}, "
     times = scalar(info.get("renewals"))
     renewed = f"renewed {times} time{'' if times == 1 else 's'}, " if times else ""
-    fence = f"fence {holder.fence}, " if holder.fence else ""
+    fence = f"fence {view.fence}, " if view.fence else ""
     rest = one_line(f"{since}{renewed}{fence}token {info.get('token', '?')}", LONGEST)
-    click.echo(f"  {rest}; {votes}, ttl left {left(holder.ttl)}")
-    if holder.ttl is None:
+    click.echo(f"  {rest}; {votes}, ttl left {left(view.ttl)}")
+    if view.ttl is None:
         click.echo(
             "  This key never expires, so no task of ours has written it like that. If its holder "
             "is gone, 'redlock release' takes it away."
         )
 
 
-def show_nodes(looks: Any) -> None:
+def show_nodes(lock: OneLock) -> None:
     """Print what each node has."""
-    rows = [
-        (
-            one.node,
-            one.status.state,
-            token_of(one),
-            "" if one.value is None else left(one.ttl),
-            str(one.fence or ""),
-            one_line(one.problem or one.status.problem),
-        )
-        for one in looks
-    ]
+    rows = []
+    for node in lock.nodes:
+        stored = lock.stored.get(node.node, StoredLock())
+        rest = "" if stored.value is None else left(stored.ttl)
+        told = (token_of(node, lock), rest, str(stored.fence or ""), one_line(node.problem))
+        rows.append((node.node, node.state, *told))
     show_table(("NODE", "STATE", "TOKEN", "TTL LEFT", "FENCE", "PROBLEM"), rows, STATES)
 
 
-def token_of(one: NodeLook) -> str:
+def token_of(node: NodeStatus, lock: OneLock) -> str:
     """Return whose token a node has, by its public part."""
-    if one.value is None:
-        return "" if one.problem or one.status.state in ("down", "unfit") else "free"
-    return "not ours" if one.is_foreign else one_line(one.holder.get("token", "?"), LONGEST)
+    stored = lock.stored.get(node.node)
+    if stored is None or stored.value is None:
+        return "free" if stored and node.state not in ("down", "unfit") else ""
+    return "not ours" if stored.is_foreign else one_line(stored.holder.get("token", "?"), LONGEST)
 
 
-def marker_words(seen: ReservationSeen) -> str:
+def reservation_in_words(seen: StoredReservation) -> str:
     """Return whose message stands for the name."""
     info = who_as_json(seen.info)
-    what = "has begun" if seen.is_running else f"waits, {seen.left:.0f} s at most"
+    what = f"waits, {seen.left:.0f} s at most"
+    if seen.is_running:
+        what = "has begun"
+    elif seen.has_run:
+        what = f"has ended, and stands for {seen.left:.0f} s"
     merged = f", {seen.merged} triggers merged into it" if seen.merged else ""
     task, its_id = (one_line(info[field], LONGEST) for field in ("task", "task_id"))
     return f"task {task}, id {its_id}: {what}{merged}"
@@ -176,52 +185,48 @@ def as_plain(found: Explanation) -> dict[str, Any]:
     """Return *found* as plain JSON values."""
     holder = found.holder
     return {
-        "lock": found.name,
+        "lock": found.lock.name,
         "task": found.task or None,
         "state": found.state,
         "holder": None if holder is None else holder_as_plain(holder),
-        "others": [holder_as_plain(each) for each in found.holders if each is not holder],
-        "nodes": [node_as_plain(one) for one in found.looks],
+        "others": [holder_as_plain(each) for each in found.lock.views if each != holder],
+        "nodes": [node_as_plain(node, found.lock) for node in found.lock.nodes],
         "another_call": {
-            "meets": MEETS.get(found.verdict, "unavailable"),
+            "meets": MEETS.get(found.lock.verdict, "unavailable"),
             "publish": found.publish,
             "run": found.run or None,
         },
-        "queued": marker_as_plain(found.queued),
-        "next": marker_as_plain(found.following),
+        "queued": reservation_as_plain(found.lock.queued),
+        "next": reservation_as_plain(found.lock.next),
         "recent": list(found.recent),
     }
 
 
-def holder_as_plain(holder: HolderSeen) -> dict[str, Any]:
-    """Return *holder* as plain JSON values."""
-    info = holder.info
+def holder_as_plain(view: LockView) -> dict[str, Any]:
+    """Return a holder as plain JSON values."""
     return {
-        **who_as_json(info),
-        "age": age_of(info),
-        "ttl": holder.ttl,
-        "votes": holder.votes,
-        "fence": holder.fence or None,
-        "renewals": scalar(info.get("renewals", 0)),
-        "margin": scalar(info.get("margin")),
-        "token": info.get("token"),
-        "foreign": holder.is_foreign,
+        **holder_as_json(view),
+        "fence": view.fence or None,
+        "renewals": scalar(view.holder.get("renewals", 0)),
+        "margin": scalar(view.holder.get("margin")),
+        "foreign": view.is_foreign,
     }
 
 
-def node_as_plain(one: NodeLook) -> dict[str, Any]:
+def node_as_plain(node: NodeStatus, lock: OneLock) -> dict[str, Any]:
     """Return what a node has as plain JSON values."""
+    stored = lock.stored.get(node.node, StoredLock())
     return {
-        "node": one.node,
-        "state": one.status.state,
-        "token": one.holder.get("token"),
-        "ttl": one.ttl if one.value is not None else 0.0,
-        "fence": one.fence or None,
-        "problem": one.problem or one.status.problem,
+        "node": node.node,
+        "state": node.state,
+        "token": stored.holder.get("token"),
+        "ttl": 0.0 if stored.value is None else stored.ttl,
+        "fence": stored.fence or None,
+        "problem": node.problem,
     }
 
 
-def marker_as_plain(seen: ReservationSeen | None) -> dict[str, Any] | None:
+def reservation_as_plain(seen: StoredReservation | None) -> dict[str, Any] | None:
     """Return whose message stands for the name as plain JSON values; nothing of its token."""
     if seen is None:
         return None

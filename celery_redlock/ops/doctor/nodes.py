@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError, ResponseError
@@ -23,7 +23,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import ENROL, Script, read_release
 from celery_redlock.ops.doctor.facts import NodeFacts
 from celery_redlock.ops.text import one_line
-from celery_redlock.reading.all_locks import glob
+from celery_redlock.reading.all_locks import escape, pages
 from celery_redlock.reading.journal import journal_key
 from celery_redlock.reading.nodes import ask_all, connected
 
@@ -34,8 +34,6 @@ __all__ = ["gather_nodes"]
 
 #: How often a node is asked for its clock, and as often how long that takes.
 SAMPLES = 9
-#: How many keys a node looks at for one SCAN, and how many it is asked about at once.
-SCAN_COUNT, PAGE = 500, 200
 #: How many keys without an expiry are named.
 NAMED = 5
 #: Of the configuration, what findings are made of.
@@ -154,7 +152,6 @@ class Visit:
     def _as_lock_node(self, info: dict[str, str], fingerprint: str) -> dict[str, Any]:
         """Return what only a server tells that can be a lock node."""
         config = self._config()
-        self._try(self._denied_to_tools, "GET", f"{self._rules.prefix}:lock:doctor")
         journal = journal_key(self._rules.prefix)
         self._try(self._denied_to_tools, "XREVRANGE", journal, "+", "-", "COUNT", "1")
         self._try(self._denied_to_tools, "XRANGE", journal, "-", "+", "COUNT", "1")
@@ -234,7 +231,8 @@ class Visit:
     def _leaks(self) -> tuple[int, list[str]]:
         """Return how many keys of ours never expire, and the names of some."""
         count, names, seen = 0, list[str](), 0
-        for page in self._pages():
+        pattern = escape(f"{self._rules.prefix}:".encode()) + b"*"
+        for page in pages(lambda scan: self._try(self._denied_to_tools, *scan), pattern):
             # That PTTL is forbidden was found before; EVALSHA need not be.
             positions = self._try([], "EVALSHA", LEAKED.sha, len(page), *page) or ()
             count += len(positions)
@@ -243,20 +241,6 @@ class Visit:
             seen += len(page)
             self._tell(seen)
         return count, names
-
-    def _pages(self) -> Iterator[list[bytes]]:
-        """Yield our keys, some at a time."""
-        cursor, pattern = b"0", glob(f"{self._rules.prefix}:".encode()) + b"*"
-        while True:
-            asked = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
-            reply = self._try(self._denied_to_tools, *asked)
-            if reply is None:
-                return
-            cursor, keys = reply
-            for begin in range(0, len(keys), PAGE):
-                yield keys[begin : begin + PAGE]
-            if cursor == b"0":
-                return
 
 
 def is_fit(info: dict[str, str]) -> bool:

@@ -17,10 +17,11 @@ from celery_redlock.ops.web.finding import SHOWN, holds_by_task, record_matches
 from celery_redlock.ops.web.guard import Door, guard
 from celery_redlock.ops.web.happened import happening
 from celery_redlock.ops.web.operator_token import Attempts
-from celery_redlock.ops.web.reading import PATIENCE, OneLock, Page
+from celery_redlock.ops.web.reading import PATIENCE, Page
 from celery_redlock.ops.web.releasing import add_release
 from celery_redlock.ops.web.rows import lock_row, node_row
 from celery_redlock.ops.web.words import moment, text_of
+from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.settings import Settings
 
 __all__ = ["Reads", "make_app"]

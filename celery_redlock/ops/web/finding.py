@@ -9,7 +9,8 @@ from typing import Any
 
 from celery_redlock.observers.journal import HOLD_BOUNDS
 from celery_redlock.ops.web.words import number
-from celery_redlock.reading.all_locks import LockView, glob
+from celery_redlock.reading.all_locks import escape
+from celery_redlock.reading.stored import LockView
 
 __all__ = [
     "Found",
@@ -143,7 +144,7 @@ def either_case(char: str) -> bytes:
         return b"*"
     if char.isalpha():
         return f"[{char.lower()}{char.upper()}]".encode()
-    return glob(char.encode())
+    return escape(char.encode())
 
 
 def in_order(locks: Iterable[LockView]) -> list[LockView]:

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import shorten
 from celery_redlock.ops.web.finding import LONGEST, Found, find_locks, name_pattern, together
 from celery_redlock.ops.web.kept import Kept, Reading
-from celery_redlock.reading.all_locks import LiveLocks, LockView
+from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.journal import JournalReader
-from celery_redlock.reading.nodes import NodeStatus, node_statuses, release_seen
-from celery_redlock.reading.one_lock import NodeLook, holders, look
+from celery_redlock.reading.nodes import NodeStatus, node_statuses
+from celery_redlock.reading.one_lock import OneLock, read_lock, release_seen
+from celery_redlock.reading.stored import LockView
 
-__all__ = ["OneLock", "Page", "Reader", "Records"]
+__all__ = ["Page", "Reader", "Records"]
 
 #: Longest wait of a page for what was never read, and for something newer than what is there [s].
 PATIENCE = 4.0
@@ -64,20 +64,6 @@ class Page:
     age: float
 
 
-@dataclass(frozen=True)
-class OneLock:
-    """
-    What the nodes say about one lock at this moment.
-
-    Attributes:
-        views: One for each holder, usually one or none.
-        silent: Labels of the nodes that did not answer.
-    """
-
-    views: list[LockView]
-    silent: list[str]
-
-
 class Reader:
     """
     Reads the lock nodes for all pages.
@@ -117,11 +103,11 @@ class Reader:
         return Page(nodes, found, records, age)
 
     def lock(self, name: str) -> OneLock:
-        """Return who holds the lock *name* at this moment."""
-        return lock_now(self._nodes, self._rules, name)
+        """Return what the nodes have of the lock *name* at this moment."""
+        return read_lock(self._nodes, self._rules, name)
 
     def release(self, name: str, seen: str) -> dict[str, str]:
-        """Release what `celery_redlock.reading.nodes.release_seen` would."""
+        """Release what `celery_redlock.reading.one_lock.release_seen` would."""
         answers = release_seen(self._nodes, self._rules, name, seen)
         with self._mutex:
             for kept in (self._all, *self._searches.values()):
@@ -154,7 +140,7 @@ class Reader:
         return by_name if by_name.more else together(by_name, self._go_through(b"*", search))
 
     def _go_through(self, like: bytes, search: str) -> Found:
-        locks = LiveLocks(self._nodes, self._rules, like, LONGEST)
+        locks = AllLocks(self._nodes, self._rules, like, LONGEST)
         in_pages = cast("Generator[LockView, None, None]", iter(locks))
         with contextlib.closing(in_pages) as views:  # and with them the connections
             found = find_locks(views, search)
@@ -183,20 +169,3 @@ class JournalTail:
 def value_of(reading: Reading[Any] | None) -> Any:
     """Return what was read, None for nothing."""
     return None if reading is None else reading.value
-
-
-def lock_now(nodes: Sequence[Any], rules: Rules, name: str) -> OneLock:
-    """Return who holds the lock *name* on any of *nodes*, all of them asked at once."""
-    looks = look(nodes, rules, name)
-    waiting = max(waiting_at(one) for one in looks)
-    views = [
-        LockView(shorten(name), it.info, it.ttl, it.votes, it.fence, waiting, it.is_foreign)
-        for it in holders(looks)
-    ]
-    return OneLock(views, [one.node for one in looks if one.problem])
-
-
-def waiting_at(one: NodeLook) -> int:
-    """Return how many messages a node knows to wait for a lock; as `LockView.waiting`."""
-    markers = (one.queued, one.next)
-    return sum(1 + it.merged for it in markers if it is not None and not it.is_running)

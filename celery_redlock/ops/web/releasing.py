@@ -18,9 +18,9 @@ from celery_redlock.log import get_logger
 from celery_redlock.ops.web.forms import COOKIE, LIFETIME, Seals
 from celery_redlock.ops.web.guard import Door, is_from_our_page, too_early
 from celery_redlock.ops.web.operator_token import ENVIRONMENT, Attempts
-from celery_redlock.ops.web.reading import OneLock
 from celery_redlock.ops.web.rows import LockRow, lock_row
 from celery_redlock.ops.web.words import text_of, visible
+from celery_redlock.reading.one_lock import OneLock
 
 __all__ = ["add_release"]
 

@@ -9,8 +9,8 @@ from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH
 from celery_redlock.ops.text import duration
 from celery_redlock.ops.web.words import Moment, Text, moment, number, seconds, text_of
-from celery_redlock.reading.all_locks import LockView
 from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.reading.stored import LockView
 
 __all__ = ["Holder", "LockRow", "NodeRow", "holder_row", "lock_row", "node_row", "sentence"]
 

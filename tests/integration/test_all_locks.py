@@ -10,7 +10,7 @@ import redis
 
 from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.reading.all_locks import PAGE, LiveLocks, glob
+from celery_redlock.reading.all_locks import PAGE, AllLocks, escape
 from celery_redlock.reading.nodes import bootstrap
 
 RULES = Rules(ttl=20, max_ttl=20)
@@ -36,7 +36,7 @@ def test_pages_are_merged_over_all_nodes(five_nodes):
     for index, node in enumerate(five_nodes):
         plant(node, [f"all:{i}" for i in range(3 * PAGE)])
         plant(node, [f"only:{index}:{i}" for i in range(PAGE // 2)])
-    views = list(LiveLocks(urls(five_nodes), RULES))
+    views = list(AllLocks(urls(five_nodes), RULES))
     votes = {view.name: len(view.votes) for view in views}
     assert len(votes) == len(views) == 3 * PAGE + 5 * (PAGE // 2)
     assert {votes[f"all:{i}"] for i in range(3 * PAGE)} == {5}
@@ -49,7 +49,7 @@ def test_nodes_that_do_not_answer_are_named(redis_nodes):
     for node in nodes:
         plant(node, [f"a:{i}" for i in range(5 * PAGE)])
     nodes[0].kill()
-    locks = LiveLocks(urls(nodes), RULES)
+    locks = AllLocks(urls(nodes), RULES)
     coming = iter(locks)
     first = [next(coming) for _ in range(PAGE // 2)]
     nodes[1].kill()
@@ -61,16 +61,16 @@ def test_nodes_that_do_not_answer_are_named(redis_nodes):
 @pytest.mark.parametrize(
     ("like", "names"),
     [
-        (b"*" + glob(b"[x]*?") + b"*", {"a[x]*?b"}),
+        (b"*" + escape(b"[x]*?") + b"*", {"a[x]*?b"}),
         (b"a*", {"a", "a[x]*?b", "ab"}),
         (b"a?", {"ab"}),
         (b"", set()),
     ],
 )
 def test_names_can_be_picked(five_nodes, like, names):
-    """In the language of SCAN; what is quoted by `glob` means itself."""
+    """In the language of SCAN; what is quoted by `escape` means itself."""
     plant(five_nodes[0], ["a", "ab", "b", "a[x]*?b"])
-    assert {view.name for view in LiveLocks(urls(five_nodes), RULES, like)} == names
+    assert {view.name for view in AllLocks(urls(five_nodes), RULES, like)} == names
 
 
 def test_what_others_wrote_does_not_hide_our_locks(five_nodes):
@@ -84,7 +84,7 @@ def test_what_others_wrote_does_not_hide_our_locks(five_nodes):
         client.set("redlock:fence:ours", "much")
         client.rpush("redlock:fence:leaked", "a")
         client.set("redlock:queued:ours", "no hash")
-    views = {view.name: view for view in LiveLocks(urls(five_nodes), RULES)}
+    views = {view.name: view for view in AllLocks(urls(five_nodes), RULES)}
     assert set(views) == {"ours", "foreign", "leaked"}
     assert views["foreign"].is_foreign
     assert "hunter2" not in repr(views)
@@ -99,7 +99,7 @@ def test_no_command_keeps_a_node_from_its_work(five_nodes):
     plant(node, [f"a:{i}" for i in range(20 * PAGE)])
     with redis.Redis.from_url(node.url) as client:
         client.config_resetstat()
-        assert sum(1 for _ in LiveLocks(urls(five_nodes), RULES)) == 20 * PAGE
+        assert sum(1 for _ in AllLocks(urls(five_nodes), RULES)) == 20 * PAGE
         stats = client.info("commandstats")
     assert "cmdstat_keys" not in stats
     assert stats["cmdstat_evalsha"]["calls"] >= 20
@@ -113,7 +113,7 @@ def test_a_real_lock_is_told_like_a_planted_one(five_nodes):
     locks = Redlock.from_urls(urls(five_nodes), ttl=20, max_ttl=20, node_timeout=0.5)
     try:
         lease = locks.acquire("real")
-        (view,) = LiveLocks(urls(five_nodes), RULES)
+        (view,) = AllLocks(urls(five_nodes), RULES)
     finally:
         locks.close()
     assert (view.name, view.is_foreign, view.fence) == ("real", False, lease.fence)

@@ -1,0 +1,90 @@
+"""
+How the lock nodes look from this process, asked over the connections that its locks are taken on.
+
+What `celery_redlock.reading.nodes` finds, it finds on connections of its own; here it is said
+which nodes this process can lock on, and how near they are.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.address import UrlAddress
+from celery_redlock.lock.requests import probe_request
+from celery_redlock.lock.rounds import Ask
+from celery_redlock.lock.votes import Vote, VoteKind
+from celery_redlock.reading.nodes import NodeStatus
+
+if TYPE_CHECKING:
+    from celery_redlock.lock.node import Node
+    from celery_redlock.lock.redlock import Redlock
+
+__all__ = ["check", "connect", "probe", "replicas"]
+
+#: How long `check` waits for nodes that are being connected [s].
+LONGEST_CONNECT = 5.0
+
+
+def connect(locks: Redlock, longest: float) -> None:
+    """Wait until every node is connected or has failed to be, at most *longest* [s]."""
+    locks.fanout.settle_all(longest)
+
+
+def probe(locks: Redlock) -> list[NodeStatus]:
+    """Ask all nodes how they are, and wait for each no longer than a round."""
+    ballot = locks.driver.ask(Ask(probe_request(locks.rules), lambda _: False))
+    return [
+        status(node, vote)
+        for node, vote in zip(locks.fanout.nodes, ballot, strict=True)
+        if vote is not None
+    ]
+
+
+def check(locks: Redlock) -> dict[str, str]:
+    """
+    Connect to all nodes and return those that do not answer, label -> why.
+
+    Raises:
+        ConfigurationError: A server must not be a lock node (a replica, a cluster node,
+            one that evicts keys, one named twice, one enrolled for other settings).
+    """
+    connect(locks, LONGEST_CONNECT)
+    locks.fanout.publish()
+    problems = {
+        node.label: node.problem or "no answer in time"
+        for node in locks.fanout.nodes
+        if is_silent(node)
+    }
+    for label, problem in problems.items():
+        if isinstance(problem, ConfigurationError):
+            msg = str(problem)
+            raise ConfigurationError(msg if label in msg else f"redlock_nodes: {label} {msg}")
+    return {label: str(problem) for label, problem in problems.items()}
+
+
+def replicas(locks: Redlock) -> dict[str, int]:
+    """Return how many replicas each node had when it was connected; not those of Sentinel's."""
+    urls = [node for node in locks.fanout.nodes if isinstance(node.address, UrlAddress)]
+    return {n.label: n.greeting.replicas for n in urls if n.greeting and n.greeting.replicas}
+
+
+def status(node: Node, vote: Vote) -> NodeStatus:
+    """Return how *node* is that answered a probe with *vote*."""
+    states: dict[enum.Enum, str] = {VoteKind.GRANTED: "up", VoteKind.QUARANTINED: "quarantined"}
+    state = states.get(vote.kind, "down" if is_silent(node) else "unfit")
+    is_counted = state in states.values()
+    return NodeStatus(
+        node.label,
+        state,
+        quarantine=vote.ttl,
+        problem="" if state == "up" else vote.in_words(),
+        latency=node.latency if is_counted else None,
+        clock_offset=node.clock_offset if is_counted else None,
+    )
+
+
+def is_silent(node: Node) -> bool:
+    """Return whether *node* is not connected, or owes an answer for too long."""
+    return node.connection is None or node.suspect_since is not None

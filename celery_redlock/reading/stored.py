@@ -1,0 +1,243 @@
+"""
+A lock as nodes store it: how it is read, and who holds it by what all of them store.
+
+The only place that reads a lock's keys for operators: `celery_redlock.reading.one_lock` asks for
+one lock, `celery_redlock.reading.all_locks` for all of them, page by page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from celery_redlock.lock.foreign import object_in
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.scripts import Script, read_release
+from celery_redlock.lock.votes import TOKEN_LENGTH, is_ours, read_holder
+
+__all__ = [
+    "READ",
+    "LockView",
+    "StoredLock",
+    "StoredReservation",
+    "arguments_of_read",
+    "read_stored",
+    "renewals_of",
+    "views_of",
+]
+
+#: Digits of the largest number that a script of ours writes, and a few more.
+LONGEST_NUMBER = 20
+
+# KEYS locks ; ARGV 1 length of the prefix 'redlock:lock:' without 'lock:' 2 that prefix
+# Answers the node's clock and then, per lock: value, rest of its lease, fence, and what stands in
+# the reservations of its name. A key of another type is no lock: it is in nobody's way (MGET passes
+# over it, here and in ACQUIRE).
+READ_LUA = """
+local skip = tonumber(ARGV[1])
+local t = redis.call('TIME')
+local function fields(key)
+  local m = redis.pcall('HMGET', key, 'token', 'info', 'until', 'lock', 'started', 'merged')
+  return not m.err and m[1] and m
+end
+local names, fences, found = {}, {}, {t[1] * 1000 + math.floor(t[2] / 1000)}
+for i, key in ipairs(KEYS) do
+  names[i] = string.sub(key, skip + 6)
+  fences[i] = ARGV[2] .. 'fence:' .. names[i]
+end
+local values = redis.call('MGET', unpack(KEYS))
+fences = redis.call('MGET', unpack(fences))
+for i, key in ipairs(KEYS) do
+  local queued, next = ARGV[2] .. 'queued:' .. names[i], ARGV[2] .. 'next:' .. names[i]
+  local is_reserved = redis.call('EXISTS', queued, next) > 0
+  found[i + 1] = {values[i], redis.call('PTTL', key), fences[i],
+    is_reserved and fields(queued), is_reserved and fields(next)}
+end
+return found
+"""
+READ = Script(READ_LUA, read_release, guarded=False)
+
+
+@dataclass(frozen=True)
+class StoredReservation:
+    """
+    Who is queued for a lock, or comes next, as one node stores it.
+
+    Attributes:
+        token: Of its owner; nobody's business but ours.
+        info: What the owner says of itself.
+        left: For how long it stands by itself [s].
+        is_running: Whether its task has begun and not ended.
+        has_run: Whether its task has ended, and it still stands.
+        merged: How many triggers have been merged into it.
+    """
+
+    token: bytes = field(repr=False)
+    info: dict[str, Any]
+    left: float
+    is_running: bool
+    merged: int
+    has_run: bool = False
+
+    @property
+    def waiting(self) -> int:
+        """How many messages it stands for that wait for the lock, merged ones included."""
+        return 0 if self.is_running or self.has_run else 1 + self.merged
+
+
+class StoredLock(NamedTuple):
+    """
+    What one node stores of one lock.
+
+    Attributes:
+        value: Of the lock's key; None if nobody holds it there. It begins with the token, so it is
+            nobody's business but ours.
+        ttl: Rest of the lease [s]; None for a key that never expires.
+        fence: Largest fencing number given out there, 0 for none.
+        queued: Who is queued or runs; None for nobody.
+        next: Who waits for that one to end; None for nobody.
+    """
+
+    value: bytes | None = None
+    ttl: float | None = 0.0
+    fence: int = 0
+    queued: StoredReservation | None = None
+    next: StoredReservation | None = None
+
+    def __repr__(self) -> str:
+        return f"<StoredLock {'free' if self.value is None else self.holder or 'not ours'}>"
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether something else than celery-redlock has written the key."""
+        return self.value is not None and not is_ours(self.value)
+
+    @property
+    def holder(self) -> dict[str, Any]:
+        """As in `LockTaken.holder`; empty if there is none, or none of ours."""
+        return read_holder(self.value) if self.value is not None and is_ours(self.value) else {}
+
+    @property
+    def waiting(self) -> int:
+        """How many messages are known to wait for the lock."""
+        return sum(one.waiting for one in (self.queued, self.next) if one is not None)
+
+
+@dataclass(frozen=True)
+class LockView:
+    """
+    One holder of one lock, by what all nodes store.
+
+    Attributes:
+        name: Lock name (shortened if it is very long).
+        holder: As in `LockTaken.holder`, as of its latest renewal.
+        ttl: Largest rest of the lease on any node [s]; None for a key that never expires, which
+            nobody of ours has written.
+        votes: Labels of the nodes that store this holder's token.
+        fence: Largest fencing number any of them has given out, 0 for none.
+        waiting: How many messages are known to wait for it to end, merged ones included; only of
+            tasks with ``unique_until``.
+        is_foreign: Whether something else than celery-redlock has written the key. Its value is
+            then shown to nobody; `celery_redlock.reading.one_lock.release_seen` does not touch it.
+    """
+
+    name: str
+    holder: dict[str, Any]
+    ttl: float | None
+    votes: list[str] = field(default_factory=list)
+    fence: int = 0
+    waiting: int = 0
+    is_foreign: bool = False
+
+    def is_held(self, nodes: int) -> bool:
+        """Return whether this holder has a majority of so many *nodes*."""
+        return len(self.votes) >= quorum(nodes)
+
+
+def arguments_of_read(keys: Sequence[bytes], prefix: str) -> tuple[bytes, ...]:
+    """Return what `READ` is called with for the locks at *keys*."""
+    begin = f"{prefix}:".encode()
+    return (b"%d" % len(keys), *keys, b"%d" % len(begin), begin)
+
+
+def read_stored(reply: Sequence[Any]) -> list[StoredLock]:
+    """Return the locks in a reply of `READ`, one per key."""
+    now, *locks = reply
+    return [stored(now, *fields) for fields in locks]
+
+
+def stored(
+    now: int,
+    value: bytes | None,
+    ttl: int,
+    fence: bytes | None,
+    queued: Sequence[bytes | None] | None,
+    following: Sequence[bytes | None] | None,
+) -> StoredLock:
+    """Return what a node stores of a lock; *now* is its clock, *ttl* a time, as it tells [ms]."""
+    return StoredLock(
+        value,
+        None if ttl == -1 else max(0, ttl) / 1000.0,
+        number(fence) if fence else 0,
+        reservation_in(queued, now, value) if queued else None,
+        reservation_in(following, now, value) if following else None,
+    )
+
+
+def reservation_in(
+    fields: Sequence[bytes | None], now: int, lock: bytes | None
+) -> StoredReservation | None:
+    """Return the reservation in *fields*, None if it does not stand (any more)."""
+    token, info, until, under, started, merged = (value or b"" for value in fields)
+    left = (number(until) - now) / 1000.0
+    holds = bool(under) and (lock or b"")[:TOKEN_LENGTH] == under
+    if not token or (left <= 0 and not holds):
+        return None
+    return StoredReservation(
+        token,
+        object_in(info),
+        max(0.0, left),
+        is_running=holds or started not in (b"", b"-"),
+        merged=number(merged),
+        has_run=started == b"-",
+    )
+
+
+def number(digits: bytes) -> int:
+    """Return the number in *digits*, 0 if somebody else wrote it."""
+    return int(digits) if digits.isdigit() and len(digits) <= LONGEST_NUMBER else 0
+
+
+def views_of(name: str, locks: Mapping[str, StoredLock]) -> list[LockView]:
+    """Return who holds the lock *name*, the one on most nodes first; *locks* by node label."""
+    holders: dict[bytes, dict[str, StoredLock]] = {}
+    waiting = 0
+    for label, one in locks.items():
+        waiting = max(waiting, one.waiting)
+        if one.value is not None:
+            holders.setdefault(one.value[:TOKEN_LENGTH], {})[label] = one
+    views = [view_of(name, of_one, waiting) for of_one in holders.values()]
+    return sorted(views, key=lambda view: -len(view.votes))
+
+
+def view_of(name: str, locks: Mapping[str, StoredLock], waiting: int) -> LockView:
+    """Return the holder of whom all of *locks* store the token; *locks* by node label."""
+    values = list(dict.fromkeys(one.value or b"" for one in locks.values()))
+    ttls = [one.ttl for one in locks.values()]
+    is_foreign = not is_ours(values[0])
+    return LockView(
+        name,
+        holder={} if is_foreign else max(map(read_holder, values), key=renewals_of),
+        ttl=None if None in ttls else max(ttl or 0.0 for ttl in ttls),
+        votes=list(locks),
+        fence=max(one.fence for one in locks.values()),
+        waiting=waiting,
+        is_foreign=is_foreign,
+    )
+
+
+def renewals_of(holder: Mapping[str, Any]) -> int:
+    """Return how often *holder* has renewed its lease, as far as it tells."""
+    said = holder.get("renewals", 0)
+    return said if isinstance(said, int) else 0
