@@ -35,19 +35,24 @@ from celery_redlock.beat.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW, Slot
 from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.records import TOKEN_LENGTH, Keys, record_key
 from celery_redlock.lock.requests import Request, quarantine_ms
 from celery_redlock.lock.rounds import Ask, Client
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import NO_VOTE, Keys, ms, record_key
+from celery_redlock.lock.scripting import NO_VOTE, ms
 from celery_redlock.lock.votes import (
-    TOKEN_LENGTH,
     Ballot,
     Vote,
     VoteKind,
+    agreed,
+    agreeing,
     count,
+    has_majority,
+    holder_named_by,
+    prevents_majority,
     quarantine_left,
-    read_holder,
     told,
+    votes_of,
 )
 
 if TYPE_CHECKING:
@@ -187,14 +192,13 @@ def look_request(rules: Rules, entry: str) -> Request:
 # --- what the votes mean -----------------------------------------------------------------
 
 
-def claims_of(ballot: Ballot) -> int:
-    """Return how many nodes store our claim."""
-    return count(ballot, VoteKind.GRANTED) + count(ballot, SlotVote.UNCERTAIN)
+#: The votes of nodes that store our claim.
+CLAIMED = (VoteKind.GRANTED, SlotVote.UNCERTAIN)
 
 
-def is_ahead(vote: Vote | None) -> bool:
-    """Return whether a node said that our clock is too far ahead of its own."""
-    return vote is not None and vote.reason == NO_VOTE[-5]
+def is_ahead(vote: Vote) -> bool | None:
+    """Return whether a node said that our clock is too far ahead of its own, None if not."""
+    return vote.reason == NO_VOTE[-5] or None
 
 
 def claim_is_decided(ballot: Ballot) -> bool:
@@ -204,24 +208,22 @@ def claim_is_decided(ballot: Ballot) -> bool:
     One node suffices to know that a slot was published, or that there is a newer leader. Where
     an earlier claim was seen, all are waited for: it may have reached too few to be published.
     """
-    if count(ballot, SlotVote.PUBLISHED) or count(ballot, SlotVote.DEPOSED):
+    if count(ballot, SlotVote.PUBLISHED, SlotVote.DEPOSED):
         return True
-    majority = quorum(len(ballot))
-    is_ours = count(ballot, VoteKind.GRANTED) >= majority and not count(ballot, SlotVote.UNCERTAIN)
+    is_ours = has_majority(ballot, VoteKind.GRANTED) and not count(ballot, SlotVote.UNCERTAIN)
     return is_ours and lock_is_decided(ballot)
 
 
 def lock_is_decided(ballot: Ballot) -> bool:
     """Return whether it is known whether a majority of nodes names one holder of the lock."""
-    holders = [v.value[:TOKEN_LENGTH] for v in ballot if v is not None and is_claimed(v)]
-    most = max((holders.count(token) for token in holders if token), default=0)
-    silent = len(ballot) - len(holders)
+    most = len(agreeing(ballot, locked_for))
+    silent = len(ballot) - count(ballot, *CLAIMED)
     return most >= quorum(len(ballot)) or most + silent < quorum(len(ballot))
 
 
-def is_claimed(vote: Vote) -> bool:
-    """Return whether *vote* grants a claim."""
-    return vote.kind in (VoteKind.GRANTED, SlotVote.UNCERTAIN)
+def locked_for(vote: Vote) -> bytes | None:
+    """Return the token that holds the lock on a node that granted a claim; None for none."""
+    return vote.value[:TOKEN_LENGTH] or None if vote.kind in CLAIMED else None
 
 
 def state_of(ballot: Ballot) -> SlotState | None:
@@ -230,36 +232,25 @@ def state_of(ballot: Ballot) -> SlotState | None:
         return SlotState.DEPOSED
     if count(ballot, SlotVote.PUBLISHED):
         return SlotState.PUBLISHED
-    majority = quorum(len(ballot))
-    if claims_of(ballot) >= majority:
-        silent = len(ballot) - claims_of(ballot)
-        is_uncertain = count(ballot, SlotVote.UNCERTAIN) + silent >= majority
-        return (
-            SlotState.UNCERTAIN
-            if is_uncertain and count(ballot, SlotVote.UNCERTAIN)
-            else SlotState.CLAIMED
-        )
-    if count(ballot, VoteKind.REFUSED) > len(ballot) - majority:
+    if has_majority(ballot, *CLAIMED):
+        silent = len(ballot) - count(ballot, *CLAIMED)
+        uncertain = count(ballot, SlotVote.UNCERTAIN)
+        is_uncertain = uncertain > 0 and uncertain + silent >= quorum(len(ballot))
+        return SlotState.UNCERTAIN if is_uncertain else SlotState.CLAIMED
+    if prevents_majority(ballot, VoteKind.REFUSED):
         return SlotState.TAKEN
-    ahead = sum(1 for vote in ballot if is_ahead(vote))
-    return SlotState.AHEAD if ahead >= majority else None
+    return SlotState.AHEAD if agreed(ballot, is_ahead) else None
 
 
 def holder_in(ballot: Ballot) -> dict[str, Any]:
     """Return the holder of the lock that at least half of the nodes that granted name."""
-    votes = [v for v in ballot if v is not None and is_claimed(v)]
-    tokens = [v.value[:TOKEN_LENGTH] for v in votes if v.value]
-    token = max(tokens, key=tokens.count, default=b"")
-    if not token or 2 * tokens.count(token) < len(votes):
-        return {}
-    named = [v for v in votes if v.value[:TOKEN_LENGTH] == token]
-    return {**read_holder(named[0].value), "ttl": max(v.ttl for v in named)}
+    named = agreeing(ballot, locked_for)
+    return holder_named_by(named) if 2 * len(named) >= count(ballot, *CLAIMED) else {}
 
 
 def last_of(ballot: Ballot) -> LastSlot | None:
     """Return the last slot that any node knows, None if there is none."""
-    granted = [v for v in ballot if v is not None and v.kind is VoteKind.GRANTED]
-    votes = [v for v in granted if 0 < v.fence < LATEST_SLOT]
+    votes = [v for v in votes_of(ballot, VoteKind.GRANTED) if 0 < v.fence < LATEST_SLOT]
     due = max((v.fence for v in votes), default=0)
     settled = any(v.fence == due and v.value == b"settled" for v in votes)
     return LastSlot(due / 1000.0, settled) if due else None
@@ -297,9 +288,9 @@ class Slots:
         for start in range(0, len(entries), BATCH):
             batch = entries[start : start + BATCH]
             # All of them: after a restart one node of the majority that knows may know nothing.
-            asks = [Ask(look_request(self._rules, entry), lambda _: False) for entry in batch]
+            asks = [Ask(look_request(self._rules, entry)) for entry in batch]
             for entry, ballot in zip(batch, self._driver.ask_all(asks), strict=True):
-                if count(ballot, VoteKind.GRANTED) < quorum(len(ballot)):
+                if not has_majority(ballot, VoteKind.GRANTED):
                     raise QuorumUnavailable(entry, told(ballot, self._driver.labels))
                 last = last_of(ballot)
                 if last is not None:

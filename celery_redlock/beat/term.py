@@ -25,6 +25,7 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.redlock import NodeView, Redlock
 from celery_redlock.lock.rounds import Wanted
+from celery_redlock.lock.votes import agreed
 from celery_redlock.log import get_logger, printable
 
 __all__ = ["AFTER_FAILURE", "Candidate", "StandBy", "Term", "leader_in"]
@@ -76,12 +77,8 @@ class Term:
 
 def leader_in(views: Sequence[NodeView]) -> dict[str, Any]:
     """Return whom a majority of the nodes names as the holder, ``{}`` if there is none."""
-    named = [view.holder for view in views if view.holder]
-    tokens = [holder["token"] for holder in named]
-    token = max(tokens, key=tokens.count, default=None)
-    if token is None or tokens.count(token) < quorum(len(views)):
-        return {}
-    return next(holder for holder in named if holder["token"] == token)
+    named = agreed(views, lambda view: view.holder.get("token"))
+    return named[0].holder if named else {}
 
 
 class Candidate:

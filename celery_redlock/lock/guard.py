@@ -24,8 +24,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import ENROL, Keys, ms, registered, seconds, text, whole
+from celery_redlock.lock.scripting import ms, registered, seconds, text, whole
+from celery_redlock.lock.scripts import ENROL
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection

@@ -20,9 +20,10 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.call import Call, pack_guarded
 from celery_redlock.lock.clock import ClockReading
 from celery_redlock.lock.guard import Greeting, boot_marker
+from celery_redlock.lock.records import Keys
 from celery_redlock.lock.replies import WOULD_BLOCK, Replies, replies_of
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys, ms, pack
+from celery_redlock.lock.scripting import ms, pack
 from celery_redlock.lock.steps import Finding, NodeClock
 from celery_redlock.lock.votes import Vote, VoteKind
 

@@ -45,11 +45,12 @@ from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, quorum
 from celery_redlock.lock.node import Node
+from celery_redlock.lock.records import read_holder
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Ask, Client, Wanted
 from celery_redlock.lock.rules import Rules, number
-from celery_redlock.lock.votes import Ballot, Vote, VoteKind, count, read_holder, told
+from celery_redlock.lock.votes import Ballot, Vote, VoteKind, count, told
 from celery_redlock.lock.watchdog import NotRenewed, Watchdog
 
 __all__ = ["NodeHealth", "NodeView", "Redlock", "ReleaseOutcome"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from celery_redlock.lock.lease import Lease, quorum, valid_until
+from celery_redlock.lock.lease import Lease, valid_until
 from celery_redlock.lock.requests import Request, renew_request
 from celery_redlock.lock.rounds import Client
-from celery_redlock.lock.votes import Ballot, VoteKind, count
+from celery_redlock.lock.votes import Ballot, VoteKind, has_majority, prevents_majority
 
 __all__ = ["Renewal"]
 
@@ -49,11 +49,7 @@ class Renewal:
 
     def _verdict(self, ballot: Ballot) -> Lease | str | None:
         """Return what the votes say; at most one of these can ever be said of a round."""
-        majority = quorum(len(ballot))
-        if count(ballot, VoteKind.GRANTED) >= majority:
+        if has_majority(ballot, VoteKind.GRANTED):
             return self.lease
-        if count(ballot, VoteKind.REPAIRED) >= majority:
-            return "stolen"
-        if count(ballot, VoteKind.REFUSED) > len(ballot) - majority:
-            return "stolen"
-        return None
+        is_gone = prevents_majority(ballot, VoteKind.REFUSED)
+        return "stolen" if is_gone or has_majority(ballot, VoteKind.REPAIRED) else None

@@ -39,22 +39,11 @@ from celery_redlock.errors import (
 )
 from celery_redlock.lock import clock
 from celery_redlock.lock.foreign import is_text
-from celery_redlock.lock.lease import (
-    Lease,
-    fence_proposal,
-    least_validity,
-    quorum,
-    valid_until,
-)
-from celery_redlock.lock.requests import (
-    Request,
-    acquire_request,
-    release_request,
-    renew_request,
-)
+from celery_redlock.lock.lease import Lease, fence_proposal, least_validity, quorum, valid_until
+from celery_redlock.lock.records import OWNER_LENGTH
+from celery_redlock.lock.requests import Request, acquire_request, release_request, renew_request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import (
-    OWNER_LENGTH,
     Ballot,
     Verdict,
     VoteKind,
@@ -64,9 +53,11 @@ from celery_redlock.lock.votes import (
     is_in_doubt,
     judge,
     marker_in,
+    positions_of,
     quarantine_left,
     told,
     verdict_when_split,
+    votes_of,
 )
 
 __all__ = [
@@ -91,12 +82,17 @@ SHORTEST_SPLIT_PAUSE = 0.002
 CONFIRM_ROUNDS = 3
 
 
+def when_all_are_in(_ballot: Ballot) -> bool:
+    """Wait for every answer: no vote decides before the last one."""
+    return False
+
+
 @dataclass(frozen=True)
 class Ask:
     """Put *request* to every node at once; the answer is the ballot, *decided* or timed out."""
 
     request: Request
-    decided: Callable[[Ballot], bool]
+    decided: Callable[[Ballot], bool] = when_all_are_in
 
 
 @dataclass(frozen=True)
@@ -302,8 +298,7 @@ def refusal(name: str, ballot: Ballot, labels: tuple[str, ...]) -> LockNotAcquir
 
 def _refusing(ballot: Ballot) -> frozenset[int]:
     """Return the positions of nodes that certainly stored nothing of ours."""
-    certain = (VoteKind.REFUSED, VoteKind.QUARANTINED, VoteKind.MARKED)
-    return frozenset(i for i, v in enumerate(ballot) if v is not None and v.kind in certain)
+    return positions_of(ballot, VoteKind.REFUSED, VoteKind.QUARANTINED, VoteKind.MARKED)
 
 
 class _Attempt:
@@ -362,10 +357,9 @@ class _Attempt:
 
 def _largest_granted(ballot: Ballot) -> int:
     """Return the largest fence of the nodes that hold our token, 0 if there are none."""
-    fences = [v.fence for v in ballot if v is not None and v.kind is VoteKind.GRANTED]
-    return max(fences, default=0)
+    return max((v.fence for v in votes_of(ballot, VoteKind.GRANTED)), default=0)
 
 
 def _agreeing(ballot: Ballot, fence: int) -> int:
     """Return how many nodes hold our token and store exactly *fence*."""
-    return [v.fence for v in ballot if v is not None and v.kind is VoteKind.GRANTED].count(fence)
+    return sum(v.fence == fence for v in votes_of(ballot, VoteKind.GRANTED))

@@ -21,9 +21,9 @@ from redis.exceptions import RedisError
 from celery_redlock.lock.address import addresses_of
 from celery_redlock.lock.guard import exchange
 from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.records import TOKEN_LENGTH, is_ours, read_holder
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Script, read_release
-from celery_redlock.lock.votes import TOKEN_LENGTH, is_ours, read_holder
+from celery_redlock.lock.scripting import Script, read_release
 from celery_redlock.reading.nodes import connected
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.guard import Greeting, Unfit, enrol, exchange, greet
 from celery_redlock.lock.node import ECHO, without_echo
+from celery_redlock.lock.records import PUBLIC_TOKEN_LENGTH, TOKEN_LENGTH, Keys, is_ours, probe_key
 from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys, probe_key
-from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH, TOKEN_LENGTH, is_ours
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection

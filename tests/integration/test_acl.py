@@ -21,7 +21,7 @@ from celery_redlock.lock.address import addresses_of
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import registered
+from celery_redlock.lock.scripting import registered
 from celery_redlock.ops.bench import round_trips
 from celery_redlock.ops.doctor.nodes import gather_nodes
 from celery_redlock.reading.all_locks import live_locks

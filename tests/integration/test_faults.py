@@ -29,17 +29,12 @@ import celery_redlock
 from celery_redlock import events
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable
 from celery_redlock.lock import call, clock, held, node, requests, rounds, votes
+from celery_redlock.lock.records import Keys, marker_key
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import (
-    CONSTANTS,
-    RELEASE_LUA,
-    Keys,
-    Script,
-    marker_key,
-    read_release,
-)
+from celery_redlock.lock.scripting import CONSTANTS, Script, read_release
+from celery_redlock.lock.scripts import RELEASE_LUA
 from celery_redlock.lock.watchdog import Watchdog
 from celery_redlock.reading import nodes as survey
 from support.waiting import eventually

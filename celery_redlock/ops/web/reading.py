@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from celery_redlock.lock.records import shorten
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import shorten
 from celery_redlock.ops.web.finding import LONGEST, Found, find_locks, name_pattern, together
 from celery_redlock.ops.web.kept import Kept, Reading
 from celery_redlock.reading.all_locks import LiveLocks, LockView

@@ -1,0 +1,137 @@
+"""
+What all records on the nodes have in common: how a key is named, and how a holder is described.
+
+A record (a lock, a finished marker, a reservation, a slot) is one Redis key per node, named
+``prefix:kind:name``, and always has an expiry. What has a holder begins with the holder's token,
+followed by a description of it, as JSON. Only the token is compared. Others may have written
+into our keys, so nothing that is read from them is taken for granted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import socket
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from celery_redlock.lock.foreign import object_in
+
+__all__ = [
+    "OWNER_LENGTH",
+    "PUBLIC_TOKEN_LENGTH",
+    "TOKEN_LENGTH",
+    "Keys",
+    "encode_info",
+    "holder_payload",
+    "is_ours",
+    "marker_key",
+    "probe_key",
+    "read_holder",
+    "record_key",
+    "shorten",
+]
+
+TOKEN_LENGTH = 40
+#: How much of a token tells whose it is, where several attempts have one owner.
+OWNER_LENGTH = 32
+#: How much of a token may be shown.
+PUBLIC_TOKEN_LENGTH = 8
+#: Longest name that is part of a key as it is [bytes].
+LONGEST_NAME = 110
+TOKEN = re.compile(rb"[0-9a-f]{%d}" % TOKEN_LENGTH)
+#: Name of this machine, for others to see who holds a lock.
+HOST = socket.gethostname()
+_encoder = json.JSONEncoder(separators=(",", ":"), default=str)  # json.dumps would make one a call
+
+
+# --- keys --------------------------------------------------------------------------------
+
+
+class Keys(NamedTuple):
+    """
+    The Redis keys of one lock name, and those of the node itself.
+
+    Attributes:
+        lock: Holds the token and what the holder tells of itself.
+        fence: Holds the largest fencing number given out.
+        boot: Holds what the node was when it was enrolled; one per node.
+        quarantine: Is there while the node must not vote; one per node.
+    """
+
+    lock: bytes
+    fence: bytes
+    boot: bytes
+    quarantine: bytes
+
+    @staticmethod
+    def of(prefix: str, name: str) -> Keys:
+        """Return the keys of *name*; each is shorter than 200 bytes."""
+        return keys_of(prefix, shorten(name))
+
+
+@lru_cache(maxsize=1024)
+def keys_of(prefix: str, short: str) -> Keys:
+    """Return the keys of a name that is shortened already: the cache keeps no long one."""
+    return Keys(
+        record_key(prefix, "lock", short),
+        record_key(prefix, "fence", short),
+        node_key(prefix, "boot"),
+        node_key(prefix, "quarantine"),
+    )
+
+
+def record_key(prefix: str, kind: str, name: str) -> bytes:
+    """Return the Redis key of the record of *kind* about *name*; shorter than 200 bytes."""
+    return f"{prefix}:{kind}:{shorten(name)}".encode()
+
+
+def node_key(prefix: str, part: str) -> bytes:
+    """Return the Redis key of what a node knows of itself."""
+    return f"{prefix}:node:{part}".encode()
+
+
+def marker_key(prefix: str, marker: str) -> bytes:
+    """Return the Redis key of a marker."""
+    return record_key(prefix, "marker", marker)
+
+
+def probe_key(prefix: str) -> bytes:
+    """Return the Redis key that is written to see whether a node takes writes."""
+    return node_key(prefix, "probe")
+
+
+def shorten(name: str) -> str:
+    """Return *name*, or if it is too long for a key its beginning and a digest of all of it."""
+    encoded = name.encode()
+    if len(encoded) <= LONGEST_NAME:
+        return name
+    begin = encoded[: LONGEST_NAME - 33].decode(errors="ignore")
+    return f"{begin}~{hashlib.sha256(encoded).hexdigest()[:32]}"
+
+
+# --- holders -----------------------------------------------------------------------------
+
+
+def holder_payload(info: dict[str, Any], since: float) -> dict[str, Any]:
+    """Return what is stored of a holder: what it tells of itself, where it is, since when."""
+    return {**info, "host": HOST, "pid": os.getpid(), "since": round(since, 3)}
+
+
+def encode_info(info: dict[str, Any]) -> bytes:
+    """Return what a holder tells of itself, as it is stored behind the token."""
+    return _encoder.encode(info).encode()
+
+
+def read_holder(value: bytes) -> dict[str, Any]:
+    """Return what a record's value tells of its holder; the token only by its public part."""
+    # Of somebody else's nothing is told: the key is taken all the same.
+    public = value[:PUBLIC_TOKEN_LENGTH].decode("ascii", "replace")
+    return {**object_in(value[TOKEN_LENGTH:]), "token": public}
+
+
+def is_ours(value: bytes) -> bool:
+    """Return whether *value* begins with a token, so that celery-redlock may have written it."""
+    return TOKEN.match(value) is not None
