@@ -19,7 +19,6 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -431,7 +430,10 @@ def test_a_fence_that_somebody_planted_is_nobodys(five_nodes, locks, monkeypatch
 def test_a_marker_that_somebody_planted_ends_nothing(five_nodes, locks, monkeypatch, on):
     """An execution is over where a majority says so; one node's writer cannot have it dropped."""
     if not on:
-        is_marked = partial(votes.count, kind=votes.VoteKind.MARKED)
+
+        def is_marked(ballot):
+            return votes.count(ballot, votes.VoteKind.MARKED)
+
         found = {True: lambda _: votes.Verdict.MARKED, False: votes.judge}
         monkeypatch.setattr(rounds, "judge", lambda ballot: found[is_marked(ballot) > 0](ballot))
         monkeypatch.setattr(rounds, "acquire_is_decided", lambda ballot: is_marked(ballot) > 0)
