@@ -20,9 +20,9 @@ from celery_redlock.deferral import signals_deferred
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.events import LeaderDeposed, LeaderElected, Notify
 from celery_redlock.lock import clock
-from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.records import since_of
 from celery_redlock.lock.redlock import NodeView, Redlock
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.votes import agreed

@@ -12,7 +12,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.foreign import is_text
+from celery_redlock.lock.records import is_text
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection

@@ -14,10 +14,9 @@ import json
 import os
 import re
 import socket
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
-
-from celery_redlock.lock.foreign import object_in
 
 __all__ = [
     "OWNER_LENGTH",
@@ -27,11 +26,14 @@ __all__ = [
     "encode_info",
     "holder_payload",
     "is_ours",
+    "is_text",
     "marker_key",
+    "object_in",
     "probe_key",
     "read_holder",
     "record_key",
     "shorten",
+    "since_of",
 ]
 
 TOKEN_LENGTH = 40
@@ -42,6 +44,10 @@ PUBLIC_TOKEN_LENGTH = 8
 #: Longest name that is part of a key as it is [bytes].
 LONGEST_NAME = 110
 TOKEN = re.compile(rb"[0-9a-f]{%d}" % TOKEN_LENGTH)
+#: So deep is nothing that we write; what is nested like that cannot be encoded again everywhere.
+DEPTH = 8
+#: Nobody of ours has taken a lock after this moment [s, Unix time].
+END_OF_TIME = 1e11
 #: Name of this machine, for others to see who holds a lock.
 HOST = socket.gethostname()
 _encoder = json.JSONEncoder(separators=(",", ":"), default=str)  # json.dumps would make one a call
@@ -112,6 +118,15 @@ def shorten(name: str) -> str:
     return f"{begin}~{hashlib.sha256(encoded).hexdigest()[:32]}"
 
 
+def is_text(value: str) -> bool:
+    """Return whether *value* can be encoded: without lone surrogates, which JSON and argv have."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 # --- holders -----------------------------------------------------------------------------
 
 
@@ -135,3 +150,26 @@ def read_holder(value: bytes) -> dict[str, Any]:
 def is_ours(value: bytes) -> bool:
     """Return whether *value* begins with a token, so that celery-redlock may have written it."""
     return TOKEN.match(value) is not None
+
+
+def object_in(stored: bytes) -> dict[str, Any]:
+    """Return the JSON object in *stored*; empty if it is none, or none that we would write."""
+    try:
+        told = json.loads(stored, parse_constant=lambda _: None)  # NaN is no JSON
+    except (ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) and is_shallow(told, DEPTH) else {}
+
+
+def is_shallow(value: Any, depth: int) -> bool:
+    """Return whether *value* is nested no deeper than that."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > 0 and all(is_shallow(item, depth - 1) for item in inner)
+
+
+def since_of(holder: Mapping[str, Any]) -> float | None:
+    """Return since when *holder* has its lock [s, Unix time]; None if it does not tell."""
+    since = holder.get("since")
+    if isinstance(since, bool) or not isinstance(since, (int, float)):
+        return None
+    return float(since) if 0 <= since < END_OF_TIME else None

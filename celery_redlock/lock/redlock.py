@@ -41,11 +41,10 @@ from celery_redlock.lock.call import Call
 from celery_redlock.lock.credentials import with_credentials
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.fanout import Fanout
-from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, quorum
 from celery_redlock.lock.node import Node
-from celery_redlock.lock.records import read_holder
+from celery_redlock.lock.records import read_holder, since_of
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Ask, Client, Wanted

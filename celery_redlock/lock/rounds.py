@@ -38,9 +38,8 @@ from celery_redlock.errors import (
     RedlockError,
 )
 from celery_redlock.lock import clock
-from celery_redlock.lock.foreign import is_text
 from celery_redlock.lock.lease import Lease, fence_proposal, least_validity, quorum, valid_until
-from celery_redlock.lock.records import OWNER_LENGTH
+from celery_redlock.lock.records import OWNER_LENGTH, is_text
 from celery_redlock.lock.requests import Request, acquire_request, release_request, renew_request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import (

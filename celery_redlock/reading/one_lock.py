@@ -14,10 +14,16 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.foreign import object_in
 from celery_redlock.lock.guard import exchange
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.records import TOKEN_LENGTH, Keys, is_ours, read_holder, record_key
+from celery_redlock.lock.records import (
+    TOKEN_LENGTH,
+    Keys,
+    is_ours,
+    object_in,
+    read_holder,
+    record_key,
+)
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import Ballot, Verdict, Vote, VoteKind, judge, verdict_when_split
 from celery_redlock.reading.all_locks import number

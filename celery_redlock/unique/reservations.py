@@ -16,8 +16,6 @@ from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.rounds import Ask, Client
 from celery_redlock.lock.votes import Ballot, VoteKind, has_majority
 from celery_redlock.unique.requests import (
-    AS_IT_IS,
-    OVER,
     Start,
     Trigger,
     end_request,
@@ -37,17 +35,7 @@ if TYPE_CHECKING:
 
     from celery_redlock.lock.redlock import Redlock
 
-__all__ = [
-    "AS_IT_IS",
-    "OVER",
-    "Duplicate",
-    "NotStarted",
-    "Reservations",
-    "Reserved",
-    "Start",
-    "Started",
-    "Trigger",
-]
+__all__ = ["Reservations"]
 
 
 class Reservations:

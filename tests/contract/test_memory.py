@@ -55,12 +55,15 @@ from celery_redlock.reading.journal import record_request
 from celery_redlock.testing.keyspace import COMMANDS
 from celery_redlock.testing.model import NodeModel
 from celery_redlock.unique.requests import (
+    AS_IT_IS,
+    OVER,
+    Start,
+    Trigger,
     end_request,
     reservation_keys,
     reserve_request,
     start_request,
 )
-from celery_redlock.unique.reservations import AS_IT_IS, OVER, Start, Trigger
 from support.both import TINY, Both
 from support.waiting import eventually
 

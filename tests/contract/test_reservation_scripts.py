@@ -13,13 +13,16 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import BOOT_RETENTION, NO_VOTE
 from celery_redlock.lock.votes import VoteKind
 from celery_redlock.unique.requests import (
+    AS_IT_IS,
+    OVER,
     RETENTION,
+    Start,
+    Trigger,
     end_request,
     reservation_keys,
     reserve_request,
     start_request,
 )
-from celery_redlock.unique.reservations import AS_IT_IS, OVER, Start, Trigger
 from celery_redlock.unique.scripts import ReservationVote
 from support.script_bench import ScriptBench, near
 from support.waiting import eventually

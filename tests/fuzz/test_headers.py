@@ -29,7 +29,8 @@ from celery_redlock.task.delivery import execution_id, take_owner
 from celery_redlock.task.envelope import Envelope, hide
 from celery_redlock.task.forced_ends import ForcedEnd, RedlockRequest
 from celery_redlock.task.redelivery import headers_of
-from celery_redlock.unique.reservations import Reservations, Started
+from celery_redlock.unique.reservations import Reservations
+from celery_redlock.unique.reserving import Started
 from fuzz.hostile import JSON, TEXTS
 
 MINE, FOREIGN = "id-of-this-task", "id-of-another-task"

@@ -28,7 +28,9 @@ from celery_redlock.reading.all_locks import live_locks
 from celery_redlock.reading.journal import Journal, JournalReader
 from celery_redlock.reading.nodes import bootstrap, node_statuses, release_seen
 from celery_redlock.reading.one_lock import look
-from celery_redlock.unique.reservations import AS_IT_IS, OVER, Reservations, Start, Started, Trigger
+from celery_redlock.unique.requests import AS_IT_IS, OVER, Start, Trigger
+from celery_redlock.unique.reservations import Reservations
+from celery_redlock.unique.reserving import Started
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sentinel-tls-acl.md"
 RULES = Rules(ttl=3, max_ttl=3, node_timeout=0.5)

@@ -27,21 +27,15 @@ from celery_redlock.lock.rounds import Ask, Client, Pause, Tell
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import Vote, VoteKind, agreed
 from celery_redlock.task.reservation import NotItsTurn, Reservation
-from celery_redlock.unique.requests import RETENTION
-from celery_redlock.unique.reservations import (
-    AS_IT_IS,
-    OVER,
-    Duplicate,
-    NotStarted,
-    Reservations,
-    Reserved,
-    Start,
-    Started,
-    Trigger,
-)
+from celery_redlock.unique.requests import AS_IT_IS, OVER, RETENTION, Start, Trigger
+from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import (
     SPLIT_TRIES,
     VERSION_TRIES,
+    Duplicate,
+    NotStarted,
+    Reserved,
+    Started,
     answer_of,
     has_met_others,
     holds,
