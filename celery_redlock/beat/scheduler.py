@@ -20,7 +20,7 @@ from celery_redlock.beat.entries import overlap_of
 from celery_redlock.beat.leader import Leader
 from celery_redlock.beat.slots import SlotPublisher, TermOver
 from celery_redlock.beat.term import AFTER_FAILURE, Candidate, StandBy, Term
-from celery_redlock.deferral import signals_deferred
+from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock import clock
 from celery_redlock.log import get_logger
@@ -116,7 +116,7 @@ class RedlockScheduler:
         if self._candidate is None or self._is_closed:
             return
         try:
-            with signals_deferred():  # a term that is granted must not get lost on its way here
+            with defer_signals():  # a term that is granted must not get lost on its way here
                 self._state = self._candidate.bid(state)
         except Exception:
             logger.exception("beat: The bid failed; it is tried again")
@@ -147,7 +147,7 @@ class RedlockScheduler:
             logger.exception("beat: Closing %s failed", self._wrapped.__name__)
         finally:
             if self._candidate is not None:
-                with signals_deferred():
+                with defer_signals():
                     self._state = self._candidate.step_down(term, reason)
 
     def should_sync(self) -> bool:

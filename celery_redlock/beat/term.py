@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery_redlock.deferral import signals_deferred
+from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.events import LeaderDeposed, LeaderElected, Notify
 from celery_redlock.lock import clock
@@ -98,7 +98,7 @@ class Candidate:
 
     def bid(self, before: StandBy) -> Term | StandBy:
         """Return a term, or when to bid again; says so where that has changed since *before*."""
-        with signals_deferred():
+        with defer_signals():
             result = self._bid(clock.now())
         if isinstance(result, Term):
             self._notify(LeaderElected(self.name, result.held.fence))
@@ -134,7 +134,7 @@ class Candidate:
 
     def step_down(self, term: Term, reason: str) -> StandBy:
         """End *term*, give the leadership back, and return when to bid again."""
-        with signals_deferred():
+        with defer_signals():
             try:
                 self._locks.give_back(term.held)
             except Exception:  # the lease ends by itself

@@ -19,7 +19,7 @@ from celery import signals, states
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.time import maybe_make_aware
 
-from celery_redlock.deferral import signals_deferred
+from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import (
     LockKeyError,
     LockNotAcquired,
@@ -35,7 +35,7 @@ from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.current import _current, _running
 from celery_redlock.task.delivery import Delivery, forget_serializer, take_owner
 from celery_redlock.task.envelope import HEADER, Envelope, hide
-from celery_redlock.task.interrupt import Interrupt, LockInterrupt, undisturbed
+from celery_redlock.task.interrupt import Interrupt, LockInterrupt, defer_interrupts
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import RunUnlocked
 from celery_redlock.task.redelivery import set_aside
@@ -231,7 +231,7 @@ class Execution:
         asked = marker if self._delivery.may_be_repeated else None
         wanted = Wanted(self.name, options.ttl, wait, options.fence, self._info, asked, owner)
         on_lost = self._on_lost if options.aborts_on_loss else None
-        with undisturbed():  # or a lock that was granted might not be given back
+        with defer_interrupts():  # or a lock that was granted might not be given back
             self._held = held = self._plugin.locks.take(wanted, on_lost)
             if asked != marker:  # what an earlier publish under this task id has left
                 self._plugin.locks.mark(Marker(self.id, "done", 0.0))
@@ -301,7 +301,7 @@ class Execution:
         if self._queued is None or not self._is_its_own(self._queued):
             return args, kwargs
         try:
-            with undisturbed():
+            with defer_interrupts():
                 markers, late = self._plugin.reservations, self.task.acks_late
                 started = self._queued.start(
                     markers, self.options, held, self._info, comes_back=late
@@ -420,7 +420,7 @@ class Execution:
             self._held = self._queued = None  # of the parent, which goes on under them
         if self._held is None and self._queued is None:
             return
-        with undisturbed():
+        with defer_interrupts():
             held, self._held = self._held, None
             marker = None if held is None else self._marker()
             self._end_queued()
@@ -455,7 +455,7 @@ class Execution:
         if self._finishing:
             is_stored = state in (states.SUCCESS, states.FAILURE, states.RETRY)
             done = Marker(self.id, "done", self.options.dedup_ttl)
-            with signals_deferred():
+            with defer_signals():
                 if self._ending is not None and is_stored:
                     self._end_marker(self._ending, self._became or FINISHED)
                 self._plugin.locks.mark(done if is_stored else Marker(self.id, UNSTORED, 0.0))
