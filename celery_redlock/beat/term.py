@@ -28,7 +28,7 @@ from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.votes import agreed
 from celery_redlock.log import get_logger, printable
 
-__all__ = ["AFTER_FAILURE", "Candidate", "StandBy", "Term", "leader_in"]
+__all__ = ["AFTER_FAILURE", "Elector", "StandBy", "Term", "leader_in"]
 
 logger = get_logger(__name__)
 
@@ -81,7 +81,7 @@ def leader_in(views: Sequence[NodeView]) -> dict[str, Any]:
     return named[0].holder if named else {}
 
 
-class Candidate:
+class Elector:
     """
     Bids for the leadership of the schedulers called *name*.
 

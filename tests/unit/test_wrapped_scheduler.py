@@ -12,12 +12,12 @@ from celery import Celery
 from celery.beat import Scheduler
 from celery.schedules import BaseSchedule
 
-from celery_redlock.beat import leader as leader_module
 from celery_redlock.beat import slots as slots_module
-from celery_redlock.beat.leader import BREATH, LOOK, Leader
+from celery_redlock.beat import wrapped_scheduler as wrapped_module
 from celery_redlock.beat.slot_records import Claimed, LastSlot, Slots, SlotState
 from celery_redlock.beat.slots import SOON, SlotPublisher, TermOver
 from celery_redlock.beat.term import Term
+from celery_redlock.beat.wrapped_scheduler import BREATH, LOOK, WrappedScheduler
 from celery_redlock.errors import DuplicateTask, QuorumUnavailable
 from celery_redlock.events import SlotPublished, SlotSkipped
 from celery_redlock.lock.rules import Rules
@@ -159,7 +159,7 @@ class Shop:
         self.scheduler.broker = self.broker
         term = Term(self.held, world.clock())
         self.publisher = SlotPublisher(plugin, "beat", term)
-        self.leader = Leader(self.scheduler, self.publisher, term)
+        self.leader = WrappedScheduler(self.scheduler, self.publisher, term)
 
     def broker(self, name, args, options):
         """Take a message, unless that is to fail."""
@@ -222,7 +222,7 @@ def world(monkeypatch):
             return world.now(tz)
 
     monkeypatch.setattr("celery_redlock.lock.clock.now", world.clock)
-    monkeypatch.setattr(leader_module, "datetime", Date)
+    monkeypatch.setattr(wrapped_module, "datetime", Date)
     monkeypatch.setattr(slots_module, "datetime", Date)
     return world
 

@@ -31,7 +31,7 @@ from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.lock import clock
 from celery_redlock.log import get_logger
 
-__all__ = ["Leader"]
+__all__ = ["WrappedScheduler"]
 
 logger = get_logger(__name__)
 
@@ -63,7 +63,7 @@ class Owed:
     failures: int = 0
 
 
-class Leader:
+class WrappedScheduler:
     """
     The wrapped scheduler during one term.
 
