@@ -51,7 +51,7 @@ from celery_redlock.lock.votes import (
     holder_named_by,
     prevents_majority,
     quarantine_left,
-    told,
+    votes_by_node,
     votes_of,
 )
 
@@ -291,7 +291,7 @@ class Slots:
             asks = [Ask(look_request(self._rules, entry)) for entry in batch]
             for entry, ballot in zip(batch, self._driver.ask_all(asks), strict=True):
                 if not has_majority(ballot, VoteKind.GRANTED):
-                    raise QuorumUnavailable(entry, told(ballot, self._driver.labels))
+                    raise QuorumUnavailable(entry, votes_by_node(ballot, self._driver.labels))
                 last = last_of(ballot)
                 if last is not None:
                     found[entry] = last
@@ -310,7 +310,9 @@ class Slots:
             self.withdraw(claim)  # or the next leader could not know that it was not published
         if state is None:
             labels = self._driver.labels
-            raise QuorumUnavailable(claim.entry, told(ballot, labels), quarantine_left(ballot))
+            raise QuorumUnavailable(
+                claim.entry, votes_by_node(ballot, labels), quarantine_left(ballot)
+            )
         return Claimed(state, holder_in(ballot))
 
     def settle(self, claim: Claim) -> None:

@@ -51,7 +51,7 @@ class SlotVote(enum.Enum):
 CLAIM_LUA = """
 local now = now_ms()
 local found, held_back = unpack(redis.call('MGET', KEYS[3], KEYS[4]))
-local code, left = standing(found, held_back, KEYS[3], KEYS[4], ARGV[8], ARGV[7])
+local code, left = may_vote(found, held_back, KEYS[3], KEYS[4], ARGV[8], ARGV[7])
 if code ~= 1 then return {code, now, left} end
 local slot, fence = tonumber(ARGV[1]), tonumber(ARGV[3])
 if slot > now + tonumber(ARGV[4]) then return {-5, now} end

@@ -181,7 +181,7 @@ class Fanout:
     def _compare_clocks(self) -> None:
         """Find out whose clock moved, ours or those of the nodes in doubt, and act on it."""
         doubts = [node.clock.doubt for node in self.nodes]  # once: other threads settle them, too
-        if any(doubt is not None and not doubt.is_told for doubt in doubts):
+        if any(doubt is not None and not doubt.is_reported for doubt in doubts):
             read = Call(inspect_request(self._rules, ""), len(self.labels), lambda _: False)
             self._ask([read])  # of the clocks of all; it writes nothing
         with self._mutex:

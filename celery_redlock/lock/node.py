@@ -286,13 +286,13 @@ class Node:
         if self.connection is None:
             return  # when it is back
         jump = doubt.move.jump
-        if not doubt.is_told:
+        if not doubt.is_reported:
             self._news.append(NodeClockJump(self.label, jump))
         patience = self._rules.quarantine if self._rules.restart_guard else 0.0
         if is_found or jump < 0 or now - doubt.at >= patience:
             self.clock.forget()
         else:
-            self.clock.doubt = doubt._replace(is_told=True)
+            self.clock.doubt = doubt._replace(is_reported=True)
         if is_found and jump > 0 and self._rules.restart_guard:
             self._quarantine(now)
 

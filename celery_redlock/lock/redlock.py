@@ -49,7 +49,7 @@ from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Ask, Client, Wanted
 from celery_redlock.lock.rules import Rules, number
-from celery_redlock.lock.votes import Ballot, Vote, VoteKind, count, told
+from celery_redlock.lock.votes import Ballot, Vote, VoteKind, count, votes_by_node
 from celery_redlock.lock.watchdog import NotRenewed, Watchdog
 
 __all__ = ["NodeHealth", "NodeView", "Redlock", "ReleaseOutcome"]
@@ -257,9 +257,9 @@ class Redlock:
         outcome = renewal.outcome(ballot)
         if isinstance(outcome, str):
             self._let_go(lease)
-            raise LockLost(lease.name, outcome, told(ballot, self.labels))
+            raise LockLost(lease.name, outcome, votes_by_node(ballot, self.labels))
         if outcome is None:
-            raise QuorumUnavailable(lease.name, told(ballot, self.labels))
+            raise QuorumUnavailable(lease.name, votes_by_node(ballot, self.labels))
         return outcome
 
     def release(self, lease: Lease, *, wait: bool = True) -> ReleaseOutcome:
@@ -501,7 +501,7 @@ class Redlock:
         outcome = renewal.outcome(ballot)
         if isinstance(outcome, Lease):
             return outcome
-        return NotRenewed(outcome, told(ballot, self.labels))
+        return NotRenewed(outcome, votes_by_node(ballot, self.labels))
 
     def _tell_renewal(self, held: HeldLock, margin: float | None) -> None:
         whose = who(held.lease.info)

@@ -54,8 +54,8 @@ from celery_redlock.lock.votes import (
     marker_in,
     positions_of,
     quarantine_left,
-    told,
     verdict_when_split,
+    votes_by_node,
     votes_of,
 )
 
@@ -286,8 +286,8 @@ def refusal(name: str, ballot: Ballot, labels: tuple[str, ...]) -> LockNotAcquir
     if verdict is Verdict.SPLIT:
         verdict = verdict_when_split(ballot)
     if verdict is Verdict.TAKEN:
-        return LockTaken(name, told(ballot, labels), holder_of(ballot))
-    votes = told(ballot, labels)
+        return LockTaken(name, votes_by_node(ballot, labels), holder_of(ballot))
+    votes = votes_by_node(ballot, labels)
     if verdict is Verdict.GRANTED:
         votes = dict.fromkeys(votes, "granted, but too late to be of use") | {
             label: vote for label, vote in votes.items() if vote != VoteKind.GRANTED.value

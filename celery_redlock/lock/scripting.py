@@ -70,7 +70,7 @@ end
 GUARD = (
     HEAD
     + """
-local function standing(found, held_back, boot, quarantine, boot_id, quarantine_ms)
+local function may_vote(found, held_back, boot, quarantine, boot_id, quarantine_ms)
   if quarantine_ms == '0' then return 1 end
   if found ~= boot_id then
     if found and string.sub(found, 1, 41) == string.sub(boot_id, 1, 41) then return -6, 0 end

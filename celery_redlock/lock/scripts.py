@@ -45,7 +45,7 @@ end
 ACQUIRE_LUA = """
 local now = now_ms()
 local cur, seen, marker, found, held_back = unpack(redis.call('MGET', unpack(KEYS)))
-local code, left = standing(found, held_back, KEYS[4], KEYS[5], ARGV[8], ARGV[7])
+local code, left = may_vote(found, held_back, KEYS[4], KEYS[5], ARGV[8], ARGV[7])
 if code ~= 1 then return {code, now, left} end
 if marker and KEYS[3] ~= KEYS[1] then return {-3, now, marker} end
 if cur and string.sub(cur, 1, TOKEN) ~= ARGV[1] then
@@ -72,7 +72,7 @@ return {1, now, fence}
 RENEW_LUA = """
 local now = now_ms()
 local cur, seen, found, held_back = unpack(redis.call('MGET', unpack(KEYS)))
-local code, left = standing(found, held_back, KEYS[3], KEYS[4], ARGV[9], ARGV[8])
+local code, left = may_vote(found, held_back, KEYS[3], KEYS[4], ARGV[9], ARGV[8])
 if ARGV[4] ~= '0' then
   local f, m = tonumber(seen or '0'), tonumber(ARGV[4])
   local is_bounded = math.max(f, m) <= (now + tonumber(ARGV[6])) * 4096
@@ -137,7 +137,7 @@ end
 if was_replica(KEYS[1]) then redis.call('SET', KEYS[2], '1', 'PX', ARGV[2]) end
 local held_back = redis.call('EXISTS', KEYS[2]) == 1
 found = redis.call('GET', KEYS[1])
-local code, left = standing(found, held_back, KEYS[1], KEYS[2], ARGV[1], ARGV[2])
+local code, left = may_vote(found, held_back, KEYS[1], KEYS[2], ARGV[1], ARGV[2])
 return {'enrolled', now, left or 0, found or ''}
 """
 
@@ -166,7 +166,7 @@ local now = now_ms()
 redis.call('SET', KEYS[3], '1', 'PX', '1000')
 if ARGV[1] ~= '0' and was_replica(KEYS[1]) then redis.call('SET', KEYS[2], '1', 'PX', ARGV[1]) end
 local found, held_back = unpack(redis.call('MGET', KEYS[1], KEYS[2]))
-local code, left = standing(found, held_back, KEYS[1], KEYS[2], ARGV[2], ARGV[1])
+local code, left = may_vote(found, held_back, KEYS[1], KEYS[2], ARGV[2], ARGV[1])
 if code ~= 1 then return {code, now, left} end
 remember(KEYS[1], ARGV[1])
 remember(KEYS[1] .. ':history', ARGV[1])

@@ -42,13 +42,13 @@ class Doubt(NamedTuple):
         move: By how much.
         before: When it last went as ours did [s, our clock].
         at: When it was seen to have moved [s, our clock].
-        is_told: Whether observers know.
+        is_reported: Whether observers know.
     """
 
     move: Move
     before: float
     at: float
-    is_told: bool = False
+    is_reported: bool = False
 
 
 class NodeClock:

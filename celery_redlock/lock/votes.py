@@ -31,7 +31,7 @@ __all__ = [
     "marker_in",
     "positions_of",
     "prevents_majority",
-    "told",
+    "votes_by_node",
     "votes_of",
 ]
 
@@ -254,7 +254,7 @@ def holder_named_by(votes: Sequence[Vote]) -> dict[str, Any]:
     return {**read_holder(votes[0].value), "ttl": max(v.ttl for v in votes)} if votes else {}
 
 
-def told(ballot: Ballot, labels: Sequence[str]) -> dict[str, str]:
+def votes_by_node(ballot: Ballot, labels: Sequence[str]) -> dict[str, str]:
     """Return every node's answer in plain words, by node label."""
     return {
         label: "not waited for" if vote is None else vote.in_words()

@@ -45,7 +45,7 @@ from celery_redlock.lock.votes import (
     holder_of,
     positions_of,
     quarantine_left,
-    told,
+    votes_by_node,
     votes_of,
 )
 from celery_redlock.unique.requests import Trigger, end_request, reserve_request
@@ -189,7 +189,7 @@ def reserve(client: Client, trigger: Trigger) -> Steps:
         if not has_met_others(ballot):
             break
         yield Pause(client.chance(0.0, min(0.06, 0.002 * 2**tries)))
-    why = told(ballot, client.labels)
+    why = votes_by_node(ballot, client.labels)
     raise QuorumUnavailable(trigger.name, why, quarantine_left(ballot, ANSWERS))
 
 
@@ -210,7 +210,7 @@ def outcome(
     holder = holder_named_by(votes)
     if first.kind is ReservationVote.NEXT:
         return Reserved(token, holder)
-    return Duplicate(holder, max(vote.merged for vote in votes), told(ballot, labels))
+    return Duplicate(holder, max(vote.merged for vote in votes), votes_by_node(ballot, labels))
 
 
 def turn_in(ballot: Ballot, labels: Sequence[str]) -> Started | NotStarted:
@@ -219,9 +219,9 @@ def turn_in(ballot: Ballot, labels: Sequence[str]) -> Started | NotStarted:
     refused, majority = count(ballot, VoteKind.REFUSED), quorum(len(ballot))
     of_no_other = len(granted) + count(ballot, ReservationVote.PASSED)
     if of_no_other + refused < majority:
-        return NotStarted({}, told(ballot, labels))
+        return NotStarted({}, votes_by_node(ballot, labels))
     if refused >= majority or (refused and of_no_other < majority):
-        return NotStarted(holder_of(ballot), told(ballot, labels))
+        return NotStarted(holder_of(ballot), votes_by_node(ballot, labels))
     merged = max((vote.merged for vote in granted), default=0)
     if any(vote.merged and not vote.value for vote in granted):
         return Started(merged=merged)  # who knows what was merged knows an execution before it

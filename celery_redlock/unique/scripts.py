@@ -82,7 +82,7 @@ end
 RESERVE_LUA = """
 local now = now_ms()
 local lock, found, held_back = unpack(redis.call('MGET', KEYS[3], KEYS[4], KEYS[5]))
-local code, wait = standing(found, held_back, KEYS[4], KEYS[5], ARGV[10], ARGV[9])
+local code, wait = may_vote(found, held_back, KEYS[4], KEYS[5], ARGV[10], ARGV[9])
 if code ~= 1 then return {code, now, wait} end
 local function reserve(m, how, before)
   local later = how == 3 and left(before, now) + 1000 or 0

@@ -20,8 +20,8 @@ from celery_redlock.lock.votes import (
     judge,
     marker_in,
     quarantine_left,
-    told,
     verdict_when_split,
+    votes_by_node,
 )
 from support.fakes import (
     SILENT,
@@ -233,7 +233,9 @@ def test_a_foreign_value_is_a_holder_all_the_same(value):
 
 def test_votes_are_told_without_tokens():
     """Each node's answer is put in words, in the order of the labels, and proves nothing."""
-    words = told([granted(), refused(), quarantined(), unreachable("no route"), SILENT], "abcde")
+    words = votes_by_node(
+        [granted(), refused(), quarantined(), unreachable("no route"), SILENT], "abcde"
+    )
     assert words == {
         "a": "granted",
         "b": "refused (5.0 s left)",
