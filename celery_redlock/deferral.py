@@ -1,5 +1,5 @@
 """
-Keep signals out of our own I/O, for a short while and without losing any.
+Defer signals during our own I/O, briefly and without losing any.
 
 A soft time limit or a terminate that arrives while a lock is acquired or released takes
 effect right after: raised in between, it would leave a lock that nobody gives back.
@@ -57,7 +57,7 @@ class _Deferral:
         self._alarm: threading.Timer | None = None
 
     def begin(self) -> None:
-        """Put ourselves in the place of every Python handler, and remember those."""
+        """Replace every Python handler with ours, and remember them."""
         for number in DEFERRED:
             handler = raw_signal.getsignal(number)
             if callable(handler) and handler != self._note:
@@ -81,7 +81,7 @@ class _Deferral:
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        """Have what has arrived come again once it is let through."""
+        """Raise what has arrived again once it may be let through."""
         if self._arrived and self._ends != NEVER and self._alarm is None:
             left = max(0.0, self._ends - time.monotonic())
             self._alarm = threading.Timer(left, os.kill, (os.getpid(), self._arrived[0]))
@@ -98,7 +98,7 @@ class _Deferral:
         self._set_alarm()
 
     def end(self) -> None:
-        """Put every handler back and let it have what has arrived, whatever any of them raises."""
+        """Restore every handler and call it for what has arrived, whatever any of them raises."""
         try:
             self.let_through(NEVER)
             for number, handler in self._handlers.items():

@@ -5,8 +5,8 @@ What ``celery beat -S redlock`` runs: stand by, or lead.
              Term:    the wrapped scheduler    (wrapped_scheduler.py), which publishes by slots.py
                       lost, deposed, failed: step down, stand by
 
-A tick raises nothing but the end that was asked for, so the process never ends because of a
-lock: it waits and says so.
+A tick raises nothing but SystemExit when beat is to end, so a lock never ends the process: it
+waits, and logs that.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class RedlockScheduler:
             with defer_signals():  # a term that is granted must not get lost on its way here
                 self._state = self._elector.bid(state)
         except Exception:
-            logger.exception("beat: The bid failed; it is tried again")
+            logger.exception("beat: The bid failed; trying again")
             self._state = StandBy(clock.now() + clock.jitter(*AFTER_FAILURE), "the bid failed")
 
     def _lead(self, term: Term) -> float:
@@ -130,7 +130,7 @@ class RedlockScheduler:
         except TermOver as over:
             self._step_down(term, over.reason)
         except Exception:
-            logger.exception("beat: %s failed; somebody else may lead", self._wrapped.__name__)
+            logger.exception("beat: %s failed; another scheduler may lead", self._wrapped.__name__)
             self._step_down(term, "failed")
         return 0.0
 
@@ -172,7 +172,7 @@ class RedlockScheduler:
 
     @property
     def info(self) -> str:
-        """What the banner tells."""
+        """Lines for beat's banner."""
         name = f"{self._wrapped.__module__}.{self._wrapped.__qualname__}"
         nodes, ttl = len(self._plugin.settings.nodes), self._plugin.settings.rules.ttl
         leads = (
@@ -221,7 +221,7 @@ def check_entries(app: Any) -> None:
             continue
         which = "is not known to beat" if task is None else "is no RedlockTask"
         msg = (
-            f"beat_schedule[{name!r}]: overlap={word!r} needs a task whose lock tells that it "
+            f"beat_schedule[{name!r}]: overlap={word!r} needs a task whose lock shows that it "
             f"runs, but {entry.task!r} {which}; give it base=RedlockTask (and have beat import "
             "it), or leave overlap out"
         )

@@ -18,7 +18,7 @@ agree on what is still to be published. Each claim carries the fence of its lead
     any, and a newer leader has been here         deposed
 
 A record protects nobody: it keeps a second message out. It is written to a quorum like a lock,
-but may live longer than ``max_ttl``; one that most nodes have lost, or cannot tell, is forgotten.
+but may live longer than ``max_ttl``; one that most nodes have lost, or cannot read, is forgotten.
 
 Source:
     DESIGN section 6; fencing as in PROTOCOL 3.1.
@@ -64,12 +64,12 @@ __all__ = ["Claim", "Claimed", "LastSlot", "SlotState", "Slots"]
 
 #: Records that are looked at in one round: far less than a socket buffer holds.
 BATCH = 50
-#: Neither a slot nor a date is as late [ms, Unix time]: somebody else has written it.
+#: Later than any slot or date [ms, Unix time]: a larger one was written by others.
 LATEST_SLOT = 253_370_764_800_000
 
 
 class SlotState(enum.Enum):
-    """What became of a claim."""
+    """The outcome of a claim."""
 
     #: It is ours: publish.
     CLAIMED = "claimed"
@@ -77,7 +77,7 @@ class SlotState(enum.Enum):
     UNCERTAIN = "uncertain"
     #: It, or a later one, was published before.
     PUBLISHED = "published"
-    #: Another one, who may still believe to lead, is about to publish it.
+    #: Another scheduler, which may still believe it leads, is about to publish it.
     TAKEN = "taken"
     #: A newer leader has been here.
     DEPOSED = "deposed"
@@ -88,7 +88,7 @@ class SlotState(enum.Enum):
 @dataclass(frozen=True)
 class Claim:
     """
-    Somebody is about to publish a slot.
+    A claim on a slot that is about to be published.
 
     Attributes:
         entry: Name of the record.
@@ -96,7 +96,7 @@ class Claim:
         token: Proof of who claims it; the same for all claims of one term.
         fence: Of the term; a larger one is newer.
         keep: How long the record is kept [s].
-        lock: Name of a lock whose holder is to be told of; None for none.
+        lock: Name of a lock whose holder is to be reported; None for none.
         is_sent: Whether it may have been published already, in this very term.
     """
 
@@ -112,10 +112,10 @@ class Claim:
 @dataclass(frozen=True)
 class Claimed:
     """
-    What became of a claim.
+    The outcome of a claim.
 
     Attributes:
-        state: That.
+        state: The outcome.
         holder: Who holds the lock that was asked for, as in `LockTaken.holder`; may be empty.
     """
 
@@ -282,7 +282,7 @@ class Slots:
         Return the last slots of *entries*, of those that have any; a round for every `BATCH`.
 
         Raises:
-            QuorumUnavailable: Too few nodes told.
+            QuorumUnavailable: Too few nodes answered.
         """
         found: dict[str, LastSlot] = {}
         for start in range(0, len(entries), BATCH):
@@ -316,7 +316,7 @@ class Slots:
         return Claimed(state, holder_in(ballot))
 
     def settle(self, claim: Claim) -> None:
-        """Note on all nodes that a slot was published, or is never to be; waits for nothing."""
+        """Record on all nodes that a slot was published, or never will be; waits for nothing."""
         self._driver.tell(settle_request(self._rules, claim))
 
     def withdraw(self, claim: Claim) -> None:

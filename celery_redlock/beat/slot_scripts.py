@@ -135,6 +135,6 @@ CLAIM = Script(
 SETTLE = Script(SETTLE_LUA, read_release, guarded=False, one_way=True)
 WITHDRAW = Script(WITHDRAW_LUA, read_release, guarded=False, one_way=True)
 #: The last slot is the fence, none is 0; the value is its state.
-SLOT = ("fence", lambda told: fence_in(told or b"0"))
+SLOT = ("fence", lambda value: fence_in(value or b"0"))
 LOOK = Script(HEAD + LOOK_LUA, replies({1: (VoteKind.GRANTED, (SLOT, VALUE))}), guarded=False)
 register(CLAIM, SETTLE, WITHDRAW, LOOK)

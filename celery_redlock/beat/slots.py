@@ -61,7 +61,7 @@ TAKEOVER = 2.0
 
 class TermOver(Exception):
     """
-    Nothing may be published in this term any more.
+    The term has ended; nothing more may be published in it.
 
     Attributes:
         reason: As in `LeaderDeposed.reason`.
@@ -164,7 +164,7 @@ class SlotPublisher:
         Learn the last slots of the entries called *names*, of those that are new to this term.
 
         Raises:
-            QuorumUnavailable: Too few nodes told.
+            QuorumUnavailable: Too few nodes answered.
         """
         records = {self._record(name): name for name in names if name not in self._last}
         with defer_signals():
@@ -269,7 +269,7 @@ class SlotPublisher:
                 self._ensure_leading(claim)
                 task_id = slot.task_id(self._beat)
                 self._sent[entry.name] = due
-                with defer_signals(max_wait=PATIENCE), told_if_slow(entry.name):
+                with defer_signals(max_wait=PATIENCE), warned_if_slow(entry.name):
                     result = sent(send, for_slot(entry, slot, task_id))
                 if result is REFUSED or (is_duplicate(result) and result.id != task_id):
                     cause = "overlap" if slot.is_buffered else "duplicate"
@@ -331,8 +331,8 @@ class SlotPublisher:
 
 
 @contextlib.contextmanager
-def told_if_slow(name: str) -> Iterator[None]:
-    """Say so if the body of a ``with`` takes long: the broker may be out of reach."""
+def warned_if_slow(name: str) -> Iterator[None]:
+    """Warn if the body of a ``with`` takes long: the broker may be out of reach."""
     words = "beat: Publishing %r has not ended for %g s; is the broker out of reach?"
     alarm = threading.Timer(PATIENCE, logger.warning, (words, name, PATIENCE))
     alarm.daemon = True

@@ -43,7 +43,7 @@ AFTER_FAILURE = 4.0, 6.0
 @dataclass(frozen=True)
 class StandBy:
     """
-    Not our turn.
+    Another scheduler leads, or nobody can.
 
     Attributes:
         until: When to bid [s, `clock.now`].
@@ -88,7 +88,7 @@ class Elector:
     Args:
         locks: Of the app.
         name: Lock name of the leadership.
-        notify: Tells observers.
+        notify: Called with events.
     """
 
     def __init__(self, locks: Redlock, name: str, notify: Notify) -> None:
@@ -97,7 +97,7 @@ class Elector:
         self._notify = notify
 
     def bid(self, before: StandBy) -> Term | StandBy:
-        """Return a term, or when to bid again; says so where that has changed since *before*."""
+        """Return a term, or when to bid again; logs what has changed since *before*."""
         with defer_signals():
             result = self._bid(clock.now())
         if isinstance(result, Term):
@@ -143,7 +143,7 @@ class Elector:
         if reason == "clock":
             logger.warning(
                 "beat: The clock of this machine is more than %g s ahead of that of the lock "
-                "nodes; set it right, for it cannot lead like this",
+                "nodes; correct it, as it cannot lead until then",
                 self._locks.rules.longest_skew,
             )
         pause = AFTER_FAILURE if reason in ("failed", "clock") else BETWEEN_BIDS

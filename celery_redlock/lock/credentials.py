@@ -1,7 +1,7 @@
 """
 User and password for all nodes, from settings of their own.
 
-Celery masks settings with "password" in their names where it tells them (``celery report``,
+Celery masks settings with "password" in their names where it shows them (``celery report``,
 ``celery inspect conf``), and nothing within a list such as ``redlock_nodes``.
 """
 

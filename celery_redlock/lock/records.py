@@ -4,7 +4,7 @@ What all records on the nodes have in common: how a key is named, and how a hold
 A record (a lock, a finished marker, a reservation, a slot) is one Redis key per node, named
 ``prefix:kind:name``, and always has an expiry. What has a holder begins with the holder's token,
 followed by a description of it, as JSON. Only the token is compared. Others may have written
-into our keys, so nothing that is read from them is taken for granted.
+into our keys, so what is read is parsed with care.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ __all__ = [
 ]
 
 TOKEN_LENGTH = 40
-#: How much of a token tells whose it is, where several attempts have one owner.
+#: How much of a token names the owner, where several attempts have one.
 OWNER_LENGTH = 32
 #: How much of a token may be shown.
 PUBLIC_TOKEN_LENGTH = 8
 #: Longest name that is part of a key as it is [bytes].
 LONGEST_NAME = 110
 TOKEN = re.compile(rb"[0-9a-f]{%d}" % TOKEN_LENGTH)
-#: So deep is nothing that we write; what is nested like that cannot be encoded again everywhere.
+#: Nothing that we write is nested so deep, and not every encoder can encode what is.
 DEPTH = 8
-#: Nobody of ours has taken a lock after this moment [s, Unix time].
+#: No lock of ours is taken after this moment [s, Unix time].
 END_OF_TIME = 1e11
 #: Name of this machine, for others to see who holds a lock.
 HOST = socket.gethostname()
@@ -61,7 +61,7 @@ class Keys(NamedTuple):
     The Redis keys of one lock name, and those of the node itself.
 
     Attributes:
-        lock: Holds the token and what the holder tells of itself.
+        lock: Holds the token and the description of the holder.
         fence: Holds the largest fencing number given out.
         boot: Holds what the node was when it was enrolled; one per node.
         quarantine: Is there while the node must not vote; one per node.
@@ -131,18 +131,18 @@ def is_text(value: str) -> bool:
 
 
 def holder_payload(info: dict[str, Any], since: float) -> dict[str, Any]:
-    """Return what is stored of a holder: what it tells of itself, where it is, since when."""
+    """Return the description of a holder: *info*, the process it is, and since when it holds."""
     return {**info, "host": HOST, "pid": os.getpid(), "since": round(since, 3)}
 
 
 def encode_info(info: dict[str, Any]) -> bytes:
-    """Return what a holder tells of itself, as it is stored behind the token."""
+    """Encode a holder's description, as it is stored behind the token."""
     return _encoder.encode(info).encode()
 
 
 def read_holder(value: bytes) -> dict[str, Any]:
-    """Return what a record's value tells of its holder; the token only by its public part."""
-    # Of somebody else's nothing is told: the key is taken all the same.
+    """Parse the holder's description in a value; of its token, only the public part."""
+    # A value that others have written describes nobody: the key is taken all the same.
     public = value[:PUBLIC_TOKEN_LENGTH].decode("ascii", "replace")
     return {**object_in(value[TOKEN_LENGTH:]), "token": public}
 
@@ -153,12 +153,12 @@ def is_ours(value: bytes) -> bool:
 
 
 def object_in(stored: bytes) -> dict[str, Any]:
-    """Return the JSON object in *stored*; empty if it is none, or none that we would write."""
+    """Parse the JSON object in *stored*; empty if malformed, or nested deeper than we write."""
     try:
-        told = json.loads(stored, parse_constant=lambda _: None)  # NaN is no JSON
+        found = json.loads(stored, parse_constant=lambda _: None)  # NaN is no JSON
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) and is_shallow(told, DEPTH) else {}
+    return found if isinstance(found, dict) and is_shallow(found, DEPTH) else {}
 
 
 def is_shallow(value: Any, depth: int) -> bool:
@@ -168,7 +168,7 @@ def is_shallow(value: Any, depth: int) -> bool:
 
 
 def since_of(holder: Mapping[str, Any]) -> float | None:
-    """Return since when *holder* has its lock [s, Unix time]; None if it does not tell."""
+    """Return since when *holder* has its lock [s, Unix time]; None if absent or malformed."""
     since = holder.get("since")
     if isinstance(since, bool) or not isinstance(since, (int, float)):
         return None

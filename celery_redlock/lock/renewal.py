@@ -21,7 +21,7 @@ class Renewal:
     another since repairs nothing. If the key was missing on a majority, the lock was given back
     or taken away, and another may have had it. After the deadline nothing revives a lease.
 
-    What the holder tells of itself is written anew with each renewal, so it says how often the
+    The holder's description is written anew with each renewal, so it says how often the
     lease was renewed, and what was left of it at the latest of these renewals (``margin`` [s]).
 
     Source:

@@ -34,12 +34,12 @@ class Request:
 @dataclass(frozen=True)
 class Marker:
     """
-    A note on the nodes that something is so.
+    A note on the nodes about an execution.
 
     Attributes:
-        name: What it is about.
-        state: What it says.
-        ttl: How long it stands [s].
+        name: Of the execution.
+        state: ``"finishing"`` or ``"done"``.
+        ttl: How long it is kept [s].
     """
 
     name: str
@@ -48,7 +48,7 @@ class Marker:
 
 
 def lease_payload(lease: Lease) -> bytes:
-    """Return what is stored of the holder of *lease*, behind its token."""
+    """Return the description of the holder of *lease*, encoded."""
     payload = holder_payload(lease.info, lease.since)
     if lease.renewals:
         payload |= {"renewals": lease.renewals, "margin": round(lease.margin, 3)}

@@ -1,5 +1,5 @@
 r"""
-The algorithm, sans I/O: generators that say what to do next and are told what came of it.
+The algorithm, sans I/O: generators that yield the next step and are sent its result.
 
     acquire():   Ask(ACQUIRE) --granted by a quorum, one fence--> Lease
                      |   \--granted, fences differ--> Ask(RENEW) to agree on one --> Lease
@@ -114,11 +114,11 @@ Steps = Generator["Ask | Tell | Pause", Any, Lease]
 
 class MarkerStands(RedlockError):
     """
-    No lock was taken: a marker says that this needs none any more, or may say so.
+    No lock was taken: a marker says that none is needed any more, or may say so.
 
     Attributes:
         state: What a majority of nodes says in the marker. Empty where no majority says the same,
-            or so few nodes tell of the marker and of the lock that either may be: ask again later.
+            or where so few nodes answered that either is possible: ask again later.
     """
 
     def __init__(self, state: str) -> None:
@@ -136,7 +136,7 @@ class Wanted:
         ttl: Lease to write to every node [s].
         wait: How long to keep trying [s].
         fence: Whether to ask for a fencing number.
-        info: What the holder tells of itself; plain JSON values.
+        info: Description of the holder; plain JSON values.
         marker: Name of a marker that, where it stands, makes the lock needless.
         owner: 32 hexadecimal digits that all tokens of this begin with, so that whoever knows
             them can release for a holder that is dead; None for tokens that nobody else knows.
@@ -170,7 +170,7 @@ class Client:
     Attributes:
         rules: What all clients agree on.
         labels: One per configured node, in their order.
-        seen: Largest fencing number that any node ever told this client.
+        seen: Largest fencing number that any node ever reported.
     """
 
     rules: Rules
@@ -237,7 +237,7 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
                     return lease
                 verdict = Verdict.UNAVAILABLE
             yield Tell(attempt.release(), _refusing(ballot))
-        except GeneratorExit:  # dropped by its driver: nobody is there to tell the nodes
+        except GeneratorExit:  # dropped by its driver: nobody could send it
             raise
         except BaseException:
             yield Tell(attempt.release())  # interrupted: leave nothing behind
@@ -323,7 +323,7 @@ class _Attempt:
         """Return the lease that this attempt is worth with *fence*."""
         until = valid_until(self.started, self.wanted.ttl, self.client.rules.drift_factor)
         wanted = self.wanted
-        info = dict(wanted.info)  # ours: what the caller does to its own later is not told
+        info = dict(wanted.info)  # our copy: the caller may change its own
         return Lease(wanted.name, self.token, fence, wanted.ttl, until, self.since, info)
 
     def settle(self, ballot: Ballot) -> Generator[Ask, Ballot, Lease | None]:

@@ -154,41 +154,41 @@ def ms(seconds: float) -> bytes:
 LARGEST = 2**53
 
 
-def whole(told: Any) -> int:
-    """Return *told* if it is a number that a script of ours can answer; raise ValueError if not."""
-    if type(told) is int and -LARGEST <= told <= LARGEST:
-        return told
-    raise ValueError(told)
+def whole(value: Any) -> int:
+    """Return *value* if it is a number that our scripts can answer; raise ValueError if not."""
+    if type(value) is int and -LARGEST <= value <= LARGEST:
+        return value
+    raise ValueError(value)
 
 
-def natural(told: Any) -> int:
+def natural(value: Any) -> int:
     """Return a number in a reply, 0 for a negative one; likewise."""
-    return max(0, whole(told))
+    return max(0, whole(value))
 
 
-def seconds(told: Any) -> float:
+def seconds(value: Any) -> float:
     """Return a moment or a time in a reply [s]; likewise."""
-    return whole(told) / 1000.0
+    return whole(value) / 1000.0
 
 
-def left(told: Any) -> float:
+def left(value: Any) -> float:
     """Return what is left of something in a reply [s, >= 0]; likewise."""
-    return natural(told) / 1000.0
+    return natural(value) / 1000.0
 
 
-def text(told: Any) -> bytes:
-    """Return *told* if it is text; raise ValueError if not."""
-    if type(told) is bytes:
-        return told
-    raise ValueError(told)
+def text(value: Any) -> bytes:
+    """Return *value* if it is text; raise ValueError if not."""
+    if type(value) is bytes:
+        return value
+    raise ValueError(value)
 
 
-def fence_in(told: Any) -> int:
-    """Return the number that *told* is in digits; raise ValueError if a script writes none so."""
-    digits = text(told)
+def fence_in(value: Any) -> int:
+    """Parse the decimal number *value*; raise ValueError if our scripts write none like it."""
+    digits = text(value)
     if digits.isdigit() and len(digits) <= len(str(LARGEST)) and int(digits) <= LARGEST:
         return int(digits)
-    raise ValueError(told)
+    raise ValueError(value)
 
 
 #: A field of a reply: what of a `Vote` it is, and how it is read.
@@ -213,7 +213,7 @@ NO_VOTE = {
 
 
 def replies(own: Mapping[int, tuple[enum.Enum, tuple[Field, ...]]]) -> Callable[[Any], Vote]:
-    """Return what reads the replies of a script that has these codes of its *own*."""
+    """Return a function that reads replies with the common codes and these of its *own*."""
     answers = ANSWERS | dict(own)
 
     def read(reply: Any) -> Vote:
@@ -228,7 +228,7 @@ def replies(own: Mapping[int, tuple[enum.Enum, tuple[Field, ...]]]) -> Callable[
 
 
 def read_release(reply: Any) -> Vote:
-    """Return the vote in the reply of a script that grants nothing: granted if it did its work."""
+    """Return the vote of a script that grants no lock: granted if it found what is ours."""
     done, nothing = map(whole, reply)
     if done not in (0, 1) or nothing != 0:
         raise ValueError(reply)

@@ -1,8 +1,8 @@
 """
 The lock's own scripts: what runs inside a node.
 
-A lock's value is ``token`` (40 characters) followed by what the holder tells of
-itself, as JSON. Only the token is compared; in RELEASE the owner's part of it suffices.
+A lock's value is ``token`` (40 characters) followed by the holder's description, as JSON. Only
+the token is compared; in RELEASE the owner's part of it suffices.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["ACQUIRE", "ENROL", "INSPECT", "MARK", "PROBE", "RELEASE", "RENEW"]
 # that. So it is after a first replica came, or the last one went; there is no second id then.
 HISTORY = """
 local function was_replica(boot)
-  local told = redis.call('INFO', 'replication')
-  local id, second = string.match(told, 'master_replid:(%x+)'), string.match(told, 'replid2:(%x+)')
+  local info = redis.call('INFO', 'replication')
+  local id, second = string.match(info, 'master_replid:(%x+)'), string.match(info, 'replid2:(%x+)')
   local known = redis.call('GET', boot .. ':history')
   if not id or known == id then return false end
   redis.call('SET', boot .. ':history', id, 'PX', REMEMBERED)

@@ -58,7 +58,7 @@ class Vote(NamedTuple):
         fence: The node's fencing number, 0 when there is none.
         ttl: What is left of the other holder's lease, or of the quarantine [s].
         value: The other holder's lock value, or the marker's.
-        node_now: The node's wall clock [s, Unix time]; 0.0 when it did not tell.
+        node_now: The node's wall clock [s, Unix time]; 0.0 if unknown.
         reason: Why there is no vote, in plain words.
         merged: How many triggers were merged into a queued task.
     """
@@ -163,7 +163,7 @@ def acquire_is_decided(ballot: Ballot) -> bool:
 
     Granted by a quorum; one marker, or one other holder, seen on so many nodes
     that it stands, or has the lock. Refusals by several holders are waited out: it
-    takes all answers to tell a split vote from a lock that is taken.
+    takes all answers to distinguish a split vote from a lock that is taken.
     """
     return (
         has_majority(ballot, VoteKind.GRANTED)
@@ -239,7 +239,7 @@ def holder_of(ballot: Ballot) -> dict[str, Any]:
 
     Returns:
         Plain JSON values: ``token`` (its public part), ``ttl`` [s], and whatever
-        the holder told of itself (``task_id``, ``execution``, ``host``, ``pid``, ``since`` ...).
+        its description says (``task_id``, ``execution``, ``host``, ``pid``, ``since`` ...).
     """
     return holder_named_by(agreeing(ballot, lambda vote: refused_for(vote) or None))
 

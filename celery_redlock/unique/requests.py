@@ -31,14 +31,14 @@ AS_IT_IS, OVER = "as it is", "over"
 @dataclass(frozen=True)
 class Trigger:
     """
-    Somebody wants a task to run.
+    A publish that wants to reserve a lock name.
 
     Attributes:
         name: Lock name.
         life: How long the marker is to stand by itself [s].
-        info: What the owner tells of itself; plain JSON values, among them ``task_id``.
+        info: Description of the owner; plain JSON values, among them ``task_id``.
         window: How long it is to stand after a failure, counted from the publish [s].
-        expires: Whether its message may end unrun, so that nobody else can rely on it.
+        expires: Whether its message may expire, so that no other publish can rely on it.
         arguments: Of the call, as JSON, where a duplicate is to hand them over to the task that
             is queued; empty where it is not.
     """
@@ -54,10 +54,10 @@ class Trigger:
 @dataclass(frozen=True)
 class Start:
     """
-    A task runs under its lock now.
+    A task starts under its lock.
 
     Attributes:
-        info: What it tells of itself, for a marker that has lapsed while nobody else stands for
+        info: Description of the task, for a marker that has lapsed while nobody else reserved
             the name.
         lock_token: Of the lock.
         execution: Which execution of the task it is; merged arguments are for the first.

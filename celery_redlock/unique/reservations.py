@@ -45,7 +45,7 @@ class Reservations:
     Args:
         client: What this client of the cluster knows.
         driver: Does the I/O.
-        notify: Is told when no quorum could decide.
+        notify: Called when no quorum could decide.
     """
 
     def __init__(self, client: Client, driver: Driver, notify: Notify) -> None:
@@ -74,12 +74,12 @@ class Reservations:
 
     def start(self, name: str, token: str, begun: Start, *, wait: bool) -> Started | NotStarted:
         """
-        Note that the task of the marker runs under its lock now.
+        Record that the marker's task starts under its lock.
 
         Args:
             name: Lock name.
             token: Of the marker.
-            begun: What there is to note.
+            begun: What to record.
             wait: Whether to wait for all answers.
 
         Returns:
@@ -96,7 +96,7 @@ class Reservations:
         self, name: str, token: str, how: str, *, life: float = 0.0, wait: bool = False
     ) -> None:
         """
-        End the marker of *token*; another's stays what it is.
+        End the marker of *token*; others' markers stay as they are.
 
         Args:
             name: Lock name.
@@ -117,5 +117,5 @@ class Reservations:
 
 
 def has_answered(ballot: Ballot) -> bool:
-    """Return whether a majority of nodes has been told, whether it had the marker or not."""
+    """Return whether a majority of nodes answered, whether it had the marker or not."""
     return has_majority(ballot, VoteKind.GRANTED, VoteKind.REFUSED)

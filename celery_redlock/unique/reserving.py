@@ -53,9 +53,9 @@ from celery_redlock.unique.scripts import ReservationVote
 
 __all__ = ["Duplicate", "NotStarted", "Reserved", "Started", "is_decided", "reserve", "turn_in"]
 
-#: How often triggers that met half-way try again.
+#: How often triggers that split the vote try again.
 SPLIT_TRIES = 8
-#: How often a version is proposed anew before what a majority stores has to do.
+#: How often a version is proposed anew before the attempt is given up.
 VERSION_TRIES = 3
 #: The votes of nodes that store our marker.
 OURS = (VoteKind.GRANTED, ReservationVote.NEXT)
@@ -70,7 +70,7 @@ class Reserved:
 
     Attributes:
         token: Proof of that; the message has to carry it.
-        before: Whose end the task has to wait for, as in `LockTaken.holder`; empty if nobody's.
+        before: Whose end the task waits for, as in `LockTaken.holder`; empty for none.
     """
 
     token: str
@@ -80,7 +80,7 @@ class Reserved:
 @dataclass(frozen=True)
 class Duplicate:
     """
-    Somebody else stands for the name: publish nothing.
+    Another message has reserved the name: publish nothing.
 
     Attributes:
         holder: Who, as in `LockTaken.holder`.
@@ -110,10 +110,10 @@ class Started:
 @dataclass(frozen=True)
 class NotStarted:
     """
-    It is not the task's turn yet, or no quorum told whose it is.
+    It is not the task's turn yet, or no quorum could say.
 
     Attributes:
-        holder: Who stands before it, as in `LockTaken.holder`; empty if no quorum told.
+        holder: Who comes first, as in `LockTaken.holder`; empty without a quorum.
         votes: What each node answered, by node label.
     """
 
@@ -123,12 +123,12 @@ class NotStarted:
 
 # --- what the votes mean -----------------------------------------------------------------
 
-#: What a node's answer says, and whom it names.
+#: Kind of an answer, and the token that it names.
 Answer = tuple[enum.Enum, bytes]
 
 
 def answer_of(vote: Vote) -> Answer | None:
-    """Return what *vote* says, None if it says nothing."""
+    """Return the answer in *vote*; None if it has none."""
     if vote.kind in OURS:
         return vote.kind, b""
     return (vote.kind, vote.value[:TOKEN_LENGTH]) if vote.kind in ANSWERS else None
@@ -140,7 +140,7 @@ def is_decided(ballot: Ballot) -> bool:
 
 
 def has_met_others(ballot: Ballot) -> bool:
-    """Return whether a majority answered, but not the same: others are at it, or were."""
+    """Return whether a majority answered, but differently: others are reserving, or were."""
     return has_majority(ballot, *ANSWERS)
 
 
@@ -179,7 +179,7 @@ def reserve(client: Client, trigger: Trigger) -> Steps:
             if not is_placed and len(clean) < len(ballot):
                 # A node that stored it all the same had forgotten the others' marker: rare.
                 yield Tell(end_request(client.rules, trigger.name, token), clean)
-        except GeneratorExit:  # dropped by its driver: nobody is there to tell the nodes
+        except GeneratorExit:  # dropped by its driver: nobody could send it
             raise
         except BaseException:
             yield Tell(end_request(client.rules, trigger.name, token))
@@ -194,7 +194,7 @@ def reserve(client: Client, trigger: Trigger) -> Steps:
 
 
 def holds(votes: list[Vote], version: int, ballot: Ballot) -> bool:
-    """Return whether what *votes* say is so: for a merge, a majority stores *version*."""
+    """Return whether the answer in *votes* is final: for a merge, a majority stores *version*."""
     if not votes or votes[0].kind is not ReservationVote.MERGED:
         return True
     return sum(1 for vote in votes if vote.fence == version) >= quorum(len(ballot))

@@ -7,7 +7,7 @@ The queued marker inside a node: which message stands for a name, and which come
 Each is a hash with an expiry:
 
     token    of the owner, whose message carries it
-    info     what the owner tells of itself, as JSON
+    info     description of the owner, as JSON
     until    up to when it stands by itself [node's ms]
     window   up to when it stands after a failure, if it does [node's ms]
     lock     token of the lock that its task runs under: it stands as long as that is held
@@ -206,7 +206,7 @@ return {ended, 0}
 """
 
 
-#: What a node tells of a marker: the version of the merged arguments, how long the marker stands
+#: What a node answers of a marker: the version of the merged arguments, how long the marker stands
 #: yet by itself, whose it is, and how many triggers were merged.
 OF_MARKER = (FENCE, TTL, VALUE, MERGED)
 

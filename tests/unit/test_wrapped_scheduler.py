@@ -365,7 +365,7 @@ def test_a_quorum_that_cannot_tell_what_ran_last_is_asked_again(world, caplog):
     shop.records.error = QuorumUnavailable("a", {})
     shop.run(2.2)
     assert shop.sent == []
-    assert warnings_of(caplog, "What was published last is unknown")
+    assert warnings_of(caplog, "Cannot read what was published last")
     shop.records.error = None
     shop.run(4.0)
     assert shop.slots() == [0.0]
@@ -476,7 +476,7 @@ def test_what_is_owed_of_an_entry_that_is_gone_is_dropped(world, caplog):
     shop.down = set()
     shop.run(12.0)
     assert shop.sent == []
-    assert warnings_of(caplog, "'a' was taken out of the schedule") == [logging.WARNING]
+    assert warnings_of(caplog, "'a' was removed from the schedule") == [logging.WARNING]
 
 
 def test_what_is_owed_of_an_entry_that_was_changed_is_published_as_it_is_now(world):
