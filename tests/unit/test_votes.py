@@ -14,6 +14,8 @@ from celery_redlock.lock.votes import (
     Verdict,
     VoteKind,
     acquire_is_decided,
+    agreed,
+    agreeing,
     count,
     earliest_free,
     holder_of,
@@ -229,6 +231,19 @@ def test_a_foreign_value_is_a_holder_all_the_same(value):
     holder = holder_of([refused()._replace(value=value)])
     assert set(holder) == {"token", "ttl"}
     assert len(holder["token"]) <= 8
+
+
+@given(st.lists(st.sampled_from("xyz-") | st.none(), max_size=7))
+def test_those_who_agree_are_the_largest_group(said):
+    """Who said nothing, or nothing that counts, agrees with nobody; a majority is one of all."""
+
+    def answer(one):
+        return None if one == "-" else one
+
+    found, counted = agreeing(said, answer), [one for one in said if one in {"x", "y", "z"}]
+    assert len(set(found)) == bool(counted)
+    assert len(found) == max((counted.count(one) for one in counted), default=0)
+    assert agreed(said, answer) == (found if 2 * len(found) > len(said) else [])
 
 
 def test_votes_are_told_without_tokens():
