@@ -1,5 +1,5 @@
 """
-Keep signals out of our own I/O, for a short while and without losing any.
+Defer signals during our own I/O, briefly and without losing any.
 
 A soft time limit or a terminate that arrives while a lock is acquired or released takes
 effect right after: raised in between, it would leave a lock that nobody gives back.
@@ -23,16 +23,16 @@ raw_signal: Any = sys.modules.get("_signal", signal)
 
 __all__ = [
     "SIGNAL",
+    "allow_signals",
+    "defer_signals",
     "in_main_thread",
     "pause",
     "raw_signal",
-    "signals_deferred",
-    "signals_patient",
-    "signals_undisturbing",
 ]
 
 #: Ours, by which a body learns that its lock is lost; billiard maps others to an exit.
 SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
+NEVER = float("inf")
 ENDS = ("SIGUSR1", "SIGTERM", "SIGINT", "SIGQUIT")
 #: What ends a task from outside, and would tear our own I/O apart.
 DEFERRED = [getattr(signal, name) for name in ENDS if hasattr(signal, name)]
@@ -53,11 +53,11 @@ class _Deferral:
     def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}
         self._arrived: list[int] = []
-        self._ends = float("inf")
+        self._ends = NEVER
         self._alarm: threading.Timer | None = None
 
     def begin(self) -> None:
-        """Put ourselves in the place of every Python handler, and remember those."""
+        """Replace every Python handler with ours, and remember them."""
         for number in DEFERRED:
             handler = raw_signal.getsignal(number)
             if callable(handler) and handler != self._note:
@@ -67,7 +67,7 @@ class _Deferral:
     @property
     def holds_back(self) -> bool:
         """Whether nothing is let through, now or later."""
-        return self._ends == float("inf")
+        return self._ends == NEVER
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if time.monotonic() >= self._ends:
@@ -81,15 +81,15 @@ class _Deferral:
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        """Have what has arrived come again once it is let through."""
-        if self._arrived and self._ends != float("inf") and self._alarm is None:
+        """Raise what has arrived again once it may be let through."""
+        if self._arrived and self._ends != NEVER and self._alarm is None:
             left = max(0.0, self._ends - time.monotonic())
             self._alarm = threading.Timer(left, os.kill, (os.getpid(), self._arrived[0]))
             self._alarm.daemon = True
             self._alarm.start()
 
     def let_through(self, after: float) -> None:
-        """Let signals through from *after* [s from now] on; infinity for not at all."""
+        """Let signals through from *after* [s from now] on, or `NEVER`."""
         self._ends = time.monotonic() + after
         alarm, self._alarm = self._alarm, None
         if alarm is not None:
@@ -98,9 +98,9 @@ class _Deferral:
         self._set_alarm()
 
     def end(self) -> None:
-        """Put every handler back and let it have what has arrived, whatever any of them raises."""
+        """Restore every handler and call it for what has arrived, whatever any of them raises."""
         try:
-            self.let_through(float("inf"))
+            self.let_through(NEVER)
             for number, handler in self._handlers.items():
                 raw_signal.signal(number, handler)
             while self._arrived:
@@ -111,36 +111,41 @@ class _Deferral:
 
 
 @contextlib.contextmanager
-def signals_deferred() -> Iterator[None]:
+def defer_signals(max_wait: float = NEVER) -> Iterator[None]:
     """
-    Hold signals back for the body of a ``with``.
+    Hold signals back for the body of a ``with``; they take effect after it.
 
     Blocking them in the kernel would not do: with a second thread about, Python still runs
     their handlers in the main thread.
+
+    Args:
+        max_wait: Let them through after so long [s]: what is not our own I/O may hang, and a stop
+            must not wait for it. Inside of another deferral, this holds for that one meanwhile.
     """
-    if not in_main_thread():
-        yield
-        return
-    outer, deferral = _Deferral.current, _Deferral()
-    try:
-        deferral.begin()
-        _Deferral.current = deferral
-        yield
-    finally:
-        _Deferral.current = outer
-        deferral.end()
-
-
-def signals_undisturbing() -> contextlib.AbstractContextManager[None]:
-    """Return what holds signals back for the body of a ``with``, unless that is done already."""
     outer = _Deferral.current
-    is_done = outer is not None and outer.holds_back and in_main_thread()
-    return contextlib.nullcontext() if is_done else signals_deferred()
+    if not in_main_thread() or (outer is not None and outer.holds_back and max_wait == NEVER):
+        yield
+    elif outer is not None and max_wait < NEVER:
+        outer.let_through(max_wait)
+        try:
+            yield
+        finally:
+            outer.let_through(NEVER)
+    else:
+        deferral = _Deferral()
+        try:
+            deferral.begin()
+            _Deferral.current = deferral
+            deferral.let_through(max_wait)
+            yield
+        finally:
+            _Deferral.current = outer
+            deferral.end()
 
 
 @contextlib.contextmanager
-def signals_admitted() -> Iterator[None]:
-    """Let signals through for the body of a ``with`` that is inside of `signals_deferred`."""
+def allow_signals() -> Iterator[None]:
+    """Let signals through for the body of a ``with`` that is inside of `defer_signals`."""
     deferral = _Deferral.current if in_main_thread() else None
     if deferral is None:
         yield
@@ -150,27 +155,9 @@ def signals_admitted() -> Iterator[None]:
         yield
     finally:
         deferral.begin()
-
-
-@contextlib.contextmanager
-def signals_patient(seconds: float) -> Iterator[None]:
-    """
-    Hold signals back no longer than that for the body of a ``with``.
-
-    For what is not our own I/O, inside of `signals_deferred`: a stop must not wait for ever.
-    """
-    deferral = _Deferral.current if in_main_thread() else None
-    if deferral is None:
-        yield
-        return
-    deferral.let_through(seconds)
-    try:
-        yield
-    finally:
-        deferral.let_through(float("inf"))
 
 
 def pause(seconds: float) -> None:
-    """Sleep for *seconds*, unless a signal that was held back or arrives now has it otherwise."""
-    with signals_admitted():
+    """Sleep; a pending signal may end it early."""
+    with allow_signals():
         time.sleep(seconds)

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 from celery import bootsteps, signals
 from kombu.utils.imports import symbol_by_name
 
-from celery_redlock.deferral import pause, signals_undisturbing
+from celery_redlock.deferral import defer_signals, pause
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Event, Observer, tell
 from celery_redlock.lock.redlock import Redlock
@@ -169,7 +169,7 @@ class Plugin:
         """
         if self._observers is None and self.app is None:
             return  # the app is gone, and its settings with it
-        with signals_undisturbing():
+        with defer_signals():
             for observer in self.observers:
                 tell(observer, event)
 

@@ -42,7 +42,7 @@ UNIT = (
     "rules",
     "watchdog",
     "execution",
-    "queued",
+    "reservations",
 )
 CONTRACT = ("scripts", "node")
 #: For how long things go wrong in each world that is searched [s, at pace 1].

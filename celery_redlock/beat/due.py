@@ -27,7 +27,7 @@ HOUR, QUARTER = timedelta(hours=1), timedelta(minutes=15)
 NIGHT = timedelta(hours=3)
 #: How far back the newest slot of a schedule is looked for, step by step.
 WINDOWS = [timedelta(minutes=2), timedelta(hours=2), DAY * 2, DAY * 32, DAY * 367, DAY * 366 * 9]
-#: More slots than this are not told one by one; a schedule that never moves on ends there, too.
+#: More slots than this are not listed one by one; a schedule that never moves on ends there, too.
 MOST = 100_000
 
 

@@ -2,11 +2,11 @@
 What ``celery beat -S redlock`` runs: stand by, or lead.
 
     tick --> StandBy: bid when it is time      (term.py)
-             Term:    the wrapped scheduler    (leader.py), which publishes by slots (slots.py)
+             Term:    the wrapped scheduler    (wrapped_scheduler.py), which publishes by slots.py
                       lost, deposed, failed: step down, stand by
 
-A tick raises nothing but the end that was asked for, so the process never ends because of a
-lock: it waits and says so.
+A tick raises nothing but SystemExit when beat is to end, so a lock never ends the process: it
+waits, and logs that.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from celery.utils.imports import load_extension_class_names
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.beat.entries import overlap_of
-from celery_redlock.beat.leader import Leader
 from celery_redlock.beat.slots import SlotPublisher, TermOver
-from celery_redlock.beat.term import AFTER_FAILURE, Candidate, StandBy, Term
-from celery_redlock.deferral import signals_deferred
+from celery_redlock.beat.term import AFTER_FAILURE, Elector, StandBy, Term
+from celery_redlock.beat.wrapped_scheduler import WrappedScheduler
+from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock import clock
 from celery_redlock.log import get_logger
@@ -78,9 +78,9 @@ class RedlockScheduler:
             max_interval or app.conf.beat_max_loop_interval or self._wrapped.max_interval
         )
         self._beat = settings.beat_name or app.main or "celery"
-        self._candidate: Candidate | None = None
+        self._elector: Elector | None = None
         self._state: StandBy | Term = StandBy(0.0, "")
-        self._leader: Leader | None = None
+        self._active: WrappedScheduler | None = None
         self._is_closed = False
         if not lazy:
             self._start()
@@ -89,7 +89,7 @@ class RedlockScheduler:
         self._plugin.check()
         check_entries(self.app)
         name = f"celery_redlock.beat:{self._beat}"
-        self._candidate = Candidate(self._plugin.locks, name, self._plugin.notify)
+        self._elector = Elector(self._plugin.locks, name, self._plugin.notify)
 
     # -- what celery.beat.Service calls -----------------------------------------------
 
@@ -113,42 +113,42 @@ class RedlockScheduler:
         return max(0.0, self._state.until - clock.now())
 
     def _bid(self, state: StandBy) -> None:
-        if self._candidate is None or self._is_closed:
+        if self._elector is None or self._is_closed:
             return
         try:
-            with signals_deferred():  # a term that is granted must not get lost on its way here
-                self._state = self._candidate.bid(state)
+            with defer_signals():  # a term that is granted must not get lost on its way here
+                self._state = self._elector.bid(state)
         except Exception:
-            logger.exception("beat: The bid failed; it is tried again")
+            logger.exception("beat: The bid failed; trying again")
             self._state = StandBy(clock.now() + clock.jitter(*AFTER_FAILURE), "the bid failed")
 
     def _lead(self, term: Term) -> float:
         try:
-            if self._leader is None:
-                self._leader = self._build(term)
-            return self._leader.tick()
+            if self._active is None:
+                self._active = self._build(term)
+            return self._active.tick()
         except TermOver as over:
             self._step_down(term, over.reason)
         except Exception:
-            logger.exception("beat: %s failed; somebody else may lead", self._wrapped.__name__)
+            logger.exception("beat: %s failed; another scheduler may lead", self._wrapped.__name__)
             self._step_down(term, "failed")
         return 0.0
 
-    def _build(self, term: Term) -> Leader:
+    def _build(self, term: Term) -> WrappedScheduler:
         scheduler = self._wrapped(app=self.app, lazy=False, **self._options)
-        return Leader(scheduler, SlotPublisher(self._plugin, self._beat, term), term)
+        return WrappedScheduler(scheduler, SlotPublisher(self._plugin, self._beat, term), term)
 
     def _step_down(self, term: Term, reason: str) -> None:
-        leader, self._leader = self._leader, None
+        active, self._active = self._active, None
         try:
-            if leader is not None:
-                leader.close()
+            if active is not None:
+                active.close()
         except Exception:
             logger.exception("beat: Closing %s failed", self._wrapped.__name__)
         finally:
-            if self._candidate is not None:
-                with signals_deferred():
-                    self._state = self._candidate.step_down(term, reason)
+            if self._elector is not None:
+                with defer_signals():
+                    self._state = self._elector.step_down(term, reason)
 
     def should_sync(self) -> bool:
         """Return False: the wrapped scheduler stores what it has within its tick, while we lead."""
@@ -156,8 +156,8 @@ class RedlockScheduler:
 
     def sync(self) -> None:
         """Have the wrapped scheduler store what it has."""
-        if self._leader is not None:
-            self._leader.scheduler.sync()
+        if self._active is not None:
+            self._active.scheduler.sync()
 
     def close(self) -> None:
         """Resign, so that another may lead at once; may be called again."""
@@ -168,11 +168,11 @@ class RedlockScheduler:
     @property
     def schedule(self) -> Any:
         """The schedule of the wrapped scheduler; empty while another leads."""
-        return {} if self._leader is None else self._leader.scheduler.schedule
+        return {} if self._active is None else self._active.scheduler.schedule
 
     @property
     def info(self) -> str:
-        """What the banner tells."""
+        """Lines for beat's banner."""
         name = f"{self._wrapped.__module__}.{self._wrapped.__qualname__}"
         nodes, ttl = len(self._plugin.settings.nodes), self._plugin.settings.rules.ttl
         leads = (
@@ -221,7 +221,7 @@ def check_entries(app: Any) -> None:
             continue
         which = "is not known to beat" if task is None else "is no RedlockTask"
         msg = (
-            f"beat_schedule[{name!r}]: overlap={word!r} needs a task whose lock tells that it "
+            f"beat_schedule[{name!r}]: overlap={word!r} needs a task whose lock shows that it "
             f"runs, but {entry.task!r} {which}; give it base=RedlockTask (and have beat import "
             "it), or leave overlap out"
         )

@@ -18,7 +18,7 @@ agree on what is still to be published. Each claim carries the fence of its lead
     any, and a newer leader has been here         deposed
 
 A record protects nobody: it keeps a second message out. It is written to a quorum like a lock,
-but may live longer than ``max_ttl``; one that most nodes have lost, or cannot tell, is forgotten.
+but may live longer than ``max_ttl``; one that most nodes have lost, or cannot read, is forgotten.
 
 Source:
     DESIGN section 6; fencing as in PROTOCOL 3.1.
@@ -35,19 +35,24 @@ from celery_redlock.beat.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW, Slot
 from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.records import TOKEN_LENGTH, Keys, record_key
 from celery_redlock.lock.requests import Request, quarantine_ms
 from celery_redlock.lock.rounds import Ask, Client
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import NO_VOTE, Keys, ms, record_key
+from celery_redlock.lock.scripting import NO_VOTE, ms
 from celery_redlock.lock.votes import (
-    TOKEN_LENGTH,
     Ballot,
     Vote,
     VoteKind,
+    agreed,
+    agreeing,
     count,
+    has_majority,
+    holder_named_by,
+    prevents_majority,
     quarantine_left,
-    read_holder,
-    told,
+    votes_by_node,
+    votes_of,
 )
 
 if TYPE_CHECKING:
@@ -59,12 +64,12 @@ __all__ = ["Claim", "Claimed", "LastSlot", "SlotState", "Slots"]
 
 #: Records that are looked at in one round: far less than a socket buffer holds.
 BATCH = 50
-#: Neither a slot nor a date is as late [ms, Unix time]: somebody else has written it.
+#: Later than any slot or date [ms, Unix time]: a larger one was written by others.
 LATEST_SLOT = 253_370_764_800_000
 
 
 class SlotState(enum.Enum):
-    """What became of a claim."""
+    """The outcome of a claim."""
 
     #: It is ours: publish.
     CLAIMED = "claimed"
@@ -72,7 +77,7 @@ class SlotState(enum.Enum):
     UNCERTAIN = "uncertain"
     #: It, or a later one, was published before.
     PUBLISHED = "published"
-    #: Another one, who may still believe to lead, is about to publish it.
+    #: Another scheduler, which may still believe it leads, is about to publish it.
     TAKEN = "taken"
     #: A newer leader has been here.
     DEPOSED = "deposed"
@@ -83,7 +88,7 @@ class SlotState(enum.Enum):
 @dataclass(frozen=True)
 class Claim:
     """
-    Somebody is about to publish a slot.
+    A claim on a slot that is about to be published.
 
     Attributes:
         entry: Name of the record.
@@ -91,7 +96,7 @@ class Claim:
         token: Proof of who claims it; the same for all claims of one term.
         fence: Of the term; a larger one is newer.
         keep: How long the record is kept [s].
-        lock: Name of a lock whose holder is to be told of; None for none.
+        lock: Name of a lock whose holder is to be reported; None for none.
         is_sent: Whether it may have been published already, in this very term.
     """
 
@@ -107,10 +112,10 @@ class Claim:
 @dataclass(frozen=True)
 class Claimed:
     """
-    What became of a claim.
+    The outcome of a claim.
 
     Attributes:
-        state: That.
+        state: The outcome.
         holder: Who holds the lock that was asked for, as in `LockTaken.holder`; may be empty.
     """
 
@@ -187,14 +192,13 @@ def look_request(rules: Rules, entry: str) -> Request:
 # --- what the votes mean -----------------------------------------------------------------
 
 
-def claims_of(ballot: Ballot) -> int:
-    """Return how many nodes store our claim."""
-    return count(ballot, VoteKind.GRANTED) + count(ballot, SlotVote.UNCERTAIN)
+#: The votes of nodes that store our claim.
+CLAIMED = (VoteKind.GRANTED, SlotVote.UNCERTAIN)
 
 
-def is_ahead(vote: Vote | None) -> bool:
-    """Return whether a node said that our clock is too far ahead of its own."""
-    return vote is not None and vote.reason == NO_VOTE[-5]
+def is_ahead(vote: Vote) -> bool | None:
+    """Return whether a node said that our clock is too far ahead of its own, None if not."""
+    return vote.reason == NO_VOTE[-5] or None
 
 
 def claim_is_decided(ballot: Ballot) -> bool:
@@ -204,24 +208,22 @@ def claim_is_decided(ballot: Ballot) -> bool:
     One node suffices to know that a slot was published, or that there is a newer leader. Where
     an earlier claim was seen, all are waited for: it may have reached too few to be published.
     """
-    if count(ballot, SlotVote.PUBLISHED) or count(ballot, SlotVote.DEPOSED):
+    if count(ballot, SlotVote.PUBLISHED, SlotVote.DEPOSED):
         return True
-    majority = quorum(len(ballot))
-    is_ours = count(ballot, VoteKind.GRANTED) >= majority and not count(ballot, SlotVote.UNCERTAIN)
+    is_ours = has_majority(ballot, VoteKind.GRANTED) and not count(ballot, SlotVote.UNCERTAIN)
     return is_ours and lock_is_decided(ballot)
 
 
 def lock_is_decided(ballot: Ballot) -> bool:
     """Return whether it is known whether a majority of nodes names one holder of the lock."""
-    holders = [v.value[:TOKEN_LENGTH] for v in ballot if v is not None and is_claimed(v)]
-    most = max((holders.count(token) for token in holders if token), default=0)
-    silent = len(ballot) - len(holders)
+    most = len(agreeing(ballot, locked_for))
+    silent = len(ballot) - count(ballot, *CLAIMED)
     return most >= quorum(len(ballot)) or most + silent < quorum(len(ballot))
 
 
-def is_claimed(vote: Vote) -> bool:
-    """Return whether *vote* grants a claim."""
-    return vote.kind in (VoteKind.GRANTED, SlotVote.UNCERTAIN)
+def locked_for(vote: Vote) -> bytes | None:
+    """Return the token that holds the lock on a node that granted a claim; None for none."""
+    return vote.value[:TOKEN_LENGTH] or None if vote.kind in CLAIMED else None
 
 
 def state_of(ballot: Ballot) -> SlotState | None:
@@ -230,36 +232,25 @@ def state_of(ballot: Ballot) -> SlotState | None:
         return SlotState.DEPOSED
     if count(ballot, SlotVote.PUBLISHED):
         return SlotState.PUBLISHED
-    majority = quorum(len(ballot))
-    if claims_of(ballot) >= majority:
-        silent = len(ballot) - claims_of(ballot)
-        is_uncertain = count(ballot, SlotVote.UNCERTAIN) + silent >= majority
-        return (
-            SlotState.UNCERTAIN
-            if is_uncertain and count(ballot, SlotVote.UNCERTAIN)
-            else SlotState.CLAIMED
-        )
-    if count(ballot, VoteKind.REFUSED) > len(ballot) - majority:
+    if has_majority(ballot, *CLAIMED):
+        silent = len(ballot) - count(ballot, *CLAIMED)
+        uncertain = count(ballot, SlotVote.UNCERTAIN)
+        is_uncertain = uncertain > 0 and uncertain + silent >= quorum(len(ballot))
+        return SlotState.UNCERTAIN if is_uncertain else SlotState.CLAIMED
+    if prevents_majority(ballot, VoteKind.REFUSED):
         return SlotState.TAKEN
-    ahead = sum(1 for vote in ballot if is_ahead(vote))
-    return SlotState.AHEAD if ahead >= majority else None
+    return SlotState.AHEAD if agreed(ballot, is_ahead) else None
 
 
 def holder_in(ballot: Ballot) -> dict[str, Any]:
     """Return the holder of the lock that at least half of the nodes that granted name."""
-    votes = [v for v in ballot if v is not None and is_claimed(v)]
-    tokens = [v.value[:TOKEN_LENGTH] for v in votes if v.value]
-    token = max(tokens, key=tokens.count, default=b"")
-    if not token or 2 * tokens.count(token) < len(votes):
-        return {}
-    named = [v for v in votes if v.value[:TOKEN_LENGTH] == token]
-    return {**read_holder(named[0].value), "ttl": max(v.ttl for v in named)}
+    named = agreeing(ballot, locked_for)
+    return holder_named_by(named) if 2 * len(named) >= count(ballot, *CLAIMED) else {}
 
 
 def last_of(ballot: Ballot) -> LastSlot | None:
     """Return the last slot that any node knows, None if there is none."""
-    granted = [v for v in ballot if v is not None and v.kind is VoteKind.GRANTED]
-    votes = [v for v in granted if 0 < v.fence < LATEST_SLOT]
+    votes = [v for v in votes_of(ballot, VoteKind.GRANTED) if 0 < v.fence < LATEST_SLOT]
     due = max((v.fence for v in votes), default=0)
     settled = any(v.fence == due and v.value == b"settled" for v in votes)
     return LastSlot(due / 1000.0, settled) if due else None
@@ -291,16 +282,16 @@ class Slots:
         Return the last slots of *entries*, of those that have any; a round for every `BATCH`.
 
         Raises:
-            QuorumUnavailable: Too few nodes told.
+            QuorumUnavailable: Too few nodes answered.
         """
         found: dict[str, LastSlot] = {}
         for start in range(0, len(entries), BATCH):
             batch = entries[start : start + BATCH]
             # All of them: after a restart one node of the majority that knows may know nothing.
-            asks = [Ask(look_request(self._rules, entry), lambda _: False) for entry in batch]
+            asks = [Ask(look_request(self._rules, entry)) for entry in batch]
             for entry, ballot in zip(batch, self._driver.ask_all(asks), strict=True):
-                if count(ballot, VoteKind.GRANTED) < quorum(len(ballot)):
-                    raise QuorumUnavailable(entry, told(ballot, self._driver.labels))
+                if not has_majority(ballot, VoteKind.GRANTED):
+                    raise QuorumUnavailable(entry, votes_by_node(ballot, self._driver.labels))
                 last = last_of(ballot)
                 if last is not None:
                     found[entry] = last
@@ -319,11 +310,13 @@ class Slots:
             self.withdraw(claim)  # or the next leader could not know that it was not published
         if state is None:
             labels = self._driver.labels
-            raise QuorumUnavailable(claim.entry, told(ballot, labels), quarantine_left(ballot))
+            raise QuorumUnavailable(
+                claim.entry, votes_by_node(ballot, labels), quarantine_left(ballot)
+            )
         return Claimed(state, holder_in(ballot))
 
     def settle(self, claim: Claim) -> None:
-        """Note on all nodes that a slot was published, or is never to be; waits for nothing."""
+        """Record on all nodes that a slot was published, or never will be; waits for nothing."""
         self._driver.tell(settle_request(self._rules, claim))
 
     def withdraw(self, claim: Claim) -> None:

@@ -11,27 +11,25 @@ The slot record inside a node: how far the slots of a schedule's entry have been
     at       when it was claimed [node's ms]
     doubt    is there while an earlier term may have published it
 
-Replies are votes, as in `celery_redlock.lock.scripts`.
+Replies are votes, as in `celery_redlock.lock.scripting`.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Any
 
-from celery_redlock.lock.scripts import (
+from celery_redlock.lock.scripting import (
     GUARD,
+    HEAD,
+    TTL,
+    VALUE,
     Script,
     fence_in,
-    left,
     read_release,
-    read_vote,
     register,
-    seconds,
-    text,
-    whole,
+    replies,
 )
-from celery_redlock.lock.votes import Vote, VoteKind
+from celery_redlock.lock.votes import VoteKind
 
 __all__ = ["CLAIM", "LOOK", "SETTLE", "WITHDRAW", "SlotVote"]
 
@@ -53,7 +51,7 @@ class SlotVote(enum.Enum):
 CLAIM_LUA = """
 local now = now_ms()
 local found, held_back = unpack(redis.call('MGET', KEYS[3], KEYS[4]))
-local code, left = standing(found, held_back, KEYS[3], KEYS[4], ARGV[8], ARGV[7])
+local code, left = may_vote(found, held_back, KEYS[3], KEYS[4], ARGV[8], ARGV[7])
 if code ~= 1 then return {code, now, left} end
 local slot, fence = tonumber(ARGV[1]), tonumber(ARGV[3])
 if slot > now + tonumber(ARGV[4]) then return {-5, now} end
@@ -75,9 +73,9 @@ elseif not ours then
   doubt = true
 end
 redis.call('HSET', KEYS[1], 'slot', ARGV[1], 'token', ARGV[2], 'fence', ARGV[3], 'state', 'claimed',
-  'at', string.format('%.0f', now))
+  'at', whole(now))
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
-if ARGV[7] ~= '0' then redis.call('PEXPIRE', KEYS[3], REMEMBERED) end
+remember(KEYS[3], ARGV[7])
 local holder, ttl = '', 0
 if KEYS[2] ~= KEYS[1] then
   holder = redis.call('GET', KEYS[2]) or ''
@@ -121,28 +119,22 @@ return {1, now_ms(), r[1] or '', r[2] or ''}
 """
 
 
-def read_claim(reply: Any) -> Vote:
-    """Return the vote in the reply of `CLAIM`; the lock's value is its value."""
-    code, now = whole(reply[0]), seconds(reply[1])
-    kinds: dict[int, enum.Enum] = {1: VoteKind.GRANTED, 6: SlotVote.UNCERTAIN}
-    if code in kinds:
-        return Vote(kinds[code], ttl=left(reply[2]), value=text(reply[3]), node_now=now)
-    kinds = {7: SlotVote.PUBLISHED, 8: SlotVote.DEPOSED}
-    return Vote(kinds[code], node_now=now) if code in kinds else read_vote(reply)
-
-
-def read_look(reply: Any) -> Vote:
-    """Return the vote in the reply of `LOOK`: the slot is its fence, the state its value."""
-    slot = fence_in(reply[2] or b"0")
-    if whole(reply[0]) != 1:
-        raise ValueError(reply[0])
-    return Vote(VoteKind.GRANTED, slot, value=text(reply[3]), node_now=seconds(reply[1]))
-
-
 CLAIM = Script(
-    GUARD + CLAIM_LUA, read_claim, guarded=True, positive=(VoteKind.GRANTED, SlotVote.UNCERTAIN)
+    GUARD + CLAIM_LUA,
+    replies(
+        {  # the value is that of the lock that was asked for
+            1: (VoteKind.GRANTED, (TTL, VALUE)),
+            6: (SlotVote.UNCERTAIN, (TTL, VALUE)),
+            7: (SlotVote.PUBLISHED, ()),
+            8: (SlotVote.DEPOSED, ()),
+        }
+    ),
+    guarded=True,
+    positive=(VoteKind.GRANTED, SlotVote.UNCERTAIN),
 )
 SETTLE = Script(SETTLE_LUA, read_release, guarded=False, one_way=True)
 WITHDRAW = Script(WITHDRAW_LUA, read_release, guarded=False, one_way=True)
-LOOK = Script(GUARD + LOOK_LUA, read_look, guarded=False)
+#: The last slot is the fence, none is 0; the value is its state.
+SLOT = ("fence", lambda value: fence_in(value or b"0"))
+LOOK = Script(HEAD + LOOK_LUA, replies({1: (VoteKind.GRANTED, (SLOT, VALUE))}), guarded=False)
 register(CLAIM, SETTLE, WITHDRAW, LOOK)

@@ -28,7 +28,7 @@ from celery_redlock.beat.due import MILLISECOND, due_between, last_due, next_due
 from celery_redlock.beat.entries import for_slot, lock_of, overlap_of, with_arguments
 from celery_redlock.beat.slot_records import Claim, Claimed, LastSlot, Slots, SlotState
 from celery_redlock.beat.term import Term
-from celery_redlock.deferral import signals_deferred, signals_patient
+from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import ConfigurationError, DuplicateTask
 from celery_redlock.events import SlotPublished, SlotSkipped
 from celery_redlock.log import get_logger
@@ -61,7 +61,7 @@ TAKEOVER = 2.0
 
 class TermOver(Exception):
     """
-    Nothing may be published in this term any more.
+    The term has ended; nothing more may be published in it.
 
     Attributes:
         reason: As in `LeaderDeposed.reason`.
@@ -164,10 +164,10 @@ class SlotPublisher:
         Learn the last slots of the entries called *names*, of those that are new to this term.
 
         Raises:
-            QuorumUnavailable: Too few nodes told.
+            QuorumUnavailable: Too few nodes answered.
         """
         records = {self._record(name): name for name in names if name not in self._last}
-        with signals_deferred():
+        with defer_signals():
             found = self._slots.look(list(records))
         self._last.update((name, settled(found.get(record))) for record, name in records.items())
 
@@ -238,7 +238,7 @@ class SlotPublisher:
     def _drop(self, entry: Any, due: datetime, last: datetime | None, *, moves_on: bool) -> None:
         since = 0.0 if last is None else last.timestamp()
         slot = Slot(entry.name, due.timestamp())
-        with signals_deferred():
+        with defer_signals():
             if moves_on:
                 self._ensure_leading()
                 claim = self._claim(entry, slot, None)
@@ -258,7 +258,7 @@ class SlotPublisher:
         entry = with_arguments(entry)
         lock = lock_of(task, entry) if slot.overlap == "skip" else None
         claim = self._claim(entry, slot, lock)
-        with signals_deferred():  # a stop between claim and settle would leave a doubt
+        with defer_signals():  # a stop between claim and settle would leave a doubt
             self._ensure_leading()
             claimed = self._slots.claim(claim)
             cause = self._reason_to_skip(task, slot, claimed)
@@ -269,7 +269,7 @@ class SlotPublisher:
                 self._ensure_leading(claim)
                 task_id = slot.task_id(self._beat)
                 self._sent[entry.name] = due
-                with signals_patient(PATIENCE), told_if_slow(entry.name):
+                with defer_signals(max_wait=PATIENCE), warned_if_slow(entry.name):
                     result = sent(send, for_slot(entry, slot, task_id))
                 if result is REFUSED or (is_duplicate(result) and result.id != task_id):
                     cause = "overlap" if slot.is_buffered else "duplicate"
@@ -331,8 +331,8 @@ class SlotPublisher:
 
 
 @contextlib.contextmanager
-def told_if_slow(name: str) -> Iterator[None]:
-    """Say so if the body of a ``with`` takes long: the broker may be out of reach."""
+def warned_if_slow(name: str) -> Iterator[None]:
+    """Warn if the body of a ``with`` takes long: the broker may be out of reach."""
     words = "beat: Publishing %r has not ended for %g s; is the broker out of reach?"
     alarm = threading.Timer(PATIENCE, logger.warning, (words, name, PATIENCE))
     alarm.daemon = True

@@ -16,18 +16,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery_redlock.deferral import signals_deferred
+from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.events import LeaderDeposed, LeaderElected, Notify
 from celery_redlock.lock import clock
-from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.records import since_of
 from celery_redlock.lock.redlock import NodeView, Redlock
 from celery_redlock.lock.rounds import Wanted
+from celery_redlock.lock.votes import agreed
 from celery_redlock.log import get_logger, printable
 
-__all__ = ["AFTER_FAILURE", "Candidate", "StandBy", "Term", "leader_in"]
+__all__ = ["AFTER_FAILURE", "Elector", "StandBy", "Term", "leader_in"]
 
 logger = get_logger(__name__)
 
@@ -42,7 +43,7 @@ AFTER_FAILURE = 4.0, 6.0
 @dataclass(frozen=True)
 class StandBy:
     """
-    Not our turn.
+    Another scheduler leads, or nobody can.
 
     Attributes:
         until: When to bid [s, `clock.now`].
@@ -76,22 +77,18 @@ class Term:
 
 def leader_in(views: Sequence[NodeView]) -> dict[str, Any]:
     """Return whom a majority of the nodes names as the holder, ``{}`` if there is none."""
-    named = [view.holder for view in views if view.holder]
-    tokens = [holder["token"] for holder in named]
-    token = max(tokens, key=tokens.count, default=None)
-    if token is None or tokens.count(token) < quorum(len(views)):
-        return {}
-    return next(holder for holder in named if holder["token"] == token)
+    named = agreed(views, lambda view: view.holder.get("token"))
+    return named[0].holder if named else {}
 
 
-class Candidate:
+class Elector:
     """
     Bids for the leadership of the schedulers called *name*.
 
     Args:
         locks: Of the app.
         name: Lock name of the leadership.
-        notify: Tells observers.
+        notify: Called with events.
     """
 
     def __init__(self, locks: Redlock, name: str, notify: Notify) -> None:
@@ -100,8 +97,8 @@ class Candidate:
         self._notify = notify
 
     def bid(self, before: StandBy) -> Term | StandBy:
-        """Return a term, or when to bid again; says so where that has changed since *before*."""
-        with signals_deferred():
+        """Return a term, or when to bid again; logs what has changed since *before*."""
+        with defer_signals():
             result = self._bid(clock.now())
         if isinstance(result, Term):
             self._notify(LeaderElected(self.name, result.held.fence))
@@ -137,7 +134,7 @@ class Candidate:
 
     def step_down(self, term: Term, reason: str) -> StandBy:
         """End *term*, give the leadership back, and return when to bid again."""
-        with signals_deferred():
+        with defer_signals():
             try:
                 self._locks.give_back(term.held)
             except Exception:  # the lease ends by itself
@@ -146,7 +143,7 @@ class Candidate:
         if reason == "clock":
             logger.warning(
                 "beat: The clock of this machine is more than %g s ahead of that of the lock "
-                "nodes; set it right, for it cannot lead like this",
+                "nodes; correct it, as it cannot lead until then",
                 self._locks.rules.longest_skew,
             )
         pause = AFTER_FAILURE if reason in ("failed", "clock") else BETWEEN_BIDS

@@ -12,7 +12,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.foreign import is_text
+from celery_redlock.lock.records import is_text
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -89,7 +89,7 @@ class SentinelAddress:
         self._sentinels: list[redis.Redis] = [SentinelClient(s) for s in sentinels]
         try:
             self._connection("", 0)
-        except (ValueError, TypeError, redis.RedisError) as error:  # tells names, no values
+        except (ValueError, TypeError, redis.RedisError) as error:  # its text has names, no values
             msg = f"redlock_nodes: {self.label} has options that redis-py does not take: {error}"
             raise ConfigurationError(msg) from None
 
@@ -109,8 +109,8 @@ class SentinelAddress:
         return cast("AbstractConnection", self._kind(**{**self._options, **where}))
 
 
-class Untold(redis.ConnectionError):
-    """A Sentinel did not tell; redis-py asks the next one, and shows why by `repr`."""
+class NoAnswer(redis.ConnectionError):
+    """A Sentinel did not answer; redis-py asks the next one, and shows why by `repr`."""
 
     __repr__ = redis.ConnectionError.__str__
 
@@ -138,12 +138,12 @@ class SentinelClient(redis.Redis):
         Return the masters that it knows.
 
         Raises:
-            Untold: It does not answer, or not us.
+            NoAnswer: It does not answer, or not us.
         """
         try:
             return super().sentinel_masters(*args, **kwargs)
         except redis.RedisError as error:
-            raise Untold(str(error)) from error
+            raise NoAnswer(str(error)) from error
 
     def close(self) -> None:
         """Hang up; it is asked again when the master is to be found anew."""

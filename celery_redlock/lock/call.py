@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.requests import Request
-from celery_redlock.lock.scripts import pack
+from celery_redlock.lock.scripting import pack
 from celery_redlock.lock.votes import Ballot, Vote, VoteKind
 
 __all__ = ["Call", "pack_guarded"]

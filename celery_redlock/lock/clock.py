@@ -4,7 +4,7 @@ Clocks: ours, and how a node's clock moves against it; and the jitter that pause
 Leases are counted on a clock that goes on while the machine is suspended
 (`CLOCK_BOOTTIME`); `time.monotonic` stops there on Linux, and a laptop that
 wakes up would trust a lease that ended hours ago. Even that clock stands still with a
-virtual machine that does; the nodes tell (`celery_redlock.lock.steps`).
+virtual machine that does; the nodes' clocks show it (`celery_redlock.lock.steps`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ jitter = random.SystemRandom().uniform
 
 #: How much a node's clock may disagree with ours before it counts as a jump [s].
 JUMP_TOLERANCE = 0.05
-#: To what a node tells its time [s].
+#: Resolution of a node's time [s].
 RESOLUTION = 0.001
 
 
@@ -107,7 +107,7 @@ def check_not_replaced() -> None:
 
 class ClockReading(NamedTuple):
     """
-    What one reply tells of a node's clock.
+    A node's clock, as far as one reply shows it.
 
     The node looked at its clock somewhere between our send and our receive, so
     its offset from ours lies in an interval, not at a point.
@@ -129,7 +129,7 @@ class ClockReading(NamedTuple):
         """
         Return the reading of a node that said *node_now* between *sent* and *received* [s].
 
-        Nodes tell whole milliseconds, cut off: theirs may be up to one later.
+        Nodes report whole milliseconds, cut off: theirs may be up to one later.
         """
         return cls(node_now - received, node_now + RESOLUTION - sent, received, sent)
 

@@ -74,11 +74,11 @@ class Connector:
         self._stop.set()
 
     def forgive(self, node: Node) -> None:
-        """Let no pause come before *node* is connected again: its connection is of use."""
+        """Reconnect *node* without a pause next time: its connection was usable."""
         self._pauses[node.position] = 0.0
 
     def reconnect(self, node: Node) -> None:
-        """See to it that *node* gets a connection; called with the mutex held."""
+        """Connect *node* in the background; called with the mutex held."""
         if node.connection is None and not node.is_connecting and not self._stop.is_set():
             try:
                 node.is_connecting = True
@@ -137,16 +137,16 @@ class Connector:
             check_together(self._labels, self._greetings)
 
     def _enrol(self, node: Node, connection: AbstractConnection, greeting: Greeting) -> Greeting:
-        """Return *greeting* with how the node stands with the restart guard."""
+        """Return *greeting* with what the restart guard says of the node."""
 
         def ask(mode: str) -> tuple[str, float, float]:
             try:
-                told = enrol(connection, self._rules, greeting.run_id, self._fingerprint, mode)
+                enrolment = enrol(connection, self._rules, greeting.run_id, self._fingerprint, mode)
             except Foreign:
                 self._find(node, "foreign")
                 raise
-            self._find(node, told[0])
-            return told
+            self._find(node, enrolment[0])
+            return enrolment
 
         state, left, node_now = ask("look")
         if state == "unmarked":
@@ -163,7 +163,7 @@ class Connector:
 
     def _await_others(self) -> None:
         """
-        Wait until each node has told its state, or could not be reached.
+        Wait until the state of each node is known, or it could not be reached.
 
         One that goes away stays what it was, for it may come back; one that is another list's is
         looked at again and again, so it is known when it is no longer.

@@ -1,7 +1,7 @@
 """
 User and password for all nodes, from settings of their own.
 
-Celery masks settings with "password" in their names where it tells them (``celery report``,
+Celery masks settings with "password" in their names where it shows them (``celery report``,
 ``celery inspect conf``), and nothing within a list such as ``redlock_nodes``.
 """
 
@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, parse_qs, quote, urlsplit, urlunsplit
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.foreign import is_text
+from celery_redlock.lock.records import is_text
 
 __all__ = ["shows_password", "with_credentials"]
 

@@ -43,7 +43,7 @@ class Driver:
         return self._fanout.labels
 
     def drive(self, steps: Generator[Ask | Tell | Pause, Any, T]) -> T:
-        """Do what *steps* say until they end; an interruption is theirs to clean up after."""
+        """Do what *steps* say until they end; they clean up after an interruption."""
         answer: Ballot | None = None
         problem: BaseException | None = None
         while True:
@@ -69,7 +69,7 @@ class Driver:
         return None
 
     def tell(self, request: Request, skip: frozenset[int] = frozenset()) -> None:
-        """Put *request* to the nodes, even if an interruption strikes; twice does no harm."""
+        """Send *request* to the nodes, even if interrupted; sending it twice is harmless."""
         try:
             self._fanout.tell(Call(request, len(self.labels), None), skip)
         except BaseException:
@@ -77,11 +77,11 @@ class Driver:
             raise
 
     def ask(self, step: Ask) -> Ballot:
-        """Put a question to the nodes and return their votes, complete."""
+        """Ask the nodes and return their votes, complete."""
         return self.ask_all([step])[0]
 
     def ask_all(self, steps: Sequence[Ask]) -> list[Ballot]:
-        """Put several questions to the nodes in one round and return the votes on each."""
+        """Ask the nodes several things in one round and return the votes on each."""
         calls = [Call(step.request, len(self.labels), step.decided) for step in steps]
         self._fanout.ask(calls)
         return [call.ballot for call in calls]

@@ -4,12 +4,12 @@ Ask all nodes at once, and return as soon as the answer is decided.
 There is no thread per operation and no I/O thread: whoever asks drives the connections.
 Of several threads that ask at the same time one, the reader, waits for the sockets and
 hands every reply to the call it belongs to; the others sleep until their call is decided
-or the reader leaves and passes its place on. The mutex guards the connections; nobody
+or the reader leaves and another takes its place. The mutex guards the connections; nobody
 waits while holding it.
 
 An exception may strike anywhere (a soft time limit, a killed greenlet). A connection in use
-at that moment is dropped, and a waiter that could not take its leave counts for nothing once
-its time is up.
+at that moment is dropped, and a waiter that never deregistered is ignored after its
+deadline.
 
 Connecting goes on in the background (`celery_redlock.lock.connector`). After a fork the
 child starts from nothing.
@@ -53,7 +53,7 @@ FIRST_CONNECT = 1.0
 QUIET = 1.0
 READS, WRITES = selectors.EVENT_READ, selectors.EVENT_WRITE
 EITHER = READS | WRITES
-#: How long a waiter is kept on the list when its time is up and it did not take its leave [s].
+#: How long a waiter that did not deregister is kept after its deadline [s].
 INTERRUPTED = 2.0
 
 logger = get_logger(__name__)
@@ -88,7 +88,7 @@ class Fanout:
     Args:
         addresses: Of the nodes; their order is that of every ballot.
         rules: Of the cluster.
-        notify: Is told what happens to nodes.
+        notify: Called with the events of nodes.
     """
 
     def __init__(self, addresses: Sequence[Address], rules: Rules, notify: Notify) -> None:
@@ -102,7 +102,7 @@ class Fanout:
         _every_fanout.add(self)
 
     def _start_over(self) -> None:
-        """Forget everything; what belonged to a parent process is left to it."""
+        """Start over; what belongs to a parent process is left alone."""
         self._mutex = threading.Lock()
         self._news: deque[Event] = deque()
         self._opened: selectors.BaseSelector | None = None
@@ -131,7 +131,7 @@ class Fanout:
         self._has_settled = False
 
     def after_fork_in_child(self) -> None:
-        """Let go of the parent's connections without disturbing them."""
+        """Drop our copies of the parent's connections without disturbing them."""
         inherited, selector = self.nodes, self._opened
         self._start_over()
         if selector is not None:
@@ -179,9 +179,9 @@ class Fanout:
             self.publish()
 
     def _compare_clocks(self) -> None:
-        """Find out whose clock moved, ours or those of the nodes in doubt, and act on it."""
+        """Find out whether our clock moved or those of the nodes in doubt, and act on it."""
         doubts = [node.clock.doubt for node in self.nodes]  # once: other threads settle them, too
-        if any(doubt is not None and not doubt.is_told for doubt in doubts):
+        if any(doubt is not None and not doubt.is_reported for doubt in doubts):
             read = Call(inspect_request(self._rules, ""), len(self.labels), lambda _: False)
             self._ask([read])  # of the clocks of all; it writes nothing
         with self._mutex:
@@ -195,8 +195,8 @@ class Fanout:
                 clock.make_up_for(finding.ours)
         if finding.ours is not None:
             logger.warning(
-                "Our clock fell behind those of most lock nodes by %+.1f s, as a virtual machine's "
-                "does that stands still: their votes are void, and our leases end as much sooner",
+                "Our clock fell %+.1f s behind those of most nodes, as after a suspended virtual "
+                "machine: their votes do not count, and our leases end that much sooner",
                 finding.ours,
             )
         self.publish()
@@ -271,7 +271,7 @@ class Fanout:
                 node.send(calls, now)  # answers for itself, having no connection
 
     def _has_reader(self, but: Sequence[Call] = ()) -> bool:
-        """Return whether somebody drives the connections, other than who asks for *but*."""
+        """Return whether a waiter other than *but* drives the connections."""
         reader = self._reader
         return reader is not None and reader.calls is not but and clock.now() < reader.deadline
 
@@ -318,7 +318,7 @@ class Fanout:
         self._rouse_decided()
 
     def _watch(self, node: Node, events: int) -> None:
-        """Have the selector tell when the node has something for us, or takes something."""
+        """Have the selector wait for the node to be readable, or writable if data are unsent."""
         try:
             self._selector.modify(node.sock, events, node)
         except (KeyError, ValueError) as error:  # interrupted here before
@@ -331,7 +331,7 @@ class Fanout:
                 other.rouse()
 
     def _leave(self, waiter: _Waiter) -> None:
-        """Take a last look, give up on who has not answered, pass the reader's place on."""
+        """Read once more, give up on nodes that did not answer, let another thread read."""
         if waiter.is_open:
             self._read(self._selector.select(0))
         now = clock.now()
@@ -381,7 +381,7 @@ class Fanout:
             self._lose(node, error)
 
     def publish(self) -> None:
-        """Tell the observer what happened; never with the mutex held."""
+        """Pass the events so far to the observer; never with the mutex held."""
         while self._news:
             try:
                 event = self._news.popleft()

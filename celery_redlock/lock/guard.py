@@ -1,7 +1,7 @@
 """
 What is asked of a node before it may vote.
 
-Every new connection is greeted: is this a master that keeps what it is told, which
+Every new connection is greeted: is this a master that keeps its data, which
 process is it, and does it remember being enrolled? A connection never outlives the
 server process, so the run id read here holds for as long as the connection does. (Behind
 a TCP proxy that reconnects by itself this premise fails: connect to nodes directly.)
@@ -13,7 +13,7 @@ that is enrolled for another list enrols none.
 
 One relief: a server that is the only node, and has been up for longer than a quarantine
 without ever being flushed, is trusted at once, so that a first task runs at once on the
-Redis one has. Of several nodes uptime is not believed: it is told by a wall clock, and nodes
+Redis one has. Of several nodes uptime is not believed: it is read off a wall clock, and nodes
 that boot with a late one look old once it is set.
 """
 
@@ -24,8 +24,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import ENROL, Keys, ms, registered, seconds, text, whole
+from celery_redlock.lock.scripting import ms, registered, seconds, text, whole
+from celery_redlock.lock.scripts import ENROL
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -57,7 +59,7 @@ class Foreign(Unfit):
 @dataclass(frozen=True)
 class Greeting:
     """
-    What a node told of itself when it was connected.
+    A node's description of itself at connect.
 
     Attributes:
         run_id: Of the server process; another after every restart.
@@ -86,7 +88,7 @@ def exchange(connection: AbstractConnection, *commands: Sequence[Any]) -> list[A
 
 def greet(connection: AbstractConnection) -> Greeting:
     """
-    Load the scripts into the node and return what it tells of itself.
+    Load the scripts into the node and return its description.
 
     Raises:
         Unfit: It is a replica or a cluster node, or evicts keys.
@@ -94,10 +96,10 @@ def greet(connection: AbstractConnection) -> Greeting:
     """
     loads = [(b"SCRIPT", b"LOAD", script.source) for script in registered()]
     asked: list[Sequence[Any]] = [(b"INFO",), (b"INFO", b"commandstats"), *loads]
-    told, stats, *_ = exchange(connection, *asked)
-    if not (isinstance(told, bytes) and isinstance(stats, bytes)):
+    reply, stats, *_ = exchange(connection, *asked)
+    if not (isinstance(reply, bytes) and isinstance(stats, bytes)):
         raise Unfit(NO_SERVER)
-    info = read_info(told)
+    info = read_info(reply)
     check_fit(info)
     return Greeting(
         run_id=info["run_id"],
@@ -109,10 +111,10 @@ def greet(connection: AbstractConnection) -> Greeting:
 
 
 def whole_in(info: dict[str, str], name: str) -> int:
-    """Return a field of INFO that is a whole number, 0 if it is not there, or none."""
-    told = info.get(name, "")
+    """Return a whole number from INFO; 0 if it is absent or malformed."""
+    value = info.get(name, "")
     # isdecimal: a digit may be a superscript one. So many seconds are longer than any server ran.
-    return int(told) if told.isdecimal() and len(told) <= LONGEST_NUMBER else 0
+    return int(value) if value.isdecimal() and len(value) <= LONGEST_NUMBER else 0
 
 
 def read_info(reply: bytes) -> dict[str, str]:
@@ -166,10 +168,10 @@ def enrol(
     boot_id = boot_marker(run_id, fingerprint)
     numbers = (boot_id, ms(rules.quarantine), mode.encode())
     evalsha = (b"EVALSHA", ENROL.sha, b"2", keys.boot, keys.quarantine, *numbers)
-    (told,) = exchange(connection, evalsha)
+    (reply,) = exchange(connection, evalsha)
     try:
-        state, now, left, _ = told
-        standing = text(state).decode(), max(0, whole(left)) / 1000.0, seconds(now)
+        state, now, left, _ = reply
+        enrolment = text(state).decode(), max(0, whole(left)) / 1000.0, seconds(now)
     except (TypeError, ValueError):
         raise Unfit("answers, but not as our script does when it is asked to enrol") from None
     if state == b"foreign":
@@ -179,7 +181,7 @@ def enrol(
             "redlock_max_ttl, run 'celery -A APP redlock bootstrap'"
         )
         raise Foreign(msg)
-    return standing
+    return enrolment
 
 
 def boot_marker(run_id: str, fingerprint: str) -> bytes:

@@ -1,4 +1,4 @@
-"""A lock in the hand of its holder: the current lease, and whether it can still be trusted."""
+"""A lock as its holder has it: the current lease, and whether it can still be trusted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HeldLock:
     A lock that is held, as long as its lease is renewed in time.
 
     The watchdog replaces the lease; whether it is lost is decided here and now, by this
-    process's own clock, whether or not the watchdog got to run. Lost is for ever.
+    process's own clock, whether or not the watchdog got to run. A lost lock stays lost.
 
     Attributes:
         name: Lock name.
@@ -85,7 +85,7 @@ class HeldLock:
 
     @property
     def held_for(self) -> float:
-        """For how long it has been held by now [s], whatever becomes of the wall clock."""
+        """How long it has been held [s], even if the wall clock is set."""
         return clock.now() - self._began
 
     def remaining(self) -> float:
@@ -130,20 +130,20 @@ class HeldLock:
         return True
 
     def not_renewed(self, votes: dict[str, str]) -> None:
-        """Keep what each node answered to a renewal that failed, for whoever asks why."""
+        """Keep each node's answer to a failed renewal, to explain a loss."""
         if self._reason is None:
             self._votes = votes
 
     def lose(self, reason: str) -> None:
-        """Note that the lock is lost and tell the holder, once."""
+        """Mark the lock as lost and call the holder back, once."""
         if self._reason is None:
             self._reason = reason
-        tell, self._on_lost = self._on_lost, None
-        if tell is not None:
-            tell(self)
+        on_lost, self._on_lost = self._on_lost, None
+        if on_lost is not None:
+            on_lost(self)
 
     def released(self) -> None:
-        """Note that the holder gave the lock back; it is not told of that."""
+        """Mark the lock as given back by its holder, who is not called back."""
         self._on_lost = None
         if self._reason is None:
             self._reason, self._votes = "released", {}
@@ -151,7 +151,7 @@ class HeldLock:
 
 class NotLocked(HeldLock):
     """
-    Stands in for a lock where the body runs without one, by policy or in tests.
+    What the body gets in place of a lock where it runs without one, by policy or in tests.
 
     ``fence`` is None, ``ensure_held`` never raises, and ``why`` says so.
 

@@ -73,7 +73,7 @@ def fence_proposal(wall_ms: int, seen: int) -> int:
 
     Args:
         wall_ms: Wall clock [ms, Unix time].
-        seen: Largest number any node ever told this client.
+        seen: Largest number any node ever reported to this client.
 
     Source:
         Hybrid logical clocks (Kulkarni et al., 2014); PROTOCOL 3.1.
@@ -96,7 +96,7 @@ class Lease:
         valid_until: Last moment at which the lease may be trusted [s, clock of
             `celery_redlock.lock.clock.now`, a monotonic clock].
         since: When the lock was first acquired [s, Unix time].
-        info: What the holder tells of itself; plain JSON values.
+        info: Description of the holder; plain JSON values.
         renewals: How often it was renewed.
         margin: What was left of it at the latest of these renewals [s]; infinity before the first.
     """

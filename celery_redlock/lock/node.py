@@ -2,7 +2,7 @@
 One lock node: one long-lived connection, and the replies it still owes, in order.
 
 Redis answers a connection in the order of its requests, so the n-th reply belongs to the
-n-th request and nothing else is needed to tell them apart. Nothing here waits: what a node
+n-th request and nothing else is needed to match them. Nothing here waits: what a node
 cannot take right now is sent when it can, and its late replies are read and dropped when
 they come. Redis exceptions end here; outside there are only votes.
 """
@@ -20,9 +20,10 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.call import Call, pack_guarded
 from celery_redlock.lock.clock import ClockReading
 from celery_redlock.lock.guard import Greeting, boot_marker
+from celery_redlock.lock.records import Keys
 from celery_redlock.lock.replies import WOULD_BLOCK, Replies, replies_of
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys, ms, pack
+from celery_redlock.lock.scripting import ms, pack
 from celery_redlock.lock.steps import Finding, NodeClock
 from celery_redlock.lock.votes import Vote, VoteKind
 
@@ -45,11 +46,11 @@ NO_ANSWER = Vote(VoteKind.UNREACHABLE, reason="no answer in time")
 
 
 class Gone(Exception):
-    """The connection to a node is of no use any more; says why."""
+    """The connection to a node is no longer usable; says why."""
 
 
 def without_echo(problem: Exception) -> str:
-    """Return what *problem* says, without the arguments of ours that a server repeats in it."""
+    """Return the text of *problem* without our arguments, which a server may echo."""
     return str(problem).partition(ECHO)[0]
 
 
@@ -69,7 +70,7 @@ class Node:
         unsent: What it has not taken yet; goes out as soon as it can be written to.
         is_settled: Whether it was ever connected, or has failed to be.
         is_connecting: Whether somebody is about to connect it.
-        greeting: What it last told of itself.
+        greeting: Its last greeting.
         problem: Why it does not vote; an exception, None while it does.
         suspect_since: Since when it owes an answer that a round gave up on [s], or None.
         latency: From the last request that a round waited for to its answer [s]; None before.
@@ -96,7 +97,7 @@ class Node:
         self.clock = NodeClock(rules.drift_factor)
 
     def attach(self, connection: AbstractConnection, greeting: Greeting, fingerprint: str) -> None:
-        """Take over a connection that was greeted; from now on it never blocks."""
+        """Take over a greeted connection; from now on it never blocks."""
         boot_id = boot_marker(greeting.run_id, fingerprint)
         self._boot = b"$%d\r\n%b\r\n" % (len(boot_id), boot_id)
         self._owed.clear()
@@ -128,7 +129,7 @@ class Node:
         self.send(calls, now)
 
     def detach(self, problem: Exception) -> None:
-        """Give the connection up; whoever waits for its answers is told why."""
+        """Drop the connection; the calls that wait for its answers get *problem* as the reason."""
         connection, self.connection = self.connection, None
         self.fail(problem)
         owed, self._owed = self._owed, deque()
@@ -237,7 +238,7 @@ class Node:
                 raise Gone(str(reply))
 
     def _vote(self, call: Call, reply: Any, sent: float, now: float) -> Vote:
-        """Return the vote in *reply*; one that no script of ours can give is none."""
+        """Return the vote in *reply*; raise Gone if no script of ours could have answered it."""
         if isinstance(reply, Exception):
             return Vote(VoteKind.UNREACHABLE, reason=without_echo(reply))
         try:
@@ -268,7 +269,7 @@ class Node:
 
     def settle_clock(self, finding: Finding, now: float) -> None:
         """
-        Act on what was found about a clock that is in doubt.
+        Act on the finding about a clock that is in doubt.
 
         One that was set back keeps keys for longer, which is no danger: a vote is enough. One
         that may have been set forward does not vote for us while leases of before may be alive.
@@ -285,19 +286,19 @@ class Node:
         if self.connection is None:
             return  # when it is back
         jump = doubt.move.jump
-        if not doubt.is_told:
+        if not doubt.is_reported:
             self._news.append(NodeClockJump(self.label, jump))
         patience = self._rules.quarantine if self._rules.restart_guard else 0.0
         if is_found or jump < 0 or now - doubt.at >= patience:
             self.clock.forget()
         else:
-            self.clock.doubt = doubt._replace(is_told=True)
+            self.clock.doubt = doubt._replace(is_reported=True)
         if is_found and jump > 0 and self._rules.restart_guard:
             self._quarantine(now)
 
     @property
     def clock_offset(self) -> float | None:
-        """How far its wall clock is ahead of ours [s]; None before it has told its time."""
+        """How far its wall clock is ahead of ours [s]; None before the first reading."""
         reading = self.clock.latest
         if reading is None:
             return None

@@ -41,14 +41,14 @@ from celery_redlock.lock.call import Call
 from celery_redlock.lock.credentials import with_credentials
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.fanout import Fanout
-from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, quorum
+from celery_redlock.lock.records import read_holder, since_of
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Ask, Client, Wanted
 from celery_redlock.lock.rules import Rules, number
-from celery_redlock.lock.votes import Ballot, VoteKind, count, read_holder, told
+from celery_redlock.lock.votes import Ballot, VoteKind, count, votes_by_node
 from celery_redlock.lock.watchdog import NotRenewed, Watchdog
 
 __all__ = ["NodeView", "Redlock", "ReleaseOutcome"]
@@ -233,9 +233,9 @@ class Redlock:
         outcome = renewal.outcome(ballot)
         if isinstance(outcome, str):
             self._let_go(lease)
-            raise LockLost(lease.name, outcome, told(ballot, self.labels))
+            raise LockLost(lease.name, outcome, votes_by_node(ballot, self.labels))
         if outcome is None:
-            raise QuorumUnavailable(lease.name, told(ballot, self.labels))
+            raise QuorumUnavailable(lease.name, votes_by_node(ballot, self.labels))
         return outcome
 
     def release(self, lease: Lease, *, wait: bool = True) -> ReleaseOutcome:
@@ -433,7 +433,7 @@ class Redlock:
         outcome = renewal.outcome(ballot)
         if isinstance(outcome, Lease):
             return outcome
-        return NotRenewed(outcome, told(ballot, self.labels))
+        return NotRenewed(outcome, votes_by_node(ballot, self.labels))
 
     def _tell_renewal(self, held: HeldLock, margin: float | None) -> None:
         whose = who(held.lease.info)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from celery_redlock.lock.lease import Lease, quorum, valid_until
+from celery_redlock.lock.lease import Lease, valid_until
 from celery_redlock.lock.requests import Request, renew_request
 from celery_redlock.lock.rounds import Client
-from celery_redlock.lock.votes import Ballot, VoteKind, count
+from celery_redlock.lock.votes import Ballot, VoteKind, has_majority, prevents_majority
 
 __all__ = ["Renewal"]
 
@@ -21,7 +21,7 @@ class Renewal:
     another since repairs nothing. If the key was missing on a majority, the lock was given back
     or taken away, and another may have had it. After the deadline nothing revives a lease.
 
-    What the holder tells of itself is written anew with each renewal, so it says how often the
+    The holder's description is written anew with each renewal, so it says how often the
     lease was renewed, and what was left of it at the latest of these renewals (``margin`` [s]).
 
     Source:
@@ -49,11 +49,7 @@ class Renewal:
 
     def _verdict(self, ballot: Ballot) -> Lease | str | None:
         """Return what the votes say; at most one of these can ever be said of a round."""
-        majority = quorum(len(ballot))
-        if count(ballot, VoteKind.GRANTED) >= majority:
+        if has_majority(ballot, VoteKind.GRANTED):
             return self.lease
-        if count(ballot, VoteKind.REPAIRED) >= majority:
-            return "stolen"
-        if count(ballot, VoteKind.REFUSED) > len(ballot) - majority:
-            return "stolen"
-        return None
+        is_gone = prevents_majority(ballot, VoteKind.REFUSED)
+        return "stolen" if is_gone or has_majority(ballot, VoteKind.REPAIRED) else None

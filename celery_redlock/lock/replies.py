@@ -3,7 +3,7 @@ The replies that a connection has for us by now, read without waiting for more.
 
 Where hiredis parses them, they are taken from it directly: redis-py's layers above it take several
 times as long as the reply does, and learn that there is no more by an error from the socket. TLS
-may hold back bytes that no selector tells of, and RESP3 may bring what is no reply, so there
+may hold back bytes that no selector sees, and RESP3 may bring what is no reply, so there
 redis-py reads.
 """
 

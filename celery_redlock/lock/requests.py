@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 from dataclasses import dataclass
-from typing import Any
 
 from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.records import Keys, encode_info, holder_payload, marker_key, probe_key
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import (
-    ACQUIRE,
-    INSPECT,
-    MARK,
-    PROBE,
-    RELEASE,
-    RENEW,
-    Keys,
-    Script,
-    marker_key,
-    ms,
-    probe_key,
-)
+from celery_redlock.lock.scripting import Script, ms
+from celery_redlock.lock.scripts import ACQUIRE, INSPECT, MARK, PROBE, RELEASE, RENEW
 
 __all__ = [
     "Marker",
@@ -48,12 +34,12 @@ class Request:
 @dataclass(frozen=True)
 class Marker:
     """
-    A note on the nodes that something is so.
+    A note on the nodes about an execution.
 
     Attributes:
-        name: What it is about.
-        state: What it says.
-        ttl: How long it stands [s].
+        name: Of the execution.
+        state: ``"finishing"`` or ``"done"``.
+        ttl: How long it is kept [s].
     """
 
     name: str
@@ -61,23 +47,12 @@ class Marker:
     ttl: float
 
 
-#: Name of this machine, for others to see who holds a lock.
-HOST = socket.gethostname()
-_encoder = json.JSONEncoder(separators=(",", ":"), default=str)  # json.dumps would make one a call
-
-
-def encode_info(info: dict[str, Any]) -> bytes:
-    """Return what a holder tells of itself, as it is stored behind the token."""
-    return _encoder.encode(info).encode()
-
-
-def told_of(lease: Lease) -> dict[str, Any]:
-    """Return what is stored of the holder of *lease*: what it tells, where it is, since when."""
-    where = {"host": HOST, "pid": os.getpid(), "since": round(lease.since, 3)}
-    if not lease.renewals:
-        return {**lease.info, **where}
-    times = {"renewals": lease.renewals, "margin": round(lease.margin, 3)}
-    return {**lease.info, **where, **times}
+def lease_payload(lease: Lease) -> bytes:
+    """Return the description of the holder of *lease*, encoded."""
+    payload = holder_payload(lease.info, lease.since)
+    if lease.renewals:
+        payload |= {"renewals": lease.renewals, "margin": round(lease.margin, 3)}
+    return encode_info(payload)
 
 
 def quarantine_ms(rules: Rules) -> bytes:
@@ -94,7 +69,7 @@ def acquire_request(rules: Rules, lease: Lease, marker: str | None) -> Request:
         (keys.lock, keys.fence, unless, keys.boot, keys.quarantine),
         (
             lease.token.encode(),
-            encode_info(told_of(lease)),
+            lease_payload(lease),
             ms(lease.ttl),
             b"%d" % (lease.fence or 0),
             ms(rules.fence_memory),
@@ -112,7 +87,7 @@ def renew_request(rules: Rules, lease: Lease, *, repair: bool) -> Request:
         (keys.lock, keys.fence, keys.boot, keys.quarantine),
         (
             lease.token.encode(),
-            encode_info(told_of(lease)),
+            lease_payload(lease),
             ms(lease.ttl),
             b"%d" % (lease.fence or 0),
             ms(rules.fence_memory),

@@ -1,5 +1,5 @@
 r"""
-The algorithm, sans I/O: generators that say what to do next and are told what came of it.
+The algorithm, sans I/O: generators that yield the next step and are sent its result.
 
     acquire():   Ask(ACQUIRE) --granted by a quorum, one fence--> Lease
                      |   \--granted, fences differ--> Ask(RENEW) to agree on one --> Lease
@@ -38,23 +38,11 @@ from celery_redlock.errors import (
     RedlockError,
 )
 from celery_redlock.lock import clock
-from celery_redlock.lock.foreign import is_text
-from celery_redlock.lock.lease import (
-    Lease,
-    fence_proposal,
-    least_validity,
-    quorum,
-    valid_until,
-)
-from celery_redlock.lock.requests import (
-    Request,
-    acquire_request,
-    release_request,
-    renew_request,
-)
+from celery_redlock.lock.lease import Lease, fence_proposal, least_validity, quorum, valid_until
+from celery_redlock.lock.records import OWNER_LENGTH, is_text
+from celery_redlock.lock.requests import Request, acquire_request, release_request, renew_request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import (
-    OWNER_LENGTH,
     Ballot,
     Verdict,
     VoteKind,
@@ -64,9 +52,11 @@ from celery_redlock.lock.votes import (
     is_in_doubt,
     judge,
     marker_in,
+    positions_of,
     quarantine_left,
-    told,
     verdict_when_split,
+    votes_by_node,
+    votes_of,
 )
 
 __all__ = [
@@ -91,12 +81,17 @@ SHORTEST_SPLIT_PAUSE = 0.002
 CONFIRM_ROUNDS = 3
 
 
+def when_all_are_in(_ballot: Ballot) -> bool:
+    """Wait for every answer: no vote decides before the last one."""
+    return False
+
+
 @dataclass(frozen=True)
 class Ask:
     """Put *request* to every node at once; the answer is the ballot, *decided* or timed out."""
 
     request: Request
-    decided: Callable[[Ballot], bool]
+    decided: Callable[[Ballot], bool] = when_all_are_in
 
 
 @dataclass(frozen=True)
@@ -119,11 +114,11 @@ Steps = Generator["Ask | Tell | Pause", Any, Lease]
 
 class MarkerStands(RedlockError):
     """
-    No lock was taken: a marker says that this needs none any more, or may say so.
+    No lock was taken: a marker says that none is needed any more, or may say so.
 
     Attributes:
         state: What a majority of nodes says in the marker. Empty where no majority says the same,
-            or so few nodes tell of the marker and of the lock that either may be: ask again later.
+            or where so few nodes answered that either is possible: ask again later.
     """
 
     def __init__(self, state: str) -> None:
@@ -141,7 +136,7 @@ class Wanted:
         ttl: Lease to write to every node [s].
         wait: How long to keep trying [s].
         fence: Whether to ask for a fencing number.
-        info: What the holder tells of itself; plain JSON values.
+        info: Description of the holder; plain JSON values.
         marker: Name of a marker that, where it stands, makes the lock needless.
         owner: 32 hexadecimal digits that all tokens of this begin with, so that whoever knows
             them can release for a holder that is dead; None for tokens that nobody else knows.
@@ -175,7 +170,7 @@ class Client:
     Attributes:
         rules: What all clients agree on.
         labels: One per configured node, in their order.
-        seen: Largest fencing number that any node ever told this client.
+        seen: Largest fencing number that any node ever reported.
     """
 
     rules: Rules
@@ -242,7 +237,7 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
                     return lease
                 verdict = Verdict.UNAVAILABLE
             yield Tell(attempt.release(), _refusing(ballot))
-        except GeneratorExit:  # dropped by its driver: nobody is there to tell the nodes
+        except GeneratorExit:  # dropped by its driver: nobody could send it
             raise
         except BaseException:
             yield Tell(attempt.release())  # interrupted: leave nothing behind
@@ -291,8 +286,8 @@ def refusal(name: str, ballot: Ballot, labels: tuple[str, ...]) -> LockNotAcquir
     if verdict is Verdict.SPLIT:
         verdict = verdict_when_split(ballot)
     if verdict is Verdict.TAKEN:
-        return LockTaken(name, told(ballot, labels), holder_of(ballot))
-    votes = told(ballot, labels)
+        return LockTaken(name, votes_by_node(ballot, labels), holder_of(ballot))
+    votes = votes_by_node(ballot, labels)
     if verdict is Verdict.GRANTED:
         votes = dict.fromkeys(votes, "granted, but too late to be of use") | {
             label: vote for label, vote in votes.items() if vote != VoteKind.GRANTED.value
@@ -302,8 +297,7 @@ def refusal(name: str, ballot: Ballot, labels: tuple[str, ...]) -> LockNotAcquir
 
 def _refusing(ballot: Ballot) -> frozenset[int]:
     """Return the positions of nodes that certainly stored nothing of ours."""
-    certain = (VoteKind.REFUSED, VoteKind.QUARANTINED, VoteKind.MARKED)
-    return frozenset(i for i, v in enumerate(ballot) if v is not None and v.kind in certain)
+    return positions_of(ballot, VoteKind.REFUSED, VoteKind.QUARANTINED, VoteKind.MARKED)
 
 
 class _Attempt:
@@ -329,7 +323,7 @@ class _Attempt:
         """Return the lease that this attempt is worth with *fence*."""
         until = valid_until(self.started, self.wanted.ttl, self.client.rules.drift_factor)
         wanted = self.wanted
-        info = dict(wanted.info)  # ours: what the caller does to its own later is not told
+        info = dict(wanted.info)  # our copy: the caller may change its own
         return Lease(wanted.name, self.token, fence, wanted.ttl, until, self.since, info)
 
     def settle(self, ballot: Ballot) -> Generator[Ask, Ballot, Lease | None]:
@@ -362,10 +356,9 @@ class _Attempt:
 
 def _largest_granted(ballot: Ballot) -> int:
     """Return the largest fence of the nodes that hold our token, 0 if there are none."""
-    fences = [v.fence for v in ballot if v is not None and v.kind is VoteKind.GRANTED]
-    return max(fences, default=0)
+    return max((v.fence for v in votes_of(ballot, VoteKind.GRANTED)), default=0)
 
 
 def _agreeing(ballot: Ballot, fence: int) -> int:
     """Return how many nodes hold our token and store exactly *fence*."""
-    return [v.fence for v in ballot if v is not None and v.kind is VoteKind.GRANTED].count(fence)
+    return sum(v.fence == fence for v in votes_of(ballot, VoteKind.GRANTED))

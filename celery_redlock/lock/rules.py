@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.foreign import is_text
 from celery_redlock.lock.lease import quarantine_for
+from celery_redlock.lock.records import is_text
 
 __all__ = ["Rules"]
 

@@ -53,7 +53,7 @@ class Complete(selectors.SelectSelector):
     """
     A selector that waits as gevent does, and looks with the system's own poll.
 
-    gevent's tells of a socket when its loop came by there. Asked not to wait it may miss some
+    gevent's reports a socket when its loop came by there. Asked not to wait it may miss some
     that have been readable for long: a node whose answer lies there would count as late.
 
     Args:

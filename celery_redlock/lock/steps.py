@@ -4,15 +4,15 @@ Whose clock has stepped: a node's, or our own.
 Redis expires keys by its wall clock, so a node whose clock is set forward loses leases. A
 client sees only how that clock goes against its own, which may be the one to blame: a virtual
 machine that stood still finds all nodes ahead. A node whose clock moved is in doubt and does
-not vote for us, until readings of the others, taken since, tell:
+not vote for us, until later readings of the others decide:
 
     most nodes moved alike             it was our clock: it is put right, so that our leases
                                        end sooner; nothing is written to any node
     fewer did, others went on          it was theirs: they are quarantined, for everybody
     neither, or both                   they do not vote for *us* until every lease of before
-                                       has ended; nobody else is told
+                                       has ended; nobody else is affected
 
-Pure decisions; `celery_redlock.lock.fanout` asks, writes and tells.
+Pure decisions; `celery_redlock.lock.fanout` asks, writes and notifies.
 
 Source:
     PROTOCOL 3.5.
@@ -42,13 +42,13 @@ class Doubt(NamedTuple):
         move: By how much.
         before: When it last went as ours did [s, our clock].
         at: When it was seen to have moved [s, our clock].
-        is_told: Whether observers know.
+        is_reported: Whether observers know.
     """
 
     move: Move
     before: float
     at: float
-    is_told: bool = False
+    is_reported: bool = False
 
 
 class NodeClock:
@@ -125,7 +125,7 @@ class Finding(NamedTuple):
 
 
 def whose(clocks: Sequence[NodeClock]) -> Finding:
-    """Return what the clocks of all nodes tell; no position if they do not tell yet."""
+    """Return whose clocks have moved; no position while that is undecided."""
     doubts = {i: one.doubt for i, one in enumerate(clocks) if one.doubt is not None}
     theirs = []
     for position, doubt in doubts.items():

@@ -8,12 +8,11 @@ in (yet) is None.
 from __future__ import annotations
 
 import enum
-import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from celery_redlock.lock.foreign import object_in
 from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.records import TOKEN_LENGTH, read_holder
 
 __all__ = [
     "Ballot",
@@ -21,20 +20,22 @@ __all__ = [
     "Vote",
     "VoteKind",
     "acquire_is_decided",
+    "agreed",
+    "agreeing",
+    "count",
+    "has_majority",
+    "holder_named_by",
     "holder_of",
     "is_in_doubt",
-    "is_ours",
     "judge",
     "marker_in",
-    "told",
+    "positions_of",
+    "prevents_majority",
+    "votes_by_node",
+    "votes_of",
 ]
 
-TOKEN_LENGTH = 40
-#: How much of a token tells whose it is, where several attempts have one owner.
-OWNER_LENGTH = 32
-PUBLIC_TOKEN_LENGTH = 8
-#: How the value of a lock of ours begins.
-TOKEN = re.compile(rb"[0-9a-f]{%d}" % TOKEN_LENGTH)
+T = TypeVar("T")
 
 
 class VoteKind(enum.Enum):
@@ -57,7 +58,7 @@ class Vote(NamedTuple):
         fence: The node's fencing number, 0 when there is none.
         ttl: What is left of the other holder's lease, or of the quarantine [s].
         value: The other holder's lock value, or the marker's.
-        node_now: The node's wall clock [s, Unix time]; 0.0 when it did not tell.
+        node_now: The node's wall clock [s, Unix time]; 0.0 if unknown.
         reason: Why there is no vote, in plain words.
         merged: How many triggers were merged into a queued task.
     """
@@ -93,19 +94,44 @@ class Verdict(enum.Enum):
     UNAVAILABLE = "unavailable"
 
 
-def count(ballot: Ballot, kind: enum.Enum) -> int:
-    """Return how many votes of *kind* there are."""
-    return len([1 for vote in ballot if vote is not None and vote.kind is kind])
+def votes_of(ballot: Ballot, *kinds: enum.Enum) -> list[Vote]:
+    """Return the votes of any of *kinds*."""
+    return [vote for vote in ballot if vote is not None and vote.kind in kinds]
 
 
-def largest_holder(ballot: Ballot) -> int:
-    """Return on how many nodes the holder seen most often was seen."""
-    seen: dict[bytes, int] = {}
-    for vote in ballot:
-        if vote is not None and vote.kind is VoteKind.REFUSED:
-            token = vote.value[:TOKEN_LENGTH]
-            seen[token] = seen.get(token, 0) + 1
-    return max(seen.values(), default=0)
+def count(ballot: Ballot, *kinds: enum.Enum) -> int:
+    """Return how many votes of any of *kinds* there are."""
+    return len(votes_of(ballot, *kinds))
+
+
+def has_majority(ballot: Ballot, *kinds: enum.Enum) -> bool:
+    """Return whether a majority of all nodes answered with any of *kinds*."""
+    return count(ballot, *kinds) >= quorum(len(ballot))
+
+
+def prevents_majority(ballot: Ballot, kind: enum.Enum) -> bool:
+    """Return whether so many nodes answered with *kind* that the rest is no majority."""
+    return count(ballot, kind) > len(ballot) - quorum(len(ballot))
+
+
+def agreeing(said: Iterable[T | None], answer: Callable[[T], Hashable | None]) -> list[T]:
+    """Return the largest group of *said* with the same *answer*; None is no answer."""
+    groups: dict[Hashable, list[T]] = {}
+    for one in said:
+        if one is not None and (key := answer(one)) is not None:
+            groups.setdefault(key, []).append(one)
+    return max(groups.values(), key=len, default=[])
+
+
+def agreed(said: Collection[T | None], answer: Callable[[T], Hashable | None]) -> list[T]:
+    """Return what `agreeing` does if that is a majority of all; otherwise nothing."""
+    largest = agreeing(said, answer)
+    return largest if len(largest) >= quorum(len(said)) else []
+
+
+def refused_for(vote: Vote) -> bytes | None:
+    """Return the token for which a node refused us; None if it did not."""
+    return vote.value[:TOKEN_LENGTH] if vote.kind is VoteKind.REFUSED else None
 
 
 def marker_in(ballot: Ballot) -> bytes | None:
@@ -114,12 +140,10 @@ def marker_in(ballot: Ballot) -> bytes | None:
 
     Empty where a majority has it, but no majority says the same: one node's word is nobody's.
     """
-    majority = quorum(len(ballot))
-    told = [v.value for v in ballot if v is not None and v.kind is VoteKind.MARKED]
-    if len(told) < majority:
+    if not has_majority(ballot, VoteKind.MARKED):
         return None
-    most = max(told, key=told.count)
-    return most if told.count(most) >= majority else b""
+    votes = agreed(ballot, lambda vote: vote.value if vote.kind is VoteKind.MARKED else None)
+    return votes[0].value if votes else b""
 
 
 def is_in_doubt(ballot: Ballot) -> bool:
@@ -128,9 +152,8 @@ def is_in_doubt(ballot: Ballot) -> bool:
 
     Then the others may have it, too: those that do not answer, or that a release has yet to reach.
     """
-    majority = quorum(len(ballot))
-    is_granted = count(ballot, VoteKind.GRANTED) >= majority
-    is_refused = count(ballot, VoteKind.REFUSED) > len(ballot) - majority
+    is_granted = has_majority(ballot, VoteKind.GRANTED)
+    is_refused = prevents_majority(ballot, VoteKind.REFUSED)
     return count(ballot, VoteKind.MARKED) > 0 and not is_granted and not is_refused
 
 
@@ -140,13 +163,12 @@ def acquire_is_decided(ballot: Ballot) -> bool:
 
     Granted by a quorum; one marker, or one other holder, seen on so many nodes
     that it stands, or has the lock. Refusals by several holders are waited out: it
-    takes all answers to tell a split vote from a lock that is taken.
+    takes all answers to distinguish a split vote from a lock that is taken.
     """
-    majority = quorum(len(ballot))
     return (
-        count(ballot, VoteKind.GRANTED) >= majority
+        has_majority(ballot, VoteKind.GRANTED)
         or bool(marker_in(ballot))
-        or largest_holder(ballot) >= majority
+        or bool(agreed(ballot, refused_for))
     )
 
 
@@ -158,33 +180,31 @@ def judge(ballot: Ballot) -> Verdict:
     never called taken, nor the reverse: taken needs so many refusals that a
     quorum is out of reach whatever the silent nodes would say.
     """
-    majority = quorum(len(ballot))
     if marker_in(ballot) is not None:
         return Verdict.MARKED
-    if count(ballot, VoteKind.GRANTED) >= majority:
+    if has_majority(ballot, VoteKind.GRANTED):
         return Verdict.GRANTED
-    refused = count(ballot, VoteKind.REFUSED)
-    if largest_holder(ballot) < majority and is_split(ballot, refused):
+    if is_split(ballot) and not agreed(ballot, refused_for):
         return Verdict.SPLIT
-    return Verdict.TAKEN if refused > len(ballot) - majority else Verdict.UNAVAILABLE
+    return verdict_when_split(ballot)
 
 
-def is_split(ballot: Ballot, refused: int) -> bool:
+def is_split(ballot: Ballot) -> bool:
     """
     Return whether contenders may have kept each other from a quorum.
 
     So when we were granted some nodes and refused others, or several holders
     refused us, and the nodes that answered would suffice for a quorum.
     """
-    granted = count(ballot, VoteKind.GRANTED)
-    contended = refused > 0 and (granted > 0 or largest_holder(ballot) < refused)
+    granted, refused = count(ballot, VoteKind.GRANTED), count(ballot, VoteKind.REFUSED)
+    contended = refused > 0 and (granted > 0 or len(agreeing(ballot, refused_for)) < refused)
     return contended and granted + refused >= quorum(len(ballot))
 
 
 def verdict_when_split(ballot: Ballot) -> Verdict:
     """Return what a vote that stays split is called in the end."""
-    refused = count(ballot, VoteKind.REFUSED)
-    return Verdict.TAKEN if refused > len(ballot) - quorum(len(ballot)) else Verdict.UNAVAILABLE
+    is_taken = prevents_majority(ballot, VoteKind.REFUSED)
+    return Verdict.TAKEN if is_taken else Verdict.UNAVAILABLE
 
 
 def earliest_free(ballot: Ballot) -> float | None:
@@ -193,7 +213,7 @@ def earliest_free(ballot: Ballot) -> float | None:
 
     The k-th smallest of the leases that refused us, k being how many more nodes we need.
     """
-    leases = sorted(v.ttl for v in ballot if v is not None and v.kind is VoteKind.REFUSED and v.ttl)
+    leases = sorted(v.ttl for v in votes_of(ballot, VoteKind.REFUSED) if v.ttl)
     missing = quorum(len(ballot)) - count(ballot, VoteKind.GRANTED)
     return leases[missing - 1] if 0 < missing <= len(leases) else None
 
@@ -208,8 +228,8 @@ def quarantine_left(
         ballot: What the nodes answered.
         answers: The votes of nodes that are not in quarantine.
     """
-    waits = sorted(v.ttl for v in ballot if v is not None and v.kind is VoteKind.QUARANTINED)
-    missing = quorum(len(ballot)) - sum(count(ballot, kind) for kind in answers)
+    waits = sorted(v.ttl for v in votes_of(ballot, VoteKind.QUARANTINED))
+    missing = quorum(len(ballot)) - count(ballot, *answers)
     return waits[missing - 1] if 0 < missing <= len(waits) else None
 
 
@@ -219,30 +239,22 @@ def holder_of(ballot: Ballot) -> dict[str, Any]:
 
     Returns:
         Plain JSON values: ``token`` (its public part), ``ttl`` [s], and whatever
-        the holder told of itself (``task_id``, ``execution``, ``host``, ``pid``, ``since`` ...).
+        its description says (``task_id``, ``execution``, ``host``, ``pid``, ``since`` ...).
     """
-    refusals = [v for v in ballot if v is not None and v.kind is VoteKind.REFUSED and v.value]
-    if not refusals:
-        return {}
-    tokens = [v.value[:TOKEN_LENGTH] for v in refusals]
-    token = max(tokens, key=tokens.count)
-    votes = [v for v in refusals if v.value.startswith(token)]
-    return {**read_holder(votes[0].value), "ttl": max(v.ttl for v in votes)}
+    return holder_named_by(agreeing(ballot, lambda vote: refused_for(vote) or None))
 
 
-def read_holder(value: bytes) -> dict[str, Any]:
-    """Return what a lock's value tells of its holder; the token only by its public part."""
-    # Of somebody else's nothing is told: the key is taken all the same.
-    public = value[:PUBLIC_TOKEN_LENGTH].decode("ascii", "replace")
-    return {**object_in(value[TOKEN_LENGTH:]), "token": public}
+def positions_of(ballot: Ballot, *kinds: enum.Enum) -> frozenset[int]:
+    """Return the positions of the nodes that answered with any of *kinds*."""
+    return frozenset(i for i, vote in enumerate(ballot) if vote is not None and vote.kind in kinds)
 
 
-def is_ours(value: bytes) -> bool:
-    """Return whether *value* begins with a token, so that celery-redlock may have written it."""
-    return TOKEN.match(value) is not None
+def holder_named_by(votes: Sequence[Vote]) -> dict[str, Any]:
+    """Return what is known of the holder that all of *votes* name, as `holder_of`."""
+    return {**read_holder(votes[0].value), "ttl": max(v.ttl for v in votes)} if votes else {}
 
 
-def told(ballot: Ballot, labels: Sequence[str]) -> dict[str, str]:
+def votes_by_node(ballot: Ballot, labels: Sequence[str]) -> dict[str, str]:
     """Return every node's answer in plain words, by node label."""
     return {
         label: "not waited for" if vote is None else vote.in_words()

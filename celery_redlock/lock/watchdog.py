@@ -4,7 +4,7 @@ Renew all leases that a process holds, with one thread.
     take at t0 --> due at t0 + ttl/3 --renewed--> due a third later, and so on
                         |  (those that are due a little later go along)
                         |--unknown--> again after ttl/12 +- 25 %, until the deadline
-                        '--stolen, or the deadline passed--> lost: tell the holder
+                        '--stolen, or the deadline passed--> lost: call the holder back
 
 The thread only ever makes a lease longer. That a lease has ended is read off the clock by
 the holder itself (`HeldLock.ensure_held`), so a thread that never ran costs an aborted
@@ -71,7 +71,7 @@ class Watchdog:
 
     Args:
         extend: Asks the nodes.
-        told: Is told of each outcome: the held lock, and what was left of its old lease
+        on_outcome: Called with each outcome: the held lock, and what was left of its old lease
             when it was renewed [s], or None when it was lost.
         now: The clock of the leases [s].
     """
@@ -79,11 +79,11 @@ class Watchdog:
     def __init__(
         self,
         extend: Extend,
-        told: Callable[[HeldLock, float | None], None],
+        on_outcome: Callable[[HeldLock, float | None], None],
         now: Callable[[], float] = clock.now,
     ) -> None:
         self._extend = extend
-        self._told = told
+        self._on_outcome = on_outcome
         self._now = now
         self._start_over()
         _every_watchdog.add(self)
@@ -115,11 +115,11 @@ class Watchdog:
 
     def unwatch(self, held: HeldLock) -> None:
         """
-        Renew *held* no more. Its entry in the heap is passed over when it comes up.
+        Stop renewing *held*. Its entry in the heap is skipped when it comes up.
 
         Waits for a round under way that renews it: sent after the release, the renewal would
         set the key again, and leave a lock that nobody holds. A lease that has ended before
-        the thread got to run is told of here: its holder ran on without a lock.
+        the thread got to run is reported here: its holder ran on without a lock.
         """
         if held.is_lost and held in self._held:
             self._warn_if_starved()
@@ -178,7 +178,7 @@ class Watchdog:
         return batch
 
     def _warn_if_starved(self) -> None:
-        """Say so, once per wake-up, if the thread runs so late that leases are at risk."""
+        """Warn, once per wake-up, if the thread runs so late that leases are at risk."""
         now, before = self._now(), self._warned_at
         with self._changed:
             late = [
@@ -191,7 +191,7 @@ class Watchdog:
             warn_of_starvation(late)
 
     def renew(self, batch: Sequence[HeldLock]) -> None:
-        """Ask for all of *batch* in one round, and tell each holder what came of it."""
+        """Ask for all of *batch* in one round, and pass each holder its outcome."""
         started = self._now()
         live = [held for held in batch if not self._is_over(held)]
         live, outcomes = self._ask(live)
@@ -203,7 +203,7 @@ class Watchdog:
             self._settle(held, outcome, started)
 
     def _ask(self, live: list[HeldLock]) -> tuple[list[HeldLock], Sequence[Lease | NotRenewed]]:
-        """Put those of *live* to the nodes that were not given back in the meantime."""
+        """Ask the nodes to extend those of *live* that were not given back in the meantime."""
         with self._changed:
             live = [held for held in live if held in self._held]
             self._asked = frozenset(live)
@@ -230,7 +230,7 @@ class Watchdog:
         else:
             margin = held.lease.valid_until - self._now()
             if held.renewed(outcome):
-                self._told(held, margin)
+                self._on_outcome(held, margin)
                 self._at(renew_at(started, held.ttl), held)
             else:
                 self._lose(held, "deadline")
@@ -257,8 +257,8 @@ class Watchdog:
         try:
             held.lose(reason)
         except Exception:  # the holder's own callback; the other leases must not suffer for it
-            logger.exception("Telling the holder of %r that its lock is lost failed", held.name)
-        self._told(held, None)
+            logger.exception("The callback for the lost lock %r failed", held.name)
+        self._on_outcome(held, None)
 
     def after_fork_in_child(self) -> None:
         """Start from nothing."""
@@ -271,7 +271,7 @@ def is_too_late(late: float, held: HeldLock) -> bool:
 
 
 def warn_of_starvation(late: Sequence[tuple[float, float]]) -> None:
-    """Say that something kept the thread from running; *late* has delay and TTL of leases [s]."""
+    """Warn that something kept the thread from running; *late* has delay and TTL of leases [s]."""
     logger.warning(
         "The watchdog ran %.1f s late for %d lease%s (of %.1f s): something kept this process "
         "from switching threads or greenlets; have long computations give way (time.sleep(0)), "

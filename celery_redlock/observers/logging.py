@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from celery_redlock import events
-from celery_redlock.lock.foreign import since_of
+from celery_redlock.lock.records import since_of
 from celery_redlock.log import get_logger, printable
 from celery_redlock.observers.records import record_of
 

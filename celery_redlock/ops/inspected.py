@@ -16,9 +16,9 @@ from typing import Any
 from celery.worker.state import active_requests
 
 from celery_redlock.errors import RedlockError
-from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.records import since_of
 from celery_redlock.lock.redlock import NodeView
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.reading.stored import renewals_of

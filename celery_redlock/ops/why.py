@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError, LockKeyError
-from celery_redlock.lock.foreign import is_text
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.scripts import shorten
+from celery_redlock.lock.records import is_text, shorten
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.outlook import at_publish, at_run

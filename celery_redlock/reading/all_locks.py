@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from celery_redlock.lock.address import addresses_of
 from celery_redlock.lock.guard import exchange
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Script, read_release
+from celery_redlock.lock.scripting import Script, read_release
 from celery_redlock.reading.nodes import connected
 from celery_redlock.reading.stored import (
     READ,

@@ -19,11 +19,11 @@ from redis.exceptions import RedisError
 
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.driver import Driver
-from celery_redlock.lock.foreign import object_in
 from celery_redlock.lock.guard import exchange
-from celery_redlock.lock.requests import Request, encode_info
+from celery_redlock.lock.records import encode_info, object_in
+from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Script, ms, read_release, register
+from celery_redlock.lock.scripting import Script, ms, read_release, register
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection

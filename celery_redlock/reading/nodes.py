@@ -19,8 +19,8 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.guard import Greeting, Unfit, enrol, exchange, greet
 from celery_redlock.lock.node import ECHO, without_echo
+from celery_redlock.lock.records import probe_key
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import probe_key
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection

@@ -17,20 +17,10 @@ from redis.exceptions import RedisError
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.guard import Greeting, exchange
 from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.records import PUBLIC_TOKEN_LENGTH, TOKEN_LENGTH, Keys, is_ours, shorten
 from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys, shorten
-from celery_redlock.lock.votes import (
-    PUBLIC_TOKEN_LENGTH,
-    TOKEN_LENGTH,
-    Ballot,
-    Verdict,
-    Vote,
-    VoteKind,
-    is_ours,
-    judge,
-    verdict_when_split,
-)
+from celery_redlock.lock.votes import Ballot, Verdict, Vote, VoteKind, judge, verdict_when_split
 from celery_redlock.reading.nodes import (
     NodeStatus,
     ask_all,

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from celery_redlock.lock.foreign import object_in
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.scripts import Script, read_release
-from celery_redlock.lock.votes import TOKEN_LENGTH, is_ours, read_holder
+from celery_redlock.lock.records import TOKEN_LENGTH, is_ours, object_in, read_holder
+from celery_redlock.lock.scripting import Script, read_release
 
 __all__ = [
     "READ",

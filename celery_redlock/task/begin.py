@@ -23,12 +23,12 @@ from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking
 from celery_redlock.task import refused
 from celery_redlock.task.delivery import forget_serializer
-from celery_redlock.task.interrupt import undisturbed
+from celery_redlock.task.interrupt import defer_interrupts
 from celery_redlock.task.outcome import DONE, DeliveryOver, Outcome, Records
 from celery_redlock.task.policies import RunUnlocked
 from celery_redlock.task.redelivery import requeue
 from celery_redlock.task.reservation import NotItsTurn, Reservation, look_again, newest_call
-from celery_redlock.unique.reservations import OVER
+from celery_redlock.unique.requests import OVER
 
 if TYPE_CHECKING:
     from celery_redlock.task.execution import Execution
@@ -122,7 +122,7 @@ def take(execution: Execution, wait: float) -> None:
     wanted = Wanted(execution.name, options.ttl, wait, options.fence, info, asked, owner)
     interrupt = execution.interrupt
     on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
-    with undisturbed():  # or a lock that was granted might not be given back
+    with defer_interrupts():  # or a lock that was granted might not be given back
         execution.held = locks.take(wanted, on_lost)
         if asked != marker:  # what an earlier publish under this task id has left
             locks.mark(Marker(execution.id, DONE, 0.0))
@@ -217,7 +217,7 @@ def start_reservation(execution: Execution, reservation: Reservation, held: Held
     """Note in the reservation that its task runs; return the newest arguments, None for none."""
     task, known, options = execution.task, execution.plugin.reservations, execution.options
     try:
-        with undisturbed():
+        with defer_interrupts():
             started = reservation.start(
                 known, options, held, execution.info, comes_back=task.acks_late
             )

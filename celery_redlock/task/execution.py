@@ -20,7 +20,7 @@ from celery import signals, states
 from celery.exceptions import Retry
 from celery.utils.time import maybe_make_aware
 
-from celery_redlock.deferral import signals_deferred
+from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import LockNotAcquired
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
@@ -31,7 +31,7 @@ from celery_redlock.task.begin import acquire, refuse, start
 from celery_redlock.task.current import latest_execution, running_execution
 from celery_redlock.task.delivery import Delivery, hide
 from celery_redlock.task.envelope import HEADER, Envelope
-from celery_redlock.task.interrupt import Interrupt, LockInterrupt, undisturbed
+from celery_redlock.task.interrupt import Interrupt, LockInterrupt, defer_interrupts
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.outcome import (
     DONE,
@@ -159,7 +159,7 @@ class Execution:
         """
         if self.is_over:
             return
-        with undisturbed():
+        with defer_interrupts():
             held, reservation = self.own_lock, self.reservation
             self.records = Records()
             is_parents = held is not None and held.lost_reason == "fork"  # who goes on under it
@@ -205,7 +205,7 @@ class Execution:
         if records is None or records.marker != FINISHING:
             return
         is_stored = state in (states.SUCCESS, states.FAILURE, states.RETRY)
-        with signals_deferred():
+        with defer_signals():
             if records.after_result and is_stored:
                 self.end_reservation(records)
             done = Marker(self.id, DONE, self.options.dedup_ttl)

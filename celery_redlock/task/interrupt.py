@@ -19,13 +19,13 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from celery_redlock.deferral import signals_deferred
+from celery_redlock.deferral import defer_signals
 from celery_redlock.task.raising import Strike, way_here
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing only since Python 3.11
 
-__all__ = ["Interrupt", "LockInterrupt", "undisturbed"]
+__all__ = ["Interrupt", "LockInterrupt", "defer_interrupts"]
 
 
 class LockInterrupt(BaseException):
@@ -181,7 +181,7 @@ def innermost() -> Interrupt | None:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def defer_interrupts() -> Iterator[None]:
     """
     Keep signals and interrupts out of our own I/O, for the body of a ``with``.
 
@@ -190,7 +190,7 @@ def undisturbed() -> Iterator[None]:
     """
     inner = innermost()
     armed = [] if inner is None else list(inner.and_outer())
-    with signals_deferred():
+    with defer_signals():
         try:
             for each in armed:
                 each.hold_back()

@@ -31,7 +31,8 @@ from celery_redlock.task.options import LONGEST_UNIQUE_FOR, LockOptions
 from celery_redlock.task.policies import Fail
 from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.result import UniqueResult, unique
-from celery_redlock.unique.reservations import OVER, Duplicate, Reserved, Trigger
+from celery_redlock.unique.requests import OVER, Trigger
+from celery_redlock.unique.reserving import Duplicate, Reserved
 
 __all__ = ["is_alone", "publish"]
 

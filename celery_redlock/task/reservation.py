@@ -21,18 +21,13 @@ from typing import Any
 from kombu.utils import json
 
 from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, QuorumUnavailable
-from celery_redlock.lock.foreign import since_of
 from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.records import since_of
 from celery_redlock.task.options import UNIQUE_UNTIL, LockOptions
 from celery_redlock.task.outcome import Records
-from celery_redlock.unique.reservations import (
-    AS_IT_IS,
-    OVER,
-    NotStarted,
-    Reservations,
-    Start,
-    Started,
-)
+from celery_redlock.unique.requests import AS_IT_IS, OVER, Start
+from celery_redlock.unique.reservations import Reservations
+from celery_redlock.unique.reserving import NotStarted, Started
 
 __all__ = ["NotItsTurn", "Reservation", "look_again", "newest_call"]
 

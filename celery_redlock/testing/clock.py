@@ -10,7 +10,7 @@ from typing import Any
 from celery_redlock.lock import clock
 from celery_redlock.lock.rules import number
 from celery_redlock.lock.watchdog import Watchdog
-from celery_redlock.task.interrupt import undisturbed
+from celery_redlock.task.interrupt import defer_interrupts
 
 __all__ = ["TickedClock", "TickedWatchdog"]
 
@@ -72,7 +72,7 @@ class TickedClock:
         self._pass(number("seconds", seconds), is_stopped=True)
 
     def _pass(self, seconds: float, *, is_stopped: bool) -> None:
-        with undisturbed(), self._ticking:  # what a lost lock raises here is raised at the end
+        with defer_interrupts(), self._ticking:  # what a lost lock raises here is raised at the end
             until = self._now + seconds
             running = [w for w in self._watchdogs if w.is_of_others or not is_stopped]
             self._run(running, until)

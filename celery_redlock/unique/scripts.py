@@ -7,7 +7,7 @@ The queued marker inside a node: which message stands for a name, and which come
 Each is a hash with an expiry:
 
     token    of the owner, whose message carries it
-    info     what the owner tells of itself, as JSON
+    info     description of the owner, as JSON
     until    up to when it stands by itself [node's ms]
     window   up to when it stands after a failure, if it does [node's ms]
     lock     token of the lock that its task runs under: it stands as long as that is held
@@ -19,27 +19,26 @@ Each is a hash with an expiry:
     by       owner of the newest one
 
 A marker that stands only by its lock ends with it: when a worker is killed, nobody has to
-clear away. Replies are votes, as in `celery_redlock.lock.scripts`.
+clear away. Replies are votes, as in `celery_redlock.lock.scripting`.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Any
 
-from celery_redlock.lock.scripts import (
+from celery_redlock.lock.scripting import (
+    FENCE,
     GUARD,
+    HEAD,
+    MERGED,
+    TTL,
+    VALUE,
     Script,
-    fence_in,
-    left,
     read_release,
-    read_vote,
     register,
-    seconds,
-    text,
-    whole,
+    replies,
 )
-from celery_redlock.lock.votes import Vote, VoteKind
+from celery_redlock.lock.votes import VoteKind
 
 __all__ = ["END", "RESERVE", "START", "ReservationVote"]
 
@@ -63,11 +62,10 @@ local function read(key)
     version = tonumber(t[7]) or 0, merged = tonumber(t[8]) or 0, by = t[9]}
 end
 local function left(m, now) return math.max(0, m.alone - now) end
-local function stands(m, now, lock)
-  if m.alone > now then return true end
+local function runs(m, lock)
   return m.lock ~= '' and lock and string.sub(lock, 1, TOKEN) == m.lock
 end
-local function whole(n) return string.format('%.0f', n) end
+local function stands(m, now, lock) return m.alone > now or runs(m, lock) end
 local function put(m, token, info, alone, window, started, life)
   local key = m.key
   if m.token ~= '' then redis.call('DEL', key) end
@@ -84,7 +82,7 @@ end
 RESERVE_LUA = """
 local now = now_ms()
 local lock, found, held_back = unpack(redis.call('MGET', KEYS[3], KEYS[4], KEYS[5]))
-local code, wait = standing(found, held_back, KEYS[4], KEYS[5], ARGV[10], ARGV[9])
+local code, wait = may_vote(found, held_back, KEYS[4], KEYS[5], ARGV[10], ARGV[9])
 if code ~= 1 then return {code, now, wait} end
 local function reserve(m, how, before)
   local later = how == 3 and left(before, now) + 1000 or 0
@@ -92,7 +90,7 @@ local function reserve(m, how, before)
     local life = later + tonumber(ARGV[3])
     put(m, ARGV[1], ARGV[2], now + life, now + later + tonumber(ARGV[4]), ARGV[5], whole(life))
   end
-  if ARGV[9] ~= '0' then redis.call('PEXPIRE', KEYS[4], REMEMBERED) end
+  remember(KEYS[4], ARGV[9])
   return {how, now, '0', left(before, now), before.token .. before.info, 0}
 end
 local function refuse(m)
@@ -109,7 +107,7 @@ local function merge(m)
   if m.by ~= mine then merged = merged + 1 end
   redis.call('HSET', m.key, 'newest', ARGV[6], 'version', whole(version), 'merged', whole(merged),
     'by', mine)
-  if redis.call('PTTL', m.key) < tonumber(ARGV[8]) then redis.call('PEXPIRE', m.key, ARGV[8]) end
+  keep(m.key, ARGV[8])
   return {4, now, whole(version), left(m, now), m.token .. m.info, merged}
 end
 local current = read(KEYS[1])
@@ -147,9 +145,7 @@ if current.token ~= ARGV[1] then
     if ARGV[5] == 'as it is' then
       local window = whole(now + tonumber(ARGV[6]))
       redis.call('HSET', KEYS[1], 'until', window, 'window', window)
-      if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[6]) then
-        redis.call('PEXPIRE', KEYS[1], ARGV[6])
-      end
+      keep(KEYS[1], ARGV[6])
     end
   elseif others or next.token ~= '' or ARGV[5] == 'as it is' or ARGV[5] == 'over' then
     return {5, now}
@@ -187,21 +183,19 @@ local lock = redis.call('GET', KEYS[3])
 for i = 1, 2 do
   local key = KEYS[i]
   local m = read(key)
-  local runs = m.lock ~= '' and lock and string.sub(lock, 1, TOKEN) == m.lock
   local ran = m.started ~= '' and m.started ~= '-'
-  local spare = (how == 'idle' and runs) or (how == 'unstarted' and ran)
+  local spare = (how == 'idle' and runs(m, lock)) or (how == 'unstarted' and ran)
   if m.token == ARGV[1] and not spare then
     ended = 1
     if how == 'ran' then
       if m.started == '' then redis.call('HSET', key, 'started', '-') end
     elseif how == 'hand' then
       redis.call('HSET', key, 'until', whole(now + tonumber(ARGV[3])))
-      redis.call('PEXPIRE', key, whole(math.max(tonumber(ARGV[3]), redis.call('PTTL', key))))
+      keep(key, ARGV[3])
     elseif how == 'wait' then
       local alone = math.max(m.alone, now + tonumber(ARGV[3]))
-      local life = math.max(alone - now, redis.call('PTTL', key))
       redis.call('HSET', key, 'until', whole(alone))
-      redis.call('PEXPIRE', key, whole(life))
+      keep(key, whole(alone - now))
     elseif how == 'window' and m.window > now then
       redis.call('HSET', key, 'until', whole(m.window), 'lock', '')
       redis.call('PEXPIRE', key, whole(m.window - now))
@@ -212,33 +206,27 @@ return {ended, 0}
 """
 
 
-def read_reserved(reply: Any) -> Vote:
-    """Return the vote in the reply of `RESERVE`."""
-    code, now = whole(reply[0]), seconds(reply[1])
-    kinds = {1: VoteKind.GRANTED, 3: ReservationVote.NEXT, 4: ReservationVote.MERGED}
-    if code not in kinds:
-        return read_vote(reply)
-    version, merged = fence_in(reply[2]), max(0, whole(reply[5]))
-    return Vote(kinds[code], version, left(reply[3]), text(reply[4]), now, merged=merged)
-
-
-def read_started(reply: Any) -> Vote:
-    """Return the vote in the reply of `START`; the newest arguments are its value."""
-    code, now = whole(reply[0]), seconds(reply[1])
-    if code == 1:
-        version, merged = fence_in(reply[2]), max(0, whole(reply[4]))
-        return Vote(VoteKind.GRANTED, version, 0.0, text(reply[3]), now, merged=merged)
-    if code == 5:  # noqa: PLR2004  the codes are those of the scripts above
-        return Vote(ReservationVote.PASSED, node_now=now)
-    return read_vote(reply)
-
+#: What a node answers of a marker: the version of the merged arguments, how long the marker stands
+#: yet by itself, whose it is, and how many triggers were merged.
+OF_MARKER = (FENCE, TTL, VALUE, MERGED)
 
 RESERVE = Script(
     GUARD + MARKERS + RESERVE_LUA,
-    read_reserved,
+    replies(
+        {
+            1: (VoteKind.GRANTED, OF_MARKER),
+            3: (ReservationVote.NEXT, OF_MARKER),
+            4: (ReservationVote.MERGED, OF_MARKER),
+        }
+    ),
     guarded=True,
     positive=(VoteKind.GRANTED, ReservationVote.NEXT, ReservationVote.MERGED),
 )
-START = Script(GUARD + MARKERS + START_LUA, read_started, guarded=False, one_way=True)
-END = Script(GUARD + MARKERS + END_LUA, read_release, guarded=False, one_way=True)
+START = Script(
+    HEAD + MARKERS + START_LUA,
+    replies({1: (VoteKind.GRANTED, (FENCE, VALUE, MERGED)), 5: (ReservationVote.PASSED, ())}),
+    guarded=False,
+    one_way=True,
+)
+END = Script(HEAD + MARKERS + END_LUA, read_release, guarded=False, one_way=True)
 register(RESERVE, START, END)

@@ -72,11 +72,11 @@ def break_on_purpose(parts):
     if "leaders" in parts:  # each has an election of its own, and wins it
         from celery_redlock.beat import scheduler, term
 
-        class Alone(term.Candidate):
+        class Alone(term.Elector):
             def __init__(self, locks, name, notify):
                 super().__init__(locks, f"{name}:{os.getpid()}", notify)
 
-        scheduler.Candidate = Alone
+        scheduler.Elector = Alone
     if "blind" in parts:  # a leader that was paused goes on as if nothing had happened
         HeldLock.lost_reason = property(lambda _: None)
     if "asleep" in parts:

@@ -27,7 +27,8 @@ from celery.exceptions import TaskRevokedError
 from celery_redlock import RedlockTask, current_lock
 from celery_redlock.events import DuplicatePublished
 from celery_redlock.plugin import plugin_for
-from celery_redlock.unique.reservations import Reservations, Started
+from celery_redlock.unique.reservations import Reservations
+from celery_redlock.unique.reserving import Started
 from support.events import body, now, overlaps, read, record
 from support.stage import make_app, stage
 from support.waiting import eventually

@@ -111,7 +111,8 @@ def let_the_parent_end_nothing():
 
 def let_a_start_say_nothing():
     """Let a marker not be told that its task has started."""
-    from celery_redlock.unique.reservations import Reservations, Started
+    from celery_redlock.unique.reservations import Reservations
+    from celery_redlock.unique.reserving import Started
 
     Reservations.start = lambda self, *args, **kwargs: Started()
 

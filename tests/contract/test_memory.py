@@ -37,6 +37,7 @@ from celery_redlock.beat.slot_records import (
 )
 from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.records import Keys
 from celery_redlock.lock.requests import Marker as RunMarker
 from celery_redlock.lock.requests import (
     acquire_request,
@@ -47,13 +48,14 @@ from celery_redlock.lock.requests import (
     renew_request,
 )
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import ENROL, Keys, ms, registered
+from celery_redlock.lock.scripting import ms, registered
+from celery_redlock.lock.scripts import ENROL
 from celery_redlock.reading.all_locks import ABSENT
 from celery_redlock.reading.journal import record_request
 from celery_redlock.reading.stored import READ
 from celery_redlock.testing.keyspace import COMMANDS
 from celery_redlock.testing.model import NodeModel
-from celery_redlock.unique.reservations import (
+from celery_redlock.unique.requests import (
     AS_IT_IS,
     OVER,
     Start,

@@ -16,8 +16,9 @@ from celery_redlock.beat.slot_records import (
 )
 from celery_redlock.beat.slot_scripts import SlotVote
 from celery_redlock.lock.guard import boot_marker
+from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import BOOT_RETENTION, NO_VOTE, Keys
+from celery_redlock.lock.scripting import BOOT_RETENTION, NO_VOTE
 from celery_redlock.lock.votes import VoteKind
 from support.script_bench import ScriptBench, near
 from support.waiting import eventually

@@ -8,10 +8,10 @@ import pytest
 
 from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.records import TOKEN_LENGTH, Keys
 from celery_redlock.lock.requests import acquire_request, renew_request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys
-from celery_redlock.lock.votes import TOKEN_LENGTH, VoteKind
+from celery_redlock.lock.votes import VoteKind
 from exploration.nodes import (
     NOBODY,
     QUARANTINED,

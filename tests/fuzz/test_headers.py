@@ -29,7 +29,8 @@ from celery_redlock.task.delivery import Delivery, execution_id, hide, owner_in
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.forced_ends import RedlockRequest
 from celery_redlock.task.redelivery import headers_of
-from celery_redlock.unique.reservations import Reservations, Started
+from celery_redlock.unique.reservations import Reservations
+from celery_redlock.unique.reserving import Started
 from fuzz.hostile import JSON, TEXTS
 
 MINE, FOREIGN = "id-of-this-task", "id-of-another-task"

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from celery_redlock import ConfigurationError, LockKeyError
 from celery_redlock.beat.slot_records import slot_key
+from celery_redlock.lock.records import Keys, marker_key, probe_key
 from celery_redlock.lock.rules import LONGEST_PREFIX, Rules
-from celery_redlock.lock.scripts import Keys, marker_key, probe_key
 from celery_redlock.reading.journal import journal_key
 from celery_redlock.task import template
 from celery_redlock.task.keys import LockName
-from celery_redlock.unique.reservations import reservation_keys
+from celery_redlock.unique.requests import reservation_keys
 from fuzz.hostile import ACTING, JSON, TEXTS
 
 LONGEST_KEY = 200

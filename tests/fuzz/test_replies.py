@@ -30,18 +30,25 @@ from celery_redlock.lock.guard import Greeting, Unfit, greet, read_info
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Script, pack
+from celery_redlock.lock.scripting import Script, pack
 from celery_redlock.lock.votes import Verdict, Vote, VoteKind, holder_of, judge
 from celery_redlock.reading.health import probe
 from celery_redlock.reading.nodes import bootstrap, node_statuses
-from celery_redlock.unique import reservations
+from celery_redlock.unique.requests import (
+    Start,
+    Trigger,
+    end_request,
+    reserve_request,
+    start_request,
+)
+from celery_redlock.unique.reserving import is_decided
 from fuzz.hostile import a_reply, as_resp, impostor
 
 RULES = Rules(ttl=20, max_ttl=20, node_timeout=0.5)
 TOKEN = "a" * 40
 LEASE = Lease("n", TOKEN, 7, 20.0, 0.0, 0.0)
-TRIGGER = reservations.Trigger("n", 60.0, {})
-START = reservations.Start({}, TOKEN, "id/0/0", 0.0, 60.0)
+TRIGGER = Trigger("n", 60.0, {})
+START = Start({}, TOKEN, "id/0/0", 0.0, 60.0)
 CLAIM = slots.Claim("beat/entry", 1.8e9, TOKEN, 7, 60.0)
 #: All that is ever put to a node in a round, and what decides it.
 ASKED = {
@@ -50,9 +57,9 @@ ASKED = {
     "release": (requests.release_request(RULES, "n", TOKEN), rounds.acquire_is_decided),
     "inspect": (requests.inspect_request(RULES, "n"), lambda ballot: not holder_of(ballot)),
     "probe": (requests.probe_request(RULES), rounds.acquire_is_decided),
-    "reserve": (reservations.reserve_request(RULES, TRIGGER, TOKEN, 1), reservations.is_decided),
-    "start": (reservations.start_request(RULES, "n", TOKEN, START), reservations.is_decided),
-    "end": (reservations.end_request(RULES, "n", TOKEN, "over", 0.0), reservations.is_decided),
+    "reserve": (reserve_request(RULES, TRIGGER, TOKEN, 1), is_decided),
+    "start": (start_request(RULES, "n", TOKEN, START), is_decided),
+    "end": (end_request(RULES, "n", TOKEN, "over", 0.0), is_decided),
     "claim": (slots.claim_request(RULES, CLAIM), slots.claim_is_decided),
     "look": (slots.look_request(RULES, "beat/entry"), lambda ballot: not slots.last_of(ballot)),
 }

@@ -21,7 +21,7 @@ from celery_redlock.lock.address import addresses_of
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import registered
+from celery_redlock.lock.scripting import registered
 from celery_redlock.ops.bench import round_trips
 from celery_redlock.ops.doctor.nodes import gather_nodes
 from celery_redlock.reading.all_locks import AllLocks
@@ -29,7 +29,9 @@ from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.journal import Journal, JournalReader
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from celery_redlock.reading.one_lock import read_lock, release_seen
-from celery_redlock.unique.reservations import AS_IT_IS, OVER, Reservations, Start, Started, Trigger
+from celery_redlock.unique.requests import AS_IT_IS, OVER, Start, Trigger
+from celery_redlock.unique.reservations import Reservations
+from celery_redlock.unique.reserving import Started
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sentinel-tls-acl.md"
 RULES = Rules(ttl=3, max_ttl=3, node_timeout=0.5)

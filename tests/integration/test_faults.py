@@ -19,7 +19,6 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,17 +28,12 @@ import celery_redlock
 from celery_redlock import events
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable
 from celery_redlock.lock import call, clock, held, node, requests, rounds, votes
+from celery_redlock.lock.records import Keys, marker_key
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import (
-    CONSTANTS,
-    RELEASE_LUA,
-    Keys,
-    Script,
-    marker_key,
-    read_release,
-)
+from celery_redlock.lock.scripting import CONSTANTS, Script, read_release
+from celery_redlock.lock.scripts import RELEASE_LUA
 from celery_redlock.lock.watchdog import Watchdog
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check, probe
@@ -437,7 +431,10 @@ def test_a_fence_that_somebody_planted_is_nobodys(five_nodes, locks, monkeypatch
 def test_a_marker_that_somebody_planted_ends_nothing(five_nodes, locks, monkeypatch, on):
     """An execution is over where a majority says so; one node's writer cannot have it dropped."""
     if not on:
-        is_marked = partial(votes.count, kind=votes.VoteKind.MARKED)
+
+        def is_marked(ballot):
+            return votes.count(ballot, votes.VoteKind.MARKED)
+
         found = {True: lambda _: votes.Verdict.MARKED, False: votes.judge}
         monkeypatch.setattr(rounds, "judge", lambda ballot: found[is_marked(ballot) > 0](ballot))
         monkeypatch.setattr(rounds, "acquire_is_decided", lambda ballot: is_marked(ballot) > 0)

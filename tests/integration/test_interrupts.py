@@ -44,7 +44,7 @@ def run(work): eventlet.spawn(work).wait()
 
 HEAD = """
 import contextlib, json, os, random, socket, sys, threading, time
-from celery_redlock.task.interrupt import Interrupt, LockInterrupt, here, undisturbed
+from celery_redlock.task.interrupt import Interrupt, LockInterrupt, here, defer_interrupts
 
 def tell(**what):
     os.write(1, json.dumps(what).encode() + b"\\n")
@@ -196,7 +196,7 @@ def test_our_own_io_in_a_nested_task_is_not_disturbed(setup):
                         for _ in range(3):
                             done.append("began")
                             try:
-                                with undisturbed():
+                                with defer_interrupts():
                                     done[-1] = "inside"
                                     busy(0.0015)
                                     done[-1] = "whole"

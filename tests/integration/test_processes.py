@@ -18,9 +18,9 @@ import pytest
 import redis
 
 import celery_redlock
+from celery_redlock.lock.records import Keys
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys
 from celery_redlock.reading import nodes as reading
 from support.waiting import eventually
 

@@ -28,11 +28,11 @@ from celery_redlock.events import (
     NodeUp,
 )
 from celery_redlock.lock import clock
+from celery_redlock.lock.records import Keys
 from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import MarkerStands, Wanted, new_owner
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys
 from celery_redlock.ops.servers import servers as start_servers
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.all_locks import AllLocks

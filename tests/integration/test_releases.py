@@ -17,7 +17,9 @@ from celery_redlock import Redlock
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.unique.reservations import Duplicate, Reservations, Trigger
+from celery_redlock.unique.requests import Trigger
+from celery_redlock.unique.reservations import Reservations
+from celery_redlock.unique.reserving import Duplicate
 from support.waiting import eventually
 
 TRIGGER = Trigger("n", 60.0, {"task_id": "first"}, 60.0)

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_redlock import LockLost, LockNotAcquired, Redlock, RedlockTask, current_lock
+from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check, probe

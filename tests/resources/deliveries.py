@@ -18,7 +18,7 @@ from celery.states import READY_STATES
 
 from celery_redlock import Redlock, RedlockTask
 from celery_redlock.deferral import DEFERRED, _Deferral
-from celery_redlock.lock.scripts import marker_key
+from celery_redlock.lock.records import marker_key
 from celery_redlock.ops.servers import Server
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.health import connect

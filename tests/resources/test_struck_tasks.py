@@ -128,7 +128,7 @@ def test_a_signal_at_any_line_of_a_delivery_leaves_nothing_behind(opened, name, 
 def test_without_our_deferral_a_signal_leaves_a_lock(opened, monkeypatch):
     """The same check finds the lock that is left when signals strike into our I/O."""
     for module in (begin, execution):
-        monkeypatch.setattr(module, "undisturbed", contextlib.nullcontext)
+        monkeypatch.setattr(module, "defer_interrupts", contextlib.nullcontext)
     left = (problems for _, problems in struck(opened, "SIGTERM", nothing, seconds=0.3) if problems)
     assert next(left, None) is not None
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from celery_redlock.lock.scripts import Keys
+from celery_redlock.lock.records import Keys
 from simulation.crew import NAME
 from simulation.nodes import SimulatedNode, Store
 

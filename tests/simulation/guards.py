@@ -37,8 +37,10 @@ from celery_redlock.lock.call import Call
 from celery_redlock.lock.guard import Greeting
 from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.node import Gone, Node
+from celery_redlock.lock.records import OWNER_LENGTH
 from celery_redlock.lock.rounds import Ask
-from celery_redlock.lock.scripts import ACQUIRE, ENROL, PROBE, RELEASE, RENEW, Script
+from celery_redlock.lock.scripting import Script
+from celery_redlock.lock.scripts import ACQUIRE, ENROL, PROBE, RELEASE, RENEW
 from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge
 from simulation import network
 from simulation.crew import Crew
@@ -51,7 +53,7 @@ __all__ = ["GUARDS", "Guard", "switched_off"]
 #: How scripts see that a node was enrolled by clients of other settings.
 SAME_PROCESS = "string.sub(found, 1, 41) == string.sub(boot_id, 1, 41) then"
 #: What RENEW does when its vote counts.
-VOTED = "if ARGV[8] ~= '0' then redis.call('PEXPIRE', KEYS[3]"
+VOTED = "remember(KEYS[3], ARGV[8])"
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def decide_by_answered(ballot: Any) -> bool:
 def only_token(client: Any, owner: str | None) -> str:
     """Return one token for all attempts of a client."""
     token: str = client.__dict__.setdefault("only_token", client.new_token())
-    return token if owner is None else owner + token[votes.OWNER_LENGTH :]
+    return token if owner is None else owner + token[OWNER_LENGTH:]
 
 
 def settle_at_once(attempt: Any, ballot: Any) -> Any:
@@ -311,7 +313,7 @@ GUARDS = {
         Guard(
             "probe-remembers",
             "a node that is only looked at does not forget that it is enrolled",
-            lua=((PROBE, "  redis.call('PEXPIRE', KEYS[1], REMEMBERED)\n", ""),),
+            lua=((PROBE, "remember(KEYS[1], ARGV[1])\n", ""),),
         ),
         Guard(
             "was-replica",

@@ -199,7 +199,7 @@ class Host:
     def _compared(self, value: Any) -> Any:
         """Return the answer once it is known whose clock has moved, None before; as the fan-out."""
         doubts = [link.node.clock.doubt for link in self.links]
-        if self._answer is None and not all(doubt.is_told for doubt in doubts if doubt):
+        if self._answer is None and not all(doubt.is_reported for doubt in doubts if doubt):
             self._answer, self.call = value, None
             self._ask(Ask(inspect_request(self.rules, ""), lambda _: False))
             return None

@@ -22,8 +22,8 @@ from typing import Any
 from celery_redlock.lock import clock as real_clock
 from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys
 from simulation import laws
 from simulation.clocks import BEGIN, SWING, Clock, NodeClock
 from simulation.crew import NAME, Crew

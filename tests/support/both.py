@@ -11,7 +11,7 @@ import redis
 from redis.exceptions import RedisError
 
 from celery_redlock.lock.guard import read_info
-from celery_redlock.lock.scripts import registered
+from celery_redlock.lock.scripting import registered
 from celery_redlock.testing.keyspace import NEVER
 from celery_redlock.testing.model import NodeModel
 

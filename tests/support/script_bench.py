@@ -7,8 +7,10 @@ from typing import Any
 import redis
 
 from celery_redlock.lock.guard import boot_marker
+from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import ENROL, Keys, ms, registered
+from celery_redlock.lock.scripting import ms, registered
+from celery_redlock.lock.scripts import ENROL
 from celery_redlock.ops.servers import Server
 
 __all__ = ["ScriptBench", "near"]

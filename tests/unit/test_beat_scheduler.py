@@ -207,14 +207,14 @@ def test_a_wrapped_scheduler_that_fails_resigns(beat, caplog, failing):
 def test_each_term_has_a_scheduler_of_its_own(beat):
     """It reads its state afresh, for another one has led meanwhile."""
     assert beat.is_leading()
-    before = beat.scheduler._leader.scheduler
+    before = beat.scheduler._active.scheduler
     beat.clock.advance(beat.locks.held[0].lease.valid_until - beat.clock() + 1.0)
     assert not beat.is_leading()
     assert beat.told == [None, "deadline"]
     assert beat.wrapped.closed == [before]
     beat.clock.advance(beat.scheduler.tick())
     assert beat.is_leading()
-    assert beat.scheduler._leader.scheduler is not before
+    assert beat.scheduler._active.scheduler is not before
 
 
 @pytest.mark.parametrize("failing", [set(), {"close"}])
@@ -274,7 +274,7 @@ def test_a_stop_within_closing_gives_the_lease_back(beat):
     def stopped():
         raise KeyboardInterrupt
 
-    beat.scheduler._leader.scheduler.close = stopped
+    beat.scheduler._active.scheduler.close = stopped
     with pytest.raises(KeyboardInterrupt):
         beat.scheduler.close()
     assert beat.locks.given_back == beat.locks.held
@@ -293,7 +293,7 @@ def test_state_is_stored_by_the_wrapped_scheduler_alone(beat):
     stored = []
     beat.scheduler.sync()
     assert beat.is_leading()
-    beat.scheduler._leader.scheduler.sync = lambda: stored.append(True)
+    beat.scheduler._active.scheduler.sync = lambda: stored.append(True)
     assert not beat.scheduler.should_sync()
     beat.scheduler.sync()
     assert stored == [True]

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from celery_redlock import deferral
-from celery_redlock.deferral import signals_deferred, signals_patient
+from celery_redlock.deferral import defer_signals
 from support.waiting import eventually
 
 SIGNAL, OTHER = signal.SIGUSR1, signal.SIGTERM
@@ -60,7 +60,7 @@ def inbox():
 
 def test_a_signal_is_held_until_the_end(inbox):
     """It does not arrive in between, and once afterwards; then the handler is back in its place."""
-    with signals_deferred():
+    with defer_signals():
         signal.raise_signal(SIGNAL)
         assert inbox.came == []
     assert inbox.came == [SIGNAL]
@@ -81,7 +81,7 @@ def test_an_alarm_that_cannot_be_called_off_brings_no_signal_twice(inbox, monkey
     """Late by as little as it likes, it would find the handlers of before in their places."""
     monkeypatch.setattr(deferral.threading, "Timer", Late)
     others = set(threading.enumerate())
-    with signals_deferred(), signals_patient(LONGEST):
+    with defer_signals(), defer_signals(max_wait=LONGEST):
         signal.raise_signal(SIGNAL)
     eventually(lambda: set(threading.enumerate()) <= others, "end of the alarm")
     assert inbox.came == [SIGNAL]
@@ -93,7 +93,7 @@ def test_whatever_ends_a_task_is_held(number):
     came = []
     before = signal.signal(number, lambda number, _frame: came.append(number))
     try:
-        with signals_deferred():
+        with defer_signals():
             signal.raise_signal(number)
             assert came == []
         assert came == [number]
@@ -104,17 +104,27 @@ def test_whatever_ends_a_task_is_held(number):
 def test_different_signals_are_all_held(inbox):
     """Each arrives at the end, also where the handler of the first one raises."""
     inbox.error = Stop()
-    with pytest.raises(Stop), signals_deferred():
+    with pytest.raises(Stop), defer_signals():
         signal.raise_signal(SIGNAL)
         signal.raise_signal(OTHER)
         assert inbox.came == []
     assert sorted(inbox.came) == sorted([SIGNAL, OTHER])
 
 
+def test_a_pause_inside_of_two_deferrals_is_ended_by_a_signal(inbox):
+    """Whoever sleeps there holds nothing that could be lost, however deep that is."""
+    inbox.error = Stop()
+    with pytest.raises(Stop), defer_signals(), defer_signals():
+        signal.raise_signal(SIGNAL)
+        deferral.pause(LONGEST)
+    assert inbox.came == [SIGNAL]
+    assert signal.getsignal(SIGNAL) == inbox.handle
+
+
 def test_an_inner_deferral_hands_over_to_the_outer_one(inbox):
     """What was held within goes on being held without."""
-    with signals_deferred():
-        with signals_deferred():
+    with defer_signals():
+        with defer_signals():
             signal.raise_signal(SIGNAL)
         assert inbox.came == []
     assert inbox.came == [SIGNAL]
@@ -123,11 +133,11 @@ def test_an_inner_deferral_hands_over_to_the_outer_one(inbox):
 @pytest.mark.parametrize("is_early", [True, False])
 def test_patience_ends(inbox, is_early):
     """What hangs is stopped after that time by a signal that came before or meanwhile, once."""
-    with signals_deferred():
+    with defer_signals():
         if is_early:
             signal.raise_signal(SIGNAL)
         began = time.monotonic()
-        with signals_patient(PATIENCE):
+        with defer_signals(max_wait=PATIENCE):
             if not is_early:
                 signal.raise_signal(SIGNAL)
             assert inbox.came == []
@@ -141,7 +151,7 @@ def test_patience_ends(inbox, is_early):
 def test_a_handler_that_raises_stops_what_hangs(inbox):
     """Its error leaves the body, and the signal does not come again."""
     inbox.error = Stop()
-    with pytest.raises(Stop), signals_deferred(), signals_patient(PATIENCE):
+    with pytest.raises(Stop), defer_signals(), defer_signals(max_wait=PATIENCE):
         signal.raise_signal(SIGNAL)
         threading.Event().wait(LONGEST)
         pytest.fail("nothing stopped it")
@@ -151,7 +161,7 @@ def test_a_handler_that_raises_stops_what_hangs(inbox):
 
 def test_a_signal_is_let_through_at_once_when_patience_is_over(inbox):
     """What comes later still than that is not held at all."""
-    with signals_deferred(), signals_patient(0.0):
+    with defer_signals(), defer_signals(max_wait=0.0):
         signal.raise_signal(SIGNAL)
         assert inbox.came == [SIGNAL]
     assert inbox.came == [SIGNAL]
@@ -159,8 +169,8 @@ def test_a_signal_is_let_through_at_once_when_patience_is_over(inbox):
 
 def test_after_that_a_signal_is_held_again(inbox):
     """What follows is our own I/O: nothing is let through there, however long ago it began."""
-    with signals_deferred():
-        with signals_patient(0.0):
+    with defer_signals():
+        with defer_signals(max_wait=0.0):
             pass
         signal.raise_signal(SIGNAL)
         assert inbox.came == []
@@ -169,20 +179,26 @@ def test_after_that_a_signal_is_held_again(inbox):
 
 def test_what_ends_in_time_lets_nothing_through(inbox):
     """A signal from before or meanwhile waits for our own I/O as ever."""
-    with signals_deferred():
+    with defer_signals():
         signal.raise_signal(SIGNAL)
-        with signals_patient(10 * PATIENCE):
+        with defer_signals(max_wait=10 * PATIENCE):
             signal.raise_signal(OTHER)
         threading.Event().wait(12 * PATIENCE)
         assert inbox.came == []
     assert sorted(inbox.came) == sorted([SIGNAL, OTHER])
 
 
-def test_patience_by_itself_holds_nothing(inbox):
-    """Where signals are not held back, they are not."""
-    with signals_patient(LONGEST):
+def test_patience_by_itself_holds_for_so_long(inbox):
+    """It needs no other deferral around it."""
+    with defer_signals(max_wait=LONGEST):
         signal.raise_signal(SIGNAL)
-        assert inbox.came == [SIGNAL]
+        assert inbox.came == []
+    assert inbox.came == [SIGNAL]
+    with defer_signals(max_wait=0.0):
+        signal.raise_signal(SIGNAL)
+        assert inbox.came == 2 * [SIGNAL]
+    assert inbox.came == 2 * [SIGNAL]
+    assert signal.getsignal(SIGNAL) == inbox.handle
 
 
 def test_in_another_thread_nothing_is_touched(inbox):
@@ -190,7 +206,7 @@ def test_in_another_thread_nothing_is_touched(inbox):
     seen = []
 
     def body():
-        with signals_deferred(), signals_patient(0.0):
+        with defer_signals(), defer_signals(max_wait=0.0):
             seen.append(signal.getsignal(SIGNAL))
 
     thread = threading.Thread(target=body)
@@ -204,7 +220,7 @@ def test_patience_ends_for_every_signal_that_came(inbox):
     came = []
     before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     try:
-        with signals_deferred(), signals_patient(PATIENCE):
+        with defer_signals(), defer_signals(max_wait=PATIENCE):
             signal.raise_signal(SIGNAL)
             signal.raise_signal(signal.SIGTERM)
             eventually(lambda: inbox.came and came, "both signals")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-from celery_redlock.lock.scripts import LONGEST_NAME, Keys
+from celery_redlock.lock.records import LONGEST_NAME, Keys
 
 
 def test_long_names_are_not_kept():

@@ -22,31 +22,26 @@ from celery_redlock.lock.call import Call
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import fence_proposal, quorum
+from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH, Keys
 from celery_redlock.lock.rounds import Ask, Client, Pause, Tell
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import Keys
-from celery_redlock.lock.votes import OWNER_LENGTH, TOKEN_LENGTH, Vote, VoteKind
+from celery_redlock.lock.votes import Vote, VoteKind, agreed
 from celery_redlock.task.reservation import NotItsTurn, Reservation
-from celery_redlock.unique.reservations import (
-    AS_IT_IS,
-    OVER,
-    RETENTION,
+from celery_redlock.unique.requests import AS_IT_IS, OVER, RETENTION, Start, Trigger
+from celery_redlock.unique.reservations import Reservations
+from celery_redlock.unique.reserving import (
     SPLIT_TRIES,
     VERSION_TRIES,
     Duplicate,
     NotStarted,
-    Reservations,
     Reserved,
-    Start,
     Started,
-    Trigger,
     answer_of,
     has_met_others,
     holds,
     is_decided,
     outcome,
     reserve,
-    verdict,
     without_ours,
 )
 from celery_redlock.unique.scripts import END, RESERVE, START, ReservationVote
@@ -412,10 +407,9 @@ def test_an_attempt_after_others_overtook_proposes_above_them():
     drive = Triggering()
     for _ in range(VERSION_TRIES + 1):
         drive.vote(merged("y", proposed(drive) + 10), merged("y", proposed(drive) + 20))
-    last = NOW + VERSION_TRIES * 21
     drive.go_on_to_ask()
     assert drive.tokens == 2
-    assert proposed(drive) == last + 1
+    assert proposed(drive) == NOW + (VERSION_TRIES + 1) * 21 + 1
 
 
 def test_a_lasting_split_is_unavailable_in_the_end():
@@ -562,7 +556,7 @@ ballots = st.sampled_from([1, 3, 5]).flatmap(
 @given(ballots)
 def test_a_verdict_is_a_majority_that_says_the_same(ballot):
     """Never fewer than a majority of all nodes, never two answers, and none of it left out."""
-    votes = verdict(ballot)
+    votes = agreed(ballot, answer_of)
     if votes:
         assert len(votes) >= quorum(len(ballot))
         assert len({answer_of(vote) for vote in votes}) == 1
@@ -577,17 +571,17 @@ def test_a_verdict_is_a_majority_that_says_the_same(ballot):
 @given(ballots, st.data())
 def test_a_verdict_does_not_depend_on_the_order_nor_on_what_comes_later(ballot, data):
     """Nodes are alike, and an answer that is still out changes no majority that is there."""
-    answer = {answer_of(vote) for vote in verdict(ballot)}
+    answer = {answer_of(vote) for vote in agreed(ballot, answer_of)}
     shuffled = data.draw(st.permutations(ballot))
-    assert {answer_of(vote) for vote in verdict(shuffled)} == answer
+    assert {answer_of(vote) for vote in agreed(shuffled, answer_of)} == answer
     fewer = [vote if data.draw(st.booleans()) else SILENT for vote in ballot]
-    assert {answer_of(vote) for vote in verdict(fewer)} in ({}.keys(), answer)
+    assert {answer_of(vote) for vote in agreed(fewer, answer_of)} in ({}.keys(), answer)
 
 
 @given(ballots)
 def test_whoever_is_placed_or_a_duplicate_is_so_by_a_majority(ballot):
     """What a majority says becomes one of three things, and only a yes is placed."""
-    votes = verdict(ballot)
+    votes = agreed(ballot, answer_of)
     if not votes:
         return
     placed = outcome(votes, token_of("x"), ballot, [f"node-{i}" for i in range(len(ballot))])
@@ -602,7 +596,7 @@ def test_whoever_is_placed_or_a_duplicate_is_so_by_a_majority(ballot):
 @given(ballots, st.integers(1, 2))
 def test_a_merge_holds_where_a_majority_stores_the_version(ballot, version):
     """Every other answer holds as it is, and none at all needs no agreement."""
-    votes = verdict(ballot)
+    votes = agreed(ballot, answer_of)
     stored = [v for v in votes if v.kind is ReservationVote.MERGED and v.fence == version]
     is_merged = bool(votes) and votes[0].kind is ReservationVote.MERGED
     assert holds(votes, version, ballot) == (not is_merged or len(stored) >= quorum(len(ballot)))
@@ -1117,7 +1111,7 @@ class TriggerWorld:
             if len(self.untouched) > PLACES:
                 self.faults.append("more wait than there are places")
         elif placed.merged:
-            told.into = verdict(ballot)[0].value[:TOKEN_LENGTH]
+            told.into = agreed(ballot, answer_of)[0].value[:TOKEN_LENGTH]
             self.accepted.append(told)
             if told.into in self.lossy:
                 self.faults.append("merged into what may expire")

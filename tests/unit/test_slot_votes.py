@@ -31,7 +31,7 @@ from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.rounds import Client
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import NO_VOTE
+from celery_redlock.lock.scripting import NO_VOTE
 from celery_redlock.lock.votes import Vote, VoteKind, count
 from support.fakes import SILENT, granted, quarantined, refused, token_of, unreachable
 from support.lua import ScriptNode, rewritten

@@ -1,4 +1,4 @@
-"""Who leads: what is made of the nodes' views, and how a candidate bids and steps down."""
+"""Who leads: what is made of the nodes' views, and how an elector bids and steps down."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_redlock.beat.term import (
     BETWEEN_BIDS,
     LONGEST_PAUSE,
     SHORTEST_PAUSE,
-    Candidate,
+    Elector,
     StandBy,
     Term,
     leader_in,
@@ -87,18 +87,18 @@ class Locks:
 
 
 class Office:
-    """A candidate, its locks, and what its observers were told."""
+    """An elector, its locks, and what its observers were told."""
 
     def __init__(self, clock):
         self.clock = clock
         self.locks = Locks(clock)
         self.events = []
-        self.candidate = Candidate(self.locks, NAME, self.events.append)
+        self.elector = Elector(self.locks, NAME, self.events.append)
 
     def bid(self, word="...", outcome=None, before=BEGIN):
         """Return the result of a bid where the nodes see *word*."""
         self.locks.word, self.locks.outcome = word, outcome
-        return self.candidate.bid(before)
+        return self.elector.bid(before)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def draws(monkeypatch):
 
 @pytest.fixture
 def office(clock, draws):
-    """Return a candidate whose chance always takes the shortest."""
+    """Return an elector whose chance always takes the shortest."""
     return Office(clock)
 
 
@@ -302,7 +302,7 @@ def test_stepping_down_gives_the_leadership_back(office, draws, reason):
     """The lock is released, observers are told why and how long, and a pause comes first."""
     term = office.bid()
     office.clock.advance(12.5)
-    result = office.candidate.step_down(term, reason)
+    result = office.elector.step_down(term, reason)
     assert office.locks.given_back == [term.held]
     deposed = office.events[-1]
     assert type(deposed) is LeaderDeposed
@@ -321,7 +321,7 @@ def test_stepping_down_never_fails(office, caplog, reason, error):
     term = office.bid()
     office.locks.error = error
     with caplog.at_level(logging.ERROR, term_module.__name__):
-        result = office.candidate.step_down(term, reason)
+        result = office.elector.step_down(term, reason)
     assert isinstance(result, StandBy)
     assert not result.is_led
     assert "Giving back the leadership as 'celery beat' failed" in caplog.text
@@ -331,15 +331,15 @@ def test_stepping_down_never_fails(office, caplog, reason, error):
 def test_a_clock_that_is_ahead_is_said(office, caplog):
     """It needs a hand, so it is a warning; resigning is none."""
     with caplog.at_level(logging.WARNING, term_module.__name__):
-        office.candidate.step_down(office.bid(), "resigned")
+        office.elector.step_down(office.bid(), "resigned")
         assert caplog.text == ""
-        office.candidate.step_down(office.bid(), "clock")
+        office.elector.step_down(office.bid(), "clock")
     assert "clock of this machine" in caplog.text
 
 
 def test_after_stepping_down_the_next_cause_is_said(office, caplog):
     """Who leads next is news to one who led before."""
-    result = office.candidate.step_down(office.bid(), "deadline")
+    result = office.elector.step_down(office.bid(), "deadline")
     with caplog.at_level(logging.INFO, term_module.__name__):
         office.bid("xxx", before=result)
     assert "host-x" in caplog.text

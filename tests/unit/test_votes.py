@@ -14,14 +14,16 @@ from celery_redlock.lock.votes import (
     Verdict,
     VoteKind,
     acquire_is_decided,
+    agreed,
+    agreeing,
     count,
     earliest_free,
     holder_of,
     judge,
     marker_in,
     quarantine_left,
-    told,
     verdict_when_split,
+    votes_by_node,
 )
 from support.fakes import (
     SILENT,
@@ -231,9 +233,24 @@ def test_a_foreign_value_is_a_holder_all_the_same(value):
     assert len(holder["token"]) <= 8
 
 
+@given(st.lists(st.sampled_from("xyz-") | st.none(), max_size=7))
+def test_those_who_agree_are_the_largest_group(said):
+    """Who said nothing, or nothing that counts, agrees with nobody; a majority is one of all."""
+
+    def answer(one):
+        return None if one == "-" else one
+
+    found, counted = agreeing(said, answer), [one for one in said if one in {"x", "y", "z"}]
+    assert len(set(found)) == bool(counted)
+    assert len(found) == max((counted.count(one) for one in counted), default=0)
+    assert agreed(said, answer) == (found if 2 * len(found) > len(said) else [])
+
+
 def test_votes_are_told_without_tokens():
     """Each node's answer is put in words, in the order of the labels, and proves nothing."""
-    words = told([granted(), refused(), quarantined(), unreachable("no route"), SILENT], "abcde")
+    words = votes_by_node(
+        [granted(), refused(), quarantined(), unreachable("no route"), SILENT], "abcde"
+    )
     assert words == {
         "a": "granted",
         "b": "refused (5.0 s left)",

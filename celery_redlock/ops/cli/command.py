@@ -14,7 +14,7 @@ import click
 from celery.bin.base import CLIContext
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.foreign import is_text
+from celery_redlock.lock.records import is_text
 from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import Settings
 

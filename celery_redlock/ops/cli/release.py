@@ -10,8 +10,8 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.scripts import Keys
-from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH, Verdict
+from celery_redlock.lock.records import PUBLIC_TOKEN_LENGTH, Keys
+from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.cli.command import TEXT, UNWELL, finish, json_option, with_settings
 from celery_redlock.ops.listing import age_of, holder_as_json, in_words, left
 from celery_redlock.ops.screen import is_terminal

@@ -20,7 +20,8 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.guard import Unfit, check_fit, enrol, read_info
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import ENROL, Script, read_release
+from celery_redlock.lock.scripting import Script, read_release
+from celery_redlock.lock.scripts import ENROL
 from celery_redlock.ops.doctor.facts import NodeFacts
 from celery_redlock.ops.text import one_line
 from celery_redlock.reading.all_locks import escape, pages

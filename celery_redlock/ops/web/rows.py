@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.votes import PUBLIC_TOKEN_LENGTH
+from celery_redlock.lock.records import PUBLIC_TOKEN_LENGTH
 from celery_redlock.ops.text import duration
 from celery_redlock.ops.web.words import Moment, Text, moment, number, seconds, text_of
 from celery_redlock.reading.nodes import NodeStatus

@@ -12,12 +12,12 @@ from celery import Celery
 from celery.beat import Scheduler
 from celery.schedules import BaseSchedule
 
-from celery_redlock.beat import leader as leader_module
 from celery_redlock.beat import slots as slots_module
-from celery_redlock.beat.leader import BREATH, LOOK, Leader
+from celery_redlock.beat import wrapped_scheduler as wrapped_module
 from celery_redlock.beat.slot_records import Claimed, LastSlot, Slots, SlotState
 from celery_redlock.beat.slots import SOON, SlotPublisher, TermOver
 from celery_redlock.beat.term import Term
+from celery_redlock.beat.wrapped_scheduler import BREATH, LOOK, WrappedScheduler
 from celery_redlock.errors import DuplicateTask, QuorumUnavailable
 from celery_redlock.events import SlotPublished, SlotSkipped
 from celery_redlock.lock.rules import Rules
@@ -159,7 +159,7 @@ class Shop:
         self.scheduler.broker = self.broker
         term = Term(self.held, world.clock())
         self.publisher = SlotPublisher(plugin, "beat", term)
-        self.leader = Leader(self.scheduler, self.publisher, term)
+        self.leader = WrappedScheduler(self.scheduler, self.publisher, term)
 
     def broker(self, name, args, options):
         """Take a message, unless that is to fail."""
@@ -222,7 +222,7 @@ def world(monkeypatch):
             return world.now(tz)
 
     monkeypatch.setattr("celery_redlock.lock.clock.now", world.clock)
-    monkeypatch.setattr(leader_module, "datetime", Date)
+    monkeypatch.setattr(wrapped_module, "datetime", Date)
     monkeypatch.setattr(slots_module, "datetime", Date)
     return world
 
@@ -365,7 +365,7 @@ def test_a_quorum_that_cannot_tell_what_ran_last_is_asked_again(world, caplog):
     shop.records.error = QuorumUnavailable("a", {})
     shop.run(2.2)
     assert shop.sent == []
-    assert warnings_of(caplog, "What was published last is unknown")
+    assert warnings_of(caplog, "Cannot read what was published last")
     shop.records.error = None
     shop.run(4.0)
     assert shop.slots() == [0.0]
@@ -476,7 +476,7 @@ def test_what_is_owed_of_an_entry_that_is_gone_is_dropped(world, caplog):
     shop.down = set()
     shop.run(12.0)
     assert shop.sent == []
-    assert warnings_of(caplog, "'a' was taken out of the schedule") == [logging.WARNING]
+    assert warnings_of(caplog, "'a' was removed from the schedule") == [logging.WARNING]
 
 
 def test_what_is_owed_of_an_entry_that_was_changed_is_published_as_it_is_now(world):

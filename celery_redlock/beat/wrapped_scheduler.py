@@ -1,5 +1,5 @@
 """
-One term: the scheduler that is wrapped, at work while we lead.
+The wrapped scheduler during one term, while we lead.
 
 It is built anew for each term, so that it reads its own state afresh, and works as ever but
 for what it calls on itself:
@@ -11,7 +11,7 @@ for what it calls on itself:
     should_sync     not within a publish, but after a tick
     maybe_due       of RedBeat: an entry that is changed or disabled is not made up for
 
-What could not be published is owed: it is tried again until it is, or the term ends.
+What could not be published is owed: it is retried until it is, or the term ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.lock import clock
 from celery_redlock.log import get_logger
 
-__all__ = ["Leader"]
+__all__ = ["WrappedScheduler"]
 
 logger = get_logger(__name__)
 
@@ -49,8 +49,8 @@ class Owed:
     An entry with slots that have to be tried again.
 
     Attributes:
-        entry: That.
-        at: When [s, `clock.now`].
+        entry: The entry.
+        at: When to try again [s, `clock.now`].
         moves_on: Whether the entry is to be moved on once they are published.
         options: Of the publish.
         failures: How often it has failed.
@@ -63,7 +63,7 @@ class Owed:
     failures: int = 0
 
 
-class Leader:
+class WrappedScheduler:
     """
     The wrapped scheduler during one term.
 
@@ -134,7 +134,7 @@ class Leader:
         try:
             pause = self.scheduler.tick() or 0.0
         except QuorumUnavailable as error:
-            logger.warning("beat: What was published last is unknown: %s", error)
+            logger.warning("beat: Cannot read what was published last: %s", error)
             pause = TRY_AGAIN
         if self._published == published:
             pause = max(pause, BREATH)
@@ -146,7 +146,7 @@ class Leader:
             raise TermOver(reason)
 
     def _pay(self) -> None:
-        """Try again what is owed."""
+        """Publish again what failed and is due."""
         for name, owed in list(self._owed.items()):
             if owed.at > clock.now() or self._over:
                 continue
@@ -157,7 +157,7 @@ class Leader:
             owed.entry = entry
             if entry is None:
                 logger.warning(
-                    "beat: %r was taken out of the schedule before it was published", name
+                    "beat: %r was removed from the schedule before it was published", name
                 )
                 del self._owed[name]
                 continue
@@ -166,7 +166,7 @@ class Leader:
             try:
                 self._publish(owed)
             except Exception as error:  # noqa: BLE001  whatever a publish can raise
-                logger.warning("beat: Publishing %r failed again; it is tried on: %r", name, error)
+                logger.warning("beat: Publishing %r failed again; still trying: %r", name, error)
                 return  # the broker is down: the others would only wait for it one by one
 
     # -- what the scheduler calls on itself -------------------------------------------
@@ -179,7 +179,7 @@ class Leader:
         **kwargs: Any,
     ) -> Any:
         """Publish the slots of *entry* that are due; moves it on once they are."""
-        if entry.name in self._owed:  # they are owed, too, and have their time
+        if entry.name in self._owed:  # it is tried again at its own time
             return None
         return self._publish(Owed(entry, 0.0, advance, {"producer": producer, **kwargs}))
 

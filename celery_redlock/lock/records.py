@@ -1,0 +1,175 @@
+"""
+What all records on the nodes have in common: how a key is named, and how a holder is described.
+
+A record (a lock, a finished marker, a reservation, a slot) is one Redis key per node, named
+``prefix:kind:name``, and always has an expiry. What has a holder begins with the holder's token,
+followed by a description of it, as JSON. Only the token is compared. Others may have written
+into our keys, so what is read is parsed with care.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+__all__ = [
+    "OWNER_LENGTH",
+    "PUBLIC_TOKEN_LENGTH",
+    "TOKEN_LENGTH",
+    "Keys",
+    "encode_info",
+    "holder_payload",
+    "is_ours",
+    "is_text",
+    "marker_key",
+    "object_in",
+    "probe_key",
+    "read_holder",
+    "record_key",
+    "shorten",
+    "since_of",
+]
+
+TOKEN_LENGTH = 40
+#: How much of a token names the owner, where several attempts have one.
+OWNER_LENGTH = 32
+#: How much of a token may be shown.
+PUBLIC_TOKEN_LENGTH = 8
+#: Longest name that is part of a key as it is [bytes].
+LONGEST_NAME = 110
+TOKEN = re.compile(rb"[0-9a-f]{%d}" % TOKEN_LENGTH)
+#: Nothing that we write is nested so deep, and not every encoder can encode what is.
+DEPTH = 8
+#: No lock of ours is taken after this moment [s, Unix time].
+END_OF_TIME = 1e11
+#: Name of this machine, for others to see who holds a lock.
+HOST = socket.gethostname()
+_encoder = json.JSONEncoder(separators=(",", ":"), default=str)  # json.dumps would make one a call
+
+
+# --- keys --------------------------------------------------------------------------------
+
+
+class Keys(NamedTuple):
+    """
+    The Redis keys of one lock name, and those of the node itself.
+
+    Attributes:
+        lock: Holds the token and the description of the holder.
+        fence: Holds the largest fencing number given out.
+        boot: Holds what the node was when it was enrolled; one per node.
+        quarantine: Is there while the node must not vote; one per node.
+    """
+
+    lock: bytes
+    fence: bytes
+    boot: bytes
+    quarantine: bytes
+
+    @staticmethod
+    def of(prefix: str, name: str) -> Keys:
+        """Return the keys of *name*; each is shorter than 200 bytes."""
+        return keys_of(prefix, shorten(name))
+
+
+@lru_cache(maxsize=1024)
+def keys_of(prefix: str, short: str) -> Keys:
+    """Return the keys of a name that is shortened already: the cache keeps no long one."""
+    return Keys(
+        record_key(prefix, "lock", short),
+        record_key(prefix, "fence", short),
+        node_key(prefix, "boot"),
+        node_key(prefix, "quarantine"),
+    )
+
+
+def record_key(prefix: str, kind: str, name: str) -> bytes:
+    """Return the Redis key of the record of *kind* about *name*; shorter than 200 bytes."""
+    return f"{prefix}:{kind}:{shorten(name)}".encode()
+
+
+def node_key(prefix: str, part: str) -> bytes:
+    """Return the Redis key of what a node knows of itself."""
+    return f"{prefix}:node:{part}".encode()
+
+
+def marker_key(prefix: str, marker: str) -> bytes:
+    """Return the Redis key of a marker."""
+    return record_key(prefix, "marker", marker)
+
+
+def probe_key(prefix: str) -> bytes:
+    """Return the Redis key that is written to see whether a node takes writes."""
+    return node_key(prefix, "probe")
+
+
+def shorten(name: str) -> str:
+    """Return *name*, or if it is too long for a key its beginning and a digest of all of it."""
+    encoded = name.encode()
+    if len(encoded) <= LONGEST_NAME:
+        return name
+    begin = encoded[: LONGEST_NAME - 33].decode(errors="ignore")
+    return f"{begin}~{hashlib.sha256(encoded).hexdigest()[:32]}"
+
+
+def is_text(value: str) -> bool:
+    """Return whether *value* can be encoded: without lone surrogates, which JSON and argv have."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# --- holders -----------------------------------------------------------------------------
+
+
+def holder_payload(info: dict[str, Any], since: float) -> dict[str, Any]:
+    """Return the description of a holder: *info*, the process it is, and since when it holds."""
+    return {**info, "host": HOST, "pid": os.getpid(), "since": round(since, 3)}
+
+
+def encode_info(info: dict[str, Any]) -> bytes:
+    """Encode a holder's description, as it is stored behind the token."""
+    return _encoder.encode(info).encode()
+
+
+def read_holder(value: bytes) -> dict[str, Any]:
+    """Parse the holder's description in a value; of its token, only the public part."""
+    # A value that others have written describes nobody: the key is taken all the same.
+    public = value[:PUBLIC_TOKEN_LENGTH].decode("ascii", "replace")
+    return {**object_in(value[TOKEN_LENGTH:]), "token": public}
+
+
+def is_ours(value: bytes) -> bool:
+    """Return whether *value* begins with a token, so that celery-redlock may have written it."""
+    return TOKEN.match(value) is not None
+
+
+def object_in(stored: bytes) -> dict[str, Any]:
+    """Parse the JSON object in *stored*; empty if malformed, or nested deeper than we write."""
+    try:
+        found = json.loads(stored, parse_constant=lambda _: None)  # NaN is no JSON
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) and is_shallow(found, DEPTH) else {}
+
+
+def is_shallow(value: Any, depth: int) -> bool:
+    """Return whether *value* is nested no deeper than that."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > 0 and all(is_shallow(item, depth - 1) for item in inner)
+
+
+def since_of(holder: Mapping[str, Any]) -> float | None:
+    """Return since when *holder* has its lock [s, Unix time]; None if absent or malformed."""
+    since = holder.get("since")
+    if isinstance(since, bool) or not isinstance(since, (int, float)):
+        return None
+    return float(since) if 0 <= since < END_OF_TIME else None

@@ -1,0 +1,122 @@
+"""What is put to a node about a reservation: the values it is made of, one function per script."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from celery_redlock.lock.records import Keys, encode_info, record_key
+from celery_redlock.lock.requests import Request, quarantine_ms
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripting import ms
+from celery_redlock.unique.scripts import END, RESERVE, START
+
+__all__ = [
+    "AS_IT_IS",
+    "OVER",
+    "Start",
+    "Trigger",
+    "end_request",
+    "reservation_keys",
+    "reserve_request",
+    "start_request",
+]
+
+#: How long a node keeps the marker of a task that runs; it counts only while its lock is held.
+RETENTION = 7 * 24 * 3600.0
+#: For a marker that is not to change when its task starts, and for one that then ends.
+AS_IT_IS, OVER = "as it is", "over"
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """
+    A publish that wants to reserve a lock name.
+
+    Attributes:
+        name: Lock name.
+        life: How long the marker is to stand by itself [s].
+        info: Description of the owner; plain JSON values, among them ``task_id``.
+        window: How long it is to stand after a failure, counted from the publish [s].
+        expires: Whether its message may expire, so that no other publish can rely on it.
+        arguments: Of the call, as JSON, where a duplicate is to hand them over to the task that
+            is queued; empty where it is not.
+    """
+
+    name: str
+    life: float
+    info: dict[str, Any]
+    window: float = 0.0
+    expires: bool = False
+    arguments: bytes = b""
+
+
+@dataclass(frozen=True)
+class Start:
+    """
+    A task starts under its lock.
+
+    Attributes:
+        info: Description of the task, for a marker that has lapsed while nobody else reserved
+            the name.
+        lock_token: Of the lock.
+        execution: Which execution of the task it is; merged arguments are for the first.
+        alone: For how long the marker is to stand by itself from now on [s], 0.0 for as long as
+            the lock is held; `AS_IT_IS`; or `OVER`.
+        life: How long a marker of this task stands by itself from its publish [s].
+    """
+
+    info: dict[str, Any]
+    lock_token: str
+    execution: str
+    alone: float | str
+    life: float
+
+
+def reservation_keys(rules: Rules, name: str) -> tuple[bytes, bytes]:
+    """Return the keys of the markers of *name*: who is queued or runs, and who is next."""
+    return record_key(rules.prefix, "queued", name), record_key(rules.prefix, "next", name)
+
+
+def reserve_request(rules: Rules, trigger: Trigger, token: str, version: int) -> Request:
+    """Return what takes the marker for *token*, or merges *trigger* into who has it."""
+    keys = Keys.of(rules.prefix, trigger.name)
+    return Request(
+        RESERVE,
+        (*reservation_keys(rules, trigger.name), keys.lock, keys.boot, keys.quarantine),
+        (
+            token.encode(),
+            encode_info(trigger.info),
+            ms(trigger.life),
+            ms(trigger.window),
+            b"-" if trigger.expires else b"",
+            trigger.arguments,
+            b"%d" % version,
+            ms(RETENTION),
+            quarantine_ms(rules),
+        ),
+    )
+
+
+def start_request(rules: Rules, name: str, token: str, begun: Start) -> Request:
+    """Return what notes that the task of *token* runs."""
+    alone = begun.alone if isinstance(begun.alone, str) else f"{begun.alone * 1000:.0f}"
+    return Request(
+        START,
+        (*reservation_keys(rules, name), Keys.of(rules.prefix, name).lock),
+        (
+            token.encode(),
+            encode_info(begun.info),
+            begun.lock_token.encode(),
+            begun.execution.encode(),
+            alone.encode(),
+            ms(begun.life),
+            ms(max(RETENTION, begun.life)),
+        ),
+    )
+
+
+def end_request(rules: Rules, name: str, token: str, how: str = OVER, life: float = 0.0) -> Request:
+    """Return what ends the marker of *token*; *how* and *life* as of `Reservations.end`."""
+    keys = (*reservation_keys(rules, name), Keys.of(rules.prefix, name).lock)
+    return Request(END, keys, (token.encode(), how.encode(), ms(life)))
