@@ -15,7 +15,6 @@ from celery_redlock.lock.scripts import shorten
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.outlook import at_publish, at_run
-from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.journal import KEPT, JournalReader
 from celery_redlock.reading.one_lock import (
     HolderSeen,
@@ -27,7 +26,8 @@ from celery_redlock.reading.one_lock import (
     what_would_be,
 )
 from celery_redlock.settings import Settings
-from celery_redlock.task.options import LockOptions
+from celery_redlock.task.base import takes_lock
+from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["CallError", "Explanation", "explain", "find_task", "name_of_call"]
 
@@ -101,7 +101,7 @@ def explain(app: Any, settings: Settings, name: str, task: Any = None) -> Explan
     found, verdict = holders(looks), what_would_be(looks)
     if task is None and found:
         task = app.tasks.get(str(scalar(found[0].info.get("task"))))
-    options = options_of(app, task)
+    options = lock_of(task).options if takes_lock(task) else None
     queued, following = marker([one.queued for one in looks]), marker([one.next for one in looks])
     return Explanation(
         name=name,
@@ -123,14 +123,6 @@ def is_quorate(looks: Sequence[NodeLook]) -> bool:
     """Return whether a majority of the nodes votes, as *looks* tell."""
     voting = sum(1 for one in looks if one.status.state == "up" and not one.problem)
     return voting >= quorum(len(looks))
-
-
-def options_of(app: Any, task: Any) -> LockOptions | None:
-    """Return the options of *task*; None if it takes no lock."""
-    if not hasattr(task, "check_lock"):
-        return None
-    options: LockOptions = task._lock_options(plugin_for(app))  # noqa: SLF001  one of ours
-    return options
 
 
 def refusals_of(settings: Settings, name: str) -> list[dict[str, Any]]:
@@ -166,7 +158,7 @@ def find_task(app: Any, name: str) -> Any:
         near = difflib.get_close_matches(name, ours, 3) or ours[:3]
         hint = f"; did you mean {' or '.join(near)}?" if near else "; the app has no tasks"
         raise CallError(f"There is no task {name!r}{hint}")
-    if not hasattr(task, "lock_name") or task._is_built_in:  # noqa: SLF001  one of ours
+    if not takes_lock(task):
         raise CallError(f"{name} takes no lock: it is no RedlockTask")
     return task
 

@@ -52,6 +52,7 @@ from celery_redlock.task.reservation import (
     newest_call,
     outcome_of,
 )
+from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["Execution", "left_of"]
 
@@ -108,7 +109,7 @@ class Execution:
     def options(self) -> LockOptions:
         """The options of the task; not asked for while locks are disabled."""
         if self._options is None:
-            options: LockOptions = self.task._lock_options(self._plugin)  # noqa: SLF001
+            options = lock_of(self.task).options
             self._options = options if self._slot is None else self._slot.adjust(options)
         return self._options
 
@@ -338,9 +339,8 @@ class Execution:
         return ignore
 
     def hand_over_to(self, sig: Any) -> None:
-        """Let *sig*, which is to replace this task, have the marker, if it is one of ours."""
-        task = self.task.app.tasks.get(sig.get("task"))
-        if self._queued is None or sig.get("subtask_type") or not hasattr(task, "check_lock"):
+        """Let *sig*, of a `RedlockTask` that is to replace this one, have the marker."""
+        if self._queued is None or sig.get("subtask_type"):
             return
         header = Envelope(reservation=self._queued).header(self.request.id)
         sig.set(headers={**(sig.options.get("headers") or {}), **header})
@@ -379,7 +379,7 @@ class Execution:
         Celery stores it for every delivery. A late copy would write it over a FAILURE, which
         is the result, and end without another word.
         """
-        if not self.task._tells_started or self.request.is_eager:  # noqa: SLF001
+        if not lock_of(self.task).stores_started or self.request.is_eager:
             return
         if not is_ignored(self.task, self.request):
             who = {"pid": os.getpid(), "hostname": self.request.hostname}
@@ -478,8 +478,7 @@ def leave_queue(task: Any, request: Any) -> None:
         return
     try:
         plugin = plugin_for(task.app)
-        options = task._lock_options(plugin)  # noqa: SLF001  an instance of ours
-        queued.end(plugin.reservations, options, FAILED, wait=False)
+        queued.end(plugin.reservations, lock_of(task).options, FAILED, wait=False)
     except Exception:  # it ends by itself; the task's own error stands
         logger.exception("Ending the queued marker of %r failed", queued.name)
 

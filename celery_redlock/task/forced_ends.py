@@ -39,6 +39,7 @@ from celery_redlock.task.death import wait_until_dead
 from celery_redlock.task.delivery import Delivery, mint_owner, note_serializer
 from celery_redlock.task.execution import left_of
 from celery_redlock.task.reservation import AGAIN, FAILED, FINISHED, REVOKED, Reservation
+from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["NoteRevokes", "RedlockRequest"]
 
@@ -139,8 +140,7 @@ class RedlockRequest(Request):
         task: Any = self.task
         plugin = plugin_for(task.app)
         try:
-            options = task._lock_options(plugin)  # noqa: SLF001  an instance of ours
-            queued.end(plugin.reservations, options, became, wait=False)
+            queued.end(plugin.reservations, lock_of(task).options, became, wait=False)
         except Exception:  # it ends by itself; Celery's own work must go on
             logger.exception("Ending the queued marker of %s[%s] failed", self.task.name, self.id)
 
@@ -294,7 +294,7 @@ class ForcedEnd:
         try:
             name = self.task.lock_name(self.args, self.kwargs)
             plugin = plugin_for(self.task.app)
-            options = self.task._lock_options(plugin)  # noqa: SLF001  an instance of ours
+            options = lock_of(self.task).options
             locks = plugin.locks
             holders = [view.holder for view in locks.inspect(name) if view.holder]
             if self.is_over and options.dedup_ttl and not self._is_held_by_another(holders):

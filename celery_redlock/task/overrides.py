@@ -15,6 +15,7 @@ from typing import Any
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.task.calls import call
 from celery_redlock.task.options import OPTIONS, classes_before
 
 __all__ = ["check_bases", "check_request", "protect"]
@@ -47,7 +48,7 @@ def locked(theirs: Any) -> Callable[..., Any]:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  it is one
         is_descriptor = hasattr(theirs, "__get__")  # a function is, a partial() is not
         inherited = theirs.__get__(self, type(self)) if is_descriptor else theirs
-        return self._run_locked(inherited, args, kwargs)
+        return call(self, inherited, args, kwargs)
 
     return __call__
 

@@ -3,47 +3,39 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from celery import bootsteps
+from celery import Task, bootsteps
 from celery.result import AsyncResult, EagerResult
 
-__all__ = ["SpareResults", "UniqueResult", "unique"]
+__all__ = ["FreeResultsLater", "UniqueResult", "result_of", "unique"]
 
 
-class SparingResult(AsyncResult):  # type: ignore[type-arg]  # AsyncResult[Any] fails at run time
-    """A result that can be freed anywhere, also in the middle of a green wait."""
+class FreeResultsLater(bootsteps.Step):
+    """
+    In a worker with the eventlet pool, keeps results from hanging a task as they are freed.
 
-    def __del__(self) -> None:
-        """
-        Cancel what waits for this result, as Celery does, but in a greenlet of its own.
-
-        Celery tells Redis so at once. Where the collector of cycles finds a result while
-        eventlet waits for a socket, the I/O within that wait leaves its greenlet hanging for
-        ever, and with it a task of the worker.
-        """
-        if sys.is_finalizing():
-            return
-        eventlet = sys.modules.get("eventlet")
-        if eventlet is None or self.backend is None or not is_green(eventlet):
-            super().__del__()
-        else:
-            backend: Any = self.backend
-            eventlet.spawn_n(backend.remove_pending_result, self)
-
-
-class SpareResults(bootsteps.Step):
-    """Has all results of a worker be such, in the pool that needs it: not only ours are freed."""
+    Celery then tells Redis that nobody waits for the result. If the garbage collector frees it
+    while eventlet waits for a socket, that I/O leaves the waiting greenlet hanging for ever, and
+    with it a task of the worker. Here a greenlet of its own tells Redis. Any result may be freed
+    in a task, not only ours, so that Celery's own class has to do so.
+    """
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         eventlet = sys.modules.get("eventlet")
-        if eventlet is not None and is_green(eventlet):
-            make = worker.app.subclass_with_self
-            worker.app.AsyncResult = make(SparingResult, name="AsyncResult", reverse="AsyncResult")
+        if eventlet is not None and eventlet.patcher.is_monkey_patched("thread"):
+            AsyncResult.__del__ = tell_later  # type: ignore[method-assign]
 
 
-class UniqueResult(SparingResult):
+def tell_later(result: Any) -> None:
+    """Do what ``AsyncResult.__del__`` does, in a greenlet of its own."""
+    if result.backend is not None and not sys.is_finalizing():
+        sys.modules["eventlet"].spawn_n(result.backend.remove_pending_result, result)
+
+
+class UniqueResult(AsyncResult):  # type: ignore[type-arg]  # AsyncResult[Any] fails at run time
     """
     The result of a `RedlockTask`, as `apply_async` and `delay` return it.
 
@@ -124,9 +116,25 @@ class UniqueEagerResult(EagerResult, UniqueResult):  # type: ignore[type-arg]
     __copy__ = EagerResult.__copy__  # type: ignore[assignment]
 
 
-def is_green(eventlet: Any) -> bool:
-    """Return whether threads are greenlets of *eventlet* in this process."""
-    return bool(eventlet.patcher.is_monkey_patched("thread"))
+def result_of(
+    task: Any, inherited: Callable[..., Any], task_id: str, fields: dict[str, Any]
+) -> Any:
+    """
+    Return the result of the *task* with this id, of the kind that its other bases make.
+
+    Args:
+        task: A `RedlockTask`.
+        inherited: ``AsyncResult`` of its next base.
+        task_id: Of the result.
+        fields: Other arguments of ``AsyncResult``.
+    """
+    if getattr(inherited, "__func__", None) is Task.AsyncResult:
+        known = {"backend": task.backend, "task_name": task.name, "app": task.app}
+        return UniqueResult(task_id, **{**known, **fields})
+    result = inherited(task_id, **fields)
+    result.__class__ = kind_of(type(result))
+    result.holder_id = task_id
+    return result
 
 
 def unique(

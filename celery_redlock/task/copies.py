@@ -1,0 +1,48 @@
+"""What comes again, a retry or a copy, carries what its message did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from celery_redlock.task.delivery import broadcast_of, serializer_of
+from celery_redlock.task.envelope import HEADER, Envelope
+
+__all__ = ["options_of_copy"]
+
+
+def options_of_copy(
+    task: Any, request: Any, given: Mapping[str, Any], *, has_new_arguments: bool
+) -> dict[str, Any]:
+    """
+    Return the options of a message that stands for the one of *request*.
+
+    Args:
+        task: A `RedlockTask`.
+        request: Of the delivery that it stands for.
+        given: Options that the caller gives; they count, but for our header.
+        has_new_arguments: Whether the caller gives arguments, too.
+    """
+    own, options = vars(request), dict(given)
+    headers = given.get("headers", request.headers)
+    headers = headers if isinstance(headers, Mapping) else {}
+    envelope = Envelope.of(headers.get(HEADER), request.id)
+    if envelope.publish_id is None:  # not of a copy: what is published is another execution
+        envelope = Envelope.of(own.get(HEADER), request.id)
+        envelope = replace(envelope, publish_id=None, previous=None)
+    broadcast = broadcast_of(task.app, request.delivery_info)
+    if broadcast is not None:
+        envelope = replace(envelope, worker=request.hostname)
+        # A child process of a worker has never declared it, and Redis would drop the message.
+        options["declare"] = [broadcast]
+    if envelope != Envelope():
+        options["headers"] = {**headers, **envelope.header(str(request.id))}
+    carried = {
+        "serializer": serializer_of(request),
+        "compression": own.get("compression"),
+        "delivery_mode": (request.properties or {}).get("delivery_mode"),
+    }
+    if not has_new_arguments:  # the caller may have hidden what they are
+        carried |= {name: own.get(name) for name in ("argsrepr", "kwargsrepr")}
+    return {**{option: value for option, value in carried.items() if value}, **options}
