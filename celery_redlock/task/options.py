@@ -32,7 +32,7 @@ OPTIONS = {
     "on_duplicate": "",
     "overlap": "",
 }
-#: Not options, but names of ours that are not misspelt either.
+#: What `RedlockTask` has besides its options and what Celery has. It has no other names.
 METHODS = ("lock", "lock_name", "check_lock")
 UNIQUE_UNTIL = ("started", "finished", "success", "expired")
 #: What beat does with a slot while the run of an earlier one has not ended.

@@ -43,9 +43,9 @@ __all__ = ["publish"]
 
 #: How much of a task's arguments the lock nodes keep [bytes of JSON].
 LARGEST_KEPT = 2**16
-#: Options of a publish that make it part of something larger, or one that comes again. A task of
-#: a workflow is frozen, which leaves a `reply_to`; a callback is told its parent.
-COMPANY = ("chain", "chord", "group_id", "link", "link_error", "parent_id", "reply_to")
+#: Options of a publish that make it part of a workflow. Celery freezes the tasks of one, which
+#: leaves a `reply_to`, and gives a callback its parent.
+WORKFLOW = ("chain", "chord", "group_id", "link", "link_error", "parent_id", "reply_to")
 
 
 @dataclass(frozen=True)
@@ -96,21 +96,7 @@ class Message:
 def publish(
     task: Any, inherited: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
 ) -> UniqueResult:
-    """
-    Publish *task*; with ``unique_until``, unless one of its name is queued or running already.
-
-    Args:
-        task: A `RedlockTask`.
-        inherited: ``apply_async`` of its next base, which publishes.
-        args: Positional arguments, or None.
-        kwargs: Keyword arguments, or None.
-        options: The other arguments of ``apply_async``, ``task_id`` among them.
-
-    Raises:
-        DuplicateTask: There is one, and ``on_duplicate`` is ``"fail"``.
-        QuorumUnavailable: No quorum could decide, and ``on_unavailable`` is ``"fail"``.
-        LockKeyError: The arguments make no lock name.
-    """
+    """Do what `RedlockTask.apply_async` says; the arguments are those of a `Message`."""
     wait_until_bound(task)
     if task.app.conf.task_always_eager or lock_of(task).is_built_in:
         return unique(inherited(args, kwargs, **options))
@@ -175,9 +161,9 @@ def join(message: Message, name: str, chosen: LockOptions, found: Duplicate) -> 
 
 
 def is_alone(options: Mapping[str, Any]) -> bool:
-    """Return whether nothing waits for this publish but, perhaps, its own caller."""
-    comes_again = options.get("retries") is not None  # 0 for one that was put off
-    return not comes_again and not any(options.get(option) for option in COMPANY)
+    """Return whether nothing but its caller waits for this publish."""
+    is_again = options.get("retries") is not None  # 0 for one that was rescheduled
+    return not is_again and not any(options.get(option) for option in WORKFLOW)
 
 
 def envelope_of(headers: Any, task_id: str) -> Envelope:

@@ -21,7 +21,7 @@ from celery_redlock.lock.held import NotLocked
 from celery_redlock.plugin import CheckLocks, Plugin, plugin_for
 from celery_redlock.task import base, calls, overrides, task_lock
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.options import OPTIONS
+from celery_redlock.task.options import METHODS, OPTIONS
 from celery_redlock.task.publish import carried
 from celery_redlock.task.result import UniqueResult
 from celery_redlock.task.task_lock import lock_of
@@ -496,7 +496,7 @@ def test_a_name_of_ours_is_not_taken(app, attribute, value, words, where):
 def test_no_other_name_is_ours(app):
     """Neither the class nor a task has a name that a user's class could meet by accident."""
     task = declare(app)
-    public = {*OPTIONS, "lock", "lock_name", "check_lock"}
+    public = {*OPTIONS, *METHODS}
     ours = {name for cls in type(task).__mro__[1:-1] for name in vars(cls)} - set(dir(Task))
     assert ours - {"__annotations__"} == public
     assert {name for name in vars(task) if name.isidentifier()} <= {"__qualname__", *dir(Task)}
