@@ -47,7 +47,8 @@ def overlap_of(entry: Any, app: Any) -> str:
     for options in (entry.options or {}, declared):
         if options.get("overlap") is not None:
             return overlap_word(where, options["overlap"])
-    return getattr(app.tasks.get(entry.task), "overlap", "skip")
+    task: Any = app.tasks.get(entry.task)
+    return task.overlap if takes_lock(task) else "skip"
 
 
 def lock_name_of(task: Any, entry: Any) -> str | None:

@@ -24,8 +24,8 @@ from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["RedlockTask", "takes_lock"]
 
-#: Of a worker's start, and of each of its connections to the broker; the latter by its name, as
-#: it imports Celery's worker.
+#: Steps of a worker's start, and of each of its connections to the broker; the latter by its name,
+#: as it imports Celery's worker, which a publisher does without.
 WORKER_STEPS = (ServeMetrics, WatchNodes, FreeResultsLater)
 CONSUMER_STEPS = ("celery_redlock.task.forced_ends:NoteRevokes",)
 
@@ -82,7 +82,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
     @classmethod
     def bind(cls, app: Any) -> Any:
         """
-        Take the task into *app*: lock its ``__call__`` and check what it declares.
+        Bind the task to *app*: put the lock around its ``__call__``, check what it declares.
 
         Celery calls this when a task is registered and when its app is finalized. Users
         override ``on_bound``, which is part of it, and often forget ``super()`` there.
@@ -168,14 +168,14 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         queue: Any = None,
         **extra: Any,
     ) -> Any:
-        """Return what comes again; it carries what its message did, whatever its headers."""
+        """Return the signature of a retry or copy; it carries what its message did."""
         request = self.request if request is None else request
         has_new_arguments = args is not None or kwargs is not None
         options = options_of_copy(self, request, extra, has_new_arguments=has_new_arguments)
         return super().signature_from_request(request, args, kwargs, queue, **options)
 
     def on_replace(self, sig: Any) -> Any:
-        """Let the replacement have the marker of this task, if it can end it."""
+        """Hand the marker of this task over to its replacement, if that is one of ours."""
         running = _running.get()
         is_ours = takes_lock(self.app.tasks.get(sig.get("task")))
         if is_ours and running is not None and running.is_of(self, self.request):

@@ -1,4 +1,4 @@
-"""What comes again, a retry or a copy, carries what its message did."""
+"""What a retry or a copy of a message carries of it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,18 @@ def options_of_copy(
     task: Any, request: Any, given: Mapping[str, Any], *, has_new_arguments: bool
 ) -> dict[str, Any]:
     """
-    Return the options of a message that stands for the one of *request*.
+    Return the options of a retry or copy of the message of *request*.
 
     Args:
         task: A `RedlockTask`.
-        request: Of the delivery that it stands for.
+        request: Of the delivery.
         given: Options that the caller gives; they count, but for our header.
         has_new_arguments: Whether the caller gives arguments, too.
     """
     own, options = vars(request), dict(given)
     headers = given.get("headers", request.headers)
     headers = headers if isinstance(headers, Mapping) else {}
-    envelope = Envelope.of(headers.get(HEADER), request.id)
-    if envelope.publish_id is None:  # not of a copy: what is published is another execution
-        envelope = Envelope.of(own.get(HEADER), request.id)
-        envelope = replace(envelope, publish_id=None, previous=None)
+    envelope = envelope_of_copy(headers, request)
     broadcast = broadcast_of(task.app, request.delivery_info)
     if broadcast is not None:
         envelope = replace(envelope, worker=request.hostname)
@@ -46,3 +43,12 @@ def options_of_copy(
     if not has_new_arguments:  # the caller may have hidden what they are
         carried |= {name: own.get(name) for name in ("argsrepr", "kwargsrepr")}
     return {**{option: value for option, value in carried.items() if value}, **options}
+
+
+def envelope_of_copy(headers: Mapping[str, Any], request: Any) -> Envelope:
+    """Return what a message with these *headers* says of itself, or a retry of *request* does."""
+    envelope = Envelope.of(headers.get(HEADER), request.id)
+    if envelope.publish_id is not None:  # of a copy, which is the same execution
+        return envelope
+    envelope = Envelope.of(vars(request).get(HEADER), request.id)
+    return replace(envelope, publish_id=None, previous=None)

@@ -14,22 +14,22 @@ __all__ = ["FreeResultsLater", "UniqueResult", "result_of", "unique"]
 
 class FreeResultsLater(bootsteps.Step):
     """
-    In a worker with the eventlet pool, keeps results from hanging a task as they are freed.
+    In a worker with the eventlet pool, keeps a result that is freed from hanging a task.
 
-    Celery then tells Redis that nobody waits for the result. If the garbage collector frees it
-    while eventlet waits for a socket, that I/O leaves the waiting greenlet hanging for ever, and
-    with it a task of the worker. Here a greenlet of its own tells Redis. Any result may be freed
-    in a task, not only ours, so that Celery's own class has to do so.
+    Celery unsubscribes from the result then. If the garbage collector frees it while eventlet
+    waits for a socket, that I/O leaves the waiting greenlet hanging for ever, and with it a task
+    of the worker. Here a greenlet of its own unsubscribes. It is Celery's class that is changed:
+    results of plain tasks, groups and chords are freed within tasks, too.
     """
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         eventlet = sys.modules.get("eventlet")
         if eventlet is not None and eventlet.patcher.is_monkey_patched("thread"):
-            AsyncResult.__del__ = tell_later  # type: ignore[method-assign]
+            AsyncResult.__del__ = unsubscribe_later  # type: ignore[method-assign]
 
 
-def tell_later(result: Any) -> None:
+def unsubscribe_later(result: Any) -> None:
     """Do what ``AsyncResult.__del__`` does, in a greenlet of its own."""
     if result.backend is not None and not sys.is_finalizing():
         sys.modules["eventlet"].spawn_n(result.backend.remove_pending_result, result)

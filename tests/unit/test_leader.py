@@ -8,16 +8,17 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.beat import Scheduler
 from celery.schedules import BaseSchedule
 
 from celery_redlock import RedlockTask
 from celery_redlock.beat import leader as leader_module
 from celery_redlock.beat import slots as slots_module
+from celery_redlock.beat.entries import lock_name_of, overlap_of
 from celery_redlock.beat.leader import BREATH, LOOK, Leader
 from celery_redlock.beat.slot_records import Claimed, LastSlot, Slots, SlotState
-from celery_redlock.beat.slots import SOON, SlotPublisher, TermOver
+from celery_redlock.beat.slots import SOON, SlotPublisher, TermOver, knows_copies
 from celery_redlock.beat.term import Term
 from celery_redlock.errors import DuplicateTask, QuorumUnavailable
 from celery_redlock.events import SlotPublished, SlotSkipped
@@ -624,6 +625,21 @@ def test_after_a_doubt_only_a_task_that_knows_copies_is_published(world, dedup_t
     assert shop.slots() == ([0.0] if is_published else [])
     assert shop.skipped == ([] if is_published else ["uncertain"])
     assert shop.records.words == ["claim", "settle"]
+
+
+def test_a_task_without_a_lock_has_neither_name_nor_copies_nor_overlap():
+    """One of Celery's own under ``task_cls``, or a plain one that happens to have the attribute."""
+    app = Celery("shop", broker="memory://", task_cls=RedlockTask, set_as_current=False)
+
+    def nothing():
+        pass
+
+    plain = app.task(base=Task, name=TASK, overlap="never", shared=False)(nothing)
+    entry = SimpleNamespace(name="a", task=TASK, args=(), kwargs={}, options={})
+    for task in (app.tasks["celery.backend_cleanup"], plain, None):
+        assert lock_name_of(task, entry) is None
+        assert not knows_copies(task)
+    assert overlap_of(entry, app) == "skip"
 
 
 def test_a_run_that_has_not_ended_skips_the_next_one(world):
