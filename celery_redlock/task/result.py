@@ -52,24 +52,17 @@ class UniqueResult(AsyncResult):  # type: ignore[type-arg]  # AsyncResult[Any] f
     holder_id: str | None = None
     lock_name: str | None = None
 
-    def __reduce_args__(self) -> tuple[Any, ...]:
-        return *super().__reduce_args__(), self.duplicate, self.holder_id, self.lock_name
+    def __init__(self, id: str, *args: Any, **kwargs: Any) -> None:  # noqa: A002  Celery's name
+        super().__init__(id, *args, **kwargs)
+        self.holder_id = id
 
-    def __init__(  # noqa: PLR0917  Celery's signature; the last three are for pickle and copy
-        self,
-        id: str,  # noqa: A002
-        backend: Any = None,
-        task_name: str | None = None,
-        app: Any = None,
-        parent: Any = None,
-        duplicate: bool = False,  # noqa: FBT001, FBT002
-        holder_id: str | None = None,
-        lock_name: str | None = None,
-    ) -> None:
-        super().__init__(id, backend, task_name, app, parent)
-        self.duplicate = duplicate
-        self.holder_id = holder_id or id
-        self.lock_name = lock_name
+    def __reduce__(self) -> tuple[Any, ...]:
+        return *super().__reduce__(), fields_of(self)
+
+    def __copy__(self) -> Any:
+        copied = super().__copy__()
+        vars(copied).update(fields_of(self))
+        return copied
 
     @property
     def supports_native_join(self) -> bool:
@@ -80,13 +73,14 @@ class UniqueResult(AsyncResult):  # type: ignore[type-arg]  # AsyncResult[Any] f
         """
         return self.lock_name is None and bool(super().supports_native_join)
 
-    def __copy__(self) -> UniqueResult:
-        own = self.duplicate, self.holder_id, self.lock_name
-        return type(self)(self.id, self.backend, None, self.app, self.parent, *own)
+
+def fields_of(result: Any) -> dict[str, Any]:
+    """Return what a `UniqueResult` has besides what Celery's have."""
+    return {name: getattr(result, name) for name in ("duplicate", "holder_id", "lock_name")}
 
 
 def kind_of(cls: type[AsyncResult[Any]]) -> type[AsyncResult[Any]]:
-    """Return *cls*, of another base of the task, with what we say of a publish."""
+    """Return the class of results that are both *cls*, of another base of the task, and ours."""
     if cls not in _kinds:
         _kinds[cls] = type(f"Unique{cls.__name__}", (UniqueResult, cls), {"__reduce__": reduce})
     return _kinds[cls]
@@ -94,11 +88,11 @@ def kind_of(cls: type[AsyncResult[Any]]) -> type[AsyncResult[Any]]:
 
 def reduce(self: Any) -> tuple[Any, ...]:
     """Pickle a result of such a class by the class that it was made of."""
-    return remake, (type(self).__bases__[1], self.__reduce_args__())
+    return remake, (type(self).__bases__[1], self.__reduce_args__()), fields_of(self)
 
 
 def remake(cls: type[AsyncResult[Any]], args: tuple[Any, ...]) -> Any:
-    """Return what `reduce` took apart."""
+    """Return a result of the kind that is made of *cls*."""
     return kind_of(cls)(*args)
 
 
@@ -111,9 +105,6 @@ class UniqueEagerResult(EagerResult, UniqueResult):  # type: ignore[type-arg]
     def __init__(self, id: str, *args: Any) -> None:  # noqa: A002  Celery's signature
         EagerResult.__init__(self, id, *args)
         self.holder_id = id
-
-    __reduce_args__ = EagerResult.__reduce_args__
-    __copy__ = EagerResult.__copy__  # type: ignore[assignment]
 
 
 def result_of(
@@ -144,21 +135,10 @@ def unique(
     duplicate: bool = False,
     holder_id: str | None = None,
 ) -> UniqueResult:
-    """
-    Return *result*, which Celery made, with what there is to say of the publish.
-
-    Args:
-        result: Of `Task.apply_async`.
-        lock_name: As in `UniqueResult`, like the rest.
-        duplicate: Likewise.
-        holder_id: Likewise; its own id by default.
-    """
-    if not isinstance(result, EagerResult):
-        unique: UniqueResult = result
-    else:
-        unique = UniqueEagerResult.__new__(UniqueEagerResult)
-        vars(unique).update(vars(result))
-    unique.duplicate = duplicate
-    unique.holder_id = holder_id or unique.id
-    unique.lock_name = lock_name
-    return unique
+    """Return *result*, of Celery's `apply_async`, with these fields of a `UniqueResult`."""
+    if isinstance(result, EagerResult):
+        of_celery, result = result, UniqueEagerResult.__new__(UniqueEagerResult)
+        vars(result).update(vars(of_celery))
+    fields = {"lock_name": lock_name, "duplicate": duplicate, "holder_id": holder_id or result.id}
+    vars(result).update(fields)
+    return result  # type: ignore[no-any-return]
