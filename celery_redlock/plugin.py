@@ -14,6 +14,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import entry_points
 from typing import Any, Protocol, cast
 
 from celery import bootsteps, signals
@@ -95,8 +96,6 @@ class Plugin:
     What celery-redlock has for one app in one process.
 
     Attributes:
-        options: Task name -> its own attributes and the options that they make, filled by
-            `celery_redlock.task.base`.
         has_children: Whether this is the parent process of a worker whose tasks run in children.
         node_watch: The `celery_redlock.nodewatch.NodeWatch` of a worker; None elsewhere.
         sends_events: Whether this is a worker that was started to send Celery events (``-E``).
@@ -105,12 +104,11 @@ class Plugin:
 
     def __init__(self, app: Any) -> None:
         self._app = weakref.ref(app)
-        self._is_installed = False
         self._conf: dict[str, Any] = {}
         self._settings: Settings | None = None
         self._locks: Redlock | None = None
         self._observers: tuple[Observer, ...] | None = None
-        self.options: dict[str, Any] = {}
+        self._check_tasks: Callable[[Any], None] | None = None
         self.has_children = self.sends_events = False
         self.node_watch: Any = None
         self.servers: Servers | None = None
@@ -144,7 +142,6 @@ class Plugin:
         with _building:
             locks, self._locks, self._settings = self._locks, None, None
             observers, self._observers = self._observers or (), None
-            self.options.clear()
         if locks is not None:
             locks.close()
         for observer in observers:
@@ -215,19 +212,22 @@ class Plugin:
         finally:  # an observer of the user's may fail to close
             self.servers = servers
 
-    def install(self, worker: Sequence[str] = (), consumer: Sequence[str] = ()) -> None:
+    def install(
+        self, check_tasks: Callable[[Any], None], worker: Sequence[Any], consumer: Sequence[Any]
+    ) -> None:
         """
-        Have a worker of this app check everything at its start, and take steps of others.
+        Have a worker of this app check everything at its start, and take more steps.
 
         Args:
-            worker: Steps of its start.
-            consumer: Steps of each of its connections to the broker.
+            check_tasks: Checks the tasks of an app; raises ConfigurationError.
+            worker: Steps of its start, or their names.
+            consumer: Steps of each of its connections to the broker, or their names.
         """
         with _building:
-            if not self._is_installed:
+            if self._check_tasks is None:
                 self.app.steps["worker"].update((CheckLocks, NoteDeaths, *worker))
                 self.app.steps["consumer"].update(consumer)
-                self._is_installed = True
+                self._check_tasks = check_tasks
 
     def check(self) -> None:
         """
@@ -237,9 +237,8 @@ class Plugin:
             ConfigurationError: Something makes no sense.
         """
         settings, _ = self.settings, self.observers
-        for task in list(self.app.tasks.values()):
-            if hasattr(task, "check_lock"):
-                task.check_lock()
+        if self._check_tasks is not None:
+            self._check_tasks(self.app)
         if settings.is_fallback:
             logger.warning(
                 "redlock_nodes is not set: locks are kept on the one Redis at %s, which survives "
@@ -264,6 +263,7 @@ class CheckLocks(bootsteps.Step):
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
+        load_inspect_commands()
         if locking.disabled:
             return
         plugin = plugin_for(worker.app)
@@ -291,6 +291,17 @@ class NoteDeaths(bootsteps.StartStopStep):
         look = getattr(worker.pool, "maintain_pool", None)
         if plugin_for(worker.app).has_children and look is not None:
             hub.call_repeatedly(LOOK_FOR_DEATHS, look)
+
+
+def load_inspect_commands() -> None:
+    """
+    Have this process know our commands of ``celery inspect``.
+
+    They come with the plug-in of the ``celery`` command, which a worker has loaded that was
+    started by that command, but not one that a program started.
+    """
+    for command in entry_points(group="celery.commands", name="redlock"):
+        command.load()
 
 
 def observer_of(named: Any, plugin: Plugin) -> Observer:

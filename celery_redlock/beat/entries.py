@@ -15,11 +15,20 @@ from celery import beat
 
 from celery_redlock.beat.due import interval_of, last_due, twin_of
 from celery_redlock.errors import LockKeyError
+from celery_redlock.task.base import takes_lock
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.options import overlap_word
 from celery_redlock.task.slot import Slot
 
-__all__ = ["current", "for_slot", "lock_of", "overlap_of", "ran_last", "reserve", "set_last_run"]
+__all__ = [
+    "current",
+    "for_slot",
+    "lock_name_of",
+    "overlap_of",
+    "ran_last",
+    "reserve",
+    "set_last_run",
+]
 
 
 def overlap_of(entry: Any, app: Any) -> str:
@@ -38,12 +47,13 @@ def overlap_of(entry: Any, app: Any) -> str:
     for options in (entry.options or {}, declared):
         if options.get("overlap") is not None:
             return overlap_word(where, options["overlap"])
-    return getattr(app.tasks.get(entry.task), "overlap", "skip")
+    task: Any = app.tasks.get(entry.task)
+    return task.overlap if takes_lock(task) else "skip"
 
 
-def lock_of(task: Any, entry: Any) -> str | None:
+def lock_name_of(task: Any, entry: Any) -> str | None:
     """Return the lock name of a run of *entry*, None if *task* takes no lock that we know of."""
-    if not hasattr(task, "check_lock"):
+    if not takes_lock(task):
         return None
     try:
         name = task.lock_name(entry.args, entry.kwargs)

@@ -25,6 +25,7 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock import clock
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import plugin_for
+from celery_redlock.task.base import takes_lock
 
 __all__ = ["RedlockScheduler"]
 
@@ -217,7 +218,7 @@ def check_entries(app: Any) -> None:
         word = overlap_of(entry, app)
         declared = (entry.options or {}).get("overlap")
         task = app.tasks.get(entry.task)
-        if declared is None or word == "allow" or hasattr(task, "check_lock"):
+        if declared is None or word == "allow" or takes_lock(task):
             continue
         which = "is not known to beat" if task is None else "is no RedlockTask"
         msg = (

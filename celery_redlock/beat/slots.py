@@ -25,7 +25,7 @@ from celery.beat import SchedulingError
 from celery.schedules import BaseSchedule
 
 from celery_redlock.beat.due import MILLISECOND, due_between, last_due, next_due
-from celery_redlock.beat.entries import for_slot, lock_of, overlap_of, with_arguments
+from celery_redlock.beat.entries import for_slot, lock_name_of, overlap_of, with_arguments
 from celery_redlock.beat.slot_records import Claim, Claimed, LastSlot, Slots, SlotState
 from celery_redlock.beat.term import Term
 from celery_redlock.deferral import defer_signals
@@ -33,7 +33,9 @@ from celery_redlock.errors import ConfigurationError, DuplicateTask
 from celery_redlock.events import SlotPublished, SlotSkipped
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin
+from celery_redlock.task.base import takes_lock
 from celery_redlock.task.slot import Slot
+from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["NotYet", "SlotPublisher", "TermOver", "in_time"]
 
@@ -256,7 +258,7 @@ class SlotPublisher:
         task = app.tasks.get(entry.task)
         slot = Slot(entry.name, due.timestamp(), self._overlap(entry))
         entry = with_arguments(entry)
-        lock = lock_of(task, entry) if slot.overlap == "skip" else None
+        lock = lock_name_of(task, entry) if slot.overlap == "skip" else None
         claim = self._claim(entry, slot, lock)
         with defer_signals():  # a stop between claim and settle would leave a doubt
             self._ensure_leading()
@@ -316,15 +318,9 @@ class SlotPublisher:
             raise TermOver("clock")
         if claimed.state is SlotState.TAKEN:
             raise NotYet(SOON)
-        if claimed.state is SlotState.UNCERTAIN and not self._knows_copies(task):
+        if claimed.state is SlotState.UNCERTAIN and not knows_copies(task):
             return "uncertain"
         return "overlap" if slot.is_run_of_entry(claimed.holder) else None
-
-    def _knows_copies(self, task: Any) -> bool:
-        """Return whether a second message of a run of *task* ends without running."""
-        if not hasattr(task, "check_lock"):
-            return False
-        return bool(task._lock_options(self._plugin).dedup_ttl)  # noqa: SLF001
 
     def _skipped(self, entry: Any, slot: Slot, cause: str, since: float = 0.0) -> None:
         self._plugin.notify(SlotSkipped(entry.name, entry.task, slot.due, cause, since))
@@ -351,6 +347,11 @@ def sent(send: Callable[[Any], Any], ready: Any) -> Any:
         if isinstance(error.__cause__ or error.__context__, DuplicateTask):
             return REFUSED
         raise
+
+
+def knows_copies(task: Any) -> bool:
+    """Return whether a second message of a run of *task* ends without running."""
+    return takes_lock(task) and lock_of(task).options.dedup_ttl > 0
 
 
 def is_duplicate(result: Any) -> bool:

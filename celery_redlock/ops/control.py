@@ -4,22 +4,17 @@ What a worker tells over Celery's remote control: its locks, and how it sees the
     celery -A shop inspect redlock_locks
     celery -A shop inspect redlock_nodes
 
-Every start of ``celery`` imports this, for `celery inspect` to know them; what answers is in
-`celery_redlock.ops.inspected`.
+Every start of ``celery`` imports this, with `celery_redlock.ops.cli`, and so does every worker
+(`celery_redlock.plugin.load_inspect_commands`). What answers is in `celery_redlock.ops.inspected`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from celery import bootsteps
 from celery.worker.control import inspect_command
 
-__all__ = ["AnswerInspect"]
-
-
-class AnswerInspect(bootsteps.Step):
-    """Has a worker know these commands, by being imported."""
+__all__ = ["redlock_locks", "redlock_nodes"]
 
 
 @inspect_command()

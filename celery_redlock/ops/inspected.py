@@ -23,6 +23,7 @@ from celery_redlock.lock.redlock import NodeView
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.reading.stored import renewals_of
 from celery_redlock.task.forced_ends import RedlockRequest
+from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["locks_of", "nodes_of"]
 
@@ -123,8 +124,7 @@ def of_child(
 
 def ttl_of(task: Any) -> float:
     """Return the TTL of the lock of *task* [s]."""
-    ttl: float = task._lock_options(plugin_for(task.app)).ttl  # noqa: SLF001  one of ours
-    return ttl
+    return lock_of(task).options.ttl
 
 
 def of_unknown(request: Any, name: str) -> dict[str, Any]:

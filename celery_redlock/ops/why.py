@@ -14,12 +14,12 @@ from celery_redlock.lock.records import is_text, shorten
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.outlook import at_publish, at_run
-from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.journal import KEPT, JournalReader
 from celery_redlock.reading.one_lock import OneLock, read_lock
 from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
-from celery_redlock.task.options import LockOptions
+from celery_redlock.task.base import takes_lock
+from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["CallError", "Explanation", "explain", "find_task", "name_of_call"]
 
@@ -83,7 +83,7 @@ def explain(app: Any, settings: Settings, name: str, task: Any = None) -> Explan
     lock = read_lock(settings.nodes, settings.rules, name)
     if task is None and lock.views:
         task = app.tasks.get(str(scalar(lock.views[0].holder.get("task"))))
-    options = options_of(app, task)
+    options = lock_of(task).options if takes_lock(task) else None
     found = Explanation(lock, "" if task is None else task.name, recent=refusals_of(settings, name))
     if options is None:
         return found
@@ -93,14 +93,6 @@ def explain(app: Any, settings: Settings, name: str, task: Any = None) -> Explan
         run=at_run(task, options, lock.verdict),
         publish=at_publish(options, lock.queued, lock.next, is_quorate=is_quorate),
     )
-
-
-def options_of(app: Any, task: Any) -> LockOptions | None:
-    """Return the options of *task*; None if it takes no lock."""
-    if not hasattr(task, "check_lock"):
-        return None
-    options: LockOptions = task._lock_options(plugin_for(app))  # noqa: SLF001  one of ours
-    return options
 
 
 def refusals_of(settings: Settings, name: str) -> list[dict[str, Any]]:

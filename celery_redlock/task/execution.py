@@ -32,6 +32,7 @@ from celery_redlock.task.current import latest_execution, running_execution
 from celery_redlock.task.delivery import Delivery, hide
 from celery_redlock.task.envelope import HEADER, Envelope
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt, defer_interrupts
+from celery_redlock.task.keys import name_of_call
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.outcome import (
     DONE,
@@ -42,6 +43,7 @@ from celery_redlock.task.outcome import (
     outcome_of,
     records_after,
 )
+from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["Execution", "left_of"]
 
@@ -94,7 +96,7 @@ class Execution:
         latest_execution.set(self)
         outcome, comes_in = Outcome.INTERRUPTED, 0.0
         try:
-            self.name = self.task._name_of_call(args, kwargs)  # noqa: SLF001
+            self.name = name_of_call(self.task, args, kwargs)
             try:
                 acquire(self)
             except LockNotAcquired as error:
@@ -138,10 +140,9 @@ class Execution:
 
     def hand_over_to(self, sig: Any) -> bool:
         """Let *sig*, which is to replace this task, have its reservation; return whether it has."""
-        task, reservation = self.task.app.tasks.get(sig.get("task")), self.reservation
-        if reservation is None or sig.get("subtask_type") or not hasattr(task, "check_lock"):
+        if self.reservation is None or sig.get("subtask_type"):
             return False
-        header = Envelope(reservation=reservation).header(self.request.id)
+        header = Envelope(reservation=self.reservation).header(self.request.id)
         sig.set(headers={**(sig.options.get("headers") or {}), **header})
         return True
 
@@ -234,7 +235,7 @@ class Execution:
     @cached_property
     def options(self) -> LockOptions:
         """The options of the task; not asked for while locks are disabled."""
-        options: LockOptions = self.task._lock_options(self.plugin)  # noqa: SLF001
+        options = lock_of(self.task).options
         if self.request.is_eager:  # nothing delivers it again
             options = replace(options, dedup_ttl=0.0)
         slot = self.delivery.envelope.slot

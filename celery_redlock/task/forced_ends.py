@@ -28,6 +28,7 @@ from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.delivery import Delivery, mint_owner, note_serializer
 from celery_redlock.task.lost_child import LostChild
 from celery_redlock.task.outcome import Outcome, outcome_of_loss, records_after
+from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["NoteRevokes", "RedlockRequest"]
 
@@ -184,7 +185,7 @@ class RedlockRequest(Request):
         task: Any = self.task
         plugin = plugin_for(task.app)
         try:
-            options = task._lock_options(plugin)  # noqa: SLF001  an instance of ours
+            options = lock_of(task).options
             records = records_after(outcome, options, reservation, None)
             reservation.end(plugin.reservations, records)
         except Exception:  # it ends by itself; Celery's own work must go on

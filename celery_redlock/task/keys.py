@@ -23,7 +23,7 @@ from celery_redlock.task.arguments import Parameters, Task, misfit
 from celery_redlock.task.canonical import NotCarried, canonical, json_key
 from celery_redlock.task.template import Field, delimited, endings, pieces
 
-__all__ = ["LockKey", "LockName"]
+__all__ = ["LockKey", "LockName", "name_of_call"]
 
 logger = get_logger(__name__)
 
@@ -223,3 +223,18 @@ def _check_callable(task: Task, lock_key: Callable[..., object]) -> None:
         ) from None
     except ValueError:
         pass  # written in C, without a signature; the first call will tell
+
+
+# --- a call ---------------------------------------------------------------------------
+
+
+def name_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return the lock name; TypeError, as of a plain task, if the arguments do not fit."""
+    try:
+        name = task.lock_name(args, kwargs)
+    except LockKeyError:
+        inspect.signature(task.run).bind(*args, **kwargs)
+        raise
+    if not (isinstance(name, str) and name):  # a lock_name() of the user's
+        raise LockKeyError(f"Task {task.name!r}: lock_name() returned no name")
+    return name

@@ -26,6 +26,7 @@ from celery_redlock.task.death import wait_until_dead
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.execution import left_of
 from celery_redlock.task.outcome import DONE, Outcome, records_after
+from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["LostChild"]
 
@@ -75,7 +76,7 @@ class LostChild:
         try:
             name = self.task.lock_name(self.args, self.kwargs)
             plugin = plugin_for(self.task.app)
-            options = self.task._lock_options(plugin)  # noqa: SLF001  an instance of ours
+            options = lock_of(self.task).options
             reservation = self.delivery.envelope.reservation
             records = records_after(self.outcome, options, reservation, DONE, self.comes_in)
             locks = plugin.locks

@@ -1,4 +1,4 @@
-"""What a task asks of its lock: attributes over settings, checked and put together once."""
+"""The options of a task: its attributes over the app's settings, checked."""
 
 from __future__ import annotations
 
@@ -32,14 +32,47 @@ OPTIONS = {
     "on_duplicate": "",
     "overlap": "",
 }
-#: Not options, but names of ours that are not misspelt either.
+#: What `RedlockTask` has besides its options and what Celery has. It has no other names.
 METHODS = ("lock", "lock_name", "check_lock")
 UNIQUE_UNTIL = ("started", "finished", "success", "expired")
-ON_DUPLICATE = ("join", "fail", "rerun")
-#: What becomes of a slot of beat while the run of an earlier one has not ended.
+#: What beat does with a slot while the run of an earlier one has not ended.
 OVERLAP = ("skip", "buffer_one", "allow")
 #: How long a reservation stands by itself where the task does not say [s], and at most.
 UNIQUE_FOR, LONGEST_UNIQUE_FOR = 3600.0, 366 * 24 * 3600.0
+
+
+def one_of_words(*words: str) -> Callable[[str, object], str]:
+    """Return a check that a value is one of *words*."""
+    return lambda where, value: one_of(where, value, words)
+
+
+def unique_time(where: str, value: Any) -> float:
+    """Return *value* if it can be a ``unique_for``."""
+    seconds = positive(where, value)
+    if seconds > LONGEST_UNIQUE_FOR:
+        msg = f"{where} must be at most {LONGEST_UNIQUE_FOR:g} s, a year; got {value!r}"
+        raise ConfigurationError(msg)
+    return seconds
+
+
+overlap_word = one_of_words(*OVERLAP)
+#: Task attribute -> what checks its value: returns it, or raises ConfigurationError that begins
+#: with the first argument, where the value was found. The others make the lock name.
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "lock_ttl": positive,
+    "lock_wait": number,
+    "on_conflict": policy_of,
+    "on_unavailable": policy_of,
+    "on_lock_lost": one_of_words("abort", "warn"),
+    "fence": flag,
+    "min_hold": number,
+    "dedup_ttl": number,
+    "chain_on_skip": one_of_words("stop", "continue"),
+    "unique_until": one_of_words(*UNIQUE_UNTIL),
+    "unique_for": unique_time,
+    "on_duplicate": one_of_words("join", "fail", "rerun"),
+    "overlap": overlap_word,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,41 +121,38 @@ class LockOptions:
         Return the options of *task* under *settings*.
 
         Raises:
-            ConfigurationError: An option is out of range or goes with no other.
+            ConfigurationError: An option is out of range, or does not fit the others.
         """
-        name, rules = task.name, settings.rules
+        rules = settings.rules
 
-        def chosen(option: str) -> Any:
-            own = getattr(task, option)
-            return settings.default(OPTIONS[option]) if own is None else own
-
-        def policy(option: str) -> Policy:
-            own = getattr(task, option) is not None
-            where = f"{name}: {option}" if own else f"{PREFIX}{OPTIONS[option]}"
-            return policy_of(where, chosen(option))
+        def valid(option: str) -> Any:
+            own, setting = getattr(task, option), OPTIONS[option]
+            if own is None and setting:
+                return CHECKS[option](f"{PREFIX}{setting}", settings.default(setting))
+            return CHECKS[option](f"{task.name}: {option}", own)
 
         check_backend(task)
-        min_hold = number(f"{name}: min_hold", task.min_hold)
+        min_hold = valid("min_hold")
         if min_hold > rules.max_ttl:
             msg = (
-                f"{name}: min_hold must be at most redlock_max_ttl ({rules.max_ttl:g} s), "
+                f"{task.name}: min_hold must be at most redlock_max_ttl ({rules.max_ttl:g} s), "
                 f"got {min_hold:g}"
             )
             raise ConfigurationError(msg)
         return cls(
-            ttl=rules.check_ttl(chosen("lock_ttl"), f"{name}: lock_ttl"),
-            wait=number(f"{name}: lock_wait", chosen("lock_wait")),
-            on_conflict=policy("on_conflict"),
-            on_unavailable=policy("on_unavailable"),
-            aborts_on_loss=lost_word(name, chosen("on_lock_lost")) == "abort",
-            fence=flag(f"{name}: fence", chosen("fence")),
+            ttl=rules.check_ttl(valid("lock_ttl"), f"{task.name}: lock_ttl"),
+            wait=valid("lock_wait"),
+            on_conflict=valid("on_conflict"),
+            on_unavailable=valid("on_unavailable"),
+            aborts_on_loss=valid("on_lock_lost") == "abort",
+            fence=valid("fence"),
             min_hold=min_hold,
-            dedup_ttl=number(f"{name}: dedup_ttl", chosen("dedup_ttl")),
-            stops_chain=chain_word(name, task.chain_on_skip) == "stop",
-            unique_until=unique_word(name, task.unique_until),
-            unique_for=UNIQUE_FOR if task.unique_for is None else float(task.unique_for),
-            on_duplicate=duplicate_word(name, task.on_duplicate),
-            overlap=overlap_word(f"{name}: overlap", task.overlap),
+            dedup_ttl=valid("dedup_ttl"),
+            stops_chain=valid("chain_on_skip") == "stop",
+            unique_until=None if task.unique_until is None else valid("unique_until"),
+            unique_for=UNIQUE_FOR if task.unique_for is None else valid("unique_for"),
+            on_duplicate=valid("on_duplicate"),
+            overlap=valid("overlap"),
         )
 
 
@@ -137,33 +167,17 @@ def check_declared(task: Any, base: type) -> None:
     Raises:
         ConfigurationError: An option has an impossible value, or looks like one misspelt.
     """
-    name = task.name
-    checks: dict[str, Callable[[Any], object]] = {
-        "lock_ttl": lambda value: positive(f"{name}: lock_ttl", value),
-        "lock_wait": lambda value: number(f"{name}: lock_wait", value),
-        "on_conflict": lambda value: policy_of(f"{name}: on_conflict", value),
-        "on_unavailable": lambda value: policy_of(f"{name}: on_unavailable", value),
-        "on_lock_lost": lambda value: lost_word(name, value),
-        "fence": lambda value: flag(f"{name}: fence", value),
-        "min_hold": lambda value: number(f"{name}: min_hold", value),
-        "dedup_ttl": lambda value: number(f"{name}: dedup_ttl", value),
-        "chain_on_skip": lambda value: chain_word(name, value),
-        "unique_until": lambda value: unique_word(name, value),
-        "unique_for": lambda value: unique_time(name, value),
-        "on_duplicate": lambda value: duplicate_word(name, value),
-        "overlap": lambda value: overlap_word(f"{name}: overlap", value),
-    }
-    for option, check in checks.items():
+    for option, check in CHECKS.items():
         value = getattr(task, option)
         if value is not None:
-            check(value)
+            check(f"{task.name}: {option}", value)
     check_unique(task)
     for attribute, value in declared(task, base).items():
-        check_spelling(name, attribute, value)
+        check_spelling(task.name, attribute, value)
 
 
 def check_unique(task: Any) -> None:
-    """Raise ConfigurationError if the options for uniqueness at publish go with no other."""
+    """Raise ConfigurationError if the options for uniqueness at publish do not fit together."""
     if task.unique_until == "expired" and task.unique_for is None:
         msg = (
             f"{task.name}: unique_until='expired' needs unique_for, the window in seconds in which "
@@ -220,37 +234,3 @@ def check_spelling(task: str, attribute: str, value: object) -> None:
     if attribute.startswith(("lock_", PREFIX)) and not callable(value):
         msg = f"{task}: unknown option {attribute}; known are {', '.join(OPTIONS)}"
         raise ConfigurationError(msg)
-
-
-def lost_word(task: str, value: object) -> str:
-    """Return *value* if it is a word for ``on_lock_lost``."""
-    return one_of(f"{task}: on_lock_lost", value, ("abort", "warn"))
-
-
-def chain_word(task: str, value: object) -> str:
-    """Return *value* if it is a word for ``chain_on_skip``."""
-    return one_of(f"{task}: chain_on_skip", value, ("stop", "continue"))
-
-
-def unique_word(task: str, value: object) -> str | None:
-    """Return *value* if it is a word for ``unique_until``, or None."""
-    return None if value is None else one_of(f"{task}: unique_until", value, UNIQUE_UNTIL)
-
-
-def unique_time(task: str, value: Any) -> float:
-    """Return *value* if it can be a ``unique_for``."""
-    seconds = positive(f"{task}: unique_for", value)
-    if seconds > LONGEST_UNIQUE_FOR:
-        msg = f"{task}: unique_for must be at most {LONGEST_UNIQUE_FOR:g} s, a year; got {value!r}"
-        raise ConfigurationError(msg)
-    return seconds
-
-
-def duplicate_word(task: str, value: object) -> str:
-    """Return *value* if it is a word for ``on_duplicate``."""
-    return one_of(f"{task}: on_duplicate", value, ON_DUPLICATE)
-
-
-def overlap_word(where: str, value: object) -> str:
-    """Return *value* if it is a word for ``overlap``; *where* is what an error names."""
-    return one_of(where, value, OVERLAP)

@@ -1,28 +1,29 @@
 """
-What a user's class, or another base beside ours, must not take from under a task.
+What a user's class, or another base beside ours, must not take away from a task.
 
-Everything that Celery offers may be overridden with or without ``super()``. What would cost
-the lock is put right where that is possible (``__call__``), and refused where it is not.
+Everything that Celery offers may be overridden, with or without ``super()``. A ``__call__`` that
+would bypass the lock is wrapped; whatever else would cost the lock is refused.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.task.options import OPTIONS, classes_before
+from celery_redlock.task.calls import call
+from celery_redlock.task.options import METHODS, OPTIONS, classes_before
 
 __all__ = ["check_bases", "check_request", "protect"]
 
 
 def protect(cls: Any, base: type) -> None:
     """
-    Put the lock around a ``__call__`` that stands before ours, and may never reach it.
+    Put the lock around a ``__call__`` that stands before ours, and may never call it.
 
     Args:
         cls: A task's class.
@@ -47,33 +48,35 @@ def locked(theirs: Any) -> Callable[..., Any]:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  it is one
         is_descriptor = hasattr(theirs, "__get__")  # a function is, a partial() is not
         inherited = theirs.__get__(self, type(self)) if is_descriptor else theirs
-        return self._run_locked(inherited, args, kwargs)
+        return call(self, inherited, args, kwargs)
 
     return __call__
 
 
 def check_bases(task: Any, base: type) -> None:
     """
-    Check what the classes of *task* have under the names of ours.
+    Check that the other classes of *task* and ours leave each other what they need.
 
     Args:
         task: A registered task.
         base: Our class among its bases.
 
     Raises:
-        ConfigurationError: Something of ours is hidden by theirs, or the reverse.
+        ConfigurationError: A method of ours is hidden by theirs, or an attribute of theirs by ours.
     """
     bases = type(task).__mro__
-    check_before(task.name, classes_before(task, base), base)
-    check_behind(task.name, bases[bases.index(base) + 1 :], base)
+    for cls in classes_before(task, base):
+        check_before(task.name, cls, base)
+    for cls in bases[bases.index(base) + 1 :]:
+        check_behind(task.name, cls, base)
 
 
-def check_before(task: str, bases: Iterable[type], base: type) -> None:
-    """Check that *bases*, which stand before *base*, leave it what it needs."""
-    for attribute, value in [item for cls in bases for item in vars(cls).items()]:
+def check_before(task: str, cls: type, base: type) -> None:
+    """Check that *cls*, which stands before *base*, leaves it what it needs."""
+    for attribute in filter(vars(cls).__contains__, METHODS):
         if attribute == "lock_name":
-            check_lock_name(task, value)
-        elif is_ours(attribute, base) and attribute not in OPTIONS:
+            check_lock_name(task, vars(cls)[attribute])
+        else:
             msg = f"{task}: {attribute} is what {base.__name__} needs for itself; rename yours"
             raise ConfigurationError(msg)
 
@@ -90,21 +93,14 @@ def check_lock_name(task: str, value: Any) -> None:
         raise ConfigurationError(msg) from None
 
 
-def check_behind(task: str, bases: Iterable[type], base: type) -> None:
-    """Check that nothing in *bases*, which stand behind *base*, is hidden by it."""
-    for cls in bases:
-        for attribute in filter(lambda name: is_ours(name, base), vars(cls)):
-            msg = (
-                f"{task}: {cls.__qualname__}.{attribute} has no effect behind {base.__name__}, "
-                f"which has it too; name {cls.__qualname__} before {base.__name__}"
-            )
-            raise ConfigurationError(msg)
-
-
-def is_ours(attribute: str, base: type) -> bool:
-    """Return whether *attribute* is a name that *base* has added to those of Celery's task."""
-    is_named_so = attribute in vars(base) and not attribute.startswith("__")
-    return is_named_so and not hasattr(base.__base__, attribute)
+def check_behind(task: str, cls: type, base: type) -> None:
+    """Check that nothing in *cls*, which stands behind *base*, is hidden by it."""
+    for attribute in filter(vars(cls).__contains__, (*OPTIONS, *METHODS)):
+        msg = (
+            f"{task}: {cls.__qualname__}.{attribute} has no effect behind {base.__name__}, "
+            f"which has it too; name {cls.__qualname__} before {base.__name__}"
+        )
+        raise ConfigurationError(msg)
 
 
 def check_request(task: Any, base: Any) -> None:

@@ -1,11 +1,12 @@
 """
-Unique at publish: take the marker of the name, publish with its token, or tell of who has it.
+Publish a task; one with ``unique_until`` first reserves its lock name.
 
-    apply_async --> part of a workflow, or coming again: publish as ever
+    apply_async --> eager, or a built-in task: as Celery does
+                --> nothing to keep out, or part of a workflow: sent
                 --> lock name --> RESERVE, one round
-                      placed:     publish, the token in a header; ended if that fails
-                      duplicate:  join, fail, or rerun
-                      no quorum:  publish (the lock decides at run time), or fail by policy
+                      reserved:  sent with the token; the marker is ended if that fails
+                      duplicate: join, fail, or rerun
+                      no quorum: sent (the lock decides at run time), or fail by policy
 
 Members of a chord, group or chain are always published: dropping one would leave the rest
 waiting for ever. So is a task with a callback, which would be dropped along with it.
@@ -18,125 +19,202 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from celery.utils import uuid
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils import json
 
 from celery_redlock.errors import DuplicateTask, LockKeyError, QuorumUnavailable
 from celery_redlock.events import DuplicatePublished
-from celery_redlock.plugin import Plugin
+from celery_redlock.plugin import locking, plugin_for
+from celery_redlock.task.current import running_execution
+from celery_redlock.task.envelope import HEADER, Envelope, fresh_publish_id
 from celery_redlock.task.options import LONGEST_UNIQUE_FOR, LockOptions
 from celery_redlock.task.policies import Fail
 from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.result import UniqueResult, unique
+from celery_redlock.task.task_lock import lock_of, wait_until_bound
 from celery_redlock.unique.requests import OVER, Trigger
 from celery_redlock.unique.reserving import Duplicate, Reserved
 
-__all__ = ["is_alone", "publish"]
+__all__ = ["publish"]
 
 #: How much of a task's arguments the lock nodes keep [bytes of JSON].
 LARGEST_KEPT = 2**16
-#: Options of a publish that make it part of something larger, or one that comes again. A task of
-#: a workflow is frozen, which leaves a `reply_to`; a callback is told its parent.
-COMPANY = ("chain", "chord", "group_id", "link", "link_error", "parent_id", "reply_to")
+#: Options of a publish that make it part of a workflow. Celery freezes the tasks of one, which
+#: leaves a `reply_to`, and gives a callback its parent.
+WORKFLOW = ("chain", "chord", "group_id", "link", "link_error", "parent_id", "reply_to")
 
 
-def is_alone(options: Mapping[str, Any]) -> bool:
-    """Return whether nothing waits for this publish but, perhaps, its own caller."""
-    comes_again = options.get("retries") is not None  # 0 for one that was rescheduled
-    return not comes_again and not any(options.get(option) for option in COMPANY)
+@dataclass(frozen=True)
+class Message:
+    """
+    What is to be published.
+
+    Attributes:
+        task: A `RedlockTask`.
+        inherited: ``apply_async`` of its next base, which publishes.
+        args: Positional arguments, or None.
+        kwargs: Keyword arguments, or None.
+        options: The other arguments of ``apply_async``, ``task_id`` among them.
+        envelope: What the message says of itself.
+    """
+
+    task: Any
+    inherited: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    options: dict[str, Any]
+    envelope: Envelope
+
+    def send(self, reservation: Reservation | None = None, **more: Any) -> Any:
+        """Publish, with the token of its *reservation* and these options in addition."""
+        options = {**self.options, **more}
+        sent = self.envelope
+        if reservation is not None:
+            sent = replace(sent, reservation=reservation)
+        options["headers"] = {**(options.get("headers") or {}), **sent.header(options["task_id"])}
+        return self.inherited(self.args, self.kwargs, **options)
+
+    @property
+    def needs_reservation(self) -> bool:
+        """Whether it is unique, is not published again, and nobody but its caller waits for it."""
+        slot = self.envelope.slot
+        is_unique = self.task.unique_until is not None or (slot is not None and slot.is_buffered)
+        is_again = self.envelope.reservation is not None
+        return is_unique and not is_again and not locking.disabled and is_alone(self.options)
+
+    @property
+    def lock_options(self) -> LockOptions:
+        """The options of its task, as its slot adjusts them."""
+        options, slot = lock_of(self.task).options, self.envelope.slot
+        return options if slot is None else slot.adjust(options)
 
 
 def publish(
-    task: Any,
-    plugin: Plugin,
-    chosen: LockOptions,
-    call: tuple[Any, Any],
-    options: dict[str, Any],
-    send: Callable[..., Any],
+    task: Any, inherited: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
 ) -> UniqueResult:
-    """
-    Publish *task* unless one of its name is queued or running already.
+    """Do what `RedlockTask.apply_async` says; the arguments are those of a `Message`."""
+    wait_until_bound(task)
+    if task.app.conf.task_always_eager or lock_of(task).is_built_in:
+        return unique(inherited(args, kwargs, **options))
+    task_id = options["task_id"] or uuid()
+    envelope = envelope_of(options.get("headers"), task_id)
+    message = Message(task, inherited, args, kwargs, {**options, "task_id": task_id}, envelope)
+    if not message.needs_reservation:
+        return unique(message.send())
+    check_arguments(task, args, kwargs)
+    return publish_unique(message, message.lock_options)
 
-    Args:
-        task: A `RedlockTask` with ``unique_until``.
-        plugin: Of its app.
-        chosen: Its options.
-        call: Positional and keyword arguments, either may be None.
-        options: Of the publish, ``task_id`` among them.
-        send: Publishes: ``send(reservation, **options)``.
 
-    Raises:
-        DuplicateTask: There is one, and ``on_duplicate`` is ``"fail"``.
-        QuorumUnavailable: No quorum could decide, and ``on_unavailable`` is ``"fail"``.
-        LockKeyError: The arguments make no lock name.
-    """
-    name = task.lock_name(*call)
-    info = {"task": task.name, "task_id": options["task_id"]}
-    arguments = carried(task, call) if chosen.reruns else b""
-    expires = from_now(options.get("expires", task.expires), task.app)
-    window = chosen.unique_for + delay_of(options, task.app)
-    life = life_of(chosen, window, expires)
-    trigger = Trigger(name, life, info, window, expires is not None, arguments)
+def publish_unique(message: Message, chosen: LockOptions) -> UniqueResult:
+    """Reserve the lock name of *message* and send it, or return who has the name."""
+    name = message.task.lock_name(message.args, message.kwargs)
+    trigger = trigger_of(message, name, chosen)
     try:
-        placed = plugin.reservations.reserve(trigger)
+        found = plugin_for(message.task.app).reservations.reserve(trigger)
     except QuorumUnavailable:
         if isinstance(chosen.on_unavailable, Fail):
             raise
-        return unique(send(None, **options), lock_name=name)
-    if isinstance(placed, Duplicate) and not (chosen.reruns and not placed.merged):
-        return joined(task, plugin, chosen, name, placed, options)
-    if isinstance(placed, Duplicate):  # into what may expire nothing is merged: it could be lost
-        return unique(send(None, **options), lock_name=name)
+        return unique(message.send(), lock_name=name)
+    if isinstance(found, Reserved):
+        return send_reserved(message, name, chosen, found)
+    if chosen.reruns and not found.merged:  # into what may expire: the arguments could be lost
+        return unique(message.send(), lock_name=name)
+    return join(message, name, chosen, found)
+
+
+def send_reserved(
+    message: Message, name: str, chosen: LockOptions, reserved: Reserved
+) -> UniqueResult:
+    """Send *message* with its token; if that fails, the name is free again."""
+    plugin, before = plugin_for(message.task.app), reserved.before
+    is_duplicate = bool(before) and chosen.unique_until != "started"
+    until = str(chosen.unique_until)
     try:
-        is_duplicate = bool(placed.before) and chosen.unique_until != "started"
         if is_duplicate:
-            tell(task, plugin, chosen, name, placed.before, 0)
-        if placed.before:
-            wait_for_it(options, chosen, placed)
-        reservation = Reservation(name, placed.token, str(chosen.unique_until))
-        result = send(reservation, **options)
+            plugin.notify(duplicate_of(message, name, chosen, before))
+        delay = delay_behind(before, message.options, chosen)
+        result = message.send(Reservation(name, reserved.token, until), **delay)
     except BaseException:  # not published, or nobody knows: a second message at the worst
-        plugin.reservations.end(name, placed.token, OVER)
+        plugin.reservations.end(name, reserved.token, OVER)
         raise
-    holder_id = placed.before.get("task_id") if is_duplicate else None
+    holder_id = before.get("task_id") if is_duplicate else None
     return unique(result, lock_name=name, duplicate=is_duplicate, holder_id=holder_id)
 
 
-def joined(
-    task: Any,
-    plugin: Plugin,
-    chosen: LockOptions,
-    name: str,
-    found: Duplicate,
-    options: Mapping[str, Any],
-) -> UniqueResult:
-    """Return the result of the task that is there; raises DuplicateTask where that is wanted."""
-    holder_id = str(found.holder.get("task_id", ""))
-    tell(task, plugin, chosen, name, found.holder, found.merged)
+def join(message: Message, name: str, chosen: LockOptions, found: Duplicate) -> UniqueResult:
+    """Return the result of the task that has the name; raises DuplicateTask if that is wanted."""
+    task, event = message.task, duplicate_of(message, name, chosen, found.holder, found.merged)
+    plugin_for(task.app).notify(event)
     if chosen.on_duplicate == "fail":
-        raise DuplicateTask(holder_id, name, found.votes)
-    result = task.AsyncResult(holder_id)
-    said = options.get("ignore_result")
-    result.ignored = task.ignore_result if said is None else said
-    return unique(result, lock_name=name, duplicate=True, holder_id=holder_id)
+        raise DuplicateTask(event.holder_id, name, found.votes)
+    result = task.AsyncResult(event.holder_id)
+    ignored = message.options.get("ignore_result")
+    result.ignored = task.ignore_result if ignored is None else ignored
+    return unique(result, lock_name=name, duplicate=True, holder_id=event.holder_id)
 
 
-def tell(
-    task: Any, plugin: Plugin, chosen: LockOptions, name: str, holder: dict[str, Any], merged: int
-) -> None:
-    """Tell the observers of a duplicate."""
+# --- what is decided without asking anybody ------------------------------------------------
+
+
+def is_alone(options: Mapping[str, Any]) -> bool:
+    """Return whether nothing but its caller waits for this publish."""
+    is_again = options.get("retries") is not None  # 0 for one that was rescheduled
+    return not is_again and not any(options.get(option) for option in WORKFLOW)
+
+
+def envelope_of(headers: Any, task_id: str) -> Envelope:
+    """
+    Return what a message that is published with *headers* says of itself.
+
+    Every publish is another execution, except for copies of a message, which say whose.
+    """
+    envelope = Envelope.of(headers.get(HEADER) if isinstance(headers, Mapping) else None, task_id)
+    if envelope.publish_id is not None:
+        return envelope
+    running = running_execution()
+    previous = None if running is None or running.request.id != task_id else running.id
+    return replace(envelope, publish_id=fresh_publish_id(), previous=previous)
+
+
+def trigger_of(message: Message, name: str, chosen: LockOptions) -> Trigger:
+    """Return what the nodes are asked to keep for *message*."""
+    task, options = message.task, message.options
+    arguments = carried(task, (message.args, message.kwargs)) if chosen.reruns else b""
+    expires = from_now(options.get("expires", task.expires), task.app)
+    window = chosen.unique_for + delay_of(options, task.app)
+    life = life_of(chosen, window, expires)
+    info = {"task": task.name, "task_id": options["task_id"]}
+    return Trigger(name, life, info, window, expires is not None, arguments)
+
+
+def duplicate_of(
+    message: Message, name: str, chosen: LockOptions, holder: Mapping[str, Any], merged: int = 0
+) -> DuplicatePublished:
+    """Return the event that tells of a duplicate of *holder*."""
     holder_id = str(holder.get("task_id", ""))
-    plugin.notify(DuplicatePublished(name, task.name, holder_id, chosen.on_duplicate, merged))
+    return DuplicatePublished(name, message.task.name, holder_id, chosen.on_duplicate, merged)
 
 
-def wait_for_it(options: dict[str, Any], chosen: LockOptions, placed: Reserved) -> None:
-    """Let a task that is next begin when the window of the one before it ends."""
-    if chosen.unique_until == "expired" and "eta" not in options:
-        left = math.ceil(placed.before["ttl"])  # in whole seconds: quorum queues take nothing else
-        options["countdown"] = max(options.get("countdown") or 0, left, 1)
+def delay_behind(
+    before: Mapping[str, Any], options: Mapping[str, Any], chosen: LockOptions
+) -> dict[str, int]:
+    """Return the options that let a task begin when the window of the one before it ends."""
+    if not before or chosen.unique_until != "expired" or "eta" in options:
+        return {}
+    left = math.ceil(before["ttl"])  # in whole seconds: quorum queues take nothing else
+    return {"countdown": max(options.get("countdown") or 0, left, 1)}
+
+
+def check_arguments(task: Any, args: Any, kwargs: Any) -> None:
+    """Raise TypeError for arguments that do not fit, before they are to make a name."""
+    check = getattr(task, "__header__", None)
+    if task.typing and check is not None:
+        check(*(args or ()), **(kwargs or {}))
 
 
 def carried(task: Any, call: tuple[Any, Any]) -> bytes:

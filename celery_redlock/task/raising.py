@@ -32,6 +32,7 @@ AROUND_BODY = (
     "celery.utils.threads",
     "celery_redlock.deferral",
     "celery_redlock.task.base",
+    "celery_redlock.task.calls",
     "celery_redlock.task.execution",
     "celery_redlock.task.interrupt",
     "celery_redlock.task.raising",

@@ -3,47 +3,39 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from celery import bootsteps
+from celery import Task, bootsteps
 from celery.result import AsyncResult, EagerResult
 
-__all__ = ["SpareResults", "UniqueResult", "unique"]
+__all__ = ["FreeResultsLater", "UniqueResult", "result_of", "unique"]
 
 
-class SparingResult(AsyncResult):  # type: ignore[type-arg]  # AsyncResult[Any] fails at run time
-    """A result that can be freed anywhere, also in the middle of a green wait."""
+class FreeResultsLater(bootsteps.Step):
+    """
+    In a worker with the eventlet pool, keeps a result that is freed from hanging a task.
 
-    def __del__(self) -> None:
-        """
-        Cancel what waits for this result, as Celery does, but in a greenlet of its own.
-
-        Celery tells Redis so at once. Where the collector of cycles finds a result while
-        eventlet waits for a socket, the I/O within that wait leaves its greenlet hanging for
-        ever, and with it a task of the worker.
-        """
-        if sys.is_finalizing():
-            return
-        eventlet = sys.modules.get("eventlet")
-        if eventlet is None or self.backend is None or not is_green(eventlet):
-            super().__del__()
-        else:
-            backend: Any = self.backend
-            eventlet.spawn_n(backend.remove_pending_result, self)
-
-
-class SpareResults(bootsteps.Step):
-    """Has all results of a worker be such, in the pool that needs it: not only ours are freed."""
+    Celery unsubscribes from the result then. If the garbage collector frees it while eventlet
+    waits for a socket, that I/O leaves the waiting greenlet hanging for ever, and with it a task
+    of the worker. Here a greenlet of its own unsubscribes. It is Celery's class that is changed:
+    results of plain tasks, groups and chords are freed within tasks, too.
+    """
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         eventlet = sys.modules.get("eventlet")
-        if eventlet is not None and is_green(eventlet):
-            make = worker.app.subclass_with_self
-            worker.app.AsyncResult = make(SparingResult, name="AsyncResult", reverse="AsyncResult")
+        if eventlet is not None and eventlet.patcher.is_monkey_patched("thread"):
+            AsyncResult.__del__ = unsubscribe_later  # type: ignore[method-assign]
 
 
-class UniqueResult(SparingResult):
+def unsubscribe_later(result: Any) -> None:
+    """Do what ``AsyncResult.__del__`` does, in a greenlet of its own."""
+    if result.backend is not None and not sys.is_finalizing():
+        sys.modules["eventlet"].spawn_n(result.backend.remove_pending_result, result)
+
+
+class UniqueResult(AsyncResult):  # type: ignore[type-arg]  # AsyncResult[Any] fails at run time
     """
     The result of a `RedlockTask`, as `apply_async` and `delay` return it.
 
@@ -60,24 +52,17 @@ class UniqueResult(SparingResult):
     holder_id: str | None = None
     lock_name: str | None = None
 
-    def __reduce_args__(self) -> tuple[Any, ...]:
-        return *super().__reduce_args__(), self.duplicate, self.holder_id, self.lock_name
+    def __init__(self, id: str, *args: Any, **kwargs: Any) -> None:  # noqa: A002  Celery's name
+        super().__init__(id, *args, **kwargs)
+        self.holder_id = id
 
-    def __init__(  # noqa: PLR0917  Celery's signature; the last three are for pickle and copy
-        self,
-        id: str,  # noqa: A002
-        backend: Any = None,
-        task_name: str | None = None,
-        app: Any = None,
-        parent: Any = None,
-        duplicate: bool = False,  # noqa: FBT001, FBT002
-        holder_id: str | None = None,
-        lock_name: str | None = None,
-    ) -> None:
-        super().__init__(id, backend, task_name, app, parent)
-        self.duplicate = duplicate
-        self.holder_id = holder_id or id
-        self.lock_name = lock_name
+    def __reduce__(self) -> tuple[Any, ...]:
+        return *super().__reduce__(), fields_of(self)
+
+    def __copy__(self) -> Any:
+        copied = super().__copy__()
+        vars(copied).update(fields_of(self))
+        return copied
 
     @property
     def supports_native_join(self) -> bool:
@@ -88,13 +73,14 @@ class UniqueResult(SparingResult):
         """
         return self.lock_name is None and bool(super().supports_native_join)
 
-    def __copy__(self) -> UniqueResult:
-        own = self.duplicate, self.holder_id, self.lock_name
-        return type(self)(self.id, self.backend, None, self.app, self.parent, *own)
+
+def fields_of(result: Any) -> dict[str, Any]:
+    """Return what a `UniqueResult` has besides what Celery's have."""
+    return {name: getattr(result, name) for name in ("duplicate", "holder_id", "lock_name")}
 
 
 def kind_of(cls: type[AsyncResult[Any]]) -> type[AsyncResult[Any]]:
-    """Return *cls*, of another base of the task, with what we say of a publish."""
+    """Return the class of results that are both *cls*, of another base of the task, and ours."""
     if cls not in _kinds:
         _kinds[cls] = type(f"Unique{cls.__name__}", (UniqueResult, cls), {"__reduce__": reduce})
     return _kinds[cls]
@@ -102,11 +88,11 @@ def kind_of(cls: type[AsyncResult[Any]]) -> type[AsyncResult[Any]]:
 
 def reduce(self: Any) -> tuple[Any, ...]:
     """Pickle a result of such a class by the class that it was made of."""
-    return remake, (type(self).__bases__[1], self.__reduce_args__())
+    return remake, (type(self).__bases__[1], self.__reduce_args__()), fields_of(self)
 
 
 def remake(cls: type[AsyncResult[Any]], args: tuple[Any, ...]) -> Any:
-    """Return what `reduce` took apart."""
+    """Return a result of the kind that is made of *cls*."""
     return kind_of(cls)(*args)
 
 
@@ -120,13 +106,26 @@ class UniqueEagerResult(EagerResult, UniqueResult):  # type: ignore[type-arg]
         EagerResult.__init__(self, id, *args)
         self.holder_id = id
 
-    __reduce_args__ = EagerResult.__reduce_args__
-    __copy__ = EagerResult.__copy__  # type: ignore[assignment]
 
+def result_of(
+    task: Any, inherited: Callable[..., Any], task_id: str, fields: dict[str, Any]
+) -> Any:
+    """
+    Return the result of the *task* with this id, of the kind that its other bases make.
 
-def is_green(eventlet: Any) -> bool:
-    """Return whether threads are greenlets of *eventlet* in this process."""
-    return bool(eventlet.patcher.is_monkey_patched("thread"))
+    Args:
+        task: A `RedlockTask`.
+        inherited: ``AsyncResult`` of its next base.
+        task_id: Of the result.
+        fields: Other arguments of ``AsyncResult``.
+    """
+    if getattr(inherited, "__func__", None) is Task.AsyncResult:
+        known = {"backend": task.backend, "task_name": task.name, "app": task.app}
+        return UniqueResult(task_id, **{**known, **fields})
+    result = inherited(task_id, **fields)
+    result.__class__ = kind_of(type(result))
+    result.holder_id = task_id
+    return result
 
 
 def unique(
@@ -136,21 +135,10 @@ def unique(
     duplicate: bool = False,
     holder_id: str | None = None,
 ) -> UniqueResult:
-    """
-    Return *result*, which Celery made, with what there is to say of the publish.
-
-    Args:
-        result: Of `Task.apply_async`.
-        lock_name: As in `UniqueResult`, like the rest.
-        duplicate: Likewise.
-        holder_id: Likewise; its own id by default.
-    """
-    if not isinstance(result, EagerResult):
-        unique: UniqueResult = result
-    else:
-        unique = UniqueEagerResult.__new__(UniqueEagerResult)
-        vars(unique).update(vars(result))
-    unique.duplicate = duplicate
-    unique.holder_id = holder_id or unique.id
-    unique.lock_name = lock_name
-    return unique
+    """Return *result*, of Celery's `apply_async`, with these fields of a `UniqueResult`."""
+    if isinstance(result, EagerResult):
+        of_celery, result = result, UniqueEagerResult.__new__(UniqueEagerResult)
+        vars(result).update(vars(of_celery))
+    fields = {"lock_name": lock_name, "duplicate": duplicate, "holder_id": holder_id or result.id}
+    vars(result).update(fields)
+    return result  # type: ignore[no-any-return]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -17,9 +19,12 @@ from celery.worker.request import Request
 from celery_redlock import ConfigurationError, LockKeyError, RedlockTask, current_lock
 from celery_redlock.lock.held import NotLocked
 from celery_redlock.plugin import CheckLocks, Plugin, plugin_for
-from celery_redlock.task import base, overrides
+from celery_redlock.task import base, calls, overrides, task_lock
+from celery_redlock.task.base import takes_lock
+from celery_redlock.task.options import METHODS, OPTIONS
 from celery_redlock.task.publish import carried
 from celery_redlock.task.result import UniqueResult
+from celery_redlock.task.task_lock import lock_of
 from celery_redlock.testing import locks_disabled
 
 NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
@@ -38,12 +43,12 @@ def executions(monkeypatch):
     """The lock names of all executions so far."""
     names = []
 
-    class Noted(base.Execution):
+    class Noted(calls.Execution):
         def run_body(self, *call):
             names.append(self.name)
             return super().run_body(*call)
 
-    monkeypatch.setattr(base, "Execution", Noted)
+    monkeypatch.setattr(calls, "Execution", Noted)
     return names
 
 
@@ -474,9 +479,6 @@ def test_our_own_request_is_not_looked_up(app, monkeypatch):
         ("lock_name", property(lambda self: "invoice"), "lock_name is a method"),
         ("lock", "invoice", "lock is what RedlockTask needs"),
         ("check_lock", lambda self: None, "check_lock is what RedlockTask needs"),
-        ("_lock_name", "invoice", "_lock_name is what RedlockTask needs"),
-        ("_lock_options", {}, "_lock_options is what RedlockTask needs"),
-        ("_run_locked", lambda self: None, "_run_locked is what RedlockTask needs"),
     ],
 )
 @pytest.mark.parametrize("where", ["task", "class", "mixin"])
@@ -489,6 +491,33 @@ def test_a_name_of_ours_is_not_taken(app, attribute, value, words, where):
         base = type("Mine", (RedlockTask,), taken if where == "class" else {})
     with pytest.raises(ConfigurationError, match=rf"shop\.bill: {words}"):
         declare(app, base=base, **(taken if where == "task" else {}))
+
+
+def test_no_other_name_is_ours(app):
+    """Neither the class nor a task has a name that a user's class could meet by accident."""
+    task = declare(app)
+    public = {*OPTIONS, *METHODS}
+    ours = {name for cls in type(task).__mro__[1:-1] for name in vars(cls)} - set(dir(Task))
+    assert ours - {"__annotations__"} == public
+    assert {name for name in vars(task) if name.isidentifier()} <= {"__qualname__", *dir(Task)}
+
+
+@pytest.mark.parametrize("where", ["task", "class", "mixin"])
+def test_private_names_are_the_users(app, executions, where):
+    """Whatever they are called, and whatever they are."""
+    theirs = dict.fromkeys(
+        ("_lock_name", "_lock", "_options", "_run_locked", "_is_built_in", "_task_lock", "_name"), 5
+    )
+    if where == "mixin":
+        base = bases(type("Mine", (), theirs), RedlockTask)()
+    else:
+        base = type("Mine", (RedlockTask,), theirs if where == "class" else {})
+    task = declare(app, base=base, **(theirs if where == "task" else {}))
+    task.check_lock()
+    with locks_disabled():
+        assert task.apply((7,)).get() == (7, NotLocked)
+        assert isinstance(task.delay(7), UniqueResult)
+    assert executions == [task.lock_name((7,))]
 
 
 @pytest.mark.parametrize(
@@ -576,7 +605,7 @@ def test_a_thread_waits_while_another_one_binds_the_task(app):
 
 def test_a_task_that_is_never_bound_is_said_to_be(app, monkeypatch):
     """The thread that began to bind it has failed; nobody waits for ever."""
-    monkeypatch.setattr(base, "BINDING", 0.05)
+    monkeypatch.setattr(task_lock, "BINDING", 0.05)
     task = declare(app)
     monkeypatch.setattr(type(task), "request_stack", None)
     with pytest.raises(RuntimeError, match=r"'shop.bill' was not bound .* 0\.05 s"):
@@ -653,3 +682,47 @@ def test_arguments_that_the_nodes_are_to_keep_have_a_bound(app):
     ):
         task.delay("x" * 6_000_000)
     assert len(carried(task, (["x" * 60_000], {}))) > 60_000
+
+
+# -- what a task asks of its lock ------------------------------------------------------------
+
+
+def test_all_threads_have_the_same_lock_of_a_task(app):
+    """Which is the first one that any of them has made."""
+    task = declare(app)
+    for _ in range(50):
+        del vars(task)[task_lock.KEY]
+        with ThreadPoolExecutor(4) as threads:
+            assert len(set(threads.map(lambda _: lock_of(task), range(8)))) == 1
+
+
+def test_a_task_is_forgotten_with_its_app():
+    """What we keep of a task keeps neither alive, also with a ``lock_key`` that has the task."""
+    app = Celery("gone", broker="memory://", set_as_current=False)
+    app.conf.redlock_nodes = NODES
+    task = declare(app, lock_key=lambda task, args, kwargs: task.name)
+    task.check_lock()
+    assert task.lock_name((7,)) == "shop.bill"
+    kept = [weakref.ref(one) for one in (app, task, lock_of(task))]
+    app.close()
+    del app, task
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * 3
+
+
+def test_a_task_takes_a_lock_if_it_is_ours_and_not_celerys():
+    """Under ``task_cls`` Celery's own inherit from us, and take none unless they are told to."""
+    app = Celery("x", broker="memory://", task_cls=RedlockTask, set_as_current=False)
+
+    def nothing():
+        pass
+
+    app.task(base=Task, name="plain", shared=False)(nothing)
+    app.task(name="ours", shared=False)(nothing)
+    cleanup = app.tasks["celery.backend_cleanup"]
+    assert [takes_lock(app.tasks.get(name)) for name in ("ours", "plain", "none")] == [
+        *(True, False, False)
+    ]
+    assert not takes_lock(cleanup)
+    cleanup.lock_key = "cleanup"
+    assert takes_lock(cleanup)

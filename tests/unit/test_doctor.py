@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
+from celery import Celery
 
+from celery_redlock import RedlockTask
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.doctor.diagnosis import findings
 from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, TaskFacts
@@ -336,17 +337,17 @@ def test_facts_of_tasks_are_those_of_celery():
     """The shorter time limit counts, of the task or of the app; no limit is none."""
     from celery_redlock.ops.doctor.app import task_facts
 
-    conf = SimpleNamespace(task_time_limit=50, task_soft_time_limit=None)
-    bare = SimpleNamespace(
-        check_lock=lambda: None,
-        _lock_options=lambda _: OPTIONS,
-        max_retries=3,
-        acks_late=True,
-        soft_time_limit=40,
-    )
-    app = SimpleNamespace(conf=conf)
-    assert task_facts(app, None, "a", bare).time_limit == 40.0
-    del bare.soft_time_limit
-    assert task_facts(app, None, "a", bare).time_limit == 50.0
-    conf.task_time_limit = None
-    assert task_facts(app, None, "a", bare).time_limit is None
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(redlock_nodes=URLS, task_time_limit=50)
+
+    @app.task(base=RedlockTask, name="a", shared=False)
+    def a():
+        pass
+
+    task = app.tasks["a"]
+    task.soft_time_limit = 40
+    assert task_facts(app, "a", task).time_limit == 40.0
+    task.soft_time_limit = None
+    assert task_facts(app, "a", task).time_limit == 50.0
+    task.time_limit = app.conf.task_time_limit = None
+    assert task_facts(app, "a", task).time_limit is None

@@ -70,7 +70,6 @@ def deliver(app, *answers, body=None, options=None, **request):
     """Deliver a task once, the nodes giving *answers*; returns the task's result."""
     app.locks.answers = [*answers]
     app.tasks.pop("shop.bill", None)
-    plugin_for(app).options.clear()
 
     @app.task(base=RedlockTask, bind=True, name="shop.bill", shared=False, **(options or {}))
     def bill(self, number):

@@ -83,6 +83,21 @@ def test_who_only_answers_celery_inspect_imports_no_redis():
     assert slow_ones(loaded_by(mine) - loaded_by(celerys)) == set()
 
 
+def test_a_worker_that_a_program_starts_knows_the_commands_of_inspect():
+    """By the step that checks its configuration; one that ``celery`` starts has loaded them."""
+    known = "from celery.worker.control import Panel\nassert {} == ('redlock_locks' in Panel.data)"
+    step = """
+from types import SimpleNamespace
+from celery.concurrency.solo import TaskPool
+from celery_redlock.plugin import CheckLocks
+from celery_redlock.testing import locks_disabled
+
+with locks_disabled():
+    CheckLocks(SimpleNamespace(app=app, pool_cls=TaskPool))
+"""
+    loaded_by(APP, known.format(False), step, known.format(True))
+
+
 @pytest.mark.parametrize("use", ["", "bill.delay(1)"], ids=["declared", "published"])
 def test_a_task_brings_redis_and_no_more(use):
     """Its publisher needs neither a worker's modules nor extras."""

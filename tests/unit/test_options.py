@@ -4,7 +4,7 @@ import pytest
 from celery import Celery, Task
 
 from celery_redlock import ConfigurationError, Fail, RedlockTask, Reschedule, Retry, Skip
-from celery_redlock.plugin import plugin_for
+from celery_redlock.task.task_lock import lock_of
 
 NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
 
@@ -29,7 +29,7 @@ def declare(app, base=RedlockTask, **options):
 
 def options_of(task):
     """Return the options as an execution of the task sees them."""
-    return task._lock_options(plugin_for(task.app))
+    return lock_of(task).options
 
 
 BAD = {

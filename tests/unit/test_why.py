@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from celery_redlock import RedlockTask
 from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.outlook import at_publish, at_run
@@ -207,11 +208,10 @@ def test_a_task_that_is_not_unique_is_just_published():
 # --- the call that is asked about ----------------------------------------------------------
 
 
-class Billing:
-    """Stands in for a task of ours."""
+class Billing(RedlockTask):
+    """A task of ours that makes any lock name."""
 
     name = "shop.bill"
-    _is_built_in = False
 
     def __init__(self, makes):
         self.makes = makes

@@ -8,14 +8,16 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.beat import Scheduler
 from celery.schedules import BaseSchedule
 
+from celery_redlock import RedlockTask
 from celery_redlock.beat import slots as slots_module
 from celery_redlock.beat import wrapped_scheduler as wrapped_module
+from celery_redlock.beat.entries import lock_name_of, overlap_of
 from celery_redlock.beat.slot_records import Claimed, LastSlot, Slots, SlotState
-from celery_redlock.beat.slots import SOON, SlotPublisher, TermOver
+from celery_redlock.beat.slots import SOON, SlotPublisher, TermOver, knows_copies
 from celery_redlock.beat.term import Term
 from celery_redlock.beat.wrapped_scheduler import BREATH, LOOK, WrappedScheduler
 from celery_redlock.errors import DuplicateTask, QuorumUnavailable
@@ -584,27 +586,25 @@ def test_a_slot_that_was_published_is_left_alone(world):
     assert shop.records.words == ["claim", "claim", "settle"]
 
 
-class Locked:
-    """A task that stands in for a RedlockTask."""
+class Report(RedlockTask):
+    """A task with a lock, which is published to the broker of a shop."""
 
-    overlap = "skip"
+    name = TASK
+    lock_key = "report"
 
-    def __init__(self, dedup_ttl):
-        self._dedup_ttl = dedup_ttl
-
-    def check_lock(self):
-        """Find nothing wrong."""
-
-    def lock_name(self, args, kwargs):
-        """Return the name of its lock."""
-        return "report"
-
-    def _lock_options(self, plugin):
-        return SimpleNamespace(dedup_ttl=self._dedup_ttl)
+    def run(self):
+        """Do nothing."""
 
     def apply_async(self, args, kwargs, **options):
         """Publish."""
         return self.broker(TASK, args, options)
+
+
+def locked(dedup_ttl):
+    """Return a task with a lock."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://one:1/0"]
+    return app.register_task(type("Locked", (Report,), {"dedup_ttl": dedup_ttl})())
 
 
 def shop_of(world, task):
@@ -619,7 +619,7 @@ def test_after_a_doubt_only_a_task_that_knows_copies_is_published(world, dedup_t
     """A plain task could run twice; that of others is skipped, settled, and told."""
     shop = Shop(world, known={"a": 5.0}, a=5.0)
     if dedup_ttl is not None:
-        shop = shop_of(world, Locked(dedup_ttl))
+        shop = shop_of(world, locked(dedup_ttl))
     shop.records.answers = [Claimed(SlotState.UNCERTAIN)]
     shop.run(1.0)
     assert shop.slots() == ([0.0] if is_published else [])
@@ -627,9 +627,24 @@ def test_after_a_doubt_only_a_task_that_knows_copies_is_published(world, dedup_t
     assert shop.records.words == ["claim", "settle"]
 
 
+def test_a_task_without_a_lock_has_neither_name_nor_copies_nor_overlap():
+    """One of Celery's own under ``task_cls``, or a plain one that happens to have the attribute."""
+    app = Celery("shop", broker="memory://", task_cls=RedlockTask, set_as_current=False)
+
+    def nothing():
+        pass
+
+    plain = app.task(base=Task, name=TASK, overlap="never", shared=False)(nothing)
+    entry = SimpleNamespace(name="a", task=TASK, args=(), kwargs={}, options={})
+    for task in (app.tasks["celery.backend_cleanup"], plain, None):
+        assert lock_name_of(task, entry) is None
+        assert not knows_copies(task)
+    assert overlap_of(entry, app) == "skip"
+
+
 def test_a_run_that_has_not_ended_skips_the_next_one(world):
     """If its lock is held for an earlier slot of the very entry; else that is none of ours."""
-    shop = shop_of(world, Locked(9.0))
+    shop = shop_of(world, locked(9.0))
     own, other = Slot("a", 1.7e9).info, Slot("b", 1.7e9).info
     shop.records.answers = [Claimed(SlotState.CLAIMED, own), Claimed(SlotState.CLAIMED, other)]
     shop.run(6.0)

@@ -17,11 +17,13 @@ from celery_redlock.lock.credentials import shows_password
 from celery_redlock.lock.guard import exchange, read_info
 from celery_redlock.log import get_logger
 from celery_redlock.ops.doctor.facts import OtherServer, TaskFacts, place_of
-from celery_redlock.plugin import Plugin, plugin_for, redis_of, redlock_conf
+from celery_redlock.plugin import redis_of, redlock_conf
 from celery_redlock.reading.journal import KEPT, JournalReader
 from celery_redlock.reading.nodes import connected
 from celery_redlock.settings import Settings
+from celery_redlock.task.base import takes_lock
 from celery_redlock.task.redelivery import visibility_timeout
+from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["app_facts", "records_of", "shown_passwords", "tasks_of"]
 
@@ -59,19 +61,19 @@ def records_of(settings: Settings) -> list[dict[str, Any]]:
 
 def tasks_of(app: Any) -> list[TaskFacts]:
     """Return the facts of all tasks that take locks, by their names."""
-    plugin, facts = plugin_for(app), []
+    facts = []
     with quiet():
         for name, task in sorted(app.tasks.items()):
-            if hasattr(task, "check_lock") and not task._is_built_in:  # noqa: SLF001  one of ours
-                facts.append(task_facts(app, plugin, name, task))
+            if takes_lock(task):
+                facts.append(task_facts(app, name, task))
     return facts
 
 
-def task_facts(app: Any, plugin: Plugin, name: str, task: Any) -> TaskFacts:
+def task_facts(app: Any, name: str, task: Any) -> TaskFacts:
     """Return the facts of one task."""
     try:
         task.check_lock()
-        options, problem = task._lock_options(plugin), ""  # noqa: SLF001  one of ours
+        options, problem = lock_of(task).options, ""
     except ConfigurationError as error:
         options, problem = None, str(error)
     conf = app.conf

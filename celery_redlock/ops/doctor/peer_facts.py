@@ -16,8 +16,9 @@ from celery_redlock.ops.doctor.peers import (
     canonical_settings,
     left_over,
 )
-from celery_redlock.task.base import BUILT_IN, RedlockTask
+from celery_redlock.task.base import RedlockTask
 from celery_redlock.task.options import OPTIONS, classes_before
+from celery_redlock.task.task_lock import BUILT_IN
 
 __all__ = ["load_the_rest", "peer_settings", "peer_tasks"]
 

@@ -1,0 +1,91 @@
+"""
+Where Celery calls a task: which calls are executions, and so run under the lock.
+
+A task called directly, or within its own body, takes no lock. An element of ``celery.map``,
+``starmap`` or ``chunks`` does, although Celery calls it directly: it is run as by ``apply()``,
+under its lock, and with nothing that could come later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery import Task
+from celery.exceptions import Ignore, Reject
+
+from celery_redlock.plugin import locking
+from celery_redlock.task.current import running_execution
+from celery_redlock.task.execution import Execution
+from celery_redlock.task.refused import Skipped
+from celery_redlock.task.task_lock import lock_of
+
+__all__ = ["call", "is_element", "run_element"]
+
+#: Celery's tasks that call another one for each element; chunks are made of the second.
+MAPS = ("celery.map", "celery.starmap")
+
+
+def call(
+    task: Any, inherited: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """
+    Run a call of *task*, under its lock if it is an execution.
+
+    Args:
+        task: A `RedlockTask`.
+        inherited: The next ``__call__``, bound to it.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+    """
+    if is_element(task) and not (lock_of(task).is_built_in or locking.disabled):
+        return run_element(task, args, kwargs)
+    request = task.request
+    body = body_of(task, request, inherited)
+    if not is_execution(task, request):
+        return body(*args, **kwargs)
+    return Execution(task, request).run(body, args, kwargs)
+
+
+def is_execution(task: Any, request: Any) -> bool:
+    """Return whether a call is an execution: not direct, not nested, not of a built-in task."""
+    running = running_execution()
+    return not (
+        request.called_directly
+        or request.id is None
+        or lock_of(task).is_built_in
+        or (running is not None and running.is_of(task, request))
+    )
+
+
+def body_of(task: Any, request: Any, inherited: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    Return what runs the body: the next ``__call__``, or ``run`` in place of Celery's own.
+
+    Celery's own would push a second request, a copy (up to 5.4 an empty one), and lose what the
+    body changes in it. Only ``celery worker`` avoids that; ``celery.contrib.testing`` and eager
+    mode do not.
+    """
+    is_celerys = getattr(inherited, "__func__", None) is Task.__call__
+    if not is_celerys or request.called_directly or request._protected:  # noqa: SLF001
+        return inherited
+    request._protected = 1  # noqa: SLF001  Celery's own mark, and its own way in a worker
+    return task.run  # type: ignore[no-any-return]
+
+
+# --- elements of map, starmap and chunks ---------------------------------------------------
+
+
+def is_element(task: Any) -> bool:
+    """Return whether a call of *task* comes from a task of Celery's that maps it."""
+    caller = task.app.current_task
+    return caller is not None and caller.name in MAPS and task.name not in MAPS
+
+
+def run_element(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run *task* for one element under its lock; return or raise what it does."""
+    done = task.apply(args, kwargs, throw=True)
+    if isinstance(done.result, (Ignore, Reject)):  # of the body; meant for the whole
+        raise done.result
+    result = done.get(disable_sync_subtasks=False)
+    return dict(result) if isinstance(result, Skipped) else result

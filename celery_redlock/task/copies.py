@@ -1,0 +1,54 @@
+"""What a retry or a copy of a message carries of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from celery_redlock.task.delivery import broadcast_of, serializer_of
+from celery_redlock.task.envelope import HEADER, Envelope
+
+__all__ = ["options_of_copy"]
+
+
+def options_of_copy(
+    task: Any, request: Any, given: Mapping[str, Any], *, has_new_arguments: bool
+) -> dict[str, Any]:
+    """
+    Return the options of a retry or copy of the message of *request*.
+
+    Args:
+        task: A `RedlockTask`.
+        request: Of the delivery.
+        given: Options that the caller gives; they count, but for our header.
+        has_new_arguments: Whether the caller gives arguments, too.
+    """
+    own, options = vars(request), dict(given)
+    headers = given.get("headers", request.headers)
+    headers = headers if isinstance(headers, Mapping) else {}
+    envelope = envelope_of_copy(headers, request)
+    broadcast = broadcast_of(task.app, request.delivery_info)
+    if broadcast is not None:
+        envelope = replace(envelope, worker=request.hostname)
+        # A child process of a worker has never declared it, and Redis would drop the message.
+        options["declare"] = [broadcast]
+    if envelope != Envelope():
+        options["headers"] = {**headers, **envelope.header(str(request.id))}
+    carried = {
+        "serializer": serializer_of(request),
+        "compression": own.get("compression"),
+        "delivery_mode": (request.properties or {}).get("delivery_mode"),
+    }
+    if not has_new_arguments:  # the caller may have hidden what they are
+        carried |= {name: own.get(name) for name in ("argsrepr", "kwargsrepr")}
+    return {**{option: value for option, value in carried.items() if value}, **options}
+
+
+def envelope_of_copy(headers: Mapping[str, Any], request: Any) -> Envelope:
+    """Return what a message with these *headers* says of itself, or a retry of *request* does."""
+    envelope = Envelope.of(headers.get(HEADER), request.id)
+    if envelope.publish_id is not None:  # of a copy, which is the same execution
+        return envelope
+    envelope = Envelope.of(vars(request).get(HEADER), request.id)
+    return replace(envelope, publish_id=None, previous=None)

@@ -1,0 +1,103 @@
+"""
+What one task asks of its lock.
+
+It is kept with the task under a name that no attribute can have, so that a user's class may have
+any name that is not an option or a public method of `RedlockTask`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from celery_redlock.plugin import plugin_for
+from celery_redlock.settings import Settings
+from celery_redlock.task.keys import LockName
+from celery_redlock.task.options import OPTIONS, LockOptions
+
+__all__ = ["TaskLock", "lock_of", "wait_until_bound"]
+
+#: Built-in tasks of Celery; they inherit from us under ``task_cls`` and take no lock.
+BUILT_IN = "celery."
+#: Among the attributes of a task; not in a weak dictionary, which would keep the task alive, as
+#: a `LockName` refers to its task.
+KEY = "celery_redlock.task_lock"
+#: How long a thread waits while another one binds the task to its app [s].
+BINDING = 10.0
+
+
+class TaskLock:
+    """
+    What one task asks of its lock.
+
+    Args:
+        task: A `RedlockTask`.
+
+    Attributes:
+        stores_started: Whether the delivery that has the lock stores STARTED. Celery would store
+            it for every delivery.
+    """
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        self._name: LockName | None = None
+        self._options: tuple[Settings, list[Any], LockOptions] | None = None
+        self.stores_started = False
+
+    def bind(self) -> None:
+        """
+        Read what the task declares, now that it is bound to its app.
+
+        Raises:
+            ConfigurationError: The options make no lock name.
+        """
+        self._name = self._make_name()
+        if self._task.track_started:
+            self._task.track_started, self.stores_started = False, True
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether it is a task of Celery's own, which takes no lock."""
+        task = self._task
+        return task.name.startswith(BUILT_IN) and task.lock_key is None and task.unique_on is None
+
+    @property
+    def options(self) -> LockOptions:
+        """Its options; checked and put together again when attributes or settings change."""
+        task, settings = self._task, plugin_for(self._task.app).settings
+        own = [getattr(task, option) for option in OPTIONS]
+        known = self._options
+        if known is None or known[0] is not settings or known[1] != own:
+            known = self._options = settings, own, LockOptions.of(task, settings)
+        return known[2]
+
+    def name(self, args: Any, kwargs: Any) -> str:
+        """Return the lock name of a call, unless the task has a ``lock_name`` of the user's."""
+        if self._name is None:
+            self._name = self._make_name()
+        return self._name.name(args, kwargs)
+
+    def _make_name(self) -> LockName:
+        cls = type(self._task)  # a callable lock_key is no method: take it from the class, unbound
+        return LockName.of_task(self._task, lock_key=cls.lock_key, unique_on=cls.unique_on)
+
+
+def lock_of(task: Any) -> TaskLock:
+    """Return what *task*, a `RedlockTask`, asks of its lock; the same object for every thread."""
+    kept = vars(task)
+    found: TaskLock | None = kept.get(KEY)
+    return found or kept.setdefault(KEY, TaskLock(task))
+
+
+def wait_until_bound(task: Any) -> None:
+    """
+    Wait while another thread binds *task* to its app, its annotations included.
+
+    Celery registers a task before it binds it, and hands it to a second thread in between.
+    """
+    ends = time.monotonic() + BINDING
+    while task.app and task.request_stack is None:  # the app binds what nobody has begun to bind
+        if time.monotonic() > ends:
+            msg = f"task {task.name!r} was not bound to its app within {BINDING:g} s"
+            raise RuntimeError(msg)
+        time.sleep(0.001)
