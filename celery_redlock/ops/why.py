@@ -128,7 +128,7 @@ def find_task(app: Any, name: str) -> Any:
         near = difflib.get_close_matches(name, ours, 3) or ours[:3]
         hint = f"; did you mean {' or '.join(near)}?" if near else "; the app has no tasks"
         raise CallError(f"There is no task {name!r}{hint}")
-    if not hasattr(task, "lock_name") or task._is_built_in:  # noqa: SLF001  one of ours
+    if not takes_lock(task):
         raise CallError(f"{name} takes no lock: it is no RedlockTask")
     return task
 

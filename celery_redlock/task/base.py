@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery import Task
+from celery import Task, signals
 from celery.exceptions import Ignore
 
 from celery_redlock.exposition import ServeMetrics
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.nodewatch import WatchNodes
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task.calls import call
+from celery_redlock.task.calls import after, call
 from celery_redlock.task.copies import options_of_copy
 from celery_redlock.task.current import current_lock, running_execution
 from celery_redlock.task.options import check_declared
@@ -207,3 +207,11 @@ def check_tasks(app: Any) -> None:
     for task in list(app.tasks.values()):
         if isinstance(task, RedlockTask):
             task.check_lock()
+
+
+@signals.task_postrun.connect(weak=False)
+def _after_task(
+    task_id: Any = None, task: Any = None, state: str | None = None, retval: Any = None, **_: Any
+) -> None:
+    if takes_lock(task):
+        after(task, task_id, state, retval)

@@ -15,12 +15,13 @@ from celery import Task
 from celery.exceptions import Ignore, Reject
 
 from celery_redlock.plugin import locking
-from celery_redlock.task.current import running_execution
-from celery_redlock.task.execution import Execution
+from celery_redlock.task.current import latest_execution, running_execution
+from celery_redlock.task.execution import Execution, delay_in
+from celery_redlock.task.outcome import outcome_of
 from celery_redlock.task.refused import Skipped
 from celery_redlock.task.task_lock import lock_of
 
-__all__ = ["call", "is_element", "run_element"]
+__all__ = ["after", "call", "is_element", "run_element"]
 
 #: Celery's tasks that call another one for each element; chunks are made of the second.
 MAPS = ("celery.map", "celery.starmap")
@@ -71,6 +72,23 @@ def body_of(task: Any, request: Any, inherited: Callable[..., Any]) -> Callable[
         return inherited
     request._protected = 1  # noqa: SLF001  Celery's own mark, and its own way in a worker
     return task.run  # type: ignore[no-any-return]
+
+
+def after(task: Any, task_id: Any, state: str | None, returned: Any) -> None:
+    """
+    Complete what a run of *task* left on the nodes, now that Celery is through with it.
+
+    Args:
+        task: A `RedlockTask`.
+        task_id: Of the run.
+        state: In which it ended.
+        returned: What it returned or raised.
+    """
+    latest = latest_execution.get()
+    if latest is not None and latest.task is task and latest.request.id == task_id:
+        latest.stored(state)
+    elif isinstance(returned, Exception):  # in `before_start`, for which Celery calls no task
+        Execution(task, task.request).end(outcome_of(returned, task), delay_in(returned))
 
 
 # --- elements of map, starmap and chunks ---------------------------------------------------

@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
-from celery import signals, states
+from celery import states
 from celery.exceptions import Retry
 from celery.utils.time import maybe_make_aware
 
@@ -45,7 +45,7 @@ from celery_redlock.task.outcome import (
 )
 from celery_redlock.task.task_lock import lock_of
 
-__all__ = ["Execution", "left_of"]
+__all__ = ["Execution", "delay_in", "left_of"]
 
 logger = get_logger(__name__)
 
@@ -253,14 +253,6 @@ class Execution:
         info = {"task": self.task.name, "task_id": self.request.id, "execution": self.id}
         slot = self.delivery.envelope.slot
         return info if slot is None else {**info, **slot.info}
-
-
-@signals.task_postrun.connect(weak=False)
-def _after_task(task_id: Any = None, task: Any = None, state: str | None = None, **_: Any) -> None:
-    """Tell the execution that its result is stored now."""
-    latest = latest_execution.get()
-    if latest is not None and latest.task is task and latest.request.id == task_id:
-        latest.stored(state)
 
 
 def left_of(min_hold: float, since: float) -> float:

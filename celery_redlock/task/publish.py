@@ -84,7 +84,7 @@ class Message:
         """Whether it is unique, is not published again, and nobody but its caller waits for it."""
         slot = self.envelope.slot
         is_unique = self.task.unique_until is not None or (slot is not None and slot.is_buffered)
-        is_again = self.envelope.reservation is not None
+        is_again = bool(self.envelope.reservation or self.envelope.previous)
         return is_unique and not is_again and not locking.disabled and is_alone(self.options)
 
     @property

@@ -305,7 +305,6 @@ def test_a_second_publish_is_answered_as_the_table_says(it, until, when, late):
     (it.folder / f"{name}.open").touch()
 
 
-@pytest.mark.xfail(strict=True, reason="the marker ends where the body is called, which it is not")
 @pytest.mark.parametrize("way", list(ERRORS))
 def test_a_task_that_ends_in_before_start_stands_for_no_name(it, way):
     """Celery calls ``before_start`` outside the task, and then not the task."""
@@ -318,7 +317,6 @@ def test_a_task_that_ends_in_before_start_stands_for_no_name(it, way):
     eventually(lambda: not is_duplicate(it, "checks", name), "its end", timeout=SOON / 4)
 
 
-@pytest.mark.xfail(strict=True, reason="it is a duplicate of itself, and its caller waits for ever")
 def test_what_a_body_publishes_under_its_own_id_is_no_duplicate_of_it(it):
     """Without ``unique_until`` it runs once the first one has given back the lock."""
     first = it.task("anew").apply_async(("anew",))
