@@ -210,8 +210,6 @@ def check_tasks(app: Any) -> None:
 
 
 @signals.task_postrun.connect(weak=False)
-def _after_task(
-    task_id: Any = None, task: Any = None, state: str | None = None, retval: Any = None, **_: Any
-) -> None:
+def _after_task(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
     if takes_lock(task):
-        after(task, task_id, state, retval)
+        after(task, state, retval)

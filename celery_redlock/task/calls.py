@@ -74,18 +74,18 @@ def body_of(task: Any, request: Any, inherited: Callable[..., Any]) -> Callable[
     return task.run  # type: ignore[no-any-return]
 
 
-def after(task: Any, task_id: Any, state: str | None, returned: Any) -> None:
+def after(task: Any, state: str | None, returned: Any) -> None:
     """
     Complete what a run of *task* left on the nodes, now that Celery is through with it.
 
     Args:
         task: A `RedlockTask`.
-        task_id: Of the run.
         state: In which it ended.
         returned: What it returned or raised.
     """
     latest = latest_execution.get()
-    if latest is not None and latest.task is task and latest.request.id == task_id:
+    # Not by its id, which an apply() in its body may share.
+    if latest is not None and latest.request is task.request:
         latest.stored(state)
     elif isinstance(returned, Exception):  # in `before_start`, for which Celery calls no task
         Execution(task, task.request).end(outcome_of(returned, task), delay_in(returned))

@@ -35,8 +35,9 @@ def current_lock() -> HeldLock:
         RuntimeError: No task with a lock runs here: outside a task, in a task called
             directly, or in another thread than the task's.
     """
-    execution = running_execution()
-    if execution is None or execution.held is None:
+    execution = latest_execution.get()
+    # A thread with a copy of the context outlives a body; the lock of an outer one is not its own.
+    if execution is None or execution.is_over or execution.held is None:
         msg = (
             "No lock is held here: current_lock() works in the body of a RedlockTask that a worker "
             "or apply() runs, in the body's own thread; a direct call takes no lock"

@@ -73,6 +73,8 @@ class Execution:
         self.task = task
         self.request = request
         self.outer = running_execution()
+        latest = latest_execution.get()
+        self._before = latest if latest is not None and latest.is_traced else self.outer
         self.name = ""
         self.held: HeldLock | None = None
         self.records: Records | None = None
@@ -100,8 +102,9 @@ class Execution:
             try:
                 acquire(self)
             except LockNotAcquired as error:
-                outcome = Outcome.SKIPPED  # unless the policy raises
-                return refuse(self, error)
+                result = refuse(self, error)
+                outcome = Outcome.SKIPPED
+                return result
             args, kwargs = start(self, args, kwargs)
             result = self.run_body(body, args, kwargs)
             outcome = Outcome.FINISHED
@@ -172,6 +175,8 @@ class Execution:
                 self.records = records_after(outcome, self.options, reservation, marker, comes_in)
                 if not self.records.after_result:
                     self.end_reservation(self.records)
+            except Exception:  # the options make no sense; the task's own outcome stands
+                logger.exception("%s may leave something on the nodes; it ends by itself", self)
             finally:
                 if held is not None:
                     self._release(held, self.records)
@@ -201,7 +206,7 @@ class Execution:
 
     def stored(self, state: str | None) -> None:
         """Complete the records now that the result is stored, and Celery is through with it."""
-        latest_execution.set(self.outer)
+        latest_execution.set(self._before)
         records = self.records
         if records is None or records.marker != FINISHING:
             return
@@ -221,6 +226,11 @@ class Execution:
 
     def __str__(self) -> str:
         return f"{self.task.name}[{self.request.id}]"
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether Celery is not through with it: its result may still have to be stored."""
+        return any(request is self.request for request in self.task.request_stack.stack)
 
     def is_of(self, task: Any, request: Any) -> bool:
         """

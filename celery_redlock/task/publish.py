@@ -30,7 +30,7 @@ from kombu.utils import json
 from celery_redlock.errors import DuplicateTask, LockKeyError, QuorumUnavailable
 from celery_redlock.events import DuplicatePublished
 from celery_redlock.plugin import locking, plugin_for
-from celery_redlock.task.current import running_execution
+from celery_redlock.task.current import latest_execution
 from celery_redlock.task.envelope import HEADER, Envelope, fresh_publish_id
 from celery_redlock.task.options import LONGEST_UNIQUE_FOR, LockOptions
 from celery_redlock.task.policies import Fail
@@ -176,8 +176,8 @@ def envelope_of(headers: Any, task_id: str) -> Envelope:
     envelope = Envelope.of(headers.get(HEADER) if isinstance(headers, Mapping) else None, task_id)
     if envelope.publish_id is not None:
         return envelope
-    running = running_execution()
-    previous = None if running is None or running.request.id != task_id else running.id
+    latest = latest_execution.get()  # also one that is over: its release may be on its way
+    previous = None if latest is None or latest.request.id != task_id else latest.id
     return replace(envelope, publish_id=fresh_publish_id(), previous=previous)
 
 
