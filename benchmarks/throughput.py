@@ -27,7 +27,7 @@ from benchmarks.record import Plot, Record, Series, Table, Verdict
 from benchmarks.task_peers import OURS, PEERS, PLAIN, TASKS, app_of, enrol, settings
 from celery_redlock import RedlockTask
 from celery_redlock.ops.servers import Server, servers
-from celery_redlock.task import execution
+from celery_redlock.task import base
 from support.worker import Worker
 
 #: Pool and how many tasks at once [1].
@@ -151,7 +151,7 @@ if "BENCH" in os.environ:
     app = app_of(conf, is_current=True, **TASKS[name])
     signals.worker_ready.connect(say_ready, weak=False)
     if TASKS[name]["base"] is not RedlockTask:  # others are not to pay for our being imported
-        signals.task_postrun.disconnect(execution._after_task)  # noqa: SLF001
+        signals.task_postrun.disconnect(base._after_task)  # noqa: SLF001
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -192,7 +192,7 @@ class Plugin:
 
     @property
     def reservations(self) -> Reservations:
-        """The markers that keep a second message of a task out of the queue; raises likewise."""
+        """What keeps a second message of a task out of the queue; raises likewise."""
         return Reservations.on(self.locks)
 
     @contextlib.contextmanager

@@ -55,7 +55,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         chain_on_skip: ``"stop"`` or ``"continue"``.
         unique_until: Keep a second copy out of the queue until this one has ``"started"``, is
             ``"finished"``, has ended in ``"success"``, or until its window has ``"expired"``.
-        unique_for: The window, or else the longest life of a marker that nobody ends [s].
+        unique_for: The window, or else the longest life of a reservation that nobody ends [s].
         on_duplicate: ``"join"``, ``"fail"`` or ``"rerun"``.
         overlap: What `celery_redlock.beat` does with a slot while the run of an earlier one has not
             ended: ``"skip"``, ``"buffer_one"`` or ``"allow"``.

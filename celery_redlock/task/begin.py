@@ -40,11 +40,11 @@ logger = get_logger(__name__)
 
 #: How long to wait for the task's previous execution to give the lock back [s].
 PREVIOUS_GRACE = 2.0
-#: How often a copy looks whether the result of what has finished is stored, as a share of the
-#: lease: a marker that says "finishing" lives no longer, and its worker is then taken for dead.
-LOOKS = 1 / 3
-#: After which a copy looks again if nobody says how long the lock may be held [s].
-LOOK_AGAIN = 1.0
+#: When a copy comes back to see whether the result of what has finished is stored, as a share of
+#: the lease: a marker that says "finishing" lives no longer, and its worker is then taken for dead.
+SHARE_OF_LEASE = 1 / 3
+#: When a copy comes back if nobody says how long the lock may be held [s].
+LEASE_UNKNOWN = 1.0
 
 
 def acquire(execution: Execution) -> None:
@@ -105,7 +105,7 @@ def take_in_turn(execution: Execution) -> None:
             return take(execution, PREVIOUS_GRACE)
         except LockTaken as error:
             taken = error
-    after = taken.holder.get("ttl", LOOK_AGAIN)
+    after = taken.holder.get("ttl", LEASE_UNKNOWN)
     if delivery.is_same_execution(taken.holder):  # to fail would stand for that one's result
         raise set_aside(execution, after, "it runs elsewhere", Outcome.SET_ASIDE)
     if delivery.is_previous_execution(taken.holder):
@@ -134,7 +134,7 @@ def finished_before(execution: Execution, state: str) -> DeliveryOver:
     if state == DONE:
         logger.info("%s has finished before; this copy ends", execution)
         return DeliveryOver("this execution has finished before", Outcome.REPEATED)
-    after = execution.options.ttl * LOOKS
+    after = execution.options.ttl * SHARE_OF_LEASE
     return set_aside(execution, after, "it may have finished", Outcome.REPEATED)
 
 
@@ -145,7 +145,7 @@ def set_aside(
     outcome: Outcome,
     otherwise: Exception | None = None,
 ) -> DeliveryOver:
-    """Requeue a copy, which comes *after* so many seconds; arguments as of `requeue`."""
+    """Requeue a copy and return what to raise; arguments as of `requeue`."""
     over = requeue(
         execution.task,
         execution.request,
@@ -160,7 +160,7 @@ def set_aside(
 
 
 def wait_for_turn(execution: Execution, after: float, otherwise: LockNotAcquired) -> DeliveryOver:
-    """Requeue what is next, with the reservation for that."""
+    """Requeue what has the reservation for the next run, and return what to raise."""
     why = "the run before it has not ended"
     return set_aside(execution, after, why, Outcome.REQUEUED, otherwise)
 
@@ -192,12 +192,12 @@ def start(
     newest = None
     if reservation is not None and held is not None and is_for_lock(reservation, execution):
         newest = start_reservation(execution, reservation, held)
+    if newest is not None:
+        request.args, request.kwargs = newest  # for a retry, or a copy
+        args, kwargs = tuple(newest[0]), newest[1]
     report_started(execution)
     forget_serializer(request)
-    if newest is None:
-        return args, kwargs
-    request.args, request.kwargs = newest  # for a retry, or a copy
-    return tuple(newest[0]), newest[1]
+    return args, kwargs
 
 
 def is_for_lock(reservation: Reservation, execution: Execution) -> bool:

@@ -15,13 +15,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from celery_redlock.lock.rounds import new_owner
 from celery_redlock.task.envelope import HEADER, Envelope, hide_header
+from celery_redlock.task.options import LockOptions
 
 __all__ = [
     "Delivery",
@@ -64,7 +65,7 @@ class Delivery:
     may_be_repeated: bool
     comes_again: bool = False
     parent_id: Any = None
-    owner: str | None = None
+    owner: str | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, task: Any, fields: Mapping[str, Any], worker: str) -> Delivery:
@@ -113,6 +114,11 @@ class Delivery:
             return self.comes_again or execution == self.envelope.previous
         # Never by the same id: Celery makes a copy, published within its task, a child of itself.
         return bool(task_id == self.parent_id)
+
+    def adjust(self, options: LockOptions) -> LockOptions:
+        """Return the *options* of its task, as the slot that it runs for adjusts them."""
+        slot = self.envelope.slot
+        return options if slot is None else slot.adjust(options)
 
     @property
     def copy(self) -> Envelope:

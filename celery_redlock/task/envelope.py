@@ -41,8 +41,8 @@ class Envelope:
             its place has the same. None for a message that was not published through the class;
             empty for a copy of one that the broker had delivered again.
         previous: Id of the execution whose body published this one under its own task id.
-        reschedules: How often a policy has put the task off.
-        reservation: The marker that the message was published with, if any.
+        reschedules: How often a policy has rescheduled the task.
+        reservation: That the message was published with, if any.
         slot: That a periodic task was published for, if any.
         worker: Name of the only worker that is to run it: a copy of a broadcast task goes to all of
             them again.

@@ -66,7 +66,7 @@ class Execution:
         name: Lock name.
         held: Its lock, or what stands in for one; None before it has any.
         interrupt: Tells the body that its lock is lost.
-        records: What the nodes were told when it ended; None while it goes on.
+        records: What the nodes are to remember; None until its end begins.
     """
 
     def __init__(self, task: Any, request: Any) -> None:
@@ -109,14 +109,15 @@ class Execution:
             result = self.run_body(body, args, kwargs)
             outcome = Outcome.FINISHED
         except Exception as error:
-            outcome, comes_in = outcome_of(error, self.task), delay_in(error)
+            outcome = outcome_of(error, self.task)
+            comes_in = delay_in(error)
             raise
         else:
             return result
         finally:
             try:
                 self.end(outcome, comes_in)
-            finally:  # a signal between the body and the line above must not leave the lock behind
+            finally:  # nothing to do, unless a signal came before the line above had begun
                 self.end(outcome, comes_in)
 
     # -- the body ---------------------------------------------------------------------
@@ -221,7 +222,7 @@ class Execution:
 
     @property
     def is_over(self) -> bool:
-        """Whether its lock is given back."""
+        """Whether its end has begun: its lock is given back, or is about to be."""
         return self.records is not None
 
     def __str__(self) -> str:
@@ -245,11 +246,9 @@ class Execution:
     @cached_property
     def options(self) -> LockOptions:
         """The options of the task; not asked for while locks are disabled."""
-        options = lock_of(self.task).options
-        if self.request.is_eager:  # nothing delivers it again
-            options = replace(options, dedup_ttl=0.0)
-        slot = self.delivery.envelope.slot
-        return options if slot is None else slot.adjust(options)
+        options = self.delivery.adjust(lock_of(self.task).options)
+        # Nothing delivers an eager one again.
+        return replace(options, dedup_ttl=0.0) if self.request.is_eager else options
 
     @property
     def own_lock(self) -> HeldLock | None:

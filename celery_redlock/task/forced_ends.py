@@ -147,8 +147,9 @@ class RedlockRequest(Request):
         if self.worker_pid is None:
             return
         if not plugin_for(self.task.app).has_children:
-            is_revoked = self.outcome in (Outcome.TERMINATED, Outcome.IGNORED)
-            # Then the body may still run here, and ends the reservation itself.
+            comes_again = self.outcome in (Outcome.RETRIED, Outcome.REQUEUED)
+            # A body that was revoked may still run here, and ends the reservation itself.
+            is_revoked = self._already_revoked and not comes_again
             self.leave_queue(Outcome.REVOKED if is_revoked else self.outcome)
         elif self._has_begun and self._cleared_away_for != self.worker_pid and not locking.disabled:
             self._cleared_away_for = self.worker_pid  # a revoke, and then its end
@@ -185,7 +186,7 @@ class RedlockRequest(Request):
         task: Any = self.task
         plugin = plugin_for(task.app)
         try:
-            options = lock_of(task).options
+            options = self._delivery.adjust(lock_of(task).options)
             records = records_after(outcome, options, reservation, None)
             reservation.end(plugin.reservations, records)
         except Exception:  # it ends by itself; Celery's own work must go on

@@ -76,7 +76,7 @@ class LostChild:
         try:
             name = self.task.lock_name(self.args, self.kwargs)
             plugin = plugin_for(self.task.app)
-            options = lock_of(self.task).options
+            options = self.delivery.adjust(lock_of(self.task).options)
             reservation = self.delivery.envelope.reservation
             records = records_after(self.outcome, options, reservation, DONE, self.comes_in)
             locks = plugin.locks

@@ -91,7 +91,7 @@ class LockOptions:
         dedup_ttl: How long a finished execution is remembered [s]; 0 for not at all.
         stops_chain: Whether a skip ends the chain that the task is part of.
         unique_until: What ends the reservation; None for a task that takes none.
-        unique_for: How long the marker stands by itself [s].
+        unique_for: How long the reservation stands by itself [s].
         on_duplicate: ``"join"``, ``"fail"`` or ``"rerun"``.
         overlap: ``"skip"``, ``"buffer_one"`` or ``"allow"``.
     """

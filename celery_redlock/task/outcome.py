@@ -48,7 +48,7 @@ class Outcome(enum.Enum):
     RETRIED = "retried"
     #: The message, a copy of it, or what replaces the task is still to run.
     REQUEUED = "requeued"
-    #: The body raised Ignore.
+    #: The body raised Ignore; or it was revoked while it ran, but not acknowledged.
     IGNORED = "ignored"
     #: The body did not run, and the policy calls that a success.
     SKIPPED = "skipped"
@@ -58,9 +58,9 @@ class Outcome(enum.Enum):
     SET_ASIDE = "set aside"
     #: Torn apart by what is no Exception; the worker's parent knows what becomes of the message.
     INTERRUPTED = "interrupted"
-    #: Revoked or expired before it began.
+    #: Revoked or expired before it began, or in a pool whose bodies may go on after that.
     REVOKED = "revoked"
-    #: Revoked while it ran, and its process is dead.
+    #: Revoked while it ran, acknowledged, and its process is dead.
     TERMINATED = "terminated"
 
 

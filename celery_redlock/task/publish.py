@@ -4,7 +4,7 @@ Publish a task; one with ``unique_until`` first reserves its lock name.
     apply_async --> eager, or a built-in task: as Celery does
                 --> nothing to keep out, or part of a workflow: sent
                 --> lock name --> RESERVE, one round
-                      reserved:  sent with the token; the marker is ended if that fails
+                      reserved:  sent with the token; it is ended if that fails
                       duplicate: join, fail, or rerun
                       no quorum: sent (the lock decides at run time), or fail by policy
 
@@ -255,7 +255,7 @@ def delay_of(options: Mapping[str, Any], app: Any) -> float:
 
 
 def life_of(chosen: LockOptions, window: float, expires: float | None) -> float:
-    """Return how long the marker of a task that is published now stands by itself [s]."""
+    """Return how long the reservation of a task that is published now stands by itself [s]."""
     if expires is None or chosen.unique_until == "expired":
         return window
     return min(window, max(1.0, expires))  # a task that has expired does not run any more

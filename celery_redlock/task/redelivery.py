@@ -117,7 +117,8 @@ def requeue(
             None if another delivery of it will store its result.
 
     Raises:
-        Reject: It could not be published, and the broker still has the delivered message.
+        PutBack: It could not be published, and the broker still has the delivered message.
+        Exception: *otherwise*.
     """
     countdown = max(1, math.ceil(min(after, longest_countdown(task.app))))
     headers = {**headers_of(request), **envelope.header(request.id)}

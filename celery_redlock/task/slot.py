@@ -17,8 +17,8 @@ __all__ = ["Slot"]
 WELL_FORMED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00")
 LONGEST_ENTRY = 200
 LONGEST_NAME = 100_000
-#: How long the marker of a run that waits stands by itself [s]. If its message outlives that, a
-#: second one may be published; if it was never published, the next one is after so long.
+#: How long the reservation of a run that waits stands by itself [s]. If its message outlives that,
+#: a second one may be published; if it was never published, the next one is after so long.
 BUFFERED_FOR = 300.0
 
 

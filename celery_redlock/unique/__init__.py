@@ -1,1 +1,1 @@
-"""Uniqueness at publish: the marker that stands for a name while its task is queued or runs."""
+"""Uniqueness at publish: a reservation stands for a name while its task is queued or runs."""

@@ -22,9 +22,9 @@ __all__ = [
     "start_request",
 ]
 
-#: How long a node keeps the marker of a task that runs; it counts only while its lock is held.
+#: How long a node keeps the reservation of a task that runs; it counts only while its lock is held.
 RETENTION = 7 * 24 * 3600.0
-#: For a marker that is not to change when its task starts, and for one that then ends.
+#: For a reservation that is not to change when its task starts, and for one that then ends.
 AS_IT_IS, OVER = "as it is", "over"
 
 
@@ -35,7 +35,7 @@ class Trigger:
 
     Attributes:
         name: Lock name.
-        life: How long the marker is to stand by itself [s].
+        life: How long the reservation is to stand by itself [s].
         info: Description of the owner; plain JSON values, among them ``task_id``.
         window: How long it is to stand after a failure, counted from the publish [s].
         expires: Whether its message may expire, so that no other publish can rely on it.
@@ -57,13 +57,13 @@ class Start:
     A task starts under its lock.
 
     Attributes:
-        info: Description of the task, for a marker that has lapsed while nobody else reserved
+        info: Description of the task, for a reservation that has lapsed while nobody else reserved
             the name.
         lock_token: Of the lock.
         execution: Which execution of the task it is; merged arguments are for the first.
-        alone: For how long the marker is to stand by itself from now on [s], 0.0 for as long as
-            the lock is held; `AS_IT_IS`; or `OVER`.
-        life: How long a marker of this task stands by itself from its publish [s].
+        alone: For how long the reservation is to stand by itself from now on [s], 0.0 for as
+            long as the lock is held; `AS_IT_IS`; or `OVER`.
+        life: How long a reservation of this task stands by itself from its publish [s].
     """
 
     info: dict[str, Any]
@@ -74,12 +74,12 @@ class Start:
 
 
 def reservation_keys(rules: Rules, name: str) -> tuple[bytes, bytes]:
-    """Return the keys of the markers of *name*: who is queued or runs, and who is next."""
+    """Return the keys of the reservations of *name*: who is queued or runs, and who is next."""
     return record_key(rules.prefix, "queued", name), record_key(rules.prefix, "next", name)
 
 
 def reserve_request(rules: Rules, trigger: Trigger, token: str, version: int) -> Request:
-    """Return what takes the marker for *token*, or merges *trigger* into who has it."""
+    """Return what takes the reservation for *token*, or merges *trigger* into who has it."""
     keys = Keys.of(rules.prefix, trigger.name)
     return Request(
         RESERVE,
@@ -117,6 +117,6 @@ def start_request(rules: Rules, name: str, token: str, begun: Start) -> Request:
 
 
 def end_request(rules: Rules, name: str, token: str, how: str = OVER, life: float = 0.0) -> Request:
-    """Return what ends the marker of *token*; *how* and *life* as of `Reservations.end`."""
+    """Return what ends the reservation of *token*; *how* and *life* as of `Reservations.end`."""
     keys = (*reservation_keys(rules, name), Keys.of(rules.prefix, name).lock)
     return Request(END, keys, (token.encode(), how.encode(), ms(life)))

@@ -40,7 +40,7 @@ __all__ = ["Reservations"]
 
 class Reservations:
     """
-    The queued markers on the nodes of one process. Safe from any thread.
+    The reservations on the nodes of one process. Safe from any thread.
 
     Args:
         client: What this client of the cluster knows.
@@ -55,12 +55,12 @@ class Reservations:
 
     @classmethod
     def on(cls, locks: Redlock) -> Self:
-        """Return the markers on the nodes of *locks*."""
+        """Return the reservations on the nodes of *locks*."""
         return cls(locks.client, locks.driver, locks.notify)
 
     def reserve(self, trigger: Trigger) -> Reserved | Duplicate:
         """
-        Take the marker, or find out who has it; one round.
+        Take the reservation, or find out who has it; one round.
 
         Raises:
             QuorumUnavailable: No quorum could decide.
@@ -74,11 +74,11 @@ class Reservations:
 
     def start(self, name: str, token: str, begun: Start, *, wait: bool) -> Started | NotStarted:
         """
-        Record that the marker's task starts under its lock.
+        Record that the reservation's task starts under its lock.
 
         Args:
             name: Lock name.
-            token: Of the marker.
+            token: Of the reservation.
             begun: What to record.
             wait: Whether to wait for all answers.
 
@@ -96,11 +96,11 @@ class Reservations:
         self, name: str, token: str, how: str, *, life: float = 0.0, wait: bool = False
     ) -> None:
         """
-        End the marker of *token*; others' markers stay as they are.
+        End the reservation of *token*; others' reservations stay as they are.
 
         Args:
             name: Lock name.
-            token: Of the marker.
+            token: Of the reservation.
             how: ``"over"``; ``"idle"`` for that unless its task runs, ``"unstarted"`` unless it
                 has ever run; ``"wait"`` if its task is queued again, for *life* at most; ``"hand"``
                 while a worker has it in hand and could lose it, for *life*; ``"window"`` if it
@@ -117,5 +117,5 @@ class Reservations:
 
 
 def has_answered(ballot: Ballot) -> bool:
-    """Return whether a majority of nodes answered, whether it had the marker or not."""
+    """Return whether a majority of nodes answered, whether it had the reservation or not."""
     return has_majority(ballot, VoteKind.GRANTED, VoteKind.REFUSED)

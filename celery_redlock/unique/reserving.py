@@ -1,5 +1,5 @@
 """
-The queued marker: keep a second message of a task out of the queue. Sans I/O.
+The reservation: keep a second message of a task out of the queue. Sans I/O.
 
     trigger --RESERVE--> nobody stands for the name     --> Reserved: publish, the token goes along
                          somebody does                  --> Duplicate: publish nothing
@@ -8,10 +8,10 @@ The queued marker: keep a second message of a task out of the queue. Sans I/O.
                            and runs, nobody is next     --> Reserved as the next one
                            and runs, somebody is next   --> Duplicate, newest arguments handed over
                            but that one may expire      --> Duplicate, nothing handed over
-    worker  --START-->   the marker lives on as long as the task's lock, or by itself
+    worker  --START-->   the reservation lives on as long as the task's lock, or by itself
             --END-->     it is taken away, by the token that the message carries
 
-A marker protects nobody: that is what the lock is for. It is written to a quorum like a
+A reservation protects nobody: that is what the lock is for. It is written to a quorum like a
 lock, but may live longer than ``max_ttl``; a majority of nodes that loses its memory forgets
 it, which costs a second message, never an overlap.
 
@@ -57,7 +57,7 @@ __all__ = ["Duplicate", "NotStarted", "Reserved", "Started", "is_decided", "rese
 SPLIT_TRIES = 8
 #: How often a version is proposed anew before the attempt is given up.
 VERSION_TRIES = 3
-#: The votes of nodes that store our marker.
+#: The votes of nodes that store our reservation.
 OURS = (VoteKind.GRANTED, ReservationVote.NEXT)
 #: The votes of nodes that are not in quarantine.
 ANSWERS = (*OURS, VoteKind.REFUSED, ReservationVote.MERGED)
@@ -66,7 +66,7 @@ ANSWERS = (*OURS, VoteKind.REFUSED, ReservationVote.MERGED)
 @dataclass(frozen=True)
 class Reserved:
     """
-    The marker is ours: publish.
+    The reservation is ours: publish.
 
     Attributes:
         token: Proof of that; the message has to carry it.
@@ -96,7 +96,7 @@ class Duplicate:
 @dataclass(frozen=True)
 class Started:
     """
-    The task may run in its marker's name.
+    The task may run in its reservation's name.
 
     Attributes:
         arguments: Of the newest trigger that was merged into it, as JSON; empty for none.
@@ -145,7 +145,7 @@ def has_met_others(ballot: Ballot) -> bool:
 
 
 def without_ours(ballot: Ballot) -> frozenset[int]:
-    """Return the positions of nodes that certainly stored no marker of ours."""
+    """Return the positions of nodes that certainly stored no reservation of ours."""
     return positions_of(ballot, VoteKind.REFUSED, ReservationVote.MERGED, VoteKind.QUARANTINED)
 
 
@@ -154,7 +154,7 @@ Steps = Generator["Ask | Tell | Pause", Any, "Reserved | Duplicate"]
 
 def reserve(client: Client, trigger: Trigger) -> Steps:
     """
-    Take the marker, or find out who has it.
+    Take the reservation, or find out who has it.
 
     Raises:
         QuorumUnavailable: No quorum could decide.
@@ -177,7 +177,7 @@ def reserve(client: Client, trigger: Trigger) -> Steps:
                 votes = []
             is_placed = votes and votes[0].kind in OURS
             if not is_placed and len(clean) < len(ballot):
-                # A node that stored it all the same had forgotten the others' marker: rare.
+                # A node that stored it all the same had forgotten the others' reservation: rare.
                 yield Tell(end_request(client.rules, trigger.name, token), clean)
         except GeneratorExit:  # dropped by its driver: nobody could send it
             raise

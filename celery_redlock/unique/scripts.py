@@ -1,5 +1,5 @@
 """
-The queued marker inside a node: which message stands for a name, and which comes next.
+The reservation inside a node: which message stands for a name, and which comes next.
 
     queued:<name>   the task that is queued or running
     next:<name>     the one that waits for it to end; only where triggers are merged
@@ -18,7 +18,7 @@ Each is a hash with an expiry:
     merged   how many triggers were
     by       owner of the newest one
 
-A marker that stands only by its lock ends with it: when a worker is killed, nobody has to
+A reservation that stands only by its lock ends with it: when a worker is killed, nobody has to
 clear away. Replies are votes, as in `celery_redlock.lock.scripting`.
 """
 
@@ -51,7 +51,7 @@ class ReservationVote(enum.Enum):
     PASSED = "passed over"
 
 
-MARKERS = """
+RESERVATIONS = """
 local function read(key)
   local t = redis.call('HMGET', key, 'token', 'info', 'until', 'window', 'lock', 'started',
     'version', 'merged', 'by')
@@ -129,7 +129,7 @@ return reserve(current, 1, current)
 """
 
 # KEYS 1 queued 2 next 3 lock, held by who starts
-# ARGV 1 token 2 info 3 token of the lock 4 execution 5 for how long the marker is to stand by
+# ARGV 1 token 2 info 3 token of the lock 4 execution 5 for how long the reservation is to stand by
 #      itself from now: '0' as long as the lock is held, 'as it is', or 'over' to take it away
 #      6 life of one that is published now 7 expiry
 START_LUA = """
@@ -206,27 +206,27 @@ return {ended, 0}
 """
 
 
-#: What a node answers of a marker: the version of the merged arguments, how long the marker stands
-#: yet by itself, whose it is, and how many triggers were merged.
-OF_MARKER = (FENCE, TTL, VALUE, MERGED)
+#: What a node answers of a reservation: the version of the merged arguments, how long it still
+#: stands by itself, whose it is, and how many triggers were merged.
+OF_RESERVATION = (FENCE, TTL, VALUE, MERGED)
 
 RESERVE = Script(
-    GUARD + MARKERS + RESERVE_LUA,
+    GUARD + RESERVATIONS + RESERVE_LUA,
     replies(
         {
-            1: (VoteKind.GRANTED, OF_MARKER),
-            3: (ReservationVote.NEXT, OF_MARKER),
-            4: (ReservationVote.MERGED, OF_MARKER),
+            1: (VoteKind.GRANTED, OF_RESERVATION),
+            3: (ReservationVote.NEXT, OF_RESERVATION),
+            4: (ReservationVote.MERGED, OF_RESERVATION),
         }
     ),
     guarded=True,
     positive=(VoteKind.GRANTED, ReservationVote.NEXT, ReservationVote.MERGED),
 )
 START = Script(
-    HEAD + MARKERS + START_LUA,
+    HEAD + RESERVATIONS + START_LUA,
     replies({1: (VoteKind.GRANTED, (FENCE, VALUE, MERGED)), 5: (ReservationVote.PASSED, ())}),
     guarded=False,
     one_way=True,
 )
-END = Script(HEAD + MARKERS + END_LUA, read_release, guarded=False, one_way=True)
+END = Script(HEAD + RESERVATIONS + END_LUA, read_release, guarded=False, one_way=True)
 register(RESERVE, START, END)
