@@ -136,7 +136,8 @@ def defer_signals(max_wait: float = NEVER) -> Iterator[None]:
         try:
             deferral.begin()
             _Deferral.current = deferral
-            deferral.let_through(max_wait)
+            if max_wait < NEVER:
+                deferral.let_through(max_wait)
             yield
         finally:
             _Deferral.current = outer

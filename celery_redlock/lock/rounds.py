@@ -356,9 +356,9 @@ class _Attempt:
 
 def _largest_granted(ballot: Ballot) -> int:
     """Return the largest fence of the nodes that hold our token, 0 if there are none."""
-    return max((v.fence for v in votes_of(ballot, VoteKind.GRANTED)), default=0)
+    return max([v.fence for v in votes_of(ballot, VoteKind.GRANTED)], default=0)
 
 
 def _agreeing(ballot: Ballot, fence: int) -> int:
     """Return how many nodes hold our token and store exactly *fence*."""
-    return sum(v.fence == fence for v in votes_of(ballot, VoteKind.GRANTED))
+    return len([v for v in votes_of(ballot, VoteKind.GRANTED) if v.fence == fence])

@@ -221,7 +221,9 @@ def replies(own: Mapping[int, tuple[enum.Enum, tuple[Field, ...]]]) -> Callable[
         if code in NO_VOTE:
             return Vote(VoteKind.UNREACHABLE, node_now=now, reason=NO_VOTE[code])
         kind, fields = answers[code]
-        found = {name: parse(reply[place]) for place, (name, parse) in enumerate(fields, 2)}
+        found: dict[str, Any] = {}
+        for place, (name, parse) in enumerate(fields, 2):
+            found[name] = parse(reply[place])
         return Vote(kind, node_now=now, **found)
 
     return read

@@ -211,5 +211,5 @@ def check_tasks(app: Any) -> None:
 
 @signals.task_postrun.connect(weak=False)
 def _after_task(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
-    if takes_lock(task):
+    if isinstance(task, RedlockTask):
         after(task, state, retval)
