@@ -19,11 +19,12 @@ from kombu.serialization import registry
 
 from celery_redlock import ConfigurationError, RedlockTask
 from celery_redlock.lock.redlock import ReleaseOutcome
-from celery_redlock.plugin import plugin_for
+from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.task import lost_child
 from celery_redlock.task.delivery import execution_id, hide, owner_in
 from celery_redlock.task.forced_ends import NoteRevokes, RedlockRequest
 from celery_redlock.task.lost_child import LostChild
+from celery_redlock.task.slot import BUFFERED_FOR
 from celery_redlock.testing import locks_disabled
 from support.versions import since
 
@@ -381,3 +382,15 @@ def test_the_child_knows_how_its_message_was_written(app, kind):
 def test_a_request_without_an_owner_has_none(info):
     """Eager, or made by somebody else, or forged: the child then makes its own tokens."""
     assert owner_in(info) is None
+
+
+def test_the_parent_has_the_options_that_the_slot_of_a_message_makes(app, monkeypatch):
+    """As its child has: a run that waits for the one before it stands for its name no longer."""
+    lives = []
+    known = SimpleNamespace(end=lambda *_, life, **__: lives.append(life))
+    monkeypatch.setattr(Plugin, "reservations", known)
+    task = declare(app, acks_late=True, reject_on_worker_lost=True)
+    slot = ["nightly", "2026-01-01T00:00:00.000+00:00", "buffer_one"]
+    reservation = ["seven", "a" * 40, "finished"]
+    fail(deliver(app, task, redlock={**HEADER, "slot": slot, "reservation": reservation}), LOST)
+    assert lives == [BUFFERED_FOR]

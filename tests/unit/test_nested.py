@@ -10,6 +10,8 @@ from celery import Celery
 from celery.app.trace import build_tracer
 
 from celery_redlock import RedlockTask, current_lock
+from celery_redlock.task.delivery import Delivery
+from celery_redlock.task.envelope import Envelope
 from celery_redlock.testing import memory_quorum
 
 PUBLISH = "0" * 32
@@ -153,3 +155,47 @@ def test_what_fails_before_it_is_called_ends_its_reservation(app, error):
     assert stored(app, "queued")
     deliver(bill, redlock=app.sent[0]["headers"]["redlock"])
     assert not stored(app, "queued")
+
+
+def test_what_a_hook_publishes_under_the_tasks_own_id_follows_it(app):
+    """The task is over, but its lock may still be on its way back: that is no conflict."""
+
+    class Again(RedlockTask):
+        abstract = True
+
+        def on_failure(self, exc, task_id, args, kwargs, einfo):
+            self.apply_async(args, kwargs, task_id=task_id)
+
+    @app.task(base=Again, name="bill", shared=False)
+    def bill():
+        raise ValueError
+
+    deliver(bill)
+    (sent,) = app.sent
+    first = Delivery.of(
+        bill, {"id": "me", "redlock": {"v": 1, "task_id": "me", "id": PUBLISH}}, "w"
+    )
+    again = Delivery.of(bill, {"id": "me", "redlock": sent["headers"]["redlock"]}, "w")
+    assert again.execution != first.execution
+    assert again.is_previous_execution({"task_id": "me", "execution": first.execution})
+
+
+def test_options_that_make_no_sense_do_not_hide_how_a_task_failed(app, caplog):
+    """Its arguments make no name, so that it fails; what it leaves is told in the log."""
+
+    @app.task(base=RedlockTask, name="bill", unique_until="finished", shared=False)
+    def bill(number):
+        pytest.fail("it ran")
+
+    reservation = ["bill", "a" * 40, "finished"]
+    header = {"v": 1, "task_id": "me", "id": PUBLISH, "reservation": reservation}
+    bill.lock_ttl = 10**9
+    failed = deliver(bill, redlock=header)
+    assert isinstance(failed.info.retval, TypeError)
+    assert "may leave something on the nodes" in caplog.text
+
+
+def test_the_owner_of_a_lock_is_not_shown():
+    """Its token begins with it, and values end in logs."""
+    delivery = Delivery("me", Envelope(), "e" * 32, may_be_repeated=True, owner="0wner" * 6)
+    assert "0wner" not in repr(delivery)
