@@ -26,7 +26,7 @@ MEANINGS = {
     "up": "votes",
     "quarantined": "new, restarted or wiped, and keeps silent until every lock that it may have "
     "forgotten has ended; 'redlock bootstrap' ends that where no lock can be held",
-    "unmarked": "the same, but no client has noticed it yet",
+    "unmarked": "new, restarted or wiped, and no client has noticed it yet; does not vote",
     "unfit": "answers, but must not be a lock node",
     "down": "does not answer",
 }
