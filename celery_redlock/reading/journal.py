@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
@@ -191,10 +191,3 @@ def when(record: dict[str, Any]) -> float:
     """Return when *record* was written [s, Unix time]; 0.0 if it does not say."""
     at = record.get("at")
     return float(at) if isinstance(at, (int, float)) and abs(at) < FOREVER else 0.0
-
-
-def follow(reader: JournalReader, pause: Callable[[], None]) -> Iterator[dict[str, Any]]:
-    """Yield records as they come, for ever, with a *pause* after each look."""
-    while True:
-        yield from reader.new()
-        pause()
