@@ -9,7 +9,7 @@ from celery_redlock.lock.requests import Request
 from celery_redlock.lock.scripting import pack
 from celery_redlock.lock.votes import Ballot, Vote, VoteKind
 
-__all__ = ["Call", "pack_guarded"]
+__all__ = ["Call"]
 
 
 class Call:
@@ -27,7 +27,7 @@ class Call:
 
     __slots__ = (
         "_decided",
-        "_majority",
+        "_minority",
         "_missing",
         "ballot",
         "is_guarded",
@@ -48,7 +48,7 @@ class Call:
         self.kept_since: float | None = None
         self._decided = decided
         self._missing = nodes
-        self._majority = quorum(nodes)
+        self._minority = nodes - quorum(nodes)
 
     def take(self, position: int, vote: Vote) -> None:
         """Count the vote of the node at *position*; closes the call once it is decided."""
@@ -58,7 +58,7 @@ class Call:
         self._missing -= 1
         if not self._missing:
             self.is_open = False
-        elif len(self.ballot) - self._missing >= self._majority:
+        elif self._missing <= self._minority:
             self.is_open = not self._decided(self.ballot)  # type: ignore[misc]  # open: not None
 
     def withdraw(self, position: int, reason: str) -> None:
@@ -71,10 +71,6 @@ class Call:
 def pack_call(request: Request) -> bytes:
     """Return the request as bytes for any node; without a guarded script's last argument."""
     script = request.script
-    head = (b"EVALSHA", script.sha, b"%d" % len(request.keys), *request.keys, *request.arguments)
-    return pack_guarded(head) if script.guarded else pack(*head)
-
-
-def pack_guarded(head: tuple[bytes, ...]) -> bytes:
-    """Return *head* packed as a command that has one argument more, which is still to come."""
-    return b"*%d\r\n" % (len(head) + 1) + pack(*head).partition(b"\r\n")[2]
+    numkeys = b"%d" % len(request.keys)
+    words = (b"EVALSHA", script.sha, numkeys, *request.keys, *request.arguments)
+    return pack(words, more=script.guarded)

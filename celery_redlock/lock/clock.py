@@ -21,6 +21,7 @@ __all__ = [
     "ClockReading",
     "Move",
     "check_not_replaced",
+    "has_jumped",
     "jitter",
     "make_up_for",
     "move_between",
@@ -176,8 +177,21 @@ def move_between(before: ClockReading, after: ClockReading, drift_factor: float)
     return Move(
         after.earliest - before.latest,
         after.latest - before.earliest,
-        JUMP_TOLERANCE + drift_factor * max(0.0, after.at - before.at),
+        allowed_between(before, after, drift_factor),
     )
+
+
+def has_jumped(before: ClockReading, after: ClockReading, drift_factor: float) -> bool:
+    """Return whether `move_between` has a jump; asked of every vote, so no `Move` is made."""
+    allowed = allowed_between(before, after, drift_factor)
+    forward, back = after.earliest - before.latest, before.earliest - after.latest
+    return forward > allowed or back > allowed
+
+
+def allowed_between(before: ClockReading, after: ClockReading, drift_factor: float) -> float:
+    """Return how much of a move between two readings is no jump [s, > 0]."""
+    age = after.at - before.at
+    return JUMP_TOLERANCE + drift_factor * age if age > 0 else JUMP_TOLERANCE
 
 
 def sharper(before: ClockReading, after: ClockReading, drift_factor: float) -> ClockReading:

@@ -61,23 +61,30 @@ _every_fanout: weakref.WeakSet[Fanout] = weakref.WeakSet()
 
 
 class _Waiter:
-    """Somebody who waits for calls to be decided, at most until *deadline*."""
+    """
+    Somebody who waits for calls to be decided, at most until *deadline*.
+
+    Attributes:
+        wake: Held while it sleeps because another reads; None for one that reads from the start.
+    """
 
     __slots__ = ("calls", "deadline", "wake")
 
     def __init__(self, calls: Sequence[Call], deadline: float) -> None:
         self.calls = calls
         self.deadline = deadline
-        self.wake = threading.Lock()
-        self.wake.acquire()
+        self.wake: threading.Lock | None = None
 
     @property
     def is_open(self) -> bool:
-        return any(call.is_open for call in self.calls)
+        for call in self.calls:  # noqa: SIM110  without a generator, as it is on every task's path
+            if call.is_open:
+                return True
+        return False
 
     def rouse(self) -> None:
         """Wake the waiter up; called with the mutex held."""
-        if self.wake.locked():
+        if self.wake is not None and self.wake.locked():
             self.wake.release()
 
 
@@ -158,8 +165,10 @@ class Fanout:
         Afterwards every ballot is complete: a node that did not answer votes unreachable.
         """
         self._ask(calls)
-        if any(node.clock.doubt for node in self.nodes):
-            self._compare_clocks()
+        for node in self.nodes:
+            if node.clock.doubt is not None:
+                self._compare_clocks()
+                return
 
     def _ask(self, calls: Sequence[Call]) -> None:
         if clock.now() - self._looked > QUIET:
@@ -169,7 +178,10 @@ class Fanout:
         try:
             with self._mutex:
                 self._waiters.append(waiter)
-                if not self._has_reader():
+                if self._has_reader():
+                    waiter.wake = threading.Lock()
+                    waiter.wake.acquire()
+                else:
                     self._reader = waiter
                 self._send(calls)
             self._wait(waiter)
@@ -247,16 +259,20 @@ class Fanout:
             time.sleep(min(0.002, left))  # no Event: an exception out of nowhere can jam it
 
     def _connected(self) -> int:
-        return len([1 for node in self.nodes if node.connection is not None])
+        count = 0
+        for node in self.nodes:
+            count += node.connection is not None
+        return count
 
     # -- asking ------------------------------------------------------------------
 
     def _send(self, calls: Sequence[Call], skip: frozenset[int] = frozenset()) -> None:
         now = clock.now()
+        late = now - self._rules.node_timeout
         for node in self.nodes:
             if node.position in skip:
                 continue
-            if node.is_late(now) and not self._has_reader(but=calls):
+            if node.quiet_since < late and not self._has_reader(but=calls):
                 self._read(self._selector.select(0))  # or its answers lie unread since long
             try:
                 node.send(calls, now)
@@ -293,7 +309,7 @@ class Fanout:
                 ready = self._selector.select(left)
                 with self._mutex:
                     self._read(ready)
-            else:
+            elif waiter.wake is not None:
                 waiter.wake.acquire(timeout=left)
 
     def _read(self, ready: Sequence[tuple[selectors.SelectorKey, int]]) -> None:

@@ -83,8 +83,8 @@ def by_hiredis(sock: socket.socket, reader: Any) -> Replies:
             is_more = len(data) == SIZE
             reader.feed(data)
             while (reply := reader.gets(False)) is not nothing:
-                if isinstance(reply, Lost):  # a server that is loading its data, for example
-                    raise reply
+                if type(reply) is not list and isinstance(reply, Lost):
+                    raise reply  # a server that is loading its data, for example
                 yield reply
 
     return replies

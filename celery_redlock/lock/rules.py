@@ -6,6 +6,7 @@ import hashlib
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
@@ -90,17 +91,17 @@ class Rules:
             raise ConfigurationError(msg)
         return float(ttl)
 
-    @property
+    @cached_property
     def quarantine(self) -> float:
         """How long a node without memory must not vote [s]."""
         return quarantine_for(self.max_ttl, self.drift_factor)
 
-    @property
+    @cached_property
     def longest_skew(self) -> float:
         """How far a client's wall clock may run ahead of a node's [s]."""
         return min(self.quarantine / 4.0, 5.0)
 
-    @property
+    @cached_property
     def fence_memory(self) -> float:
         """How long a node remembers a fence [s]: beyond doubt about clocks, which decide then."""
         return max(self.fence_retention, self.max_ttl + 2 * self.longest_skew)

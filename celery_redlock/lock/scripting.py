@@ -136,11 +136,16 @@ def registered() -> tuple[Script, ...]:
     return tuple(_registered)
 
 
-def pack(*arguments: bytes) -> bytes:
-    """Return a command as Redis reads it (RESP); packed once and sent to every node."""
-    parts = [b"*%d\r\n" % len(arguments)]
-    parts += [b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments]
-    return b"".join(parts)
+def pack(arguments: Sequence[bytes], more: int = 0) -> bytes:
+    """
+    Return a command as Redis reads it (RESP); packed once and sent to every node.
+
+    Args:
+        arguments: Of the command, its name being the first.
+        more: How many arguments follow that are not among them.
+    """
+    parts = [b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments]
+    return b"*%d\r\n%b" % (len(parts) + more, b"".join(parts))
 
 
 def ms(seconds: float) -> bytes:
@@ -152,6 +157,7 @@ def ms(seconds: float) -> bytes:
 
 #: Beyond it Lua does not hold a whole number exactly, so no script of ours answers a larger one.
 LARGEST = 2**53
+DIGITS = len(str(LARGEST))
 
 
 def whole(value: Any) -> int:
@@ -185,9 +191,10 @@ def text(value: Any) -> bytes:
 
 def fence_in(value: Any) -> int:
     """Parse the decimal number *value*; raise ValueError if our scripts write none like it."""
-    digits = text(value)
-    if digits.isdigit() and len(digits) <= len(str(LARGEST)) and int(digits) <= LARGEST:
-        return int(digits)
+    if type(value) is bytes and value.isdigit() and len(value) <= DIGITS:
+        fence = int(value)
+        if fence <= LARGEST:
+            return fence
     raise ValueError(value)
 
 
@@ -221,10 +228,12 @@ def replies(own: Mapping[int, tuple[enum.Enum, tuple[Field, ...]]]) -> Callable[
         if code in NO_VOTE:
             return Vote(VoteKind.UNREACHABLE, node_now=now, reason=NO_VOTE[code])
         kind, fields = answers[code]
-        found: dict[str, Any] = {}
-        for place, (name, parse) in enumerate(fields, 2):
+        found: dict[str, Any] = {"node_now": now}
+        place = 2
+        for name, parse in fields:
             found[name] = parse(reply[place])
-        return Vote(kind, node_now=now, **found)
+            place += 1
+        return Vote(kind, **found)
 
     return read
 

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from celery_redlock.lock.clock import ClockReading, Move, move_between, sharper
+from celery_redlock.lock.clock import ClockReading, Move, has_jumped, move_between, sharper
 from celery_redlock.lock.lease import quorum
 
 __all__ = ["Doubt", "Finding", "NodeClock", "whose"]
@@ -82,8 +82,8 @@ class NodeClock:
         if before is None or self._best is None:
             self._keep(reading)
             return True
-        move = move_between(self._best, reading, self._drift_factor)
-        if move.jump:
+        if has_jumped(self._best, reading, self._drift_factor):
+            move = move_between(self._best, reading, self._drift_factor)
             self.doubt = Doubt(move, before.at, reading.at)
             return False
         self._keep(sharper(self._best, reading, self._drift_factor))
