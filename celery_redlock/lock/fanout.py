@@ -174,7 +174,8 @@ class Fanout:
         if clock.now() - self._looked > QUIET:
             self._look()
         self.settle()
-        waiter = _Waiter(calls, clock.now() + self._rules.node_timeout)
+        now = clock.now()
+        waiter = _Waiter(calls, now + self._rules.node_timeout)
         try:
             with self._mutex:
                 self._waiters.append(waiter)
@@ -183,7 +184,7 @@ class Fanout:
                     waiter.wake.acquire()
                 else:
                     self._reader = waiter
-                self._send(calls)
+                self._send(calls, now)
             self._wait(waiter)
         finally:
             with self._mutex:
@@ -215,10 +216,11 @@ class Fanout:
 
     def tell(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
         """Send *call* to every node but those at the positions *skip*; wait for nothing."""
-        if clock.now() - self._looked > QUIET:
+        now = clock.now()
+        if now - self._looked > QUIET:
             self._look()  # the first write to a connection that was ended seems to succeed
         with self._mutex:
-            self._send([call], skip)
+            self._send((call,), now, skip)
         self.publish()
 
     def settle(self) -> None:
@@ -266,8 +268,9 @@ class Fanout:
 
     # -- asking ------------------------------------------------------------------
 
-    def _send(self, calls: Sequence[Call], skip: frozenset[int] = frozenset()) -> None:
-        now = clock.now()
+    def _send(
+        self, calls: Sequence[Call], now: float, skip: frozenset[int] = frozenset()
+    ) -> None:
         late = now - self._rules.node_timeout
         for node in self.nodes:
             if node.position in skip:

@@ -200,16 +200,10 @@ class Node:
             calls = self._only_notes(calls)
         data = b""
         for call in calls:
-            self._owe(call, now)
+            self._owed.append((call, now))
             data += call.packed + self._boot if call.is_guarded else call.packed
         if data:
-            self._write(data)
-
-    def _owe(self, call: Call | None, now: float) -> None:
-        """Expect one reply more."""
-        self._owed.append((call, now))
-        if self.quiet_since == NEVER:
-            self.quiet_since = now
+            self._write(data, now)
 
     def _only_notes(self, calls: Sequence[Call]) -> list[Call]:
         """Answer for a suspect; only notes go down its connection, behind what they undo."""
@@ -240,7 +234,8 @@ class Node:
             raise Gone(msg)
         error = reply if type(reply) is not list and isinstance(reply, Exception) else None
         call, sent = self._owed[0]
-        if call is not None and call.is_open and not isinstance(error, NoScriptError):
+        is_repeated = error is not None and isinstance(error, NoScriptError)
+        if call is not None and call.is_open and not is_repeated:
             now = clock.now()  # not earlier than the reply came
             self.latency = now - sent
             call.take(self.position, self._vote(call, reply, sent, now))
@@ -279,8 +274,9 @@ class Node:
         request = call.request
         script, numkeys = request.script, b"%d" % len(request.keys)
         words = (b"EVAL", script.source, numkeys, *request.keys, *request.arguments)
-        self._owe(call, now)
-        self._write(pack(words, more=script.guarded) + (self._boot if script.guarded else b""))
+        self._owed.append((call, now))
+        data = pack(words, more=script.guarded)
+        self._write(data + self._boot if script.guarded else data, now)
 
     def _checked(self, vote: Vote, sent: float, now: float) -> Vote:
         """Return *vote*, or none at all while the node's clock does not go as ours does."""
@@ -330,12 +326,14 @@ class Node:
     def _quarantine(self, now: float) -> None:
         """Keep this node from voting for anybody: keys may have expired before their time."""
         keys, left = Keys.of(self._rules.prefix, ""), self._rules.quarantine
-        self._owe(None, now)
-        self._write(pack((b"SET", keys.quarantine, b"1", b"PX", ms(left))))
+        self._owed.append((None, now))
+        self._write(pack((b"SET", keys.quarantine, b"1", b"PX", ms(left))), now)
         self._news.append(NodeQuarantined(self.label, left))
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, now: float) -> None:
         """Send *data* behind what waits to be sent; what cannot be sent now waits, too."""
+        if self.quiet_since == NEVER:
+            self.quiet_since = now
         if self.unsent:
             self.unsent += data
             self.flush()
@@ -358,11 +356,10 @@ class Node:
         """
         waiting, self.unsent = self.unsent, b""
         if waiting:
-            self._write(waiting)
+            now = clock.now()
+            self._write(waiting, now)
             if len(self.unsent) < len(waiting):
-                self._took_more = clock.now()
-                if self._owed:
-                    self.quiet_since = self._took_more
+                self._took_more = self.quiet_since = now
         if len(self.unsent) > LARGEST_UNSENT:
             msg = "takes no more requests"
             raise Gone(msg)

@@ -150,7 +150,8 @@ def pack(arguments: Sequence[bytes], more: int = 0) -> bytes:
 
 def ms(seconds: float) -> bytes:
     """Return *seconds* in whole milliseconds, at least one: PX 0 is an error."""
-    return b"%d" % max(1, round(seconds * 1000))
+    whole = round(seconds * 1000)
+    return b"%d" % (whole if whole > 1 else 1)
 
 
 # --- replies -------------------------------------------------------------------------------
@@ -224,11 +225,13 @@ def replies(own: Mapping[int, tuple[enum.Enum, tuple[Field, ...]]]) -> Callable[
     answers = ANSWERS | dict(own)
 
     def read(reply: Any) -> Vote:
-        code, now = whole(reply[0]), seconds(reply[1])
+        code, now = reply[0], reply[1]
+        if type(code) is not int or type(now) is not int or not -LARGEST <= now <= LARGEST:
+            raise ValueError(reply)
         if code in NO_VOTE:
-            return Vote(VoteKind.UNREACHABLE, node_now=now, reason=NO_VOTE[code])
+            return Vote(VoteKind.UNREACHABLE, node_now=now / 1000.0, reason=NO_VOTE[code])
         kind, fields = answers[code]
-        found: dict[str, Any] = {"node_now": now}
+        found: dict[str, Any] = {"node_now": now / 1000.0}
         place = 2
         for name, parse in fields:
             found[name] = parse(reply[place])

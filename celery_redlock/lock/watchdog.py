@@ -121,7 +121,7 @@ class Watchdog:
         set the key again, and leave a lock that nobody holds. A lease that has ended before
         the thread got to run is reported here: its holder ran on without a lock.
         """
-        if held.is_lost and held in self._held:
+        if held.lost_reason is not None and held in self._held:
             self._warn_if_starved()
             self._is_over(held)
         with self._changed:
@@ -129,7 +129,7 @@ class Watchdog:
             if len(self._due) > STALE + 2 * len(self._held):
                 self._due = [entry for entry in self._due if entry[2] in self._held]
                 heapq.heapify(self._due)
-            if threading.current_thread() is not self._thread:
+            if held in self._asked and threading.current_thread() is not self._thread:
                 self._changed.wait_for(lambda: held not in self._asked, held.ttl / 12.0)
 
     def _start(self) -> None:

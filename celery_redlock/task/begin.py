@@ -239,7 +239,8 @@ def report_started(execution: Execution) -> None:
     is the result, and end without another word.
     """
     task, request = execution.task, execution.request
-    if lock_of(task).stores_started and not request.is_eager and not is_ignored(task, request):
+    is_wanted = execution.lock.stores_started and not request.is_eager
+    if is_wanted and not is_ignored(task, request):
         who = {"pid": os.getpid(), "hostname": request.hostname}
         task.backend.store_result(request.id, who, states.STARTED, request=request)
 

@@ -40,6 +40,7 @@ OWNER = "redlock_owner"
 SERIALIZER = "serializer"
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{32}")
+_encode = json.JSONEncoder(default=repr).encode  # json.dumps would make one a call
 
 
 @dataclass(frozen=True)
@@ -81,16 +82,17 @@ class Delivery:
         task_id = fields.get("id")
         envelope = Envelope.of(fields.get(HEADER), task_id)
         info = fields.get("delivery_info")
-        is_redelivered = isinstance(info, Mapping) and bool(info.get("redelivered"))
-        again = fields.get("retries"), fields.get("replaced_task_nesting")
+        is_redelivered = isinstance(info, dict) and bool(info.get("redelivered"))
+        retries, nesting = fields.get("retries"), fields.get("replaced_task_nesting")
         place = "" if broadcast_of(task.app, info) is None else worker
-        execution = execution_id(task.name, task_id, envelope.publish_id or "", *again, place)
+        published = envelope.publish_id or ""
+        execution = execution_id(task.name, task_id, published, retries, nesting, place)
         return cls(
             task_id=task_id,
             envelope=envelope,
             execution=execution,
             may_be_repeated=envelope.publish_id is not None or is_redelivered,
-            comes_again=any(again),
+            comes_again=bool(retries or nesting),
             parent_id=fields.get("parent_id"),
             owner=owner_in(info),
         )
@@ -135,7 +137,7 @@ class Delivery:
 
 def broadcast_of(app: Any, delivery_info: Any) -> Any:
     """Return the exchange that delivered a message to other workers, too; None if it is for one."""
-    name = delivery_info.get("exchange") if isinstance(delivery_info, Mapping) else None
+    name = delivery_info.get("exchange") if isinstance(delivery_info, dict) else None
     if not name:
         return None
     known = (queue.exchange for queue in app.amqp.queues.values() if queue.exchange)
@@ -157,7 +159,7 @@ def execution_id(
         place: Where it runs, if others run it elsewhere.
     """
     parts = [task, task_id, publish_id, retries or 0, nesting or 0, place]
-    known = json.dumps(parts, default=repr)
+    known = _encode(parts)
     return hashlib.sha256(known.encode()).hexdigest()[:32]
 
 
@@ -168,7 +170,7 @@ def mint_owner(request: dict[str, Any]) -> None:
 
 def owner_in(delivery_info: Any) -> str | None:
     """Return the owner that the parent minted; None if it did not."""
-    owner = delivery_info.get(OWNER) if isinstance(delivery_info, Mapping) else None
+    owner = delivery_info.get(OWNER) if isinstance(delivery_info, dict) else None
     return owner if isinstance(owner, str) and WELL_FORMED.fullmatch(owner) else None
 
 
