@@ -21,7 +21,6 @@ __all__ = [
     "ClockReading",
     "Move",
     "check_not_replaced",
-    "has_jumped",
     "jitter",
     "make_up_for",
     "move_between",
@@ -177,25 +176,20 @@ def move_between(before: ClockReading, after: ClockReading, drift_factor: float)
     return Move(
         after.earliest - before.latest,
         after.latest - before.earliest,
-        allowed_between(before, after, drift_factor),
+        JUMP_TOLERANCE + drift_factor * max(0.0, after.at - before.at),
     )
 
 
-def has_jumped(before: ClockReading, after: ClockReading, drift_factor: float) -> bool:
-    """Return whether `move_between` has a jump; asked of every vote, so no `Move` is made."""
-    allowed = allowed_between(before, after, drift_factor)
-    forward, back = after.earliest - before.latest, before.earliest - after.latest
-    return forward > allowed or back > allowed
+def sharper(before: ClockReading, after: ClockReading, drift_factor: float) -> ClockReading | None:
+    """
+    Return whichever reading pins the node's offset down better as of *after*.
 
-
-def allowed_between(before: ClockReading, after: ClockReading, drift_factor: float) -> float:
-    """Return how much of a move between two readings is no jump [s, > 0]."""
-    age = after.at - before.at
-    return JUMP_TOLERANCE + drift_factor * age if age > 0 else JUMP_TOLERANCE
-
-
-def sharper(before: ClockReading, after: ClockReading, drift_factor: float) -> ClockReading:
-    """Return whichever reading pins the node's offset down better as of *after*."""
-    age = drift_factor * (after.at - before.at)
-    width_before = before.latest - before.earliest + 2 * age
+    None if its clock has jumped in between, as `Move.jump` has it; no `Move` is made, since this
+    is asked of every vote.
+    """
+    drift = drift_factor * (after.at - before.at)
+    allowed = JUMP_TOLERANCE + drift if drift > 0 else JUMP_TOLERANCE
+    if after.earliest - before.latest > allowed or before.earliest - after.latest > allowed:
+        return None
+    width_before = before.latest - before.earliest + 2 * drift
     return before if width_before < after.latest - after.earliest else after

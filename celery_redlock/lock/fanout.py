@@ -268,9 +268,7 @@ class Fanout:
 
     # -- asking ------------------------------------------------------------------
 
-    def _send(
-        self, calls: Sequence[Call], now: float, skip: frozenset[int] = frozenset()
-    ) -> None:
+    def _send(self, calls: Sequence[Call], now: float, skip: frozenset[int] = frozenset()) -> None:
         late = now - self._rules.node_timeout
         for node in self.nodes:
             if node.position in skip:

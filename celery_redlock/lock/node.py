@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 
 from celery_redlock.events import Event, NodeClockJump, NodeDown, NodeQuarantined, NodeUp
 from celery_redlock.lock import clock
-from celery_redlock.lock.call import Call
+from celery_redlock.lock.call import Call, pack_call
 from celery_redlock.lock.clock import ClockReading
 from celery_redlock.lock.guard import Greeting, boot_marker
 from celery_redlock.lock.records import Keys
@@ -220,10 +220,15 @@ class Node:
         """
         try:
             for reply in self._replies():
-                self._take(reply)
+                call = self._owed[0][0] if self._owed else None
+                if call is not None and not call.is_open and type(reply) is list:
+                    self._owed.popleft()  # nobody waits for it
+                else:
+                    self._take(reply)
         except (RedisError, OSError, ValueError, RecursionError) as error:
             # The last two: what redis-py's parser makes of bytes that are no answer of a server.
             raise Gone(str(error)) from error
+        self.quiet_since = max(self._owed[0][1], self._took_more) if self._owed else NEVER
         if self.suspect_since is not None and not self.is_late(clock.now()):
             self.suspect_since = None
             self._news.append(NodeUp(self.label))
@@ -240,10 +245,6 @@ class Node:
             self.latency = now - sent
             call.take(self.position, self._vote(call, reply, sent, now))
         self._owed.popleft()
-        self.quiet_since = NEVER
-        if self._owed:
-            since = self._owed[0][1]
-            self.quiet_since = since if since > self._took_more else self._took_more
         if error is not None:
             self._heed(error, call)
 
@@ -272,11 +273,9 @@ class Node:
         if not call.is_open and call.request.script.guarded:
             return
         request = call.request
-        script, numkeys = request.script, b"%d" % len(request.keys)
-        words = (b"EVAL", script.source, numkeys, *request.keys, *request.arguments)
+        data = pack_call(request, request.script.by_source)
         self._owed.append((call, now))
-        data = pack(words, more=script.guarded)
-        self._write(data + self._boot if script.guarded else data, now)
+        self._write(data + self._boot if call.is_guarded else data, now)
 
     def _checked(self, vote: Vote, sent: float, now: float) -> Vote:
         """Return *vote*, or none at all while the node's clock does not go as ours does."""
@@ -327,7 +326,7 @@ class Node:
         """Keep this node from voting for anybody: keys may have expired before their time."""
         keys, left = Keys.of(self._rules.prefix, ""), self._rules.quarantine
         self._owed.append((None, now))
-        self._write(pack((b"SET", keys.quarantine, b"1", b"PX", ms(left))), now)
+        self._write(pack(b"SET", keys.quarantine, b"1", b"PX", ms(left)), now)
         self._news.append(NodeQuarantined(self.label, left))
 
     def _write(self, data: bytes, now: float) -> None:

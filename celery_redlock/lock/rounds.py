@@ -201,8 +201,7 @@ class Client:
         for vote in ballot:
             if vote is not None and vote.fence > largest:
                 largest = vote.fence
-        if largest > self.seen:
-            self.seen = largest
+        self.seen = max(self.seen, largest)
         return largest
 
 

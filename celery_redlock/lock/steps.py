@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from celery_redlock.lock.clock import ClockReading, Move, has_jumped, move_between, sharper
+from celery_redlock.lock.clock import ClockReading, Move, move_between, sharper
 from celery_redlock.lock.lease import quorum
 
 __all__ = ["Doubt", "Finding", "NodeClock", "whose"]
@@ -81,11 +81,12 @@ class NodeClock:
             return False
         best = reading
         if before is not None and self._best is not None:
-            if has_jumped(self._best, reading, self._drift_factor):
+            sharpest = sharper(self._best, reading, self._drift_factor)
+            if sharpest is None:
                 move = move_between(self._best, reading, self._drift_factor)
                 self.doubt = Doubt(move, before.at, reading.at)
                 return False
-            best = sharper(self._best, reading, self._drift_factor)
+            best = sharpest
         self._best = best
         if not self._past or best.at - self._past[-1].at >= APART:
             self._past.append(best)

@@ -111,7 +111,7 @@ class Parameters:
             LockKeyError: The arguments do not fit the signature.
         """
         if self.plain:
-            given = dict(zip(self.plain, args, strict=False)) | kwargs
+            given = {**dict(zip(self.plain, args, strict=False)), **kwargs}
             if given.keys() == self.plain.keys() and len(args) + len(kwargs) == len(given):
                 return given
         try:

@@ -28,7 +28,6 @@ from celery_redlock.task.outcome import DONE, DeliveryOver, Outcome, Records
 from celery_redlock.task.policies import RunUnlocked
 from celery_redlock.task.redelivery import requeue
 from celery_redlock.task.reservation import NotItsTurn, Reservation, look_again, newest_call
-from celery_redlock.task.task_lock import lock_of
 from celery_redlock.unique.requests import OVER
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ class Envelope:
         Also if it speaks of another task: headers are handed on, by tracing libraries for example.
         What is malformed within it counts as absent by itself: anybody can publish.
         """
-        if not (isinstance(header, dict) and isinstance(task_id, str)):
+        if not (type(header) is dict and isinstance(task_id, str)):
             return NOTHING
         if header.get("task_id") != task_id or type(header.get("v")) is not int:
             return NOTHING
@@ -92,15 +92,6 @@ class Envelope:
 
 
 NOTHING = Envelope()
-#: Field of the header -> attribute of the envelope, and what parses the one to the other.
-PARSERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "id": ("publish_id", lambda value: text(value, PUBLISH_ID)),
-    "previous": ("previous", lambda value: text(value, EXECUTION_ID)),
-    "reschedules": ("reschedules", lambda value: count(value)),
-    "reservation": ("reservation", Reservation.of),
-    "slot": ("slot", Slot.of),
-    "worker": ("worker", lambda value: text(value, WORKER)),
-}
 
 
 def fresh_publish_id() -> str:
@@ -115,11 +106,11 @@ def hide_header(request: Any) -> None:
     Without the publish id: a body that hands its headers on publishes another execution.
     """
     headers = request.headers
-    if not isinstance(headers, dict) or HEADER not in headers:
+    if type(headers) is not dict or HEADER not in headers:
         return
     seen = {name: value for name, value in headers.items() if name != HEADER}
     ours = headers[HEADER]
-    if isinstance(ours, dict) and "slot" in ours:
+    if type(ours) is dict and "slot" in ours:
         seen[HEADER] = {field: value for field, value in ours.items() if field != "id"}
     request.headers = seen or None
 
@@ -132,3 +123,14 @@ def text(value: Any, pattern: re.Pattern[str]) -> str | None:
 def count(value: Any) -> int:
     """Return *value* if it is a number of times, else 0."""
     return value if type(value) is int and 0 < value <= MOST_RESCHEDULES else 0
+
+
+#: Field of the header -> attribute of the envelope, and what parses the one to the other.
+PARSERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "id": ("publish_id", lambda value: text(value, PUBLISH_ID)),
+    "previous": ("previous", lambda value: text(value, EXECUTION_ID)),
+    "reschedules": ("reschedules", count),
+    "reservation": ("reservation", Reservation.of),
+    "slot": ("slot", Slot.of),
+    "worker": ("worker", lambda value: text(value, WORKER)),
+}

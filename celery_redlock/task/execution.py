@@ -26,7 +26,7 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.requests import Marker
 from celery_redlock.log import get_logger
-from celery_redlock.plugin import locking, plugin_for
+from celery_redlock.plugin import locking
 from celery_redlock.task.begin import acquire, refuse, start
 from celery_redlock.task.current import latest_execution, running_execution
 from celery_redlock.task.delivery import Delivery, hide

@@ -398,4 +398,4 @@ def test_any_name_is_a_lock_or_refused(five_nodes, name):
 
 def test_packed_words_are_bytes():
     """The impostor reads what is really sent."""
-    assert pack((b"a", b"")) == b"*2\r\n$1\r\na\r\n$0\r\n\r\n"
+    assert pack(b"a", b"") == b"*2\r\n$1\r\na\r\n$0\r\n\r\n"

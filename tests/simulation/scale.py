@@ -235,7 +235,7 @@ class ScaleWorld(World):
         self._free_at[core] = max(self._free_at[core], self.now) + cost
         if self.now >= self.count_from:
             if kind not in self._sizes:  # all of a kind are about as long
-                self._sizes[kind] = len(pack(command)), len(packed(reply))
+                self._sizes[kind] = len(pack(*command)), len(packed(reply))
             tally, (received, sent) = self.tallies[at], self._sizes[kind]
             tally.commands[kind] += 1
             tally.busy += cost

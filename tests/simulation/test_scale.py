@@ -157,7 +157,7 @@ def test_every_command_is_known():
     command = [b"EVALSHA", request.script.sha, b"2", *request.keys, *request.arguments]
     assert kind_of(command, [0, 0]) == "undo"
     assert packed([1, 42, b"7"]) == b"*3\r\n:1\r\n:42\r\n$1\r\n7\r\n"
-    assert pack((b"a", b"bc")) == b"*2\r\n$1\r\na\r\n$2\r\nbc\r\n"
+    assert pack(b"a", b"bc") == b"*2\r\n$1\r\na\r\n$2\r\nbc\r\n"
 
 
 # -- queues ------------------------------------------------------------------------------
