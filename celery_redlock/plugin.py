@@ -169,8 +169,7 @@ class Plugin:
         observers = self.observers
         if observers:
             with defer_signals():
-                for observer in observers:
-                    tell(observer, event)
+                tell(observers, event)
 
     def flush(self) -> None:
         """Have observers let go of what they have gathered; never fails."""

@@ -359,10 +359,12 @@ class Fanout:
             w for w in self._waiters if w is not waiter and now < w.deadline + INTERRUPTED
         ]
         if self._reader is waiter:
-            heirs = (w for w in self._waiters if w.is_open and now < w.deadline)
-            self._reader = next(heirs, None)
-            if self._reader is not None:
-                self._reader.rouse()
+            self._reader = None
+            for heir in self._waiters:
+                if heir.is_open and now < heir.deadline:
+                    self._reader = heir
+                    heir.rouse()
+                    break
 
     def _give_up(self, call: Call, now: float) -> None:
         for node, vote in zip(self.nodes, tuple(call.ballot), strict=True):

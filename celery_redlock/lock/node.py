@@ -338,13 +338,11 @@ class Node:
             self.flush()
             return
         try:
-            sent = self.sock.send(data)
+            self.unsent = data[self.sock.send(data) :]
         except WOULD_BLOCK:
-            sent = 0
+            self.unsent = data
         except OSError as error:
             raise Gone(str(error)) from error
-        if sent < len(data):
-            self.unsent = data[sent:]
 
     def flush(self) -> None:
         """

@@ -73,8 +73,7 @@ def by_hiredis(sock: socket.socket, reader: Any) -> Replies:
     nothing = gets()
 
     def replies() -> Iterator[Any]:
-        is_more = True
-        while is_more:
+        while True:
             try:
                 data = sock.recv(SIZE)
             except BlockingIOError:
@@ -82,11 +81,12 @@ def by_hiredis(sock: socket.socket, reader: Any) -> Replies:
             if not data:
                 msg = "Connection closed by server."
                 raise Lost(msg)
-            is_more = len(data) == SIZE
             reader.feed(data)
             for reply in iter(gets, nothing):
                 if type(reply) is not list and isinstance(reply, Lost):
                     raise reply  # a server that is loading its data, for example
                 yield reply
+            if not data[SIZE - 1 :]:  # there was room for more, so there is no more
+                return
 
     return replies
