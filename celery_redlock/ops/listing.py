@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from celery_redlock.lock.lease import quorum
-from celery_redlock.ops.text import LONGEST, duration, one_line, show_table
+from celery_redlock.ops.text import LONGEST, one_line, show_table
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
+from celery_redlock.words import duration
 
 __all__ = [
     "LOCK_HEAD",

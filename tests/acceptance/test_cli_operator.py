@@ -215,7 +215,7 @@ def test_why_names_the_holder_and_what_becomes_of_another_call(line, nodes):
     for part in ("'nightly'", "held", "task-1", str(holder.pid), "on 3 of 3 nodes", "fence"):
         assert part in out
     assert "is skipped: its body does not run" in out
-    assert "Skipped shop.nap[task-2]: lock 'nightly' is held by task task-1" in out
+    assert "Skipped task shop.nap[task-2]: lock 'nightly' is held by task" in out
     by_name = plain(line, nodes, "why", "--name", "nightly", expected=1)
     by_call = plain(line, nodes, "why", "shop.nap", "[]", "{}", expected=1)
     for volatile in ("holder", "nodes"):

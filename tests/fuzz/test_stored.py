@@ -43,6 +43,7 @@ from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.journal import read_record, when
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.reading.one_lock import majority_of
+from celery_redlock.reading.sentences import WORDINGS
 from celery_redlock.reading.stored import reservation_in, stored, views_of
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import Envelope
@@ -71,7 +72,7 @@ RECORDS = st.dictionaries(
     st.sampled_from(
         [*RECORD, *FIELDS, "id", "times", "countdown", "merged", "holder_id", "longest"]
     ),
-    JSON | HOLDERS | st.sampled_from([*journal_lines.LINES, "conflict"]),
+    JSON | HOLDERS | st.sampled_from([*WORDINGS, "conflict"]),
 )
 #: What a lock's key may hold: with a token of ours or not, JSON or not.
 VALUES = (

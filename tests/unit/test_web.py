@@ -708,7 +708,7 @@ def test_the_page_shows_all_there_is(client, stand):
         "quarantined", "32 s", "down", "Connection refused", "9.1.2", "1 d 0 h",
         "orders.bill:7", "id-7", "worker-1", "4711", "5/5", "42", "12 s", "19 s",
         "leaked", "never expires", "1/5", "no majority",
-        "skipped", "id-8", "the lock was held by task orders.bill [id-7]",
+        "skipped", "id-8", "is held by task orders.bill[id-7]",
         "5 holds", "600 ms on average",
     ):  # fmt: skip
         assert told in text, told
@@ -921,7 +921,8 @@ def test_a_search_shows_lock_holder_and_refusals_together(client):
         text = " ".join(" ".join(Tags(page).texts).split())
         assert "Lock orders.bill:7 is held by task orders.bill [id-7]" in text
         assert re.search(
-            r"orders\.bill \[id-8\] \(lock orders\.bill:7\), skipped 1 min \d+ s ago", text
+            r"1 min \d+ s ago: Skipped task orders\.bill\[id-8\]: lock 'orders\.bill:7' is held",
+            text,
         )
     nothing = browser.get("/?q=nightly").get_data(as_text=True)
     assert "Nothing matches: no live lock" in nothing

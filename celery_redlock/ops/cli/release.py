@@ -15,10 +15,11 @@ from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.cli.command import TEXT, UNWELL, finish, json_option, with_settings
 from celery_redlock.ops.listing import age_of, holder_as_json, in_words, left
 from celery_redlock.ops.screen import is_terminal
-from celery_redlock.ops.text import LONGEST, duration, one_line, show_json
+from celery_redlock.ops.text import LONGEST, one_line, show_json
 from celery_redlock.reading.one_lock import OneLock, read_lock, release_seen
 from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
+from celery_redlock.words import duration
 
 __all__ = ["release"]
 

@@ -10,12 +10,15 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand
 
+from celery_redlock.observers.journal import NODE_EVENTS, NOTABLE
 from celery_redlock.ops.cli.command import finish, json_option, with_settings_while_read
-from celery_redlock.ops.journal_lines import BAD, LINES, ODD, line, number
+from celery_redlock.ops.journal_lines import line
 from celery_redlock.ops.screen import Stop, colour, stop_on_interrupt
 from celery_redlock.ops.text import in_json
 from celery_redlock.reading.journal import KEPT, JournalReader
+from celery_redlock.reading.sentences import wording
 from celery_redlock.settings import Settings
+from celery_redlock.words import number
 
 __all__ = ["tail"]
 
@@ -24,12 +27,15 @@ LOOK_EVERY = 0.5
 #: How much older than the oldest line so far a record may be that comes late [s]: clocks differ,
 #: and a node that comes back has records that nobody asked for.
 LATE = 10.0
+#: Every event that there is in a journal.
+EVENTS = [*(event.__name__ for event in (*NOTABLE, *NODE_EVENTS)), "Holds"]
+COLOURS = {"bad": "red", "warn": "yellow", "plain": "reset"}
 EXAMPLES = f"""\b
 Events:
-  {", ".join(list(LINES)[:4])},
-  {", ".join(list(LINES)[4:8])},
-  {", ".join(list(LINES)[8:12])},
-  {", ".join(list(LINES)[12:])}
+  {", ".join(EVENTS[:4])},
+  {", ".join(EVENTS[4:8])},
+  {", ".join(EVENTS[8:12])},
+  {", ".join(EVENTS[12:])}
 
 \b
 Examples:
@@ -137,6 +143,4 @@ def tell_json(record: Record) -> None:
 
 def tell_line(record: Record) -> None:
     """Print a record in plain words."""
-    event = record.get("event")
-    style = "red" if event in BAD else "yellow" if event in ODD else "reset"
-    click.echo(colour(line(record), style))
+    click.echo(colour(line(record), COLOURS[wording(record).mark]))

@@ -29,12 +29,13 @@ from celery_redlock.ops.listing import (
     who_as_json,
 )
 from celery_redlock.ops.screen import colour
-from celery_redlock.ops.text import LONGEST, duration, one_line, show_json, show_table
+from celery_redlock.ops.text import LONGEST, one_line, show_json, show_table
 from celery_redlock.ops.why import Explanation, explain, find_task, name_of_call
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.stored import LockView, StoredLock, StoredReservation
 from celery_redlock.settings import Settings
+from celery_redlock.words import duration
 
 __all__ = ["why"]
 

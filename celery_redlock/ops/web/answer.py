@@ -57,10 +57,6 @@ def of_lock(lock: LockRow) -> str:
 
 
 def of_happening(it: Happening) -> str:
-    """Return what happened to whom, when and why."""
-    who = it.task.short or it.name.short
-    ident = f" [{it.task_id.short}]" if it.task_id.short else ""
-    ago = f" {it.at.ago} ago" if it.at is not None else ""
-    lock = f" (lock {it.name.short})" if it.task.short and it.name.short else ""
-    why = f": {it.why.short}" if it.why.short else ""
-    return f"{who}{ident}{lock}, {it.what}{ago}{why}."
+    """Return what happened, when and why."""
+    ago = f"{it.at.ago} ago: " if it.at is not None else ""
+    return f"{ago}{it.sentence.short}."

@@ -7,10 +7,10 @@ from typing import Any
 
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import PUBLIC_TOKEN_LENGTH
-from celery_redlock.ops.text import duration
 from celery_redlock.ops.web.words import Moment, Text, moment, number, seconds, text_of
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.stored import LockView
+from celery_redlock.words import duration
 
 __all__ = ["Holder", "LockRow", "NodeRow", "holder_row", "lock_row", "node_row", "sentence"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from celery_redlock.ops.text import duration
+from celery_redlock.words import duration
 
 __all__ = ["Moment", "Text", "moment", "number", "seconds", "text_of", "visible"]
 
