@@ -24,6 +24,7 @@ from celery_redlock.lock.records import encode_info, object_in
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import Script, ms, read_release, register
+from celery_redlock.words import number
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -41,8 +42,6 @@ RETENTION = 7 * 24 * 3600.0
 REMEMBERED = 4 * KEPT
 #: Records that a reader asks a node for at once.
 PAGE = 500
-#: No moment is as late [s, Unix time]; what somebody else wrote may be, or be no number.
-FOREVER = 1e12
 #: A longer record is not written: nothing that we write is.
 LONGEST = 8192
 
@@ -189,5 +188,4 @@ def read_record(line: bytes) -> dict[str, Any]:
 
 def when(record: dict[str, Any]) -> float:
     """Return when *record* was written [s, Unix time]; 0.0 if it does not say."""
-    at = record.get("at")
-    return float(at) if isinstance(at, (int, float)) and abs(at) < FOREVER else 0.0
+    return number(record.get("at"))
