@@ -13,7 +13,7 @@ from celery_redlock.ops.text import LONGEST, one_line, show_table
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
-from celery_redlock.words import duration
+from celery_redlock.words import duration, redlock_command
 
 __all__ = [
     "LOCK_HEAD",
@@ -78,19 +78,25 @@ def verdict(nodes: Sequence[NodeStatus], settings: Settings) -> str:
     if voting >= needed:
         return f"Quorum: yes. {counted}"
     lines = [f"Quorum: NO. {counted} No lock can be taken or renewed."]
-    if any(node.state == "unmarked" for node in nodes):
+    bootstrap = redlock_command("bootstrap")
+    new = [node for node in nodes if node.state in ("unmarked", "quarantined")]
+    if not new:
+        return lines[0]
+    if len(new) == len(nodes):
+        lines.append(f"All are new or restarted. If nobody can hold a lock: {bootstrap}")
+    if any(node.state == "unmarked" for node in new):
         lines.append(
             "An unmarked node is new or has lost its memory. It votes at most "
-            f"{settings.rules.quarantine:.0f} s after the first worker finds it, or at once after "
-            "'celery -A APP redlock bootstrap'."
+            f"{settings.rules.quarantine:.0f} s after the first worker finds it."
         )
-    left = max((node.quarantine for node in nodes if node.state == "quarantined"), default=0.0)
+    left = max(node.quarantine for node in new)
     if left:
         lines.append(
-            f"A quarantined node is new, or was restarted or wiped. It votes in {left:.0f} s at "
-            "most, or, if no lock can be held now, at once after "
-            "'celery -A APP redlock bootstrap'."
+            "A quarantined node is new, or was restarted or wiped. It votes in "
+            f"{left:.0f} s at most."
         )
+    if len(new) < len(nodes):
+        lines.append(f"If no lock can be held, they vote at once after: {bootstrap}")
     return "\n".join(lines)
 
 

@@ -42,7 +42,7 @@ EVENTS = [
     ),
     (
         events.LockUnavailable("a", {"n1": "no answer in time", "n2": "refused"}, 0.5),
-        "No quorum for lock 'a' after 0.5 s: n1: no answer in time, n2: refused",
+        "No quorum for lock 'a' after 0.5 s: n1: no answer in time; n2: refused",
     ),
     (events.LockRenewed("a", 20.0), "Renewed lock 'a' with 20 s left"),
     (events.LockReleased("a", 75.0), "Released lock 'a' after 1 min 15 s"),
@@ -74,8 +74,10 @@ EVENTS = [
         events.DuplicatePublished(
             "a", task="shop.bill", holder_id="id-0", on_duplicate="rerun", merged=2
         ),
-        "Duplicate of task shop.bill[id-0] at publish (rerun): lock 'a'; "
-        "2 merged into the next run",
+        (
+            "Duplicate of task shop.bill[id-0] at publish (rerun): lock 'a'; "
+            "2 merged into the next run"
+        ),
     ),
     (events.LeaderElected("beat:shop", 3), "Leads as 'beat:shop', term 3"),
     (
