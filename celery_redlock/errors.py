@@ -32,6 +32,10 @@ SILENT = "unreachable"
 class RedlockError(Exception):
     """Anything that celery-redlock raises."""
 
+    def __repr__(self) -> str:
+        # What Flower and Celery's log show: the sentence, not the fields that it is made of.
+        return f"{type(self).__name__}({str(self)!r})"
+
 
 class ConfigurationError(RedlockError, ValueError):
     """
