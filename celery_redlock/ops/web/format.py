@@ -7,7 +7,6 @@ template escapes them for HTML; here they are kept from garbling the page by oth
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from celery_redlock import words
@@ -92,8 +91,7 @@ def moment(value: Any, now: float) -> Moment | None:
         return None
     # Clocks of hosts differ a little; nothing is told of before it happened.
     ago = duration(float(round(max(0.0, now - at))))
-    iso = datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="milliseconds")
-    return Moment(ago, words.moment(at), iso)
+    return Moment(ago, words.moment(at), words.iso_moment(at))
 
 
 FILTERS = {"text": text, "visible": visible, "seconds": seconds}
