@@ -21,6 +21,7 @@ from typing import Any
 RECORDED = Path(__file__).parent / "recorded"
 #: Modules, in the order in which they are run and told of.
 BENCHMARKS = (
+    "calls",
     "lock_cycle",
     "publish",
     "throughput",

@@ -33,6 +33,9 @@ __all__ = [
 #: Ours, by which a body learns that its lock is lost; billiard maps others to an exit.
 SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else None
 NEVER = float("inf")
+#: What stands for a handler where none of Python's is called.
+NO_HANDLER = (signal.SIG_DFL, signal.SIG_IGN, None)
+NOTHING_TO_DO = contextlib.nullcontext()
 ENDS = ("SIGUSR1", "SIGTERM", "SIGINT", "SIGQUIT")
 #: What ends a task from outside, and would tear our own I/O apart.
 DEFERRED = [getattr(signal, name) for name in ENDS if hasattr(signal, name)]
@@ -42,35 +45,47 @@ if SIGNAL is not None:
 
 def in_main_thread() -> bool:
     """Return whether Python runs signal handlers in this thread."""
-    return threading.current_thread() is threading.main_thread()
+    return threading.get_ident() == threading.main_thread().ident
 
 
 class _Deferral:
-    """Signals held back in the main thread, to be let through later."""
+    """Signals held back in the main thread for the body of a ``with``, to be let through later."""
 
     current: _Deferral | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, max_wait: float) -> None:
         self._handlers: dict[int, Any] = {}
         self._arrived: list[int] = []
-        self._ends = NEVER
+        self._max_wait = max_wait
+        self.let_through_at = NEVER
         self._alarm: threading.Timer | None = None
+
+    def __enter__(self) -> None:
+        self._outer = _Deferral.current
+        try:
+            self.begin()
+            _Deferral.current = self
+            if self._max_wait < NEVER:
+                self.let_through(self._max_wait)
+        except BaseException:  # there will be no __exit__
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        _Deferral.current = self._outer
+        self.end()
 
     def begin(self) -> None:
         """Replace every Python handler with ours, and remember them."""
+        note = self._note
         for number in DEFERRED:
             handler = raw_signal.getsignal(number)
-            if callable(handler) and handler != self._note:
+            if handler not in NO_HANDLER and handler != note:
                 self._handlers[number] = handler
-                raw_signal.signal(number, self._note)
-
-    @property
-    def holds_back(self) -> bool:
-        """Whether nothing is let through, now or later."""
-        return self._ends == NEVER
+                raw_signal.signal(number, note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if time.monotonic() >= self._ends:
+        if time.monotonic() >= self.let_through_at:
             self._arrived = [other for other in self._arrived if other != number]
             self._alarm = None
             self._set_alarm()  # for those that are left; the handler may raise
@@ -82,15 +97,15 @@ class _Deferral:
 
     def _set_alarm(self) -> None:
         """Raise what has arrived again once it may be let through."""
-        if self._arrived and self._ends != NEVER and self._alarm is None:
-            left = max(0.0, self._ends - time.monotonic())
+        if self._arrived and self.let_through_at != NEVER and self._alarm is None:
+            left = max(0.0, self.let_through_at - time.monotonic())
             self._alarm = threading.Timer(left, os.kill, (os.getpid(), self._arrived[0]))
             self._alarm.daemon = True
             self._alarm.start()
 
     def let_through(self, after: float) -> None:
         """Let signals through from *after* [s from now] on, or `NEVER`."""
-        self._ends = time.monotonic() + after
+        self.let_through_at = time.monotonic() + after
         alarm, self._alarm = self._alarm, None
         if alarm is not None:
             alarm.cancel()
@@ -100,7 +115,9 @@ class _Deferral:
     def end(self) -> None:
         """Restore every handler and call it for what has arrived, whatever any of them raises."""
         try:
-            self.let_through(NEVER)
+            self.let_through_at = NEVER
+            if self._alarm is not None:
+                self.let_through(NEVER)
             for number, handler in self._handlers.items():
                 raw_signal.signal(number, handler)
             while self._arrived:
@@ -110,8 +127,7 @@ class _Deferral:
             raise
 
 
-@contextlib.contextmanager
-def defer_signals(max_wait: float = NEVER) -> Iterator[None]:
+def defer_signals(max_wait: float = NEVER) -> contextlib.AbstractContextManager[None]:
     """
     Hold signals back for the body of a ``with``; they take effect after it.
 
@@ -123,25 +139,22 @@ def defer_signals(max_wait: float = NEVER) -> Iterator[None]:
             must not wait for it. Inside of another deferral, this holds for that one meanwhile.
     """
     outer = _Deferral.current
-    if not in_main_thread() or (outer is not None and outer.holds_back and max_wait == NEVER):
+    is_held_back = outer is not None and outer.let_through_at == NEVER and max_wait == NEVER
+    if is_held_back or not in_main_thread():
+        return NOTHING_TO_DO
+    if outer is not None and max_wait < NEVER:
+        return _let_through(outer, max_wait)
+    return _Deferral(max_wait)
+
+
+@contextlib.contextmanager
+def _let_through(outer: _Deferral, after: float) -> Iterator[None]:
+    """Have *outer* let signals through from *after* [s from now] on, for the body of a ``with``."""
+    outer.let_through(after)
+    try:
         yield
-    elif outer is not None and max_wait < NEVER:
-        outer.let_through(max_wait)
-        try:
-            yield
-        finally:
-            outer.let_through(NEVER)
-    else:
-        deferral = _Deferral()
-        try:
-            deferral.begin()
-            _Deferral.current = deferral
-            if max_wait < NEVER:
-                deferral.let_through(max_wait)
-            yield
-        finally:
-            _Deferral.current = outer
-            deferral.end()
+    finally:
+        outer.let_through(NEVER)
 
 
 @contextlib.contextmanager

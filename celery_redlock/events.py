@@ -68,18 +68,18 @@ def broadcast(observers: Iterable[Observer]) -> Notify:
     told = tuple(observers)
 
     def notify(event: Event) -> None:
-        for observer in told:
-            tell(observer, event)
+        tell(told, event)
 
     return notify
 
 
-def tell(observer: Observer, event: Event) -> None:
-    """Tell *observer* of *event*, whatever it raises."""
-    try:
-        observer(event)
-    except Exception:  # an observer must never cost a lock
-        logger.exception("Observer %r failed on %s", observer, type(event).__name__)
+def tell(observers: Iterable[Observer], event: Event) -> None:
+    """Tell all *observers* of *event*, whatever any of them raises."""
+    for observer in observers:
+        try:
+            observer(event)
+        except Exception:  # an observer must never cost a lock
+            logger.exception("Observer %r failed on %s", observer, type(event).__name__)
 
 
 @dataclass(frozen=True)

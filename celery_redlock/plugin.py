@@ -166,9 +166,10 @@ class Plugin:
         """
         if self._observers is None and self.app is None:
             return  # the app is gone, and its settings with it
-        with defer_signals():
-            for observer in self.observers:
-                tell(observer, event)
+        observers = self.observers
+        if observers:
+            with defer_signals():
+                tell(observers, event)
 
     def flush(self) -> None:
         """Have observers let go of what they have gathered; never fails."""

@@ -36,7 +36,7 @@ from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import TOKEN_LENGTH, Keys, record_key
-from celery_redlock.lock.requests import Request, quarantine_ms
+from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rounds import Ask, Client
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import NO_VOTE, ms
@@ -164,7 +164,7 @@ def claim_request(rules: Rules, claim: Claim) -> Request:
             ms(rules.longest_skew),
             ms(claim.keep),
             ms(rules.ttl),
-            quarantine_ms(rules),
+            rules.quarantine_ms,
         ),
     )
 

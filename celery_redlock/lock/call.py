@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.requests import Request
-from celery_redlock.lock.scripting import pack
+from celery_redlock.lock.scripting import pack_words
 from celery_redlock.lock.votes import Ballot, Vote, VoteKind
 
-__all__ = ["Call", "pack_guarded"]
+__all__ = ["Call", "pack_call"]
 
 
 class Call:
@@ -27,7 +27,7 @@ class Call:
 
     __slots__ = (
         "_decided",
-        "_majority",
+        "_minority",
         "_missing",
         "ballot",
         "is_guarded",
@@ -41,14 +41,14 @@ class Call:
         self, request: Request, nodes: int, decided: Callable[[Ballot], bool] | None
     ) -> None:
         self.request = request
-        self.packed = pack_call(request)
+        self.packed = pack_call(request, request.script.by_sha)
         self.is_guarded = request.script.guarded
         self.ballot: list[Vote | None] = [None] * nodes
         self.is_open = decided is not None
         self.kept_since: float | None = None
         self._decided = decided
         self._missing = nodes
-        self._majority = quorum(nodes)
+        self._minority = nodes - quorum(nodes)
 
     def take(self, position: int, vote: Vote) -> None:
         """Count the vote of the node at *position*; closes the call once it is decided."""
@@ -58,7 +58,7 @@ class Call:
         self._missing -= 1
         if not self._missing:
             self.is_open = False
-        elif len(self.ballot) - self._missing >= self._majority:
+        elif self._missing <= self._minority:
             self.is_open = not self._decided(self.ballot)  # type: ignore[misc]  # open: not None
 
     def withdraw(self, position: int, reason: str) -> None:
@@ -68,13 +68,15 @@ class Call:
             self.ballot[position] = Vote(VoteKind.UNREACHABLE, reason=reason)
 
 
-def pack_call(request: Request) -> bytes:
-    """Return the request as bytes for any node; without a guarded script's last argument."""
-    script = request.script
-    head = (b"EVALSHA", script.sha, b"%d" % len(request.keys), *request.keys, *request.arguments)
-    return pack_guarded(head) if script.guarded else pack(*head)
+def pack_call(request: Request, begin: bytes) -> bytes:
+    """
+    Return the request as bytes for any node; without a guarded script's last argument.
 
-
-def pack_guarded(head: tuple[bytes, ...]) -> bytes:
-    """Return *head* packed as a command that has one argument more, which is still to come."""
-    return b"*%d\r\n" % (len(head) + 1) + pack(*head).partition(b"\r\n")[2]
+    Args:
+        request: What is asked.
+        begin: `Script.by_sha` or `Script.by_source`.
+    """
+    keys = len(request.keys)
+    words = (b"%d" % keys, *request.keys, *request.arguments)
+    size = 2 + len(words) + request.script.guarded
+    return b"*%d\r\n%b%b" % (size, begin, pack_words(*words))

@@ -180,8 +180,16 @@ def move_between(before: ClockReading, after: ClockReading, drift_factor: float)
     )
 
 
-def sharper(before: ClockReading, after: ClockReading, drift_factor: float) -> ClockReading:
-    """Return whichever reading pins the node's offset down better as of *after*."""
-    age = drift_factor * (after.at - before.at)
-    width_before = before.latest - before.earliest + 2 * age
+def sharper(before: ClockReading, after: ClockReading, drift_factor: float) -> ClockReading | None:
+    """
+    Return whichever reading pins the node's offset down better as of *after*.
+
+    None if its clock has jumped in between, as `Move.jump` has it; no `Move` is made, since this
+    is asked of every vote.
+    """
+    drift = drift_factor * (after.at - before.at)
+    allowed = JUMP_TOLERANCE + drift if drift > 0 else JUMP_TOLERANCE
+    if after.earliest - before.latest > allowed or before.earliest - after.latest > allowed:
+        return None
+    width_before = before.latest - before.earliest + 2 * drift
     return before if width_before < after.latest - after.earliest else after

@@ -36,11 +36,9 @@ class Driver:
     def __init__(self, fanout: Fanout, sleep: Callable[[float], None]) -> None:
         self._fanout = fanout
         self._sleep = sleep
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """One label per node, in their order."""
-        return self._fanout.labels
+        #: One label per node, in their order.
+        self.labels = fanout.labels
+        self._nodes = len(fanout.labels)
 
     def drive(self, steps: Generator[Ask | Tell | Pause, Any, T]) -> T:
         """Do what *steps* say until they end; they clean up after an interruption."""
@@ -71,17 +69,19 @@ class Driver:
     def tell(self, request: Request, skip: frozenset[int] = frozenset()) -> None:
         """Send *request* to the nodes, even if interrupted; sending it twice is harmless."""
         try:
-            self._fanout.tell(Call(request, len(self.labels), None), skip)
+            self._fanout.tell(Call(request, self._nodes, None), skip)
         except BaseException:
-            self._fanout.tell(Call(request, len(self.labels), None), skip)
+            self._fanout.tell(Call(request, self._nodes, None), skip)
             raise
 
     def ask(self, step: Ask) -> Ballot:
         """Ask the nodes and return their votes, complete."""
-        return self.ask_all([step])[0]
+        call = Call(step.request, self._nodes, step.decided)
+        self._fanout.ask((call,))
+        return call.ballot
 
     def ask_all(self, steps: Sequence[Ask]) -> list[Ballot]:
         """Ask the nodes several things in one round and return the votes on each."""
-        calls = [Call(step.request, len(self.labels), step.decided) for step in steps]
+        calls = [Call(step.request, self._nodes, step.decided) for step in steps]
         self._fanout.ask(calls)
         return [call.ballot for call in calls]

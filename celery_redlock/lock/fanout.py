@@ -61,23 +61,30 @@ _every_fanout: weakref.WeakSet[Fanout] = weakref.WeakSet()
 
 
 class _Waiter:
-    """Somebody who waits for calls to be decided, at most until *deadline*."""
+    """
+    Somebody who waits for calls to be decided, at most until *deadline*.
+
+    Attributes:
+        wake: Held while it sleeps because another reads; None for one that reads from the start.
+    """
 
     __slots__ = ("calls", "deadline", "wake")
 
     def __init__(self, calls: Sequence[Call], deadline: float) -> None:
         self.calls = calls
         self.deadline = deadline
-        self.wake = threading.Lock()
-        self.wake.acquire()
+        self.wake: threading.Lock | None = None
 
     @property
     def is_open(self) -> bool:
-        return any(call.is_open for call in self.calls)
+        for call in self.calls:  # noqa: SIM110  without a generator, as it is on every task's path
+            if call.is_open:
+                return True
+        return False
 
     def rouse(self) -> None:
         """Wake the waiter up; called with the mutex held."""
-        if self.wake.locked():
+        if self.wake is not None and self.wake.locked():
             self.wake.release()
 
 
@@ -158,20 +165,26 @@ class Fanout:
         Afterwards every ballot is complete: a node that did not answer votes unreachable.
         """
         self._ask(calls)
-        if any(node.clock.doubt for node in self.nodes):
-            self._compare_clocks()
+        for node in self.nodes:
+            if node.clock.doubt is not None:
+                self._compare_clocks()
+                return
 
     def _ask(self, calls: Sequence[Call]) -> None:
         if clock.now() - self._looked > QUIET:
             self._look()
         self.settle()
-        waiter = _Waiter(calls, clock.now() + self._rules.node_timeout)
+        now = clock.now()
+        waiter = _Waiter(calls, now + self._rules.node_timeout)
         try:
             with self._mutex:
                 self._waiters.append(waiter)
-                if not self._has_reader():
+                if self._has_reader():
+                    waiter.wake = threading.Lock()
+                    waiter.wake.acquire()
+                else:
                     self._reader = waiter
-                self._send(calls)
+                self._send(calls, now)
             self._wait(waiter)
         finally:
             with self._mutex:
@@ -203,10 +216,11 @@ class Fanout:
 
     def tell(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
         """Send *call* to every node but those at the positions *skip*; wait for nothing."""
-        if clock.now() - self._looked > QUIET:
+        now = clock.now()
+        if now - self._looked > QUIET:
             self._look()  # the first write to a connection that was ended seems to succeed
         with self._mutex:
-            self._send([call], skip)
+            self._send((call,), now, skip)
         self.publish()
 
     def settle(self) -> None:
@@ -247,16 +261,19 @@ class Fanout:
             time.sleep(min(0.002, left))  # no Event: an exception out of nowhere can jam it
 
     def _connected(self) -> int:
-        return len([1 for node in self.nodes if node.connection is not None])
+        count = 0
+        for node in self.nodes:
+            count += node.connection is not None
+        return count
 
     # -- asking ------------------------------------------------------------------
 
-    def _send(self, calls: Sequence[Call], skip: frozenset[int] = frozenset()) -> None:
-        now = clock.now()
+    def _send(self, calls: Sequence[Call], now: float, skip: frozenset[int] = frozenset()) -> None:
+        late = now - self._rules.node_timeout
         for node in self.nodes:
             if node.position in skip:
                 continue
-            if node.is_late(now) and not self._has_reader(but=calls):
+            if node.quiet_since < late and not self._has_reader(but=calls):
                 self._read(self._selector.select(0))  # or its answers lie unread since long
             try:
                 node.send(calls, now)
@@ -293,7 +310,7 @@ class Fanout:
                 ready = self._selector.select(left)
                 with self._mutex:
                     self._read(ready)
-            else:
+            elif waiter.wake is not None:
                 waiter.wake.acquire(timeout=left)
 
     def _read(self, ready: Sequence[tuple[selectors.SelectorKey, int]]) -> None:
@@ -342,10 +359,12 @@ class Fanout:
             w for w in self._waiters if w is not waiter and now < w.deadline + INTERRUPTED
         ]
         if self._reader is waiter:
-            heirs = (w for w in self._waiters if w.is_open and now < w.deadline)
-            self._reader = next(heirs, None)
-            if self._reader is not None:
-                self._reader.rouse()
+            self._reader = None
+            for heir in self._waiters:
+                if heir.is_open and now < heir.deadline:
+                    self._reader = heir
+                    heir.rouse()
+                    break
 
     def _give_up(self, call: Call, now: float) -> None:
         for node, vote in zip(self.nodes, tuple(call.ballot), strict=True):

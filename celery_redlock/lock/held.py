@@ -115,7 +115,7 @@ class HeldLock:
             LockLost: The lease has ended, a quorum holds another token, the lock was
                 released, or this is a forked child of the holder.
         """
-        if self.is_lost:
+        if self.lost_reason is not None:
             raise self.loss()
 
     def loss(self) -> LockLost:
@@ -142,11 +142,17 @@ class HeldLock:
         if on_lost is not None:
             on_lost(self)
 
-    def released(self) -> None:
-        """Mark the lock as given back by its holder, who is not called back."""
-        self._on_lost = None
+    def released(self) -> str | None:
+        """
+        Mark the lock as given back by its holder, who is not called back.
+
+        Returns:
+            Why it had been lost before, as `lost_reason`.
+        """
+        self._on_lost, lost = None, self.lost_reason
         if self._reason is None:
             self._reason, self._votes = "released", {}
+        return lost
 
 
 class NotLocked(HeldLock):

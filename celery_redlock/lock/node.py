@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 
 from celery_redlock.events import Event, NodeClockJump, NodeDown, NodeQuarantined, NodeUp
 from celery_redlock.lock import clock
-from celery_redlock.lock.call import Call, pack_guarded
+from celery_redlock.lock.call import Call, pack_call
 from celery_redlock.lock.clock import ClockReading
 from celery_redlock.lock.guard import Greeting, boot_marker
 from celery_redlock.lock.records import Keys
@@ -43,6 +43,7 @@ LARGEST_UNSENT = 2**20
 #: What stands before the arguments of a command that a server does not know: AUTH's, perhaps.
 ECHO = ", with args beginning with"
 NO_ANSWER = Vote(VoteKind.UNREACHABLE, reason="no answer in time")
+NEVER = float("inf")
 
 
 class Gone(Exception):
@@ -72,6 +73,8 @@ class Node:
         is_connecting: Whether somebody is about to connect it.
         greeting: Its last greeting.
         problem: Why it does not vote; an exception, None while it does.
+        quiet_since: Since when it owes an answer and has taken nothing more [s]; infinity while it
+            owes none.
         suspect_since: Since when it owes an answer that a round gave up on [s], or None.
         latency: From the last request that a round waited for to its answer [s]; None before.
         clock: What its clock has shown.
@@ -89,10 +92,11 @@ class Node:
         self.problem: Exception | None = None
         self.suspect_since: float | None = None
         self.latency: float | None = None
+        self.quiet_since = NEVER
+        self._took_more = -NEVER  # when it last took some of what waited to be sent [s]
         self._owed: deque[Owed] = deque()
         self._undelivered: deque[Call] = deque(maxlen=UNDELIVERED)
         self._boot = self.unsent = b""
-        self._took_more = float("-inf")  # when it last took some of what waited to be sent [s]
         self._replies: Replies = lambda: iter(())
         self.clock = NodeClock(rules.drift_factor)
 
@@ -101,6 +105,7 @@ class Node:
         boot_id = boot_marker(greeting.run_id, fingerprint)
         self._boot = b"$%d\r\n%b\r\n" % (len(boot_id), boot_id)
         self._owed.clear()
+        self.quiet_since = NEVER
         if self.greeting is None or self.greeting.run_id != greeting.run_id:
             self.clock.forget()  # of another process; the clock of this one we know
         self.greeting = greeting
@@ -132,7 +137,7 @@ class Node:
         """Drop the connection; the calls that wait for its answers get *problem* as the reason."""
         connection, self.connection = self.connection, None
         self.fail(problem)
-        owed, self._owed = self._owed, deque()
+        owed, self._owed, self.quiet_since = self._owed, deque(), NEVER
         for call, sent in owed:
             if call is not None:
                 call.take(self.position, self._unreachable())
@@ -158,8 +163,7 @@ class Node:
 
     def is_late(self, now: float) -> bool:
         """Return whether the node has owed an answer for longer than a round waits."""
-        since = now - self._rules.node_timeout
-        return bool(self._owed) and self._owed[0][1] < since and self._took_more < since
+        return self.quiet_since < now - self._rules.node_timeout
 
     def suspect(self, since: float) -> None:
         """Note that a round gave up on this node; it is not waited for until it has answered."""
@@ -187,17 +191,19 @@ class Node:
                 call.take(self.position, self._unreachable())
                 self._keep(call, now)
             return
-        if self.is_late(now):
-            if max(self._owed[0][1], self._took_more) < now - PATIENCE:
+        if self.quiet_since < now - self._rules.node_timeout:
+            if self.quiet_since < now - PATIENCE:
                 msg = f"no answer for {PATIENCE:g} s"
                 raise Gone(msg)
             self.suspect(now)
         if self.suspect_since is not None:
             calls = self._only_notes(calls)
-        if calls:
-            self._owed += [(call, now) for call in calls]
-            boot = self._boot
-            self._write(b"".join([c.packed + boot if c.is_guarded else c.packed for c in calls]))
+        data = b""
+        for call in calls:
+            self._owed.append((call, now))
+            data += call.packed + self._boot if call.is_guarded else call.packed
+        if data:
+            self._write(data, now)
 
     def _only_notes(self, calls: Sequence[Call]) -> list[Call]:
         """Answer for a suspect; only notes go down its connection, behind what they undo."""
@@ -214,36 +220,49 @@ class Node:
         """
         try:
             for reply in self._replies():
-                self._take(reply, clock.now())  # the clock now: not earlier than the reply came
+                call = self._owed[0][0] if self._owed else None
+                if call is not None and not call.is_open and type(reply) is list:
+                    self._owed.popleft()  # nobody waits for it
+                else:
+                    self._take(reply)
         except (RedisError, OSError, ValueError, RecursionError) as error:
             # The last two: what redis-py's parser makes of bytes that are no answer of a server.
             raise Gone(str(error)) from error
+        self.quiet_since = max(self._owed[0][1], self._took_more) if self._owed else NEVER
         if self.suspect_since is not None and not self.is_late(clock.now()):
             self.suspect_since = None
             self._news.append(NodeUp(self.label))
 
-    def _take(self, reply: Any, now: float) -> None:
+    def _take(self, reply: Any) -> None:
         if not self._owed:
             msg = "sent a reply that nobody asked for"
             raise Gone(msg)
+        error = reply if type(reply) is not list and isinstance(reply, Exception) else None
         call, sent = self._owed[0]
-        if call is not None and call.is_open and not isinstance(reply, NoScriptError):
+        is_repeated = error is not None and isinstance(error, NoScriptError)
+        if call is not None and call.is_open and not is_repeated:
+            now = clock.now()  # not earlier than the reply came
             self.latency = now - sent
             call.take(self.position, self._vote(call, reply, sent, now))
         self._owed.popleft()
-        if isinstance(reply, Exception):
-            if call is not None and isinstance(reply, NoScriptError):
-                self._send_source(call, now)
-            if isinstance(reply, ReadOnlyError):  # a replica by now: to be greeted anew
-                raise Gone(str(reply))
+        if error is not None:
+            self._heed(error, call)
+
+    def _heed(self, error: Exception, call: Call | None) -> None:
+        """Send a script that the node forgot; raise Gone if it is a replica by now."""
+        if call is not None and isinstance(error, NoScriptError):
+            self._send_source(call, clock.now())
+        if isinstance(error, ReadOnlyError):  # to be greeted anew
+            raise Gone(str(error))
 
     def _vote(self, call: Call, reply: Any, sent: float, now: float) -> Vote:
         """Return the vote in *reply*; raise Gone if no script of ours could have answered it."""
-        if isinstance(reply, Exception):
-            return Vote(VoteKind.UNREACHABLE, reason=without_echo(reply))
+        if type(reply) is not list:
+            if isinstance(reply, Exception):
+                return Vote(VoteKind.UNREACHABLE, reason=without_echo(reply))
+            reply = []  # of text, an index would give numbers
         try:
-            # Of text, an index would give numbers.
-            vote = call.request.script.read(reply if isinstance(reply, list) else [])
+            vote = call.request.script.read(reply)
         except (LookupError, TypeError, ValueError) as error:
             msg = "sent a reply that makes no sense"
             raise Gone(msg) from error
@@ -254,10 +273,9 @@ class Node:
         if not call.is_open and call.request.script.guarded:
             return
         request = call.request
-        head = (b"EVAL", request.script.source, b"%d" % len(request.keys))
-        whole = (*head, *request.keys, *request.arguments)
+        data = pack_call(request, request.script.by_source)
         self._owed.append((call, now))
-        self._write(pack_guarded(whole) + self._boot if request.script.guarded else pack(*whole))
+        self._write(data + self._boot if call.is_guarded else data, now)
 
     def _checked(self, vote: Vote, sent: float, now: float) -> Vote:
         """Return *vote*, or none at all while the node's clock does not go as ours does."""
@@ -308,16 +326,23 @@ class Node:
         """Keep this node from voting for anybody: keys may have expired before their time."""
         keys, left = Keys.of(self._rules.prefix, ""), self._rules.quarantine
         self._owed.append((None, now))
-        self._write(pack(b"SET", keys.quarantine, b"1", b"PX", ms(left)))
+        self._write(pack(b"SET", keys.quarantine, b"1", b"PX", ms(left)), now)
         self._news.append(NodeQuarantined(self.label, left))
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, now: float) -> None:
         """Send *data* behind what waits to be sent; what cannot be sent now waits, too."""
+        if self.quiet_since == NEVER:
+            self.quiet_since = now
         if self.unsent:
             self.unsent += data
             self.flush()
-        elif (sent := self._sent(data)) < len(data):
-            self.unsent = data[sent:]
+            return
+        try:
+            self.unsent = data[self.sock.send(data) :]
+        except WOULD_BLOCK:
+            self.unsent = data
+        except OSError as error:
+            raise Gone(str(error)) from error
 
     def flush(self) -> None:
         """
@@ -326,22 +351,15 @@ class Node:
         Raises:
             Gone: The connection is dead, or takes too little.
         """
-        if self.unsent and (sent := self._sent(self.unsent)):
-            self.unsent = self.unsent[sent:]
-            self._took_more = clock.now()
+        waiting, self.unsent = self.unsent, b""
+        if waiting:
+            now = clock.now()
+            self._write(waiting, now)
+            if len(self.unsent) < len(waiting):
+                self._took_more = self.quiet_since = now
         if len(self.unsent) > LARGEST_UNSENT:
             msg = "takes no more requests"
             raise Gone(msg)
-
-    def _sent(self, data: bytes) -> int:
-        """Return how much of *data* the connection took."""
-        try:
-            sent: int = self.sock.send(data)
-        except WOULD_BLOCK:
-            return 0
-        except OSError as error:
-            raise Gone(str(error)) from error
-        return sent
 
     def _unreachable(self) -> Vote:
         if self.suspect_since is not None:

@@ -15,7 +15,6 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -75,28 +74,18 @@ class Keys(NamedTuple):
     @staticmethod
     def of(prefix: str, name: str) -> Keys:
         """Return the keys of *name*; each is shorter than 200 bytes."""
-        return keys_of(prefix, shorten(name))
-
-
-@lru_cache(maxsize=1024)
-def keys_of(prefix: str, short: str) -> Keys:
-    """Return the keys of a name that is shortened already: the cache keeps no long one."""
-    return Keys(
-        record_key(prefix, "lock", short),
-        record_key(prefix, "fence", short),
-        node_key(prefix, "boot"),
-        node_key(prefix, "quarantine"),
-    )
+        head, short = prefix.encode(), name_in_key(name)
+        return Keys(
+            b"%b:lock:%b" % (head, short),
+            b"%b:fence:%b" % (head, short),
+            b"%b:node:boot" % head,
+            b"%b:node:quarantine" % head,
+        )
 
 
 def record_key(prefix: str, kind: str, name: str) -> bytes:
     """Return the Redis key of the record of *kind* about *name*; shorter than 200 bytes."""
-    return f"{prefix}:{kind}:{shorten(name)}".encode()
-
-
-def node_key(prefix: str, part: str) -> bytes:
-    """Return the Redis key of what a node knows of itself."""
-    return f"{prefix}:node:{part}".encode()
+    return f"{prefix}:{kind}:".encode() + name_in_key(name)
 
 
 def marker_key(prefix: str, marker: str) -> bytes:
@@ -106,16 +95,21 @@ def marker_key(prefix: str, marker: str) -> bytes:
 
 def probe_key(prefix: str) -> bytes:
     """Return the Redis key that is written to see whether a node takes writes."""
-    return node_key(prefix, "probe")
+    return f"{prefix}:node:probe".encode()
 
 
 def shorten(name: str) -> str:
     """Return *name*, or if it is too long for a key its beginning and a digest of all of it."""
+    return name_in_key(name).decode()
+
+
+def name_in_key(name: str) -> bytes:
+    """Return what `shorten` does, encoded."""
     encoded = name.encode()
     if len(encoded) <= LONGEST_NAME:
-        return name
+        return encoded
     begin = encoded[: LONGEST_NAME - 33].decode(errors="ignore")
-    return f"{begin}~{hashlib.sha256(encoded).hexdigest()[:32]}"
+    return f"{begin}~{hashlib.sha256(encoded).hexdigest()[:32]}".encode()
 
 
 def is_text(value: str) -> bool:

@@ -346,12 +346,11 @@ class Redlock:
         if held.lost_reason == "fork":
             return
         self._watchdog.unwatch(held)
-        lost = held.lost_reason or ""
-        held.released()
+        lost, lease = held.released(), held.lease
         self.driver.tell(
-            requests.release_request(self.rules, held.name, held.token, keep=keep, marker=marker)
+            requests.release_request(self.rules, lease.name, lease.token, keep=keep, marker=marker)
         )
-        self._tell_release(held.lease, held.held_for, lost)
+        self._tell_release(lease, held.held_for, lost or "")
 
     def release_for(
         self,

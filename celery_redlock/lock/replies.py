@@ -9,6 +9,7 @@ redis-py reads.
 
 from __future__ import annotations
 
+import functools
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Sized
@@ -68,11 +69,11 @@ def by_parser(parser: Any, owed: Sized) -> Replies:
 
 def by_hiredis(sock: socket.socket, reader: Any) -> Replies:
     """Return what reads replies from *sock* by a *reader* of hiredis's."""
-    nothing = reader.gets(False)  # False: bytes stay bytes
+    gets = functools.partial(reader.gets, False)  # bytes stay bytes
+    nothing = gets()
 
     def replies() -> Iterator[Any]:
-        is_more = True
-        while is_more:
+        while True:
             try:
                 data = sock.recv(SIZE)
             except BlockingIOError:
@@ -80,11 +81,12 @@ def by_hiredis(sock: socket.socket, reader: Any) -> Replies:
             if not data:
                 msg = "Connection closed by server."
                 raise Lost(msg)
-            is_more = len(data) == SIZE
             reader.feed(data)
-            while (reply := reader.gets(False)) is not nothing:
-                if isinstance(reply, Lost):  # a server that is loading its data, for example
-                    raise reply
+            for reply in iter(gets, nothing):
+                if type(reply) is not list and isinstance(reply, Lost):
+                    raise reply  # a server that is loading its data, for example
                 yield reply
+            if not data[SIZE - 1 :]:  # there was room for more, so there is no more
+                return
 
     return replies

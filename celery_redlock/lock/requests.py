@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.records import Keys, encode_info, holder_payload, marker_key, probe_key
+from celery_redlock.lock.records import (
+    Keys,
+    encode_info,
+    holder_payload,
+    marker_key,
+    probe_key,
+    record_key,
+)
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import Script, ms
 from celery_redlock.lock.scripts import ACQUIRE, INSPECT, MARK, PROBE, RELEASE, RENEW
@@ -55,11 +62,6 @@ def lease_payload(lease: Lease) -> bytes:
     return encode_info(payload)
 
 
-def quarantine_ms(rules: Rules) -> bytes:
-    """Return the quarantine as the scripts want it, ``0`` with the restart guard off."""
-    return ms(rules.quarantine) if rules.restart_guard else b"0"
-
-
 def acquire_request(rules: Rules, lease: Lease, marker: str | None) -> Request:
     """Return what takes *lease* on a node, its fence being a proposal, unless *marker* stands."""
     keys = Keys.of(rules.prefix, lease.name)
@@ -72,9 +74,8 @@ def acquire_request(rules: Rules, lease: Lease, marker: str | None) -> Request:
             lease_payload(lease),
             ms(lease.ttl),
             b"%d" % (lease.fence or 0),
-            ms(rules.fence_memory),
-            ms(rules.longest_skew),
-            quarantine_ms(rules),
+            *rules.fence_limits,
+            rules.quarantine_ms,
         ),
     )
 
@@ -90,10 +91,9 @@ def renew_request(rules: Rules, lease: Lease, *, repair: bool) -> Request:
             lease_payload(lease),
             ms(lease.ttl),
             b"%d" % (lease.fence or 0),
-            ms(rules.fence_memory),
-            ms(rules.longest_skew),
+            *rules.fence_limits,
             b"1" if repair else b"0",
-            quarantine_ms(rules),
+            rules.quarantine_ms,
         ),
     )
 
@@ -112,7 +112,7 @@ def release_request(
         marker: To be set in the same step, whoever holds the lock.
     """
     kept = ms(keep) if keep > 0 else b"0"
-    lock = Keys.of(rules.prefix, name).lock
+    lock = record_key(rules.prefix, "lock", name)
     key, state, ttl = lock, b"", b"1"
     if marker is not None:
         key, state, ttl = (
@@ -138,4 +138,4 @@ def inspect_request(rules: Rules, name: str) -> Request:
 def probe_request(rules: Rules) -> Request:
     """Return what asks a node whether it votes, and for its clock."""
     keys, written = Keys.of(rules.prefix, ""), probe_key(rules.prefix)
-    return Request(PROBE, (keys.boot, keys.quarantine, written), (quarantine_ms(rules),))
+    return Request(PROBE, (keys.boot, keys.quarantine, written), (rules.quarantine_ms,))

@@ -56,7 +56,6 @@ from celery_redlock.lock.votes import (
     quarantine_left,
     verdict_when_split,
     votes_by_node,
-    votes_of,
 )
 
 __all__ = [
@@ -179,7 +178,7 @@ class Client:
     now: Callable[[], float] = clock.now
     wall: Callable[[], float] = time.time
     chance: Callable[[float, float], float] = clock.jitter
-    new_token: Callable[[], str] = lambda: secrets.token_hex(20)
+    new_token: Callable[[], str] = lambda: secrets.token_bytes(20).hex()
 
     def propose(self) -> int:
         """
@@ -190,12 +189,18 @@ class Client:
         node never goes back anyway; the proposal only saves a round.
         """
         wall_ms = int(self.wall() * 1000)
+        ours = fence_proposal(wall_ms, 0)
+        if self.seen < ours:
+            return ours
         too_far = fence_proposal(wall_ms + int(self.rules.longest_skew * 500), 0)
-        return fence_proposal(wall_ms, self.seen if self.seen < too_far else 0)
+        return fence_proposal(wall_ms, self.seen) if self.seen < too_far else ours
 
     def learn(self, ballot: Ballot) -> int:
         """Remember the largest fence in *ballot* and return it."""
-        largest = max([vote.fence for vote in ballot if vote is not None], default=0)
+        largest = 0
+        for vote in ballot:
+            if vote is not None and vote.fence > largest:
+                largest = vote.fence
         self.seen = max(self.seen, largest)
         return largest
 
@@ -312,8 +317,9 @@ class _Attempt:
 
     def request(self) -> Request:
         """Return what is put to every node first."""
-        proposal = self.client.propose() if self.wanted.fence else 0
-        return acquire_request(self.client.rules, self.lease(proposal), self.wanted.marker)
+        proposal = self.client.propose() if self.wanted.fence else None
+        self.proposed = self.lease(proposal)
+        return acquire_request(self.client.rules, self.proposed, self.wanted.marker)
 
     def release(self) -> Request:
         """Return what undoes this attempt on a node."""
@@ -335,9 +341,11 @@ class _Attempt:
         on condition that the node still holds our token.
         """
         if not self.wanted.fence:
-            return self._if_of_use(self.lease(None))
+            return self._if_of_use(self.proposed)
         majority = quorum(len(ballot))
         fence = _largest_granted(ballot)
+        if fence == self.proposed.fence and _agreeing(ballot, fence) >= majority:
+            return self._if_of_use(self.proposed)
         for _ in range(CONFIRM_ROUNDS):
             if _agreeing(ballot, fence) >= majority:
                 break
@@ -356,9 +364,16 @@ class _Attempt:
 
 def _largest_granted(ballot: Ballot) -> int:
     """Return the largest fence of the nodes that hold our token, 0 if there are none."""
-    return max([v.fence for v in votes_of(ballot, VoteKind.GRANTED)], default=0)
+    largest = 0
+    for vote in ballot:
+        if vote is not None and vote.kind is VoteKind.GRANTED and vote.fence > largest:
+            largest = vote.fence
+    return largest
 
 
 def _agreeing(ballot: Ballot, fence: int) -> int:
     """Return how many nodes hold our token and store exactly *fence*."""
-    return len([v for v in votes_of(ballot, VoteKind.GRANTED) if v.fence == fence])
+    found = 0
+    for vote in ballot:
+        found += vote is not None and vote.kind is VoteKind.GRANTED and vote.fence == fence
+    return found

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.lease import quarantine_for
 from celery_redlock.lock.records import is_text
+from celery_redlock.lock.scripting import ms
 
 __all__ = ["Rules"]
 
@@ -94,20 +96,30 @@ class Rules:
             raise ConfigurationError(msg)
         return ttl
 
-    @property
+    @cached_property
     def quarantine(self) -> float:
         """How long a node without memory must not vote [s]."""
         return quarantine_for(self.max_ttl, self.drift_factor)
 
-    @property
+    @cached_property
     def longest_skew(self) -> float:
         """How far a client's wall clock may run ahead of a node's [s]."""
         return min(self.quarantine / 4.0, 5.0)
 
-    @property
+    @cached_property
     def fence_memory(self) -> float:
         """How long a node remembers a fence [s]: beyond doubt about clocks, which decide then."""
         return max(self.fence_retention, self.max_ttl + 2 * self.longest_skew)
+
+    @cached_property
+    def quarantine_ms(self) -> bytes:
+        """The quarantine as the scripts want it, ``0`` with the restart guard off."""
+        return ms(self.quarantine) if self.restart_guard else b"0"
+
+    @cached_property
+    def fence_limits(self) -> tuple[bytes, bytes]:
+        """How long a node remembers a fence, and the longest skew, as the scripts want them."""
+        return ms(self.fence_memory), ms(self.longest_skew)
 
     def fingerprint(self, nodes: Iterable[str]) -> str:
         """Return what clients must share to have the same quorum: nodes, max_ttl, version."""

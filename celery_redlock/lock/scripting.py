@@ -98,6 +98,7 @@ class Script:
     Attributes:
         source: The Lua text.
         sha: Its SHA-1 digest, by which a node knows it.
+        by_sha, by_source: How a call of it begins, packed; both are two words.
         read: Turns the reply into a `Vote`.
         guarded: Whether the last argument is the node's boot id, which differs per node. Only such
             a script grants anything; the others do no harm when they come late.
@@ -117,6 +118,8 @@ class Script:
     ) -> None:
         self.source = source.encode()
         self.sha = hashlib.sha1(self.source).hexdigest().encode()  # noqa: S324  Redis names scripts so
+        self.by_sha = pack_words(b"EVALSHA", self.sha)
+        self.by_source = pack_words(b"EVAL", self.source)
         self.read = read
         self.guarded = guarded
         self.one_way = one_way
@@ -136,11 +139,14 @@ def registered() -> tuple[Script, ...]:
     return tuple(_registered)
 
 
-def pack(*arguments: bytes) -> bytes:
+def pack(*words: bytes) -> bytes:
     """Return a command as Redis reads it (RESP); packed once and sent to every node."""
-    parts = [b"*%d\r\n" % len(arguments)]
-    parts += [b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments]
-    return b"".join(parts)
+    return b"*%d\r\n%b" % (len(words), pack_words(*words))
+
+
+def pack_words(*words: bytes) -> bytes:
+    """Return *words* as they stand in a command."""
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
 
 def ms(seconds: float) -> bytes:
@@ -152,6 +158,7 @@ def ms(seconds: float) -> bytes:
 
 #: Beyond it Lua does not hold a whole number exactly, so no script of ours answers a larger one.
 LARGEST = 2**53
+DIGITS = len(str(LARGEST))
 
 
 def whole(value: Any) -> int:
@@ -185,9 +192,10 @@ def text(value: Any) -> bytes:
 
 def fence_in(value: Any) -> int:
     """Parse the decimal number *value*; raise ValueError if our scripts write none like it."""
-    digits = text(value)
-    if digits.isdigit() and len(digits) <= len(str(LARGEST)) and int(digits) <= LARGEST:
-        return int(digits)
+    if type(value) is bytes and value.isdigit() and len(value) <= DIGITS:
+        fence = int(value)
+        if fence <= LARGEST:
+            return fence
     raise ValueError(value)
 
 
@@ -217,14 +225,18 @@ def replies(own: Mapping[int, tuple[enum.Enum, tuple[Field, ...]]]) -> Callable[
     answers = ANSWERS | dict(own)
 
     def read(reply: Any) -> Vote:
-        code, now = whole(reply[0]), seconds(reply[1])
+        code, now = reply[0], reply[1]
+        if type(code) is not int or type(now) is not int or not -LARGEST <= now <= LARGEST:
+            raise ValueError(reply)
         if code in NO_VOTE:
-            return Vote(VoteKind.UNREACHABLE, node_now=now, reason=NO_VOTE[code])
+            return Vote(VoteKind.UNREACHABLE, node_now=now / 1000.0, reason=NO_VOTE[code])
         kind, fields = answers[code]
-        found: dict[str, Any] = {}
-        for place, (name, parse) in enumerate(fields, 2):
+        found: dict[str, Any] = {"node_now": now / 1000.0}
+        place = 2
+        for name, parse in fields:
             found[name] = parse(reply[place])
-        return Vote(kind, node_now=now, **found)
+            place += 1
+        return Vote(kind, **found)
 
     return read
 

@@ -79,20 +79,18 @@ class NodeClock:
         before, self.latest = self.latest, reading
         if self.doubt is not None:
             return False
-        if before is None or self._best is None:
-            self._keep(reading)
-            return True
-        move = move_between(self._best, reading, self._drift_factor)
-        if move.jump:
-            self.doubt = Doubt(move, before.at, reading.at)
-            return False
-        self._keep(sharper(self._best, reading, self._drift_factor))
-        return True
-
-    def _keep(self, best: ClockReading) -> None:
+        best = reading
+        if before is not None and self._best is not None:
+            sharpest = sharper(self._best, reading, self._drift_factor)
+            if sharpest is None:
+                move = move_between(self._best, reading, self._drift_factor)
+                self.doubt = Doubt(move, before.at, reading.at)
+                return False
+            best = sharpest
         self._best = best
         if not self._past or best.at - self._past[-1].at >= APART:
             self._past.append(best)
+        return True
 
     def went_on(self, doubt: Doubt) -> bool:
         """

@@ -101,12 +101,15 @@ def votes_of(ballot: Ballot, *kinds: enum.Enum) -> list[Vote]:
 
 def count(ballot: Ballot, *kinds: enum.Enum) -> int:
     """Return how many votes of any of *kinds* there are."""
-    return len([1 for vote in ballot if vote is not None and vote.kind in kinds])
+    found = 0
+    for vote in ballot:
+        found += vote is not None and vote.kind in kinds
+    return found
 
 
 def has_majority(ballot: Ballot, *kinds: enum.Enum) -> bool:
     """Return whether a majority of all nodes answered with any of *kinds*."""
-    return count(ballot, *kinds) >= quorum(len(ballot))
+    return 2 * count(ballot, *kinds) > len(ballot)
 
 
 def prevents_majority(ballot: Ballot, kind: enum.Enum) -> bool:
@@ -180,10 +183,10 @@ def judge(ballot: Ballot) -> Verdict:
     never called taken, nor the reverse: taken needs so many refusals that a
     quorum is out of reach whatever the silent nodes would say.
     """
-    if marker_in(ballot) is not None:
-        return Verdict.MARKED
     if has_majority(ballot, VoteKind.GRANTED):
         return Verdict.GRANTED
+    if marker_in(ballot) is not None:
+        return Verdict.MARKED
     if is_split(ballot) and not agreed(ballot, refused_for):
         return Verdict.SPLIT
     return verdict_when_split(ballot)

@@ -110,7 +110,7 @@ class Watchdog:
         with self._changed:
             self._held[held] = None
             self._schedule(renew_at(started, held.ttl), held)
-            if self._thread is None or not self._thread.is_alive():
+            if self._thread is None:
                 self._start()
 
     def unwatch(self, held: HeldLock) -> None:
@@ -121,20 +121,26 @@ class Watchdog:
         set the key again, and leave a lock that nobody holds. A lease that has ended before
         the thread got to run is reported here: its holder ran on without a lock.
         """
-        if held.is_lost and held in self._held:
+        if held.lost_reason is not None and held in self._held:
             self._warn_if_starved()
             self._is_over(held)
         with self._changed:
             self._held.pop(held, None)
-            if len(self._due) > STALE + 2 * len(self._held):
+            if len(self._due) > STALE and len(self._due) > STALE + 2 * len(self._held):
                 self._due = [entry for entry in self._due if entry[2] in self._held]
                 heapq.heapify(self._due)
-            if threading.current_thread() is not self._thread:
+            if held in self._asked and threading.current_thread() is not self._thread:
                 self._changed.wait_for(lambda: held not in self._asked, held.ttl / 12.0)
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="redlock-watchdog", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="redlock-watchdog", daemon=True)
+        self._thread = thread
+        try:
+            thread.start()
+        except BaseException:  # there may be no more threads: the next lease tries again
+            if not thread.is_alive():
+                self._thread = None
+            raise
 
     def _schedule(self, due: float, held: HeldLock) -> None:
         heapq.heappush(self._due, (due, next(self._order), held))
@@ -143,13 +149,17 @@ class Watchdog:
 
     def _run(self) -> None:
         pid = os.getpid()
-        while os.getpid() == pid:
-            batch = self._wait_for_due()
-            try:
-                self.renew(batch)
-            except BaseException:  # a watchdog that dies would lose every lease of the process
-                logger.exception("Renewing %d leases failed; trying again", len(batch))
-                self._put_back(batch)
+        try:
+            while os.getpid() == pid:
+                batch = self._wait_for_due()
+                try:
+                    self.renew(batch)
+                except BaseException:  # a watchdog that dies would lose every lease of the process
+                    logger.exception("Renewing %d leases failed; trying again", len(batch))
+                    self._put_back(batch)
+        finally:  # should it die all the same, the next lease starts another
+            if self._thread is threading.current_thread():
+                self._thread = None
 
     def _wait_for_due(self) -> list[HeldLock]:
         changed = self._changed

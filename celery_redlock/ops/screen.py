@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
+    "COLOURS",
     "Progress",
     "Stop",
     "Stopped",
@@ -27,6 +28,8 @@ __all__ = [
     "stop_on_interrupt",
 ]
 
+#: How good or bad something is -> its colour.
+COLOURS = {"good": "green", "warn": "yellow", "bad": "red", "plain": "reset"}
 #: How long a command may take before it says how far it is [s], and how often it says it [s].
 QUIET_FOR, SAY_EVERY = 1.0, 0.2
 

@@ -50,6 +50,8 @@ class Parameters:
         task: Name of the task.
         signature: Of the body, without ``self``.
         rest: Name of the ``**kwargs`` parameter, if there is one.
+        plain: Its parameters, where each may be given by position or by name; else empty. A call
+            that gives every one of them once needs no signature to be bound.
         models: Parameter -> pydantic model, for those that Celery validates.
         context: What Celery hands to the validators of these models.
     """
@@ -57,6 +59,7 @@ class Parameters:
     task: str
     signature: inspect.Signature
     rest: str | None
+    plain: Mapping[str, None]
     models: Mapping[str, Any]
     context: Mapping[str, Any]
 
@@ -72,7 +75,9 @@ class Parameters:
             models = _models(wrapper, signature)
             context = {"celery_app": task.app, "celery_task_name": task.name}
             context = {**_validation_context(wrapper), **context}
-        return cls(task.name, signature, next(iter(rest), None), models, context)
+        is_plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in signature.parameters.values())
+        plain = dict.fromkeys(signature.parameters) if is_plain else {}
+        return cls(task.name, signature, next(iter(rest), None), plain, models, context)
 
     @property
     def names(self) -> list[str]:
@@ -105,6 +110,10 @@ class Parameters:
         Raises:
             LockKeyError: The arguments do not fit the signature.
         """
+        if self.plain:
+            given = {**dict(zip(self.plain, args, strict=False)), **kwargs}
+            if given.keys() == self.plain.keys() and len(args) + len(kwargs) == len(given):
+                return given
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:  # its text names parameters, never values

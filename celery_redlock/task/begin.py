@@ -28,7 +28,6 @@ from celery_redlock.task.outcome import DONE, DeliveryOver, Outcome, Records
 from celery_redlock.task.policies import RunUnlocked
 from celery_redlock.task.redelivery import requeue
 from celery_redlock.task.reservation import NotItsTurn, Reservation, look_again, newest_call
-from celery_redlock.task.task_lock import lock_of
 from celery_redlock.unique.requests import OVER
 
 if TYPE_CHECKING:
@@ -239,7 +238,8 @@ def report_started(execution: Execution) -> None:
     is the result, and end without another word.
     """
     task, request = execution.task, execution.request
-    if lock_of(task).stores_started and not request.is_eager and not is_ignored(task, request):
+    is_wanted = execution.lock.stores_started and not request.is_eager
+    if is_wanted and not is_ignored(task, request):
         who = {"pid": os.getpid(), "hostname": request.hostname}
         task.backend.store_result(request.id, who, states.STARTED, request=request)
 

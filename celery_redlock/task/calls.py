@@ -39,22 +39,22 @@ def call(
         args: Positional arguments.
         kwargs: Keyword arguments.
     """
-    if is_element(task) and not (lock_of(task).is_built_in or locking.disabled):
+    has_lock = not lock_of(task).is_built_in
+    if has_lock and is_element(task) and not locking.disabled:
         return run_element(task, args, kwargs)
     request = task.request
     body = body_of(task, request, inherited)
-    if not is_execution(task, request):
+    if not (has_lock and is_execution(task, request)):
         return body(*args, **kwargs)
     return Execution(task, request).run(body, args, kwargs)
 
 
 def is_execution(task: Any, request: Any) -> bool:
-    """Return whether a call is an execution: not direct, not nested, not of a built-in task."""
+    """Return whether a call of a task that has a lock is an execution: not direct, not nested."""
     running = running_execution()
     return not (
         request.called_directly
         or request.id is None
-        or lock_of(task).is_built_in
         or (running is not None and running.is_of(task, request))
     )
 

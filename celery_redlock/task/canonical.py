@@ -143,7 +143,7 @@ def _text(value: object, above: tuple[int, ...]) -> str:
 
 def _scalar(value: object) -> str:
     try:
-        return _json(value)
+        return int.__repr__(value) if type(value) is int else _json(value)
     except ValueError:  # sys.set_int_max_str_digits
         raise NotCarried("is an integer too long for JSON") from None
 

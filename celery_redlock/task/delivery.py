@@ -12,7 +12,6 @@ header.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -40,6 +39,9 @@ OWNER = "redlock_owner"
 SERIALIZER = "serializer"
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{32}")
+#: What a message says where it says nothing.
+FIELDS = "id", HEADER, "delivery_info", "retries", "replaced_task_nesting", "parent_id"
+UNSAID = dict.fromkeys(FIELDS)
 
 
 @dataclass(frozen=True)
@@ -78,20 +80,21 @@ class Delivery:
             fields: Of the message's own headers, and its ``delivery_info``; the same in the
                 worker's parent process and in its child.
         """
-        task_id = fields.get("id")
-        envelope = Envelope.of(fields.get(HEADER), task_id)
-        info = fields.get("delivery_info")
-        is_redelivered = isinstance(info, Mapping) and bool(info.get("redelivered"))
-        again = fields.get("retries"), fields.get("replaced_task_nesting")
+        said = {**UNSAID, **fields}
+        task_id, retries, nesting = said["id"], said["retries"], said["replaced_task_nesting"]
+        envelope = Envelope.of(said[HEADER], task_id)
+        info = said["delivery_info"]
+        is_redelivered = type(info) is dict and bool(info.get("redelivered"))
         place = "" if broadcast_of(task.app, info) is None else worker
-        execution = execution_id(task.name, task_id, envelope.publish_id or "", *again, place)
+        published = envelope.publish_id or ""
+        execution = execution_id(task.name, task_id, published, retries, nesting, place)
         return cls(
             task_id=task_id,
             envelope=envelope,
             execution=execution,
             may_be_repeated=envelope.publish_id is not None or is_redelivered,
-            comes_again=any(again),
-            parent_id=fields.get("parent_id"),
+            comes_again=bool(retries or nesting),
+            parent_id=said["parent_id"],
             owner=owner_in(info),
         )
 
@@ -135,7 +138,7 @@ class Delivery:
 
 def broadcast_of(app: Any, delivery_info: Any) -> Any:
     """Return the exchange that delivered a message to other workers, too; None if it is for one."""
-    name = delivery_info.get("exchange") if isinstance(delivery_info, Mapping) else None
+    name = delivery_info.get("exchange") if type(delivery_info) is dict else None
     if not name:
         return None
     known = (queue.exchange for queue in app.amqp.queues.values() if queue.exchange)
@@ -157,8 +160,7 @@ def execution_id(
         place: Where it runs, if others run it elsewhere.
     """
     parts = [task, task_id, publish_id, retries or 0, nesting or 0, place]
-    known = json.dumps(parts, default=repr)
-    return hashlib.sha256(known.encode()).hexdigest()[:32]
+    return hashlib.sha256(ascii(parts).encode()).hexdigest()[:32]
 
 
 def mint_owner(request: dict[str, Any]) -> None:
@@ -168,7 +170,7 @@ def mint_owner(request: dict[str, Any]) -> None:
 
 def owner_in(delivery_info: Any) -> str | None:
     """Return the owner that the parent minted; None if it did not."""
-    owner = delivery_info.get(OWNER) if isinstance(delivery_info, Mapping) else None
+    owner = delivery_info.get(OWNER) if type(delivery_info) is dict else None
     return owner if isinstance(owner, str) and WELL_FORMED.fullmatch(owner) else None
 
 

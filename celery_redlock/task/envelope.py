@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,18 +63,15 @@ class Envelope:
         Also if it speaks of another task: headers are handed on, by tracing libraries for example.
         What is malformed within it counts as absent by itself: anybody can publish.
         """
-        if not (isinstance(header, Mapping) and isinstance(task_id, str)):
+        if not (type(header) is dict and isinstance(task_id, str)):
             return NOTHING
         if header.get("task_id") != task_id or type(header.get("v")) is not int:
             return NOTHING
-        return cls(
-            publish_id=text(header.get("id"), PUBLISH_ID),
-            previous=text(header.get("previous"), EXECUTION_ID),
-            reschedules=count(header.get("reschedules")),
-            reservation=Reservation.of(header.get("reservation")),
-            slot=Slot.of(header.get("slot")),
-            worker=text(header.get("worker"), WORKER),
-        )
+        found = {}
+        for field, (attribute, parse) in PARSERS.items():
+            if field in header:
+                found[attribute] = parse(header[field])
+        return cls(**found)
 
     def header(self, task_id: str) -> dict[str, Any]:
         """Return what a message of the task *task_id* carries: ``{"redlock": {...}}``."""
@@ -109,11 +106,11 @@ def hide_header(request: Any) -> None:
     Without the publish id: a body that hands its headers on publishes another execution.
     """
     headers = request.headers
-    if not isinstance(headers, Mapping) or HEADER not in headers:
+    if type(headers) is not dict or HEADER not in headers:
         return
     seen = {name: value for name, value in headers.items() if name != HEADER}
     ours = headers[HEADER]
-    if isinstance(ours, Mapping) and "slot" in ours:
+    if type(ours) is dict and "slot" in ours:
         seen[HEADER] = {field: value for field, value in ours.items() if field != "id"}
     request.headers = seen or None
 
@@ -126,3 +123,14 @@ def text(value: Any, pattern: re.Pattern[str]) -> str | None:
 def count(value: Any) -> int:
     """Return *value* if it is a number of times, else 0."""
     return value if type(value) is int and 0 < value <= MOST_RESCHEDULES else 0
+
+
+#: Field of the header -> attribute of the envelope, and what parses the one to the other.
+PARSERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "id": ("publish_id", lambda value: text(value, PUBLISH_ID)),
+    "previous": ("previous", lambda value: text(value, EXECUTION_ID)),
+    "reschedules": ("reschedules", count),
+    "reservation": ("reservation", Reservation.of),
+    "slot": ("slot", Slot.of),
+    "worker": ("worker", lambda value: text(value, WORKER)),
+}

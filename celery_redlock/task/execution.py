@@ -26,7 +26,7 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.requests import Marker
 from celery_redlock.log import get_logger
-from celery_redlock.plugin import locking, plugin_for
+from celery_redlock.plugin import locking
 from celery_redlock.task.begin import acquire, refuse, start
 from celery_redlock.task.current import latest_execution, running_execution
 from celery_redlock.task.delivery import Delivery, hide
@@ -60,6 +60,7 @@ class Execution:
 
     Attributes:
         outer: The execution whose body called this one with ``apply()``; None for none.
+        lock: What the task asks of its lock.
         delivery: What this delivery is known by.
         id: Id of the execution.
         reservation: That its message was published with; None for none.
@@ -79,11 +80,14 @@ class Execution:
         self.held: HeldLock | None = None
         self.records: Records | None = None
         self.interrupt = Interrupt()
-        self.plugin = plugin_for(task.app)
+        self.lock = lock_of(task)
+        self.plugin = self.lock.plugin
         if request.is_eager:
             self.plugin.refresh()
         is_local = request.is_eager or locking.disabled
-        fields = {**vars(request), HEADER: None} if is_local else vars(request)
+        fields = request.__dict__
+        if is_local:
+            fields = {**fields, HEADER: None}
         self.delivery = delivery = Delivery.of(task, fields, str(request.hostname))
         self.id, self.reservation = delivery.execution, delivery.envelope.reservation
         hide(request)
@@ -184,7 +188,8 @@ class Execution:
 
     def _release(self, held: HeldLock, records: Records) -> None:
         try:
-            keep = left_of(self.options.min_hold, held.since)
+            min_hold = self.options.min_hold
+            keep = left_of(min_hold, held.since) if min_hold else 0.0
             marker = self._marker(records.marker)
             self.plugin.locks.give_back(held, keep=keep, marker=marker)
         except Exception:  # the lease ends by itself; the task's own outcome stands
@@ -246,7 +251,7 @@ class Execution:
     @cached_property
     def options(self) -> LockOptions:
         """The options of the task; not asked for while locks are disabled."""
-        options = self.delivery.adjust(lock_of(self.task).options)
+        options = self.delivery.adjust(self.lock.options)
         # Nothing delivers an eager one again.
         return replace(options, dedup_ttl=0.0) if self.request.is_eager else options
 

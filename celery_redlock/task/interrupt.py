@@ -180,8 +180,7 @@ def innermost() -> Interrupt | None:
     return here.interrupt
 
 
-@contextlib.contextmanager
-def defer_interrupts() -> Iterator[None]:
+def defer_interrupts() -> contextlib.AbstractContextManager[None]:
     """
     Keep signals and interrupts out of our own I/O, for the body of a ``with``.
 
@@ -189,7 +188,12 @@ def defer_interrupts() -> Iterator[None]:
     ``apply()`` in their bodies. What arrives for them is raised right after.
     """
     inner = innermost()
-    armed = [] if inner is None else list(inner.and_outer())
+    return defer_signals() if inner is None else _defer(inner)
+
+
+@contextlib.contextmanager
+def _defer(inner: Interrupt) -> Iterator[None]:
+    armed = list(inner.and_outer())
     with defer_signals():
         try:
             for each in armed:
@@ -198,6 +202,6 @@ def defer_interrupts() -> Iterator[None]:
         finally:
             for each in armed:
                 each.let_through()
-            error = None if inner is None else inner.due()
+            error = inner.due()
             if error is not None:
                 raise error

@@ -122,12 +122,17 @@ class LockName:
 def _digest_maker(task: Task, unique_on: Iterable[str] | str | None) -> Maker:
     parameters = Parameters.of_task(task)
     names = sorted(parameters.names if unique_on is None else _chosen(parameters, unique_on))
+    keys = {name: json_key(name) for name in names}
 
     def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         values = parameters.bind(args, kwargs)
         if not names:
             return parameters.task
-        texts = [_entry(parameters, name, values[name]) for name in names if name in values]
+        texts = [
+            f"{key}:{_entry(parameters, name, values[name])}"
+            for name, key in keys.items()
+            if name in values
+        ]
         digest = sha256(f"{{{','.join(texts)}}}".encode()).hexdigest()
         return f"{parameters.task}:{digest[:_DIGEST_LENGTH]}"
 
@@ -148,9 +153,11 @@ def _chosen(parameters: Parameters, unique_on: object) -> set[str]:
 
 
 def _entry(parameters: Parameters, name: str, value: object) -> str:
-    """Return the part of the digested text that one argument makes."""
+    """Return the digested text of one argument's value."""
     try:
-        return f"{json_key(name)}:{canonical(parameters.validated(name, value))}"
+        if name in parameters.models:
+            value = parameters.validated(name, value)
+        return canonical(value)
     except NotCarried as error:
         raise LockKeyError(
             f"Task {parameters.task!r}: argument `{name}{error.path}` {error.reason} and "

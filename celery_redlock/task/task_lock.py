@@ -8,9 +8,11 @@ any name that is not an option or a public method of `RedlockTask`.
 from __future__ import annotations
 
 import time
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
-from celery_redlock.plugin import plugin_for
+from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.settings import Settings
 from celery_redlock.task.keys import LockName
 from celery_redlock.task.options import OPTIONS, LockOptions
@@ -22,6 +24,7 @@ BUILT_IN = "celery."
 #: Among the attributes of a task; not in a weak dictionary, which would keep the task alive, as
 #: a `LockName` refers to its task.
 KEY = "celery_redlock.task_lock"
+declared_options = attrgetter(*OPTIONS)
 #: How long a thread waits while another one binds the task to its app [s].
 BINDING = 10.0
 
@@ -41,7 +44,7 @@ class TaskLock:
     def __init__(self, task: Any) -> None:
         self._task = task
         self._name: LockName | None = None
-        self._options: tuple[Settings, list[Any], LockOptions] | None = None
+        self._options: tuple[Settings, tuple[Any, ...], LockOptions] | None = None
         self.stores_started = False
 
     def bind(self) -> None:
@@ -55,6 +58,11 @@ class TaskLock:
         if self._task.track_started:
             self._task.track_started, self.stores_started = False, True
 
+    @cached_property
+    def plugin(self) -> Plugin:
+        """The plugin of its app."""
+        return plugin_for(self._task.app)
+
     @property
     def is_built_in(self) -> bool:
         """Whether it is a task of Celery's own, which takes no lock."""
@@ -64,8 +72,8 @@ class TaskLock:
     @property
     def options(self) -> LockOptions:
         """Its options; checked and put together again when attributes or settings change."""
-        task, settings = self._task, plugin_for(self._task.app).settings
-        own = [getattr(task, option) for option in OPTIONS]
+        task, settings = self._task, self.plugin.settings
+        own = declared_options(task)
         known = self._options
         if known is None or known[0] is not settings or known[1] != own:
             known = self._options = settings, own, LockOptions.of(task, settings)
@@ -84,7 +92,7 @@ class TaskLock:
 
 def lock_of(task: Any) -> TaskLock:
     """Return what *task*, a `RedlockTask`, asks of its lock; the same object for every thread."""
-    kept = vars(task)
+    kept: dict[str, Any] = task.__dict__
     found: TaskLock | None = kept.get(KEY)
     return found or kept.setdefault(KEY, TaskLock(task))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_redlock.lock.records import Keys, encode_info, record_key
-from celery_redlock.lock.requests import Request, quarantine_ms
+from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import ms
 from celery_redlock.unique.scripts import END, RESERVE, START
@@ -93,7 +93,7 @@ def reserve_request(rules: Rules, trigger: Trigger, token: str, version: int) ->
             trigger.arguments,
             b"%d" % version,
             ms(RETENTION),
-            quarantine_ms(rules),
+            rules.quarantine_ms,
         ),
     )
 

@@ -24,11 +24,11 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task import calls
-from celery_redlock.task import reservation as reservation_module
 from celery_redlock.task.delivery import Delivery, execution_id, hide, owner_in
-from celery_redlock.task.envelope import Envelope
+from celery_redlock.task.envelope import PARSERS, Envelope
 from celery_redlock.task.forced_ends import RedlockRequest
 from celery_redlock.task.redelivery import headers_of
+from celery_redlock.task.reservation import Reservation
 from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import Started
 from fuzz.hostile import JSON, TEXTS
@@ -273,13 +273,12 @@ def test_a_worker_that_believes_a_header_is_seen(stand, monkeypatch):
     with pytest.raises(AssertionError):
         assert_harmless(stand, stand.task, {"lock": True}, taken=True)
     monkeypatch.undo()
-    monkeypatch.setattr(
-        reservation_module.Reservation,
-        "of",
-        classmethod(lambda cls, *_: cls("another", "d" * 40, "finished")),
-    )
+    forged = Reservation("another", "d" * 40, "finished")
+    monkeypatch.setitem(PARSERS, "reservation", ("reservation", lambda _: forged))
     with pytest.raises(AssertionError):
-        assert_harmless(stand, stand.rerun, forge(), taken=False)
+        assert_harmless(
+            stand, stand.rerun, forge(reservation=[LOCK, TOKEN, "finished"]), taken=False
+        )
 
 
 @settings(max_examples=60)

@@ -89,7 +89,7 @@ def vote_for(kind, reply):
     """Return the vote that a node's *reply* makes; None if the connection is given up."""
     node, call = node_asked(kind)
     try:
-        node._take(reply, clock.now())
+        node._take(reply)
     except Gone:
         return None
     return call.ballot[0]

@@ -115,7 +115,7 @@ def test_a_missing_record_says_what_to_run(recorded, capsys):
     """Nobody has to look up how the file is made."""
     report.PAGE.write_text("as it was")
     assert report.main() == 1
-    assert "make bench ARGS='lock_cycle --record'" in capsys.readouterr().err
+    assert "make bench ARGS='calls --record'" in capsys.readouterr().err
     assert report.PAGE.read_text() == "as it was"
 
 
