@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
@@ -18,6 +19,7 @@ from celery_redlock.events import NodeDown, NodeMeasured, NodeUp
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.reading.health import connect, probe
+from celery_redlock.reading.leaks import Leaks
 
 if TYPE_CHECKING:
     from celery_redlock.reading.nodes import NodeStatus
@@ -28,6 +30,8 @@ logger = get_logger(__name__)
 
 #: How often a worker looks at the nodes [s].
 LOOK_EVERY = 10.0
+#: How often a worker goes on counting keys that never expire [s].
+COUNT_EVERY = 60.0
 #: How long a look waits for nodes that are being connected [s]; what is not by then is down.
 LONGEST_CONNECT = 2.5
 
@@ -51,6 +55,9 @@ class NodeWatch:
         self._stopped = threading.Event()
         self.seen: list[NodeStatus] = []
         self._unfit: set[str] = set()
+        self._leaks: Leaks | None = None
+        self._leaked: dict[str, int] = {}
+        self._count_at = 0.0
 
     def start(self) -> None:
         """Begin to look, in a thread of its own."""
@@ -75,13 +82,31 @@ class NodeWatch:
 
     def look(self) -> None:
         """Ask all nodes once, and tell the observers of those that answered."""
-        connect(self._plugin.locks, LONGEST_CONNECT)  # may take its time; nobody holds a fork off
+        # Both may take their time; nobody holds a fork off.
+        connect(self._plugin.locks, LONGEST_CONNECT)
+        self._count_leaks()
         with forks_held_off:
             self.seen = probe(self._plugin.locks)
             for node in self.seen:
                 self._tell_if_unfit(node)
                 if node.latency is not None and node.clock_offset is not None:
-                    self._plugin.notify(measured(node, node.latency, node.clock_offset))
+                    self._plugin.notify(self._measured(node, node.latency, node.clock_offset))
+
+    def _count_leaks(self) -> None:
+        """Go on counting keys that never expire, on the nodes that answered the last look."""
+        # Nodes in memory have no servers to count on.
+        if self._plugin.servers or not self.seen or time.monotonic() < self._count_at:
+            return
+        self._count_at = time.monotonic() + COUNT_EVERY
+        locks = self._plugin.locks
+        self._leaks = self._leaks or Leaks(locks.nodes, locks.rules)
+        self._leaked |= self._leaks.look({node.node for node in self.seen if node.latency})
+
+    def _measured(self, node: NodeStatus, latency: float, clock_offset: float) -> NodeMeasured:
+        """Return what observers are told of a *node* that answered."""
+        left = node.quarantine if node.state == "quarantined" else 0.0
+        leaked = self._leaked.get(node.node)
+        return NodeMeasured(node.node, latency, clock_offset, quarantine=left, leaked=leaked)
 
     def _tell_if_unfit(self, node: NodeStatus) -> None:
         """Tell of nodes that answer and do not vote: of their connections there is no news."""
@@ -91,12 +116,6 @@ class NodeWatch:
         elif node.state in ("up", "quarantined") and node.node in self._unfit:
             self._unfit.discard(node.node)
             self._plugin.notify(NodeUp(node.node))
-
-
-def measured(node: NodeStatus, latency: float, clock_offset: float) -> NodeMeasured:
-    """Return what observers are told of a *node* that answered."""
-    left = node.quarantine if node.state == "quarantined" else 0.0
-    return NodeMeasured(node.node, latency, clock_offset, quarantine=left)
 
 
 class WatchNodes(bootsteps.StartStopStep):

@@ -23,6 +23,7 @@ __all__ = [
     "Stopped",
     "colour",
     "console",
+    "is_dumb",
     "is_terminal",
     "stop_on_any",
     "stop_on_interrupt",

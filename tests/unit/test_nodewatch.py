@@ -46,7 +46,7 @@ class Locks:
 def watch(locks, told=None):
     """Return a watch over *locks*."""
     notify = [].append if told is None else told.append
-    return NodeWatch(SimpleNamespace(app=object(), locks=locks, notify=notify))
+    return NodeWatch(SimpleNamespace(app=object(), locks=locks, notify=notify, servers=object()))
 
 
 def test_a_look_is_kept_and_told():
