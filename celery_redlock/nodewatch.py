@@ -95,7 +95,7 @@ class NodeWatch:
     def _count_leaks(self) -> None:
         """Go on counting keys that never expire, on the nodes that answered the last look."""
         # Nodes in memory have no servers to count on.
-        if self._plugin.servers or not self.seen or time.monotonic() < self._count_at:
+        if not self.seen or self._plugin.servers or time.monotonic() < self._count_at:
             return
         self._count_at = time.monotonic() + COUNT_EVERY
         locks = self._plugin.locks

@@ -158,3 +158,26 @@ def test_an_observer_that_hangs_does_not_hang_the_worker(monkeypatch):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert forks_held_off.acquire(timeout=2)
     forks_held_off.release()
+
+
+def test_keys_that_never_expire_are_counted_now_and_then(monkeypatch):
+    """From the second look on, once a minute, on nodes that answer; every measurement tells."""
+    told, asked = [], []
+
+    class Leaks:
+        def __init__(self, nodes, rules):
+            assert (nodes, rules) == (["a"], "rules")
+
+        def look(self, labels):
+            asked.append(labels)
+            return {"a": 3}
+
+    monkeypatch.setattr(nodewatch, "Leaks", Leaks)
+    locks = Locks([UP, DOWN])
+    locks.nodes, locks.rules = ["a"], "rules"
+    it = watch(locks, told)
+    it._plugin.servers = None
+    for _ in range(3):
+        it.look()
+    assert asked == [{"a"}]
+    assert [e.leaked for e in told if isinstance(e, NodeMeasured)] == [None, 3, 3]
