@@ -221,7 +221,9 @@ def look(*nodes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nodewatch, "connect", lambda locks, longest: None)
         patch.setattr(nodewatch, "probe", lambda locks: list(nodes))
-        nodewatch.NodeWatch(SimpleNamespace(locks=None, notify=count_event)).look()
+        locks = SimpleNamespace(labels=[node.node for node in nodes])
+        plugin = SimpleNamespace(locks=locks, notify=count_event, speaks_of_nodes=False)
+        nodewatch.NodeWatch(plugin).look()
 
 
 @pytest.mark.parametrize(
