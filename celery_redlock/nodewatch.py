@@ -7,19 +7,24 @@ node and look, and takes no lock.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
 
 from celery_redlock.errors import RedlockError
 from celery_redlock.events import NodeDown, NodeMeasured, NodeUp
+from celery_redlock.lock.lease import quorum
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.reading.health import connect, probe
 from celery_redlock.reading.leaks import Leaks
+from celery_redlock.words import duration, redlock_command
 
 if TYPE_CHECKING:
     from celery_redlock.reading.nodes import NodeStatus
@@ -55,6 +60,7 @@ class NodeWatch:
         self._stopped = threading.Event()
         self.seen: list[NodeStatus] = []
         self._unfit: set[str] = set()
+        self._is_quorate: bool | None = None
         self._leaks: Leaks | None = None
         self._leaked: dict[str, int] = {}
         self._count_at = 0.0
@@ -65,6 +71,7 @@ class NodeWatch:
             threading.Thread(target=self._run, name="redlock-nodewatch", daemon=True).start()
         except RuntimeError:  # out of threads; a worker without metrics is still a worker
             logger.warning("No thread to watch the lock nodes with")
+            self._plugin.speaks_of_nodes = True
 
     def stop(self) -> None:
         """Look no more."""
@@ -91,6 +98,24 @@ class NodeWatch:
                 self._tell_if_unfit(node)
                 if node.latency is not None and node.clock_offset is not None:
                     self._plugin.notify(self._measured(node, node.latency, node.clock_offset))
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Say at the start, and when that changes, whether locks can be granted."""
+        self._plugin.speaks_of_nodes = True
+        if len(self.seen) < len(self._plugin.locks.labels):
+            return  # one was not waited for: the next look tells
+        is_quorate, was_quorate = can_grant(self.seen), self._is_quorate
+        self._is_quorate = is_quorate
+        if is_quorate is was_quorate:
+            return
+        if not is_quorate:
+            logger.warning("%s", no_lock(self.seen))
+            return
+        words = how_many_vote(self.seen)
+        words = words if was_quorate is None else f"Locks can be granted again: {words}"
+        is_well = all(node.state == "up" for node in self.seen)
+        logger.log(logging.INFO if is_well else logging.WARNING, "%s", words)
 
     def _count_leaks(self) -> None:
         """Go on counting keys that never expire, on the nodes that answered the last look."""
@@ -116,6 +141,37 @@ class NodeWatch:
         elif node.state in ("up", "quarantined") and node.node in self._unfit:
             self._unfit.discard(node.node)
             self._plugin.notify(NodeUp(node.node))
+
+
+def can_grant(nodes: Sequence[NodeStatus]) -> bool:
+    """Return whether so many of *nodes* vote that a lock can be granted."""
+    return missing_votes(nodes) <= 0
+
+
+def missing_votes(nodes: Sequence[NodeStatus]) -> int:
+    """Return how many more of *nodes* have to vote before a lock can be granted."""
+    return quorum(len(nodes)) - sum(node.state == "up" for node in nodes)
+
+
+def how_many_vote(nodes: Sequence[NodeStatus]) -> str:
+    """Return how many of *nodes* vote, and which do not."""
+    silent = [f"{node.node} is {node.state}" for node in nodes if node.state != "up"]
+    voting = f"{len(nodes) - len(silent)} of {len(nodes)} lock nodes vote"
+    return "; ".join([voting, *silent])
+
+
+def no_lock(nodes: Sequence[NodeStatus]) -> str:
+    """Return that no lock can be granted, until when if that is known, and what helps."""
+    ends = sorted(node.quarantine for node in nodes if node.state == "quarantined")
+    missing = missing_votes(nodes)
+    until = f" for {duration(math.ceil(ends[missing - 1]))}" if missing <= len(ends) else ""
+    if len(ends) < len(nodes):
+        return f"No lock can be granted{until}: {how_many_vote(nodes)}"
+    new = "the node is" if len(nodes) == 1 else f"all {len(nodes)} nodes are"
+    return (
+        f"No lock can be granted{until}: {new} new or restarted. "
+        f"If nobody can hold a lock: {redlock_command('bootstrap')}"
+    )
 
 
 class WatchNodes(bootsteps.StartStopStep):
