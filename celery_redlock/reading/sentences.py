@@ -104,6 +104,11 @@ def acquired(record: Record) -> str:
     )
 
 
+def unavailable(record: Record) -> str:
+    whom = f" for {task(record)}" if record.get("task") else ""
+    return f"No quorum for {lock(record)} after {length(record, 'waited')}{whom}"
+
+
 def rescheduled(record: Record) -> str:
     again = f"{number(record.get('countdown')):g} s (attempt {number(record.get('times')):g})"
     return f"Rescheduled {task(record)} in {again}"
@@ -147,7 +152,8 @@ def anything(record: Record) -> str:
 
 
 def lost(record: Record) -> str:
-    return f"Lock {text(record, 'name')!r}{of_task(record)} is lost ({text(record, 'reason')})"
+    by = f" by {task(record)}" if record.get("task") else ""
+    return f"Lock {text(record, 'name')!r} is lost ({text(record, 'reason')}){by}"
 
 
 #: Why a slot was skipped, in words.
@@ -178,7 +184,7 @@ WORDINGS: dict[str, Wording] = {
     "LockUnavailable": Wording(
         "no quorum",
         "warn",
-        lambda it: f"No quorum for {lock(it)}{of_task(it)} after {length(it, 'waited')}",
+        unavailable,
         lambda it: votes_in_words(it.get("votes")),
     ),
     "LockRenewed": Wording(

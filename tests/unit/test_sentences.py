@@ -45,11 +45,15 @@ EVENTS = [
         events.LockUnavailable("a", {"n1": "no answer in time", "n2": "refused"}, 0.5),
         "No quorum for lock 'a' after 0.5 s: n1: no answer in time; n2: refused",
     ),
+    (
+        events.LockUnavailable("a", {"n1": "refused"}, 0.5, **KIN),
+        "No quorum for lock 'a' after 0.5 s for task shop.bill[id-1]: n1: refused",
+    ),
     (events.LockRenewed("a", 20.0), "Renewed lock 'a' with 20 s left"),
     (events.LockReleased("a", 75.0), "Released lock 'a' after 1 min 15 s"),
     (
         events.LeaseLost("A", "deadline", **KIN),
-        "Lock 'A' of task shop.bill[id-1] is lost (deadline): not renewed in time",
+        "Lock 'A' is lost (deadline) by task shop.bill[id-1]: not renewed in time",
     ),
     (events.LeaseLost("a", "new"), "Lock 'a' is lost (new): new"),
     (events.TaskSkipped(**REFUSED), f"Skipped task shop.bill[id-1]: {HELD}"),
