@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from celery_redlock.words import LOSSES, duration, moment, number, votes_in_words, who
+from celery_redlock.words import LOSSES, duration, iso_moment, number, votes_in_words, who
 
 __all__ = ["WORDINGS", "Wording", "sentence", "wording"]
 
@@ -85,7 +85,7 @@ def refusal(record: Record) -> str:
 
 
 def slot(record: Record) -> str:
-    return f"slot {text(record, 'entry')!r} of {moment(record.get('due'))}"
+    return f"slot {text(record, 'entry')!r} of {iso_moment(record.get('due'))}"
 
 
 def from_table(table: Mapping[str, str], field: str) -> Callable[[Record], str]:
@@ -120,13 +120,14 @@ def duplicate(record: Record) -> str:
 
 
 def published(record: Record) -> str:
-    late = f", {length(record, 'late')} late" if number(record.get("late")) >= 1 else ""
+    seconds = number(record.get("late"))
+    late = f", {seconds:.1f} s late" if seconds >= 1 else ""
     return f"Published {slot(record)} as {task(record)}{late}"
 
 
 def slot_skipped(record: Record) -> str:
     since = record.get("since")
-    return f"Skipped {slot(record)}{f' and all since {moment(since)}' if number(since) else ''}"
+    return f"Skipped {slot(record)}{f' and all since {iso_moment(since)}' if number(since) else ''}"
 
 
 def measured(record: Record) -> str:

@@ -28,9 +28,9 @@ HOLDER = {
 REFUSED = {"name": "invoice:7", "cause": "conflict", "holder": HOLDER, **KIN}
 HELD = "lock 'invoice:7' is held by task shop.bill[id-0], process 7 on web-1, for 10 s"
 NODE = "lock-1:1/0"
-SLOT = "slot 'nightly' of 1970-01-01 00:01:40 UTC"
+SLOT = "slot 'nightly' of 1970-01-01T00:01:40.000+00:00"
 EARLIER = "the run of an earlier slot has not ended"
-SINCE = "and all since 1970-01-01 00:00:50 UTC"
+SINCE = "and all since 1970-01-01T00:00:50.000+00:00"
 EVENTS = [
     (
         events.LockAcquired("a", 7, 0.5, **KIN),
@@ -92,7 +92,7 @@ EVENTS = [
     (events.SlotPublished("nightly", "t", 100.0, "id-1", 0.2), f"Published {SLOT} as task t[id-1]"),
     (
         events.SlotPublished("nightly", "t", 100.0, "id-1", 2.0),
-        f"Published {SLOT} as task t[id-1], 2 s late",
+        f"Published {SLOT} as task t[id-1], 2.0 s late",
     ),
     (events.SlotSkipped("nightly", "t", 100.0, "overlap"), f"Skipped {SLOT}: {EARLIER}"),
     (

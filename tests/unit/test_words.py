@@ -8,6 +8,11 @@ import pytest
 from celery import Celery
 
 from celery_redlock import LockTaken, QuorumUnavailable, RedlockTask
+from celery_redlock.ops.doctor.check_cluster import votes
+from celery_redlock.ops.doctor.facts import Facts, NodeFacts
+from celery_redlock.ops.listing import verdict
+from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.settings import Settings
 from celery_redlock.task.skip_line import shorten
 from celery_redlock.words import moment, redlock_command, votes_in_words, who
 
@@ -76,3 +81,36 @@ def test_what_a_policy_decides_is_expected(own):
 
     assert {LockTaken, QuorumUnavailable} <= set(bill.throws)
     assert (KeyError in bill.throws) is (own != ())
+
+
+def test_status_names_bootstrap_first_where_all_nodes_are_new(monkeypatch):
+    """That is what helps; then what happens without."""
+    monkeypatch.setattr("sys.argv", ["celery", "-A", "shop", "redlock", "status"])
+    settings = Settings.from_conf({"redlock_nodes": ["redis://a", "redis://b", "redis://c"]})
+    new = [NodeStatus(label, "quarantined", quarantine=41.0) for label in "abc"]
+    first, second, *more = verdict(new, settings).splitlines()
+    assert first.startswith("Quorum: NO. 0 of 3 nodes can vote, 2 are needed.")
+    assert second == (
+        "All are new or restarted. If nobody can hold a lock: celery -A shop redlock bootstrap"
+    )
+    assert more == [
+        "A quarantined node is new, or was restarted or wiped. It votes in 41 s at most."
+    ]
+    some = verdict([*new[:2], NodeStatus("c", "up")], settings)
+    assert some.endswith("they vote at once after: celery -A shop redlock bootstrap")
+    down = verdict([NodeStatus(label, "down") for label in "abc"], settings)
+    assert "bootstrap" not in down
+
+
+@pytest.mark.parametrize(("quarantine", "named"), [(41.0, True), (0.0, False)])
+def test_the_doctor_names_bootstrap_first_where_all_nodes_are_new(monkeypatch, quarantine, named):
+    """As what mends the lack of a quorum."""
+    monkeypatch.setattr("sys.argv", ["celery", "-A", "shop", "redlock", "doctor"])
+    settings = Settings.from_conf({"redlock_nodes": ["redis://a", "redis://b", "redis://c"]})
+    problem = "" if named else "Connection refused"
+    nodes = [
+        NodeFacts(node=it, problem=problem, state="enrolled", quarantine=quarantine) for it in "abc"
+    ]
+    (finding,) = [it for it in votes(Facts(settings=settings, nodes=nodes)) if it]
+    assert ("celery -A shop redlock bootstrap" in finding.fix) is named
+    assert named or "'celery -A shop redlock status'" in finding.fix
