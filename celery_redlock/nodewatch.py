@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from celery_redlock.lock.lease import quorum
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.reading.health import connect, probe
+from celery_redlock.reading.leaks import Leaks
 from celery_redlock.words import duration, redlock_command
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ logger = get_logger(__name__)
 
 #: How often a worker looks at the nodes [s].
 LOOK_EVERY = 10.0
+#: How often a worker goes on counting keys that never expire [s].
+COUNT_EVERY = 60.0
 #: How long a look waits for nodes that are being connected [s]; what is not by then is down.
 LONGEST_CONNECT = 2.5
 
@@ -57,6 +61,9 @@ class NodeWatch:
         self.seen: list[NodeStatus] = []
         self._unfit: set[str] = set()
         self._is_quorate: bool | None = None
+        self._leaks: Leaks | None = None
+        self._leaked: dict[str, int] = {}
+        self._count_at = 0.0
 
     def start(self) -> None:
         """Begin to look, in a thread of its own."""
@@ -82,13 +89,15 @@ class NodeWatch:
 
     def look(self) -> None:
         """Ask all nodes once, and tell the observers of those that answered."""
-        connect(self._plugin.locks, LONGEST_CONNECT)  # may take its time; nobody holds a fork off
+        # Both may take their time; nobody holds a fork off.
+        connect(self._plugin.locks, LONGEST_CONNECT)
+        self._count_leaks()
         with forks_held_off:
             self.seen = probe(self._plugin.locks)
             for node in self.seen:
                 self._tell_if_unfit(node)
                 if node.latency is not None and node.clock_offset is not None:
-                    self._plugin.notify(measured(node, node.latency, node.clock_offset))
+                    self._plugin.notify(self._measured(node, node.latency, node.clock_offset))
             self._sum_up()
 
     def _sum_up(self) -> None:
@@ -107,6 +116,22 @@ class NodeWatch:
         words = words if was_quorate is None else f"Locks can be granted again: {words}"
         is_well = all(node.state == "up" for node in self.seen)
         logger.log(logging.INFO if is_well else logging.WARNING, "%s", words)
+
+    def _count_leaks(self) -> None:
+        """Go on counting keys that never expire, on the nodes that answered the last look."""
+        # Nodes in memory have no servers to count on.
+        if not self.seen or self._plugin.servers or time.monotonic() < self._count_at:
+            return
+        self._count_at = time.monotonic() + COUNT_EVERY
+        locks = self._plugin.locks
+        self._leaks = self._leaks or Leaks(locks.nodes, locks.rules)
+        self._leaked |= self._leaks.look({node.node for node in self.seen if node.latency})
+
+    def _measured(self, node: NodeStatus, latency: float, clock_offset: float) -> NodeMeasured:
+        """Return what observers are told of a *node* that answered."""
+        left = node.quarantine if node.state == "quarantined" else 0.0
+        leaked = self._leaked.get(node.node)
+        return NodeMeasured(node.node, latency, clock_offset, quarantine=left, leaked=leaked)
 
     def _tell_if_unfit(self, node: NodeStatus) -> None:
         """Tell of nodes that answer and do not vote: of their connections there is no news."""
@@ -147,12 +172,6 @@ def no_lock(nodes: Sequence[NodeStatus]) -> str:
         f"No lock can be granted{until}: {new} new or restarted. "
         f"If nobody can hold a lock: {redlock_command('bootstrap')}"
     )
-
-
-def measured(node: NodeStatus, latency: float, clock_offset: float) -> NodeMeasured:
-    """Return what observers are told of a *node* that answered."""
-    left = node.quarantine if node.state == "quarantined" else 0.0
-    return NodeMeasured(node.node, latency, clock_offset, quarantine=left)
 
 
 class WatchNodes(bootsteps.StartStopStep):

@@ -13,7 +13,7 @@ from pathlib import Path
 from celery_redlock.ops import demo_app
 from celery_redlock.ops.reaper import reaper
 
-__all__ = ["PROCESSES", "DemoWorker"]
+__all__ = ["PROCESSES", "Worker"]
 
 #: As many as can run all bodies of a chapter and still look at what else arrives.
 PROCESSES = 8
@@ -28,21 +28,17 @@ sys.argv[0] = "celery"
 from celery.__main__ import main
 main()
 """
+# Without mingle and gossip: they make workers know each other, and a start take a second.
+OPTIONS = "-l INFO -P prefork --without-mingle --without-gossip --without-heartbeat"
 
 
-class DemoWorker:
-    """
-    ``celery worker`` in a session of its own; ends with all its children.
-
-    Args:
-        folder: Where it runs and writes its log; removed if this process is killed.
-        environment: Added to that of this process; tells the app where the servers are.
-    """
+class Worker:
+    """``celery worker`` in a session of its own, with children; each start is another worker."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        self._folder = folder
-        self._environment = dict(environment)
+        self._folder, self._environment = folder, environment
         self._process: subprocess.Popen[bytes] | None = None
+        self._number = 0
 
     @property
     def log(self) -> str:
@@ -54,22 +50,29 @@ class DemoWorker:
     @property
     def is_ready(self) -> bool:
         """Whether it takes tasks."""
-        return "demo@localhost ready." in self.log
+        return f"worker-{self._number}@demo ready." in self.log
 
     @property
-    def is_alive(self) -> bool:
-        """Whether its main process is there."""
-        return self._process is not None and self._process.poll() is None
+    def has_ended(self) -> bool:
+        """Whether its main process is gone, and not by our doing."""
+        return self._process is not None and self._process.poll() is not None
 
     def start(self) -> None:
         """Start it and return at once; see `is_ready`."""
+        self._number += 1
+        who = ["-n", f"worker-{self._number}@demo", "-c", str(PROCESSES)]
+        command = ["-A", demo_app.__name__, "worker", *who, *OPTIONS.split()]
+        path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
+        # Killed, it cannot take its temporary files along: they go with the folder.
+        own = {"TMPDIR": str(self._folder), "REDLOCK_DEMO_PATH": path}
+        own["REDLOCK_DEMO_OWNER"] = str(os.getpid())
         with (self._folder / "worker.log").open("ab") as log:
-            # A session of its own: a terminal's Ctrl-C must not reach it, but `stop` must
-            # reach its children.
+            # A session of its own: a terminal's Ctrl-C must not reach it, but `kill` must reach
+            # its children.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *self._options()],
+                [sys.executable, "-c", PROGRAM, *command],
                 cwd=self._folder,
-                env=self._whole_environment(),
+                env={**os.environ, **self._environment, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -78,37 +81,14 @@ class DemoWorker:
         key = str(self._folder)
         reaper.watch(key, self._process.pid, group=True, folder=self._folder)
 
-    def _whole_environment(self) -> dict[str, str]:
-        path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
-        # Killed, it cannot take its temporary files along: they go with the folder.
-        own = {"TMPDIR": str(self._folder)}
-        program = {"REDLOCK_DEMO_PATH": path, "REDLOCK_DEMO_OWNER": str(os.getpid())}
-        return {**os.environ, **self._environment, **own, **program}
-
-    @staticmethod
-    def _options() -> list[str]:
-        # Without mingle and gossip: they make workers know each other, and a start take a second.
-        alone = ["--without-mingle", "--without-gossip", "--without-heartbeat"]
-        size = ["-P", "prefork", "-c", str(PROCESSES)]
-        return [
-            "-A",
-            demo_app.__name__,
-            "worker",
-            "-l",
-            "INFO",
-            "-n",
-            "demo@localhost",
-            *size,
-            *alone,
-        ]
-
-    def stop(self) -> None:
-        """End it and its children at once; doing so again is no error."""
-        if self._process is None:
+    def kill(self) -> None:
+        """End it and its children with SIGKILL; doing so again is no error."""
+        process, self._process = self._process, None
+        if process is None:
             return
         # Its children may outlive it, so the group is told whatever became of it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         # The process id may now become somebody else's; the folder is still ours.
         reaper.watch(str(self._folder), None, folder=self._folder)

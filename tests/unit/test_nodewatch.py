@@ -48,9 +48,8 @@ class Locks:
 def watch(locks, told=None):
     """Return a watch over *locks*."""
     notify = [].append if told is None else told.append
-    return NodeWatch(
-        SimpleNamespace(app=object(), locks=locks, notify=notify, speaks_of_nodes=False)
-    )
+    has = {"app": object(), "locks": locks, "notify": notify, "servers": object()}
+    return NodeWatch(SimpleNamespace(**has, speaks_of_nodes=False))
 
 
 def test_a_look_is_kept_and_told():
@@ -204,3 +203,26 @@ def test_whether_locks_can_be_granted_is_said_once(looks, told, monkeypatch, cap
         it.look()
     assert [f"{record.levelname} {record.message}" for record in caplog.records] == told
     assert it._plugin.speaks_of_nodes
+
+
+def test_keys_that_never_expire_are_counted_now_and_then(monkeypatch):
+    """From the second look on, once a minute, on nodes that answer; every measurement tells."""
+    told, asked = [], []
+
+    class Leaks:
+        def __init__(self, nodes, rules):
+            assert (nodes, rules) == (["a"], "rules")
+
+        def look(self, labels):
+            asked.append(labels)
+            return {"a": 3}
+
+    monkeypatch.setattr(nodewatch, "Leaks", Leaks)
+    locks = Locks([UP, DOWN])
+    locks.nodes, locks.rules = ["a"], "rules"
+    it = watch(locks, told)
+    it._plugin.servers = None
+    for _ in range(3):
+        it.look()
+    assert asked == [{"a"}]
+    assert [e.leaked for e in told if isinstance(e, NodeMeasured)] == [None, 3, 3]
