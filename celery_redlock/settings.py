@@ -14,7 +14,7 @@ from typing import Any
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.credentials import with_credentials
-from celery_redlock.lock.rules import Rules, number, positive
+from celery_redlock.lock.rules import Rules, in_seconds, positive
 
 __all__ = ["KNOWN", "OBSERVERS", "PREFIX", "Settings", "host_and_port", "one_of"]
 
@@ -101,10 +101,12 @@ class Settings:
     def __post_init__(self) -> None:
         nodes = with_credentials(self.nodes, self.username, self.password)
         object.__setattr__(self, "nodes", nodes)  # as frozen dataclasses set their fields
+        dedup_ttl = in_seconds("redlock_dedup_ttl", self.dedup_ttl)
+        object.__setattr__(self, "dedup_ttl", dedup_ttl)
         one_of("redlock_on_lock_lost", self.on_lock_lost, ("abort", "warn"))
-        number("redlock_dedup_ttl", self.dedup_ttl)
         if self.beat_starting_deadline is not None:
-            positive("redlock_beat_starting_deadline", self.beat_starting_deadline)
+            deadline = positive("redlock_beat_starting_deadline", self.beat_starting_deadline)
+            object.__setattr__(self, "beat_starting_deadline", deadline)
         if self.beat_name is not None and not (isinstance(self.beat_name, str) and self.beat_name):
             msg = f"redlock_beat_name must be a name, or None for the app's; got {self.beat_name!r}"
             raise ConfigurationError(msg)

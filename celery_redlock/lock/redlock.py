@@ -22,6 +22,7 @@ import enum
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError, LockLost, LockTaken, QuorumUnavailable
@@ -47,7 +48,7 @@ from celery_redlock.lock.records import read_holder, since_of
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Ask, Client, Wanted
-from celery_redlock.lock.rules import Rules, number
+from celery_redlock.lock.rules import Rules, in_seconds
 from celery_redlock.lock.votes import Ballot, VoteKind, count, votes_by_node
 from celery_redlock.lock.watchdog import NotRenewed, Watchdog
 
@@ -175,15 +176,19 @@ class Redlock:
 
     @contextlib.contextmanager
     def hold(
-        self, name: str, *, ttl: float | None = None, wait: float | None = None
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        wait: float | timedelta | None = None,
     ) -> Iterator[HeldLock]:
         """
         Hold the lock *name* for the body of a ``with``, renewing it as long as that takes.
 
         Args:
             name: Lock name.
-            ttl: Lease written to every node [s]; as in the rules by default.
-            wait: How long to keep trying [s]; as in the rules by default.
+            ttl: Lease written to every node [s, or a timedelta]; as in the rules by default.
+            wait: How long to keep trying [likewise]; as in the rules by default.
 
         Raises:
             LockTaken: Another holder has it.
@@ -201,14 +206,20 @@ class Redlock:
                 self.give_back(held)
                 raise
 
-    def acquire(self, name: str, *, ttl: float | None = None, wait: float | None = None) -> Lease:
+    def acquire(
+        self,
+        name: str,
+        *,
+        ttl: float | timedelta | None = None,
+        wait: float | timedelta | None = None,
+    ) -> Lease:
         """
         Acquire the lock *name*; it is the caller's to extend and release.
 
         Args:
             name: Lock name.
-            ttl: Lease written to every node [s]; as in the rules by default.
-            wait: How long to keep trying [s]; as in the rules by default.
+            ttl: Lease written to every node [s, or a timedelta]; as in the rules by default.
+            wait: How long to keep trying [likewise]; as in the rules by default.
 
         Raises:
             LockTaken: Another holder has it.
@@ -386,10 +397,12 @@ class Redlock:
 
     # -- driving the algorithm ------------------------------------------------------
 
-    def _ttl_and_wait(self, ttl: float | None, wait: float | None) -> tuple[float, float]:
+    def _ttl_and_wait(
+        self, ttl: float | timedelta | None, wait: float | timedelta | None
+    ) -> tuple[float, float]:
         return (
-            float(self.rules.ttl) if ttl is None else self.rules.check_ttl(ttl),
-            float(self.rules.wait) if wait is None else number("wait", wait),
+            self.rules.ttl if ttl is None else self.rules.check_ttl(ttl),
+            self.rules.wait if wait is None else in_seconds("wait", wait),
         )
 
     def _acquire(self, wanted: Wanted) -> Lease:

@@ -6,6 +6,7 @@ import hashlib
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,8 @@ LONGEST_PREFIX = 40
 class Rules:
     """
     Settings of a `Redlock`, under their names without the ``redlock_`` prefix.
+
+    A time may be given as a `timedelta`; it is kept as seconds.
 
     Attributes:
         ttl: Lease written to every node when none is asked for [s, > 0].
@@ -53,8 +56,9 @@ class Rules:
 
     def __post_init__(self) -> None:
         for name in ("ttl", "max_ttl", "node_timeout", "fence_retention"):
-            positive(f"redlock_{name}", getattr(self, name))
-        number("redlock_wait", self.wait)
+            # As frozen dataclasses set their fields.
+            object.__setattr__(self, name, positive(f"redlock_{name}", getattr(self, name)))
+        object.__setattr__(self, "wait", in_seconds("redlock_wait", self.wait))
         number("redlock_drift_factor", self.drift_factor)
         for name in ("restart_guard", "fence"):
             flag(f"redlock_{name}", getattr(self, name))
@@ -75,22 +79,22 @@ class Rules:
             settings["ttl"] = min(cls.ttl, longest)
         return cls(**settings)
 
-    def check_ttl(self, ttl: float, name: str = "ttl") -> float:
-        """Return *ttl* if a lease may have it; raise ConfigurationError otherwise."""
-        positive(name, ttl)
+    def check_ttl(self, given: float | timedelta, name: str = "ttl") -> float:
+        """Return *given* in seconds if a lease may last so; raise ConfigurationError otherwise."""
+        ttl = positive(name, given)
         if ttl > self.max_ttl:
             msg = (
-                f"{name} must be at most redlock_max_ttl ({self.max_ttl:g} s), got {ttl!r}; "
+                f"{name} must be at most redlock_max_ttl ({self.max_ttl:g} s), got {ttl:g}; "
                 "lower it (the watchdog renews long tasks) or raise redlock_max_ttl on every client"
             )
             raise ConfigurationError(msg)
         if ttl <= 2 * self.node_timeout:
             msg = (
                 f"{name} must be more than twice redlock_node_timeout "
-                f"({self.node_timeout:g} s), got {ttl!r}; raise it"
+                f"({self.node_timeout:g} s), got {ttl:g}; raise it"
             )
             raise ConfigurationError(msg)
-        return float(ttl)
+        return ttl
 
     @cached_property
     def quarantine(self) -> float:
@@ -135,7 +139,7 @@ def check_prefix(prefix: Any) -> None:
 def number(name: str, value: object) -> float:
     """Return *value* if it is a finite number >= 0; raise ConfigurationError naming *name*."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        msg = f"{name} must be a number of seconds, got {value!r}"
+        msg = f"{name} must be a number, got {value!r}"
         raise ConfigurationError(msg)
     if not 0 <= value <= sys.float_info.max:  # an int may be larger than any float
         msg = f"{name} must be >= 0 and finite, got {value!r}"
@@ -143,12 +147,23 @@ def number(name: str, value: object) -> float:
     return float(value)
 
 
+def in_seconds(name: str, value: object) -> float:
+    """Return a time >= 0, in seconds or as a timedelta, in seconds; raise by its *name*."""
+    if isinstance(value, timedelta):
+        return number(name, value.total_seconds())
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        msg = f"{name} must be a number of seconds or a timedelta, got {value!r}"
+        raise ConfigurationError(msg)
+    return number(name, value)
+
+
 def positive(name: str, value: object) -> float:
-    """Return *value* if it is a finite number > 0; raise ConfigurationError naming *name*."""
-    if number(name, value) == 0:
+    """Return a time > 0 in seconds; raise ConfigurationError by *name*."""
+    seconds = in_seconds(name, value)
+    if seconds == 0:
         msg = f"{name} must be > 0, got {value!r}"
         raise ConfigurationError(msg)
-    return float(value)  # type: ignore[arg-type]  # number() has checked it
+    return seconds
 
 
 def flag(name: str, value: object) -> bool:

@@ -11,17 +11,17 @@ import os
 import socket
 import threading
 import time
-from bisect import bisect_left
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery_redlock import events
 from celery_redlock.observers.records import record_of
+from celery_redlock.reading.holds import Holds
 
 if TYPE_CHECKING:
     from celery_redlock.reading.journal import Journal
 
-__all__ = ["HOLD_BOUNDS", "JournalObserver"]
+__all__ = ["JournalObserver"]
 
 NOTABLE = (
     events.DuplicatePublished,
@@ -45,8 +45,6 @@ NODE_EVENTS = (
 NODE_RECORDS, NODE_PAUSE = 3, 30.0
 #: How often a process writes how long its tasks held their locks [s].
 HOLDS_EVERY = 10.0
-#: Upper bounds of the classes in which hold times are counted [s]; one more is above the last.
-HOLD_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 
 
 class JournalObserver:
@@ -139,24 +137,3 @@ class JournalObserver:
         for task, holds in written.items():
             record = {"event": "Holds", **where, "task": task, **holds.as_record()}
             self._journal().put(record)
-
-
-class Holds:
-    """How long one task's locks were held: counts per class of `HOLD_BOUNDS`."""
-
-    def __init__(self, ttl: float) -> None:
-        self.ttl = ttl
-        self.longest = self.total = 0.0
-        self.counts = [0] * (len(HOLD_BOUNDS) + 1)
-
-    def add(self, held: float, ttl: float) -> None:
-        """Count one hold of *held* under a lease of *ttl* [s]."""
-        self.ttl = ttl or self.ttl
-        self.longest = max(self.longest, held)
-        self.total += held
-        self.counts[bisect_left(HOLD_BOUNDS, held)] += 1
-
-    def as_record(self) -> dict[str, Any]:
-        """Return plain JSON values: ``counts`` per class, ``total``, ``longest``, ``ttl`` [s]."""
-        longest, total = round(self.longest, 4), round(self.total, 4)
-        return {"counts": self.counts, "total": total, "longest": longest, "ttl": self.ttl}

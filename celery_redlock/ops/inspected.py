@@ -18,10 +18,9 @@ from celery.worker.state import active_requests
 from celery_redlock.errors import RedlockError
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.records import since_of
 from celery_redlock.lock.redlock import NodeView
 from celery_redlock.plugin import Plugin, locking, plugin_for
-from celery_redlock.reading.stored import renewals_of
+from celery_redlock.reading.stored import age_of, renewals_of
 from celery_redlock.task.forced_ends import RedlockRequest
 from celery_redlock.task.task_lock import lock_of
 
@@ -107,12 +106,11 @@ def of_child(
         silent = total - sum(1 for view in views if not view.problem)
         return of_unknown(request, name) if len(ours) + silent >= quorum(total) else None
     info = max((view.holder for view in ours), key=renewals_of)
-    since = since_of(info)
     return {
         "name": name,
         **told(info),
         "fence": max(view.fence for view in ours) or None,
-        "age": None if since is None else max(0.0, time.time() - since),
+        "age": age_of(info),
         "ttl": ttl_of(request.task),
         "left": sorted(view.ttl for view in ours)[len(ours) - quorum(total)],
         "renewals": renewals_of(info),

@@ -2,56 +2,39 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from celery_redlock.lock.lease import quorum
-from celery_redlock.ops.text import LONGEST, duration, one_line, show_table
+from celery_redlock.ops.screen import COLOURS
+from celery_redlock.ops.text import LONGEST, one_line, show_table
 from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.reading.quorum import MARKS
 from celery_redlock.reading.stored import LockView
-from celery_redlock.settings import Settings
+from celery_redlock.words import duration
 
 __all__ = [
     "LOCK_HEAD",
     "STATES",
-    "age_of",
-    "count_up",
     "holder_as_json",
-    "in_words",
     "left",
     "lock_as_json",
     "lock_row",
     "scalar",
     "show_locks",
     "show_nodes",
-    "verdict",
     "who_as_json",
 ]
 
 #: State of a node -> how it is shown on a terminal.
-STATES = {
-    "up": "green",
-    "quarantined": "yellow",
-    "unmarked": "yellow",
-    "unfit": "red",
-    "down": "red",
-}
+STATES = {state: COLOURS[mark] for state, mark in MARKS.items()}
 LOCK_HEAD = (
     *("LOCK", "TASK ID", "TASK", "HOST", "PID", "AGE", "TTL LEFT"),
     *("VOTES", "FENCE", "WAITING", "TOKEN"),
 )
 #: What a holder tells of itself, and we tell of it.
 HOLDER = ("task_id", "task", "execution", "host", "pid", "since")
-#: Nobody of ours has taken a lock after this moment [s, Unix time].
-END_OF_TIME = 1e12
-
-
-def count_up(nodes: Sequence[NodeStatus]) -> int:
-    """Return how many of *nodes* vote."""
-    return sum(1 for node in nodes if node.state == "up")
 
 
 def show_nodes(nodes: Sequence[NodeStatus]) -> None:
@@ -68,29 +51,6 @@ def show_nodes(nodes: Sequence[NodeStatus]) -> None:
         for node in nodes
     ]
     show_table(("NODE", "STATE", "VERSION", "UPTIME", "QUARANTINE", "PROBLEM"), rows, STATES)
-
-
-def verdict(nodes: Sequence[NodeStatus], settings: Settings) -> str:
-    """Return in words whether *nodes* can grant locks, and what helps if not."""
-    voting, needed = count_up(nodes), quorum(len(nodes))
-    counted = f"{voting} of {len(nodes)} nodes can vote, {needed} are needed."
-    if voting >= needed:
-        return f"Quorum: yes. {counted}"
-    lines = [f"Quorum: NO. {counted} No lock can be taken or renewed."]
-    if any(node.state == "unmarked" for node in nodes):
-        lines.append(
-            "An unmarked node is new or has lost its memory. It votes at most "
-            f"{settings.rules.quarantine:.0f} s after the first worker finds it, or at once after "
-            "'celery -A APP redlock bootstrap'."
-        )
-    left = max((node.quarantine for node in nodes if node.state == "quarantined"), default=0.0)
-    if left:
-        lines.append(
-            f"A quarantined node is new, or was restarted or wiped. It votes in {left:.0f} s at "
-            "most, or, if no lock can be held now, at once after "
-            "'celery -A APP redlock bootstrap'."
-        )
-    return "\n".join(lines)
 
 
 def show_locks(locks: Sequence[LockView], nodes: int) -> None:
@@ -142,7 +102,7 @@ def holder_as_json(lock: LockView) -> dict[str, Any]:
     """Return what may be told of the holder of *lock*, and where it stands."""
     return {
         **who_as_json(lock.holder),
-        "age": age_of(lock.holder),
+        "age": lock.age,
         "ttl": lock.ttl,
         "votes": lock.votes,
         "token": lock.holder.get("token"),
@@ -154,21 +114,6 @@ def who_as_json(holder: dict[str, Any]) -> dict[str, Any]:
     return {field: scalar(holder.get(field)) for field in HOLDER}
 
 
-def in_words(holder: dict[str, Any]) -> str:
-    """Return who *holder* is: task, id, process and host."""
-    told = who_as_json(holder).items()
-    who = {field: one_line("?" if v is None else v, LONGEST) for field, v in told}
-    return "task {task}, id {task_id}, process {pid} on {host}".format_map(who)
-
-
 def scalar(value: object) -> str | float | None:
     """Return *value* if it is text or a number; else somebody else wrote it."""
     return value if isinstance(value, (str, int, float)) else None
-
-
-def age_of(holder: dict[str, Any]) -> float | None:
-    """Return for how long *holder* has had its lock [s]; None if it does not tell."""
-    since = holder.get("since")
-    if not isinstance(since, (int, float)) or not 0 <= since < END_OF_TIME:
-        return None
-    return max(0.0, time.time() - since)

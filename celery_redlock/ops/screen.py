@@ -16,8 +16,10 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Progress", "Stop", "colour", "console", "is_terminal", "stop_on_interrupt"]
+__all__ = ["COLOURS", "Progress", "Stop", "colour", "console", "is_terminal", "stop_on_interrupt"]
 
+#: How good or bad something is -> its colour.
+COLOURS = {"good": "green", "warn": "yellow", "bad": "red", "plain": "reset"}
 #: How long a command may take before it says how far it is [s], and how often it says it [s].
 QUIET_FOR, SAY_EVERY = 1.0, 0.2
 

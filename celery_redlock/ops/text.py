@@ -13,7 +13,7 @@ from celery_redlock.ops.screen import console
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["LONGEST", "Columns", "duration", "in_json", "one_line", "show_json", "show_table"]
+__all__ = ["LONGEST", "Columns", "in_json", "one_line", "show_json", "show_table"]
 
 #: So much of a name is shown to a person; JSON has all of it.
 LONGEST = 120
@@ -95,14 +95,3 @@ def one_line(text: object, longest: int | None = None) -> str:
     """Return *text* without control characters, and no more than *longest* characters of it."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
     return line if longest is None or len(line) <= longest else f"{line[: longest - 3]}..."
-
-
-def duration(seconds: float) -> str:
-    """Return *seconds* in two units at most: ``4.2 s``, ``3 min 20 s``, ``5 d 3 h``."""
-    whole = int(seconds)
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
-    if days:
-        return f"{days} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes % 60} min"
-    return f"{minutes} min {whole % 60} s" if minutes else f"{seconds:.2g} s"

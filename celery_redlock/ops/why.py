@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.records import is_text, shorten
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.outlook import at_publish, at_run
 from celery_redlock.reading.journal import KEPT, JournalReader
+from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.one_lock import OneLock, read_lock
+from celery_redlock.reading.quorum import Mark
 from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
 from celery_redlock.task.task_lock import lock_of
 
-__all__ = ["CallError", "Explanation", "explain", "find_task", "name_of_call"]
+__all__ = ["CallError", "Explanation", "explain", "explained", "find_task", "name_of_call"]
 
-#: Events of the journal that say why something did not run, or not to its end.
-REFUSALS = (
-    *("TaskSkipped", "TaskRefused", "TaskRetried", "TaskRescheduled"),
-    *("DuplicatePublished", "LeaseLost"),
-)
-#: How many of them are told.
+#: How many refusals are told.
 RECENT = 10
 
 
@@ -53,7 +50,7 @@ class Explanation:
     task: str = ""
     run: str = ""
     publish: str | None = None
-    recent: Sequence[dict[str, Any]] = ()
+    recent: Sequence[Mapping[str, Any]] = ()
 
     @property
     def holder(self) -> LockView | None:
@@ -69,6 +66,19 @@ class Explanation:
             return "held"
         return "free" if verdict is Verdict.GRANTED else "unavailable"
 
+    @property
+    def headline(self) -> tuple[str, Mark]:
+        """In a few words how it is, and how bad that is."""
+        if self.holder is not None:
+            return "held.", "warn"
+        if self.state == "held":
+            return "held by several that keep each other from a majority.", "warn"
+        if self.state == "free":
+            return "free.", "good"
+        voting, nodes = self.lock.voting, len(self.lock.nodes)
+        told = f"no quorum could say: {voting} of {nodes} nodes vote, {quorum(nodes)} needed."
+        return told, "bad"
+
 
 def explain(app: Any, settings: Settings, name: str, task: Any = None) -> Explanation:
     """
@@ -81,35 +91,27 @@ def explain(app: Any, settings: Settings, name: str, task: Any = None) -> Explan
         task: Whose lock it is; None: that of the holder, if the app knows it.
     """
     lock = read_lock(settings.nodes, settings.rules, name)
-    if task is None and lock.views:
+    with contextlib.closing(JournalReader(settings.nodes, settings.rules)) as reader:
+        return explained(app, lock, reader.recent(KEPT), task)
+
+
+def explained(
+    app: Any, lock: OneLock, records: Iterable[Mapping[str, Any]], task: Any = None
+) -> Explanation:
+    """Return what is known of *lock*, with the *records* of the journal, oldest first."""
+    if task is None and lock.views and app is not None:
         task = app.tasks.get(str(scalar(lock.views[0].holder.get("task"))))
-    options = lock_of(task).options if takes_lock(task) else None
-    found = Explanation(lock, "" if task is None else task.name, recent=refusals_of(settings, name))
-    if options is None:
+    recent = [it for it in records if is_refusal_of(it, lock.name)][-RECENT:]
+    found = Explanation(lock, "" if task is None else task.name, recent=recent)
+    if not takes_lock(task):
         return found
+    options = lock_of(task).options
     is_quorate = lock.voting >= quorum(len(lock.nodes))
     return replace(
         found,
         run=at_run(task, options, lock.verdict),
         publish=at_publish(options, lock.queued, lock.next, is_quorate=is_quorate),
     )
-
-
-def refusals_of(settings: Settings, name: str) -> list[dict[str, Any]]:
-    """Return the newest refusals of the lock *name* in the journal, oldest first."""
-    reader = JournalReader(settings.nodes, settings.rules)
-    try:
-        records = reader.recent(KEPT)
-    finally:
-        reader.close()
-    return [record for record in records if is_refusal_of(record, name)][-RECENT:]
-
-
-def is_refusal_of(record: dict[str, Any], name: str) -> bool:
-    """Return whether *record* tells that somebody was refused the lock *name*."""
-    told = record.get("name")
-    is_named = isinstance(told, str) and is_text(told) and shorten(told) == shorten(name)
-    return is_named and record.get("event") in REFUSALS
 
 
 # --- the call that is asked about --------------------------------------------------------

@@ -7,12 +7,20 @@ one lock, `celery_redlock.reading.all_locks` for all of them, page by page.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.records import TOKEN_LENGTH, is_ours, object_in, read_holder
+from celery_redlock.lock.records import (
+    PUBLIC_TOKEN_LENGTH,
+    TOKEN_LENGTH,
+    is_ours,
+    object_in,
+    read_holder,
+    since_of,
+)
 from celery_redlock.lock.scripting import Script, read_release
 
 __all__ = [
@@ -20,6 +28,7 @@ __all__ = [
     "LockView",
     "StoredLock",
     "StoredReservation",
+    "age_of",
     "arguments_of_read",
     "read_stored",
     "renewals_of",
@@ -152,6 +161,29 @@ class LockView:
     def is_held(self, nodes: int) -> bool:
         """Return whether this holder has a majority of so many *nodes*."""
         return len(self.votes) >= quorum(nodes)
+
+    def is_unclear(self, nodes: int, silent: int) -> bool:
+        """Return whether *silent* ones of so many *nodes* could make it a majority."""
+        return len(self.votes) < quorum(nodes) <= len(self.votes) + silent
+
+    @property
+    def age(self) -> float | None:
+        """For how long the holder has had the lock [s]; None if it does not tell."""
+        return age_of(self.holder)
+
+    @property
+    def is_releasable(self) -> bool:
+        """Whether the lock can be named, and its holder told from others."""
+        token = self.holder.get("token")
+        strange = "\N{REPLACEMENT CHARACTER}"  # the name in the key was no UTF-8, and is not known
+        is_known = isinstance(token, str) and len(token) >= PUBLIC_TOKEN_LENGTH
+        return is_known and not self.is_foreign and strange not in self.name
+
+
+def age_of(holder: Mapping[str, Any]) -> float | None:
+    """Return for how long *holder* has had its lock [s]; None if it does not tell."""
+    since = since_of(holder)
+    return None if since is None else max(0.0, time.time() - since)
 
 
 def arguments_of_read(keys: Sequence[bytes], prefix: str) -> tuple[bytes, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from celery import Task, signals
@@ -37,8 +38,8 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
     A Celery task whose body runs under a quorum lock.
 
     ``@app.task(base=RedlockTask)`` alone locks on the task's name and all its arguments.
-    ``None`` means: as in the app's setting of the same meaning. A ``__call__`` of your own, or
-    of another base, runs under the lock, whether or not it calls ours.
+    ``None`` means: as in the app's setting of the same meaning. A time may be a `timedelta`. A
+    ``__call__`` of your own, or of another base, runs under the lock, whether or not it calls ours.
 
     Attributes:
         lock_key: None, a template like ``"invoice:{invoice_id}"``, or a callable
@@ -67,17 +68,17 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
 
     lock_key: str | Callable[[Any, tuple[Any, ...], dict[str, Any]], str] | None = None
     unique_on: tuple[str, ...] | list[str] | None = None
-    lock_ttl: float | None = None
-    lock_wait: float | None = None
+    lock_ttl: float | timedelta | None = None
+    lock_wait: float | timedelta | None = None
     on_conflict: Policy | str | None = None
     on_unavailable: Policy | str | None = None
     on_lock_lost: str | None = None
     fence: bool | None = None
-    min_hold: float = 0.0
-    dedup_ttl: float | None = None
+    min_hold: float | timedelta = 0.0
+    dedup_ttl: float | timedelta | None = None
     chain_on_skip: str = "stop"
     unique_until: str | None = None
-    unique_for: float | None = None
+    unique_for: float | timedelta | None = None
     on_duplicate: str = "join"
     overlap: str = "skip"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.rules import flag, number, positive
+from celery_redlock.lock.rules import flag, in_seconds, positive
 from celery_redlock.settings import PREFIX, Settings, one_of
 from celery_redlock.task.policies import Policy, policy_of
 
@@ -60,13 +60,13 @@ overlap_word = one_of_words(*OVERLAP)
 #: with the first argument, where the value was found. The others make the lock name.
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "lock_ttl": positive,
-    "lock_wait": number,
+    "lock_wait": in_seconds,
     "on_conflict": policy_of,
     "on_unavailable": policy_of,
     "on_lock_lost": one_of_words("abort", "warn"),
     "fence": flag,
-    "min_hold": number,
-    "dedup_ttl": number,
+    "min_hold": in_seconds,
+    "dedup_ttl": in_seconds,
     "chain_on_skip": one_of_words("stop", "continue"),
     "unique_until": one_of_words(*UNIQUE_UNTIL),
     "unique_for": unique_time,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.clock import jitter
-from celery_redlock.lock.rules import number
+from celery_redlock.lock.rules import in_seconds
 from celery_redlock.settings import one_of
 
 __all__ = ["Fail", "Policy", "Reschedule", "Retry", "RunUnlocked", "Skip", "policy_of"]
@@ -34,15 +35,15 @@ class Retry:
     Celery's own retry: state RETRY, counts toward ``max_retries``.
 
     Attributes:
-        countdown: When [s from now, >= 0]; None for the task's ``retry_backoff`` or
+        countdown: When [s from now, >= 0, or a timedelta]; None for the task's ``retry_backoff`` or
             ``default_retry_delay``. In whole seconds, and not before 1 s has passed.
     """
 
     countdown: float | None = None
 
-    def __post_init__(self) -> None:
-        if self.countdown is not None:
-            number("Retry(countdown=...)", self.countdown)
+    def __init__(self, countdown: float | timedelta | None = None) -> None:
+        seconds = None if countdown is None else in_seconds("Retry(countdown=...)", countdown)
+        object.__setattr__(self, "countdown", seconds)  # as frozen dataclasses set their fields
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Reschedule:
     The same task comes again later; costs none of its retries.
 
     Attributes:
-        base: Longest delay of the first time [s, > 0]; doubles each time.
-        cap: Longest delay at all [s, >= base].
+        base: Longest delay of the first time [s, > 0, or a timedelta]; doubles each time.
+        cap: Longest delay at all [likewise, >= base].
         max_reschedules: How often before the task fails [>= 0]; None for without end.
     """
 
@@ -60,15 +61,19 @@ class Reschedule:
     cap: float = 60.0
     max_reschedules: int | None = None
 
-    def __post_init__(self) -> None:
-        base, cap = (
-            number("Reschedule(base=...)", self.base),
-            number("Reschedule(cap=...)", self.cap),
-        )
-        if not 0 < base <= cap:
-            msg = f"Reschedule: 0 < base <= cap must hold, got base={self.base!r}, cap={self.cap!r}"
+    def __init__(
+        self,
+        base: float | timedelta = 1.0,
+        cap: float | timedelta = 60.0,
+        max_reschedules: int | None = None,
+    ) -> None:
+        object.__setattr__(self, "base", in_seconds("Reschedule(base=...)", base))
+        object.__setattr__(self, "cap", in_seconds("Reschedule(cap=...)", cap))
+        object.__setattr__(self, "max_reschedules", max_reschedules)
+        if not 0 < self.base <= self.cap:
+            msg = f"Reschedule: 0 < base <= cap must hold, got base={base!r}, cap={cap!r}"
             raise ConfigurationError(msg)
-        limit = self.max_reschedules
+        limit = max_reschedules
         if limit is not None and (type(limit) is not int or limit < 0):
             msg = (
                 "Reschedule(max_reschedules=...) must be a whole number >= 0 or None, "

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from celery_redlock.lock import clock
-from celery_redlock.lock.rules import number
+from celery_redlock.lock.rules import in_seconds
 from celery_redlock.lock.watchdog import Watchdog
 from celery_redlock.task.interrupt import defer_interrupts
 
@@ -57,7 +57,7 @@ class TickedClock:
         Args:
             seconds: How many [>= 0].
         """
-        self._pass(number("seconds", seconds), is_stopped=False)
+        self._pass(in_seconds("seconds", seconds), is_stopped=False)
 
     def stall(self, seconds: float) -> None:
         """
@@ -69,7 +69,7 @@ class TickedClock:
         Args:
             seconds: How many [>= 0].
         """
-        self._pass(number("seconds", seconds), is_stopped=True)
+        self._pass(in_seconds("seconds", seconds), is_stopped=True)
 
     def _pass(self, seconds: float, *, is_stopped: bool) -> None:
         with defer_interrupts(), self._ticking:  # what a lost lock raises here is raised at the end

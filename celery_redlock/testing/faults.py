@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from celery_redlock.lock.rules import number
+from celery_redlock.lock.rules import in_seconds
 from celery_redlock.testing.clock import TickedClock
 from celery_redlock.testing.model import NodeModel
 from celery_redlock.testing.wire import Wire
@@ -87,7 +87,7 @@ class MemoryNode:
             seconds: By how much [>= 0].
         """
         self._recover()
-        self._delay = number("seconds", seconds)
+        self._delay = in_seconds("seconds", seconds)
 
     def fill(self) -> None:
         """Have no memory left, and refuse to write."""

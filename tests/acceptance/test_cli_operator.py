@@ -215,7 +215,7 @@ def test_why_names_the_holder_and_what_becomes_of_another_call(line, nodes):
     for part in ("'nightly'", "held", "task-1", str(holder.pid), "on 3 of 3 nodes", "fence"):
         assert part in out
     assert "is skipped: its body does not run" in out
-    assert "Skipped shop.nap[task-2]: lock 'nightly' is held by task task-1" in out
+    assert "Skipped task shop.nap[task-2]: lock 'nightly' is held by task" in out
     by_name = plain(line, nodes, "why", "--name", "nightly", expected=1)
     by_call = plain(line, nodes, "why", "shop.nap", "[]", "{}", expected=1)
     for volatile in ("holder", "nodes"):
@@ -362,7 +362,7 @@ def test_release_asks_a_person_first(line, nodes, answer, code, left):
     finally:
         os.close(ours)
         os.close(theirs)
-    assert "id one" in out
+    assert "held by task one" in out
     assert "[y/N]" in err
     assert process.returncode == code
     assert do(nodes[0], "EXISTS", "redlock:lock:a") == left
@@ -431,7 +431,7 @@ def test_tail_shows_what_was_and_picks(line, nodes):
     assert told("--event", "LeaseLost") == ["three"]
     assert told("-n", "1", "--event", "TaskSkipped", "--event", "Other") == ["two"]
     _, out, _ = line.redlock(nodes, "tail", "--no-follow")
-    assert "Lost lock 'nightly' of shop.nap[three] (deadline)" in out.splitlines()[2]
+    assert "Lock 'nightly' of task shop.nap[three] is lost (deadline)" in out.splitlines()[2]
 
 
 def test_tail_follows_through_the_death_of_nodes_until_ctrl_c(line, nodes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.resources
 import json
 import os
 import re
@@ -20,9 +21,10 @@ from selenium.webdriver.common.keys import Keys
 
 from celery_redlock import RedlockTask, current_lock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.ops.web.reading import Reader
+from celery_redlock.ops.web.reader import Reader
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import node_statuses
+from celery_redlock.reading.search import SHOWN, Search
 from support.browser import browser, find_chromium
 from support.events import body, read
 from support.stage import stage
@@ -178,31 +180,48 @@ def test_everything_planted_is_shown(shop, page, window):
     with billed(shop, "planted") as holder:
         skipped = skip_one(shop, "planted")
         window.open(page)
-        has(window, "[data-part=verdict]", "Quorum: yes. 3 of 5 nodes can vote", "never expires")
+        has(
+            window,
+            "[data-part=verdict]",
+            "Quorum: yes, without a node to spare. 3 of 5",
+            "never expires",
+        )
         nodes = window.text("[data-part=nodes]")
-        assert [nodes.count(state) for state in ("up", "quarantined", "down")] == [3, 1, 1]
+        lines = nodes.splitlines()
+        states = [line for line in lines if line in ("up", "quarantined", "down")]
+        assert states == ["up", "up", "up", "quarantined", "down"], nodes
         assert "refused" in nodes.lower()
-        has(window, "[data-part=locks]", "bill:planted", "orders.bill", holder.id, "/5")
+        has(window, "[data-part=locks]", "bill:planted", "orders.bill", holder.id, " of 5")
         assert socket.gethostname() in window.text("[data-part=locks]")
         assert str(shop.workers[0].pid) in window.text("[data-part=locks]")
         assert window.text("[data-part=locks] tbody tr").startswith("old-import")
         assert "leaked" in window.text("[data-part=locks] tbody tr")
         has(window, "[data-part=happened]", "skipped", skipped, f"[{holder.id}]")
-        has(window, "[data-part=holds]", "orders.bill", "hold")
-        assert window.is_shown("[data-part=holds] svg .bar")
+        has(window, "[data-part=tasks]", "orders.bill", "on average")
+        window.click("[data-part=tasks] a[href*='orders.bill']")
+        has(window, "h1", "Task orders.bill")
+        has(window, "[data-part=refused]", "skipped", holder.id, "bill:planted")
+        has(window, "[data-part=charts]", "How long it held its locks")
+        assert window.is_shown("[data-part=charts] svg .bar")
+        has(window, "[data-part=locks]", holder.id)
+        window.click("[data-part=locks] a[href*='/lock']")
+        has(window, "[data-part=verdict]", "This lock is held.", "Another call now", "on_conflict")
+        has(window, "[data-part=nodes]", "up", "down", "quarantined")
+        has(window, "[data-part=happened]", skipped)
         has(window, "#live", "live")
 
 
 def test_a_new_lock_comes_and_goes_by_itself(shop, page, window):
     """Without a reload: what the page's script remembers stays."""
     window.open(page)
-    window.run("window.here = 1; document.getElementById('locks-scroll').scrollLeft = 40")
+    window.run("window.here = 1; document.getElementById('locks-legend').open = true")
     with shop.held("comes and goes"):
         has(window, "[data-part=locks]", "comes and goes")
     eventually(
         lambda: "comes and goes" not in window.text("[data-part=locks]"), "its end", timeout=100
     )
     assert window.run("return window.here") == 1
+    assert window.run("return document.getElementById('locks-legend').open")
 
 
 def test_a_search_narrows_as_one_types(shop, page, window):
@@ -263,7 +282,7 @@ def test_a_name_that_would_be_a_script_is_a_name(shop, page, window):
     window.open(page)
     with shop.held(name):
         has(window, "[data-part=locks]", "<script>document.title=")
-        window.click("a.release[data-key*=script]")
+        window.click("a.release[href*=script]")
         has(window, ".name", name)
     assert "taken" not in window.driver.title
 
@@ -278,19 +297,115 @@ def test_the_policy_refuses_scripts_of_others(page, chromium):
         assert any("Content Security Policy" in said for said in it.complaints())
 
 
-@pytest.mark.parametrize("width", [375, 1440])
+WIDTHS = (390, 768, 1280)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_fits_the_screen(shop, page, window, width):
-    """Only tables are scrolled sideways; light or dark as the user likes it."""
+    """Nothing is off-screen, whatever its name; light or dark as the user likes it."""
     backgrounds = set()
     with shop.held("wide " + "w" * 90):
         for scheme in ("light", "dark"):
-            window.resize(width, 800)
-            window.prefer(scheme)
-            window.open(page)
-            assert window.run("return document.documentElement.scrollWidth") <= width
-            backgrounds.add(window.run("return getComputedStyle(document.body).backgroundColor"))
+            for path in PAGES:
+                window.resize(width, 800)
+                window.prefer(scheme)
+                window.open(page + path)
+                assert window.run(OFF_SCREEN, width) == []
+                backgrounds.add(
+                    window.run("return getComputedStyle(document.body).backgroundColor")
+                )
     window.prefer("")
     assert len(backgrounds) == 2
+    assert all("404" in said for said in window.complaints())
+
+
+#: The texts of what reaches beyond the screen, but for what is there for screen readers alone.
+OFF_SCREEN = """
+return [...document.querySelectorAll("main *, header *")]
+  .filter((it) => !it.closest(".unseen, thead, svg"))
+  .filter((it) => it.getBoundingClientRect().right > arguments[0] + 0.5)
+  .map((it) => it.outerHTML.slice(0, 200))
+"""
+PAGES = (
+    "",
+    "?q=orders.bill&event=refused",
+    "task?name=orders.bill",
+    "lock?name=old-import",
+    "release?name=old-import&seen=",
+    "nowhere",
+)
+
+
+@pytest.fixture(scope="module")
+def axe():
+    """The source of axe-core, which looks for what keeps people out."""
+    return importlib.resources.files("axe_core_python").joinpath("axe.min.js").read_text()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nobody_is_kept_out(shop, page, window, axe, width, scheme):
+    """Axe finds no breach of WCAG 2.1 at level AA, nor of its own good practice, on any page."""
+    window.resize(width, 800)
+    window.prefer(scheme)
+    with billed(shop, f"axe-{width}-{scheme}"):
+        skip_one(shop, f"axe-{width}-{scheme}")
+        for path in PAGES:
+            window.open(page + path)
+            assert breaches(window, axe) == [], path
+    window.prefer("")
+    assert all("404" in said for said in window.complaints())
+
+
+def test_a_page_that_keeps_people_out_is_seen(page, window, axe):
+    """The twin: grey on white, a field without a label."""
+    window.open(page)
+    window.run(
+        "const p = document.createElement('p'); p.textContent = 'grey'; p.className = 'x';"
+        "document.querySelector('main').append(p, document.createElement('input'));"
+        "p.style.color = '#bbb'"
+    )
+    assert {"color-contrast", "label"} <= set(breaches(window, axe))
+
+
+def breaches(window, axe):
+    """Return the rules of axe that the page breaks."""
+    window.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": axe})
+    return window.driver.execute_async_script(
+        "axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'best-practice']})"
+        ".then((found) => arguments[0](found.violations.map((it) => it.id)))"
+    )
+
+
+def test_the_keyboard_is_enough(page, window):
+    """A slash searches, the first stop skips to the content, and headings stay in sight."""
+    window.resize(390, 700)
+    window.open(page)
+    body = window.find("body")
+    body.send_keys(Keys.TAB)
+    assert window.run("return document.activeElement.className") == "skip"
+    assert window.run("return document.activeElement.getBoundingClientRect().left >= 0")
+    window.run("document.activeElement.click()")
+    assert window.run("return document.activeElement.id") == "main"
+    body.send_keys("/")
+    assert window.run("return document.activeElement.id") == "q"
+    window.find("#q").send_keys("a/b")
+    assert window.run("return document.activeElement.value") == "a/b"
+    for part in ("tasks", "happened", "locks", "nodes"):
+        window.run("document.querySelector(`.jump a[href='#${arguments[0]}']`).click()", part)
+        top = "const it = document.getElementById(arguments[0]).getBoundingClientRect(); return"
+        assert window.run(f"{top} it.top >= 0 && it.bottom <= innerHeight", part), part
+
+
+def test_what_is_read_by_keyboard_stays_in_focus(page, window):
+    """When the page renews its parts; the heading does not scroll away."""
+    window.open(page)
+    selector = "[data-part=locks] a[href*='old-import']"
+    window.run("document.querySelector(arguments[0]).focus(); window.seen = scrollY", selector)
+    window.run("window.old = document.activeElement")
+    eventually(lambda: not window.run("return document.contains(window.old)"), "renewal")
+    assert window.run("return document.activeElement.matches(arguments[0])", selector)
+    assert window.run("return scrollY === window.seen")
 
 
 # -- releasing -----------------------------------------------------------------------------
@@ -346,7 +461,7 @@ def test_without_a_token_the_page_only_shows(shop, window):
         window.open(address)
         process.terminate()
         has(window, "#live", "no answer for", "this is old")
-        assert window.is_shown("#parts.stale")
+        assert window.is_shown("#main.stale")
         window.open("about:blank")
         assert all("net::ERR_" in said for said in window.complaints())
 
@@ -441,10 +556,10 @@ def reader(five_nodes, request):
 
 def test_many_pages_cost_the_nodes_one_reading(reader, five_nodes):
     """Twenty pages within a second make a node answer no more than one or two do."""
-    reader.page("")
+    reader.page(Search())
     before = commands(five_nodes[0])
     for _ in range(20):
-        reader.page("")
+        reader.page(Search())
     # If the machine is so slow that a second went by in between, it was read again.
     assert commands(five_nodes[0]) - before < 10 * per_reading(reader, five_nodes[0])
 
@@ -458,23 +573,23 @@ def commands(node):
 def per_reading(reader, node):
     """Return how many commands one reading costs a node, about."""
     before = commands(node)
-    eventually(lambda: reader.page("") and commands(node) > before + 10, "a new reading")
+    eventually(lambda: reader.page(Search()) and commands(node) > before + 10, "a new reading")
     return commands(node) - before
 
 
 def test_of_many_locks_some_are_shown_and_a_name_is_found(reader, five_nodes):
-    """With a thousand locks a page has 500, and says how many more there are."""
+    """Of a thousand locks, with how many more there are."""
     value = b"0123456789abcdef0123456789abcdef01234567" + b'{"task": "t"}'
     for node in five_nodes:
         with redis.Redis.from_url(node.url) as client, client.pipeline() as pipe:
             for i in range(1000):
                 pipe.set(f"redlock:lock:many:{i}", value, px=60_000)
             pipe.execute()
-    found = reader.page("").found
-    assert len(found.locks) == 500
+    found = reader.page(Search()).found
+    assert len(found.locks) == SHOWN
     assert found.more > 0
-    assert found.more == 500 or not found.complete
-    named = reader.page("many:777").found
+    assert found.more == 1000 - SHOWN or not found.complete
+    named = reader.page(Search("many:777")).found
     assert [view.name for view in named.locks] == ["many:777"]
 
 
@@ -485,7 +600,7 @@ def test_nodes_that_hang_are_named_with_the_locks(redis_nodes):
     try:
         for node in nodes[:3]:
             node.pause()
-        found = eventually(lambda: reader.page("").found, "locks", timeout=100)
+        found = eventually(lambda: reader.page(Search()).found, "locks", timeout=100)
         assert len(found.silent) == 3
         assert len(reader.lock("any").silent) == 3
     finally:
@@ -502,9 +617,9 @@ def test_nodes_that_hang_do_not_hang_a_page(redis_nodes):
         for node in nodes[:2]:
             node.pause()
         started = time.monotonic()
-        reader.page("")
+        reader.page(Search())
         assert time.monotonic() - started < 10
-        page = eventually(lambda: it if (it := reader.page("")).nodes else None, "nodes")
+        page = eventually(lambda: it if (it := reader.page(Search())).nodes else None, "nodes")
         assert [node.state for node in page.nodes[:2]] == ["down", "down"]
     finally:
         for node in nodes[:2]:
@@ -517,9 +632,9 @@ def test_a_search_that_finds_nothing_ends_in_time(reader, five_nodes, monkeypatc
     for node in five_nodes:
         with redis.Redis.from_url(node.url) as client:
             client.mset({f"other:{i}": b"" for i in range(20_000)})
-    monkeypatch.setattr("celery_redlock.ops.web.reading.LONGEST", 0.0)
+    monkeypatch.setattr("celery_redlock.ops.web.reader.LONGEST", 0.0)
     before = commands(five_nodes[0])
-    found = reader._find("nothing")
+    found = reader._find(Search("nothing"))
     assert not found.locks
     assert not found.complete
     assert not found.names_complete

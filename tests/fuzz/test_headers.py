@@ -273,8 +273,8 @@ def test_a_worker_that_believes_a_header_is_seen(stand, monkeypatch):
     with pytest.raises(AssertionError):
         assert_harmless(stand, stand.task, {"lock": True}, taken=True)
     monkeypatch.undo()
-    anothers = Reservation("another", "d" * 40, "finished")
-    monkeypatch.setitem(PARSERS, "reservation", ("reservation", lambda _: anothers))
+    forged = Reservation("another", "d" * 40, "finished")
+    monkeypatch.setitem(PARSERS, "reservation", ("reservation", lambda _: forged))
     with pytest.raises(AssertionError):
         assert_harmless(
             stand, stand.rerun, forge(reservation=[LOCK, TOKEN, "finished"]), taken=False

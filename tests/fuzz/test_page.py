@@ -19,11 +19,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from celery_redlock.ops.web.app import make_app
-from celery_redlock.ops.web.finding import find_locks
 from celery_redlock.ops.web.guard import Door
-from celery_redlock.ops.web.reading import Page, Records
+from celery_redlock.ops.web.reader import Page, Records
+from celery_redlock.ops.why import explained
 from celery_redlock.reading.journal import read_record
 from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.reading.one_lock import OneLock
+from celery_redlock.reading.search import find_locks
 from celery_redlock.reading.stored import stored, views_of
 from celery_redlock.settings import Settings
 from fuzz.hostile import ACTING, JSON, TEXTS, in_json
@@ -40,15 +42,16 @@ EVENTS = ("TaskSkipped", "TaskRetried", "DuplicatePublished", "LeaseLost", "Node
 MARK = "<b onclick=x>'\"\x1b\u202e"
 
 
-class Stand:  # as of celery_redlock.ops.web.reading.Reader
+class Stand:  # as of celery_redlock.ops.web.reader.Reader
     """Stands in for what is read from nodes."""
 
     def __init__(self, locks=(), lines=()):
-        self.views = [
-            view
+        self.stored = {
+            name: {LABELS[0]: stored(0, value, ttl, fence, QUEUED, None)}
             for name, value, ttl, fence in locks
-            for view in views_of(name, {LABELS[0]: stored(0, value, ttl, fence, QUEUED, None)})
-        ]
+        }
+        self.views = [view for name, on in self.stored.items() for view in views_of(name, on)]
+        self.nodes = [NodeStatus(label, "up", "9", 1.0) for label in LABELS]
         records = list(map(read_record, lines))
         self.happened = [record for record in records if record.get("event") != "Holds"]
         self.holds = [record for record in records if record.get("event") == "Holds"]
@@ -56,9 +59,13 @@ class Stand:  # as of celery_redlock.ops.web.reading.Reader
 
     def page(self, search):
         """Return what a page with *search* shows."""
-        nodes = [NodeStatus(label, "up", "9", 1.0) for label in LABELS]
         found = replace(find_locks(self.views, search), silent=[])
-        return Page(nodes, found, Records(self.happened, self.holds), 0.1)
+        return Page(self.nodes, found, Records(self.happened, self.holds), 0.1)
+
+    def explain(self, name):
+        """Return what is known of the lock."""
+        lock = OneLock(name, self.nodes, self.stored.get(name, {}))
+        return explained(None, lock, self.happened), 0.1
 
     def lock(self, name):
         """Return who holds the lock."""
@@ -83,6 +90,10 @@ class Now:
     def page(self, search):
         """Return what a page shows."""
         return self.stand.page(search)
+
+    def explain(self, name):
+        """Return what is known of a lock."""
+        return self.stand.explain(name)
 
     def lock(self, name):
         """Return who holds the lock."""
@@ -165,14 +176,27 @@ def test_whatever_is_stored_makes_a_page(stored, lines, search):
     """Two hundred, and nothing in it acts."""
     stand = Stand(stored, lines)
     browser = site(stand).test_client()
-    for path in ("/", "/fragment"):
-        answer = browser.get(path, query_string={"q": sendable(search)})
+    names = [
+        search,
+        *(lock[0] for lock in stored),
+        *map(told_task, (*stand.views, *stand.happened)),
+    ]
+    for path, query in [("/", {"q": search})] + [
+        (path, {"name": name}) for path in ("/task", "/lock") for name in names
+    ]:
+        asked = {key: sendable(value) for key, value in query.items()}
+        answer = browser.get(path, query_string=asked)
         assert answer.status_code == 200
         assert_answers(answer)
     for view in stand.views:
         told = {"name": view.name, "seen": view.holder.get("token", "")}
         assert_answers(browser.get("/release", query_string=told))
     assert stand.released == []
+
+
+def told_task(it):
+    """Return the task that a lock or a record tells of, as text."""
+    return str((it if isinstance(it, dict) else it.holder).get("task"))
 
 
 def test_a_page_that_escapes_nothing_is_seen():
@@ -184,9 +208,9 @@ def test_a_page_that_escapes_nothing_is_seen():
         assert_answers(app.test_client().get("/"))
 
 
-PATHS = st.sampled_from(["/", "/fragment", "/release", "/static/page.css", "/static/../app.py"]) | (
-    st.text(max_size=20).map(lambda text: f"/{quote(text)}")
-)
+PATHS = st.sampled_from(
+    ["/", "/task", "/lock", "/release", "/static/page.css", "/static/../app.py"]
+) | (st.text(max_size=20).map(lambda text: f"/{quote(text)}"))
 METHODS = st.sampled_from(
     ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "X"]
 )
@@ -218,7 +242,7 @@ HEADERS = st.dictionaries(
     max_size=4,
 )
 FORMS = st.dictionaries(
-    st.sampled_from(["name", "seen", "seal", "token", "q", MARK]),
+    st.sampled_from(["name", "seen", "seal", "token", "q", "event", "since", "before", MARK]),
     TEXTS.filter(lambda text: text.isprintable() or text in "\0\r\n")
     | st.sampled_from(["n", "0123abcd", OPERATORS, "1.0", "9" * 12 + "." + "0" * 64, MARK]),
 )

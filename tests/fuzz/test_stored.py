@@ -36,18 +36,20 @@ from celery_redlock.observers.logging import log_event
 from celery_redlock.ops import journal_lines
 from celery_redlock.ops.cli import redlock
 from celery_redlock.ops.inspected import of_child
-from celery_redlock.ops.listing import in_words, lock_as_json, lock_row
+from celery_redlock.ops.listing import lock_as_json, lock_row
 from celery_redlock.ops.text import in_json as shown_json
-from celery_redlock.ops.why import is_refusal_of
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.journal import read_record, when
+from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.reading.one_lock import majority_of
+from celery_redlock.reading.sentences import WORDINGS
 from celery_redlock.reading.stored import reservation_in, stored, views_of
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.reservation import look_again, newest_call
 from celery_redlock.task.slot import Slot
+from celery_redlock.words import who
 from fuzz.hostile import ACTING, ESCAPES, JSON, in_json
 
 RULES = Rules(ttl=20, max_ttl=20, node_timeout=0.5)
@@ -71,7 +73,7 @@ RECORDS = st.dictionaries(
     st.sampled_from(
         [*RECORD, *FIELDS, "id", "times", "countdown", "merged", "holder_id", "longest"]
     ),
-    JSON | HOLDERS | st.sampled_from([*journal_lines.LINES, "conflict"]),
+    JSON | HOLDERS | st.sampled_from([*WORDINGS, "conflict"]),
 )
 #: What a lock's key may hold: with a token of ours or not, JSON or not.
 VALUES = (
@@ -108,7 +110,7 @@ def test_a_holder_of_any_shape_is_told(values):
         assert row.is_foreign is not is_ours(value)
         assert all(cell.isprintable() for cell in lock_row(row, 3))
         json.loads(shown_json(lock_as_json(row, 3)), parse_constant=pytest.fail)
-        assert in_words(holder).isprintable()
+        assert who(holder).isprintable()
         assert 1.0 <= look_again({**holder, "ttl": 60.0}) <= 10.0
         assert led_by(holder).isprintable()
 
@@ -200,7 +202,7 @@ def test_a_marker_of_any_shape_is_read(fields, lock):
         assert found.left >= 0
         assert found.merged >= 0
         assert isinstance(found.info, dict)
-        assert in_words(found.info).isprintable()
+        assert who(found.info).isprintable()
     assert views_of("n", {}) == []
 
 

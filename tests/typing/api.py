@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from celery import Celery, Task
@@ -39,7 +40,7 @@ version: str = celery_redlock.__version__
 
 app = Celery("shop", broker="redis://broker/0", backend="redis://broker/1")
 app.conf.redlock_nodes = NODES
-app.conf.update(redlock_ttl=20.0, redlock_on_conflict="fail")
+app.conf.update(redlock_ttl=timedelta(seconds=20), redlock_on_conflict="fail")
 app.Task = RedlockTask  # type: ignore[misc]  # celery-types takes it for read-only; it is not
 everything = Celery("shop", task_cls="celery_redlock:RedlockTask")
 
@@ -57,7 +58,7 @@ def simple(invoice_id: int) -> int:
     lock_ttl=30,
     lock_wait=2.5,
     on_conflict="skip",
-    on_unavailable=Retry(countdown=5),
+    on_unavailable=Retry(countdown=timedelta(seconds=5)),
     on_lock_lost="warn",
     fence=True,
     min_hold=1.0,
@@ -83,7 +84,11 @@ def bill(self: RedlockTask, invoice_id: int, *, dry_run: bool = False) -> str:
     return f"{same} {fence} {lost} {merged} {why} {told} {dry_run}"
 
 
-@app.task(base=RedlockTask, unique_on=("user_id",), on_conflict=Reschedule(base=2.0, cap=30.0))
+@app.task(
+    base=RedlockTask,
+    unique_on=("user_id",),
+    on_conflict=Reschedule(base=2.0, cap=timedelta(minutes=1)),
+)
 def report(user_id: int, day: str) -> str:
     """Choose what makes the key."""
     return f"{user_id} {day}"
@@ -114,10 +119,13 @@ class Import(RedlockTask):
     name = "shop.import"
     lock_key = "import:{path}"
     lock_ttl = 45
-    lock_wait = None
+    lock_wait = timedelta(seconds=2)
     on_conflict = Fail()
     on_unavailable = "reschedule"
     fence = False
+    dedup_ttl = timedelta(hours=2)
+    unique_until = "expired"
+    unique_for = timedelta(days=1)
 
     def run(self, path: str) -> int:
         """Import a file."""
@@ -197,11 +205,11 @@ def publish() -> None:
 def lock_without_celery() -> None:
     """Use the lock by itself."""
     locks: Redlock = Redlock.from_urls(NODES, ttl=30, wait=1.0)
-    with locks.hold("nightly-report", wait=5, ttl=20) as held:
+    with locks.hold("nightly-report", wait=5, ttl=timedelta(seconds=20)) as held:
         held.ensure_held()
         fence: int | None = held.fence
         print(fence)  # noqa: T201
-    lease: Lease = locks.acquire("name", ttl=10, wait=0)
+    lease: Lease = locks.acquire("name", ttl=10, wait=timedelta(0))
     longer: Lease = locks.extend(lease)
     outcome: ReleaseOutcome = locks.release(longer, wait=True)
     if outcome is not ReleaseOutcome.RELEASED:

@@ -10,8 +10,9 @@ import pytest
 
 from celery_redlock import events
 from celery_redlock.observers import journal as observer_module
-from celery_redlock.observers.journal import HOLD_BOUNDS, HOLDS_EVERY, NODE_PAUSE, JournalObserver
+from celery_redlock.observers.journal import HOLDS_EVERY, NODE_PAUSE, JournalObserver
 from celery_redlock.observers.records import record_of
+from celery_redlock.reading.holds import HOLD_BOUNDS
 
 HOLDER = {"task_id": "other", "host": "w1", "pid": 7, "since": 5.0, "token": "01234567", "x": 1}
 

@@ -15,10 +15,10 @@ import pytest
 from celery_redlock.lock.redlock import NodeView
 from celery_redlock.ops import inspected
 from celery_redlock.ops.cli.release import outcome, why_not
-from celery_redlock.ops.listing import age_of, in_words
 from celery_redlock.ops.screen import Progress, Stop, colour
 from celery_redlock.ops.text import LONGEST, in_json, one_line
-from celery_redlock.reading.stored import LockView
+from celery_redlock.reading.stored import LockView, age_of
+from celery_redlock.words import who
 from support.one_lock import one_lock, seen
 
 OURS = b"a" * 40
@@ -89,7 +89,7 @@ def test_very_long_names_are_cut_for_a_person():
     """Else one of them makes a table as wide as itself."""
     assert one_line("n" * 5000, LONGEST) == "n" * (LONGEST - 3) + "..."
     assert one_line("n" * LONGEST, LONGEST) == "n" * LONGEST
-    assert len(in_words({"task": "t" * 5000})) < 300
+    assert len(who({"task": "t" * 5000, "host": "h" * 5000, "task_id": "i" * 5000})) < 500
 
 
 # --- terminals ------------------------------------------------------------------------------

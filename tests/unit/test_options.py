@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from celery import Celery, Task
 
@@ -56,6 +58,22 @@ def test_a_value_that_makes_no_sense_is_refused_at_registration(app, option, val
     assert "shop.bill" in told
     assert option in told
     assert repr(value) in told
+
+
+def test_a_time_may_be_a_timedelta(app):
+    """An option or a setting, or a policy's; what runs sees seconds, and errors name the option."""
+    second = timedelta(seconds=1)
+    app.conf.update(redlock_wait=3 * second, redlock_dedup_ttl=timedelta(hours=2))
+    app.conf.redlock_on_unavailable = Retry(countdown=timedelta(minutes=1))
+    policy = Reschedule(base=2 * second, cap=timedelta(minutes=2))
+    once = {"unique_until": "expired", "unique_for": timedelta(days=1)}
+    task = declare(app, lock_ttl=45 * second, on_conflict=policy, min_hold=2 * second, **once)
+    chosen = options_of(task)
+    times = (chosen.ttl, chosen.wait, chosen.min_hold, chosen.dedup_ttl, chosen.unique_for)
+    assert times == (45.0, 3.0, 2.0, 7200.0, 86400.0)
+    assert chosen.on_conflict == Reschedule(base=2.0, cap=120.0)
+    assert chosen.on_unavailable == Retry(countdown=60)
+    assert all(type(time) is float for time in (*times, chosen.on_conflict.cap))
 
 
 @pytest.mark.parametrize(

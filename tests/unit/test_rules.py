@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import timedelta
 
 import pytest
 
+from celery_redlock import Redlock
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.requests import acquire_request
@@ -18,11 +20,15 @@ WRONG = [
     ({"ttl": 0}, "redlock_ttl must be > 0, got 0"),
     ({"ttl": -1}, "redlock_ttl must be >= 0 and finite, got -1"),
     ({"ttl": float("nan")}, "redlock_ttl"),
-    ({"ttl": "30"}, "redlock_ttl must be a number of seconds, got '30'"),
-    ({"ttl": True}, "redlock_ttl must be a number of seconds, got True"),
+    ({"ttl": "30"}, "redlock_ttl must be a number of seconds or a timedelta, got '30'"),
+    ({"ttl": True}, "redlock_ttl must be a number of seconds or a timedelta, got True"),
     ({"ttl": None}, "redlock_ttl must be a number"),
     ({"ttl": 61}, "redlock_ttl must be at most redlock_max_ttl (60 s), got 61"),
     ({"ttl": 0.1}, "redlock_ttl must be more than twice redlock_node_timeout (0.05 s)"),
+    ({"ttl": timedelta(seconds=-1)}, "redlock_ttl must be >= 0 and finite, got -1"),
+    ({"ttl": timedelta(0)}, "redlock_ttl must be > 0"),
+    ({"ttl": timedelta(minutes=2)}, "redlock_ttl must be at most redlock_max_ttl (60 s), got 120"),
+    ({"drift_factor": timedelta(seconds=0.05)}, "redlock_drift_factor must be a number, got"),
     ({"wait": -0.1}, "redlock_wait must be >= 0"),
     ({"wait": float("inf")}, "redlock_wait must be >= 0 and finite"),
     ({"max_ttl": 0}, "redlock_max_ttl must be > 0"),
@@ -49,6 +55,21 @@ def test_a_wrong_setting_is_refused_by_name(settings, message):
     with pytest.raises(ConfigurationError) as raised:
         Rules(**settings)
     assert message in str(raised.value)
+
+
+def test_a_time_may_be_a_timedelta():
+    """Each is kept as seconds, also those that a caller hands to a lock."""
+    given = {"ttl": timedelta(seconds=20), "max_ttl": timedelta(minutes=1.5)}
+    given |= {"wait": timedelta(0), "node_timeout": timedelta(milliseconds=40)}
+    rules = Rules.of(**given, fence_retention=timedelta(hours=2))
+    found = dataclasses.astuple(rules)
+    assert found[:4] == (20.0, 0.0, 90.0, 0.04)
+    assert rules.fence_retention == 7200.0
+    assert rules.fingerprint(URLS) == Rules(max_ttl=90).fingerprint(URLS)
+    locks = Redlock.from_urls(["redis://one:1/0"], max_ttl=timedelta(minutes=1))
+    assert locks._ttl_and_wait(timedelta(seconds=5), timedelta(milliseconds=1)) == (5.0, 0.001)
+    with pytest.raises(ConfigurationError, match=r"ttl must be at most redlock_max_ttl"):
+        locks._ttl_and_wait(timedelta(hours=1), None)
 
 
 def test_the_defaults_are_those_of_the_contract():

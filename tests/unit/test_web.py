@@ -15,14 +15,14 @@ import click
 import pytest
 
 from celery_redlock import ConfigurationError
-from celery_redlock.observers.journal import HOLD_BOUNDS
-from celery_redlock.ops.web import command, finding, kept, reading
+from celery_redlock.ops.web import cache, command, reader
 from celery_redlock.ops.web.app import make_app
-from celery_redlock.ops.web.chart import HEIGHT, WIDTH, charts
-from celery_redlock.ops.web.finding import Found, find_locks, holds_by_task
+from celery_redlock.ops.web.asked import Asked
+from celery_redlock.ops.web.cache import Cached
+from celery_redlock.ops.web.chart import HEIGHT, WIDTH, hold_chart, time_chart
+from celery_redlock.ops.web.format import moment, text, visible
 from celery_redlock.ops.web.forms import COOKIE, LIFETIME, Seals
 from celery_redlock.ops.web.guard import POLICY, Door
-from celery_redlock.ops.web.kept import Kept
 from celery_redlock.ops.web.operator_token import (
     ADDRESSES,
     FREE,
@@ -30,10 +30,15 @@ from celery_redlock.ops.web.operator_token import (
     Attempts,
     configured_token,
 )
-from celery_redlock.ops.web.reading import Page, Records
-from celery_redlock.ops.web.words import moment, text_of, visible
+from celery_redlock.ops.web.reader import Page, Records
+from celery_redlock.ops.web.views import BLOCKERS, ENTRIES
+from celery_redlock.ops.why import explained
+from celery_redlock.reading import search as searching
+from celery_redlock.reading.holds import HOLD_BOUNDS, holds_by_task
 from celery_redlock.reading.nodes import NodeStatus
-from celery_redlock.reading.stored import LockView
+from celery_redlock.reading.one_lock import OneLock
+from celery_redlock.reading.search import Found, Search, find_locks
+from celery_redlock.reading.stored import LockView, StoredLock
 from celery_redlock.settings import Settings
 
 NODES = [f"redis://lock-{i}:6379/0" for i in range(1, 6)]
@@ -41,6 +46,7 @@ LABELS = [f"lock-{i}:6379/0" for i in range(1, 6)]
 TOKEN = "correct horse battery"
 SEEN = "0123abcd"
 HOLDER = ("task", "task_id", "execution", "host", "pid", "since", "renewals", "margin")
+PAGES = ("/", "/task?name=orders.bill", "/lock?name=orders.bill:7")
 VOID = {"br", "hr", "img", "input", "link", "meta"}
 
 
@@ -82,7 +88,7 @@ def holds(task="orders.bill", **counts):
     return {"event": "Holds", **where, "task": task, **told}
 
 
-class Stand:  # as of celery_redlock.ops.web.reading.Reader
+class Stand:  # as of celery_redlock.ops.web.reader.Reader
     """Stands in for what is read from nodes."""
 
     def __init__(self):
@@ -99,6 +105,14 @@ class Stand:  # as of celery_redlock.ops.web.reading.Reader
         """Return what a page with *search* shows."""
         found = replace(find_locks(self.views, search), silent=self.silent)
         return Page(self.statuses, found, Records(self.happened, self.holds), self.age)
+
+    def explain(self, name):
+        """Return what is known of the lock."""
+        value = b"0123abcd" + b"e" * 32 + b'{"task": "orders.bill", "task_id": "id-7", "host": "w"}'
+        is_held = name in [it.name for it in self.views]
+        told = StoredLock(value, 12.0, 42) if is_held else StoredLock()
+        stored = {label: told for label in LABELS if label not in self.silent}
+        return explained(None, OneLock(name, self.statuses, stored), self.happened), self.age
 
     def lock(self, name):
         """Return who holds the lock."""
@@ -182,7 +196,10 @@ class Tags(HTMLParser):
     ("path", "code"),
     [
         ("/", 200),
-        ("/fragment?q=x", 200),
+        ("/task?name=orders.bill", 200),
+        ("/task", 200),
+        ("/lock?name=orders.bill:7", 200),
+        ("/lock", 200),
         ("/static/page.css", 200),
         ("/static/live.js", 200),
         ("/static/icon.svg", 200),
@@ -236,7 +253,7 @@ def test_other_methods_do_nothing(client, stand, method):
 def test_nothing_in_a_page_is_inline(client):
     """Neither scripts nor styles nor handlers: the policy would refuse them."""
     browser = client()
-    for path in ("/?q=orders", "/release?name=orders.bill:7&seen=0123abcd", "/nowhere"):
+    for path in (*PAGES, "/?q=orders", "/release?name=orders.bill:7&seen=0123abcd", "/nowhere"):
         tags = Tags(browser.get(path).get_data(as_text=True)).tags
         assert "style" not in {tag for tag, _ in tags}
         for tag, attributes in tags:
@@ -278,7 +295,7 @@ def test_a_foreign_name_is_refused(host, names, asked, admitted):
 def test_a_foreign_name_gets_no_page(client):
     """Not even a file, and it is told how a name is allowed."""
     browser = client()
-    for path in ("/", "/fragment", "/static/page.css", "/release"):
+    for path in (*PAGES, "/static/page.css", "/release"):
         answer = browser.get(path, headers={"Host": "evil.example"})
         assert answer.status_code == 421
         assert "--allow-host" in answer.get_data(as_text=True)
@@ -295,7 +312,7 @@ def basic(password, user="anybody"):
 def test_beyond_loopback_reading_needs_the_token(client):
     """Nothing is shown, no file either, before the token is there."""
     browser = client(host="0.0.0.0")
-    for path in ("/", "/fragment", "/static/page.css", "/release?name=x", "/nowhere"):
+    for path in (*PAGES, "/static/page.css", "/release?name=x", "/nowhere"):
         for headers in ({}, basic("wrong"), {"Authorization": "Bearer x"}, {"Authorization": "x"}):
             answer = browser.get(path, headers=headers, environ_base={"REMOTE_ADDR": path})
             assert answer.status_code == 401
@@ -319,12 +336,13 @@ FRAME = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
 @pytest.mark.parametrize(
     ("path", "site", "how", "code"),
     [
-        ("/fragment?q=zz", "cross-site", BACKGROUND, 403),
-        ("/fragment?q=zz", "cross-site", LINK, 403),
-        ("/fragment?q=zz", "same-site", BACKGROUND, 403),
-        ("/fragment?q=zz", "same-origin", BACKGROUND, 200),
-        ("/fragment?q=zz", "none", LINK, 200),
         ("/?q=zz", "cross-site", BACKGROUND, 403),
+        ("/?q=zz", "same-site", BACKGROUND, 403),
+        ("/?q=zz", "same-origin", BACKGROUND, 200),
+        ("/?q=zz", "none", LINK, 200),
+        ("/task?name=zz", "cross-site", BACKGROUND, 403),
+        ("/task?name=zz", "cross-site", LINK, 200),
+        ("/lock?name=zz", "cross-site", BACKGROUND, 403),
         ("/?q=zz", "cross-site", FRAME, 403),
         ("/?q=zz", "cross-site", {}, 403),
         ("/?q=zz", "cross-site", LINK, 200),
@@ -335,8 +353,9 @@ FRAME = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
 )
 def test_another_site_cannot_make_the_nodes_work(client, stand, path, site, how, code):
     """It may link to the page; whatever it asks for in the background is not even read."""
-    asked, page = [], stand.page
-    stand.page = lambda search: asked.append(search) or page(search)
+    asked, page, explain = [], stand.page, stand.explain
+    stand.page = lambda search: asked.append(search.words) or page(search)
+    stand.explain = lambda name: asked.append(name) or explain(name)
     with client().get(path, headers={"Sec-Fetch-Site": site, **how}) as answer:
         assert answer.status_code == code
         assert_headers(answer)
@@ -704,12 +723,12 @@ def test_the_page_shows_all_there_is(client, stand):
     page = client().get("/").get_data(as_text=True)
     text = " ".join(" ".join(Tags(page).texts).split())
     for told in (
-        "Quorum: yes. 3 of 5 nodes can vote, 3 are needed.",
+        "Quorum: yes, without a node to spare. 3 of 5 nodes can vote, 3 are needed.",
         "quarantined", "32 s", "down", "Connection refused", "9.1.2", "1 d 0 h",
-        "orders.bill:7", "id-7", "worker-1", "4711", "5/5", "42", "12 s", "19 s",
-        "leaked", "never expires", "1/5", "no majority",
-        "skipped", "id-8", "the lock was held by task orders.bill [id-7]",
-        "5 holds", "600 ms on average",
+        "orders.bill:7", "id-7", "worker-1", "4711", "5 of 5", "12 s", "renewed 6 times",
+        "leaked", "never expires", "1 of 5", "no majority",
+        "skipped", "id-8", "is held by task orders.bill [ id-7 ]",
+        "5 times, 600 ms on average", "does not answer",
     ):  # fmt: skip
         assert told in text, told
 
@@ -736,7 +755,7 @@ def test_without_a_quorum_nobody_is_never_said(client, stand):
         assert "Nobody holds" not in page
         assert "No live lock" not in page
         assert "no live lock" not in page
-        assert f'No answer from <bdi class="code">{LABELS[2]}' in page
+        assert re.search(rf'No answer from\s+<bdi class="code">{LABELS[2]}', page)
     stand.silent = LABELS[3:]
     page = browser.get("/").get_data(as_text=True)
     assert "Nobody holds a lock." in page
@@ -747,12 +766,12 @@ def test_a_lock_that_silent_nodes_may_have_is_unclear(client, stand):
     """Two votes are no majority, nor an attempt, while three nodes do not answer."""
     stand.views, stand.silent = [view(votes=2)], LABELS[2:]
     page = client().get("/?q=orders").get_data(as_text=True)
-    assert "unclear" in page
-    assert "no majority" not in page
-    assert "an attempt under way" not in page
+    assert ">unclear</span>" in page
+    assert ">no majority</span>" not in page
+    assert "too few did to tell whether it is held" in page
     assert "There may be other locks" in page
     stand.silent = []
-    assert "no majority" in client().get("/").get_data(as_text=True)
+    assert ">no majority</span>" in client().get("/").get_data(as_text=True)
 
 
 def test_what_could_not_be_read_is_said(client, stand):
@@ -760,7 +779,7 @@ def test_what_could_not_be_read_is_said(client, stand):
     stand.page = lambda search: Page(None, None, None, 0.0)
     page = client().get("/?q=x").get_data(as_text=True)
     assert "have not answered yet" in page
-    assert page.count("Not read yet") == 3
+    assert page.count("Not read yet") == 4
     stand.page = lambda search: Page(stand.statuses, Found([]), Records([], []), 30.0)
     assert "The nodes are slow" in client().get("/").get_data(as_text=True)
 
@@ -811,7 +830,7 @@ def assert_harmless(page):
     assert "img" not in {tag for tag, _ in tags}
     assert not any(name.startswith("on") for _, attributes in tags for name in attributes)
     assert "{{ 7*7 }}" in page or "{{" not in page
-    told = re.sub(r'(value|data-key|href)="[^"]*"', "", page)  # where the name must be exact
+    told = re.sub(r'(value|href)="[^"]*"', "", page)  # where the name must be exact
     for char in "\x00\x1b\u202e":
         assert char not in told
 
@@ -859,11 +878,10 @@ def test_what_cannot_be_seen_is_written_out(given, seen):
 
 def test_long_names_are_shortened_in_the_middle():
     """Begin and end are told, as names of one task differ at the end."""
-    told = text_of("orders.bill:" + "x" * 5000 + "-7")
-    assert len(told.short) == 80
-    assert told.short.startswith("orders.bill:")
-    assert told.short.endswith("-7")
-    assert len(told.full) <= 1001
+    told = text("orders.bill:" + "x" * 5000 + "-7")
+    assert len(told) == 80
+    assert told.startswith("orders.bill:")
+    assert told.endswith("-7")
 
 
 @pytest.mark.parametrize("odd", [None, True, [], {}, "x", -1, float("inf"), float("nan"), 10**400])
@@ -910,7 +928,7 @@ def test_a_holder_of_any_shape_is_shown(client, stand):
 def test_a_search_finds_by_every_field(client, search, found):
     """All of its words have to be there, in whatever case."""
     page = client().get("/", query_string={"q": search}).get_data(as_text=True)
-    assert ("orders.bill:7</bdi>" in page) == found
+    assert ('href="/release?name=orders.bill:7' in page) == found
 
 
 def test_a_search_shows_lock_holder_and_refusals_together(client):
@@ -918,20 +936,22 @@ def test_a_search_shows_lock_holder_and_refusals_together(client):
     browser = client()
     for search in ("id-7", "orders.bill", "orders.bill:7"):
         page = browser.get("/", query_string={"q": search}).get_data(as_text=True)
-        text = " ".join(" ".join(Tags(page).texts).split())
-        assert "Lock orders.bill:7 is held by task orders.bill [id-7]" in text
-        assert re.search(
-            r"orders\.bill \[id-8\] \(lock orders\.bill:7\), skipped 1 min \d+ s ago", text
-        )
+        text = " ".join("".join(Tags(page).texts).split())
+        assert "Lock orders.bill:7 is held by task orders.bill[id-7]" in text
+        assert re.search(r"1 min \d+ s ago: Skipped task orders\.bill\[id-8\]", text)
     nothing = browser.get("/?q=nightly").get_data(as_text=True)
     assert "Nothing matches: no live lock" in nothing
 
 
 def test_of_many_locks_a_part_is_shown():
-    """The first 500 that match; the rest is counted, never collected."""
+    """The first that match; the rest is counted, never collected."""
     views = (view(f"n{i}", ttl=None if i == 7 else 5.0) for i in range(2000))
-    found = find_locks(views, "")
-    assert (len(found.locks), found.more, found.complete) == (finding.SHOWN, 1500, True)
+    found = find_locks(views, Search())
+    assert (len(found.locks), found.more, found.complete) == (
+        searching.SHOWN,
+        2000 - searching.SHOWN,
+        True,
+    )
     assert found.locks[0].name == "n7"
 
 
@@ -939,7 +959,7 @@ def test_a_search_ends_in_time():
     """Of locks without end, those are shown that there was time for."""
     clock = itertools.count(step=0.001)
     views = (view(f"n{i}") for i in itertools.count())
-    found = find_locks(views, "n9", lambda: next(clock))
+    found = find_locks(views, Search("n9"), lambda: next(clock))
     assert not found.complete
     assert found.looked < 1100
     assert found.locks
@@ -950,10 +970,10 @@ def test_waiting_for_the_first_lock_is_no_search():
     now = [0.0]
 
     def views():
-        now[0] += 3 * finding.LONGEST
+        now[0] += 3 * searching.LONGEST
         yield from (view(f"n{i}") for i in range(9))
 
-    assert find_locks(views(), "", lambda: now[0]).complete
+    assert find_locks(views(), Search(), lambda: now[0]).complete
 
 
 def test_a_search_that_ended_early_says_so(client, stand):
@@ -982,14 +1002,14 @@ def test_a_search_that_ended_early_says_so(client, stand):
 )
 def test_nodes_are_asked_for_names_with_a_word(search, pattern):
     """The longest one, in either case; what means something to SCAN is taken by itself."""
-    assert finding.name_pattern(search) == pattern
+    assert searching.name_pattern(search) == pattern
 
 
 def test_what_is_found_twice_is_shown_once():
     """By its name, and by going through all; other holders of one name are others."""
     by_name = Found([view("b"), view("b", token="ffff0000")], looked=2, silent=["x"])
     by_all = Found([view("b"), view("a")], 3, 900, complete=False, silent=["x", "y"])
-    found = finding.together(by_name, by_all)
+    found = searching.together(by_name, by_all)
     assert found.silent == ["x", "y"]
     assert [it.name for it in found.locks] == ["a", "b", "b"]
     assert (found.more, found.looked, found.complete, found.names_complete) == (3, 900, False, True)
@@ -999,54 +1019,209 @@ def test_a_long_search_is_cut(client, stand):
     """Nobody makes us search for a book."""
     asked = []
     page = stand.page
-    stand.page = lambda search: asked.append(search) or page(search)
+    stand.page = lambda search: asked.append(search.words) or page(search)
     client().get("/", query_string={"q": "x" * 5000})
     assert asked == ["x" * 200]
 
 
-def test_of_many_records_the_newest_are_shown(client, stand):
-    """And how many are not."""
-    stand.happened = [skipped(task_id=f"old-{i}-") for i in range(300)]
+def test_what_happened_is_turned_over_page_by_page(client, stand):
+    """The newest first; a link leads to what is older, and keeps what was asked for."""
+    stand.happened = [skipped(id=f"r{i}", task_id=f"old-{i}-") for i in range(3 * ENTRIES)]
+    browser, seen, path = client(), [], "/?q=orders"
+    while path:
+        page = browser.get(path).get_data(as_text=True)
+        section = page[page.index('<table class="cards entries') :]
+        seen += dict.fromkeys(re.findall(r"old-(\d+)-", section))
+        older = re.search(r'href="([^"]*before=[^"]*)#happened">Older', page)
+        path = older[1].replace("&amp;", "&") if older else ""
+        assert not path or "q=orders" in path
+    assert list(map(int, seen)) == list(range(3 * ENTRIES - 1, -1, -1))
+    forgotten = browser.get("/?before=gone").get_data(as_text=True)
+    assert "the journal has forgotten it" in forgotten
+    assert "Newest" in forgotten
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("", "skipped lost down"),
+        ("event=TaskSkipped", "skipped"),
+        ("event=refused", "skipped lost"),
+        ("event=nodes", "down"),
+        ("event=nonsense", "skipped lost down"),
+        ("since=15m", "skipped"),
+        ("since=1h", "skipped lost"),
+        ("since=nonsense", "skipped lost down"),
+        ("since=1h&event=LeaseLost", "lost"),
+        ("q=orders&event=NodeDown", ""),
+    ],
+)
+def test_what_happened_is_filtered_by_event_and_time(client, stand, asked, expected):
+    """Both stand in the address, and what makes no sense there is passed over."""
+    now = time.time()
+    stand.happened = [
+        {"id": "3", "event": "NodeDown", "at": now - 9000, "node": "down-node", "reason": "x"},
+        skipped(id="2", event="LeaseLost", at=now - 2000, task_id="lost-id", reason="deadline"),
+        skipped(id="1", task_id="skipped-id"),
+    ]
+    page = client().get(f"/?{asked}").get_data(as_text=True)
+    section = page[page.index('id="happened"') : page.index('id="locks"')]
+    marks = {"skipped-id": "skipped", "lost-id": "lost", "down-node": "down"}
+    assert [word for mark, word in marks.items() if mark in section] == expected.split()
+
+
+def test_one_cause_is_one_row(client, stand):
+    """However many processes have reported it; what happens again is another one."""
+    now = time.time()
+    stand.happened = [
+        {"id": f"{again}{pid}", "event": "NodeDown", "node": "n", "pid": pid, "host": "h"}
+        | {"at": now - 500 + 200 * again + pid, "reason": "Connection refused"}
+        for again in (0, 1)
+        for pid in range(5)
+    ]
     page = client().get("/").get_data(as_text=True)
-    assert "old-299-" in page
-    assert "old-99-" not in page
-    assert "100 older records are not shown" in page
+    assert page.count("5 processes") == 2
+    assert page.count("Lock node n is down") == 2
 
 
-# -- hold times ----------------------------------------------------------------------------
+# -- the page of a task, and of a lock -------------------------------------------------------
+
+
+def seen_in(answer):
+    """Return what a page says."""
+    return " ".join(" ".join(Tags(answer.get_data(as_text=True)).texts).split())
+
+
+def test_the_page_of_a_task_says_why_it_did_not_run(client, stand):
+    """How often, of which kinds, who held which lock, hold times, live locks, what happened."""
+    stand.views = [view(), view("other:1", task="other.task", task_id="id-1")]
+    stand.happened = [
+        skipped(id="a", at=time.time() - 600),
+        skipped(id="b", cause="unavailable", holder={}),
+        skipped(id="c", event="TaskRescheduled", countdown=8.0, times=2),
+        skipped(id="d", task="other.task", task_id="id-other"),
+    ]
+    stand.holds = [holds(c2=4, c3=1), holds("other.task", c1=7)]
+    answer = client().get("/task?name=orders.bill")
+    page = seen_in(answer)
+    for told in (
+        "3 times: 2 skipped, 1 rescheduled", "nobody that is known: no quorum of nodes",
+        "2 times", "5 holds, 600 ms on average", "(attempt 2)", "Its live locks 1",
+    ):  # fmt: skip
+        assert told in page, told
+    assert "id-other" not in page
+    assert "other:1" not in page
+    labels = [it.get("aria-label", "") for tag, it in Tags(answer.text).tags if tag == "svg"]
+    assert any(label.startswith("Refusals over time: ") for label in labels)
+    assert "Hold times: 30 ms to 100 ms: 4; 100 ms to 300 ms: 1" in labels
+
+
+def test_the_page_of_a_task_that_nobody_knows_is_no_error(client):
+    """Its name may be wrong, or it was never refused."""
+    page = seen_in(client().get("/task?name=nobody"))
+    assert "The journal knows of no refusal of this task" in page
+    assert "No live lock matches" in page
+
+
+def test_many_blockers_are_counted(client, stand):
+    """The newest are shown."""
+    stand.happened = [
+        skipped(id=f"r{i}", holder={"task_id": f"by-{i}-", "host": "h"}) for i in range(50)
+    ]
+    page = client().get("/task?name=orders.bill").get_data(as_text=True)
+    table = page[page.index("What was in its way") : page.index('id="charts"')]
+    assert "by-49-" in table
+    assert "by-1-" not in table
+    assert f"{50 - BLOCKERS} more" in table
+
+
+def test_the_page_of_a_lock_says_who_holds_it(client, stand):
+    """On which nodes, for how long yet, what was refused for it, and how to release it."""
+    stand.silent = LABELS[4:]
+    answer = client().get("/lock?name=orders.bill:7")
+    page = seen_in(answer)
+    for told in ("This lock is held.", "id-7", "4 of 5", "token 0123abcd", "no answer", "id-8"):
+        assert told in page, told
+    assert 'href="/release?name=orders.bill:7&amp;seen=0123abcd"' in answer.text
+    free = client(token=None).get("/lock?name=nightly").get_data(as_text=True)
+    assert "This lock is free." in free
+    assert "/release" not in free
+
+
+def test_too_few_answers_never_tell_that_a_lock_is_free(client, stand):
+    """Nor that nobody holds it."""
+    stand.silent = LABELS[2:]
+    page = seen_in(client().get("/lock?name=nightly"))
+    assert "no quorum could say" in page
+    assert "Nobody." not in page
+    assert "It cannot be told" in page
+
+
+def test_every_lock_task_and_id_leads_somewhere(client):
+    """From the tables and from the sentences, to pages that are there."""
+    browser = client()
+    links = set(re.findall(r'href="([^"#]+)"', browser.get("/").get_data(as_text=True)))
+    expected = {"/task?name=orders.bill", "/lock?name=orders.bill:7", "/?q=id-7", "/?q=id-8"}
+    assert expected <= links
+    for link in links:
+        with browser.get(link.replace("&amp;", "&")) as answer:
+            assert answer.status_code == 200, link
+
+
+def test_an_address_is_cut_and_cleaned():
+    """Nobody makes us search for a book."""
+    asked = Asked.of({"q": f"  {'x' * 500}", "event": "x", "since": "9y", "before": "y" * 500})
+    assert (len(asked.q), asked.event, asked.since, len(asked.before)) == (198, "", "", 200)
+
+
+@pytest.mark.parametrize(
+    ("up", "total", "mark"),
+    [(5, 5, "good"), (4, 5, "good"), (3, 5, "warn"), (2, 5, "bad"), (2, 3, "warn"), (1, 1, "good")],
+)
+def test_a_quorum_without_a_node_to_spare_is_amber(client, stand, up, total, mark):
+    """Three states, not two; one node alone never has any to spare, and that is no news."""
+    stand.statuses = [
+        NodeStatus(label, "up" if i < up else "down") for i, label in enumerate(LABELS[:total])
+    ]
+    page = client().get("/").get_data(as_text=True)
+    assert f'<p class="banner {mark}"><strong>Quorum:' in page
+    assert ("without a node to spare" in page) == (mark == "warn")
+
+
+# -- charts --------------------------------------------------------------------------------
 
 
 def test_hold_times_add_up_per_task():
     """The busiest task first; what is not as we write it is left out."""
     records = [holds(c1=2), holds("x", c5=9), holds(c1=1, c2=4), {**holds(), "counts": [1, 2]}]
-    busy, less = holds_by_task(records)
-    assert (busy.task, busy.count) == ("x", 9)
-    assert (less.task, less.counts[1], less.counts[2], less.total) == ("orders.bill", 3, 4, 6.0)
+    found = holds_by_task(records)
+    assert list(found) == ["x", "orders.bill"]
+    busy, less = found.values()
+    assert busy.count == 9
+    assert (less.counts[1], less.counts[2], less.total) == (3, 4, 6.0)
 
 
-def test_bars_stay_inside_the_drawing():
+@pytest.mark.parametrize(
+    "chart",
+    [
+        hold_chart(
+            holds_by_task([holds(**{f"c{i}": 10**i for i in range(0, 10, 2)})])["orders.bill"]
+        ),
+        time_chart([10**i if i % 2 else 0 for i in range(24)], 86400.0),
+    ],
+)
+def test_bars_stay_inside_the_drawing(chart):
     """Each as high as its share, the highest as high as there is room; none for what is empty."""
-    many = {f"c{i}": 10**i for i in range(0, 10, 2)}
-    (chart,) = charts(holds_by_task([holds(**many)]))
     for bar in chart.bars:
         assert bar.x >= 0
         assert bar.x + bar.width <= WIDTH
         assert bar.y >= 0
         assert bar.y + bar.height <= HEIGHT
-        assert (bar.height == 0) == (bar.count == 0)
-        assert len(bar.number) <= 5
-    heights = [bar.height for bar in chart.bars if bar.count]
+        assert (bar.height == 0) == (bar.number == "")
+        assert bar.end <= WIDTH
+    heights = [bar.height for bar in chart.bars if bar.number]
     assert heights == sorted(heights)
-    assert chart.ttl_x is not None
-    assert 0 < chart.ttl_x < WIDTH
-
-
-def test_the_chart_is_drawn_and_told(client, stand):
-    """As SVG, with its numbers in words for those who do not see it."""
-    page = client().get("/").get_data(as_text=True)
-    drawings = [attributes for tag, attributes in Tags(page).tags if tag == "svg"]
-    (label,) = [it["aria-label"] for it in drawings if it.get("role") == "img"]
-    assert label == "Hold times of orders.bill: 30 ms to 100 ms: 4; 100 ms to 300 ms: 1"
+    assert chart.line_x is None or 0 < chart.line_x < WIDTH
 
 
 # -- keeping what was read -----------------------------------------------------------------
@@ -1054,24 +1229,24 @@ def test_the_chart_is_drawn_and_told(client, stand):
 
 def test_searches_never_starve_the_main_page(monkeypatch):
     """However many there are, and however slow: it has a thread of its own."""
-    go, searching = threading.Event(), threading.Event()
+    go, begun = threading.Event(), threading.Event()
 
     def go_through(self, like, search):
-        if search:
-            searching.set()
+        if search.words:
+            begun.set()
             go.wait(20)
         return Found([])
 
-    monkeypatch.setattr(reading.Reader, "_go_through", go_through)
-    reader = reading.Reader(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
+    monkeypatch.setattr(reader.Reader, "_go_through", go_through)
+    it = reader.Reader(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
     try:
-        for i in range(2 * reading.SEARCHES):
-            reader._search(f"s{i}").ask()
-        assert searching.wait(20)
-        assert reader._search("").get(20) is not None
+        for i in range(2 * reader.SEARCHES):
+            it._found(Search(f"s{i}")).ask()
+        assert begun.wait(20)
+        assert it._found(Search()).get(20) is not None
     finally:
         go.set()
-        reader.close()
+        it.close()
 
 
 @pytest.fixture
@@ -1090,7 +1265,7 @@ def test_many_pages_cost_one_reading(threads):
         readings.append(1)
         return len(readings)
 
-    it = Kept(read, threads, lambda: 0.0)
+    it = Cached(read, threads, lambda: 0.0)
     with ThreadPoolExecutor(10) as pages:
         asked = [pages.submit(it.get, 20) for _ in range(10)]
         go.set()
@@ -1109,9 +1284,9 @@ def test_a_slow_node_keeps_no_page_waiting(threads):
             go.wait(20)
         return value
 
-    it = Kept(read, threads, lambda: now[0])
+    it = Cached(read, threads, lambda: now[0])
     assert it.get(20).value == "a"
-    now[0] += kept.FRESH
+    now[0] += cache.FRESH
     assert it.get(0).value == "a"
     go.set()
     assert it.get(20).value == "b"
@@ -1120,7 +1295,7 @@ def test_a_slow_node_keeps_no_page_waiting(threads):
 def test_what_is_known_to_have_changed_is_read_again(threads):
     """After a release, nobody is shown the lock that is gone."""
     readings = iter("ab")
-    it = Kept(lambda: next(readings), threads, lambda: 0.0)
+    it = Cached(lambda: next(readings), threads, lambda: 0.0)
     assert it.get(20).value == "a"
     assert it.get(20).value == "a"
     it.expire()
@@ -1135,7 +1310,7 @@ def test_a_slow_reading_rests_as_long_as_it_took(threads):
         now[0] += 7.0
         readings.append(now[0])
 
-    it = Kept(read, threads, lambda: now[0])
+    it = Cached(read, threads, lambda: now[0])
     it.get(20)
     now[0] += 6.9
     it.get(20)
@@ -1148,7 +1323,7 @@ def test_a_slow_reading_rests_as_long_as_it_took(threads):
 def test_a_reading_that_fails_leaves_the_older_one(threads, caplog):
     """It is logged, and tried again later."""
     now, divisors = [0.0], iter([1, 0, 2])
-    it = Kept(lambda: 2 / next(divisors), threads, lambda: now[0])
+    it = Cached(lambda: 2 / next(divisors), threads, lambda: now[0])
     assert it.get(20).value == 2
     now[0] += 1.0
     assert it.get(20).value == 2

@@ -12,7 +12,8 @@ from celery_redlock import RedlockTask
 from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.outlook import at_publish, at_run
-from celery_redlock.ops.why import CallError, Explanation, find_task, is_refusal_of, name_of_call
+from celery_redlock.ops.why import CallError, Explanation, find_task, name_of_call
+from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.one_lock import majority_of
 from celery_redlock.reading.stored import StoredReservation, reservation_in
 from celery_redlock.task.policies import Fail, Reschedule, Retry, RunUnlocked, Skip

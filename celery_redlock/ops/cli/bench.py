@@ -11,8 +11,9 @@ from celery.bin.base import CeleryCommand
 from celery_redlock.ops.bench import Bench, share
 from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings
 from celery_redlock.ops.screen import Progress, stop_on_interrupt
-from celery_redlock.ops.text import duration, one_line, show_json, show_table
+from celery_redlock.ops.text import one_line, show_json, show_table
 from celery_redlock.settings import Settings
+from celery_redlock.words import duration
 
 __all__ = ["bench"]
 

@@ -14,7 +14,8 @@ from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_set
 from celery_redlock.ops.listing import LOCK_HEAD, lock_as_json, lock_row, show_locks
 from celery_redlock.ops.screen import Progress, Stop, is_terminal, stop_on_interrupt
 from celery_redlock.ops.text import Columns, in_json
-from celery_redlock.reading.all_locks import AllLocks, escape
+from celery_redlock.reading.all_locks import AllLocks
+from celery_redlock.reading.search import scan_pattern
 from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
 
@@ -60,7 +61,7 @@ def ls(settings: Settings, *, pattern: str | None, limit: int | None, as_json: b
     Exits with 0, or with 1 if no majority of nodes could be read: the list may have gaps.
     """
     total = len(settings.nodes)
-    locks = AllLocks(settings.nodes, settings.rules, like_of(pattern))
+    locks = AllLocks(settings.nodes, settings.rules, scan_pattern(pattern or ""))
     with stop_on_interrupt() as stop:
         found = Found(locks, stop, limit)
         if as_json:
@@ -81,12 +82,6 @@ def ls(settings: Settings, *, pattern: str | None, limit: int | None, as_json: b
 def is_quorate(locks: AllLocks, total: int) -> bool:
     """Return whether a majority of so many nodes could be read to the end for *locks*."""
     return total - len(locks.silent) >= quorum(total)
-
-
-def like_of(pattern: str | None) -> bytes:
-    """Return what the user has typed as a pattern of Redis's."""
-    typed = (pattern or "").encode(errors="surrogateescape")
-    return typed if any(sign in typed for sign in b"*?[") else b"*" + escape(typed) + b"*"
 
 
 class Found:

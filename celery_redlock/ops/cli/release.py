@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -13,12 +14,13 @@ from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import PUBLIC_TOKEN_LENGTH, Keys
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.cli.command import TEXT, UNWELL, finish, json_option, with_settings
-from celery_redlock.ops.listing import age_of, holder_as_json, in_words, left
+from celery_redlock.ops.listing import holder_as_json, left
 from celery_redlock.ops.screen import is_terminal
-from celery_redlock.ops.text import LONGEST, duration, one_line, show_json
+from celery_redlock.ops.text import LONGEST, one_line, show_json
 from celery_redlock.reading.one_lock import OneLock, read_lock, release_seen
 from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
+from celery_redlock.words import who
 
 __all__ = ["release"]
 
@@ -144,9 +146,8 @@ def reason_in_words(reason: str, settings: Settings, name: str) -> str:
 
 def show_holder(name: str, seen: LockView, nodes: int, *, err: bool) -> None:
     """Say who holds the lock, and what taking it away means."""
-    info, age = seen.holder, age_of(seen.holder)
-    since = "" if age is None else f", for {duration(age)}"
-    click.echo(f"Lock {one_line(name, LONGEST)!r} is held by {in_words(info)}{since};", err=err)
+    holder = who(seen.holder, time.time())
+    click.echo(f"Lock {one_line(name, LONGEST)!r} is held by {holder};", err=err)
     click.echo(f"on {len(seen.votes)} of {nodes} nodes, ttl left {left(seen.ttl)}.", err=err)
     click.echo(
         "If it still runs, it goes on until its next renewal, and another one can run beside it "

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_redlock.lock.lease import quorum
 from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings
-from celery_redlock.ops.listing import count_up, show_nodes, verdict
+from celery_redlock.ops.listing import show_nodes
 from celery_redlock.ops.text import show_json
 from celery_redlock.reading.nodes import node_statuses
+from celery_redlock.reading.quorum import MEANINGS, Quorum
 from celery_redlock.settings import Settings
 
 __all__ = ["status"]
@@ -17,15 +19,13 @@ __all__ = ["status"]
 #: What is told of a node; the rest of `NodeStatus` is what a worker knows.
 NODE = ("node", "state", "version", "uptime", "quarantine", "problem")
 
-EXAMPLES = """\b
+STATES = "\n".join(
+    textwrap.fill(f"  {state:<13} {meaning}", 76, subsequent_indent=" " * 16)
+    for state, meaning in MEANINGS.items()
+)
+EXAMPLES = f"""\b
 States:
-  up            votes
-  quarantined   new, restarted or wiped, and keeps silent until every lock
-                that it may have forgotten has ended; 'redlock bootstrap'
-                ends that where no lock can be held
-  unmarked      the same, but no client has noticed it yet
-  unfit         answers, but must not be a lock node
-  down          does not answer
+{STATES}
 
 \b
 Examples:
@@ -50,13 +50,14 @@ def status(settings: Settings, *, as_json: bool) -> None:
 
     Exits with 0 if a quorum can vote now, with 1 if not, with 2 if the settings are wrong.
     """
-    nodes = node_statuses(settings.nodes, settings.rules)
-    voting, needed = count_up(nodes), quorum(len(nodes))
+    quorum = Quorum(node_statuses(settings.nodes, settings.rules), settings.rules)
+    is_there = quorum.mark != "bad"
     if as_json:
-        told = [{field: getattr(node, field) for field in NODE} for node in nodes]
-        show_json({"quorum": voting >= needed, "voting": voting, "needed": needed, "nodes": told})
+        counted = {"quorum": is_there, "voting": quorum.voting, "needed": quorum.needed}
+        told = [{field: getattr(node, field) for field in NODE} for node in quorum.nodes]
+        show_json({**counted, "nodes": told})
     else:
-        show_nodes(nodes)
+        show_nodes(quorum.nodes)
         click.echo()
-        click.echo(verdict(nodes, settings))
-    finish(0 if voting >= needed else UNWELL)
+        click.echo(quorum)
+    finish(0 if is_there else UNWELL)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from typing import Any
 
 import click
 from celery.bin.base import CeleryCommand
 
+from celery_redlock.observers.journal import NODE_EVENTS, NOTABLE
 from celery_redlock.ops.cli.command import finish, json_option, with_settings_while_read
-from celery_redlock.ops.journal_lines import BAD, LINES, ODD, line, number
-from celery_redlock.ops.screen import Stop, colour, stop_on_interrupt
+from celery_redlock.ops.journal_lines import line
+from celery_redlock.ops.screen import COLOURS, Stop, colour, stop_on_interrupt
 from celery_redlock.ops.text import in_json
 from celery_redlock.reading.journal import KEPT, JournalReader
+from celery_redlock.reading.search import Search
+from celery_redlock.reading.sentences import wording
 from celery_redlock.settings import Settings
+from celery_redlock.words import number
 
 __all__ = ["tail"]
 
@@ -24,12 +27,14 @@ LOOK_EVERY = 0.5
 #: How much older than the oldest line so far a record may be that comes late [s]: clocks differ,
 #: and a node that comes back has records that nobody asked for.
 LATE = 10.0
+#: Every event that there is in a journal.
+EVENTS = [*(event.__name__ for event in (*NOTABLE, *NODE_EVENTS)), "Holds"]
 EXAMPLES = f"""\b
 Events:
-  {", ".join(list(LINES)[:4])},
-  {", ".join(list(LINES)[4:8])},
-  {", ".join(list(LINES)[8:12])},
-  {", ".join(list(LINES)[12:])}
+  {", ".join(EVENTS[:4])},
+  {", ".join(EVENTS[4:8])},
+  {", ".join(EVENTS[8:12])},
+  {", ".join(EVENTS[12:])}
 
 \b
 Examples:
@@ -72,7 +77,7 @@ def tail(
 
     Exits with 0, after Ctrl-C, too.
     """
-    wanted = wants(task, lock, events)
+    wanted = Search(events=events, task=task, lock=lock).has_record
     tell = tell_json if as_json else tell_line
     reader = JournalReader(settings.nodes, settings.rules)
     try:
@@ -91,24 +96,6 @@ def tail(
 
 
 Record = dict[str, Any]
-
-
-def wants(task: str | None, lock: str | None, events: tuple[str, ...]) -> Callable[[Record], bool]:
-    """Return what tells whether a record is to be shown."""
-
-    def wanted(record: Record) -> bool:
-        return (
-            is_like(record.get("task"), task)
-            and is_like(record.get("name"), lock)
-            and (not events or record.get("event") in events)
-        )
-
-    return wanted
-
-
-def is_like(value: object, pattern: str | None) -> bool:
-    """Return whether *value* fits *pattern*; everything fits none."""
-    return pattern is None or (isinstance(value, str) and fnmatchcase(value, pattern))
 
 
 def is_new(record: Record, oldest: float) -> bool:
@@ -137,6 +124,4 @@ def tell_json(record: Record) -> None:
 
 def tell_line(record: Record) -> None:
     """Print a record in plain words."""
-    event = record.get("event")
-    style = "red" if event in BAD else "yellow" if event in ODD else "reset"
-    click.echo(colour(line(record), style))
+    click.echo(colour(line(record), COLOURS[wording(record).mark]))

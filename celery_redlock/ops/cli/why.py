@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.cli.command import (
     TEXT,
@@ -21,20 +21,19 @@ from celery_redlock.ops.cli.command import (
 from celery_redlock.ops.journal_lines import line
 from celery_redlock.ops.listing import (
     STATES,
-    age_of,
     holder_as_json,
-    in_words,
     left,
     scalar,
     who_as_json,
 )
-from celery_redlock.ops.screen import colour
-from celery_redlock.ops.text import LONGEST, duration, one_line, show_json, show_table
+from celery_redlock.ops.screen import COLOURS, colour
+from celery_redlock.ops.text import LONGEST, one_line, show_json, show_table
 from celery_redlock.ops.why import Explanation, explain, find_task, name_of_call
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.stored import LockView, StoredLock, StoredReservation
 from celery_redlock.settings import Settings
+from celery_redlock.words import who
 
 __all__ = ["why"]
 
@@ -93,8 +92,9 @@ def why(settings: Settings, *, call: tuple[str, ...], name: str | None, as_json:
 
 def show(found: Explanation) -> None:
     """Print *found* in plain words."""
+    told, mark = found.headline
     of = f" of task {found.task}" if found.task else ""
-    click.echo(f"Lock {one_line(found.lock.name, LONGEST)!r}{of}: {colour(*headline(found))}")
+    click.echo(f"Lock {one_line(found.lock.name, LONGEST)!r}{of}: {colour(told, COLOURS[mark])}")
     for holder in found.lock.views:
         show_holder(holder, found)
     click.echo()
@@ -110,18 +110,6 @@ def show(found: Explanation) -> None:
             click.echo(f"  {line(record)}")
 
 
-def headline(found: Explanation) -> tuple[str, str]:
-    """Return in a few words how it is, and their colour."""
-    if found.holder is not None:
-        return "held.", "yellow"
-    if found.state == "held":
-        return "held by several that keep each other from a majority.", "yellow"
-    if found.state == "free":
-        return "free.", "green"
-    voting, nodes = found.lock.voting, len(found.lock.nodes)
-    return f"no quorum could say: {voting} of {nodes} nodes vote, {quorum(nodes)} needed.", "red"
-
-
 def show_holder(view: LockView, found: Explanation) -> None:
     """Print who has the lock on some nodes."""
     votes = f"on {len(view.votes)} of {len(found.lock.nodes)} nodes"
@@ -131,13 +119,11 @@ def show_holder(view: LockView, found: Explanation) -> None:
     is_leftover = view != found.holder
     role = "An attempt under way, or left over" if is_leftover else "Held"
     info = view.holder
-    click.echo(f"  {role}: {in_words(info)}")
-    age = age_of(info)
-    since = "" if age is None else f"for {duration(age)}, "
+    click.echo(f"  {role}: {who(info, time.time())}")
     times = scalar(info.get("renewals"))
     renewed = f"renewed {times} time{'' if times == 1 else 's'}, " if times else ""
     fence = f"fence {view.fence}, " if view.fence else ""
-    rest = one_line(f"{since}{renewed}{fence}token {info.get('token', '?')}", LONGEST)
+    rest = one_line(f"{renewed}{fence}token {info.get('token', '?')}", LONGEST)
     click.echo(f"  {rest}; {votes}, ttl left {left(view.ttl)}")
     if view.ttl is None:
         click.echo(

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from celery_redlock.ops.doctor.facts import Facts, TaskFacts
 from celery_redlock.ops.doctor.finding import ERROR, NOTE, WARNING, Finding
-from celery_redlock.ops.journal_lines import moment, number
-from celery_redlock.ops.text import duration, one_line
+from celery_redlock.ops.text import one_line
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Reschedule, Retry, RunUnlocked
+from celery_redlock.words import duration, moment, number
 
 __all__ = ["check_tasks"]
 

@@ -1,14 +1,21 @@
-"""Why did my task not run? What locks, holders and refusals of a search say about it together."""
+"""Why did my task not run? What locks and refusals of a search say about it together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from celery_redlock.ops.web.happened import Happening
-from celery_redlock.ops.web.rows import LockRow, sentence
+from celery_redlock.ops.web.format import moment, seconds, text
+from celery_redlock.reading.journal_view import Entry
+from celery_redlock.reading.sentences import sentence, wording
+from celery_redlock.reading.stored import LockView
+from celery_redlock.words import who
 
-__all__ = ["answer"]
+__all__ = ["Sentence", "answer"]
 
+#: A sentence, and the record or holder that it tells of.
+Sentence = tuple[str, Mapping[str, Any]]
 #: How many locks and refusals are told of in sentences; the tables have them all.
 TOLD = 3
 UNCLEAR = (
@@ -22,45 +29,52 @@ NOTHING = (
 
 
 def answer(
-    locks: Sequence[LockRow], happenings: Sequence[Happening], *, is_known: bool = True
-) -> list[str]:
+    locks: Sequence[LockView],
+    found: Sequence[Entry],
+    nodes: int,
+    silent: int = 0,
+    *,
+    is_known: bool = True,
+) -> list[Sentence]:
     """
-    Return in sentences what a search has found.
+    Return in sentences what a search has found, what holds now first.
 
     Args:
         locks: Live locks that match.
-        happenings: Records that match, newest first.
-        is_known: Whether enough nodes answered to tell that there is no such lock.
+        found: What happened that matches, newest first.
+        nodes: How many there are.
+        silent: How many of them did not answer.
+        is_known: Whether enough answered to tell that there is no such lock.
     """
-    notable = [it for it in happenings if it.mark != "plain"]
-    told = [of_happening(it) for it in notable[:TOLD]]
-    told += [of_lock(lock) for lock in locks[:TOLD]]
-    return told or [NOTHING if is_known else UNCLEAR]
+    notable = [it for it in found if wording(it.record).mark != "plain"]
+    told: list[Sentence] = [
+        (of_lock(lock, nodes, silent), {"task": None, **lock.holder, "name": lock.name})
+        for lock in locks[:TOLD]
+    ]
+    told += [(of_entry(it), it.record) for it in notable[:TOLD]]
+    return told or [(NOTHING if is_known else UNCLEAR, {})]
 
 
-def of_lock(lock: LockRow) -> str:
+def of_lock(lock: LockView, nodes: int, silent: int) -> str:
     """Return who keeps others from *lock*, and for how long."""
-    name, who = lock.name.short, sentence(lock.holder)
-    if lock.is_leaked:
-        return f"Lock {name} never expires, so nobody can take it until it is removed: {who}."
-    if lock.is_unclear:
+    name, holder = text(lock.name), text(who(lock.holder, time.time()), 400)
+    on = f"{len(lock.votes)} of {nodes} nodes"
+    if lock.ttl is None:
+        return f"Lock {name} never expires, so nobody can take it until it is removed: {holder}."
+    if lock.is_unclear(nodes, silent):
         return (
-            f"Lock {name} stands on {lock.votes} of {lock.nodes} nodes, as far as they answered, "
-            f"for {who}; too few did to tell whether it is held."
+            f"Lock {name} stands on {on}, as far as they answered, for {holder}; too few did to "
+            "tell whether it is held."
         )
-    if not lock.is_held:
+    if not lock.is_held(nodes):
         return (
-            f"Lock {name} stands on only {lock.votes} of {lock.nodes} nodes: an attempt under way, "
-            f"or what is left of one, by {who}."
+            f"Lock {name} stands on only {on}: an attempt under way, or what is left of one, by "
+            f"{holder}."
         )
-    return f"Lock {name} is held by {who}; {lock.ttl} of its lease are left."
+    return f"Lock {name} is held by {holder}; {seconds(lock.ttl) or 'long'} of its lease are left."
 
 
-def of_happening(it: Happening) -> str:
-    """Return what happened to whom, when and why."""
-    who = it.task.short or it.name.short
-    ident = f" [{it.task_id.short}]" if it.task_id.short else ""
-    ago = f" {it.at.ago} ago" if it.at is not None else ""
-    lock = f" (lock {it.name.short})" if it.task.short and it.name.short else ""
-    why = f": {it.why.short}" if it.why.short else ""
-    return f"{who}{ident}{lock}, {it.what}{ago}{why}."
+def of_entry(entry: Entry) -> str:
+    """Return what happened, when and why."""
+    at = moment(entry.record.get("at"), time.time())
+    return f"{f'{at.ago} ago: ' if at else ''}{text(sentence(entry.record), 600)}."

@@ -1,5 +1,5 @@
 """
-Hold times per task as bars: where they stand, for a template to draw as SVG.
+Counts as bars: where they stand, for a template to draw as SVG.
 
 Everything is in units of the drawing's own `viewBox`, so a page scales it as it likes.
 """
@@ -9,38 +9,40 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from celery_redlock.observers.journal import HOLD_BOUNDS
-from celery_redlock.ops.web.finding import Holds
-from celery_redlock.ops.web.words import Text, seconds, text_of
+from celery_redlock.ops.web.format import seconds
+from celery_redlock.reading.holds import HOLD_BOUNDS, Holds
+from celery_redlock.words import duration
 
-__all__ = ["HEIGHT", "WIDTH", "Bar", "Chart", "charts"]
+__all__ = ["BASE", "HEIGHT", "PARTS", "WIDTH", "Bar", "Chart", "hold_chart", "time_chart"]
 
-#: How many tasks are drawn.
-SHOWN = 12
 WIDTH, HEIGHT = 390, 156
 LEFT, TOP, BOTTOM = 6, 30, 22
-STEP = (WIDTH - 2 * LEFT) / (len(HOLD_BOUNDS) + 1)
-GAP = 4
+#: Where the bars stand.
+BASE = HEIGHT - BOTTOM
+#: Share of a step that a bar leaves free [1].
+GAP = 0.14
 #: Least height of a bar that counts anything.
 LEAST = 2.0
+#: Into how many parts time is cut.
+PARTS = 24
 
 
 @dataclass(frozen=True)
 class Bar:
     """
-    One class of hold times.
+    One class of what is counted.
 
     Attributes:
         x: Left edge.
         y: Upper edge.
         width: Of the bar.
         height: Of the bar; 0 for an empty class.
-        middle: Where its texts are centred.
-        count: How many holds.
-        number: The same in few characters.
-        between: From how long to how long, in words.
-        label: Upper bound in short, to stand below it; "" to leave it out.
+        middle: Where its number is centred.
+        end: Where the next one begins.
+        number: How many, in few characters; "" for none.
+        label: To stand below its end; "" for nothing.
     """
 
     x: float
@@ -48,76 +50,74 @@ class Bar:
     width: float
     height: float
     middle: float
-    count: int
+    end: float
     number: str
-    between: str
     label: str
 
 
 @dataclass(frozen=True)
 class Chart:
     """
-    Hold times of one task.
+    Bars.
 
     Attributes:
-        task: Its name.
         bars: One for each class.
-        count: How many holds in all.
-        mean: In words.
-        longest: In words.
-        ttl: Length of the lease, in words.
-        ttl_x: Where the lease ends among the bars; None for nowhere.
         in_words: All of it, for those who do not see it.
+        line_x: Where a line is drawn across the bars; None for nowhere.
+        line: What the line is.
     """
 
-    task: Text
     bars: Sequence[Bar]
-    count: int
-    mean: str
-    longest: str
-    ttl: str
-    ttl_x: float | None
     in_words: str
+    line_x: float | None = None
+    line: str = ""
 
 
-def charts(tasks: Sequence[Holds]) -> list[Chart]:
-    """Return what to draw for the first of *tasks*."""
-    return [chart(holds) for holds in tasks[:SHOWN] if holds.count]
+def hold_chart(holds: Holds) -> Chart:
+    """Return what to draw for the hold times of one task."""
+    bounds = [short(bound) for bound in HOLD_BOUNDS]
+    classes = [f"up to {bounds[0]}", *(f"{a} to {b}" for a, b in pairwise(bounds))]
+    classes.append(f"over {bounds[-1]}")
+    labels = [bound if i % 2 == 0 else "" for i, bound in enumerate(bounds)]
+    drawn = bars(holds.counts, [*labels, ""])
+    line_x = where(holds.ttl) if holds.ttl else None
+    return Chart(drawn, in_words(holds.counts, classes), line_x, f"lease {seconds(holds.ttl)}")
 
 
-def chart(holds: Holds) -> Chart:
-    """Return what to draw for one task."""
-    drawn = bars(holds.counts)
-    counted = [f"{bar.between}: {bar.count}" for bar in drawn if bar.count]
-    return Chart(
-        task=text_of(holds.task),
-        bars=drawn,
-        count=holds.count,
-        mean=seconds(holds.total / holds.count),
-        longest=seconds(holds.longest),
-        ttl=seconds(holds.ttl) if holds.ttl else "",
-        ttl_x=where(holds.ttl) if holds.ttl else None,
-        in_words="; ".join(counted),
-    )
+def time_chart(counts: Sequence[int], length: float) -> Chart:
+    """Return what to draw for *counts* over the last *length* [s]."""
+    step = length / len(counts)
+    ago = [duration((len(counts) - i) * step) for i in range(len(counts) + 1)]
+    classes = [f"{ago[i]} ago" for i in range(len(counts))]
+    every = len(counts) // 4
+    labels = [ago[i + 1] + " ago" if (i + 1) % every == 0 else "" for i in range(len(counts))]
+    return Chart(bars(counts, [*labels[:-1], "now"]), in_words(counts, classes))
 
 
-def bars(counts: Sequence[int]) -> list[Bar]:
+def in_words(counts: Sequence[int], classes: Sequence[str]) -> str:
+    """Return which of *classes* count how many."""
+    told = zip(classes, counts, strict=True)
+    return "; ".join(f"{name}: {count}" for name, count in told if count) or "nothing"
+
+
+def bars(counts: Sequence[int], labels: Sequence[str]) -> list[Bar]:
     """Return a bar for each of *counts*, the highest as high as there is room."""
-    most, room = max(counts) or 1, HEIGHT - TOP - BOTTOM
+    most, room = max(counts) or 1, BASE - TOP
+    step = (WIDTH - 2 * LEFT) / len(counts)
     drawn = []
-    for index, count in enumerate(counts):
+    for index, (count, label) in enumerate(zip(counts, labels, strict=True)):
         height = max(LEAST, room * count / most) if count else 0.0
+        begin = LEFT + index * step
         drawn.append(
             Bar(
-                x=round(LEFT + index * STEP + GAP / 2, 1),
-                y=round(HEIGHT - BOTTOM - height, 1),
-                width=round(STEP - GAP, 1),
+                x=round(begin + step * GAP / 2, 1),
+                y=round(BASE - height, 1),
+                width=round(step * (1 - GAP), 1),
                 height=round(height, 1),
-                middle=round(LEFT + (index + 0.5) * STEP, 1),
-                count=count,
-                number=rounded(count),
-                between=between(index),
-                label=short(HOLD_BOUNDS[index]) if index < len(HOLD_BOUNDS) else "",
+                middle=round(begin + step / 2, 1),
+                end=round(begin + step, 1),
+                number=rounded(count) if count else "",
+                label=label,
             )
         )
     return drawn
@@ -131,15 +131,6 @@ def rounded(count: int) -> str:
     return str(count)
 
 
-def between(index: int) -> str:
-    """Return which hold times the class at *index* counts."""
-    if index == 0:
-        return f"up to {short(HOLD_BOUNDS[0])}"
-    if index == len(HOLD_BOUNDS):
-        return f"over {short(HOLD_BOUNDS[-1])}"
-    return f"{short(HOLD_BOUNDS[index - 1])} to {short(HOLD_BOUNDS[index])}"
-
-
 def short(bound: float) -> str:
     """Return *bound* [s] in as few characters as can be."""
     if bound < 1:
@@ -149,9 +140,10 @@ def short(bound: float) -> str:
 
 def where(length: float) -> float:
     """Return where a hold of *length* [s] stands among the bars, within its class by share."""
+    step = (WIDTH - 2 * LEFT) / (len(HOLD_BOUNDS) + 1)
     index = bisect_left(HOLD_BOUNDS, length)
     if index == len(HOLD_BOUNDS):
-        return round(LEFT + (index + 0.5) * STEP, 1)
+        return round(LEFT + (index + 0.5) * step, 1)
     lower = HOLD_BOUNDS[index - 1] if index else 0.0
     share = (length - lower) / (HOLD_BOUNDS[index] - lower)
-    return round(LEFT + (index + share) * STEP, 1)
+    return round(LEFT + (index + share) * step, 1)

@@ -72,7 +72,7 @@ def web_command(context: click.Context, *, host: str, port: int, names: tuple[st
         door = door_for(settings, host, names)
     except ConfigurationError as error:
         raise SettingsError(str(error)) from None
-    serve(str(app.main or "celery"), settings, door, port)
+    serve(app, settings, door, port)
 
 
 def check_extra() -> None:
@@ -108,15 +108,15 @@ def door_for(settings: Settings, host: str, names: tuple[str, ...]) -> Door:
     return door
 
 
-def serve(title: str, settings: Settings, door: Door, port: int) -> None:
+def serve(celery: Any, settings: Settings, door: Door, port: int) -> None:
     """Serve the page until the process is interrupted; raises ClickException if it cannot."""
     from celery_redlock.ops.web.app import make_app  # noqa: PLC0415  an extra
-    from celery_redlock.ops.web.reading import Reader  # noqa: PLC0415
+    from celery_redlock.ops.web.reader import Reader  # noqa: PLC0415
     from celery_redlock.ops.web.serving import make_server  # noqa: PLC0415
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    reader = Reader(settings.nodes, settings.rules)
-    app = make_app(title, settings, reader, door)
+    reader = Reader(settings.nodes, settings.rules, celery)
+    app = make_app(str(celery.main or "celery"), settings, reader, door)
     try:
         server = make_server(app, door.host, port)
     except (OSError, ValueError) as error:

@@ -84,7 +84,7 @@ def guard(app: Flask, door: Door, attempts: Attempts) -> None:
                 "--allow-host NAME.",
             )
         # What is posted is looked at more strictly, by the one view that takes it.
-        if request.method != "POST" and not is_invited(request.headers, request.path):
+        if request.method != "POST" and not is_invited(request.headers):
             abort(403, "Another site asked for this. Open the page by its own address.")
         if door.is_private:
             return None
@@ -128,9 +128,9 @@ def too_early(wait: float) -> Response:
     return response
 
 
-def is_invited(headers: Iterable[tuple[str, str]], path: str) -> bool:
+def is_invited(headers: Iterable[tuple[str, str]]) -> bool:
     """
-    Return whether a browser may be shown what is at *path*: its user or our own page asked for it.
+    Return whether a browser may be shown what it asks for: its user or our own page did.
 
     A page of another site may link to ours, but not have it read in the background: that would
     make the nodes work for anybody.
@@ -138,8 +138,7 @@ def is_invited(headers: Iterable[tuple[str, str]], path: str) -> bool:
     told = {name.lower(): value for name, value in headers}
     if told.get("sec-fetch-site") in (None, "same-origin", "none"):
         return True
-    is_link = (told.get("sec-fetch-mode"), told.get("sec-fetch-dest")) == ("navigate", "document")
-    return is_link and path != "/fragment"
+    return (told.get("sec-fetch-mode"), told.get("sec-fetch-dest")) == ("navigate", "document")
 
 
 def is_from_our_page(headers: Iterable[tuple[str, str]]) -> bool:

@@ -7,20 +7,19 @@ has changed hands in between stays where it is.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from flask import Flask, Response, abort, make_response, render_template, request
 
 from celery_redlock.lock.lease import quorum
 from celery_redlock.log import get_logger
+from celery_redlock.ops.web.format import LONG, text, visible
 from celery_redlock.ops.web.forms import COOKIE, LIFETIME, Seals
 from celery_redlock.ops.web.guard import Door, is_from_our_page, too_early
 from celery_redlock.ops.web.operator_token import ENVIRONMENT, Attempts
-from celery_redlock.ops.web.rows import LockRow, lock_row
-from celery_redlock.ops.web.words import text_of, visible
 from celery_redlock.reading.one_lock import OneLock
+from celery_redlock.reading.stored import LockView
 
 __all__ = ["add_release"]
 
@@ -39,7 +38,7 @@ RESULTS = {
 
 
 class Releases(Protocol):
-    """Who asks the nodes; see `celery_redlock.ops.web.reading.Reader`."""
+    """Who asks the nodes; see `celery_redlock.ops.web.reader.Reader`."""
 
     def lock(self, name: str) -> OneLock:
         """Return who holds the lock *name* at this moment."""
@@ -91,18 +90,18 @@ def confirmation(desk: Desk, name: str, seen: str, problem: str = "", code: int 
     """Return the page that names the holder *seen* of the lock *name*, and asks for the token."""
     if not name:
         abort(400, "No lock is named.")
-    rows, silent = look(desk, name)
+    now = desk.reader.lock(name)
     browser = desk.seals.browser(request.cookies.get(COOKIE))
     page = render_template(
         "release.html",
-        name=text_of(name, 1000),
-        raw_name=name,
+        name=name,
         key=visible(f"{desk.prefix}:lock:{name}"),
-        raw_seen=seen,
-        lock=next((row for row in rows if row.raw_token == seen), None),
-        others=[row for row in rows if row.raw_token != seen],
-        silent=silent,
-        is_known=desk.nodes - len(silent) >= quorum(desk.nodes),
+        seen=seen,
+        lock=next((view for view in now.views if token_of(view) == seen), None),
+        others=[view for view in now.views if token_of(view) != seen],
+        nodes=desk.nodes,
+        silent=now.silent,
+        is_known=desk.nodes - len(now.silent) >= quorum(desk.nodes),
         seal=desk.seals.make(browser, name, seen),
         minutes=LIFETIME // 60,
         problem=problem,
@@ -149,50 +148,46 @@ def released(desk: Desk, name: str, seen: str) -> Response:
 def outcome(desk: Desk, name: str, results: dict[str, str]) -> Response:
     """Return the page that says what became of the lock *name* on each node."""
     gone = sum(1 for result in results.values() if result == "released")
-    rows, silent = look(desk, name)
+    now = desk.reader.lock(name)
     # Whoever was seen cannot have a majority any more.
     is_done = sum(result in RESULTS for result in results.values()) >= quorum(desk.nodes)
-    is_known = is_done and desk.nodes - len(silent) >= quorum(desk.nodes)
+    is_known = is_done and desk.nodes - len(now.silent) >= quorum(desk.nodes)
     told = ", ".join(f"{node}: {result}" for node, result in results.items())
     logger.warning(
         "Release of lock %s for %s: %s",
-        ascii(text_of(name).full),
+        ascii(text(name, LONG)),
         request.remote_addr,
-        text_of(told).full,
+        text(told, LONG),
     )
     page = render_template(
         "released.html",
-        name=text_of(name, 1000),
-        results=[(text_of(node), *result_in_words(result)) for node, result in results.items()],
+        name=name,
+        results=[(node, *result_in_words(result)) for node, result in results.items()],
         gone=gone,
         nodes=desk.nodes,
         is_done=is_done,
         is_known=is_known,
-        silent=silent,
-        holders=rows,
+        silent=now.silent,
+        holders=now.views,
     )
     if not gone and not is_known:
         return make_response(page, 503)
-    return make_response(page, 200 if gone or not rows else 409)
+    return make_response(page, 200 if gone or not now.views else 409)
 
 
-def look(desk: Desk, name: str) -> tuple[list[LockRow], list[Any]]:
-    """Return who holds the lock *name* at this moment, and which nodes do not answer."""
-    now = desk.reader.lock(name)
-    rows = [
-        lock_row(view, desk.nodes, time.time(), longest=1000, silent=len(now.silent))
-        for view in now.views
-    ]
-    return rows, [text_of(label) for label in now.silent]
+def token_of(view: LockView) -> str:
+    """Return the public part of a holder's token; "" if it has none."""
+    token = view.holder.get("token")
+    return token if isinstance(token, str) else ""
 
 
 def result_in_words(result: str) -> tuple[str, bool]:
     """Return what a node answered, in words, and whether that is as wanted."""
-    return RESULTS.get(result, (text_of(f"not asked: {result}", 200).short, False))
+    return RESULTS.get(result, (text(f"not asked: {result}", 200), False))
 
 
 def refused(name: str, why: str) -> None:
     """Log that somebody asked for the release of the lock *name* in vain."""
     logger.warning(
-        "Refused to release lock %s for %s: %s", ascii(text_of(name).full), request.remote_addr, why
+        "Refused to release lock %s for %s: %s", ascii(text(name, LONG)), request.remote_addr, why
     )

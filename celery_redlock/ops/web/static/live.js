@@ -1,6 +1,6 @@
-// Keeps the page current: fetches its parts every two seconds and puts them in their places.
-// What the server sends is escaped there; nothing is made of strings here. Without this script
-// the page works all the same.
+// Keeps the page current: fetches it every two seconds and puts its parts in their places. What the
+// server sends is escaped there; nothing is made of strings here. Without this script the page
+// works all the same.
 "use strict";
 
 (() => {
@@ -9,13 +9,13 @@
   const form = document.getElementById("search");
   const input = document.getElementById("q");
   const live = document.getElementById("live");
-  const parts = document.getElementById("parts");
+  const main = document.getElementById("main");
   const refresh = document.getElementById("refresh");
 
   let timer = 0;
   let looking = null; // the AbortController of the look under way
   let lastGood = Date.now();
-  let shown = input.value;
+  let shown = wanted();
 
   function say(kind, words) {
     if (live.textContent === words) return; // or a screen reader would read it out again
@@ -28,8 +28,12 @@
     return seconds < 60 ? seconds + " s" : Math.round(seconds / 60) + " min";
   }
 
-  function withSearch(address, search) {
-    return search ? address + "?" + new URLSearchParams({ q: search }) : address;
+  // The address of what the form asks for; what is empty is left out.
+  function wanted() {
+    const asked = [...new FormData(form)].map(([key, value]) => [key, value.trim()]);
+    const filled = asked.filter(([, value]) => value);
+    const address = form.getAttribute("action");
+    return filled.length ? address + "?" + new URLSearchParams(filled) : address;
   }
 
   // Somebody who is marking text in a part wants it to stay.
@@ -38,29 +42,26 @@
     return Boolean(marked && !marked.isCollapsed && marked.rangeCount && marked.getRangeAt(0).intersectsNode(part));
   }
 
+  // The links of a part that lead where *link* does: rows come and go around them.
+  function alike(part, link) {
+    const href = link.getAttribute("href");
+    return [...part.querySelectorAll("a, summary")].filter((it) => it.getAttribute("href") === href);
+  }
+
   function focusIn(part) {
     const focused = document.activeElement;
     if (!focused || !part.contains(focused)) return () => {};
-    const { id } = focused;
-    const { key } = focused.dataset;
-    return () => {
-      const again = id
-        ? document.getElementById(id)
-        : [...part.querySelectorAll("[data-key]")].find((it) => it.dataset.key === key);
-      if (again) again.focus({ preventScroll: true });
-    };
+    const place = alike(part, focused).indexOf(focused);
+    return () => alike(part, focused)[place]?.focus({ preventScroll: true });
   }
 
   function replace(old, fresh) {
     const focusAgain = focusIn(old);
-    const scrolled = [...old.querySelectorAll(".scroll[id]")].map((it) => [it.id, it.scrollLeft, it.scrollTop]);
+    const opened = [...old.querySelectorAll("details[open]")].map((it) => it.id);
     old.replaceChildren(...fresh.childNodes);
     for (const name of old.getAttributeNames()) old.removeAttribute(name);
     for (const name of fresh.getAttributeNames()) old.setAttribute(name, fresh.getAttribute(name));
-    for (const [id, left, top] of scrolled) {
-      const it = document.getElementById(id);
-      if (it) it.scrollTo(left, top);
-    }
+    for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
     focusAgain();
   }
 
@@ -68,11 +69,11 @@
     const fetched = new DOMParser().parseFromString(text, "text/html");
     const fresh = new Map([...fetched.querySelectorAll("[data-part]")].map((it) => [it.dataset.part, it]));
     if (!fresh.has("locks")) throw new Error("not our page");
-    for (const old of parts.querySelectorAll("[data-part]")) {
+    for (const old of main.querySelectorAll("[data-part]")) {
       const part = fresh.get(old.dataset.part);
       if (part && !isMarked(old)) replace(old, document.importNode(part, true));
     }
-    parts.classList.remove("stale");
+    main.classList.remove("stale");
   }
 
   async function look() {
@@ -81,9 +82,8 @@
     const mine = new AbortController();
     looking = mine;
     const limit = setTimeout(() => mine.abort(), PATIENCE);
-    const search = input.value.trim();
     try {
-      const answer = await fetch(withSearch(form.dataset.fragment, search), {
+      const answer = await fetch(location.pathname + location.search, {
         cache: "no-store",
         signal: mine.signal,
       });
@@ -96,7 +96,7 @@
     } catch {
       if (looking !== mine) return;
       say("bad", "no answer for " + since(lastGood) + ", this is old");
-      parts.classList.add("stale");
+      main.classList.add("stale");
     } finally {
       clearTimeout(limit);
       if (looking === mine) {
@@ -116,17 +116,16 @@
   }
 
   function search() {
-    const wanted = input.value.trim();
-    if (wanted === shown) return;
-    shown = wanted;
-    const address = withSearch(form.getAttribute("action"), wanted);
+    const address = wanted();
+    if (address === shown) return;
+    shown = address;
     history.replaceState(null, "", address);
     refresh.setAttribute("href", address);
     look();
   }
 
   let typing = 0;
-  input.addEventListener("input", () => {
+  form.addEventListener("input", () => {
     clearTimeout(typing);
     typing = setTimeout(search, 250);
   });
@@ -135,13 +134,19 @@
     clearTimeout(typing);
     search();
   });
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target.closest("input, select, textarea");
+    if (event.key !== "/" || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    input.focus();
+    input.select();
+  });
   refresh.addEventListener("click", (event) => {
     event.preventDefault();
     look();
   });
   document.addEventListener("visibilitychange", () => (document.hidden ? plan() : look()));
 
-  form.classList.add("scripted");
   say("good", "live");
   plan();
 })();

@@ -6,18 +6,26 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from celery_redlock.lock.rules import Rules
-from celery_redlock.ops.web.finding import LONGEST, Found, find_locks, name_pattern, together
-from celery_redlock.ops.web.kept import Kept, Reading
+from celery_redlock.ops.web.cache import Cached
+from celery_redlock.ops.why import Explanation, explained
 from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.journal import JournalReader
 from celery_redlock.reading.nodes import NodeStatus, node_statuses
 from celery_redlock.reading.one_lock import OneLock, read_lock, release_seen
+from celery_redlock.reading.search import (
+    LONGEST,
+    Found,
+    Search,
+    find_locks,
+    name_pattern,
+    together,
+)
 from celery_redlock.reading.stored import LockView
 
 __all__ = ["Page", "Reader", "Records"]
@@ -71,36 +79,37 @@ class Reader:
     Args:
         nodes: As the setting ``redlock_nodes``.
         rules: As all clients have them.
+        app: Knows the tasks; None: nobody says what would become of another call.
     """
 
-    def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:
+    def __init__(self, nodes: Sequence[Any], rules: Rules, app: Any = None) -> None:
         self._nodes = nodes
         self._rules = rules
+        self._app = app
         # Two pools, so that no search keeps the nodes or the journal waiting.
         self._threads = ThreadPoolExecutor(2, "redlock-web")
         self._scanners = ThreadPoolExecutor(SEARCHING, "redlock-web-search")
-        self._statuses = Kept(lambda: node_statuses(nodes, rules), self._threads)
-        self._journal = Kept(JournalTail(nodes, rules).read, self._threads)
+        self._statuses = Cached(lambda: node_statuses(nodes, rules), self._threads)
+        self._journal = Cached(JournalTail(nodes, rules).read, self._threads)
         # A third one for what the main page shows, so that no number of searches starves it.
         self._walker = ThreadPoolExecutor(1, "redlock-web-all")
-        self._all = Kept(lambda: self._find(""), self._walker)
-        self._searches: OrderedDict[str, Kept[Found]] = OrderedDict()
+        self._all = Cached(lambda: self._find(Search()), self._walker)
+        self._searches: OrderedDict[Search | str, Cached[Any]] = OrderedDict()
         self._mutex = threading.Lock()
 
-    def page(self, search: str) -> Page:
+    def page(self, search: Search) -> Page:
         """Return what a page with *search* shows; takes no longer than `PATIENCE`, about."""
-        parts: tuple[Kept[Any], ...] = (self._statuses, self._search(search), self._journal)
-        for part in parts:
-            part.ask()
-        started = time.monotonic()
-        readings = []
-        for part in parts:
-            spent = time.monotonic() - started
-            reading = part.get(PATIENCE_FOR_NEWER - spent)
-            readings.append(reading or part.get(PATIENCE - (time.monotonic() - started)))
-        age = max((time.monotonic() - it.at for it in readings if it is not None), default=0.0)
-        nodes, found, records = map(value_of, readings)
+        (nodes, found, records), age = self._read(
+            self._statuses, self._found(search), self._journal
+        )
         return Page(nodes, found, records, age)
+
+    def explain(self, name: str) -> tuple[Explanation | None, float]:
+        """Return what is known of the lock *name*, None if it was not read, and its age [s]."""
+        seen = self._searched(name, lambda: read_lock(self._nodes, self._rules, name))
+        (lock, records), age = self._read(seen, self._journal)
+        recent = records.happened if records else ()
+        return (explained(self._app, lock, recent) if lock else None), age
 
     def lock(self, name: str) -> OneLock:
         """Return what the nodes have of the lock *name* at this moment."""
@@ -110,8 +119,8 @@ class Reader:
         """Release what `celery_redlock.reading.one_lock.release_seen` would."""
         answers = release_seen(self._nodes, self._rules, name, seen)
         with self._mutex:
-            for kept in (self._all, *self._searches.values()):
-                kept.expire()
+            for cached in (self._all, *self._searches.values()):
+                cached.expire()
         return answers
 
     def close(self) -> None:
@@ -119,27 +128,42 @@ class Reader:
         for threads in (self._threads, self._scanners, self._walker):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _search(self, search: str) -> Kept[Found]:
-        if not search:
+    def _read(self, *parts: Cached[Any]) -> tuple[list[Any], float]:
+        """Return the values of *parts*, None for what was not read in time; and their age [s]."""
+        for part in parts:
+            part.ask()
+        started = time.monotonic()
+        readings = []
+        for part in parts:
+            spent = time.monotonic() - started
+            reading = part.get(PATIENCE_FOR_NEWER - spent)
+            readings.append(reading or part.get(PATIENCE - (time.monotonic() - started)))
+        age = max((time.monotonic() - it.at for it in readings if it is not None), default=0.0)
+        return [None if it is None else it.value for it in readings], age
+
+    def _found(self, search: Search) -> Cached[Found]:
+        of_locks = Search(search.words, task=search.task)  # the rest is about records
+        if of_locks == Search():
             return self._all
+        return self._searched(of_locks, lambda: self._find(of_locks))
+
+    def _searched(self, what: Search | str, read: Callable[[], Any]) -> Cached[Any]:
+        """Return what is read for *what*, a search or the name of a lock."""
         with self._mutex:
-            kept = self._searches.get(search)
-            if kept is None:
-                kept = Kept(lambda: self._find(search), self._scanners)
-                self._searches[search] = kept
-            self._searches.move_to_end(search)
+            cached = self._searches.setdefault(what, Cached(read, self._scanners))
+            self._searches.move_to_end(what)
             if len(self._searches) > SEARCHES:  # whose page is closed, most likely
                 self._searches.popitem(last=False)[1].cancel()
-            return kept
+            return cached
 
-    def _find(self, search: str) -> Found:
+    def _find(self, search: Search) -> Found:
         """Search names first: it is fast, and what most people look for."""
-        if not search:
+        if not search.words:
             return self._go_through(b"*", search)
-        by_name = self._go_through(name_pattern(search), search)
+        by_name = self._go_through(name_pattern(search.words), search)
         return by_name if by_name.more else together(by_name, self._go_through(b"*", search))
 
-    def _go_through(self, like: bytes, search: str) -> Found:
+    def _go_through(self, like: bytes, search: Search) -> Found:
         locks = AllLocks(self._nodes, self._rules, like, LONGEST)
         in_pages = cast("Generator[LockView, None, None]", iter(locks))
         with contextlib.closing(in_pages) as views:  # and with them the connections
@@ -164,8 +188,3 @@ class JournalTail:
             of_kind = self._holds if record.get("event") == "Holds" else self._happened
             of_kind.append(record)
         return Records(list(self._happened), list(self._holds))
-
-
-def value_of(reading: Reading[Any] | None) -> Any:
-    """Return what was read, None for nothing."""
-    return None if reading is None else reading.value

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from celery_redlock.log import get_logger
 
-__all__ = ["Kept", "Reading"]
+__all__ = ["Cached", "Reading"]
 
 logger = get_logger(__name__)
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class Reading(Generic[T]):
     at: float
 
 
-class Kept(Generic[T]):
+class Cached(Generic[T]):
     """
     One thing that is read again and again.
 

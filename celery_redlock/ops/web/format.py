@@ -1,5 +1,5 @@
 """
-How what others wrote is shown: harmless, bounded, and readable.
+How what others wrote is shown: harmless, bounded, and readable. The templates' filters.
 
 Names, hosts and reasons come from the nodes, so anybody who may write there chose them. A
 template escapes them for HTML; here they are kept from garbling the page by other means.
@@ -10,28 +10,14 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from celery_redlock.ops.text import duration
+from celery_redlock.words import duration
 
-__all__ = ["Moment", "Text", "moment", "number", "seconds", "text_of", "visible"]
+__all__ = ["FILTERS", "Moment", "moment", "seconds", "text", "visible"]
 
-#: Characters of a text that are shown in a table, and in its title.
-LONGEST = 80
-LONGEST_TITLE = 1000
+#: Characters of a text that are shown in a table, and where there is room.
+SHORT, LONG = 80, 1000
 #: A later time than this is somebody's mistake [s, Unix time]: the year 2100.
 LATEST = 4_102_444_800.0
-
-
-class Text(NamedTuple):
-    """
-    Something that was written by others.
-
-    Attributes:
-        short: To be shown.
-        full: All of it, within reason.
-    """
-
-    short: str
-    full: str
 
 
 class Moment(NamedTuple):
@@ -66,12 +52,11 @@ def escaped(char: str) -> str:
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004
 
 
-def text_of(value: Any, longest: int = LONGEST) -> Text:
-    """Return *value* as `Text`; what is no plain value is nothing."""
+def text(value: Any, longest: int = SHORT) -> str:
+    """Return *value* to be shown; "" for what is no plain value."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return Text("", "")
-    full = cut(visible(str(value)), LONGEST_TITLE)
-    return Text(cut(full, longest), full)
+        return ""
+    return cut(visible(str(value)), longest)
 
 
 def cut(text: str, longest: int) -> str:
@@ -107,5 +92,8 @@ def moment(value: Any, now: float) -> Moment | None:
     when = datetime.fromtimestamp(at, timezone.utc)
     # Clocks of hosts differ a little; nothing is told of before it happened.
     ago = duration(float(round(max(0.0, now - at))))
-    exact = f"{when:%Y-%m-%d %H:%M:%S}.{when.microsecond // 1000:03d} UTC"
+    exact = f"{when:%Y-%m-%d %H:%M:%S} UTC"
     return Moment(ago, exact, when.isoformat(timespec="milliseconds"))
+
+
+FILTERS = {"text": text, "visible": visible, "seconds": seconds}

@@ -1,0 +1,129 @@
+"""What the journal's records say together: one row per cause, and why a task did not run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery_redlock.lock.records import is_text, shorten
+from celery_redlock.words import number
+
+__all__ = [
+    "REFUSALS",
+    "Blocker",
+    "Entry",
+    "blockers",
+    "counts_over_time",
+    "entries",
+    "is_refusal",
+    "is_refusal_of",
+    "older_than",
+]
+
+Record = Mapping[str, Any]
+#: Events that say why something did not run, or not to its end.
+REFUSALS = (
+    *("TaskSkipped", "TaskRefused", "TaskRetried", "TaskRescheduled"),
+    *("DuplicatePublished", "LeaseLost"),
+)
+#: What happens to a node, which every process notices by itself.
+OF_NODES = ("NodeDown", "NodeUp", "NodeQuarantined", "NodeClockJump")
+#: Reports of one cause come within this time [s].
+TOGETHER = 60.0
+
+
+@dataclass
+class Entry:
+    """
+    Something that happened once, however many processes have reported it.
+
+    Attributes:
+        record: The newest report.
+        reporters: Host and process of each.
+    """
+
+    record: Record
+    reporters: list[tuple[Any, Any]]
+
+
+def is_refusal(record: Record) -> bool:
+    """Return whether *record* says why something did not run, or not to its end."""
+    return record.get("event") in REFUSALS
+
+
+def is_refusal_of(record: Record, name: str) -> bool:
+    """Return whether *record* tells that somebody was refused the lock *name*."""
+    told = record.get("name")
+    is_named = isinstance(told, str) and is_text(told) and shorten(told) == shorten(name)
+    return is_named and is_refusal(record)
+
+
+def entries(records: Sequence[Record]) -> list[Entry]:
+    """Return what *records*, oldest first, tell, newest first; reports of one cause as one."""
+    found: list[Entry] = []
+    open_: dict[tuple[Any, Any], Entry] = {}
+    for record in reversed(records):
+        reporter = str(record.get("host")), str(record.get("pid"))
+        cause = str(record.get("event")), str(record.get("node"))
+        entry = open_.get(cause)
+        if (
+            entry is not None
+            and reporter not in entry.reporters
+            and number(entry.record.get("at")) - number(record.get("at")) <= TOGETHER
+        ):
+            entry.reporters.append(reporter)
+            continue
+        found.append(Entry(record, [reporter]))
+        if record.get("event") in OF_NODES:
+            open_[cause] = found[-1]
+    return found
+
+
+def older_than(found: Sequence[Entry], ident: str) -> Sequence[Entry]:
+    """Return the entries behind the one whose record is *ident*; all for "", none if unknown."""
+    if not ident:
+        return found
+    ids = [entry.record.get("id") for entry in found]
+    return found[ids.index(ident) + 1 :] if ident in ids else []
+
+
+def counts_over_time(records: Iterable[Record], begin: float, end: float, parts: int) -> list[int]:
+    """Return how many of *records* fall into each of so many equal *parts* of a time [s, Unix]."""
+    length = max(end - begin, 1.0) / parts
+    places = Counter(int((number(it.get("at")) - begin) // length) for it in records)
+    return [places[i] + (places[parts] if i == parts - 1 else 0) for i in range(parts)]
+
+
+@dataclass
+class Blocker:
+    """
+    Who was in a task's way.
+
+    Attributes:
+        name: Of the lock.
+        holder: As it told of itself last; empty if nobody held it: there was no quorum.
+        times: How often something was refused for it.
+        at: When last [s, Unix time].
+    """
+
+    name: Any
+    holder: Record
+    times: int
+    at: Any
+
+
+def blockers(records: Iterable[Record]) -> list[Blocker]:
+    """Return who held the locks that *records*, oldest first, were refused; the newest first."""
+    found: dict[tuple[str, str], Blocker] = {}
+    for record in records:
+        if "cause" not in record or not is_refusal(record):
+            continue
+        told = record.get("holder")
+        holder = told if isinstance(told, dict) and record["cause"] == "conflict" else {}
+        key = str(record.get("name")), f"{holder.get('task_id')} {holder.get('execution')}"
+        before = found.pop(key, None)
+        times = before.times + 1 if before else 1
+        found[key] = Blocker(record.get("name"), holder, times, record.get("at"))
+    return list(reversed(found.values()))

@@ -1,0 +1,100 @@
+"""Whether the lock nodes can grant locks, in words: as the commands and the page say it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.rules import Rules
+from celery_redlock.reading.nodes import NodeStatus
+
+__all__ = ["MARKS", "MEANINGS", "Mark", "Quorum"]
+
+Mark = Literal["good", "warn", "bad"]
+#: State of a node -> how bad that is.
+MARKS: dict[str, Mark] = {
+    "up": "good",
+    "quarantined": "warn",
+    "unmarked": "warn",
+    "unfit": "bad",
+    "down": "bad",
+}
+#: State of a node -> what it means.
+MEANINGS = {
+    "up": "votes",
+    "quarantined": "new, restarted or wiped, and keeps silent until every lock that it may have "
+    "forgotten has ended; 'redlock bootstrap' ends that where no lock can be held",
+    "unmarked": "the same, but no client has noticed it yet",
+    "unfit": "answers, but must not be a lock node",
+    "down": "does not answer",
+}
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """
+    Whether a majority of *nodes* can vote.
+
+    Attributes:
+        nodes: How each of them is.
+        rules: As all clients have them.
+    """
+
+    nodes: Sequence[NodeStatus]
+    rules: Rules
+
+    @property
+    def voting(self) -> int:
+        """How many vote."""
+        return sum(1 for node in self.nodes if node.state == "up")
+
+    @property
+    def needed(self) -> int:
+        """How many have to."""
+        return quorum(len(self.nodes))
+
+    @property
+    def mark(self) -> Mark:
+        """``"good"``, ``"bad"``, or ``"warn"`` if some are missing and no other may be."""
+        if self.voting < self.needed:
+            return "bad"
+        return "warn" if self.voting == self.needed < len(self.nodes) else "good"
+
+    @property
+    def headline(self) -> str:
+        """How it is, in a sentence or two."""
+        counted = f"{self.voting} of {len(self.nodes)} nodes can vote, {self.needed} are needed."
+        if self.mark == "bad":
+            return f"Quorum: NO. {counted} No lock can be taken or renewed."
+        if self.mark == "warn":
+            return (
+                f"Quorum: yes, without a node to spare. {counted} "
+                "If one more fails, no lock can be taken or renewed."
+            )
+        return f"Quorum: yes. {counted}"
+
+    @property
+    def remedies(self) -> list[str]:
+        """What helps, a sentence or two per cause; empty if a majority votes."""
+        if self.mark != "bad":
+            return []
+        found = []
+        if any(node.state == "unmarked" for node in self.nodes):
+            found.append(
+                "An unmarked node is new or has lost its memory. It votes at most "
+                f"{self.rules.quarantine:.0f} s after the first worker finds it, or at once after "
+                "'celery -A APP redlock bootstrap'."
+            )
+        quarantined = (node.quarantine for node in self.nodes if node.state == "quarantined")
+        if left := max(quarantined, default=0.0):
+            found.append(
+                f"A quarantined node is new, or was restarted or wiped. It votes in {left:.0f} s "
+                "at most, or, if no lock can be held now, at once after "
+                "'celery -A APP redlock bootstrap'."
+            )
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join([self.headline, *self.remedies])

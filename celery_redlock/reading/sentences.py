@@ -1,0 +1,252 @@
+"""
+What happened, in a sentence: one table, for whoever tells a person of an event.
+
+It is made of the event's record (`celery_redlock.observers.records`), as the journal keeps it. So
+the log, ``redlock tail``, the page and Grafana's annotations say the same of the same thing. What
+is in a record may come from the nodes, where others may have written, too: nothing of it is taken
+for granted. Who shows a sentence sees to control characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from celery_redlock.words import LOSSES, duration, moment, number, who
+
+__all__ = ["WORDINGS", "Wording", "sentence", "wording"]
+
+Record = Mapping[str, Any]
+
+
+class Wording(NamedTuple):
+    """
+    How an event is told.
+
+    Attributes:
+        word: In a word or two, for a column.
+        mark: ``"bad"`` if something is broken, ``"warn"`` if something did not go as it
+            should, else ``"plain"``.
+        what: What happened, and to whom.
+        why: Why it did; "" where there is no more to say.
+    """
+
+    word: str
+    mark: Literal["bad", "warn", "plain"]
+    what: Callable[[Record], str]
+    why: Callable[[Record], str] = lambda _: ""
+
+
+def sentence(record: Record) -> str:
+    """Return what *record* tells."""
+    told = wording(record)
+    what, why = told.what(record), told.why(record)
+    return f"{what}: {why}" if why else what
+
+
+def wording(record: Record) -> Wording:
+    """Return how *record* is told; by its name and what is known of it if that is all there is."""
+    event = record.get("event")
+    name = event if isinstance(event, str) and event else "?"
+    return WORDINGS.get(name, Wording(name, "plain", anything))
+
+
+# --- parts ---------------------------------------------------------------------------------
+
+
+def text(record: Record, field: str) -> str:
+    """Return a field as text; "?" if it is missing."""
+    value = record.get(field)
+    return "?" if value is None or value == "" else str(value)
+
+
+def task(record: Record) -> str:
+    return f"task {text(record, 'task')}[{text(record, 'task_id')}]"
+
+
+def of_task(record: Record) -> str:
+    """Return whose it was, if it was a task's."""
+    return f" of {task(record)}" if record.get("task") else ""
+
+
+def lock(record: Record) -> str:
+    return f"lock {text(record, 'name')!r}"
+
+
+def length(record: Record, field: str) -> str:
+    return duration(number(record.get(field)))
+
+
+def refusal(record: Record) -> str:
+    """Return why a lock was not to be had."""
+    if record.get("cause") == "conflict":
+        return f"{lock(record)} is held by {who(record.get('holder'), record.get('at'))}"
+    return f"no quorum of lock nodes for {lock(record)}"
+
+
+def votes(record: Record) -> str:
+    found = record.get("votes")
+    each = found.items() if isinstance(found, Mapping) else ()
+    return ", ".join(f"{node}: {vote}" for node, vote in each)
+
+
+def slot(record: Record) -> str:
+    return f"slot {text(record, 'entry')!r} of {moment(record.get('due'))}"
+
+
+def from_table(table: Mapping[str, str], field: str) -> Callable[[Record], str]:
+    """Return what words *field* as *table* does, or as it is."""
+    return lambda record: table.get(text(record, field), text(record, field))
+
+
+# --- events --------------------------------------------------------------------------------
+
+
+def acquired(record: Record) -> str:
+    fence = record.get("fence")
+    number_of_it = "" if fence is None else f", fence {fence}"
+    return (
+        f"Acquired {lock(record)}{of_task(record)} after {length(record, 'waited')}{number_of_it}"
+    )
+
+
+def rescheduled(record: Record) -> str:
+    again = f"{number(record.get('countdown')):g} s (attempt {number(record.get('times')):g})"
+    return f"Rescheduled {task(record)} in {again}"
+
+
+def duplicate(record: Record) -> str:
+    merged = number(record.get("merged"))
+    return f"{lock(record)}{f'; {merged:g} merged into the next run' if merged else ''}"
+
+
+def published(record: Record) -> str:
+    late = f", {length(record, 'late')} late" if number(record.get("late")) >= 1 else ""
+    return f"Published {slot(record)} as {task(record)}{late}"
+
+
+def slot_skipped(record: Record) -> str:
+    since = record.get("since")
+    return f"Skipped {slot(record)}{f' and all since {moment(since)}' if number(since) else ''}"
+
+
+def measured(record: Record) -> str:
+    took = f"{number(record.get('latency')) * 1000:.3g} ms"
+    offset = f"{number(record.get('clock_offset')) * 1000:+.3g} ms"
+    return f"Lock node {text(record, 'node')} answers in {took}, its clock differs by {offset}"
+
+
+def holds(record: Record) -> str:
+    counts = record.get("counts")
+    times = sum(map(number, counts)) if isinstance(counts, list) else 0
+    return (
+        f"Held: {times:g} times by {text(record, 'task')}, "
+        f"up to {length(record, 'longest')} (ttl {number(record.get('ttl')):g} s)"
+    )
+
+
+def anything(record: Record) -> str:
+    """Return what there is to say of an event that this version does not know."""
+    known = ("name", "task", "task_id", "node", "entry", "reason", "cause")
+    told = [f"{field} {record[field]}" for field in known if record.get(field)]
+    return " ".join([text(record, "event"), *told])
+
+
+def lost(record: Record) -> str:
+    return f"Lock {text(record, 'name')!r}{of_task(record)} is lost ({text(record, 'reason')})"
+
+
+#: Why a slot was skipped, in words.
+SLOTS = {
+    "overlap": "the run of an earlier slot has not ended",
+    "deadline": "too old to be made up for (redlock_beat_starting_deadline)",
+    "duplicate": "the task is queued or running already",
+    "uncertain": "an earlier leader died while it published it, and the task could not tell a copy",
+}
+#: Why a term ended, in words.
+TERMS = {
+    "resigned": "it resigned",
+    "failed": "its scheduler raised an error",
+    "clock": "the clock of its machine is too far ahead",
+    "deposed": "a newer leader was met",
+    **LOSSES,
+}
+
+#: Name of an event -> how it is told. ``Holds`` is a record of the journal's own.
+WORDINGS: dict[str, Wording] = {
+    "LockAcquired": Wording("acquired", "plain", acquired),
+    "LockConflict": Wording(
+        "taken",
+        "plain",
+        lambda it: f"Refused {lock(it)}{of_task(it)} after {length(it, 'waited')}",
+        lambda it: f"held by {who(it.get('holder'), it.get('at'))}",
+    ),
+    "LockUnavailable": Wording(
+        "no quorum",
+        "warn",
+        lambda it: f"No quorum for {lock(it)}{of_task(it)} after {length(it, 'waited')}",
+        votes,
+    ),
+    "LockRenewed": Wording(
+        "renewed",
+        "plain",
+        lambda it: f"Renewed {lock(it)}{of_task(it)} with {length(it, 'margin')} left",
+    ),
+    "LockReleased": Wording(
+        "released",
+        "plain",
+        lambda it: f"Released {lock(it)}{of_task(it)} after {length(it, 'held')}",
+    ),
+    "LeaseLost": Wording("lock lost", "bad", lost, from_table(LOSSES, "reason")),
+    "TaskSkipped": Wording("skipped", "warn", lambda it: f"Skipped {task(it)}", refusal),
+    "TaskRefused": Wording("failed", "bad", lambda it: f"Failed {task(it)}", refusal),
+    "TaskRetried": Wording(
+        "retried",
+        "warn",
+        lambda it: f"Retry of {task(it)} in {number(it.get('countdown')):g} s",
+        refusal,
+    ),
+    "TaskRescheduled": Wording("rescheduled", "warn", rescheduled, refusal),
+    "DuplicatePublished": Wording(
+        "duplicate",
+        "plain",
+        lambda it: (
+            f"Duplicate of task {text(it, 'task')}[{text(it, 'holder_id')}] at publish "
+            f"({text(it, 'on_duplicate')})"
+        ),
+        duplicate,
+    ),
+    "NodeDown": Wording(
+        "node down",
+        "bad",
+        lambda it: f"Lock node {text(it, 'node')} is down",
+        lambda it: str(it.get("reason") or ""),
+    ),
+    "NodeUp": Wording("node up", "plain", lambda it: f"Lock node {text(it, 'node')} is up"),
+    "NodeQuarantined": Wording(
+        "quarantine",
+        "warn",
+        lambda it: f"Lock node {text(it, 'node')} does not vote for {number(it.get('left')):.0f} s",
+        lambda _: "it is new, or was restarted or wiped",
+    ),
+    "NodeClockJump": Wording(
+        "clock jump",
+        "bad",
+        lambda it: (
+            f"The clock of lock node {text(it, 'node')} jumped by {number(it.get('jump')):+.1f} s"
+        ),
+    ),
+    "NodeMeasured": Wording("node measured", "plain", measured),
+    "LeaderElected": Wording(
+        "leads", "plain", lambda it: f"Leads as {text(it, 'name')!r}, term {text(it, 'fence')}"
+    ),
+    "LeaderDeposed": Wording(
+        "leads no more",
+        "warn",
+        lambda it: f"Leads no more as {text(it, 'name')!r}, after {length(it, 'led')}",
+        from_table(TERMS, "reason"),
+    ),
+    "SlotPublished": Wording("slot published", "plain", published),
+    "SlotSkipped": Wording("slot skipped", "warn", slot_skipped, from_table(SLOTS, "cause")),
+    "Holds": Wording("hold times", "plain", holds),
+}

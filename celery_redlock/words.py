@@ -1,0 +1,86 @@
+"""
+How a length of time, a moment and a holder are worded, wherever a person reads of them.
+
+Ids, hosts and times may come from the nodes, where anybody who may write there chose them: whatever
+they are, what is returned here is short, and one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from celery_redlock.log import printable
+
+__all__ = ["LOSSES", "duration", "moment", "number", "who"]
+
+#: Larger than any number of ours.
+LARGEST = 1e12
+#: `LockLost.reason` -> in words.
+LOSSES = {
+    "deadline": "not renewed in time",
+    "stolen": "a majority of nodes has it no longer: released by an operator, taken by another, "
+    "or forgotten",
+    "fork": "a child process does not inherit a lock",
+    "released": "it was given back",
+}
+
+
+def number(value: object) -> float:
+    """Return *value* if it is a number that one of ours may have written, else 0.0."""
+    if isinstance(value, (int, float)) and -LARGEST < value < LARGEST:
+        return float(value)
+    return 0.0
+
+
+def duration(seconds: float) -> str:
+    """Return *seconds* in two units at most: ``4.2 s``, ``3 min 20 s``, ``5 d 3 h``."""
+    whole = int(seconds)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min {whole % 60} s" if minutes else f"{seconds:.2g} s"
+
+
+def moment(at: object) -> str:
+    """Return a moment [s, Unix time] in UTC, to the second."""
+    try:
+        return f"{datetime.fromtimestamp(number(at), timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):  # a year that there is not
+        return "?"
+
+
+def who(holder: object, at: object = None) -> str:
+    """
+    Return who *holder* is: its task, its process, and how long it has held the lock.
+
+    Args:
+        holder: As in `LockTaken.holder`.
+        at: When it was seen [s, Unix time]; None to say since when instead.
+    """
+    if not isinstance(holder, Mapping) or not (holder.get("task_id") or holder.get("host")):
+        return "an unknown holder"
+    told = [task_of(holder), f"process {field(holder, 'pid')} on {field(holder, 'host')}"]
+    since = number(holder.get("since"))
+    if since > 0:
+        held = duration(max(0.0, number(at) - since))
+        told.append(f"since {moment(since)}" if at is None else f"for {held}")
+    return ", ".join(filter(None, told))
+
+
+def task_of(holder: Mapping[str, Any]) -> str:
+    """Return the task of *holder*, or the entry whose slot it decides; "" for neither."""
+    task, task_id = holder.get("task"), holder.get("task_id")
+    if task_id:
+        name = printable(task) if task else ""
+        return f"task {name}[{printable(task_id)}]" if name else f"task {printable(task_id)}"
+    entry = holder.get("entry")
+    return f"schedule entry {printable(entry)}" if entry else ""
+
+
+def field(holder: Mapping[str, Any], key: str) -> str:
+    """Return one field of *holder*."""
+    return printable(holder.get(key, "?"))
