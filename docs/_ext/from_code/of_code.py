@@ -81,7 +81,7 @@ def event_table() -> str:
     """Return every event: its fields, and where it is heard of."""
     rows = []
     for kind, name in TYPES.items():
-        level, _ = log_lines.LINES.get(kind, (log_lines.logging.DEBUG, None))
+        level = log_lines.LEVELS.get(kind, log_lines.logging.DEBUG)
         sent = f"{'task-' if kind in OF_TASKS else ''}redlock-{name}"
         shown = [field_words(field) for field in fields(kind)]
         word = log_lines.logging.getLevelName(level)
