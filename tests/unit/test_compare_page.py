@@ -266,7 +266,7 @@ def test_the_page_has_the_table_of_the_record(run):
 #: What the README says of a row, in plain words -> the row.
 SHORT = {
     "A task that outlasts its TTL still runs alone": "task outlasts TTL",
-    "A message that is delivered again does not run beside the first": "redelivery while running",
+    "A message that is delivered again: one run, one result": "redelivery while running",
     "A retry runs, and alone": "retry",
     "A chord with a duplicate in it ends": "chord with a duplicate",
     "Tasks run, under a lock, while a lock server is down": "lock server down",
