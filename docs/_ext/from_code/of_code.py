@@ -157,7 +157,7 @@ def celery_redlock_commands() -> str:
 
 
 def findings() -> str:
-    """Return the code of each finding, how bad it is, and what it is about."""
+    """Return the code of each finding, which is also its anchor, its level and its subject."""
     rows: dict[str, tuple[set[str], set[str]]] = {}
     for file in DOCTOR:
         for function in ast.walk(ast.parse(file.read_text())):
@@ -167,7 +167,11 @@ def findings() -> str:
                     of_code[0].update(levels)
                     of_code[1].add(about)
     told = [
-        [code(name), " or ".join(word for word in LEVELS if word in levels), "; ".join(about)]
+        [
+            f'<a id="{name}"></a>{code(name)}',
+            " or ".join(word for word in LEVELS if word in levels),
+            "; ".join(about),
+        ]
         for name, (levels, about) in sorted(rows.items())
     ]
     return table(["code", "level", "what it is about"], told)
