@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_redlock.log import printable
+from celery_redlock.words import LOSSES, votes_in_words, who
 
 __all__ = [
     "ConfigurationError",
@@ -24,17 +25,16 @@ __all__ = [
     "StaleFence",
 ]
 
-#: So much of what one node answered stands in the text of an error [characters].
-LONGEST_VOTE = 1000
-
-
-def in_words(votes: dict[str, str]) -> str:
-    """Return what each node answered, in one line."""
-    return ", ".join(f"{node}: {printable(vote, LONGEST_VOTE)}" for node, vote in votes.items())
+#: How the vote of a node begins that gave none.
+SILENT = "unreachable"
 
 
 class RedlockError(Exception):
     """Anything that celery-redlock raises."""
+
+    def __repr__(self) -> str:
+        # What Flower and Celery's log show: the sentence, not the fields that it is made of.
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class ConfigurationError(RedlockError, ValueError):
@@ -64,6 +64,8 @@ class LockNotAcquired(RedlockError):
     """
 
     cause = "was not acquired"
+    #: What tells more, of ``celery -A app redlock ...``.
+    command = "why"
 
     def __init__(self, name: str, votes: dict[str, str], *more: Any) -> None:
         super().__init__(name, votes, *more)
@@ -71,7 +73,12 @@ class LockNotAcquired(RedlockError):
         self.votes = votes
 
     def __str__(self) -> str:
-        return f"Lock {self.name!r} {self.cause} [{in_words(self.votes)}]"
+        votes = f" [{votes_in_words(self.votes)}]" if self.votes else ""
+        return f"Lock {self.name!r} {self._why()}{votes}; 'redlock {self.command}' tells more"
+
+    def _why(self) -> str:
+        """Return why, as the rest of a sentence that begins with the lock."""
+        return self.cause
 
 
 class LockTaken(LockNotAcquired):
@@ -84,13 +91,17 @@ class LockTaken(LockNotAcquired):
             ``since`` [s, Unix time] and ``ttl`` [s, what is left of its lease]; may be empty.
     """
 
-    cause = "is held elsewhere"
+    cause = "is held by"
 
     def __init__(
         self, name: str, votes: dict[str, str], holder: dict[str, Any] | None = None
     ) -> None:
         self.holder = holder or {}
         super().__init__(name, votes, self.holder)
+
+    def _why(self) -> str:
+        """Return who holds it, since when and where."""
+        return f"{self.cause} {who(self.holder)}"
 
 
 class QuorumUnavailable(LockNotAcquired):
@@ -103,10 +114,15 @@ class QuorumUnavailable(LockNotAcquired):
     """
 
     cause = "could not be decided by a quorum of nodes"
+    command = "status"
 
     def __init__(self, name: str, votes: dict[str, str], retry_after: float | None = None) -> None:
         self.retry_after = retry_after
         super().__init__(name, votes, retry_after)
+
+    def _why(self) -> str:
+        """Return that nobody knows, and for how long if that is known."""
+        return self.cause + (f" for {self.retry_after:.0f} s yet" if self.retry_after else "")
 
 
 class LockLost(RedlockError):
@@ -129,8 +145,14 @@ class LockLost(RedlockError):
         super().__init__(name, reason, self.votes)
 
     def __str__(self) -> str:
-        told = f" [{in_words(self.votes)}]" if self.votes else ""
-        return f"Lock {self.name!r} is lost ({self.reason}){told}"
+        text = f"Lock {self.name!r} is lost ({self.reason})"
+        if self.reason in LOSSES:
+            text += f": {LOSSES[self.reason]}"
+        if not self.votes:
+            return text
+        silent = sum(str(vote).startswith(SILENT) for vote in self.votes.values())
+        text += f", {silent} of {len(self.votes)} nodes unreachable" if silent else ""
+        return f"{text} [{votes_in_words(self.votes)}]; 'redlock status' tells more"
 
 
 class DuplicateTask(RedlockError):
@@ -151,7 +173,7 @@ class DuplicateTask(RedlockError):
 
     def __str__(self) -> str:
         text = f"Task {printable(self.holder_id)} already stands for {self.lock_name!r}"
-        return f"{text} [{in_words(self.votes)}]" if self.votes else text
+        return f"{text} [{votes_in_words(self.votes)}]" if self.votes else text
 
 
 class StaleFence(RedlockError):

@@ -247,11 +247,13 @@ class NodeMeasured(NodeEvent):
         latency: From a request to its answer, our own share included [s].
         clock_offset: How far its wall clock is ahead of ours [s]; good to half the latency.
         quarantine: For how long it does not vote yet [s]; 0.0 if it does.
+        leaked: How many keys of ours on it never expire; None where they have not been counted.
     """
 
     latency: float
     clock_offset: float
     quarantine: float = field(default=0.0, kw_only=True)
+    leaked: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,24 @@ node and look, and takes no lock.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import threading
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
 
 from celery_redlock.errors import RedlockError
 from celery_redlock.events import NodeDown, NodeMeasured, NodeUp
+from celery_redlock.lock.lease import quorum
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.reading.health import connect, probe
+from celery_redlock.reading.leaks import Leaks
+from celery_redlock.words import duration, redlock_command
 
 if TYPE_CHECKING:
     from celery_redlock.reading.nodes import NodeStatus
@@ -28,6 +35,8 @@ logger = get_logger(__name__)
 
 #: How often a worker looks at the nodes [s].
 LOOK_EVERY = 10.0
+#: How often a worker goes on counting keys that never expire [s].
+COUNT_EVERY = 60.0
 #: How long a look waits for nodes that are being connected [s]; what is not by then is down.
 LONGEST_CONNECT = 2.5
 
@@ -51,6 +60,10 @@ class NodeWatch:
         self._stopped = threading.Event()
         self.seen: list[NodeStatus] = []
         self._unfit: set[str] = set()
+        self._is_quorate: bool | None = None
+        self._leaks: Leaks | None = None
+        self._leaked: dict[str, int] = {}
+        self._count_at = 0.0
 
     def start(self) -> None:
         """Begin to look, in a thread of its own."""
@@ -58,6 +71,7 @@ class NodeWatch:
             threading.Thread(target=self._run, name="redlock-nodewatch", daemon=True).start()
         except RuntimeError:  # out of threads; a worker without metrics is still a worker
             logger.warning("No thread to watch the lock nodes with")
+            self._plugin.speaks_of_nodes = True
 
     def stop(self) -> None:
         """Look no more."""
@@ -75,13 +89,49 @@ class NodeWatch:
 
     def look(self) -> None:
         """Ask all nodes once, and tell the observers of those that answered."""
-        connect(self._plugin.locks, LONGEST_CONNECT)  # may take its time; nobody holds a fork off
+        # Both may take their time; nobody holds a fork off.
+        connect(self._plugin.locks, LONGEST_CONNECT)
+        self._count_leaks()
         with forks_held_off:
             self.seen = probe(self._plugin.locks)
             for node in self.seen:
                 self._tell_if_unfit(node)
                 if node.latency is not None and node.clock_offset is not None:
-                    self._plugin.notify(measured(node, node.latency, node.clock_offset))
+                    self._plugin.notify(self._measured(node, node.latency, node.clock_offset))
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Say at the start, and when that changes, whether locks can be granted."""
+        self._plugin.speaks_of_nodes = True
+        if len(self.seen) < len(self._plugin.locks.labels):
+            return  # one was not waited for: the next look tells
+        is_quorate, was_quorate = can_grant(self.seen), self._is_quorate
+        self._is_quorate = is_quorate
+        if is_quorate is was_quorate:
+            return
+        if not is_quorate:
+            logger.warning("%s", no_lock(self.seen))
+            return
+        words = how_many_vote(self.seen)
+        words = words if was_quorate is None else f"Locks can be granted again: {words}"
+        is_well = all(node.state == "up" for node in self.seen)
+        logger.log(logging.INFO if is_well else logging.WARNING, "%s", words)
+
+    def _count_leaks(self) -> None:
+        """Go on counting keys that never expire, on the nodes that answered the last look."""
+        # Nodes in memory have no servers to count on.
+        if not self.seen or self._plugin.servers or time.monotonic() < self._count_at:
+            return
+        self._count_at = time.monotonic() + COUNT_EVERY
+        locks = self._plugin.locks
+        self._leaks = self._leaks or Leaks(locks.nodes, locks.rules)
+        self._leaked |= self._leaks.look({node.node for node in self.seen if node.latency})
+
+    def _measured(self, node: NodeStatus, latency: float, clock_offset: float) -> NodeMeasured:
+        """Return what observers are told of a *node* that answered."""
+        left = node.quarantine if node.state == "quarantined" else 0.0
+        leaked = self._leaked.get(node.node)
+        return NodeMeasured(node.node, latency, clock_offset, quarantine=left, leaked=leaked)
 
     def _tell_if_unfit(self, node: NodeStatus) -> None:
         """Tell of nodes that answer and do not vote: of their connections there is no news."""
@@ -93,10 +143,35 @@ class NodeWatch:
             self._plugin.notify(NodeUp(node.node))
 
 
-def measured(node: NodeStatus, latency: float, clock_offset: float) -> NodeMeasured:
-    """Return what observers are told of a *node* that answered."""
-    left = node.quarantine if node.state == "quarantined" else 0.0
-    return NodeMeasured(node.node, latency, clock_offset, quarantine=left)
+def can_grant(nodes: Sequence[NodeStatus]) -> bool:
+    """Return whether so many of *nodes* vote that a lock can be granted."""
+    return missing_votes(nodes) <= 0
+
+
+def missing_votes(nodes: Sequence[NodeStatus]) -> int:
+    """Return how many more of *nodes* have to vote before a lock can be granted."""
+    return quorum(len(nodes)) - sum(node.state == "up" for node in nodes)
+
+
+def how_many_vote(nodes: Sequence[NodeStatus]) -> str:
+    """Return how many of *nodes* vote, and which do not."""
+    silent = [f"{node.node} is {node.state}" for node in nodes if node.state != "up"]
+    voting = f"{len(nodes) - len(silent)} of {len(nodes)} lock nodes vote"
+    return "; ".join([voting, *silent])
+
+
+def no_lock(nodes: Sequence[NodeStatus]) -> str:
+    """Return that no lock can be granted, until when if that is known, and what helps."""
+    ends = sorted(node.quarantine for node in nodes if node.state == "quarantined")
+    missing = missing_votes(nodes)
+    until = f" for {duration(math.ceil(ends[missing - 1]))}" if missing <= len(ends) else ""
+    if len(ends) < len(nodes):
+        return f"No lock can be granted{until}: {how_many_vote(nodes)}"
+    new = "the node is" if len(nodes) == 1 else f"all {len(nodes)} nodes are"
+    return (
+        f"No lock can be granted{until}: {new} new or restarted. "
+        f"If nobody can hold a lock: {redlock_command('bootstrap')}"
+    )
 
 
 class WatchNodes(bootsteps.StartStopStep):

@@ -28,7 +28,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.log import get_logger
 from celery_redlock.observers import prometheus_files
 from celery_redlock.observers.journal import JournalObserver
-from celery_redlock.observers.logging import log_event
+from celery_redlock.observers.logging import Log
 
 # With redis, and not at the first lock: a fork meanwhile would leave the child half an import, and
 # the lock of its module held for ever.
@@ -99,6 +99,8 @@ class Plugin:
         has_children: Whether this is the parent process of a worker whose tasks run in children.
         node_watch: The `celery_redlock.nodewatch.NodeWatch` of a worker; None elsewhere.
         sends_events: Whether this is a worker that was started to send Celery events (``-E``).
+        speaks_of_nodes: Whether the log of this process tells of nodes that go and come. A worker's
+            main process does from its first look at them on (`NodeWatch`), its children do not.
         servers: What tests have in the place of the app's lock nodes; see `on_servers`.
     """
 
@@ -111,6 +113,7 @@ class Plugin:
         self._check_tasks: Callable[[Any], None] | None = None
         self.has_children = self.sends_events = False
         self.node_watch: Any = None
+        self.speaks_of_nodes = True
         self.servers: Servers | None = None
 
     @property
@@ -268,6 +271,7 @@ class CheckLocks(bootsteps.Step):
         if locking.disabled:
             return
         plugin = plugin_for(worker.app)
+        plugin.speaks_of_nodes = False
         plugin.has_children = issubclass(worker.pool_cls, symbol_by_name(PREFORK))
         plugin.sends_events = bool(getattr(worker, "task_events", False))
         worker.app.conf.worker_send_task_events = plugin.sends_events  # goes to its children
@@ -358,7 +362,7 @@ def otel(_plugin: Plugin) -> Observer:
 
 #: Word in ``redlock_observers`` -> what makes the observer.
 READY: dict[str, Callable[[Plugin], Observer]] = {
-    "logging": lambda _plugin: log_event,
+    "logging": lambda plugin: Log(plugin.settings.skip_log_level, lambda: plugin.speaks_of_nodes),
     "journal": lambda plugin: JournalObserver(lambda: Journal.on(plugin.locks)),
     "celery": celery_events,
     "prometheus": prometheus,
@@ -423,6 +427,7 @@ if hasattr(os, "register_at_fork"):
 def _in_child(**_: Any) -> None:
     """A child that was spawned, not forked, has nothing of its parent but the app's settings."""
     for plugin in list(_plugins.values()):
+        plugin.speaks_of_nodes = False
         if plugin.app is not None:
             plugin.sends_events = bool(plugin.app.conf.worker_send_task_events)
 

@@ -42,11 +42,13 @@ OWN = (
     "beat_starting_deadline",
     "beat_name",
     "observers",
+    "skip_log_level",
     "prometheus_listen",
     "web_token",
 )
 #: Who is told of events unless the app says otherwise.
 OBSERVERS = ("logging", "journal", "celery")
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 #: A secret that a person can still type, and a program cannot guess.
 SHORTEST_WEB_TOKEN = 16
 #: All settings without the prefix.
@@ -74,6 +76,7 @@ class Settings:
             name of the app.
         observers: Who is told of events: words (``"logging"``, ``"journal"``, ``"celery"``,
             ``"prometheus"``, ``"otel"``), callables, or names like ``"shop.alerts:page"``.
+        skip_log_level: Level at which ``"logging"`` tells of a task that is skipped.
         prometheus_listen: Where a worker serves its metrics, ``"host:port"``; None for nowhere.
         web_token: What the web page wants to see before it releases a lock; None for never.
         is_fallback: Whether *nodes* is the app's result backend or broker for want of a setting.
@@ -94,6 +97,7 @@ class Settings:
     beat_starting_deadline: float | None = None
     beat_name: str | None = None
     observers: Sequence[Any] = OBSERVERS
+    skip_log_level: str = "INFO"
     prometheus_listen: str | None = None
     web_token: str | None = field(default=None, repr=False)
     is_fallback: bool = False
@@ -111,6 +115,7 @@ class Settings:
             msg = f"redlock_beat_name must be a name, or None for the app's; got {self.beat_name!r}"
             raise ConfigurationError(msg)
         check_observers(self.observers)
+        one_of("redlock_skip_log_level", self.skip_log_level, LOG_LEVELS)
         if self.prometheus_listen is not None:
             host_and_port(self.prometheus_listen)
         check_web_token(self.web_token)

@@ -1,5 +1,5 @@
 """
-How a length of time, a moment and a holder are worded, wherever a person reads of them.
+How a length of time, a moment, a holder and a command are worded, wherever a person reads of them.
 
 Ids, hosts and times may come from the nodes, where anybody who may write there chose them: whatever
 they are, what is returned here is short, and one line.
@@ -7,14 +7,18 @@ they are, what is returned here is short, and one line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from celery_redlock.log import printable
 
-__all__ = ["LOSSES", "duration", "moment", "number", "who"]
+__all__ = ["LOSSES", "duration", "moment", "number", "redlock_command", "votes_in_words", "who"]
 
+#: So much of what one node answered is shown [characters].
+LONGEST_VOTE = 1000
 #: Larger than any number of ours.
 LARGEST = 1e12
 #: `LockLost.reason` -> in words.
@@ -71,6 +75,14 @@ def who(holder: object, at: object = None) -> str:
     return ", ".join(filter(None, told))
 
 
+def votes_in_words(votes: object) -> str:
+    """Return what each node answered, in one line; what several said alike, once."""
+    nodes_by_vote: dict[str, list[str]] = {}
+    for node, vote in votes.items() if isinstance(votes, Mapping) else ():
+        nodes_by_vote.setdefault(printable(vote, LONGEST_VOTE), []).append(printable(node))
+    return "; ".join(f"{', '.join(nodes)}: {vote}" for vote, nodes in nodes_by_vote.items())
+
+
 def task_of(holder: Mapping[str, Any]) -> str:
     """Return the task of *holder*, or the entry whose slot it decides; "" for neither."""
     task, task_id = holder.get("task"), holder.get("task_id")
@@ -84,3 +96,28 @@ def task_of(holder: Mapping[str, Any]) -> str:
 def field(holder: Mapping[str, Any], key: str) -> str:
     """Return one field of *holder*."""
     return printable(holder.get(key, "?"))
+
+
+def redlock_command(verb: str, argv: Sequence[str] | None = None) -> str:
+    """
+    Return the command line of ``redlock`` *verb* for the app that this process was started for.
+
+    Args:
+        verb: ``"bootstrap"``, ``"status"`` and so on.
+        argv: How this process was started; ``sys.argv`` if None.
+    """
+    return f"celery -A {app_option(sys.argv if argv is None else argv)} redlock {verb}"
+
+
+def app_option(argv: Sequence[str]) -> str:
+    """Return what stands behind ``-A`` in *argv*; "APP" if this is not the ``celery`` command."""
+    program = Path(argv[0] if argv else "")
+    if not program.name.startswith("celery") and program.parent.name != "celery":
+        return "APP"
+    for word, following in zip(argv[1:], [*argv[2:], ""], strict=True):
+        if word in {"-A", "--app"} and following:
+            return printable(following)
+        for begin in ("--app=", "-A"):
+            if word.startswith(begin) and len(word) > len(begin):
+                return printable(word.removeprefix(begin))
+    return "APP"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.requests import Request
-from celery_redlock.lock.scripting import pack_words
+from celery_redlock.lock.scripting import pack
 from celery_redlock.lock.votes import Ballot, Vote, VoteKind
 
 __all__ = ["Call", "pack_call"]
@@ -41,7 +41,7 @@ class Call:
         self, request: Request, nodes: int, decided: Callable[[Ballot], bool] | None
     ) -> None:
         self.request = request
-        self.packed = pack_call(request, request.script.by_sha)
+        self.packed = pack_call(request, b"EVALSHA", request.script.sha)
         self.is_guarded = request.script.guarded
         self.ballot: list[Vote | None] = [None] * nodes
         self.is_open = decided is not None
@@ -68,15 +68,8 @@ class Call:
             self.ballot[position] = Vote(VoteKind.UNREACHABLE, reason=reason)
 
 
-def pack_call(request: Request, begin: bytes) -> bytes:
-    """
-    Return the request as bytes for any node; without a guarded script's last argument.
-
-    Args:
-        request: What is asked.
-        begin: `Script.by_sha` or `Script.by_source`.
-    """
-    keys = len(request.keys)
-    words = (b"%d" % keys, *request.keys, *request.arguments)
-    size = 2 + len(words) + request.script.guarded
-    return b"*%d\r\n%b%b" % (size, begin, pack_words(*words))
+def pack_call(request: Request, command: bytes, script: bytes) -> bytes:
+    """Return the request as bytes for any node; without a guarded script's last argument."""
+    numkeys = b"%d" % len(request.keys)
+    words = (command, script, numkeys, *request.keys, *request.arguments)
+    return pack(*words, more=request.script.guarded)

@@ -273,7 +273,7 @@ class Node:
         if not call.is_open and call.request.script.guarded:
             return
         request = call.request
-        data = pack_call(request, request.script.by_source)
+        data = pack_call(request, b"EVAL", request.script.source)
         self._owed.append((call, now))
         self._write(data + self._boot if call.is_guarded else data, now)
 

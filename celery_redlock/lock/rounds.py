@@ -317,9 +317,8 @@ class _Attempt:
 
     def request(self) -> Request:
         """Return what is put to every node first."""
-        proposal = self.client.propose() if self.wanted.fence else None
-        self.proposed = self.lease(proposal)
-        return acquire_request(self.client.rules, self.proposed, self.wanted.marker)
+        proposal = self.client.propose() if self.wanted.fence else 0
+        return acquire_request(self.client.rules, self.lease(proposal), self.wanted.marker)
 
     def release(self) -> Request:
         """Return what undoes this attempt on a node."""
@@ -341,14 +340,12 @@ class _Attempt:
         on condition that the node still holds our token.
         """
         if not self.wanted.fence:
-            return self._if_of_use(self.proposed)
+            return self._if_of_use(self.lease(None))
         majority = quorum(len(ballot))
         fence = _largest_granted(ballot)
-        if fence == self.proposed.fence and _agreeing(ballot, fence) >= majority:
-            return self._if_of_use(self.proposed)
         for _ in range(CONFIRM_ROUNDS):
             if _agreeing(ballot, fence) >= majority:
-                break
+                return self._if_of_use(self.lease(fence))
             fence = max(fence, _largest_granted(ballot))
             self.started = self.client.now()
             confirm = renew_request(self.client.rules, self.lease(fence), repair=False)

@@ -98,7 +98,6 @@ class Script:
     Attributes:
         source: The Lua text.
         sha: Its SHA-1 digest, by which a node knows it.
-        by_sha, by_source: How a call of it begins, packed; both are two words.
         read: Turns the reply into a `Vote`.
         guarded: Whether the last argument is the node's boot id, which differs per node. Only such
             a script grants anything; the others do no harm when they come late.
@@ -118,8 +117,6 @@ class Script:
     ) -> None:
         self.source = source.encode()
         self.sha = hashlib.sha1(self.source).hexdigest().encode()  # noqa: S324  Redis names scripts so
-        self.by_sha = pack_words(b"EVALSHA", self.sha)
-        self.by_source = pack_words(b"EVAL", self.source)
         self.read = read
         self.guarded = guarded
         self.one_way = one_way
@@ -139,14 +136,16 @@ def registered() -> tuple[Script, ...]:
     return tuple(_registered)
 
 
-def pack(*words: bytes) -> bytes:
-    """Return a command as Redis reads it (RESP); packed once and sent to every node."""
-    return b"*%d\r\n%b" % (len(words), pack_words(*words))
+def pack(*words: bytes, more: int = 0) -> bytes:
+    """
+    Return a command as Redis reads it (RESP); packed once and sent to every node.
 
-
-def pack_words(*words: bytes) -> bytes:
-    """Return *words* as they stand in a command."""
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+    Args:
+        words: Of the command.
+        more: How many words follow that are not among them.
+    """
+    packed = b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+    return b"*%d\r\n%b" % (len(words) + more, packed)
 
 
 def ms(seconds: float) -> bytes:

@@ -109,7 +109,7 @@ def count(ballot: Ballot, *kinds: enum.Enum) -> int:
 
 def has_majority(ballot: Ballot, *kinds: enum.Enum) -> bool:
     """Return whether a majority of all nodes answered with any of *kinds*."""
-    return 2 * count(ballot, *kinds) > len(ballot)
+    return count(ballot, *kinds) >= quorum(len(ballot))
 
 
 def prevents_majority(ballot: Ballot, kind: enum.Enum) -> bool:

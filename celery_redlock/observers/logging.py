@@ -7,12 +7,15 @@ the name of the event, and ``redlock_event``, a flat dict of what is known: ``lo
 Unix time] and the other fields of the event.
 
 A task that is refused its lock is one line at WARNING, which says what becomes of it and who holds
-the lock. What led to it is at INFO, grants and releases are at DEBUG.
+the lock; at INFO if it is skipped, the normal outcome (``redlock_skip_log_level``). What led to it
+is at INFO, grants and releases are at DEBUG. A node is told of when it goes and when it comes back;
+in a worker by its main process alone, for all its children.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from celery_redlock import events
@@ -20,13 +23,13 @@ from celery_redlock.log import get_logger
 from celery_redlock.observers.records import record_of
 from celery_redlock.reading.sentences import sentence
 
-__all__ = ["log_event"]
+__all__ = ["Log", "log_event"]
 
 logger = get_logger("celery_redlock")
 
 #: What is not here is at DEBUG.
 LEVELS: dict[type[events.Event], int] = {
-    events.TaskSkipped: logging.WARNING,
+    events.TaskSkipped: logging.INFO,
     events.TaskRefused: logging.WARNING,
     events.TaskRetried: logging.WARNING,
     events.TaskRescheduled: logging.WARNING,
@@ -44,15 +47,57 @@ LEVELS: dict[type[events.Event], int] = {
 }
 
 
-def log_event(event: events.Event) -> None:
-    """Write *event* to the logger ``celery_redlock``."""
-    level = LEVELS.get(type(event), logging.DEBUG)
-    if isinstance(event, events.LockUnavailable) and event.task:
-        level = logging.INFO  # what becomes of the task is said next
-    if logger.isEnabledFor(level):
-        record = record_of(event)
-        extra = {"redlock": record["event"], "redlock_event": fields_of(record)}
-        logger.log(level, "%s", sentence(record), extra=extra)
+class Log:
+    """
+    Writes events to the logger ``celery_redlock``.
+
+    Args:
+        skip_level: Level of `TaskSkipped`.
+        speaks_of_nodes: Returns whether this process is the one to tell of nodes; if not, what it
+            notices is at DEBUG.
+    """
+
+    def __init__(
+        self,
+        skip_level: str = "INFO",
+        speaks_of_nodes: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._levels = {**LEVELS, events.TaskSkipped: int(getattr(logging, skip_level))}
+        self._speaks_of_nodes = speaks_of_nodes
+        self._down: set[str] = set()
+
+    def __call__(self, event: events.Event) -> None:
+        """Write *event*."""
+        level = self._level(event)
+        if logger.isEnabledFor(level):
+            record = record_of(event)
+            extra = {"redlock": record["event"], "redlock_event": fields_of(record)}
+            logger.log(level, "%s", sentence(record), extra=extra)
+
+    def _level(self, event: events.Event) -> int:
+        level = self._levels.get(type(event), logging.DEBUG)
+        if isinstance(event, events.LockUnavailable) and event.task:
+            return logging.INFO  # what becomes of the task is said next
+        if isinstance(event, events.NodeEvent):
+            is_news = self._is_news(event)
+            return level if is_news and self._speaks_of_nodes() else logging.DEBUG
+        return level
+
+    def _is_news(self, event: events.NodeEvent) -> bool:
+        """Return whether a node is told to be other than it was; at first they are up."""
+        if isinstance(event, events.NodeUp):
+            is_news = event.node in self._down
+            self._down.discard(event.node)
+            return is_news
+        if isinstance(event, events.NodeDown):
+            is_news = event.node not in self._down
+            self._down.add(event.node)
+            return is_news
+        return True
+
+
+#: With its defaults, for `Redlock` outside of Celery.
+log_event = Log()
 
 
 def fields_of(record: dict[str, Any]) -> dict[str, Any]:

@@ -72,6 +72,9 @@ class OpenTelemetry:
         )
         self._latency = seconds("redlock.node.latency", "From a request to a node to its answer")
         self._offset = gauge("redlock.node.clock_offset", "s", "How far a node's clock is ahead")
+        self._leaked = gauge(
+            "redlock.node.leaked_keys", "{key}", "How many of our keys never expire"
+        )
         self._told: dict[type[events.Event], Callable[[Any], None]] = {
             events.LockAcquired: self._acquired,
             events.LockConflict: self._conflict,
@@ -173,6 +176,8 @@ class OpenTelemetry:
         self._quarantined.set(1 if event.quarantine else 0, about)
         self._latency.record(event.latency, about)
         self._offset.set(event.clock_offset, about)
+        if event.leaked is not None:
+            self._leaked.set(event.leaked, about)
 
 
 def about_task(event: events.LockEvent) -> Attributes:

@@ -112,6 +112,7 @@ MARGIN_RATIO = of_leases(
 NODE_UP = of_nodes("node_up", "Whether a lock node answers.")
 NODE_QUARANTINED = of_nodes("node_quarantined", "Whether a lock node does not vote for a while.")
 NODE_LATENCY = of_nodes("node_latency_seconds", "From a request to its answer.")
+NODE_LEAKED = of_nodes("node_leaked_keys", "How many of our keys on a lock node never expire.")
 NODE_OFFSET = of_nodes("node_clock_offset_seconds", "How far its clock is ahead of the worker's.")
 LEADER = Gauge(
     "redlock_leader", "Whether a scheduler here leads the others.", multiprocess_mode="livemax"
@@ -218,6 +219,8 @@ def node_measured(event: events.NodeMeasured) -> None:
     quarantine(event.node, event.quarantine)
     NODE_LATENCY[(event.node,)].set(event.latency)
     NODE_OFFSET[(event.node,)].set(event.clock_offset)
+    if event.leaked is not None:
+        NODE_LEAKED[(event.node,)].set(event.leaked)
 
 
 def elected(_event: events.LeaderElected) -> None:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from rich import box
 from rich.console import Console
 from rich.panel import Panel
-from rich.status import Status
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from typing_extensions import Self  # in typing only since Python 3.11
 
 __all__ = ["Claim", "Screen"]
 
@@ -30,10 +25,9 @@ INDENT = "   "
 HEARTBEAT = 1.5
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """
-    Something that the demo says of the library, and what was seen of it.
+    What should be, and what was seen.
 
     Attributes:
         what: In a few words.
@@ -48,40 +42,6 @@ class Claim:
     holds: bool
 
 
-class Progress:
-    """A line that tells what is going on while something is waited for."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        self._status: Status | None = None
-        self._told = ""
-        self._told_at = self._began = time.monotonic()
-
-    def __enter__(self) -> Self:
-        if self._screen.moves:
-            self._status = self._screen.console.status("", spinner=self._screen.spinner)
-            self._status.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def tell(self, line: Text) -> None:
-        """Show *line* in the place of the last one; in a log, below it and not too often."""
-        if self._status is not None:
-            self._status.update(Text("  ") + line)
-        elif time.monotonic() - self._told_at >= HEARTBEAT:
-            self._told_at = time.monotonic()
-            waited = f" ({self._told_at - self._began:.0f} s)"
-            self._screen.console.print(Text("    ... ") + line + Text(waited))
-
-
 class Screen:
     """
     Everything that the demo prints.
@@ -91,13 +51,13 @@ class Screen:
         moves: Whether it is a terminal, where a line can be written anew.
     """
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+    def __init__(self) -> None:
+        self.console = Console(highlight=False)
         self.moves = self.console.is_terminal and not self.console.is_dumb_terminal
         if not self.moves or self.console.width > WIDTH:
             self.console.width = WIDTH
         self._speaks_unicode = self.console.encoding.lower().startswith("utf")
-        self.spinner = "dots" if self._speaks_unicode else "line"
+        self._chapters = 0
 
     def symbol(self, fine: str, plain: str) -> str:
         """Return *fine*, or *plain* where the output cannot carry it."""
@@ -107,10 +67,10 @@ class Screen:
         """Print the title of it all."""
         self.console.print(Panel(Text(text, "bold", justify="center"), style="cyan"))
 
-    def chapter(self, number: int, title: str, text: str) -> None:
+    def chapter(self, title: str, text: str) -> None:
         """Begin a chapter."""
-        self.console.print()
-        self.console.print(Text(f"{number}. {title}", "bold cyan"))
+        self._chapters += 1
+        self.console.print(Text(f"\n{self._chapters}. {title}", "bold cyan"))
         self.say(text)
 
     def say(self, text: str, style: str = "") -> None:
@@ -124,12 +84,34 @@ class Screen:
         syntax = Syntax("", "python", theme="ansi_dark", background_color="default")
         self.console.print()
         for line in syntax.highlight(source).split():
-            self.console.print(Text(2 * INDENT) + line)
+            self.console.print(Text(INDENT * 2) + line, no_wrap=True, overflow="ignore")
         self.console.print()
 
     def happened(self, text: str) -> None:
         """Print something that the demo did or that came about."""
         self.console.print(Text(INDENT) + Text(self.symbol("· ", "- "), "dim") + Text(text))
+
+    def failure(self, text: str) -> None:
+        """Print why the demo could not go on."""
+        self.console.print(Text(text, "bold red"))
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Callable[[Text], None]]:
+        """Yield what shows a line in the place of the last; in a log, below it, not too often."""
+        if self.moves:
+            spinner = "dots" if self._speaks_unicode else "line"
+            with self.console.status("", spinner=spinner) as status:
+                yield lambda line: status.update(Text("  ") + line)
+            return
+        begun = said = time.monotonic()
+
+        def tell(line: Text) -> None:
+            nonlocal said
+            if time.monotonic() - said >= HEARTBEAT:
+                said = time.monotonic()
+                self.console.print(Text("    ... ") + line + Text(f" ({said - begun:.0f} s)"))
+
+        yield tell
 
     def servers(self, states: Sequence[str]) -> Text:
         """Return a coloured dot for each of *states*, which are those of `NodeStatus`."""
@@ -140,12 +122,8 @@ class Screen:
             line.append(self.symbol(fine, plain), colour)
         dead, up = states.count("down"), states.count("up")
         counts = {"dead": dead, "silent": len(states) - dead - up}
-        told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-        return line.append(f" ({told})" if told else "")
-
-    def progress(self) -> Progress:
-        """Return a line for the time of a wait."""
-        return Progress(self)
+        words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+        return line.append(f" ({words})" if words else "")
 
     def claim(self, claim: Claim) -> None:
         """Print whether *claim* holds."""
@@ -171,7 +149,3 @@ class Screen:
             table.add_row(self.mark(claim), claim.what, claim.expected, claim.seen, style=style)
         self.console.print()
         self.console.print(table)
-
-    def failure(self, text: str) -> None:
-        """Print why the demo could not go on."""
-        self.console.print(Text(text, "bold red"))

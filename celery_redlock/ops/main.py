@@ -53,22 +53,22 @@ def main() -> None:
 @click.option(
     "--without-locks",
     is_flag=True,
-    help="The same with plain Celery tasks: the checks fail, the exit code is 1.",
+    help="What happens to plain Celery tasks: the checks fail, the exit code is 1.",
 )
 def demo(*, without_locks: bool) -> None:
     """
     Watch tasks run under a lock while the servers beneath them fail.
 
     Starts five small lock servers, a message broker and a Celery worker on this machine, kills
-    and restarts some of them, and checks what the tasks really did. Takes under a minute, needs
-    no network and no root, and leaves nothing behind.
+    them in mid-task and brings them back, and checks what the tasks really did. Takes under a
+    minute, needs no network and no root, and leaves nothing behind.
 
     Exits with 0 if every claim was seen to be true, with 1 if one was not.
     """
     # First of all: from here on Ctrl-C is an orderly way out.
-    from celery_redlock.ops.demo_stop import StopRequests  # noqa: PLC0415
+    from celery_redlock.ops.screen import stop_on_any  # noqa: PLC0415
 
-    with StopRequests() as stop:
+    with stop_on_any() as stop:
         require_extra()
         forget_other_projects()
         from celery_redlock.ops.demo import run  # noqa: PLC0415
@@ -107,9 +107,9 @@ def servers(*, count: int, node_port: int, broker_port: int) -> None:
     just started wait before they vote: 'celery -A APP redlock bootstrap' says that nobody holds
     a lock yet, and lets them vote at once. Not for production.
     """
-    from celery_redlock.ops.demo_stop import StopRequests  # noqa: PLC0415
+    from celery_redlock.ops.screen import stop_on_any  # noqa: PLC0415
 
-    with StopRequests() as stop:
+    with stop_on_any() as stop:
         require_server()
         from celery_redlock.ops.serve import serve  # noqa: PLC0415
         from celery_redlock.ops.servers import PortTaken  # noqa: PLC0415

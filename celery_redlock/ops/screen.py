@@ -16,7 +16,18 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["COLOURS", "Progress", "Stop", "colour", "console", "is_terminal", "stop_on_interrupt"]
+__all__ = [
+    "COLOURS",
+    "Progress",
+    "Stop",
+    "Stopped",
+    "colour",
+    "console",
+    "is_dumb",
+    "is_terminal",
+    "stop_on_any",
+    "stop_on_interrupt",
+]
 
 #: How good or bad something is -> its colour.
 COLOURS = {"good": "green", "warn": "yellow", "bad": "red", "plain": "reset"}
@@ -87,15 +98,41 @@ class Progress:
             click.echo("\r\x1b[K", nl=False, err=True)
 
 
-class Stop:
+class Stopped(Exception):
     """
-    Whether the user has asked for the end.
+    Somebody asked for the end.
 
     Attributes:
-        is_wanted: So it is.
+        exit_code: What a shell expects of a process that ended so.
     """
 
-    is_wanted = False
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+class Stop:
+    """
+    Whether the user has asked for the end: a request that is looked at between two steps.
+
+    An exception anywhere would leave half a JSON document behind, or a process whose id has not
+    been noted yet.
+
+    Attributes:
+        number: Of the signal that asked; None for none so far.
+    """
+
+    number: int | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it was asked for."""
+        return self.number is not None
+
+    def check(self) -> None:
+        """Raise `Stopped` if it was asked for."""
+        if self.number is not None:
+            raise Stopped(self.number)
 
     def wait(self, seconds: float) -> None:
         """Wait, but not after the user has asked for the end."""
@@ -105,21 +142,38 @@ class Stop:
 
 
 @contextlib.contextmanager
-def stop_on_interrupt() -> Iterator[Stop]:
+def stop_on(*names: str, is_patient: bool = True) -> Iterator[Stop]:
     """
-    Have Ctrl-C ask for an orderly end, for the body of a ``with``; a second one is as ever.
+    Have signals ask for an orderly end, for the body of a ``with``.
 
-    An exception in the middle of a write would leave half a JSON document behind.
+    Args:
+        names: Of the signals; those that the system does not have are left out.
+        is_patient: Whether a second one changes nothing; else it does as ever.
     """
-    stop = Stop()
-    before: Any = signal.getsignal(signal.SIGINT)
+    stop, before = Stop(), dict[int, Any]()
 
-    def ask(_number: int, _frame: FrameType | None) -> None:
-        stop.is_wanted = True
-        signal.signal(signal.SIGINT, before)
+    def ask(number: int, _frame: FrameType | None) -> None:
+        stop.number = stop.number or number
+        if not is_patient:
+            signal.signal(number, before[number])
 
-    signal.signal(signal.SIGINT, ask)
+    for name in names:
+        number = getattr(signal, name, None)
+        # Under nohup a hang-up is to be ignored.
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, ask)
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stop_on_interrupt() -> contextlib.AbstractContextManager[Stop]:
+    """Have Ctrl-C ask for an orderly end, for the body of a ``with``; a second one is as ever."""
+    return stop_on("SIGINT", is_patient=False)
+
+
+def stop_on_any() -> contextlib.AbstractContextManager[Stop]:
+    """Have Ctrl-C and its kin ask for an orderly end; repeating it changes nothing."""
+    return stop_on("SIGINT", "SIGTERM", "SIGHUP")

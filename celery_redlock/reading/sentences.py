@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from celery_redlock.words import LOSSES, duration, moment, number, who
+from celery_redlock.words import LOSSES, duration, moment, number, votes_in_words, who
 
 __all__ = ["WORDINGS", "Wording", "sentence", "wording"]
 
@@ -82,12 +82,6 @@ def refusal(record: Record) -> str:
     if record.get("cause") == "conflict":
         return f"{lock(record)} is held by {who(record.get('holder'), record.get('at'))}"
     return f"no quorum of lock nodes for {lock(record)}"
-
-
-def votes(record: Record) -> str:
-    found = record.get("votes")
-    each = found.items() if isinstance(found, Mapping) else ()
-    return ", ".join(f"{node}: {vote}" for node, vote in each)
 
 
 def slot(record: Record) -> str:
@@ -185,7 +179,7 @@ WORDINGS: dict[str, Wording] = {
         "no quorum",
         "warn",
         lambda it: f"No quorum for {lock(it)}{of_task(it)} after {length(it, 'waited')}",
-        votes,
+        lambda it: votes_in_words(it.get("votes")),
     ),
     "LockRenewed": Wording(
         "renewed",

@@ -8,7 +8,9 @@ from typing import Any
 
 from celery import Task, signals
 from celery.exceptions import Ignore
+from celery.utils.log import get_logger
 
+from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.exposition import ServeMetrics
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.nodewatch import WatchNodes
@@ -23,6 +25,7 @@ from celery_redlock.task.policies import Policy
 from celery_redlock.task.publish import publish
 from celery_redlock.task.redelivery import warn_if_forgetful
 from celery_redlock.task.result import FreeResultsLater, UniqueResult, result_of
+from celery_redlock.task.skip_line import TRACER, shorten
 from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["RedlockTask", "takes_lock"]
@@ -99,6 +102,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
             check_bases(task, RedlockTask)
             check_declared(task, RedlockTask)
             lock_of(task).bind()
+            cls.throws = expected(cls.throws)
         return bound
 
     def lock_name(
@@ -198,6 +202,12 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         return call(self, super().__call__, args, kwargs)
 
 
+def expected(throws: Any) -> tuple[type[Exception], ...]:
+    """Return *throws* and what a policy fails a task with; Celery logs no traceback of them."""
+    given = throws if isinstance(throws, tuple) else (throws,) if throws else ()
+    return tuple(dict.fromkeys((*given, LockTaken, QuorumUnavailable)))
+
+
 def takes_lock(task: Any) -> bool:
     """Return whether *task*, of whatever kind, or None, runs under a lock."""
     return isinstance(task, RedlockTask) and not lock_of(task).is_built_in
@@ -208,6 +218,9 @@ def check_tasks(app: Any) -> None:
     for task in list(app.tasks.values()):
         if isinstance(task, RedlockTask):
             task.check_lock()
+
+
+get_logger(TRACER).addFilter(shorten)
 
 
 @signals.task_postrun.connect(weak=False)

@@ -16,7 +16,7 @@ from celery_redlock.lock.clock import jitter
 from celery_redlock.lock.rules import in_seconds
 from celery_redlock.settings import one_of
 
-__all__ = ["Fail", "Policy", "Reschedule", "Retry", "RunUnlocked", "Skip", "policy_of"]
+__all__ = ["Fail", "Policy", "Reschedule", "Retry", "RunUnlocked", "Skip", "no_later", "policy_of"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,26 @@ class Reschedule:
 @dataclass(frozen=True)
 class RunUnlocked:
     """The body runs without a lock, loudly. Only where no quorum could decide."""
+
+
+#: How much later than the end of a quarantine a task may come [s]: not all at once.
+JITTER_AFTER_QUARANTINE = 0.5
+
+
+def no_later(
+    countdown: int, ends: float | None, chance: Callable[[float, float], float] = jitter
+) -> int:
+    """
+    Return *countdown*, or when the quarantine is over that the task waits for if that is sooner.
+
+    Args:
+        countdown: When to come again [whole s].
+        ends: When asking again may help, as in `QuorumUnavailable.retry_after`; None if unknown.
+        chance: Draws a number between two bounds.
+    """
+    if ends is None:
+        return countdown
+    return min(countdown, max(1, math.ceil(ends + chance(0.0, JITTER_AFTER_QUARANTINE))))
 
 
 Policy = Skip | Fail | Retry | Reschedule | RunUnlocked

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery.utils.time import get_exponential_backoff_interval
 
-from celery_redlock.errors import LockNotAcquired, LockTaken
+from celery_redlock.errors import LockNotAcquired, LockTaken, QuorumUnavailable
 from celery_redlock.events import (
     Notify,
     TaskRefused,
@@ -19,7 +19,7 @@ from celery_redlock.events import (
 from celery_redlock.task.envelope import MOST_RESCHEDULES, Envelope
 from celery_redlock.task.followers import fail_followers, stop_chain
 from celery_redlock.task.outcome import Outcome
-from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip
+from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip, no_later
 from celery_redlock.task.redelivery import (
     headers_of,
     longest_countdown,
@@ -102,6 +102,11 @@ def holder_of(error: LockNotAcquired) -> dict[str, Any]:
     return error.holder if isinstance(error, LockTaken) else {}
 
 
+def quarantine_of(error: LockNotAcquired) -> float | None:
+    """Return how long the quarantine lasts that *error* is due to [s]; None if it is not."""
+    return error.retry_after if isinstance(error, QuorumUnavailable) else None
+
+
 def fail(task: Any, request: Any, error: LockNotAcquired, notify: Notify) -> None:
     """Have all that was to follow the task fail with it."""
     notify(TaskRefused(**description(task, request, error)))
@@ -135,7 +140,7 @@ def retry(
         countdown = task.default_retry_delay
     again = {"headers": headers_of(request), **way_back(task.app, request)}
     # Not at once: Celery stores RETRY after the publish, and would write it over what came next.
-    countdown = max(1, math.ceil(countdown))
+    countdown = no_later(max(1, math.ceil(countdown)), quarantine_of(error))
     comes_again = task.retry(exc=error, countdown=countdown, throw=False, **again)
     notify(TaskRetried(**description(task, request, error), countdown=float(countdown)))
     raise comes_again
@@ -153,7 +158,8 @@ def reschedule(
     times = envelope.reschedules
     if policy.max_reschedules is not None and times >= policy.max_reschedules:
         raise error
-    countdown = policy.countdown(times, longest_countdown(task.app))
+    longest = longest_countdown(task.app)
+    countdown = no_later(policy.countdown(times, longest), quarantine_of(error))
     again = replace(envelope, reschedules=min(times + 1, MOST_RESCHEDULES))
     over = requeue(
         task,

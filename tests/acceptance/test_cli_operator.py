@@ -715,7 +715,7 @@ def test_secrets_are_told_nobody(line, redis_nodes):
         assert secret not in seen
 
 
-COMMANDS = ("status", "ls", "why", "release", "doctor", "tail", "bench", "bootstrap", "web")
+COMMANDS = ("status", "ls", "top", "why", "release", "doctor", "tail", "bench", "bootstrap", "web")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

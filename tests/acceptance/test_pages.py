@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +18,10 @@ import pytest
 
 from celery_redlock import events
 from celery_redlock.lock import watchdog
+from celery_redlock.nodewatch import no_lock
 from celery_redlock.observers.records import record_of
 from celery_redlock.ops.listing import STATES
+from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.sentences import sentence
 from support.page_names import names_for
 from support.page_run import PageRun, run_page
@@ -139,6 +142,14 @@ def is_line_of_a_skip(text):
     assert text.strip() == sentence({**record_of(event), "at": 13.0})
 
 
+def is_summary_of_new_nodes(text):
+    """What a worker of the app ``shop`` says of three such nodes."""
+    nodes = [NodeStatus(label, "quarantined", quarantine=61.0) for label in "abc"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["celery", "-A", "shop", "worker"])
+        assert text.strip() == no_lock(nodes)
+
+
 def refuses_stale_writers(text):
     """The statement, on a table of that name: a smaller fence changes nothing."""
     db = sqlite3.connect(":memory:")
@@ -184,7 +195,10 @@ HELD = {
     },
     "docs/how-to/why-did-my-task-not-run.md": {"NODE": is_table_of_status},
     "docs/lost-leases.md": {"WARNING The watchdog": is_warning_of_the_watchdog},
-    "docs/operating.md": {"Skipped task": is_line_of_a_skip},
+    "docs/operating.md": {
+        "Skipped task": is_line_of_a_skip,
+        "No lock can": is_summary_of_new_nodes,
+    },
 }
 
 #: Page -> reasons of its comments ``not run``; a page may have no other.

@@ -17,6 +17,7 @@ import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 import redis
@@ -259,7 +260,7 @@ def served(planted):
 
 
 def test_web(planted):
-    """All of it on one page."""
+    """All of it on one page; a task and a lock have pages of their own that say more."""
     with served(planted) as url:
 
         def page():
@@ -274,8 +275,19 @@ def test_web(planted):
             return all(word in text for word in [*expected, planted.skipped.id]) and text
 
         text = eventually(shows, "all on one page", timeout=60)
+        task = planted.fetched(f"{url}task?name=shop.bill")
+        lock = planted.fetched(f"{url}lock?{urlencode({'name': planted.name})}")
+        leaky = planted.fetched(f"{url}lock?name=leaky")
     assert "down" in text
     assert "never" in text.lower()
+    assert "Quorum: yes, without a node to spare. 3 of 5" in text
+    for word in (planted.name, planted.result.id, planted.skipped.id, "1 time: 1 skipped"):
+        assert word in task, word
+    for word in (planted.result.id, planted.skipped.id, "This lock is held.", "is skipped"):
+        assert word in lock, word
+    assert all(label in lock for label in planted.labels)
+    assert "never expires" in leaky
+    assert LEAKED[:8] in leaky
 
 
 def test_what_was_secret_stayed_so(planted):

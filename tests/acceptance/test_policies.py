@@ -117,7 +117,7 @@ def test_a_skipped_task_succeeds_with_a_value_that_tells_why(it):
     assert value["holder"]["pid"] == os.getpid()
     assert result.state == "SUCCESS"
     assert it.bodies("skip me") == []
-    it.wait_for_log(rf"WARNING.*Skipped task skip\[{result.id}\].*'skip me'")
+    it.wait_for_log(rf"INFO.*Skipped task skip\[{result.id}\].*'skip me'")
 
 
 def test_elements_of_a_map_have_their_locks(it):

@@ -366,7 +366,7 @@ def test_nodes_that_were_away_are_taken_back(five_nodes, proxied_nodes, locks, m
         connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         attach(self, connection, *told)
 
-    def write_at_once(self, data):
+    def write_at_once(self, data, now):
         if self.sock.send(data) < len(data):
             raise node.Gone("takes no more requests")
 

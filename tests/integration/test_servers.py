@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from celery_redlock.ops import server_program
 from celery_redlock.ops import servers as module
 from celery_redlock.ops.reaper import Reaper, reaper
 from celery_redlock.ops.servers import Server, find_binary, servers
@@ -207,7 +208,7 @@ def test_a_running_server_is_not_started_twice(redis_nodes):
 
 def test_a_missing_binary_is_explained(monkeypatch):
     """The message names the extra that brings a server along."""
-    monkeypatch.setattr(module, "_embedded", lambda: None)
+    monkeypatch.setattr(server_program, "_embedded", lambda: None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match=r"celery-redlock\[demo\]"):
         find_binary()

@@ -732,9 +732,9 @@ def test_whose_lock_is_lost_is_whose_body_ends(app, steal, lost, work):
     result = bill.apply()
     assert time.monotonic() - started < 10
     if lost == "outer":
-        assert str(result.result).startswith("Lock 'outer' is lost (stolen) [")
+        assert str(result.result).startswith("Lock 'outer' is lost (stolen): a majority")
     else:
-        assert result.get().startswith("Lock 'inner' is lost (stolen) [")
+        assert result.get().startswith("Lock 'inner' is lost (stolen): a majority")
 
 
 @pytest.mark.parametrize("where", ["main thread", "thread"])

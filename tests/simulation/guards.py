@@ -39,6 +39,7 @@ from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.records import OWNER_LENGTH
 from celery_redlock.lock.rounds import Ask
+from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import Script
 from celery_redlock.lock.scripts import ACQUIRE, ENROL, PROBE, RELEASE, RENEW
 from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge
@@ -191,7 +192,7 @@ def trusted_for_ever(_crew: Any, _host: Any, _lease: Lease) -> float:
     return float("inf")
 
 
-def write_at_once(self: Any, data: bytes) -> None:
+def write_at_once(self: Any, data: bytes, _now: float) -> None:
     """Give a connection up that does not take everything at once."""
     if self.sock.send(data) < len(data):
         msg = "takes no more requests"
@@ -308,7 +309,7 @@ GUARDS = {
         Guard(
             "restart-guard",
             "a node that may have lost leases does not vote while they could be alive",
-            ((requests, "quarantine_ms", no_quarantine),),
+            ((Rules, "quarantine_ms", property(no_quarantine)),),
         ),
         Guard(
             "probe-remembers",

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.ops.servers import Server, _free_port
+from celery_redlock.ops.ports import free_port
+from celery_redlock.ops.servers import Server
 from support.certificates import Authority, Pair
 
 __all__ = ["TLSNode", "tls_binary", "tls_node"]
@@ -37,7 +38,7 @@ def tls_binary() -> Path:
 
 def speaks_tls(program: str) -> bool:
     """Return whether *program* was built with TLS, which then misses a certificate at once."""
-    options = ["--port", "0", "--tls-port", str(_free_port()), "--save", ""]
+    options = ["--port", "0", "--tls-port", str(free_port()), "--save", ""]
     told = subprocess.run(
         [program, *options], capture_output=True, text=True, check=False, timeout=10
     )
@@ -86,7 +87,7 @@ def tls_node(
         wants_clients: Whether its clients have to show a certificate, too.
         extra_args: More options of the server.
     """
-    port = _free_port()
+    port = free_port()
     options = [
         *("--tls-port", str(port), "--tls-ca-cert-file", str(authority.file)),
         *("--tls-cert-file", str(pair.certificate), "--tls-key-file", str(pair.key)),

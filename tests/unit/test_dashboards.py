@@ -14,6 +14,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from celery_redlock.observers import prometheus
 from celery_redlock.observers.prometheus import Children
+from celery_redlock.reading.sentences import WORDINGS
 
 OPS = Path(__file__).parents[2] / "ops"
 RULES = OPS / "prometheus" / "alerts.yml"
@@ -57,6 +58,11 @@ def known():
     return {**exported(), **OF_PROMETHEUS, **recorded}
 
 
+def marks():
+    """Return the annotations of the dashboard, which are named like events."""
+    return json.loads(DASHBOARD.read_text())["annotations"]["list"]
+
+
 def panels():
     """Return the panels of the dashboard."""
     return [it for it in json.loads(DASHBOARD.read_text())["panels"] if it["type"] != "row"]
@@ -69,6 +75,7 @@ def queries():
         for panel in panels()
         for target in panel["targets"]
     ]
+    found += [(it["name"], it["expr"], it["textFormat"]) for it in marks()]
     found += [
         (rule["alert"], rule["expr"], " ".join(rule["annotations"].values())) for rule in alerts()
     ]
@@ -217,3 +224,11 @@ def test_every_alert_is_tried():
     """alerts_test.yml makes each of them fire."""
     tried = (OPS / "prometheus" / "alerts_test.yml").read_text()
     assert [rule["alert"] for rule in alerts() if rule["alert"] not in tried] == []
+
+
+@pytest.mark.parametrize("mark", marks(), ids=lambda mark: mark["name"])
+def test_an_annotation_says_what_the_log_does(mark):
+    """Its title is the event's word in the one table, and its colour how bad that is."""
+    told = WORDINGS[mark["name"]]
+    assert mark["titleFormat"] == told.word
+    assert mark["iconColor"] == {"bad": "red", "warn": "orange"}[told.mark]

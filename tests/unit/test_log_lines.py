@@ -8,7 +8,7 @@ import time
 import pytest
 
 from celery_redlock import events
-from celery_redlock.observers.logging import log_event
+from celery_redlock.observers.logging import Log, log_event
 
 TOKEN = "0123abcd"
 HOLDER = {"task": "shop.bill", "task_id": "other", "host": "mars", "pid": 7, "token": TOKEN}
@@ -47,12 +47,13 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("kind", REFUSALS, ids=lambda kind: kind.__name__)
-def test_a_refusal_is_one_warning_that_says_who_holds_the_lock(records, kind):
+def test_a_refusal_is_one_line_that_says_who_holds_the_lock(records, kind):
     """Which task, process and host, and for how long; and the same as fields."""
     more, words = REFUSALS[kind]
     since = holder()
-    (record,) = records(kind(**TAKEN, **more, holder=since), logging.WARNING)
-    assert record.levelno == logging.WARNING
+    (record,) = records(kind(**TAKEN, **more, holder=since), logging.INFO)
+    is_skip = kind is events.TaskSkipped
+    assert record.levelno == (logging.INFO if is_skip else logging.WARNING)
     line = record.getMessage()
     assert line == (
         f"{words}lock 'key' is held by task shop.bill[other], process 7 on mars, for 1 min 0 s"
@@ -129,3 +130,32 @@ def test_what_is_not_logged_costs_nothing(records, monkeypatch):
 
     monkeypatch.setattr(module, "fields_of", None)
     assert not records(events.LockAcquired("key", 1, 0.1), logging.INFO)
+
+
+def test_the_level_of_a_skip_is_a_setting(caplog):
+    """It is the normal outcome for one, and worth a warning for another."""
+    caplog.set_level(logging.DEBUG, "celery_redlock")
+    for level in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        caplog.clear()
+        Log(level)(events.TaskSkipped(**TAKEN))
+        assert [record.levelname for record in caplog.records] == [level]
+
+
+def test_a_node_is_told_of_when_it_goes_and_when_it_comes_back(caplog):
+    """Once each: at first all are up, and that is no news."""
+    caplog.set_level(logging.INFO, "celery_redlock")
+    log, up, down = Log(), events.NodeUp("a"), events.NodeDown("a", "refused")
+    for event in (up, up, down, down, up, up):
+        log(event)
+    assert caplog.messages == ["Lock node a is down: refused", "Lock node a is up"]
+
+
+def test_who_does_not_speak_of_nodes_says_it_at_debug(caplog):
+    """A worker's children, for which the main process speaks."""
+    caplog.set_level(logging.DEBUG, "celery_redlock")
+    log = Log(speaks_of_nodes=lambda: False)
+    for event in (events.NodeDown("a", "refused"), events.NodeQuarantined("a", 3.0)):
+        log(event)
+    assert [record.levelname for record in caplog.records] == ["DEBUG", "DEBUG"]
+    log(events.LeaseLost("key", "deadline"))
+    assert caplog.records[-1].levelname == "ERROR"

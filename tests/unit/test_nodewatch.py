@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
 from types import SimpleNamespace
@@ -32,6 +33,7 @@ class Locks:
 
     def __init__(self, *answers):
         self.answers = list(answers)
+        self.labels = ("a",)
         self.probes = 0
 
     def probe(self):
@@ -46,7 +48,8 @@ class Locks:
 def watch(locks, told=None):
     """Return a watch over *locks*."""
     notify = [].append if told is None else told.append
-    return NodeWatch(SimpleNamespace(app=object(), locks=locks, notify=notify))
+    has = {"app": object(), "locks": locks, "notify": notify, "servers": object()}
+    return NodeWatch(SimpleNamespace(**has, speaks_of_nodes=False))
 
 
 def test_a_look_is_kept_and_told():
@@ -158,3 +161,68 @@ def test_an_observer_that_hangs_does_not_hang_the_worker(monkeypatch):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert forks_held_off.acquire(timeout=2)
     forks_held_off.release()
+
+
+NEW = [
+    NodeStatus(label, "quarantined", quarantine=left)
+    for label, left in (("a", 3.0), ("b", 61.0), ("c", 60.2))
+]
+HELP = "If nobody can hold a lock: celery -A shop redlock bootstrap"
+NONE = "WARNING No lock can be granted"
+
+
+@pytest.mark.parametrize(
+    ("looks", "told"),
+    [
+        ([[UP] * 3] * 2, ["INFO 3 of 3 lock nodes vote"]),
+        ([[UP, UP, DOWN]] * 2, ["WARNING 2 of 3 lock nodes vote; b is down"]),
+        (
+            [NEW, NEW, [UP] * 3],
+            [
+                f"{NONE} for 1 min 1 s: all 3 nodes are new or restarted. {HELP}",
+                "INFO Locks can be granted again: 3 of 3 lock nodes vote",
+            ],
+        ),
+        (
+            [[UP, DOWN, NEW[0]]],
+            [f"{NONE} for 3 s: 1 of 3 lock nodes vote; b is down; a is quarantined"],
+        ),
+        ([[UP, DOWN, DOWN]], [f"{NONE}: 1 of 3 lock nodes vote; b is down; b is down"]),
+        ([NEW[:1]], [f"{NONE} for 3 s: the node is new or restarted. {HELP}"]),
+        ([[UP, UP]], []),
+    ],
+)
+def test_whether_locks_can_be_granted_is_said_once(looks, told, monkeypatch, caplog):
+    """At the start and when it changes; not where a node was not waited for."""
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/celery", "-A", "shop", "worker"])
+    caplog.set_level("INFO", "celery_redlock")
+    locks = Locks(*looks)
+    locks.labels = ("a",) if len(looks[0]) == 1 else ("a", "b", "c")
+    it = watch(locks)
+    for _ in looks:
+        it.look()
+    assert [f"{record.levelname} {record.message}" for record in caplog.records] == told
+    assert it._plugin.speaks_of_nodes
+
+
+def test_keys_that_never_expire_are_counted_now_and_then(monkeypatch):
+    """From the second look on, once a minute, on nodes that answer; every measurement tells."""
+    told, asked = [], []
+
+    class Leaks:
+        def __init__(self, nodes, rules):
+            assert (nodes, rules) == (["a"], "rules")
+
+        def look(self, labels):
+            asked.append(labels)
+            return {"a": 3}
+
+    monkeypatch.setattr(nodewatch, "Leaks", Leaks)
+    locks = Locks([UP, DOWN])
+    locks.nodes, locks.rules = ["a"], "rules"
+    it = watch(locks, told)
+    it._plugin.servers = None
+    for _ in range(3):
+        it.look()
+    assert asked == [{"a"}]
+    assert [e.leaked for e in told if isinstance(e, NodeMeasured)] == [None, 3, 3]

@@ -13,7 +13,7 @@ from celery import Celery
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import LockReleased
 from celery_redlock.observers.journal import JournalObserver
-from celery_redlock.observers.logging import log_event
+from celery_redlock.observers.logging import Log
 from celery_redlock.plugin import READY, observer_of, plugin_for
 from celery_redlock.settings import OBSERVERS, Settings, host_and_port
 
@@ -38,7 +38,7 @@ def test_by_default_there_is_a_log_and_a_journal():
     """And Celery's events, for a worker that was started with ``-E``."""
     log, journal, _ = plugin_with().observers
     assert OBSERVERS == ("logging", "journal", "celery")
-    assert log is log_event
+    assert isinstance(log, Log)
     assert isinstance(journal, JournalObserver)
 
 
@@ -129,7 +129,8 @@ def test_changed_settings_have_other_observers():
     assert plugin.observers == ()
     plugin.app.conf.redlock_observers = ["logging"]
     plugin.refresh()
-    assert plugin.observers == (log_event,)
+    (log,) = plugin.observers
+    assert isinstance(log, Log)
 
 
 @pytest.mark.parametrize(

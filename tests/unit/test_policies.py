@@ -12,7 +12,7 @@ from celery_redlock import (
     RunUnlocked,
     Skip,
 )
-from celery_redlock.task.policies import policy_of
+from celery_redlock.task.policies import no_later, policy_of
 
 WORDS = {
     "skip": Skip,
@@ -136,3 +136,12 @@ def test_contenders_spread_out():
     """A hundred tasks put off for the third time do not come back together."""
     policy = Reschedule(base=8.0)
     assert len({policy.countdown(2, 1000.0) for _ in range(100)}) > 10
+
+
+@pytest.mark.parametrize(
+    ("countdown", "ends", "expected"),
+    [(60, None, 60), (60, 21.2, 22), (60, 0.0, 1), (3, 21.2, 3), (600, 21.8, 23)],
+)
+def test_nothing_waits_longer_than_a_quarantine(countdown, ends, expected):
+    """What is left of it and half a second of jitter, in whole seconds; sooner where it may."""
+    assert no_later(countdown, ends, lambda _low, high: high) == expected

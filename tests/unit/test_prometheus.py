@@ -210,8 +210,9 @@ def test_a_node_goes_down_and_comes_back():
     assert value("redlock_node_up", **node) == 0
     assert math.isnan(value("redlock_node_latency_seconds", **node))
     assert math.isnan(value("redlock_node_clock_offset_seconds", **node))
-    count_event(events.NodeMeasured("node:2/0", 0.002, 0.1))
+    count_event(events.NodeMeasured("node:2/0", 0.002, 0.1, leaked=2))
     assert value("redlock_node_up", **node) == 1
+    assert value("redlock_node_leaked_keys", **node) == 2
     assert value("redlock_node_latency_seconds", **node) == 0.002
 
 
@@ -220,7 +221,9 @@ def look(*nodes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nodewatch, "connect", lambda locks, longest: None)
         patch.setattr(nodewatch, "probe", lambda locks: list(nodes))
-        nodewatch.NodeWatch(SimpleNamespace(locks=None, notify=count_event)).look()
+        locks = SimpleNamespace(labels=[node.node for node in nodes])
+        plugin = SimpleNamespace(locks=locks, notify=count_event, speaks_of_nodes=False)
+        nodewatch.NodeWatch(plugin).look()
 
 
 @pytest.mark.parametrize(

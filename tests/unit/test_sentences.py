@@ -43,7 +43,7 @@ EVENTS = [
     ),
     (
         events.LockUnavailable("a", {"n1": "no answer in time", "n2": "refused"}, 0.5),
-        "No quorum for lock 'a' after 0.5 s: n1: no answer in time, n2: refused",
+        "No quorum for lock 'a' after 0.5 s: n1: no answer in time; n2: refused",
     ),
     (events.LockRenewed("a", 20.0), "Renewed lock 'a' with 20 s left"),
     (events.LockReleased("a", 75.0), "Released lock 'a' after 1 min 15 s"),

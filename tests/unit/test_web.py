@@ -258,6 +258,7 @@ def test_nothing_in_a_page_is_inline(client):
         assert "style" not in {tag for tag, _ in tags}
         for tag, attributes in tags:
             assert not any(name == "style" or name.startswith("on") for name in attributes), tag
+            assert "title" not in attributes, "a meaning that fingers and keyboards do not find"
             assert tag != "script" or attributes["src"].startswith("/static/")
 
 

@@ -25,6 +25,7 @@ INSPECT = (control.redlock_locks, control.redlock_nodes)
 COMMANDS = {
     "status": "celery_redlock.ops.cli.status:status",
     "ls": "celery_redlock.ops.cli.ls:ls",
+    "top": "celery_redlock.ops.cli.top:top",
     "why": "celery_redlock.ops.cli.why:why",
     "release": "celery_redlock.ops.cli.release:release",
     "doctor": "celery_redlock.ops.cli.doctor:doctor",
@@ -38,6 +39,7 @@ GROUP_EXAMPLES = """\b
 Examples:
   celery -A shop redlock status             can a majority of the nodes vote?
   celery -A shop redlock ls                 who holds which lock?
+  celery -A shop redlock top                what goes on, live?
   celery -A shop redlock why shop.bill '[42]'
                                             why does this call not run?
   celery -A shop redlock doctor             is anything set up wrongly?

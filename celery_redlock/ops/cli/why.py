@@ -103,11 +103,31 @@ def show(found: Explanation) -> None:
     for label, seen in (("Queued", found.lock.queued), ("Next", found.lock.next)):
         if seen is not None:
             click.echo(f"{label}: {reservation_in_words(seen)}")
-    click.echo(f"Another call now: {' '.join(filter(None, (found.publish, found.run))) or '?'}")
+    another = " ".join(filter(None, (found.publish, found.run))) or without_task(found)
+    click.echo(f"Another call now: {another}")
     if found.recent:
         click.echo("\nLately refused (the newest last):")
         for record in found.recent:
             click.echo(f"  {line(record)}")
+
+
+def without_task(found: Explanation) -> str:
+    """Return what another call would meet as far as that can be told without knowing its task."""
+    verdict = found.lock.verdict
+    if verdict is Verdict.GRANTED:
+        return "A worker that starts it now gets the lock."
+    option = "on_conflict" if verdict is Verdict.TAKEN else "on_unavailable"
+    meets = "finds the lock taken" if verdict is Verdict.TAKEN else "finds no quorum"
+    task = found.lock.views[0].holder.get("task") if found.lock.views else None
+    cause = "nobody holds it, so no task is known"
+    if task is not None:
+        cause = f"the app has no task {one_line(task, LONGEST)!r} that takes a lock"
+    elif found.lock.views:
+        cause = "its holder is no task"
+    return (
+        f"A worker that gets it now {meets}. What {option} then says cannot be told from the name: "
+        f"{cause}. Ask with the task: 'redlock why TASK ARGS'."
+    )
 
 
 def show_holder(view: LockView, found: Explanation) -> None:

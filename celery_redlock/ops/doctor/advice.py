@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_redlock.ops.doctor.peers import PeerTask, is_number
+from celery_redlock.ops.doctor.peers import PEERS, Meaning, PeerTask, is_number
 from celery_redlock.ops.text import one_line
 from celery_redlock.task.options import LONGEST_UNIQUE_FOR, UNIQUE_FOR
 
-__all__ = ["Advice", "Verbatim", "advise", "shown"]
+__all__ = ["Advice", "Verbatim", "advise", "as_dict", "in_words", "shown"]
 
 #: So much is shown of a value.
 SHOWN = 60
@@ -62,6 +62,12 @@ def shown(value: Any) -> str:
     return one_line(text, SHOWN) if is_told else f"{type(value).__name__}(...)"
 
 
+def in_words(meaning: Meaning, value: Any, **more: str) -> str:
+    """Return what an option of this *meaning* says with *value*."""
+    template = meaning if isinstance(meaning, str) else meaning[not value]
+    return template.format(value=shown(value), names=listed(value), **more)
+
+
 def advise(task: PeerTask, settings: Mapping[str, Any]) -> Advice:
     """
     Return what to write instead of the options of *task*.
@@ -70,158 +76,96 @@ def advise(task: PeerTask, settings: Mapping[str, Any]) -> Advice:
         task: One that has options of a library.
         settings: Of that library, as of `canonical_settings`.
     """
-    return TRANSLATE[task.library](task, settings)
-
-
-def celery_once(task: PeerTask, settings: Mapping[str, Any]) -> Advice:
-    """Return advice for ``once={...}``."""
-    once, advice = as_dict(task.options.get("once")), Advice()
-    is_graceful, is_early = bool(once.get("graceful")), bool(once.get("unlock_before_run"))
-    meanings: dict[str, Callable[[Any], str]] = {
-        "graceful": lambda on: (
-            "a duplicate is dropped without an error" if on else "a duplicate raises AlreadyQueued"
-        ),
-        "unlock_before_run": lambda on: (
-            "the key ends when the task starts, and nothing keeps two from running"
-            if on
-            else "the key ends when the task has run"
-        ),
-        "keys": lambda names: f"the key is made of {listed(names)}",
-        "timeout": lambda seconds: f"the key ends {seconds} s after the publish at the latest",
-    }
-    explain(advice, once, meanings, "celery-once")
-    if once.get("keys") is not None:
-        advice.write["unique_on"] = names_in(once["keys"])
-    advice.write["unique_until"] = "started" if is_early else "finished"
-    advice.unique_for(once.get("timeout", default_timeout(settings)))
-    advice.write["on_duplicate"] = "join" if is_graceful else "fail"
-    if is_early:
-        advice.write["on_conflict"] = "reschedule"
-        advice.besides.append("The second run waits for the first one to end.")
+    peer = PEERS[task.library]
+    options = {name: value for name, value in task.options.items() if value is not None}
+    if peer.in_dict:
+        options = dict(as_dict(options.get(peer.in_dict)))
+    starts = "has run" if task.acks_late else "starts"
+    advice = Advice()
+    for option, value in options.items():
+        if option in peer.options:
+            meant = in_words(peer.options[option], value, starts=starts)
+            advice.meant.append(f"{option}={shown(value)}: {meant}.")
+        else:
+            advice.meant.append(f"{one_line(option, SHOWN)}: {peer.library} does not read it.")
+    advice.besides += TRANSLATE[task.library](task, options, settings, advice)
     return advice
 
 
-def default_timeout(settings: Mapping[str, Any]) -> Any:
-    """Return how long a key of celery-once lives where the task does not say [s]."""
-    return as_dict(as_dict(settings.get("once")).get("settings")).get("default_timeout", 3600)
+#: What a translation has: the task, its options, the library's settings, and where to write.
+Translation = Callable[[PeerTask, Mapping[str, Any], Mapping[str, Any], Advice], Iterator[str]]
 
 
-def celery_singleton(task: PeerTask, settings: Mapping[str, Any]) -> Advice:
-    """Return advice for the attributes of a Singleton."""
-    options, advice = {k: v for k, v in task.options.items() if v is not None}, Advice()
-    names = options.get("unique_on")
-    meanings: dict[str, Callable[[Any], str]] = {
-        "unique_on": lambda names: (
-            f"the key is made of {listed(names)}; our option of this name means the same"
-            if names
-            else "the key is made of all arguments; ours would be made of none, so leave it out"
-        ),
-        "raise_on_duplicate": lambda on: (
-            "a duplicate raises DuplicateTaskError" if on else "a duplicate gets the first's result"
-        ),
-        "lock_expiry": lambda seconds: f"the key ends {seconds} s after the publish at the latest",
-    }
-    explain(advice, options, meanings, "celery-singleton")
-    if names and task.is_based:
-        advice.write["unique_on"] = names_in(names)
+def celery_once(
+    _: PeerTask, once: Mapping[str, Any], settings: Mapping[str, Any], advice: Advice
+) -> Iterator[str]:
+    """Write what ``once={...}`` is with us; yield what else to know."""
+    if once.get("keys") is not None:
+        advice.write["unique_on"] = names_in(once["keys"])
+    is_early = bool(once.get("unlock_before_run"))
+    advice.write["unique_until"] = "started" if is_early else "finished"
+    configured = as_dict(as_dict(settings.get("once")).get("settings")).get("default_timeout", 3600)
+    advice.unique_for(once.get("timeout", configured))
+    advice.write["on_duplicate"] = "join" if once.get("graceful") else "fail"
+    if is_early:
+        advice.write["on_conflict"] = "reschedule"
+        yield "The second run waits for the first one to end."
+
+
+def celery_singleton(
+    task: PeerTask, options: Mapping[str, Any], settings: Mapping[str, Any], advice: Advice
+) -> Iterator[str]:
+    """Write what the attributes of a Singleton are with us; yield what else to know."""
+    if options.get("unique_on") and task.is_based:
+        advice.write["unique_on"] = names_in(options["unique_on"])
     advice.write["unique_until"] = "finished"
     expiry = options.get("lock_expiry", settings.get("singleton_lock_expiry"))
     advice.unique_for(expiry)
     raises = options.get("raise_on_duplicate", settings.get("singleton_raise_on_duplicate"))
     advice.write["on_duplicate"] = "fail" if raises else "join"
     if expiry is None and task.is_based:
-        advice.besides.append(
+        yield (
             f"Its key never expires; our marker of a message that waits does after {UNIQUE_FOR:g} "
             "s: set unique_for if messages wait for longer."
         )
-    return advice
 
 
-def celery_heimdall(task: PeerTask, settings: Mapping[str, Any]) -> Advice:
-    """Return advice for ``heimdall={...}``."""
-    options = as_dict(task.options.get("heimdall"))
-    # The library only looks whether the word is there.
-    advice = Advice(is_lock="unique" in options)
-    explain(advice, options, HEIMDALL, "celery-heimdall")
-    if "rate_limit" in options or ("times" in options and "per" in options):
-        advice.besides.append(
+def celery_heimdall(
+    _: PeerTask, options: Mapping[str, Any], settings: Mapping[str, Any], advice: Advice
+) -> Iterator[str]:
+    """Write what ``heimdall={...}`` is with us; yield what else to know."""
+    if "rate_limit" in options or {"times", "per"} <= options.keys():
+        yield (
             "Rate limits have no counterpart: celery-redlock does not limit rates, and Celery's "
             "own rate_limit holds for one worker."
         )
+    # The library only looks whether the word is there.
+    advice.is_lock = "unique" in options
     if not advice.is_lock:
-        return advice
+        return
 
     def chosen(option: str, default: Any) -> Any:
         own = options.get(option)
         return settings.get(f"heimdall_{option}", default) if own is None else own
 
-    if "key" in options:
-        advice.write["lock_key"] = heimdall_key(options["key"])
+    key = options.get("key")
+    if callable(key):
+        advice.write["lock_key"] = Verbatim("lambda task, args, kwargs: KEY(args, kwargs)")
+        yield "KEY stands for the function that is 'key' now."
+    elif "key" in options:
+        advice.write["lock_key"] = str(key).replace("{", "{{").replace("}", "}}")
     keeps = bool(options.get("unique_wait_for_expiry"))
     advice.write["unique_until"] = "expired" if keeps else "finished"
     advice.unique_for(chosen("unique_timeout", 3600))
     advice.write["on_duplicate"] = "fail" if chosen("unique_raises", False) else "join"
-    if callable(options.get("key")):
-        advice.besides.append("KEY stands for the function that is 'key' now.")
-    return advice
 
 
-HEIMDALL: dict[str, Callable[[Any], str]] = {
-    "unique": lambda on: (
-        "only one may be queued or running"
-        if on
-        else "it counts as on, because celery-heimdall only looks whether the word is there"
-    ),
-    "unique_timeout": lambda seconds: f"the key ends {seconds} s after the publish at the latest",
-    "unique_raises": lambda on: (
-        "a duplicate raises AlreadyQueuedError" if on else "a duplicate gets the first's result"
-    ),
-    "unique_wait_for_expiry": lambda on: (
-        "the key stands until unique_timeout, also when the task has run"
-        if on
-        else "the key ends when the task has run"
-    ),
-    "unique_lock_timeout": lambda seconds: (
-        f"a publish waits up to {seconds} s for the key; ours does not wait"
-    ),
-    "unique_lock_blocking": lambda on: (
-        f"a publish {'waits' if on else 'does not wait'} for the key; ours does not wait"
-    ),
-    "key": lambda key: "it makes the key" if callable(key) else "it is the key",
-    "lock_prefix": lambda _: "the key begins with it; ours begin with redlock_prefix",
-    "rate_limit": lambda _: "it runs only so often",
-    "rate_limit_prefix": lambda _: "keys of the rate limit begin with it",
-    "times": lambda times: f"it runs {times} times in 'per' seconds at most",
-    "per": lambda per: f"the seconds in which it runs 'times' times at most: {per}",
-}
-
-
-def heimdall_key(key: Any) -> str:
-    """Return our ``lock_key`` for a *key* of celery-heimdall."""
-    if callable(key):
-        return Verbatim("lambda task, args, kwargs: KEY(args, kwargs)")
-    return str(key).replace("{", "{{").replace("}", "}}")
-
-
-def celery_once_task(task: PeerTask, settings: Mapping[str, Any]) -> Advice:
-    """Return advice for the attributes of an OnceTask."""
-    options = {name: value for name, value in task.options.items() if value is not None}
+def celery_once_task(
+    task: PeerTask, options: Mapping[str, Any], settings: Mapping[str, Any], advice: Advice
+) -> Iterator[str]:
+    """Write what the attributes of an OnceTask are with us; yield what else to know."""
     is_queued, is_running = options.get("queue_lock", True), options.get("running_lock", True)
-    advice = Advice(is_lock=bool(is_queued or is_running))
-    until = "has run" if task.acks_late else "starts"
-    meanings: dict[str, Callable[[Any], str]] = {
-        "queue_lock": lambda on: (
-            f"a duplicate is not published until the task {until}"
-            if on
-            else "duplicates are published"
-        ),
-        "running_lock": lambda on: (
-            "a second run is rejected" if on else "nothing keeps two from running"
-        ),
-        "queue_lock_timeout": lambda _: "the first key ends so many seconds after the publish",
-        "running_lock_timeout": lambda _: "the second key ends so many seconds after the start",
-    }
-    explain(advice, options, meanings, "celery-once-task")
+    advice.is_lock = bool(is_queued or is_running)
     if is_queued:
         advice.write["unique_until"] = "finished" if task.acks_late else "started"
         configured = settings.get("once_queue_lock_timeout", 3600)
@@ -231,30 +175,15 @@ def celery_once_task(task: PeerTask, settings: Mapping[str, Any]) -> Advice:
         advice.write["on_conflict"] = "skip"
     elif is_queued:
         advice.write["on_conflict"] = "reschedule"
-        advice.besides.append("Ours always has a lock while it runs: a second run comes later.")
-    return advice
+        yield "Ours always has a lock while it runs: a second run comes later."
 
 
-TRANSLATE: dict[str, Callable[[PeerTask, Mapping[str, Any]], Advice]] = {
+TRANSLATE: dict[str, Translation] = {
     "celery-once": celery_once,
     "celery-singleton": celery_singleton,
     "celery-heimdall": celery_heimdall,
     "celery-once-task": celery_once_task,
 }
-
-
-def explain(
-    advice: Advice,
-    options: Mapping[str, Any],
-    meanings: Mapping[str, Callable[[Any], str]],
-    library: str,
-) -> None:
-    """Have *advice* say what each of *options* means."""
-    for option, value in options.items():
-        if option in meanings:
-            advice.meant.append(f"{option}={shown(value)}: {meanings[option](value)}.")
-        else:
-            advice.meant.append(f"{one_line(option, SHOWN)}: {library} does not read it.")
 
 
 def as_dict(value: Any) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from celery_redlock.lock.lease import quorum
 from celery_redlock.ops.doctor.facts import Facts
 from celery_redlock.ops.doctor.finding import ERROR, NOTE, WARNING, Finding
+from celery_redlock.words import redlock_command
 
 __all__ = ["check_cluster"]
 
@@ -72,7 +73,10 @@ def votes(facts: Facts) -> Iterator[Finding]:
             f"{voting} of {len(facts.nodes)} nodes can vote, {needed} are needed: no lock can be "
             "taken or renewed, and on_unavailable decides what becomes of tasks."
         )
-        fix = "Mend the nodes that are named; 'celery -A APP redlock status' shows them all."
+        fix = f"Mend the nodes that are named; '{redlock_command('status')}' shows them all."
+        if all(node.state == "unmarked" or node.quarantine for node in facts.nodes):
+            command = redlock_command("bootstrap")
+            fix = f"All are new or restarted. If nobody can hold a lock: {command}"
         yield Finding(ERROR, "no-quorum", "", what, fix)
 
 

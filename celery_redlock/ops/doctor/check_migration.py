@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from celery_redlock.ops.doctor.advice import Advice, advise, as_dict, shown
+from celery_redlock.ops.doctor.advice import Advice, advise, as_dict, in_words, shown
 from celery_redlock.ops.doctor.facts import Facts
 from celery_redlock.ops.doctor.finding import ERROR, NOTE, WARNING, Finding
-from celery_redlock.ops.doctor.peers import PEERS, REDBEAT, PeerTask, is_redbeat
+from celery_redlock.ops.doctor.peers import (
+    NODES,
+    PEERS,
+    REDBEAT,
+    UNIQUE_FOR,
+    PeerTask,
+    is_redbeat,
+)
 
 __all__ = ["check_migration"]
 
@@ -68,37 +75,6 @@ def joined(fix: str, advice: Advice) -> str:
 
 # --- settings -----------------------------------------------------------------------------
 
-NODES = "Servers of locks are redlock_nodes: three or five of them."
-NO_COUNTERPART = "There is no counterpart"
-#: Setting -> its value -> what to write instead. No value of a URL is repeated.
-INSTEAD: dict[str, Callable[[Any], str]] = {
-    "once_redis_url": lambda _: NODES,
-    "once_default_timeout": lambda value: f"Write unique_for={shown(value)} on the tasks.",
-    "singleton_key_prefix": lambda value: f"Write redlock_prefix = {shown(value)}.",
-    "singleton_backend_class": lambda _: NODES,
-    "singleton_backend_kwargs": lambda _: f"{NODES} Options of a connection stand in its URL.",
-    "singleton_backend_url": lambda _: NODES,
-    "singleton_raise_on_duplicate": lambda value: (
-        f"Write on_duplicate={'fail' if value else 'join'!r} on the tasks."
-    ),
-    "singleton_lock_expiry": lambda value: f"Write unique_for={shown(value)} on the tasks.",
-    "heimdall_unique_timeout": lambda value: f"Write unique_for={shown(value)} on the tasks.",
-    "heimdall_unique_raises": lambda value: (
-        f"Write on_duplicate={'fail' if value else 'join'!r} on the tasks."
-    ),
-    "heimdall_unique_lock_timeout": lambda _: f"{NO_COUNTERPART}: a publish does not wait.",
-    "heimdall_unique_lock_blocking": lambda _: f"{NO_COUNTERPART}: a publish does not wait.",
-    "heimdall_lock_prefix": lambda value: f"Write redlock_prefix = {shown(value)}.",
-    "heimdall_rate_limit_prefix": lambda _: (
-        f"{NO_COUNTERPART}: celery-redlock does not limit rates."
-    ),
-    "once_queue_lock_timeout": lambda value: f"Write unique_for={shown(value)} on the tasks.",
-    "once_running_lock_timeout": lambda _: (
-        f"{NO_COUNTERPART}: a lease is renewed for as long as the task runs, and lock_ttl is how "
-        "long a killed worker blocks it."
-    ),
-}
-
 
 def one_setting(facts: Facts, name: str, value: Any) -> Iterator[Finding]:
     """Yield that a setting is another library's."""
@@ -111,7 +87,7 @@ def one_setting(facts: Facts, name: str, value: Any) -> Iterator[Finding]:
     if name == "once":
         fix = celery_once_fix(as_dict(value))
     else:
-        fix = "It says nothing." if value is None else INSTEAD[name](value)
+        fix = "It says nothing." if value is None else in_words(peer.settings[name], value)
     fix += f" Delete it with the last task of {peer.library}." if users else " Delete it."
     yield Finding(NOTE, "migrate-setting", name.upper() if name == "once" else name, what, fix)
 
@@ -120,7 +96,7 @@ def celery_once_fix(once: Mapping[str, Any]) -> str:
     """Return what to write for the setting ``ONCE``."""
     settings, fix = as_dict(once.get("settings")), [NODES]
     if "default_timeout" in settings:
-        fix.append(f"Write unique_for={shown(settings['default_timeout'])} on the tasks.")
+        fix.append(in_words(UNIQUE_FOR, settings["default_timeout"]))
     if "blocking" in settings or "blocking_timeout" in settings:
         fix.append("blocking and blocking_timeout have no counterpart: a publish does not wait.")
     return " ".join(fix)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, place_of
 from celery_redlock.ops.doctor.finding import ERROR, NOTE, WARNING, Finding
+from celery_redlock.words import redlock_command
 
 __all__ = ["check_nodes"]
 
@@ -15,8 +16,6 @@ SLOW = 0.5
 NEARLY_FULL, FULL = 0.8, 0.95
 #: How far clocks may be apart before it is said [s]; half of what is harmful if that is less.
 CLOCK_APART = 1.0
-
-BOOTSTRAP = "'celery -A APP redlock bootstrap' while no lock is held"
 
 
 def check_nodes(facts: Facts) -> Iterator[Finding]:
@@ -80,21 +79,26 @@ def permissions(node: NodeFacts) -> Iterator[Finding]:
         yield Finding(NOTE, "no-permission-for-tools", node.node, what, fix)
 
 
+def bootstrap() -> str:
+    """Return what makes a new node vote at once, and when that may be said."""
+    return f"'{redlock_command('bootstrap')}' while no lock is held"
+
+
 def standing(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
     """Yield why a node does not vote."""
     if node.state == "foreign":
         what = "It is enrolled by clients with other redlock_nodes or another redlock_max_ttl."
-        fix = f"Make them equal everywhere; after a wanted change: {BOOTSTRAP}."
+        fix = f"Make them equal everywhere; after a wanted change: {bootstrap()}."
         yield Finding(ERROR, "node-foreign", node.node, what, fix)
     elif node.state == "unmarked":
         what = (
             "It does not vote: it is new, or has lost its memory and nobody has noticed. It votes "
             f"at most {facts.settings.rules.quarantine:.0f} s after the first client finds it."
         )
-        yield Finding(WARNING, "node-unmarked", node.node, what, f"For a new node: {BOOTSTRAP}.")
+        yield Finding(WARNING, "node-unmarked", node.node, what, f"For a new node: {bootstrap()}.")
     elif node.quarantine:
         what = f"It is new, restarted or wiped, and does not vote for {node.quarantine:.0f} s yet."
-        fix = f"Wait, or for new nodes: {BOOTSTRAP}. If it is restarted often, find out why."
+        fix = f"Wait, or for new nodes: {bootstrap()}. If it is restarted often, find out why."
         yield Finding(WARNING, "node-quarantined", node.node, what, fix)
 
 
@@ -109,7 +113,7 @@ def leaks(node: NodeFacts) -> Iterator[Finding]:
         "kind is held for ever."
     )
     fix = (
-        "For a lock: 'celery -A APP redlock ls' shows its token, 'redlock release' takes it away. "
+        f"For a lock: '{redlock_command('ls')}' shows its token, 'redlock release' takes it away. "
         "Others: DEL, or PEXPIRE with redlock_max_ttl."
     )
     yield Finding(ERROR, "leaked-keys", node.node, what, fix)

@@ -9,7 +9,7 @@ from celery_redlock.ops.doctor.finding import ERROR, NOTE, WARNING, Finding
 from celery_redlock.ops.text import one_line
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Reschedule, Retry, RunUnlocked
-from celery_redlock.words import duration, moment, number
+from celery_redlock.words import duration, moment, number, redlock_command
 
 __all__ = ["check_tasks"]
 
@@ -121,7 +121,7 @@ def losses(facts: Facts) -> Iterator[Finding]:
             f"{len(times)} lock(s) lost within a day while a body ran, last {moment(max(times))}."
         )
         fix = (
-            "See 'celery -A APP redlock tail --event LeaseLost', and the worker's log around it: "
+            f"See '{redlock_command('tail --event LeaseLost')}', and the worker's log around it: "
             "nodes that were away, or a process that did not get to run. A larger lock_ttl helps."
         )
         yield Finding(WARNING, "leases-lost", name, what, fix)

@@ -26,6 +26,7 @@ from celery_redlock.ops.doctor.facts import NodeFacts
 from celery_redlock.ops.text import one_line
 from celery_redlock.reading.all_locks import escape, pages
 from celery_redlock.reading.journal import journal_key
+from celery_redlock.reading.leaks import LEAKED
 from celery_redlock.reading.nodes import ask_all, connected
 
 if TYPE_CHECKING:
@@ -41,15 +42,6 @@ NAMED = 5
 CONFIG = ("appendonly", "appendfsync", "save")
 #: How a node says that this user must not do something.
 DENIED = re.compile("noperm|no permission|user executing the script", re.IGNORECASE)
-
-# KEYS ; answers the positions of those that never expire
-LEAKED_LUA = """
-local leaked = {}
-for i, key in ipairs(KEYS) do
-  if redis.call('PTTL', key) == -1 then leaked[#leaked + 1] = i end
-end
-return leaked
-"""
 
 # KEYS 1 text 2 hash 3 another hash 4 stream, all with a name that nobody else has
 # Answers what failed, as 'COMMAND message'. No key without an expiry may be left behind.
@@ -81,7 +73,6 @@ if can_end then
 end
 return failed
 """
-LEAKED = Script(LEAKED_LUA, read_release, guarded=False)
 ALLOWED = Script(ALLOWED_LUA, read_release, guarded=False)
 
 

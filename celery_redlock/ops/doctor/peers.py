@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 __all__ = [
+    "NODES",
     "PEERS",
     "REDBEAT",
     "SETTINGS",
+    "UNIQUE_FOR",
+    "Meaning",
     "Peer",
     "PeerTask",
     "canonical_settings",
@@ -22,6 +25,12 @@ __all__ = [
     "is_redbeat",
     "left_over",
 ]
+
+
+#: What the value of an option means, when it is on and when it is off, or in any case: ``{value}``
+#: is the value, ``{names}`` the arguments that it names, ``{starts}`` when a key ends that depends
+#: on ``acks_late``.
+Meaning: TypeAlias = str | tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,18 +42,41 @@ class Peer:
         library: Its name.
         package: The package that its class is in.
         base: The class that tasks are based on.
-        attributes: Of a task, what it reads.
-        keys: Where an attribute is a dict: what it reads in it.
-        settings: Of an app, what it reads, or once did; in lower case.
+        options: Option -> what its value means.
+        in_dict: The attribute of a task that has them all in a dict; "" if each is an attribute.
+        settings: Of an app, what it reads, or once did, in lower case -> what to do instead.
     """
 
     library: str
     package: str
     base: str
-    attributes: tuple[str, ...]
-    keys: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
+    options: Mapping[str, Meaning]
+    in_dict: str = ""
+    settings: Mapping[str, Meaning]
 
+    @property
+    def attributes(self) -> tuple[str, ...]:
+        """What it reads of a task."""
+        return (self.in_dict,) if self.in_dict else tuple(self.options)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What it reads in the attribute that is a dict."""
+        return tuple(self.options) if self.in_dict else ()
+
+
+NODES = "Servers of locks are redlock_nodes: three or five of them."
+UNIQUE_FOR = "Write unique_for={value} on the tasks."
+ON_DUPLICATE = (
+    "Write on_duplicate='fail' on the tasks.",
+    "Write on_duplicate='join' on the tasks.",
+)
+OUR_PREFIX = "Write redlock_prefix = {value}."
+NO_WAIT = "There is no counterpart: a publish does not wait."
+ENDS = "the key ends {value} s after the publish at the latest"
+KEY_OF = "the key is made of {names}"
+HAS_RUN = "the key ends when the task has run"
+NOT_ALONE = "nothing keeps two from running"
 
 PEERS = {
     peer.library: peer
@@ -53,58 +85,109 @@ PEERS = {
             library="celery-once",
             package="celery_once",
             base="QueueOnce",
-            attributes=("once",),
-            keys=("graceful", "unlock_before_run", "keys", "timeout"),
-            settings=("once", "once_redis_url", "once_default_timeout"),
+            in_dict="once",
+            options={
+                "graceful": (
+                    "a duplicate is dropped without an error",
+                    "a duplicate raises AlreadyQueued",
+                ),
+                "unlock_before_run": (
+                    f"the key ends when the task starts, and {NOT_ALONE}",
+                    HAS_RUN,
+                ),
+                "keys": KEY_OF,
+                "timeout": ENDS,
+            },
+            settings={"once": NODES, "once_redis_url": NODES, "once_default_timeout": UNIQUE_FOR},
         ),
         Peer(
             library="celery-singleton",
             package="celery_singleton",
             base="Singleton",
-            attributes=("unique_on", "raise_on_duplicate", "lock_expiry"),
-            settings=(
-                "singleton_key_prefix",
-                "singleton_backend_class",
-                "singleton_backend_kwargs",
-                "singleton_backend_url",
-                "singleton_raise_on_duplicate",
-                "singleton_lock_expiry",
-            ),
+            options={
+                "unique_on": (
+                    f"{KEY_OF}; our option of this name means the same",
+                    "the key is made of all arguments; ours would be made of none, so leave it out",
+                ),
+                "raise_on_duplicate": (
+                    "a duplicate raises DuplicateTaskError",
+                    "a duplicate gets the first's result",
+                ),
+                "lock_expiry": ENDS,
+            },
+            settings={
+                "singleton_key_prefix": OUR_PREFIX,
+                "singleton_backend_class": NODES,
+                "singleton_backend_kwargs": f"{NODES} Options of a connection stand in its URL.",
+                "singleton_backend_url": NODES,
+                "singleton_raise_on_duplicate": ON_DUPLICATE,
+                "singleton_lock_expiry": UNIQUE_FOR,
+            },
         ),
         Peer(
             library="celery-heimdall",
             package="celery_heimdall",
             base="HeimdallTask",
-            attributes=("heimdall",),
-            keys=(
-                "unique",
-                "unique_timeout",
-                "unique_raises",
-                "unique_wait_for_expiry",
-                "unique_lock_timeout",
-                "unique_lock_blocking",
-                "key",
-                "lock_prefix",
-                "rate_limit",
-                "rate_limit_prefix",
-                "times",
-                "per",
-            ),
-            settings=(
-                "heimdall_unique_timeout",
-                "heimdall_unique_raises",
-                "heimdall_unique_lock_timeout",
-                "heimdall_unique_lock_blocking",
-                "heimdall_lock_prefix",
-                "heimdall_rate_limit_prefix",
-            ),
+            in_dict="heimdall",
+            options={
+                "unique": (
+                    "only one may be queued or running",
+                    "it counts as on, because celery-heimdall only looks whether the word is there",
+                ),
+                "unique_timeout": ENDS,
+                "unique_raises": (
+                    "a duplicate raises AlreadyQueuedError",
+                    "a duplicate gets the first's result",
+                ),
+                "unique_wait_for_expiry": (
+                    "the key stands until unique_timeout, also when the task has run",
+                    HAS_RUN,
+                ),
+                "unique_lock_timeout": (
+                    "a publish waits up to {value} s for the key; ours does not wait"
+                ),
+                "unique_lock_blocking": (
+                    "a publish waits for the key; ours does not wait",
+                    "a publish does not wait for the key; ours does not wait",
+                ),
+                "key": "it is the key, or makes it",
+                "lock_prefix": "the key begins with it; ours begin with redlock_prefix",
+                "rate_limit": "it runs only so often",
+                "rate_limit_prefix": "keys of the rate limit begin with it",
+                "times": "it runs {value} times in 'per' seconds at most",
+                "per": "the seconds in which it runs 'times' times at most: {value}",
+            },
+            settings={
+                "heimdall_unique_timeout": UNIQUE_FOR,
+                "heimdall_unique_raises": ON_DUPLICATE,
+                "heimdall_unique_lock_timeout": NO_WAIT,
+                "heimdall_unique_lock_blocking": NO_WAIT,
+                "heimdall_lock_prefix": OUR_PREFIX,
+                "heimdall_rate_limit_prefix": (
+                    "There is no counterpart: celery-redlock does not limit rates."
+                ),
+            },
         ),
         Peer(
             library="celery-once-task",
             package="celery_once_task",
             base="OnceTask",
-            attributes=("queue_lock", "running_lock", "queue_lock_timeout", "running_lock_timeout"),
-            settings=("once_queue_lock_timeout", "once_running_lock_timeout"),
+            options={
+                "queue_lock": (
+                    "a duplicate is not published until the task {starts}",
+                    "duplicates are published",
+                ),
+                "running_lock": ("a second run is rejected", NOT_ALONE),
+                "queue_lock_timeout": "the first key ends so many seconds after the publish",
+                "running_lock_timeout": "the second key ends so many seconds after the start",
+            },
+            settings={
+                "once_queue_lock_timeout": UNIQUE_FOR,
+                "once_running_lock_timeout": (
+                    "There is no counterpart: a lease is renewed for as long as the task runs, and "
+                    "lock_ttl is how long a killed worker blocks it."
+                ),
+            },
         ),
     )
 }

@@ -18,6 +18,7 @@ from celery_redlock.ops.web.views import Reads, Site, lock_page, main_page, task
 from celery_redlock.reading.quorum import MARKS, MEANINGS
 from celery_redlock.reading.sentences import sentence, wording
 from celery_redlock.settings import Settings
+from celery_redlock.words import redlock_command
 
 __all__ = ["make_app"]
 
@@ -30,6 +31,7 @@ NAMES = {
     "MARKS": MARKS,
     "MEANINGS": MEANINGS,
     "linked": linked,
+    "redlock_command": redlock_command,
     "sentence": sentence,
     "wording": wording,
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
+from celery_redlock import words
 from celery_redlock.words import duration
 
 __all__ = ["FILTERS", "Moment", "moment", "seconds", "text", "visible"]
@@ -89,11 +90,10 @@ def moment(value: Any, now: float) -> Moment | None:
     at = number(value)
     if at is None:
         return None
-    when = datetime.fromtimestamp(at, timezone.utc)
     # Clocks of hosts differ a little; nothing is told of before it happened.
     ago = duration(float(round(max(0.0, now - at))))
-    exact = f"{when:%Y-%m-%d %H:%M:%S} UTC"
-    return Moment(ago, exact, when.isoformat(timespec="milliseconds"))
+    iso = datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="milliseconds")
+    return Moment(ago, words.moment(at), iso)
 
 
 FILTERS = {"text": text, "visible": visible, "seconds": seconds}

@@ -87,9 +87,10 @@ class TaskRow:
 def main_page(site: Site, asked: Asked) -> dict[str, Any]:
     """Return what the page of everything shows."""
     now = time.time()
-    page = site.reader.page(asked.search(now))
-    told = matching(page, asked.search(now))
-    holds = holds_by_task(page.records.holds if page.records else ())
+    search = asked.search(now)
+    page = site.reader.page(search)
+    told = matching(page, search)
+    holds = holds_of(page, search)
     tasks = task_rows(told, holds)
     if asked.filters:
         named = Search("" if asked.event or asked.since else asked.q)
@@ -109,9 +110,7 @@ def task_page(site: Site, asked: Asked) -> dict[str, Any]:
     told = matching(page, search)
     refused = [record for record in told if is_refusal(record)]
     in_its_way = blockers(refused)
-    holds = holds_by_task(
-        it for it in (page.records.holds if page.records else ()) if it.get("task") == asked.name
-    ).get(asked.name)
+    holds = holds_of(page, search).get(asked.name)
     begin = search.since or min((number(it.get("at")) for it in refused), default=now)
     counts = counts_over_time(refused, begin, now, PARTS)
     return {
@@ -186,6 +185,13 @@ def matching(page: Page, search: Search) -> list[dict[str, Any]]:
     """Return the records that fit *search*, oldest first."""
     records = page.records.happened if page.records else ()
     return [record for record in records if search.has_record(record)]
+
+
+def holds_of(page: Page, search: Search) -> dict[str, Holds]:
+    """Return how long each task held its locks in the time of *search*, and of its task if any."""
+    of_time = Search(since=search.since, task=search.task)
+    records = page.records.holds if page.records else ()
+    return holds_by_task(record for record in records if of_time.has_record(record))
 
 
 def task_rows(told: Iterable[Mapping[str, Any]], holds: Mapping[str, Holds]) -> list[TaskRow]:

@@ -15,7 +15,7 @@
   let timer = 0;
   let looking = null; // the AbortController of the look under way
   let lastGood = Date.now();
-  let shown = wanted();
+  let shown = location.pathname + location.search;
 
   function say(kind, words) {
     if (live.textContent === words) return; // or a screen reader would read it out again

@@ -1,0 +1,77 @@
+"""Keys of ours that never expire, which nobody of ours has written: looked for page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from celery_redlock.lock.address import addresses_of
+from celery_redlock.lock.guard import exchange
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripting import Script, read_release
+from celery_redlock.reading.all_locks import SCAN_COUNT, escape
+from celery_redlock.reading.nodes import connected
+
+__all__ = ["LEAKED", "Leaks"]
+
+#: How many pages a node is asked for at a time; it serves others in between.
+PAGES = 10
+
+# KEYS ; answers the positions of those that never expire
+LEAKED_LUA = """
+local leaked = {}
+for i, key in ipairs(KEYS) do
+  if redis.call('PTTL', key) == -1 then leaked[#leaked + 1] = i end
+end
+return leaked
+"""
+LEAKED = Script(LEAKED_LUA, read_release, guarded=False)
+
+
+class Leaks:
+    """
+    Counts leaked keys, a few pages of each node at a time, however many keys there are.
+
+    A node on which this user must not run SCAN is passed over.
+
+    Args:
+        nodes: As the setting ``redlock_nodes``.
+        rules: As all clients have them.
+    """
+
+    def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:
+        self._addresses = addresses_of(nodes)
+        self._pattern = escape(f"{rules.prefix}:".encode()) + b"*"
+        self._under_way: dict[str, tuple[bytes, int]] = {}
+
+    def look(self, labels: Collection[str]) -> dict[str, int]:
+        """Go on with the nodes of these *labels*; return the count of each that is through."""
+        found = {}
+        for address in self._addresses:
+            if address.label in labels:
+                try:
+                    with connected(address) as connection:
+                        count = self._go_on(address.label, connection)
+                except (RedisError, OSError):
+                    self._under_way.pop(address.label, None)
+                    continue
+                if count is not None:
+                    found[address.label] = count
+        return found
+
+    def _go_on(self, label: str, connection: Any) -> int | None:
+        """Read some pages; return how many keys never expire, None if there are more pages."""
+        cursor, count = self._under_way.pop(label, (b"0", 0))
+        scan = (b"MATCH", self._pattern, b"COUNT", b"%d" % SCAN_COUNT)
+        for _ in range(PAGES):
+            ((cursor, keys),) = exchange(connection, (b"SCAN", cursor, *scan))
+            if keys:
+                command = (b"EVAL", LEAKED.source, b"%d" % len(keys), *keys)
+                (positions,) = exchange(connection, command)
+                count += len(positions)
+            if cursor == b"0":
+                return count
+        self._under_way[label] = cursor, count
+        return None
