@@ -15,7 +15,16 @@ from typing import Any
 
 from celery_redlock.log import printable
 
-__all__ = ["LOSSES", "duration", "moment", "number", "redlock_command", "votes_in_words", "who"]
+__all__ = [
+    "LOSSES",
+    "duration",
+    "iso_moment",
+    "moment",
+    "number",
+    "redlock_command",
+    "votes_in_words",
+    "who",
+]
 
 #: So much of what one node answered is shown [characters].
 LONGEST_VOTE = 1000
@@ -50,11 +59,23 @@ def duration(seconds: float) -> str:
 
 
 def moment(at: object) -> str:
-    """Return a moment [s, Unix time] in UTC, to the second."""
+    """Return a moment [s, Unix time] in UTC, to the second; "?" if there is none such."""
+    when = utc(at)
+    return f"{when:%Y-%m-%d %H:%M:%S} UTC" if when is not None else "?"
+
+
+def iso_moment(at: object) -> str:
+    """Return a moment [s, Unix time] for people and programs, to the millisecond; likewise."""
+    when = utc(at)
+    return when.isoformat(timespec="milliseconds") if when is not None else "?"
+
+
+def utc(at: object) -> datetime | None:
+    """Return a moment [s, Unix time] in UTC; None for a year that there is not."""
     try:
-        return f"{datetime.fromtimestamp(number(at), timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError, OSError):  # a year that there is not
-        return "?"
+        return datetime.fromtimestamp(number(at), timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def who(holder: object, at: object = None) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from celery_redlock.words import LOSSES, duration, moment, number, votes_in_words, who
+from celery_redlock.words import LOSSES, duration, iso_moment, number, votes_in_words, who
 
 __all__ = ["WORDINGS", "Wording", "sentence", "wording"]
 
@@ -85,7 +85,7 @@ def refusal(record: Record) -> str:
 
 
 def slot(record: Record) -> str:
-    return f"slot {text(record, 'entry')!r} of {moment(record.get('due'))}"
+    return f"slot {text(record, 'entry')!r} of {iso_moment(record.get('due'))}"
 
 
 def from_table(table: Mapping[str, str], field: str) -> Callable[[Record], str]:
@@ -104,6 +104,11 @@ def acquired(record: Record) -> str:
     )
 
 
+def unavailable(record: Record) -> str:
+    whom = f" for {task(record)}" if record.get("task") else ""
+    return f"No quorum for {lock(record)} after {length(record, 'waited')}{whom}"
+
+
 def rescheduled(record: Record) -> str:
     again = f"{number(record.get('countdown')):g} s (attempt {number(record.get('times')):g})"
     return f"Rescheduled {task(record)} in {again}"
@@ -115,13 +120,14 @@ def duplicate(record: Record) -> str:
 
 
 def published(record: Record) -> str:
-    late = f", {length(record, 'late')} late" if number(record.get("late")) >= 1 else ""
+    seconds = number(record.get("late"))
+    late = f", {seconds:.1f} s late" if seconds >= 1 else ""
     return f"Published {slot(record)} as {task(record)}{late}"
 
 
 def slot_skipped(record: Record) -> str:
     since = record.get("since")
-    return f"Skipped {slot(record)}{f' and all since {moment(since)}' if number(since) else ''}"
+    return f"Skipped {slot(record)}{f' and all since {iso_moment(since)}' if number(since) else ''}"
 
 
 def measured(record: Record) -> str:
@@ -147,7 +153,8 @@ def anything(record: Record) -> str:
 
 
 def lost(record: Record) -> str:
-    return f"Lock {text(record, 'name')!r}{of_task(record)} is lost ({text(record, 'reason')})"
+    by = f" by {task(record)}" if record.get("task") else ""
+    return f"Lock {text(record, 'name')!r} is lost ({text(record, 'reason')}){by}"
 
 
 #: Why a slot was skipped, in words.
@@ -178,7 +185,7 @@ WORDINGS: dict[str, Wording] = {
     "LockUnavailable": Wording(
         "no quorum",
         "warn",
-        lambda it: f"No quorum for {lock(it)}{of_task(it)} after {length(it, 'waited')}",
+        unavailable,
         lambda it: votes_in_words(it.get("votes")),
     ),
     "LockRenewed": Wording(

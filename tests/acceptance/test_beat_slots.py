@@ -195,7 +195,7 @@ def ids_of(it, name):
 def skipped_at_run_time(it, name):
     """Return the ids of the tasks of which a worker told that they lost the lock *name*."""
     texts = [event["text"] for event in read(it.events, "TaskSkipped")]
-    found = (re.search(rf"\[(.+)\]: lock '{name}': held by", text) for text in texts)
+    found = (re.search(rf"\[(.+)\]: lock '{name}' is held by", text) for text in texts)
     return {match[1] for match in found if match}
 
 
@@ -246,7 +246,7 @@ def test_while_a_run_goes_on_its_later_slots_are_skipped(it, name):
     skipped = [slot for slot in it.told(name, SKIPPED) if began < slot.due < ended]
     assert len(skipped) >= 2
     assert {slot.level for slot in skipped} == {"WARNING"}
-    words = rf"Skipped slot '{name}' of [^:]+:[^:]+:[^:]+: the run of an earlier slot has not ended"
+    words = rf"Skipped slot '{name}' of \S+: the run of an earlier slot has not ended"
     assert all(re.fullmatch(words, slot.text) for slot in skipped)
 
     assert following >= ended

@@ -431,7 +431,10 @@ def test_tail_shows_what_was_and_picks(line, nodes):
     assert told("--event", "LeaseLost") == ["three"]
     assert told("-n", "1", "--event", "TaskSkipped", "--event", "Other") == ["two"]
     _, out, _ = line.redlock(nodes, "tail", "--no-follow")
-    assert "Lock 'nightly' of task shop.nap[three] is lost (deadline)" in out.splitlines()[2]
+    assert (
+        "Lock 'nightly' is lost (deadline) by task shop.nap[three]: not renewed in time"
+        in out.splitlines()[2]
+    )
 
 
 def test_tail_follows_through_the_death_of_nodes_until_ctrl_c(line, nodes):

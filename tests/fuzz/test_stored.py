@@ -150,10 +150,13 @@ def test_a_refusal_is_logged_in_one_tame_line(holder):
     handler.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger("celery_redlock")
     logger.addHandler(handler)
+    before = logger.level
+    logger.setLevel(logging.INFO)
     try:
         event = TaskSkipped("n", "t", "id", cause="conflict", holder={**holder, "token": "a" * 8})
         log_event(event)
     finally:
+        logger.setLevel(before)
         logger.removeHandler(handler)
     (line,) = lines
     assert line.isprintable()

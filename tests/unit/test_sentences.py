@@ -28,9 +28,9 @@ HOLDER = {
 REFUSED = {"name": "invoice:7", "cause": "conflict", "holder": HOLDER, **KIN}
 HELD = "lock 'invoice:7' is held by task shop.bill[id-0], process 7 on web-1, for 10 s"
 NODE = "lock-1:1/0"
-SLOT = "slot 'nightly' of 1970-01-01 00:01:40 UTC"
+SLOT = "slot 'nightly' of 1970-01-01T00:01:40.000+00:00"
 EARLIER = "the run of an earlier slot has not ended"
-SINCE = "and all since 1970-01-01 00:00:50 UTC"
+SINCE = "and all since 1970-01-01T00:00:50.000+00:00"
 EVENTS = [
     (
         events.LockAcquired("a", 7, 0.5, **KIN),
@@ -45,11 +45,15 @@ EVENTS = [
         events.LockUnavailable("a", {"n1": "no answer in time", "n2": "refused"}, 0.5),
         "No quorum for lock 'a' after 0.5 s: n1: no answer in time; n2: refused",
     ),
+    (
+        events.LockUnavailable("a", {"n1": "refused"}, 0.5, **KIN),
+        "No quorum for lock 'a' after 0.5 s for task shop.bill[id-1]: n1: refused",
+    ),
     (events.LockRenewed("a", 20.0), "Renewed lock 'a' with 20 s left"),
     (events.LockReleased("a", 75.0), "Released lock 'a' after 1 min 15 s"),
     (
         events.LeaseLost("A", "deadline", **KIN),
-        "Lock 'A' of task shop.bill[id-1] is lost (deadline): not renewed in time",
+        "Lock 'A' is lost (deadline) by task shop.bill[id-1]: not renewed in time",
     ),
     (events.LeaseLost("a", "new"), "Lock 'a' is lost (new): new"),
     (events.TaskSkipped(**REFUSED), f"Skipped task shop.bill[id-1]: {HELD}"),
@@ -88,7 +92,7 @@ EVENTS = [
     (events.SlotPublished("nightly", "t", 100.0, "id-1", 0.2), f"Published {SLOT} as task t[id-1]"),
     (
         events.SlotPublished("nightly", "t", 100.0, "id-1", 2.0),
-        f"Published {SLOT} as task t[id-1], 2 s late",
+        f"Published {SLOT} as task t[id-1], 2.0 s late",
     ),
     (events.SlotSkipped("nightly", "t", 100.0, "overlap"), f"Skipped {SLOT}: {EARLIER}"),
     (

@@ -294,8 +294,7 @@ class Live:
         from rich.text import Text  # noqa: PLC0415
 
         gaps = "" if self._snapshot and self._snapshot.is_complete else " (not all)"
-        filtered = ""
-        if self._part or self._is_typing:
-            filtered = f"  filter: {self._part}{'_' if self._is_typing else ''}"
+        typed = self._part + "_" * self._is_typing
+        filtered = f"  filter: {typed}" if typed else ""
         said = f"{len(names)} names{gaps} by {self._order}{filtered}"
         return Text(f"\n{self._problem or said}\n", no_wrap=True) + Text(KEYS, "dim")
