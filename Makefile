@@ -43,7 +43,7 @@ demo: $(if $(wildcard $(DEV)),$(DEV),$(DEMO)) ## See tasks under a lock, and nod
 	$(BIN)/celery-redlock demo $(ARGS)
 
 # Takes the developers' .venv where there is one, as `demo` does.
-check: $(if $(wildcard $(DEV)),$(DEV),$(CHECK)) ## Check a change in a minute: lint, unit and contract tests
+check: $(if $(wildcard $(DEV)),$(DEV),$(CHECK)) ## Check a change in 1.5 minutes: lint, unit and contract tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(if $(CHANGED),$(BIN)/mypy --strict --follow-imports=silent $(CHANGED))

@@ -20,6 +20,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
     "from_code",
 ]
 exclude_patterns = ["_ext", "_build"]
@@ -42,6 +43,10 @@ autodoc_class_signature = "mixed"
 # Output samples and excerpts of configuration need not be complete.
 suppress_warnings = ["misc.highlighting_failure"]
 pygments_style = "friendly"
+# What is copied is what one types: no prompt, no output.
+copybutton_prompt_text = "$ "
+copybutton_only_copy_prompt_lines = True
+copybutton_line_continuation_character = "\\"
 html_theme = "furo"
 html_title = "celery-redlock"
 html_show_copyright = False

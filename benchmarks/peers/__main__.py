@@ -19,7 +19,7 @@ from rich.console import Console
 from benchmarks.peers.record import Found, Run, load, machine, save
 from benchmarks.peers.rows import BY_KEY, COLUMNS, CONTROLS, OURS, cells
 from benchmarks.peers.runner import run_all
-from benchmarks.peers.table import README, on_screen, rendered, sign, told
+from benchmarks.peers.table import PAGE, on_screen, rendered, sign, told
 
 
 def chosen_from(arguments: Sequence[str]) -> argparse.Namespace:
@@ -33,8 +33,8 @@ def chosen_from(arguments: Sequence[str]) -> argparse.Namespace:
     columns = (*COLUMNS, *CONTROLS)
     parser.add_argument("--only", action="append", choices=columns, help="may be repeated")
     parser.add_argument("--jobs", type=int, default=4, help="how many cells at the same time")
-    parser.add_argument("--record", action="store_true", help="keep it, and rewrite the README")
-    parser.add_argument("--render", action="store_true", help="run nothing, rewrite the README")
+    parser.add_argument("--record", action="store_true", help="keep it, and rewrite the page")
+    parser.add_argument("--render", action="store_true", help="run nothing, rewrite the page")
     chosen = parser.parse_args(arguments)
     if unknown := [row for row in chosen.rows if row not in BY_KEY]:
         parser.error(f"no such row: {', '.join(unknown)}; rows are {', '.join(BY_KEY)}")
@@ -51,8 +51,8 @@ def wrong(found: Sequence[Found]) -> list[str]:
 
 
 def render(run: Run) -> int:
-    """Write the table of *run* into the README; return 0."""
-    README.write_text(rendered(README.read_text(), run))
+    """Write the table of *run* into docs/comparison.md; return 0."""
+    PAGE.write_text(rendered(PAGE.read_text(), run))
     return 0
 
 

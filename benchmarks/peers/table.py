@@ -1,7 +1,7 @@
 """
-The table: in Markdown for the README, and on a terminal.
+The table: in Markdown for docs/comparison.md, and on a terminal.
 
-The README has it between ``<!-- compare: table -->`` and ``<!-- end -->``; all other text there
+The page has it between ``<!-- compare: table -->`` and ``<!-- end -->``; all other text there
 is written by hand.
 """
 
@@ -17,7 +17,7 @@ from benchmarks.peers.record import Found, Run
 from benchmarks.peers.rows import AMPLE, BY_KEY, COLUMNS, COOKBOOK, LONGEST, OURS, ROWS, SHORT
 from benchmarks.peers.verdicts import Verdict
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "comparison.md"
 PLACE = re.compile(r"(?<=<!-- compare: table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 HOLDS, FAILS = "✓", "✗"
 #: What a reader has to know of the settings; `benchmarks.peers.contestants` has them all.

@@ -176,6 +176,24 @@ def test_the_reference_has_every_option_setting_and_policy(reference):
             assert re.search(rf"\n{field.name}\b", reference["policies"]), field.name
 
 
+def test_options_settings_and_errors_can_be_linked_to(site):
+    """Each has the anchor that a code host gives its heading, too."""
+    for page, names in {
+        "options": OPTIONS,
+        "settings": [f"redlock_{name}" for name in KNOWN],
+        "errors": [name.lower() for name in errors.__all__],
+    }.items():
+        anchors = Content.of(site / "reference" / f"{page}.html").anchors
+        assert set(names) <= anchors, page
+
+
+def test_code_can_be_copied(site):
+    """Without prompt and output."""
+    page = (site / "tutorial.html").read_text()
+    assert "copybutton.js" in page
+    assert r"$ " in (site / "_static" / "copybutton.js").read_text()
+
+
 def test_the_reference_has_every_error_and_event(reference):
     """With its fields and what its docstring says."""
     for name in errors.__all__:
@@ -218,8 +236,9 @@ def test_the_reference_has_every_command(reference):
                     assert option.opts[0] in told, (name, option.opts)
 
 
-def test_the_reference_has_every_finding(reference):
-    """Every code that is written as one in the doctor's files."""
+def test_the_reference_has_every_finding(site, reference):
+    """Every code that is written as one in the doctor's files, with an anchor."""
+    anchors = Content.of(site / "reference" / "doctor.html").anchors
     folder = Path(check_nodes.__file__).parent
     written = "".join(file.read_text() for file in folder.glob("*.py"))
     codes = set(re.findall(r'Finding\(\s*\w+,\s*"([\w-]+)"', written))
@@ -227,6 +246,7 @@ def test_the_reference_has_every_finding(reference):
     for code in {*codes, "task-declared", "observers"}:
         row = rf"\n{code}\n+(error|warning|note)( or \w+)*\n+\w"
         assert re.search(row, reference["doctor"]), code
+        assert code in anchors
 
 
 def test_the_reference_has_every_public_name(reference):

@@ -1,4 +1,4 @@
-"""The README's way from nothing to a protected task, command by command, as a stranger types it."""
+"""The way of docs/example.md to a protected task, command by command, as a stranger types it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.pages import blocks_of, commands_of
 from support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "example.md"
 #: What tests/package does with the built package.
 SET_UP = {
     "python3 -m venv .venv",
@@ -31,10 +31,10 @@ STAYS = {
 
 def typed():
     """Return the commands of the section, in order."""
-    text = README.read_text()
+    text = PAGE.read_text()
     begins = text.count("\n", 0, text.index("## Five minutes to a protected task"))
     ends = text.count("\n", 0, text.index("Three commands show and test more"))
-    blocks = [b for b in blocks_of(README) if b.language == "console" and begins < b.line < ends]
+    blocks = [b for b in blocks_of(PAGE) if b.language == "console" and begins < b.line < ends]
     return [command.text for block in blocks for command in commands_of(block)]
 
 

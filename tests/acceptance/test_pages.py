@@ -83,7 +83,7 @@ OPERATOR = {
 }
 #: Page -> command, without a comment behind it -> what becomes of it.
 COMMANDS = {
-    "README.md": {
+    "docs/example.md": {
         "make demo": DEMO,
         "make check": NotRun("a part of `make test`"),
         "make test": NotRun("this is a part of it"),
@@ -93,14 +93,16 @@ COMMANDS = {
         "celery-redlock servers": FIVE_MINUTES,
         "celery -A example_worker.app redlock bootstrap --yes": FIVE_MINUTES,
         "celery -A example_worker.app redlock ls": FIVE_MINUTES,
-        'pip install celery-redlock "celery[redis]"': PUBLISHED,
-        "celery -A shop beat -S redlock": Until(r"leads -> one of all called .shop."),
-        **OPERATOR,
         "docker compose up --build --detach": COMPOSE,
         "docker compose exec beat python -m example_worker.publish": COMPOSE,
         "docker compose exec beat celery -A example_worker.app redlock status": COMPOSE,
         "celery -A example_worker.app worker --concurrency 8 --loglevel INFO": FIVE_MINUTES,
         "python -m example_worker.publish": FIVE_MINUTES,
+    },
+    "docs/how-to/install.md": {'pip install celery-redlock "celery[redis]"': PUBLISHED},
+    "docs/how-to/why-did-my-task-not-run.md": OPERATOR,
+    "docs/reference/beat.md": {
+        "celery -A shop beat -S redlock": Until(r"leads -> one of all called .shop."),
     },
     "docs/operating.md": {
         **{command: it for command, it in OPERATOR.items() if it is not WEB},
@@ -185,13 +187,13 @@ def is_warning_of_the_watchdog(text):
 
 #: Page -> first word or words of a block that is not run -> what holds it.
 HELD = {
-    "README.md": {"NODE": is_table_of_status},
     "docs/architecture.md": {"": names_files_that_exist},
     "docs/guarantees.md": {
         "        node A": is_a_drawing,
         "holder   asks": is_a_drawing,
         "UPDATE counter": refuses_stale_writers,
     },
+    "docs/how-to/why-did-my-task-not-run.md": {"NODE": is_table_of_status},
     "docs/lost-leases.md": {"WARNING The watchdog": is_warning_of_the_watchdog},
     "docs/operating.md": {
         "Skipped task": is_line_of_a_skip,

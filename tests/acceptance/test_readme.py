@@ -11,18 +11,19 @@ import importlib.util
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import celery_redlock
+from celery_redlock import errors
 from celery_redlock.lock.lease import quarantine_for, quorum, valid_until
 from celery_redlock.lock.rules import Rules
 from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import KNOWN, Settings
 from celery_redlock.task import policies
 from celery_redlock.task.options import OPTIONS
-from support.clients import let_go
 from support.page_names import names_for
 from support.page_run import PageRun, run_page
 from support.pages import blocks_of, commands_of
@@ -30,7 +31,9 @@ from support.pages import blocks_of, commands_of
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PYPROJECT = ROOT / "pyproject.toml"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+ERRORS = ROOT / "docs" / "reference" / "errors.md"
+DOCS = ROOT / "docs"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 
 
 def named(page):
@@ -50,9 +53,9 @@ def tables(page):
     return found
 
 
-def table(first_words):
-    """Return the rows of the README's table whose head starts with *first_words*."""
-    (found,) = [t for t in tables(README) if t[0][0].strip("` ") == first_words]
+def table(page, first_words):
+    """Return the rows of the table of a page in docs/ whose head starts with *first_words*."""
+    (found,) = [t for t in tables(DOCS / page) if t[0][0].strip("` ") == first_words]
     return found[1:]
 
 
@@ -61,7 +64,7 @@ def table(first_words):
 
 @pytest.fixture
 def names(five_nodes, broker):
-    """What the names of servers in the README stand for."""
+    """What the names of servers in a page stand for."""
     with names_for(README.read_text(), [*five_nodes, broker]) as it:
         yield it
 
@@ -73,65 +76,88 @@ def take_python(run, block):
 
 
 @pytest.fixture
-def readme(names, tmp_path):
-    """What the examples of the README have left when all of them have run."""
-    with run_page(README, tmp_path, names, take_python) as run:
-        yield run.left
+def left_by(names, tmp_path):
+    """Run the Python of a page in docs/, and return what it leaves: ``left_by(page)``."""
+    with ExitStack() as stack:
+        yield (
+            lambda page: (
+                stack.enter_context(run_page(DOCS / page, tmp_path, names, take_python)).left
+            )
+        )
 
 
-def test_the_examples_do_what_the_text_says(readme):
-    """Names, leases, outcomes and refusals are those that the sentences around them promise."""
-    bill, export = readme["bill"], readme["export"]
-    assert re.fullmatch(r"invoice 7 billed with fence \d+", bill.apply((7,)).get())
+def test_lock_names_are_what_the_options_say(left_by):
+    """A template makes the whole name; with `unique_on` only the named arguments count."""
+    left = left_by("reference/options.md")
+    bill, export = left["bill"], left["export"]
+    assert bill.apply((7,)).get() == "invoice 7 billed"
     assert bill.lock_name((7,)) == bill.lock_name((), {"invoice_id": 7}) == "invoice:7"
     assert export.lock_name(("a",)) == export.lock_name(("a",), {"full": True})
     assert export.lock_name(("a",)) != export.lock_name(("b",))
-    with pytest.raises(RuntimeError):  # a direct call takes no lock
-        bill(7)
-    first, second = readme["first"], readme["second"]
+
+
+def test_a_duplicate_joins_the_first(left_by):
+    """As the comment of the example says."""
+    left = left_by("how-to/unique-at-publish.md")
+    first, second = left["first"], left["second"]
     assert (first.duplicate, second.duplicate, second.holder_id) == (False, True, first.id)
-    assert readme["number"] > 0
-    assert readme["outcome"] is celery_redlock.ReleaseOutcome.RELEASED
-    assert len(readme["who"]) == 3
+
+
+def test_a_lock_without_celery_is_held_and_given_back(left_by):
+    """With a fence, an outcome, and what each node knows."""
+    left = left_by("how-to/without-celery.md")
+    assert left["number"] > 0
+    assert left["outcome"] is celery_redlock.ReleaseOutcome.RELEASED
+    assert len(left["who"]) == 3
+
+
+def test_a_smaller_fence_is_refused(left_by):
+    """By the statement of the example."""
+    left = left_by("reference/lock.md")
     with pytest.raises(RuntimeError, match="later has written already"):
-        readme["mark_paid"](readme["db"], 7, fence=1001)
+        left["mark_paid"](left["db"], 7, fence=1001)
 
 
-def test_a_skipped_task_tells_who_was_faster(readme):
+def test_a_skipped_task_tells_who_was_faster(left_by):
     """While somebody holds the invoice, the task succeeds with the value of the policy table."""
-    with readme["locks"].hold("invoice:7"):
-        skipped = readme["bill"].apply((7,)).get()
+    left = left_by("reference/options.md")
+    with plugin_for(left["app"]).locks.hold("invoice:7"):
+        skipped = left["bill"].apply((7,)).get()
     assert list(skipped) == ["skipped", "lock", "holder"]
     assert (skipped["skipped"], skipped["lock"]) == ("conflict", "invoice:7")
-    (row,) = [row for row in table("policy") if row[0].startswith('`"skip"')]
+    rows = table("reference/policies.md", "policy")
+    (row,) = [row for row in rows if row[0].startswith('`"skip"')]
     assert '`{"skipped": "conflict", "lock": ..., "holder": {...}}`' in row[1]
 
 
-def test_one_server_is_enough(readme):
+def test_one_server_is_enough(left_by):
     """Without redlock_nodes the result backend is the one node, as the text says."""
-    small = readme["small"]
-    assert readme["tidy"].apply().get() == "tidied"
+    left = left_by("how-to/one-server.md")
+    small = left["small"]
+    assert left["tidy"].apply().get() == "tidied"
     settings = plugin_for(small).settings
     assert settings.is_fallback
     assert settings.nodes == [small.conf.result_backend]
 
 
-def test_the_first_example_runs_in_a_worker(names, start_worker, tmp_path, monkeypatch):
-    """As a file of its own, with real messages: of two copies one is billed."""
-    first = next(block for block in blocks_of(README) if block.language == "python")
-    example = names.replaced(first.text)
-    (tmp_path / "readme_shop.py").write_text(example)
-    assert len([line for line in example.splitlines() if line.strip()]) <= 10
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "readme_shop", raising=False)
-    import readme_shop
+def test_the_first_example_is_short_and_a_direct_call_takes_no_lock(names, tmp_path):
+    """Twelve lines of code at most; that it runs in a worker is on the page itself."""
+    with run_page(README, tmp_path, names, take_python):
+        example = (tmp_path / "shop.py").read_text()
+        assert len([line for line in example.splitlines() if line.strip()]) <= 12
+        import shop
 
-    worker = start_worker("readme_shop")
-    results = [readme_shop.bill.delay(number) for number in (7, 8)]
-    for number, result in zip((7, 8), results, strict=True):
-        assert result.get(timeout=100).startswith(f"invoice {number} billed with fence ")
-    let_go(readme_shop.app)
-    worker.terminate()
+        try:
+            assert re.fullmatch(r"invoice 7 billed with fence \d+", shop.bill.apply((7,)).get())
+            with pytest.raises(RuntimeError):
+                shop.bill(7)
+        finally:
+            plugin_for(shop.app).locks.close()
+
+
+def test_the_readme_is_one_page():
+    """At most 160 lines, or it is no first page any more."""
+    assert len(README.read_text().splitlines()) <= 160
 
 
 # -- the tables -------------------------------------------------------------------------
@@ -142,9 +168,14 @@ def code(cell):
     return None if not cell.startswith("`") else re.fullmatch(r"`(.+)`", cell)[1]
 
 
-def options():
-    """Return the rows of the options table: attribute, setting, default."""
-    return [(code(r[0]), code(r[1]), r[2]) for r in table("task attribute")]
+def described(page):
+    """Return what a page of the reference says of each name: its list, and its text."""
+    found = {}
+    for part in (DOCS / page).read_text().split("\n## ")[1:]:
+        name, _, text = part.partition("\n")
+        if told := dict(re.findall(r"^- (Type|Default|Setting): (.+)$", text, re.MULTILINE)):
+            found[name] = told, text
+    return found
 
 
 def setting_default(name):
@@ -153,30 +184,45 @@ def setting_default(name):
     return None if name == "nodes" else fields[name].default
 
 
-def test_the_options_table_names_every_option_and_no_other():
-    """Each attribute and each setting has one row, the same one where they belong together."""
-    rows = options()
-    attributes = {a: s for a, s, _ in rows if a}
-    assert attributes == {a: f"redlock_{s}" if s else None for a, s in OPTIONS.items()}
-    settings = [s for _, s, _ in rows if s]
+def test_every_option_and_setting_has_a_heading_of_its_own():
+    """And no other has: so a link and a search land on it."""
+    options, settings = described("reference/options.md"), described("reference/settings.md")
+    assert list(options) == list(OPTIONS)
     assert sorted(settings) == [f"redlock_{name}" for name in KNOWN]
 
 
-def test_the_options_table_has_the_defaults():
-    """What the table says is what an option has when nobody says anything."""
-    for attribute, setting, default in options():
-        value = eval(code(default))
+def test_options_name_their_settings_and_defaults():
+    """What a page says is what an option has when nobody says anything."""
+    for attribute, (told, _) in described("reference/options.md").items():
+        setting, value = OPTIONS[attribute], eval(code(told["Default"]))
+        name = f"redlock_{setting}"
+        assert told["Setting"] == (f"[`{name}`](settings.md#{name})" if setting else "none")
+        own = getattr(celery_redlock.RedlockTask, attribute)
+        assert own == (None if setting else value), attribute
         if setting:
-            assert setting_default(setting.removeprefix("redlock_")) == value, setting
-        if attribute:
-            own = getattr(celery_redlock.RedlockTask, attribute)
-            assert own == (None if setting else value), attribute
+            assert setting_default(setting) == value, attribute
+    for name, (told, _) in described("reference/settings.md").items():
+        assert setting_default(name.removeprefix("redlock_")) == eval(code(told["Default"])), name
+
+
+def test_every_option_and_setting_has_a_type_and_an_example():
+    """The example uses it; that it runs is `test_pages.py`."""
+    for page in ("reference/options.md", "reference/settings.md"):
+        for name, (told, text) in described(page).items():
+            (example,) = re.findall(r"^```python\n(.+?)^```$", text, re.MULTILINE | re.DOTALL)
+            assert re.search(rf"\b{name}\b ?=", example), name
+            assert told["Type"], name
+
+
+def test_every_error_has_a_heading_of_its_own():
+    """With what to do about it."""
+    assert set(errors.__all__) <= set(re.findall(r"^## (\w+)$", ERRORS.read_text(), re.MULTILINE))
 
 
 def test_the_policies_table_is_complete_and_shows_defaults():
     """Each word has its row, and stands for the policy beside it with the defaults shown."""
     shown = {}
-    for row in table("policy"):
+    for row in table("reference/policies.md", "policy"):
         word, call = (code(part.strip()) for part in row[0].split(", ", 1))
         shown[eval(word)] = call
     assert set(shown) == set(policies.WORDS)
@@ -189,24 +235,26 @@ def test_the_policies_table_is_complete_and_shows_defaults():
 
 def test_the_numbers_of_the_text_are_those_of_the_code():
     """Quarantines, stalls and majorities, computed as the lock computes them."""
-    text = README.read_text()
+    text = (DOCS / "how-to" / "choose-settings.md").read_text()
     pairs = re.search(r"sits out: (.+?)\.\n", text)[1]
     for max_ttl, seconds in re.findall(r"(\d+) → (\d+) s", pairs):
         assert round(quarantine_for(int(max_ttl), Rules().drift_factor)) == int(seconds)
-    assert f"{Rules().quarantine:.0f} s by default" in text
-    for ttl, blocked, stall in table("lock_ttl"):
+    restarts = (DOCS / "restarts.md").read_text()
+    assert f"{Rules().quarantine:.0f} s by default" in restarts
+    for ttl, blocked, stall in table("how-to/choose-settings.md", "lock_ttl"):
         lease = float(ttl.split()[0])
         assert blocked == f"up to {lease:g} s"
         assert int(valid_until(0.0, lease, Rules().drift_factor) - lease / 3) == int(stall[:-2])
-    for nodes, survives, _ in table("nodes"):
+    for nodes, survives, _ in table("how-to/choose-settings.md", "nodes"):
         lost = 0 if survives == "none" else int(survives)
         assert int(nodes) - lost == quorum(int(nodes))
 
 
 def test_versions_are_those_of_the_package():
     """The versions that the text promises are those that pyproject.toml admits."""
-    words = "Python 3.10 to 3.13,\nCelery 5.4 to 5.7, redis-py 6.4 to 8."
-    assert words in README.read_text()
+    words = "Python 3.10 to 3.13, Celery 5.4 to 5.7, redis-py 6.4 to 8."
+    for page in (README, DOCS / "how-to" / "install.md"):
+        assert words in " ".join(page.read_text().split())
     for promised in ('">=3.10"', '"celery>=5.4,<6"', '"redis>=6.4,<9"'):
         assert promised in PYPROJECT.read_text()
     newest = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PYPROJECT.read_text())[-1]
@@ -254,7 +302,7 @@ def test_commands_exist():
             continue
         seen.add(match[1])
     assert {"demo", "test", "status", "why", "doctor", "web", "example_worker.publish"} <= seen
-    named = set(re.findall(r"`make (\w+)`", README.read_text()))
+    named = {it for page in PAGES for it in re.findall(r"`make (\w+)`", page.read_text())}
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in named)
 
 

@@ -153,7 +153,7 @@ def test_the_command_line_knows_the_group(bare, shop):
 
 
 def test_beat_knows_the_scheduler(bare, shop):
-    """By the word that the README has."""
+    """By the word that the docs have."""
     words = ("-A", "shop", "beat", "-S", "redlock", "--help")
     code, _, err = bare.run("celery", *words, cwd=shop())
     assert code == 0, err

@@ -13,7 +13,8 @@ from support.built import ROOT, contents, run
 
 README = (ROOT / "README.md").read_text()
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
-LINK = re.compile(r"(?<!\w)\[[^\]]+\]\(([^)\s]+)\)")
+LINK = re.compile(r"(?<![\w!])\[[^\]]+\]\(([^)\s]+)\)")
+PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 #: What an index shows in a place of its own; the whole set, or none.
 URLS = {"Homepage", "Documentation", "Source", "Changelog", "Issues"}
@@ -140,6 +141,14 @@ def test_files_that_the_page_names_are_in_the_source_archive(archives, described
         if name and not link.startswith("https://"):
             assert f"`{name}`" in described
             assert name in files or any(file.startswith(f"{name}/") for file in files)
+
+
+def test_pictures_of_the_readme_are_left_out(archives, described):
+    """An index has none of our files; in the source archive they are where the README says."""
+    pictures = PICTURE.findall(README)
+    assert pictures
+    assert PICTURE.findall(described) == []
+    assert set(pictures) <= set(contents(archives.sdist))
 
 
 def test_code_of_the_page_is_that_of_the_readme(described):

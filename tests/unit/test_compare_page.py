@@ -1,4 +1,4 @@
-"""The comparison with other libraries: what is judged, and that the README says what was seen."""
+"""The comparison with other libraries: what is judged, and that the pages say what was seen."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ A_RUN = Run(tuple(a_find(*one) for one in cells()), MACHINE)
 
 @pytest.fixture
 def made(monkeypatch, tmp_path):
-    """Have a run that ends at once: tell the runner what it finds; record and README are copies."""
+    """Have a run that ends at once: tell the runner what it finds; record and page are copies."""
     monkeypatch.setattr(records, "RECORDED", tmp_path / "peers.json")
-    monkeypatch.setattr(runner, "README", tmp_path / "README.md")
-    runner.README.write_text("Before\n<!-- compare: table -->\nas it was\n<!-- end -->\nAfter\n")
+    monkeypatch.setattr(runner, "PAGE", tmp_path / "comparison.md")
+    runner.PAGE.write_text("Before\n<!-- compare: table -->\nas it was\n<!-- end -->\nAfter\n")
 
     def main(*arguments, found=A_RUN.found):
         by_cell = {(one.row, one.column): one for one in found if isinstance(one, Found)}
@@ -183,21 +183,21 @@ def test_a_situation_that_did_not_come_about_is_no_verdict(made, capsys):
     assert not records.RECORDED.exists()
 
 
-def test_a_recorded_run_is_read_again_and_stands_in_the_readme(made):
+def test_a_recorded_run_is_read_again_and_stands_in_the_page(made):
     """Between the markers, and nothing else moves."""
     pytest.importorskip("celery_once")
     assert made("--record") == 0
     run = records.load()
     assert sorted(run.found, key=str) == sorted(A_RUN.found, key=str)
     assert run.machine["versions"]["celery-once"]
-    page = runner.README.read_text()
+    page = runner.PAGE.read_text()
     assert page.startswith("Before\n<!-- compare: table -->\n| | celery-once |")
     assert page.endswith(".\n<!-- end -->\nAfter\n")
     assert "as it was" not in page
     assert table.rendered(page, run) == page
-    runner.README.write_text("<!-- compare: table -->\n<!-- end -->\n")
+    runner.PAGE.write_text("<!-- compare: table -->\n<!-- end -->\n")
     assert made("--render") == 0
-    assert runner.README.read_text().startswith("<!-- compare: table -->\n| | celery-once |")
+    assert runner.PAGE.read_text().startswith("<!-- compare: table -->\n| | celery-once |")
 
 
 @pytest.mark.parametrize(
@@ -255,12 +255,36 @@ def test_the_record_says_what_it_was_made_with(run):
     assert run.machine["seconds"] > 0
 
 
-def test_the_readme_has_the_table_of_the_record(run):
+def test_the_page_has_the_table_of_the_record(run):
     """`python -m benchmarks.peers --record` is what writes it."""
-    page = table.README.read_text()
+    page = table.PAGE.read_text()
     assert table.PLACE.search(page)
     assert table.rendered(page, run) == page
     assert f"| {ROWS[0].name} |" in page
+
+
+#: What the README says of a row, in plain words -> the row.
+SHORT = {
+    "A task that outlasts its TTL still runs alone": "task outlasts TTL",
+    "A message that is delivered again: one run, one result": "redelivery while running",
+    "A retry runs, and alone": "retry",
+    "A chord with a duplicate in it ends": "chord with a duplicate",
+    "Tasks run, under a lock, while a lock server is down": "lock server down",
+    "Two beats publish each entry once": "two beats",
+}
+
+
+def test_the_readme_has_a_part_of_the_record(run):
+    """Its short table says yes where the record holds, and no where it does not."""
+    page = (table.PAGE.parents[1] / "README.md").read_text()
+    lines = page.partition("<!-- compare: short -->\n")[2].partition("\n\n")[0].splitlines()
+    (_, *columns), _, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in lines)
+    assert [name for name, *_ in rows] == list(SHORT)
+    keys = {row.name: row.key for row in ROWS}
+    for name, *told in rows:
+        verdicts = [run.cell(keys[SHORT[name]], column).verdict for column in columns]
+        assert told == ["yes" if one.holds else "no" for one in verdicts], name
+    assert f"{len(ROWS) - len(SHORT)} more rows" in page.replace("five", "5")
 
 
 def test_the_table_can_be_read_on_a_first_screen(run):

@@ -30,8 +30,7 @@ class FromCode(SphinxDirective):
         word = self.arguments[0]
         for file in of_code.READ:  # to be made anew when one of them has changed
             self.env.note_dependency(str(file))
-        text = sources.with_links(getattr(of_code, word.replace("-", "_"))(), self.env.docname)
-        return self.parse_text_to_nodes(text)
+        return self.parse_text_to_nodes(getattr(of_code, word.replace("-", "_"))())
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

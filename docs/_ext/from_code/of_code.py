@@ -1,4 +1,4 @@
-"""What the reference says of options, events, metrics, commands and findings, as Markdown."""
+"""What the reference says of errors, events, metrics, commands and findings, as Markdown."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from celery_redlock.observers import otel, prometheus
 from celery_redlock.ops.cli import redlock
 from celery_redlock.ops.doctor.finding import LEVELS
 from celery_redlock.ops.main import main
-from celery_redlock.settings import KNOWN, PREFIX
-from celery_redlock.task.options import OPTIONS
 
 __all__ = [
     "READ",
@@ -33,16 +31,12 @@ __all__ = [
     "findings",
     "metrics",
     "opentelemetry",
-    "options",
-    "policies",
-    "settings",
 ]
 
 ROOT = Path(__file__).parents[3]
-README = ROOT / "README.md"
 DOCTOR = sorted((ROOT / "celery_redlock" / "ops" / "doctor").glob("*.py"))
 #: Files that are read here and not imported.
-READ = (README, *DOCTOR)
+READ = DOCTOR
 
 #: What a problem is about that keeps the doctor from looking at something.
 PROBLEMS = {
@@ -63,47 +57,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def code(text: str) -> str:
     """Return *text* as code; nothing for nothing."""
     return f"`{text}`" if text else ""
-
-
-# -- what the README has a table of: it says what each option means, and a test compares the rest --
-
-
-def readme_table(first: str) -> tuple[list[str], Rows]:
-    """Return head and rows of the README's table whose head begins with *first*."""
-    lines = README.read_text().splitlines()
-    begin = next(n for n, line in enumerate(lines) if line.startswith(f"| {first} |"))
-    rows = []
-    for line in lines[begin:]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip("| ").split(" | ")])
-    return rows[0], rows[2:]
-
-
-def of_options(column: int, known: Iterable[str]) -> str:
-    """Return those rows of the table of options that have a name in *column*: all *known*."""
-    head, rows = readme_table("task attribute")
-    own = [row for row in rows if row[column].startswith("`")]
-    missing = set(known) ^ {row[column].strip("`") for row in own}
-    if missing:
-        raise ValueError(f"the README's table and the code differ in {sorted(missing)}")
-    order = (column, 1 - column, 2, 3)
-    return table([head[n] for n in order], [[row[n] for n in order] for row in own])
-
-
-def options() -> str:
-    """Return the attributes of tasks."""
-    return of_options(0, OPTIONS)
-
-
-def settings() -> str:
-    """Return the settings of apps."""
-    return of_options(1, [f"{PREFIX}{name}" for name in KNOWN])
-
-
-def policies() -> str:
-    """Return what becomes of a task without its lock."""
-    return table(*readme_table("policy"))
 
 
 # -- errors and events ------------------------------------------------------------------------
@@ -204,7 +157,7 @@ def celery_redlock_commands() -> str:
 
 
 def findings() -> str:
-    """Return the code of each finding, how bad it is, and what it is about."""
+    """Return the code of each finding, which is also its anchor, its level and its subject."""
     rows: dict[str, tuple[set[str], set[str]]] = {}
     for file in DOCTOR:
         for function in ast.walk(ast.parse(file.read_text())):
@@ -214,7 +167,11 @@ def findings() -> str:
                     of_code[0].update(levels)
                     of_code[1].add(about)
     told = [
-        [code(name), " or ".join(word for word in LEVELS if word in levels), "; ".join(about)]
+        [
+            f'<a id="{name}"></a>{code(name)}',
+            " or ".join(word for word in LEVELS if word in levels),
+            "; ".join(about),
+        ]
         for name, (levels, about) in sorted(rows.items())
     ]
     return table(["code", "level", "what it is about"], told)

@@ -1,9 +1,9 @@
 """
 Pages as a code host shows them, made ready for Sphinx.
 
-A link to the README or the change log leads to the page that shows it; one to another file outside
-of docs/ is a download; one to a folder is plain text. The file that a block is to be written to
-is shown above it.
+A link to the change log or to CONTRIBUTING.md leads to the page that shows it; one to another file
+outside of docs/ is a download; one to a folder is plain text. The file that a block is to be
+written to is shown above it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 #: Files outside of docs/ that are pages of the site -> the page that stands for them.
 SHOWN = {
-    ROOT / "README.md": DOCS / "guide.md",
     ROOT / "CHANGELOG.md": DOCS / "changelog.md",
     ROOT / "CONTRIBUTING.md": DOCS / "contributing.md",
     ROOT / "SECURITY.md": DOCS / "security.md",
@@ -41,7 +40,7 @@ def on_source_read(_app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = WRITTEN.sub("```{code-block} \\g<language>\n:caption: \\g<file>\n\n", text)
 
 
-def with_links(text: str, name: str, page: Path = ROOT / "README.md") -> str:
+def with_links(text: str, name: str, page: Path) -> str:
     """
     Return *text* with links that Sphinx can follow.
 
