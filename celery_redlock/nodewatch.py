@@ -78,11 +78,15 @@ class NodeWatch:
         self._stopped.set()
 
     def _run(self) -> None:
+        said = ""
         while not self._stopped.is_set() and self._plugin.app is not None:
             try:
                 self.look()
+                said = ""
             except RedlockError as error:
-                logger.warning("Looking at the lock nodes failed: %s", error)
+                if str(error) != said:  # once, not with every look
+                    said = str(error)
+                    logger.warning("Looking at the lock nodes failed: %s", said)
             except Exception:
                 logger.exception("Looking at the lock nodes failed")
             self._stopped.wait(LOOK_EVERY)

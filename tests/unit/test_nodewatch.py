@@ -75,6 +75,18 @@ def test_a_look_that_fails_does_not_end_the_watch(error, monkeypatch, caplog):
     assert "Looking at the lock nodes failed" in caplog.text
 
 
+def test_what_fails_again_and_again_is_said_once(monkeypatch, caplog):
+    """Settings that make no sense make none ten seconds later."""
+    caplog.set_level("WARNING", "celery_redlock")
+    monkeypatch.setattr("celery_redlock.nodewatch.LOOK_EVERY", 0.01)
+    wrong = ConfigurationError("redlock_nodes is not set")
+    it = watch(Locks(wrong, wrong, wrong, [UP]))
+    it.start()
+    eventually(lambda: it.seen == [UP], "a look after those that failed")
+    it.stop()
+    assert caplog.text.count("redlock_nodes is not set") == 1
+
+
 def test_the_watch_ends_with_its_app(monkeypatch, caplog):
     """A worker within a test suite stops nothing; its app goes, and nobody is left to be told."""
     monkeypatch.setattr("celery_redlock.nodewatch.LOOK_EVERY", 0.01)
