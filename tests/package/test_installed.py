@@ -246,10 +246,12 @@ def test_the_page_finds_its_files(full, shop):
     program = """
         from pathlib import Path
         import celery_redlock.ops.web.app as page
+        from celery_redlock.ops.web.format import FILTERS
         from flask import Flask
 
         folder = Path(page.__file__).parent
         app = Flask(page.__name__, root_path=folder)
+        app.jinja_env.filters.update(FILTERS, moment=str)
         for name in ("page.html", "release.html", "base.html"):
             app.jinja_env.get_template(name)
         assert (folder / "static" / "page.css").stat().st_size
