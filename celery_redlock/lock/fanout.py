@@ -174,8 +174,7 @@ class Fanout:
         if clock.now() - self._looked > QUIET:
             self._look()
         self.settle()
-        now = clock.now()
-        waiter = _Waiter(calls, now + self._rules.node_timeout)
+        waiter = _Waiter(calls, clock.now() + self._rules.node_timeout)
         try:
             with self._mutex:
                 self._waiters.append(waiter)
@@ -184,7 +183,7 @@ class Fanout:
                     waiter.wake.acquire()
                 else:
                     self._reader = waiter
-                self._send(calls, now)
+                self._send(calls)
             self._wait(waiter)
         finally:
             with self._mutex:
@@ -216,11 +215,10 @@ class Fanout:
 
     def tell(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
         """Send *call* to every node but those at the positions *skip*; wait for nothing."""
-        now = clock.now()
-        if now - self._looked > QUIET:
+        if clock.now() - self._looked > QUIET:
             self._look()  # the first write to a connection that was ended seems to succeed
         with self._mutex:
-            self._send((call,), now, skip)
+            self._send((call,), skip)
         self.publish()
 
     def settle(self) -> None:
@@ -268,7 +266,8 @@ class Fanout:
 
     # -- asking ------------------------------------------------------------------
 
-    def _send(self, calls: Sequence[Call], now: float, skip: frozenset[int] = frozenset()) -> None:
+    def _send(self, calls: Sequence[Call], skip: frozenset[int] = frozenset()) -> None:
+        now = clock.now()  # not from before the mutex was had: what is sent now is not late
         late = now - self._rules.node_timeout
         for node in self.nodes:
             if node.position in skip:

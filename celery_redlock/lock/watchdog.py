@@ -110,7 +110,7 @@ class Watchdog:
         with self._changed:
             self._held[held] = None
             self._schedule(renew_at(started, held.ttl), held)
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._start()
 
     def unwatch(self, held: HeldLock) -> None:
@@ -133,14 +133,8 @@ class Watchdog:
                 self._changed.wait_for(lambda: held not in self._asked, held.ttl / 12.0)
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="redlock-watchdog", daemon=True)
-        self._thread = thread
-        try:
-            thread.start()
-        except BaseException:  # there may be no more threads: the next lease tries again
-            if not thread.is_alive():
-                self._thread = None
-            raise
+        self._thread = threading.Thread(target=self._run, name="redlock-watchdog", daemon=True)
+        self._thread.start()
 
     def _schedule(self, due: float, held: HeldLock) -> None:
         heapq.heappush(self._due, (due, next(self._order), held))
@@ -149,17 +143,13 @@ class Watchdog:
 
     def _run(self) -> None:
         pid = os.getpid()
-        try:
-            while os.getpid() == pid:
-                batch = self._wait_for_due()
-                try:
-                    self.renew(batch)
-                except BaseException:  # a watchdog that dies would lose every lease of the process
-                    logger.exception("Renewing %d leases failed; trying again", len(batch))
-                    self._put_back(batch)
-        finally:  # should it die all the same, the next lease starts another
-            if self._thread is threading.current_thread():
-                self._thread = None
+        while os.getpid() == pid:
+            batch = self._wait_for_due()
+            try:
+                self.renew(batch)
+            except BaseException:  # a watchdog that dies would lose every lease of the process
+                logger.exception("Renewing %d leases failed; trying again", len(batch))
+                self._put_back(batch)
 
     def _wait_for_due(self) -> list[HeldLock]:
         changed = self._changed

@@ -780,3 +780,22 @@ def test_a_lost_lock_ends_before_anybody_else_can_have_it(five_nodes, locks, mon
         assert last_good[0] < granted
         assert mine.lease.valid_until < granted
         rival.release(lease)
+
+
+def test_a_thread_that_had_to_wait_to_send_makes_no_node_late(five_nodes, locks):
+    """What counts is when the bytes went out, not when somebody wanted to send them."""
+    told = []
+    lock = locks(five_nodes, observers=[told.append])
+    lock.release(lock.acquire("report"))
+    mutex, timeout = lock.fanout._mutex, lock.rules.node_timeout
+    for number in range(10):  # either of two that wait may have it first
+        lease = lock.acquire(f"report {number}")
+        with ThreadPoolExecutor() as pool:
+            with mutex:
+                released = pool.submit(lock.release, lease, wait=False)
+                time.sleep(1.2 * timeout)
+                asked = pool.submit(lock.acquire, f"another {number}")
+                time.sleep(0.1 * timeout)
+            released.result()
+            lock.release(asked.result())
+    assert not [event for event in told if isinstance(event, events.NodeDown)]
