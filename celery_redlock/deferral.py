@@ -168,7 +168,8 @@ def allow_signals() -> Iterator[None]:
         deferral.end()
         yield
     finally:
-        deferral.begin()
+        if deferral is _Deferral.current:  # else it is over: a signal has torn this context apart
+            deferral.begin()
 
 
 def pause(seconds: float) -> None:

@@ -356,7 +356,8 @@ class Node:
             now = clock.now()
             self._write(waiting, now)
             if len(self.unsent) < len(waiting):
-                self._took_more = self.quiet_since = now
+                self._took_more = now
+                self.quiet_since = now if self._owed else NEVER
         if len(self.unsent) > LARGEST_UNSENT:
             msg = "takes no more requests"
             raise Gone(msg)

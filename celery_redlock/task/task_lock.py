@@ -8,7 +8,6 @@ any name that is not an option or a public method of `RedlockTask`.
 from __future__ import annotations
 
 import time
-from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -58,9 +57,9 @@ class TaskLock:
         if self._task.track_started:
             self._task.track_started, self.stores_started = False, True
 
-    @cached_property
+    @property
     def plugin(self) -> Plugin:
-        """The plugin of its app."""
+        """The plugin of its app, which may be another one than when it was declared."""
         return plugin_for(self._task.app)
 
     @property

@@ -696,6 +696,23 @@ def test_all_threads_have_the_same_lock_of_a_task(app):
             assert len(set(threads.map(lambda _: lock_of(task), range(8)))) == 1
 
 
+def test_a_task_that_is_registered_anew_asks_its_new_apps_nodes():
+    """A task of its own class may be declared before its app, and be given to another one later."""
+
+    class Pay(RedlockTask):
+        name = "shop.pay"
+
+        def run(self) -> None:
+            """Do nothing."""
+
+    task = Pay()
+    for number in range(2):
+        app = Celery(f"shop {number}", broker="memory://", set_as_current=False)
+        app.conf.redlock_nodes = NODES
+        app.register_task(task)
+        assert lock_of(task).plugin is plugin_for(app)
+
+
 def test_a_task_is_forgotten_with_its_app():
     """What we keep of a task keeps neither alive, also with a ``lock_key`` that has the task."""
     app = Celery("gone", broker="memory://", set_as_current=False)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from celery_redlock import deferral
-from celery_redlock.deferral import defer_signals
+from celery_redlock.deferral import allow_signals, defer_signals
 from support.waiting import eventually
 
 SIGNAL, OTHER = signal.SIGUSR1, signal.SIGTERM
@@ -227,3 +227,13 @@ def test_patience_ends_for_every_signal_that_came(inbox):
         assert (inbox.came, came) == ([SIGNAL], [signal.SIGTERM])
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_what_a_signal_has_torn_apart_holds_nothing_back_later(inbox):
+    """It left the context suspended, which ends when it is collected: long after the deferral."""
+    before = signal.getsignal(signal.SIGUSR1)
+    with defer_signals():
+        context = allow_signals()
+        context.__enter__()
+    del context  # the generator is closed here
+    assert signal.getsignal(signal.SIGUSR1) is before
