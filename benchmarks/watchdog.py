@@ -221,7 +221,7 @@ def take_all(locks: Redlock, load: Load, leases: list[HeldLock]) -> None:
 
 def sleep_until(moment: float) -> None:
     """Sleep until `time.perf_counter` is at *moment* [s], if it is not yet."""
-    time.sleep(max(0.0, moment - time.perf_counter()))
+    time.sleep(max(0.0, moment - time.perf_counter()))  # until it is due
 
 
 def resident() -> int:

@@ -175,4 +175,4 @@ def allow_signals() -> Iterator[None]:
 def pause(seconds: float) -> None:
     """Sleep; a pending signal may end it early."""
     with allow_signals():
-        time.sleep(seconds)
+        time.sleep(seconds)  # what the caller asked for, with signals let through
