@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
     from celery_redlock.task.base import RedlockTask
     from celery_redlock.task.current import current_lock
-    from celery_redlock.task.policies import Fail, Reschedule, Retry, RunUnlocked, Skip
+    from celery_redlock.task.policies import Fail, Queue, Reschedule, Retry, RunUnlocked, Skip
     from celery_redlock.task.refused import Skipped
     from celery_redlock.task.result import UniqueResult
 
@@ -35,6 +35,7 @@ __all__ = [
     "LockLost",
     "LockNotAcquired",
     "LockTaken",
+    "Queue",
     "QuorumUnavailable",
     "Redlock",
     "RedlockError",
@@ -68,7 +69,7 @@ _HOMES = {
     "lock.redlock": ("Redlock", "ReleaseOutcome"),
     "task.base": ("RedlockTask",),
     "task.current": ("current_lock",),
-    "task.policies": ("Fail", "Reschedule", "Retry", "RunUnlocked", "Skip"),
+    "task.policies": ("Fail", "Queue", "Reschedule", "Retry", "RunUnlocked", "Skip"),
     "task.refused": ("Skipped",),
     "task.result": ("UniqueResult",),
 }

@@ -59,6 +59,7 @@ OF_TASKS: dict[type[events.Event], str] = {
     events.TaskRefused: "refused",
     events.TaskRetried: "retried",
     events.TaskRescheduled: "rescheduled",
+    events.TaskQueued: "queued",
 }
 #: What is never filed under a task. A duplicate is told of by whoever published it: taken for news
 #: of the task that was there first, it would be shown as running there.

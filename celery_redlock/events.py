@@ -32,6 +32,7 @@ __all__ = [
     "Observer",
     "SlotPublished",
     "SlotSkipped",
+    "TaskQueued",
     "TaskRefused",
     "TaskRescheduled",
     "TaskRetried",
@@ -107,10 +108,14 @@ class LockAcquired(LockEvent):
     Attributes:
         fence: Its fencing number, None when not asked for.
         waited: From the first request to the grant [s].
+        queued_for: How long the task had waited as a message before that [s]; 0.0 if it had not.
+        was_woken: Whether it was woken, and did not come by itself.
     """
 
     fence: int | None
     waited: float
+    queued_for: float = field(default=0.0, kw_only=True)
+    was_woken: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -329,6 +334,22 @@ class TaskRescheduled(TaskEvent):
 
     countdown: float
     times: int
+
+
+@dataclass(frozen=True)
+class TaskQueued(TaskEvent):
+    """
+    A task waits for its lock, by policy: it is woken when the lock is released.
+
+    Attributes:
+        countdown: When it comes if nobody wakes it [s from now].
+        times: How often it was refused by now [>= 1].
+        since: Since when it waits [s, Unix time].
+    """
+
+    countdown: float
+    times: int
+    since: float
 
 
 @dataclass(frozen=True)

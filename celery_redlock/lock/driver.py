@@ -18,6 +18,7 @@ from celery_redlock.lock.votes import Ballot
 
 if TYPE_CHECKING:  # it imports redis, and some only publish
     from celery_redlock.lock.fanout import Fanout
+    from celery_redlock.lock.listener import Listener
 
 __all__ = ["Driver"]
 
@@ -31,18 +32,25 @@ class Driver:
     Args:
         fanout: The connections.
         sleep: Waits between two attempts [s].
+        listener: Hears when somebody's turn has come; None where nobody is woken.
     """
 
-    def __init__(self, fanout: Fanout, sleep: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        fanout: Fanout,
+        sleep: Callable[[float], None],
+        listener: Listener | None = None,
+    ) -> None:
         self._fanout = fanout
         self._sleep = sleep
+        self._listener = listener
         #: One label per node, in their order.
         self.labels = fanout.labels
         self._nodes = len(fanout.labels)
 
     def drive(self, steps: Generator[Ask | Tell | Pause, Any, T]) -> T:
         """Do what *steps* say until they end; they clean up after an interruption."""
-        answer: Ballot | None = None
+        answer: Ballot | bool | None = None
         problem: BaseException | None = None
         while True:
             try:
@@ -57,11 +65,13 @@ class Driver:
                     raise
                 problem = error
 
-    def _do(self, step: Ask | Tell | Pause) -> Ballot | None:
+    def _do(self, step: Ask | Tell | Pause) -> Ballot | bool | None:
         if isinstance(step, Ask):
             return self.ask(step)
         if isinstance(step, Tell):
             self.tell(step.request, step.skip)
+        elif step.token and self._listener is not None:
+            return self._listener.wait(step.token, step.seconds)
         else:
             self._sleep(step.seconds)
         return None

@@ -18,10 +18,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 __all__ = [
+    "CHANNEL_LENGTH",
+    "END_OF_TIME",
     "OWNER_LENGTH",
     "PUBLIC_TOKEN_LENGTH",
     "TOKEN_LENGTH",
     "Keys",
+    "channel",
     "encode_info",
     "holder_payload",
     "is_ours",
@@ -30,12 +33,15 @@ __all__ = [
     "object_in",
     "probe_key",
     "read_holder",
+    "ready_key",
     "record_key",
     "shorten",
     "since_of",
 ]
 
 TOKEN_LENGTH = 40
+#: Length of what a process is woken by: its part of a channel's name.
+CHANNEL_LENGTH = 16
 #: How much of a token names the owner, where several attempts have one.
 OWNER_LENGTH = 32
 #: How much of a token may be shown.
@@ -91,6 +97,16 @@ def record_key(prefix: str, kind: str, name: str) -> bytes:
 def marker_key(prefix: str, marker: str) -> bytes:
     """Return the Redis key of a marker."""
     return record_key(prefix, "marker", marker)
+
+
+def ready_key(prefix: str, name: str) -> bytes:
+    """Return the Redis key of the tickets of those who wait for a lock and can be woken."""
+    return record_key(prefix, "ready", name)
+
+
+def channel(prefix: str, process: str = "") -> bytes:
+    """Return the Redis channel on which a process is woken; without it, what all begin with."""
+    return f"{prefix}:wake:{process}".encode()
 
 
 def probe_key(prefix: str) -> bytes:

@@ -44,6 +44,7 @@ from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.fanout import Fanout
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, quorum
+from celery_redlock.lock.listener import Listener
 from celery_redlock.lock.records import read_holder, since_of
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker
@@ -119,9 +120,14 @@ class Redlock:
         self.notify = broadcast(observers)
         #: The connections of this process, what this client knows, and what does its I/O: for
         #: those who keep other records on the nodes, or ask how these are.
-        self.fanout = self._new_fanout(addresses_of(nodes))
+        addresses = addresses_of(nodes)
+        self.fanout = self._new_fanout(addresses)
         self.client = Client(self.rules, self.fanout.labels)
-        self.driver = Driver(self.fanout, sleep)
+        #: Hears when somebody's turn has come who waits for a lock in this process.
+        self.listener = self._new_listener(addresses)
+        self.driver = Driver(self.fanout, sleep, self.listener)
+        if self.listener is not None:
+            self.client.listener = self.listener
         self._watchdog = Watchdog(self._extend_all, self._tell_renewal)
 
     @classmethod
@@ -158,6 +164,10 @@ class Redlock:
     def _new_fanout(self, addresses: Sequence[Address]) -> Fanout:
         """Return the connections; `celery_redlock.testing` has others."""
         return Fanout(addresses, self.rules, self.notify)
+
+    def _new_listener(self, addresses: Sequence[Address]) -> Listener | None:
+        """Return what listens; `celery_redlock.testing` has none."""
+        return Listener(addresses, self.rules.prefix)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {', '.join(self.labels)}>"
@@ -307,6 +317,8 @@ class Redlock:
     def close(self) -> None:
         """Drop all connections; leases that are held go on."""
         self.fanout.close()
+        if self.listener is not None:
+            self.listener.close()
 
     # -- for those who build on it ------------------------------------------------
 
@@ -418,8 +430,15 @@ class Redlock:
             self.notify(LockUnavailable(wanted.name, error.votes, waited, **who(wanted.info)))
             raise
         try:
-            waited = clock.now() - started
-            self.notify(LockAcquired(wanted.name, lease.fence, waited, **who(wanted.info)))
+            waited, since = clock.now() - started, wanted.queued_since
+            queued: dict[str, Any] = {}
+            if since is not None:
+                queued = {
+                    "queued_for": max(0.0, lease.since - since),
+                    "was_woken": wanted.token is not None,
+                }
+            event: dict[str, Any] = {**who(wanted.info), **queued}
+            self.notify(LockAcquired(wanted.name, lease.fence, waited, **event))
         except BaseException:
             self._take_back(lease)
             raise

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.records import (
     Keys,
+    channel,
     encode_info,
     holder_payload,
     marker_key,
     probe_key,
+    ready_key,
     record_key,
 )
 from celery_redlock.lock.rules import Rules
@@ -27,6 +29,10 @@ __all__ = [
     "release_request",
     "renew_request",
 ]
+
+#: For how long a node keeps a lock that was released for the one it woke [ms]: time enough to get
+#: from a worker's main process to a child, and lost if that one does not come.
+HAND_OVER = b"1000"
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,13 @@ def renew_request(rules: Rules, lease: Lease, *, repair: bool) -> Request:
 
 
 def release_request(
-    rules: Rules, name: str, token: str, *, keep: float = 0.0, marker: Marker | None = None
+    rules: Rules,
+    name: str,
+    token: str,
+    *,
+    keep: float = 0.0,
+    marker: Marker | None = None,
+    wakes: bool = True,
 ) -> Request:
     """
     Return what releases the lock on a node if *token*, or the owner it begins with, holds it.
@@ -110,6 +122,7 @@ def release_request(
         token: Whose lock: a token, or a `celery_redlock.lock.rounds.Wanted.owner`.
         keep: Let the key stand for so much longer instead of deleting it [s].
         marker: To be set in the same step, whoever holds the lock.
+        wakes: Whether who waits is woken; not by an attempt that was never granted the lock.
     """
     kept = ms(keep) if keep > 0 else b"0"
     lock = record_key(rules.prefix, "lock", name)
@@ -120,7 +133,9 @@ def release_request(
             marker.state.encode(),
             ms(marker.ttl),
         )
-    return Request(RELEASE, (lock, key), (token.encode(), kept, state, ttl))
+    tickets = ready_key(rules.prefix, name) if wakes else lock
+    arguments = (token.encode(), kept, state, ttl, channel(rules.prefix), HAND_OVER)
+    return Request(RELEASE, (lock, key, tickets), arguments)
 
 
 def mark_request(rules: Rules, marker: Marker) -> Request:

@@ -4,6 +4,7 @@ The algorithm, sans I/O: generators that yield the next step and are sent its re
     acquire():   Ask(ACQUIRE) --granted by a quorum, one fence--> Lease
                      |   \--granted, fences differ--> Ask(RENEW) to agree on one --> Lease
                      |--refused / too late / split--> Tell(RELEASE) -> Pause -> again, new token
+                     |           (while it waits, the nodes know of it: Tell(WAIT), Tell(LEAVE))
                      '--out of time--> LockTaken, QuorumUnavailable, or a marker in doubt
 
 Whoever drives them does the I/O (`celery_redlock.lock.redlock`, or a simulator). The
@@ -15,6 +16,7 @@ safety argument, in the order of the code:
   that node keeps one token.
 - Validity counts from before the send and is shortened by the drift, so ours ends
   before the keys do.
+- The token of a ticket is that of the first attempt after the wake-up, and of no other.
 - Whatever an attempt may have left behind is released through the same connections, so
   no node sees the release before the request.
 - An execution has finished where a majority has its marker. With fewer, a majority's grant is a
@@ -28,7 +30,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import (
     LockKeyError,
@@ -57,6 +59,10 @@ from celery_redlock.lock.votes import (
     verdict_when_split,
     votes_by_node,
 )
+from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
+
+if TYPE_CHECKING:
+    from celery_redlock.lock.listener import Listener
 
 __all__ = [
     "Ask",
@@ -73,6 +79,8 @@ __all__ = [
 SPLIT_TRIES = 12
 SHORTEST_PAUSE = 0.01
 LONGEST_PAUSE = 0.25
+#: Longest pause of somebody who is woken when the lock is free [s]: wake-ups may be lost.
+LONGEST_SLEEP = 1.0
 #: Of the first pause after a split vote [s]; of a slow round, as long as that took: contenders
 #: whose requests cross in a pause would split the vote again.
 SHORTEST_SPLIT_PAUSE = 0.002
@@ -103,9 +111,16 @@ class Tell:
 
 @dataclass(frozen=True)
 class Pause:
-    """Do nothing for *seconds*."""
+    """
+    Do nothing for *seconds*, or until the turn of *token* has come; the answer says whether it has.
+
+    Attributes:
+        seconds: How long at most [s].
+        token: Of a ticket; empty for none.
+    """
 
     seconds: float
+    token: str = ""
 
 
 Steps = Generator["Ask | Tell | Pause", Any, Lease]
@@ -139,6 +154,8 @@ class Wanted:
         marker: Name of a marker that, where it stands, makes the lock needless.
         owner: 32 hexadecimal digits that all tokens of this begin with, so that whoever knows
             them can release for a holder that is dead; None for tokens that nobody else knows.
+        token: Of the first attempt, where that is of a ticket; None for a new one.
+        queued_since: Since when it has waited as a message [s, Unix time]; None if it has not.
 
     Raises:
         LockKeyError: The name is no string, or empty.
@@ -151,6 +168,8 @@ class Wanted:
     info: dict[str, Any] = field(default_factory=dict)
     marker: str | None = None
     owner: str | None = None
+    token: str | None = None
+    queued_since: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -170,11 +189,13 @@ class Client:
         rules: What all clients agree on.
         labels: One per configured node, in their order.
         seen: Largest fencing number that any node ever reported.
+        listener: Hears when somebody's turn has come; None where nobody is woken.
     """
 
     rules: Rules
     labels: tuple[str, ...]
     seen: int = 0
+    listener: Listener | None = None
     now: Callable[[], float] = clock.now
     wall: Callable[[], float] = time.time
     chance: Callable[[float, float], float] = clock.jitter
@@ -217,6 +238,66 @@ def fresh_token(client: Client, owner: str | None) -> str:
 
 
 def acquire(client: Client, wanted: Wanted) -> Steps:
+    """Acquire the lock as `attempts` does, and have the nodes forget that it was waited for."""
+    queue = _Queue(client, wanted)
+    try:
+        lease = yield from attempts(client, wanted, queue)
+    except GeneratorExit:  # dropped by its driver: nobody could send it
+        raise
+    except BaseException:
+        yield from queue.leave()
+        raise
+    yield from queue.leave()
+    return lease
+
+
+class _Queue:
+    """Those who wait for a lock, as far as this attempt to get it is one of them."""
+
+    def __init__(self, client: Client, wanted: Wanted) -> None:
+        self._client = client
+        self._wanted = wanted
+        self._since = client.wall()
+        self.ticket: Ticket | None = None
+
+    @property
+    def token(self) -> str:
+        """Of the ticket; empty for none."""
+        return "" if self.ticket is None else self.ticket.token
+
+    def join(self) -> Generator[Tell, None, None]:
+        """Have the nodes know that this waits; again with each attempt that was refused."""
+        client, wanted, listener = self._client, self._wanted, self._client.listener
+        if listener is None:
+            return
+        if self.ticket is None:
+            token, channel = fresh_token(client, wanted.owner), listener.channel()
+            who = token[:OWNER_LENGTH]
+            self.ticket = Ticket(wanted.name, who, self._since, wanted.info, token, channel)
+            listener.expect(token)
+        yield Tell(wait_request(client.rules, self.ticket))
+
+    def take_turn(self) -> str:
+        """Return the token of the ticket whose turn has come; the next attempt stands for it."""
+        token, self.ticket = self.token, None
+        self._forget(token)
+        return token
+
+    def _forget(self, token: str) -> None:
+        if self._client.listener is not None:
+            self._client.listener.forget(token)
+
+    def leave(self) -> Generator[Tell, None, None]:
+        """Have the nodes forget that this waits, and whoever comes next have what it was given."""
+        ticket, self.ticket = self.ticket, None
+        if ticket is not None:
+            self._forget(ticket.token)
+            rules = self._client.rules
+            yield Tell(leave_request(rules, ticket))
+            yield Tell(release_request(rules, ticket.name, ticket.token))
+
+
+def attempts(client: Client, wanted: Wanted, queue: _Queue) -> Steps:
     """
     Acquire the lock, trying until it is granted or *wanted.wait* has passed.
 
@@ -230,8 +311,10 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
     """
     give_up = client.now() + wanted.wait
     tries = splits = 0
+    woken_by = wanted.token
     while True:
-        attempt = _Attempt(client, wanted, fresh_token(client, wanted.owner), client.now())
+        token = woken_by or fresh_token(client, wanted.owner)
+        attempt = _Attempt(client, wanted, token, client.now(), was_woken=woken_by is not None)
         try:
             ballot = yield Ask(attempt.request(), acquire_is_decided)
             verdict = judge(ballot)
@@ -252,7 +335,10 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
             raise MarkerStands(state.decode(errors="replace"))  # others may have written it
         now = client.now()
         took = min(now - attempt.started, client.rules.node_timeout)  # without waits to connect
-        pause = _pause_after(client, verdict, ballot, tries, splits, give_up - now, took)
+        if verdict is Verdict.TAKEN and now < give_up:
+            yield from queue.join()
+        most = LONGEST_SLEEP if queue.ticket else LONGEST_PAUSE
+        pause = _pause_after(client, verdict, ballot, tries, splits, give_up - now, took, most)
         if pause is None:
             if wanted.marker is not None and is_in_doubt(ballot):
                 raise MarkerStands("")
@@ -260,7 +346,8 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
         is_draw = verdict is Verdict.SPLIT and splits < SPLIT_TRIES
         splits += is_draw
         tries += not is_draw
-        yield Pause(pause)
+        is_woken = yield Pause(pause, queue.token)
+        woken_by = queue.take_turn() if is_woken else None
 
 
 def _pause_after(  # noqa: PLR0917  all that there is to know of an attempt
@@ -271,6 +358,7 @@ def _pause_after(  # noqa: PLR0917  all that there is to know of an attempt
     splits: int,
     left: float,
     took: float,
+    most: float,
 ) -> float | None:
     """Return how long to wait before the next attempt [s], None for giving up."""
     if verdict is Verdict.SPLIT and splits < SPLIT_TRIES:
@@ -278,7 +366,7 @@ def _pause_after(  # noqa: PLR0917  all that there is to know of an attempt
         return client.chance(0.0, min(LONGEST_PAUSE, longest))
     if left <= 0:
         return None
-    longest = min(LONGEST_PAUSE, SHORTEST_PAUSE * 2 ** min(tries, 5))
+    longest = min(most, SHORTEST_PAUSE * 2 ** min(tries, 7))
     hint = earliest_free(ballot)
     if hint is not None:
         longest = min(longest, hint + SHORTEST_PAUSE)
@@ -308,12 +396,15 @@ def _refusing(ballot: Ballot) -> frozenset[int]:
 class _Attempt:
     """One attempt: one token, one start on our clock."""
 
-    def __init__(self, client: Client, wanted: Wanted, token: str, started: float) -> None:
+    def __init__(
+        self, client: Client, wanted: Wanted, token: str, started: float, *, was_woken: bool
+    ) -> None:
         self.client = client
         self.wanted = wanted
         self.token = token
         self.started = started
         self.since = client.wall()
+        self.was_woken = was_woken
 
     def request(self) -> Request:
         """Return what is put to every node first."""
@@ -321,8 +412,9 @@ class _Attempt:
         return acquire_request(self.client.rules, self.lease(proposal), self.wanted.marker)
 
     def release(self) -> Request:
-        """Return what undoes this attempt on a node."""
-        return release_request(self.client.rules, self.wanted.name, self.token)
+        """Return what undoes this attempt on a node, and hands on what was handed over to it."""
+        rules, name = self.client.rules, self.wanted.name
+        return release_request(rules, name, self.token, wakes=self.was_woken)
 
     def lease(self, fence: int | None) -> Lease:
         """Return the lease that this attempt is worth with *fence*."""

@@ -7,6 +7,7 @@ the token is compared; in RELEASE the owner's part of it suffices.
 
 from __future__ import annotations
 
+from celery_redlock.lock.records import CHANNEL_LENGTH
 from celery_redlock.lock.scripting import (
     CONSTANTS,
     FENCE,
@@ -19,7 +20,7 @@ from celery_redlock.lock.scripting import (
 )
 from celery_redlock.lock.votes import VoteKind
 
-__all__ = ["ACQUIRE", "ENROL", "INSPECT", "MARK", "PROBE", "RELEASE", "RENEW"]
+__all__ = ["ACQUIRE", "ENROL", "INSPECT", "MARK", "PROBE", "RELEASE", "RENEW", "WAKE"]
 
 # Whether the node was a replica since it was asked last: it then has what its master had, perhaps
 # an older copy of its own data, marker and run id included. Its replication id is another one after
@@ -99,15 +100,48 @@ remember(KEYS[3], ARGV[8])
 return {kind, now, fence}
 """
 
+# Tells the process of the oldest ticket (token, channel, description) that *lock* is free, and
+# returns that ticket; nil if nobody listens. A ticket whose process does not listen any more is
+# taken away, and so is one of *own*. An answer that is no number is a lack of rights, or somebody
+# else's key: then nobody can be told, and all come by themselves.
+WAKE = (
+    f"local CHANNEL = {CHANNEL_LENGTH}"
+    """
+local function wake(ready, lock, channels, own)
+  while true do
+    local first = redis.pcall('ZRANGE', ready, '0', '0')
+    if first.err or not first[1] then return nil end
+    local ticket = first[1]
+    if string.sub(ticket, 1, #own) ~= own then
+      local channel = channels .. string.sub(ticket, TOKEN + 1, TOKEN + CHANNEL)
+      local heard = redis.pcall('PUBLISH', channel, string.sub(ticket, 1, TOKEN) .. lock)
+      if type(heard) ~= 'number' then return nil end
+      if heard > 0 then return ticket end
+    end
+    redis.call('ZREM', ready, ticket)
+  end
+end
+"""
+)
+
 # KEYS 1 lock 2 marker, or the lock again for none: a user may be allowed our keys only. What is
 #      done stays done: a child that was killed while it finished may speak last
+#      3 tickets of those who wait, or the lock again to wake nobody
 # ARGV 1 token, or its owner's part of it 2 keep the key for so long yet, or '0' 3 marker value
-#      4 marker ttl
+#      4 marker ttl 5 what channels begin with 6 for how long the key stands for who was woken
+# The key is handed over: it holds the token of the one who was woken, so that no newcomer is
+# granted it meanwhile. It is no grant: that one has to acquire the lock like everybody.
 RELEASE_LUA = """
 local cur = redis.call('GET', KEYS[1])
 local mine = cur and #ARGV[1] >= OWNER and string.sub(cur, 1, #ARGV[1]) == ARGV[1]
-if mine then
-  if ARGV[2] == '0' then redis.call('DEL', KEYS[1]) else redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+if mine and ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2])
+elseif mine then
+  local next = KEYS[3] ~= KEYS[1] and wake(KEYS[3], KEYS[1], ARGV[5], ARGV[1])
+  if next then
+    redis.call('ZREM', KEYS[3], next)
+    local value = string.sub(next, 1, TOKEN) .. string.sub(next, TOKEN + CHANNEL + 1)
+    redis.call('SET', KEYS[1], value, 'PX', ARGV[6])
+  else redis.call('DEL', KEYS[1]) end
 end
 if KEYS[2] ~= KEYS[1] and (ARGV[3] == 'done' or redis.call('GET', KEYS[2]) ~= 'done') then
   redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
@@ -184,7 +218,7 @@ RENEW = Script(
     guarded=True,
     positive=(VoteKind.GRANTED, VoteKind.REPAIRED),
 )
-RELEASE = Script(CONSTANTS + RELEASE_LUA, read_release, guarded=False, one_way=True)
+RELEASE = Script(CONSTANTS + WAKE + RELEASE_LUA, read_release, guarded=False, one_way=True)
 ENROL = Script(GUARD + HISTORY + ENROL_LUA, replies({}), guarded=False)
 MARK = Script(MARK_LUA, read_release, guarded=False, one_way=True)
 INSPECT = Script(

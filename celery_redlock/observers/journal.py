@@ -29,6 +29,7 @@ NOTABLE = (
     events.TaskRefused,
     events.TaskRetried,
     events.TaskRescheduled,
+    events.TaskQueued,
     events.LeaseLost,
     events.SlotSkipped,
     events.LeaderElected,

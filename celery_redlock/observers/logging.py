@@ -33,6 +33,7 @@ LEVELS: dict[type[events.Event], int] = {
     events.TaskRefused: logging.WARNING,
     events.TaskRetried: logging.WARNING,
     events.TaskRescheduled: logging.WARNING,
+    events.TaskQueued: logging.INFO,
     events.DuplicatePublished: logging.INFO,
     events.LockUnavailable: logging.WARNING,
     events.LeaderElected: logging.INFO,

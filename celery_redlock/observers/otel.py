@@ -62,6 +62,7 @@ class OpenTelemetry:
             ),
             events.TaskRetried: count("redlock.retried", "{task}", "Tasks retried by Celery"),
             events.TaskRescheduled: count("redlock.rescheduled", "{task}", "Tasks rescheduled"),
+            events.TaskQueued: count("redlock.queued", "{task}", "Tasks queued behind a holder"),
         }
         self._duplicates = count("redlock.duplicates", "{task}", "Duplicates met at publish")
         self._up = gauge("redlock.node.up", "{node}", "1 if a lock node answers, else 0")
@@ -154,7 +155,7 @@ class OpenTelemetry:
         if span.is_recording():
             name = f"redlock.{type(event).__name__.removeprefix('Task').lower()}"
             told = {LOCK: event.name, "redlock.cause": event.cause, **about_holder(event.holder)}
-            if isinstance(event, (events.TaskRetried, events.TaskRescheduled)):
+            if isinstance(event, (events.TaskRetried, events.TaskRescheduled, events.TaskQueued)):
                 told["redlock.countdown"] = event.countdown
             span.add_event(name, told)
 

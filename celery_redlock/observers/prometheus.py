@@ -69,6 +69,7 @@ SKIPPED = counter("skipped_total", "Tasks that were skipped.", "task", "cause")
 REFUSED = counter("refused_total", "Tasks that failed for want of the lock.", "task", "cause")
 RETRIED = counter("retried_total", "Retries for want of the lock.", "task", "cause")
 RESCHEDULED = counter("rescheduled_total", "How often tasks were rescheduled.", "task", "cause")
+QUEUED = counter("queued_total", "How often tasks were queued behind a holder.", "task", "cause")
 RENEWALS = counter("renewals_total", "Leases extended by the watchdog.", "task")
 LOST = counter("lost_total", "Locks lost while they were held.", "task", "reason")
 DUPLICATES = counter(
@@ -154,7 +155,7 @@ def acquired(event: events.LockAcquired) -> None:
     if (event.task,) not in WAIT:
         introduce(ACQUIRES, event.task, ("granted", "taken", "unavailable"))
         introduce(LOST, event.task, ("deadline", "stolen"))
-        for refusals in (SKIPPED, REFUSED, RETRIED, RESCHEDULED):
+        for refusals in (SKIPPED, REFUSED, RETRIED, RESCHEDULED, QUEUED):
             introduce(refusals, event.task, ("conflict", "unavailable"))
     ACQUIRES[event.task, "granted"].inc()
     WAIT[(event.task,)].observe(event.waited)
@@ -252,6 +253,7 @@ NOTES: dict[type[events.Event], Callable[[Any], None]] = {
     events.TaskRefused: lambda e: REFUSED[e.task, e.cause].inc(),
     events.TaskRetried: lambda e: RETRIED[e.task, e.cause].inc(),
     events.TaskRescheduled: lambda e: RESCHEDULED[e.task, e.cause].inc(),
+    events.TaskQueued: lambda e: QUEUED[e.task, e.cause].inc(),
     events.DuplicatePublished: lambda e: DUPLICATES[e.task, e.on_duplicate].inc(),
     events.NodeDown: node_down,
     events.NodeUp: node_up,

@@ -25,7 +25,7 @@ __all__ = [
 Record = Mapping[str, Any]
 #: Events that say why something did not run, or not to its end.
 REFUSALS = (
-    *("TaskSkipped", "TaskRefused", "TaskRetried", "TaskRescheduled"),
+    *("TaskSkipped", "TaskRefused", "TaskRetried", "TaskRescheduled", "TaskQueued"),
     *("DuplicatePublished", "LeaseLost"),
 )
 #: What happens to a node, which every process notices by itself.

@@ -99,9 +99,11 @@ def from_table(table: Mapping[str, str], field: str) -> Callable[[Record], str]:
 def acquired(record: Record) -> str:
     fence = record.get("fence")
     number_of_it = "" if fence is None else f", fence {fence}"
-    return (
-        f"Acquired {lock(record)}{of_task(record)} after {length(record, 'waited')}{number_of_it}"
-    )
+    after = length(record, "waited")
+    if number(record.get("queued_for")):
+        how = "woken" if record.get("was_woken") else "came by itself"
+        after = f"{length(record, 'queued_for')} in the queue ({how})"
+    return f"Acquired {lock(record)}{of_task(record)} after {after}{number_of_it}"
 
 
 def unavailable(record: Record) -> str:
@@ -112,6 +114,10 @@ def unavailable(record: Record) -> str:
 def rescheduled(record: Record) -> str:
     again = f"{number(record.get('countdown')):g} s (attempt {number(record.get('times')):g})"
     return f"Rescheduled {task(record)} in {again}"
+
+
+def queued(record: Record) -> str:
+    return f"Queued {task(record)} (attempt {number(record.get('times')):g})"
 
 
 def duplicate(record: Record) -> str:
@@ -208,6 +214,7 @@ WORDINGS: dict[str, Wording] = {
         refusal,
     ),
     "TaskRescheduled": Wording("rescheduled", "warn", rescheduled, refusal),
+    "TaskQueued": Wording("queued", "plain", queued, refusal),
     "DuplicatePublished": Wording(
         "duplicate",
         "plain",

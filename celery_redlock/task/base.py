@@ -33,7 +33,10 @@ __all__ = ["RedlockTask", "takes_lock"]
 #: Steps of a worker's start, and of each of its connections to the broker; the latter by its name,
 #: as it imports Celery's worker, which a publisher does without.
 WORKER_STEPS = (ServeMetrics, WatchNodes, FreeResultsLater)
-CONSUMER_STEPS = ("celery_redlock.task.forced_ends:NoteRevokes",)
+CONSUMER_STEPS = (
+    "celery_redlock.task.forced_ends:NoteRevokes",
+    "celery_redlock.task.waiting_room:WakeTasks",
+)
 
 
 class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at run time before 5.4

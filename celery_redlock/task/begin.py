@@ -10,28 +10,35 @@ Begin an execution: its lock, or the policy; then its reservation, and the newes
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from celery import states
 
 from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, QuorumUnavailable
+from celery_redlock.events import TaskQueued
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.requests import Marker
-from celery_redlock.lock.rounds import MarkerStands, Wanted
+from celery_redlock.lock.rounds import Ask, MarkerStands, Wanted
+from celery_redlock.lock.votes import Ballot, VoteKind, has_majority
+from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking
 from celery_redlock.task import refused
 from celery_redlock.task.delivery import forget_serializer
 from celery_redlock.task.interrupt import defer_interrupts
 from celery_redlock.task.outcome import DONE, DeliveryOver, Outcome, Records
-from celery_redlock.task.policies import RunUnlocked
-from celery_redlock.task.redelivery import requeue
+from celery_redlock.task.policies import Queue, Reschedule, RunUnlocked
+from celery_redlock.task.redelivery import delays_in_broker, longest_countdown, requeue
 from celery_redlock.task.reservation import NotItsTurn, Reservation, look_again, newest_call
+from celery_redlock.task.waiting import Waiting
 from celery_redlock.unique.requests import OVER
 
 if TYPE_CHECKING:
+    from celery_redlock.lock.redlock import Redlock
     from celery_redlock.task.execution import Execution
+    from celery_redlock.task.options import LockOptions
 
 __all__ = ["acquire", "refuse", "start"]
 
@@ -118,14 +125,18 @@ def take(execution: Execution, wait: float) -> None:
     options, delivery, locks = execution.options, execution.delivery, execution.plugin.locks
     marker = execution.id if options.dedup_ttl else None
     asked = marker if delivery.may_be_repeated else None
-    info, owner = execution.info, delivery.owner
+    info, owner, waiting = execution.info, delivery.owner, delivery.envelope.waiting
     wanted = Wanted(execution.name, options.ttl, wait, options.fence, info, asked, owner)
+    if waiting is not None:
+        wanted = replace(wanted, token=delivery.ticket, queued_since=waiting.since)
     interrupt = execution.interrupt
     on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
     with defer_interrupts():  # or a lock that was granted might not be given back
         execution.held = locks.take(wanted, on_lost)
         if asked != marker:  # what an earlier publish under this task id has left
             locks.mark(Marker(execution.id, DONE, 0.0))
+        if waiting is not None:
+            locks.driver.tell(leave_request(locks.rules, waiting.ticket(execution.task, delivery)))
 
 
 def finished_before(execution: Execution, state: str) -> DeliveryOver:
@@ -167,11 +178,68 @@ def wait_for_turn(execution: Execution, after: float, otherwise: LockNotAcquired
 def refuse(execution: Execution, error: LockNotAcquired) -> Any:
     """Act on *error* by policy; returns the result of the task, or raises."""
     options, request = execution.options, execution.request
-    if options.reruns and isinstance(error, LockTaken) and not request.is_eager:
-        raise wait_for_turn(execution, look_again(error.holder), error)
+    if isinstance(error, LockTaken) and not request.is_eager:
+        if options.reruns:
+            raise wait_for_turn(execution, look_again(error.holder), error)
+        if isinstance(options.on_conflict, Queue):
+            options = join_queue(execution, error, options, options.on_conflict)
     copy, notify = execution.delivery.copy, execution.plugin.notify
     skipped = refused.refuse(execution.task, request, copy, error, options, notify)
     return skipped if request.is_eager else dict(skipped)  # for every result serializer
+
+
+def join_queue(
+    execution: Execution, error: LockTaken, options: LockOptions, policy: Queue
+) -> LockOptions:
+    """
+    Have the task wait for its lock as a message.
+
+    Returns:
+        The options of a task that may not, as enough wait already.
+
+    Raises:
+        DeliveryOver: It waits.
+    """
+    delivery, plugin, task = execution.delivery, execution.plugin, execution.task
+    before = delivery.envelope.waiting
+    waiting = Waiting.again(before, execution.name)
+    if policy.max_waiting is not None and before is None:
+        ticket = waiting.ticket(execution.task, delivery)
+        if not may_wait(plugin.locks, ticket, policy.max_waiting):
+            return replace(options, on_conflict=policy.overflow)
+    longest = longest_countdown(task.app)
+    # Where nothing can wake it, it comes again as one does that was rescheduled.
+    countdown = (
+        waiting.comes_by_itself(longest)
+        if plugin.locks.listener is not None and not delays_in_broker(task.app)
+        else Reschedule().countdown(waiting.times - 1, longest)
+    )
+    copy = replace(delivery.copy, waiting=waiting)
+    over = requeue(
+        task,
+        execution.request,
+        copy,
+        countdown,
+        reason="waits for its lock",
+        outcome=Outcome.REQUEUED,
+        otherwise=error,
+    )
+    about = refused.description(task, execution.request, error)
+    plugin.notify(
+        TaskQueued(**about, countdown=countdown, times=waiting.times, since=waiting.since)
+    )
+    raise over
+
+
+def may_wait(locks: Redlock, ticket: Ticket, most: int) -> bool:
+    """Note that *ticket* waits unless *most* do already; return whether it may."""
+    ballot = locks.driver.ask(Ask(wait_request(locks.rules, ticket, most), has_answered))
+    return not has_majority(ballot, VoteKind.REFUSED)
+
+
+def has_answered(ballot: Ballot) -> bool:
+    """Return whether a majority says that the task may wait, or that it may not."""
+    return any(has_majority(ballot, kind) for kind in (VoteKind.GRANTED, VoteKind.REFUSED))
 
 
 def start(

@@ -28,6 +28,7 @@ __all__ = [
     "broadcast_of",
     "execution_id",
     "forget_serializer",
+    "give_ticket",
     "hide",
     "mint_owner",
     "note_serializer",
@@ -35,10 +36,12 @@ __all__ = [
 ]
 
 OWNER = "redlock_owner"
+TICKET = "redlock_ticket"
 #: As Celery calls the option; it takes some of those of a copy from how a message was delivered.
 SERIALIZER = "serializer"
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{32}")
+TOKEN = re.compile(r"[0-9a-f]{40}")
 #: What a message says where it says nothing.
 FIELDS = "id", HEADER, "delivery_info", "retries", "replaced_task_nesting", "parent_id"
 UNSAID = dict.fromkeys(FIELDS)
@@ -57,6 +60,7 @@ class Delivery:
             which publish it is, or the broker says that it delivers it again.
         comes_again: Whether it is a retry, or replaces a task of the same id.
         parent_id: Of the task that published it, if any.
+        ticket: Token of the ticket that the task was woken by; None if nobody woke it.
         owner: What the tokens of its locks begin with, so that the parent can release for a child
             that is dead; None where there is no parent.
     """
@@ -67,6 +71,7 @@ class Delivery:
     may_be_repeated: bool
     comes_again: bool = False
     parent_id: Any = None
+    ticket: str | None = field(default=None, repr=False)
     owner: str | None = field(default=None, repr=False)
 
     @classmethod
@@ -95,7 +100,8 @@ class Delivery:
             may_be_repeated=envelope.publish_id is not None or is_redelivered,
             comes_again=bool(retries or nesting),
             parent_id=said["parent_id"],
-            owner=owner_in(info),
+            ticket=word_in(info, TICKET, TOKEN),
+            owner=word_in(info, OWNER, WELL_FORMED),
         )
 
     def is_owner(self, holder: Mapping[str, Any]) -> bool:
@@ -168,10 +174,15 @@ def mint_owner(request: dict[str, Any]) -> None:
     request["delivery_info"] = {**(request.get("delivery_info") or {}), OWNER: new_owner()}
 
 
-def owner_in(delivery_info: Any) -> str | None:
-    """Return the owner that the parent minted; None if it did not."""
-    owner = delivery_info.get(OWNER) if type(delivery_info) is dict else None
-    return owner if isinstance(owner, str) and WELL_FORMED.fullmatch(owner) else None
+def give_ticket(request: dict[str, Any], token: str) -> None:
+    """Let the *token* of the ticket that woke the task travel in *request*, likewise."""
+    request["delivery_info"] = {**(request.get("delivery_info") or {}), TICKET: token}
+
+
+def word_in(delivery_info: Any, name: str, pattern: re.Pattern[str]) -> str | None:
+    """Return what the parent has put there as *name*; None if it did not, or it is no such word."""
+    word = delivery_info.get(name) if type(delivery_info) is dict else None
+    return word if isinstance(word, str) and pattern.fullmatch(word) else None
 
 
 def hide(request: Any) -> None:
@@ -179,6 +190,7 @@ def hide(request: Any) -> None:
     hide_header(request)
     if isinstance(request.delivery_info, dict):
         request.delivery_info.pop(OWNER, None)
+        request.delivery_info.pop(TICKET, None)
 
 
 def note_serializer(request: dict[str, Any], content_type: Any, usual: str | None) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.slot import Slot
+from celery_redlock.task.waiting import Waiting
 
 __all__ = ["HEADER", "Envelope", "fresh_publish_id", "hide_header"]
 
@@ -44,6 +45,7 @@ class Envelope:
         reschedules: How often a policy has rescheduled the task.
         reservation: That the message was published with, if any.
         slot: That a periodic task was published for, if any.
+        waiting: Since when the task waits for its lock, and for which; None if it does not.
         worker: Name of the only worker that is to run it: a copy of a broadcast task goes to all of
             them again.
     """
@@ -53,6 +55,7 @@ class Envelope:
     reschedules: int = 0
     reservation: Reservation | None = None
     slot: Slot | None = None
+    waiting: Waiting | None = None
     worker: str | None = None
 
     @classmethod
@@ -86,6 +89,8 @@ class Envelope:
             fields["reservation"] = self.reservation.parts
         if self.slot is not None:
             fields["slot"] = self.slot.parts
+        if self.waiting is not None:
+            fields["waiting"] = self.waiting.parts
         if self.worker is not None:
             fields["worker"] = self.worker
         return {HEADER: fields}
@@ -132,5 +137,6 @@ PARSERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "reschedules": ("reschedules", count),
     "reservation": ("reservation", Reservation.of),
     "slot": ("slot", Slot.of),
+    "waiting": ("waiting", Waiting.of),
     "worker": ("worker", lambda value: text(value, WORKER)),
 }

@@ -29,6 +29,7 @@ from celery_redlock.task.delivery import Delivery, mint_owner, note_serializer
 from celery_redlock.task.lost_child import LostChild
 from celery_redlock.task.outcome import Outcome, outcome_of_loss, records_after
 from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.waiting_room import room_of
 
 __all__ = ["NoteRevokes", "RedlockRequest"]
 
@@ -63,10 +64,30 @@ class RedlockRequest(Request):
         self._delivery = Delivery.of(self.task, self._request_dict, self.hostname)
         if self._delivery.envelope.reservation is not None:
             _with_reservation.add(self)
+        self._ticket = self._wait() if self._delivery.envelope.waiting is not None else None
 
     def is_owner(self, holder: dict[str, Any]) -> bool:
         """Return whether *holder*, of whose token only the beginning is told, is this delivery."""
         return self._delivery.is_owner(holder)
+
+    def _wait(self) -> str | None:
+        """Have this woken when its lock is free; return by which token, None if by none."""
+        if self.eta is None or locking.disabled:
+            return None
+        try:
+            return room_of(self.task.app).enter(self, self._delivery)
+        except Exception:  # it comes by itself; Celery's own work must go on
+            logger.exception("%s[%s] cannot be woken", self.task.name, self.id)
+            return None
+
+    def execute_using_pool(self, pool: Any, **kwargs: Any) -> Any:
+        """Run the task; it waits no more."""
+        if self._ticket is not None:
+            try:
+                room_of(self.task.app).leave(self._ticket)
+            except Exception:  # the nodes forget it by themselves
+                logger.exception("%s[%s] may be waited for", self.task.name, self.id)
+        return super().execute_using_pool(pool, **kwargs)
 
     # -- what Celery says becomes of it ----------------------------------------------
 

@@ -16,7 +16,17 @@ from celery_redlock.lock.clock import jitter
 from celery_redlock.lock.rules import in_seconds
 from celery_redlock.settings import one_of
 
-__all__ = ["Fail", "Policy", "Reschedule", "Retry", "RunUnlocked", "Skip", "no_later", "policy_of"]
+__all__ = [
+    "Fail",
+    "Policy",
+    "Queue",
+    "Reschedule",
+    "Retry",
+    "RunUnlocked",
+    "Skip",
+    "no_later",
+    "policy_of",
+]
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,34 @@ class Reschedule:
 
 
 @dataclass(frozen=True)
+class Queue:
+    """
+    The same task waits until the lock is released; costs none of its retries.
+
+    Whoever has waited longest is woken first, as far as can be. Only for ``on_conflict``.
+
+    Attributes:
+        max_waiting: How many tasks may wait for one lock [>= 1]; None for any number.
+        then: What becomes of a task that comes when so many wait: ``"fail"`` or ``"skip"``.
+    """
+
+    max_waiting: int | None = None
+    then: str = "fail"
+
+    def __post_init__(self) -> None:
+        most = self.max_waiting
+        if most is not None and (type(most) is not int or most < 1):
+            msg = f"Queue(max_waiting=...) must be a whole number >= 1 or None, got {most!r}"
+            raise ConfigurationError(msg)
+        one_of("Queue(then=...)", self.then, ("fail", "skip"))
+
+    @property
+    def overflow(self) -> Fail | Skip:
+        """What becomes of a task that comes when enough wait already."""
+        return Skip() if self.then == "skip" else Fail()
+
+
+@dataclass(frozen=True)
 class RunUnlocked:
     """The body runs without a lock, loudly. Only where no quorum could decide."""
 
@@ -124,13 +162,14 @@ def no_later(
     return min(countdown, max(1, math.ceil(ends + chance(0.0, JITTER_AFTER_QUARANTINE))))
 
 
-Policy = Skip | Fail | Retry | Reschedule | RunUnlocked
+Policy = Skip | Fail | Retry | Reschedule | Queue | RunUnlocked
 
 WORDS: dict[str, Callable[[], Policy]] = {
     "skip": Skip,
     "fail": Fail,
     "retry": Retry,
     "reschedule": Reschedule,
+    "queue": Queue,
     "run_unlocked": RunUnlocked,
 }
 
@@ -144,7 +183,8 @@ def policy_of(option: str, value: object) -> Policy:
         value: A policy, its class, or one of the words.
 
     Raises:
-        ConfigurationError: It is none, or `RunUnlocked` where somebody holds the lock.
+        ConfigurationError: It is none, or `RunUnlocked` where somebody holds the lock, or `Queue`
+            where nobody may.
     """
     policy = value() if isinstance(value, type) and value in WORDS.values() else value
     if not isinstance(policy, Policy):
@@ -153,6 +193,12 @@ def policy_of(option: str, value: object) -> Policy:
         msg = (
             f"{option} = 'run_unlocked' would run beside the holder; "
             "it goes with on_unavailable only"
+        )
+        raise ConfigurationError(msg)
+    if isinstance(policy, Queue) and not option.endswith("on_conflict"):
+        msg = (
+            f"{option} = 'queue' has nobody to wait for where no quorum could decide; it goes with "
+            "on_conflict only, use 'reschedule' here"
         )
         raise ConfigurationError(msg)
     return policy

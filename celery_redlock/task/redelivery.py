@@ -30,6 +30,7 @@ except ImportError:  # before Celery 5.5 what is to come later always waits in a
     detect_quorum_queues = None  # type: ignore[assignment]
 
 __all__ = [
+    "delays_in_broker",
     "headers_of",
     "longest_countdown",
     "requeue",

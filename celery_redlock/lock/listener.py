@@ -1,0 +1,212 @@
+"""
+Listen on all lock nodes for the locks that this process waits for.
+
+One thread and one connection per node, while somebody waits and for a minute after that. What is
+heard is a hint: whoever is woken still has to acquire the lock.
+
+    expect(token) --> a majority of nodes says that this token's turn has come --> woken, once
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from celery_redlock.deferral import allow_signals
+from celery_redlock.lock import clock
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.records import CHANNEL_LENGTH, TOKEN_LENGTH, channel
+from celery_redlock.log import get_logger
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection
+
+    from celery_redlock.lock.address import Address
+
+__all__ = ["Listener"]
+
+logger = get_logger(__name__)
+
+#: How long the connections are kept when nobody waits any more [s].
+IDLE = 60.0
+#: How often a node that says nothing is asked whether it is there [s].
+PING_EVERY = 15.0
+#: How often a thread looks whether it is still wanted [s].
+LOOK_EVERY = 5.0
+#: Pause before a node is connected again [s].
+SHORTEST_BACKOFF, LONGEST_BACKOFF = 0.2, 10.0
+
+
+@dataclass
+class _Expected:
+    """
+    Somebody who waits.
+
+    Attributes:
+        on_turn: Called once, in a thread of the listener, when its turn has come.
+        heard: Position of each node that has said so -> which lock is free there.
+        turn: Set when its turn has come.
+    """
+
+    on_turn: Callable[[], None]
+    heard: dict[int, bytes] = field(default_factory=dict)
+    turn: threading.Event = field(default_factory=threading.Event)
+
+
+class Listener:
+    """
+    What one process hears from all nodes. Safe from any thread, and after a fork.
+
+    Args:
+        addresses: Of the nodes.
+        prefix: Of keys and channels.
+    """
+
+    def __init__(self, addresses: Sequence[Address], prefix: str) -> None:
+        self._addresses = tuple(addresses)
+        self._prefix = prefix
+        self._majority = quorum(len(self._addresses))
+        self.start_over()
+        _every_listener.add(self)
+
+    def start_over(self) -> None:
+        """Listen to nobody; what belongs to a parent process is left alone."""
+        self._mutex = threading.Lock()
+        self._process = secrets.token_hex(CHANNEL_LENGTH // 2)
+        self._expected: dict[str, _Expected] = {}
+        self._listening: set[int] = set()
+        self._unused_since = clock.now()
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Hang up; whoever waits is woken no more."""
+        with self._mutex:
+            self._closed.set()
+            self._closed, self._listening = threading.Event(), set()
+
+    def channel(self) -> str:
+        """What this process is woken by."""
+        return self._process
+
+    def expect(self, token: str, on_turn: Callable[[], None] = lambda: None) -> None:
+        """Hear when the turn of *token* comes, until `forget`; *on_turn* is called then."""
+        with self._mutex:
+            self._expected[token] = _Expected(on_turn)
+            missing = set(range(len(self._addresses))) - self._listening
+            self._listening |= missing
+        for position in missing:
+            self._start(position)
+
+    def _start(self, position: int) -> None:
+        name = f"redlock-listen-{self._addresses[position].label}"
+        run, closed = self._listen, self._closed
+        try:
+            threading.Thread(target=run, args=(position, closed), name=name, daemon=True).start()
+        except RuntimeError:  # out of threads: everybody comes by itself
+            with self._mutex:
+                self._listening.discard(position)
+
+    def forget(self, token: str) -> None:
+        """Wait for *token* no more."""
+        with self._mutex:
+            self._expected.pop(token, None)
+            self._unused_since = clock.now()
+
+    def wait(self, token: str, seconds: float) -> bool:
+        """Sleep until the turn of *token* has come, which is expected; return whether it has."""
+        with self._mutex:
+            expected = self._expected.get(token) or _Expected(lambda: None)  # after a fork
+        with allow_signals():
+            return expected.turn.wait(seconds)
+
+    # -- in the thread of a node -------------------------------------------------------
+
+    def _listen(self, position: int, closed: threading.Event) -> None:
+        backoff = SHORTEST_BACKOFF
+        while not closed.is_set():
+            connection = None
+            try:
+                connection = self._subscribed(position)
+                backoff = SHORTEST_BACKOFF
+                self._hear_all(position, connection, closed)
+                break
+            except Exception as error:  # noqa: BLE001  whatever it is, the node says nothing
+                logger.debug("Not listening to %s: %s", self._addresses[position].label, error)
+            finally:
+                if connection is not None:
+                    connection.disconnect()
+            closed.wait(clock.jitter(backoff / 2, backoff))
+            backoff = min(2 * backoff, LONGEST_BACKOFF)
+            if self._is_idle(position, closed):
+                return
+
+    def _subscribed(self, position: int) -> AbstractConnection:
+        connection = self._addresses[position].connection()
+        try:
+            connection.connect()
+            connection.send_command("SUBSCRIBE", channel(self._prefix, self._process))
+        except BaseException:
+            connection.disconnect()
+            raise
+        return connection
+
+    def _hear_all(
+        self, position: int, connection: AbstractConnection, closed: threading.Event
+    ) -> None:
+        """Hear what the node says, until nobody has waited for a while."""
+        heard_at, is_asked = clock.now(), False
+        while not closed.is_set():
+            if connection.can_read(timeout=LOOK_EVERY):
+                reply = connection.read_response(disable_decoding=True)
+                heard_at, is_asked = clock.now(), False
+                if isinstance(reply, list) and reply[0] == b"message":
+                    self._hear(position, reply[2])
+                continue
+            if self._is_idle(position, closed):
+                return
+            silent_for = clock.now() - heard_at
+            if silent_for > 2 * PING_EVERY:
+                msg = f"silent for {silent_for:.0f} s"
+                raise ConnectionError(msg)
+            if silent_for > PING_EVERY and not is_asked:
+                connection.send_command("PING", check_health=False)
+                is_asked = True
+
+    def _is_idle(self, position: int, closed: threading.Event) -> bool:
+        with self._mutex:
+            is_idle = not self._expected and clock.now() - self._unused_since > IDLE
+            if is_idle and not closed.is_set():
+                self._listening.discard(position)
+            return is_idle
+
+    def _hear(self, position: int, message: bytes) -> None:
+        """Count that a node says whose turn has come; call that one once a majority does."""
+        token, lock = message[:TOKEN_LENGTH].decode("latin-1"), message[TOKEN_LENGTH:]
+        with self._mutex:
+            expected = self._expected.get(token)
+            if expected is None:
+                return
+            expected.heard[position] = lock
+            is_first = not expected.turn.is_set()
+            if list(expected.heard.values()).count(lock) >= self._majority:
+                expected.turn.set()
+        if is_first and expected.turn.is_set():
+            expected.on_turn()
+
+
+_every_listener: weakref.WeakSet[Listener] = weakref.WeakSet()
+
+
+def _start_over() -> None:
+    """After a fork: the threads of the parent are not here."""
+    for listener in list(_every_listener):
+        listener.start_over()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_over)

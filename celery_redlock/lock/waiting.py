@@ -1,0 +1,149 @@
+"""
+Who waits for a lock, as the nodes know them: noted when refused, woken when the lock is released.
+
+Two sorted sets per lock name and node, which grant nothing and expire:
+
+    redlock:waiting:NAME   who waits: id and description           -> when last heard of [ms]
+    redlock:ready:NAME     tickets of those who can be woken:
+                           token, channel and description          -> since when they wait [ms]
+
+    refused --> WAIT --> ... --> RELEASE tells the oldest ticket's process, and keeps the key for it
+                                 '--> that one acquires the lock, with the token of its ticket
+    given up, or come by itself --> LEAVE
+
+A wake-up may be lost, and costs time only: everybody who waits comes by itself some day.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from celery_redlock.lock.records import (
+    Keys,
+    channel,
+    encode_info,
+    holder_payload,
+    ready_key,
+    record_key,
+)
+from celery_redlock.lock.requests import Request
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripting import HEAD, Script, read_release, register
+from celery_redlock.lock.scripts import WAKE
+
+__all__ = [
+    "HEARD_FOR",
+    "LEAVE",
+    "WAIT",
+    "Ticket",
+    "leave_request",
+    "wait_request",
+    "waiting_key",
+]
+
+#: How long a node counts somebody as waiting that it has not heard of again [s]. A message that is
+#: purged from its queue takes nobody's place for longer.
+HEARD_FOR = 300.0
+
+# KEYS 1 who waits 2 tickets 3... the lock
+# ARGV 1 who 2 ticket, or '' for one that cannot be woken yet 3 since when 4 how many may wait, or
+#      '0' for any number 5 for how long one counts who is not heard of 6 what channels begin with
+# Whoever finds the lock free is woken at once: it was released before this came.
+WAIT_LUA = """
+local now = now_ms()
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', whole(now - tonumber(ARGV[5])))
+local is_known = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if ARGV[4] ~= '0' and not is_known and redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[4]) then
+  return {0, 0}
+end
+redis.call('ZADD', KEYS[1], whole(now), ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+if ARGV[2] ~= '' then
+  redis.call('ZADD', KEYS[2], ARGV[3], ARGV[2])
+  redis.call('PEXPIRE', KEYS[2], ARGV[5])
+  for i = 3, #KEYS do
+    if redis.call('EXISTS', KEYS[i]) == 0 then
+      wake(KEYS[2], KEYS[i], ARGV[6], '-')
+      break
+    end
+  end
+end
+return {1, 0}
+"""
+
+# KEYS 1 who waits 2 tickets ; ARGV 1 who 2 ticket, or '' for none
+LEAVE_LUA = """
+local gone = redis.call('ZREM', KEYS[1], ARGV[1])
+if ARGV[2] ~= '' then redis.call('ZREM', KEYS[2], ARGV[2]) end
+return {gone, 0}
+"""
+
+WAIT = Script(HEAD + WAKE + WAIT_LUA, read_release, guarded=False, one_way=True)
+LEAVE = Script(LEAVE_LUA, read_release, guarded=False, one_way=True)
+register(WAIT, LEAVE)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """
+    Somebody who waits for a lock.
+
+    Attributes:
+        name: Lock name.
+        who: What tells this one from others who wait: 32 hexadecimal digits.
+        since: Since when [s, Unix time].
+        info: Description; plain JSON values.
+        token: That it is woken by, and acquires the lock with then; empty where it cannot be woken.
+        channel: Of its process; likewise.
+    """
+
+    name: str
+    who: str
+    since: float
+    info: dict[str, Any]
+    token: str = ""
+    channel: str = ""
+
+    @property
+    def waits(self) -> bytes:
+        """What the nodes know it by; the same however often it waits again."""
+        return self.who.encode() + encode_info({**self.info, "since": round(self.since, 3)})
+
+    @property
+    def wakes(self) -> bytes:
+        """What wakes it; empty if nothing does."""
+        if not self.token:
+            return b""
+        description = encode_info(holder_payload(self.info, self.since))
+        return (self.token + self.channel).encode() + description
+
+
+def waiting_key(rules: Rules, name: str) -> bytes:
+    """Return the Redis key of who waits for the lock *name*."""
+    return record_key(rules.prefix, "waiting", name)
+
+
+def keys_of(rules: Rules, name: str) -> tuple[bytes, bytes]:
+    return waiting_key(rules, name), ready_key(rules.prefix, name)
+
+
+def wait_request(rules: Rules, ticket: Ticket, most: int = 0) -> Request:
+    """Return what notes that *ticket* waits, unless *most* others do already; 0 for any number."""
+    return Request(
+        WAIT,
+        (*keys_of(rules, ticket.name), Keys.of(rules.prefix, ticket.name).lock),
+        (
+            ticket.waits,
+            ticket.wakes,
+            b"%d" % round(ticket.since * 1000),
+            b"%d" % most,
+            b"%d" % round(HEARD_FOR * 1000),
+            channel(rules.prefix),
+        ),
+    )
+
+
+def leave_request(rules: Rules, ticket: Ticket) -> Request:
+    """Return what notes that *ticket* waits no more."""
+    return Request(LEAVE, keys_of(rules, ticket.name), (ticket.waits, ticket.wakes))
