@@ -8,6 +8,7 @@ in the words of Redis, which ``tests/contract/test_memory.py`` holds to real ser
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +22,25 @@ from redis.exceptions import (
     ResponseError,
 )
 
-__all__ = ["COMMANDS", "NEVER", "OK", "Command", "Keyspace", "Refused", "Status", "Store"]
+__all__ = [
+    "COMMANDS",
+    "NEVER",
+    "OK",
+    "Command",
+    "Keyspace",
+    "Refused",
+    "SortedSet",
+    "Status",
+    "Store",
+]
 
 #: When a key without an end expires [ms].
 NEVER = float("inf")
 #: The largest number that Redis counts with.
 LARGEST = 2**63 - 1
 
-#: Key -> a string, a hash or a stream, and when it expires [ms]. Values are replaced, never
-#: changed, so that a copy of the store stays what it was.
+#: Key -> a string, a hash, a sorted set or a stream, and when it expires [ms]. Values are replaced,
+#: never changed, so that a copy of the store stays what it was.
 Store = dict[bytes, tuple[Any, float]]
 
 #: First word of an error -> what redis-py raises for it; it leaves that word out then.
@@ -42,6 +53,7 @@ ERRORS: dict[str, type[RedisError]] = {
 }
 SYNTAX = "ERR syntax error"
 NO_INTEGER = "ERR value is not an integer or out of range"
+NO_FLOAT = "ERR value is not a valid float"
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
@@ -65,6 +77,10 @@ class Hash(dict[bytes, bytes]):
     """Fields and their values."""
 
 
+class SortedSet(dict[bytes, float]):
+    """Members and their scores."""
+
+
 class Stream(tuple[tuple[bytes, tuple[bytes, ...]], ...]):
     """Entries in their order: an id, and its fields and values."""
 
@@ -82,6 +98,17 @@ def whole(word: bytes) -> int:
         raise Refused(NO_INTEGER) from None
     if word != b"%d" % number or abs(number) > LARGEST:
         raise Refused(NO_INTEGER)
+    return number
+
+
+def real(word: bytes, otherwise: str = NO_FLOAT) -> float:
+    """Return the score in *word*; raises Refused, which says *otherwise*, likewise."""
+    try:
+        number = float(word)
+    except ValueError:
+        raise Refused(otherwise) from None
+    if math.isnan(number):
+        raise Refused(otherwise)
     return number
 
 
@@ -222,6 +249,48 @@ class Keyspace:
             self.store.pop(key, None)
         return len(found) - len(changed)
 
+    # -- sorted sets -------------------------------------------------------------------
+
+    def zadd(self, key: bytes, score: bytes, member: bytes) -> int:
+        """ZADD of one member."""
+        found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
+        self.change(key, SortedSet({**found, member: real(score)}))
+        return int(member not in found)
+
+    def zrem(self, key: bytes, member: bytes) -> int:
+        """ZREM of one member; a set without members is none."""
+        return self._keep_of_set(key, lambda one, _score: one != member)
+
+    def zremrangebyscore(self, key: bytes, least: bytes, most: bytes) -> int:
+        """ZREMRANGEBYSCORE."""
+        low, high = (real(bound, "ERR min or max is not a float") for bound in (least, most))
+        return self._keep_of_set(key, lambda _one, score: not low <= score <= high)
+
+    def _keep_of_set(self, key: bytes, is_kept: Callable[[bytes, float], bool]) -> int:
+        found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
+        kept = SortedSet((one, score) for one, score in found.items() if is_kept(one, score))
+        if kept:
+            self.change(key, kept)
+        else:
+            self.store.pop(key, None)
+        return len(found) - len(kept)
+
+    def zcard(self, key: bytes) -> int:
+        """ZCARD."""
+        return len(self.of_type(SortedSet, key) or ())
+
+    def zscore(self, key: bytes, member: bytes) -> bytes | None:
+        """ZSCORE."""
+        found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
+        return b"%.17g" % found[member] if member in found else None
+
+    def zrange(self, key: bytes, first: bytes, last: bytes) -> list[bytes]:
+        """ZRANGE by rank, without scores."""
+        found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
+        ranked = sorted(found, key=lambda member: (found[member], member))
+        begin, end = (n + len(ranked) if n < 0 else n for n in map(whole, (first, last)))
+        return ranked[max(0, begin) : max(0, end + 1)]
+
     # -- the rest ----------------------------------------------------------------------
 
     def xadd(self, key: bytes, *words: bytes) -> bytes:
@@ -239,6 +308,10 @@ class Keyspace:
         entry = (b"%d-%d" % made, words[4:])
         self.change(key, Stream((*found, entry)[-kept:] if kept else ()))
         return entry[0]
+
+    def publish(self, _channel: bytes, _message: bytes) -> int:
+        """PUBLISH; nobody listens to a node in memory."""
+        return 0
 
     def time(self) -> list[bytes]:
         """TIME."""
@@ -287,8 +360,15 @@ COMMANDS = {
     b"MGET": Command(Keyspace.mget, 1),
     b"PEXPIRE": Command(Keyspace.pexpire, 2, 2, writes=True),
     b"PTTL": Command(Keyspace.pttl, 1, 1),
+    b"PUBLISH": Command(Keyspace.publish, 2, 2),
     b"RENAME": Command(Keyspace.rename, 2, 2, writes=True),
     b"SET": Command(Keyspace.set, 2, writes=True, grows=True),
     b"TIME": Command(Keyspace.time, 0, 0),
     b"XADD": Command(Keyspace.xadd, 4, writes=True, grows=True),
+    b"ZADD": Command(Keyspace.zadd, 3, 3, writes=True, grows=True),
+    b"ZCARD": Command(Keyspace.zcard, 1, 1),
+    b"ZRANGE": Command(Keyspace.zrange, 3, 3),
+    b"ZREM": Command(Keyspace.zrem, 2, 2, writes=True),
+    b"ZREMRANGEBYSCORE": Command(Keyspace.zremrangebyscore, 3, 3, writes=True),
+    b"ZSCORE": Command(Keyspace.zscore, 2, 2),
 }

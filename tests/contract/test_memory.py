@@ -50,6 +50,7 @@ from celery_redlock.lock.requests import (
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import ms, registered
 from celery_redlock.lock.scripts import ENROL
+from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
 from celery_redlock.reading.all_locks import ABSENT
 from celery_redlock.reading.journal import record_request
 from celery_redlock.reading.stored import READ
@@ -88,6 +89,8 @@ FIELDS = some([b"f", b"g"])
 VALUES = some([b"", b"1", b"007", b"9007199254740993", b"x\r\n\x00\xff"])
 ODD_LENGTHS = [b"0", b"-1", b"1.5", b"no", b"05", b" 5", b"+5", b"5_0", b"9223372036854775807"]
 LENGTHS = some([*[LONG] * 5, TINY, TINY, *ODD_LENGTHS])
+SCORES = some([b"0", b"1", b"2", b"-inf", b"inf", b"1700000000000", b"0.1", b"nan", b"no", b""])
+RANKS = some([b"0", b"0", b"1", b"-1", b"-2", b"5", b"no"])
 PLAIN = st.one_of(
     st.tuples(st.just(b"GET"), NAMES),
     st.tuples(st.just(b"MGET"), NAMES, NAMES, st.just(b"none")),
@@ -108,6 +111,13 @@ PLAIN = st.one_of(
         *(st.just(word) for word in (b"XADD",)), NAMES, st.just(b"MAXLEN"), st.just(b"~"),
         some([b"100", b"x"]), st.just(b"*"), st.just(b"e"), VALUES,
     ),
+    st.tuples(st.just(b"ZADD"), NAMES, SCORES, FIELDS),
+    st.tuples(st.just(b"ZREM"), NAMES, FIELDS),
+    st.tuples(st.just(b"ZREMRANGEBYSCORE"), NAMES, SCORES, SCORES),
+    st.tuples(st.just(b"ZCARD"), NAMES),
+    st.tuples(st.just(b"ZSCORE"), NAMES, FIELDS),
+    st.tuples(st.just(b"ZRANGE"), NAMES, RANKS, RANKS),
+    st.tuples(st.just(b"PUBLISH"), NAMES, VALUES),
     st.tuples(some(sorted(COMMANDS)), NAMES),  # mostly too few words, or too many
     some([(b"get", b"a"), (b"FOO", b"a"), (b"TIME", b"a")]),
 )  # fmt: skip
@@ -161,7 +171,8 @@ def test_commands_do_the_same_alone_and_in_scripts(contract_node, protocol):
 #: Each command that writes has left something of its own at the end.
 WRITTEN = [
     b"SET a 1 PX 86400000", b"RENAME a b", b"SET c 1", b"PEXPIRE c 86400000", b"SET d 1", b"DEL d",
-    b"HSET h f 1 g 2", b"HDEL h f", b"XADD s MAXLEN ~ 100 * e 1",
+    b"HSET h f 1 g 2", b"HDEL h f", b"XADD s MAXLEN ~ 100 * e 1", b"ZADD z 1 f", b"ZADD z 2 g",
+    b"ZADD z 3 h", b"ZREM z f", b"ZREMRANGEBYSCORE z 3 4",
 ]  # fmt: skip
 
 
@@ -322,12 +333,18 @@ CLAIMS = st.builds(
     lambda due, token, fence, keep, lock: Claim(NAME, due, token, fence, keep, lock),
     some([DUE, DUE + 60, 4e9]), TOKENS, some([1, 2, 3]), TTLS, some([None, NAME]),
 )  # fmt: skip
+TICKETS = st.builds(
+    lambda who, since, token: Ticket(NAME, who * 32, since, {}, token, "c" * 16),
+    some(["1", "2", "3"]), some([DUE, DUE + 1, DUE + 2]), some(["", X, X2, Y]),
+)  # fmt: skip
 REQUESTS = st.one_of(
     *[st.builds(acquire_request, st.just(RULES), LEASES, some([None, None, "m", "n"]))] * 4,
     *[st.builds(renew_request, st.just(RULES), LEASES, repair=st.booleans())] * 3,
     st.builds(release_request, st.just(RULES), st.just(NAME), some([X, Y, X[:32], X[:31]]),
               keep=some([0.0, DAY]), marker=some([None]) | KEPT),
     st.builds(mark_request, st.just(RULES), KEPT),
+    *[st.builds(wait_request, st.just(RULES), TICKETS, some([0, 1, 2]))] * 2,
+    st.builds(leave_request, st.just(RULES), TICKETS),
     st.just(inspect_request(RULES, NAME)),
     st.just(probe_request(RULES)),
     st.builds(record_request, st.just(RULES), some([b"{}"])),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import redis
@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from celery_redlock.lock.guard import read_info
 from celery_redlock.lock.scripting import registered
-from celery_redlock.testing.keyspace import NEVER
+from celery_redlock.testing.keyspace import NEVER, SortedSet
 from celery_redlock.testing.model import NodeModel
 
 __all__ = ["TINY", "Both"]
@@ -100,12 +100,16 @@ class Both:
             return self.client.get(key)
         if kind == b"hash":
             return sorted(self.client.hgetall(key).items())
+        if kind == b"zset":
+            return scores_of(self.client.zrange(key, 0, -1, withscores=True))
         return [sorted(fields.items()) for _, fields in self.client.xrange(key)]
 
     def _in_memory(self, key: bytes) -> Any:
         value = self.node.store[key][0]
         if isinstance(value, bytes):
             return value
+        if isinstance(value, SortedSet):
+            return scores_of(value.items())
         if isinstance(value, dict):
             return sorted(value.items())
         return [sorted(zip(words[::2], words[1::2], strict=True)) for _, words in value]
@@ -113,6 +117,13 @@ class Both:
     def _set_clock(self, before: Any, after: Any) -> None:
         self._micros = in_micros(before)
         self.slack = max(self.slack, (in_micros(after) - self._micros) / 1000.0)
+
+
+def scores_of(members: Iterable[tuple[bytes, float]]) -> list[tuple[bytes, Any]]:
+    """Return the members of a sorted set by name; scores that may be moments [ms] as numbers."""
+    return sorted(
+        (name, int(score) if score.is_integer() else str(score)) for name, score in members
+    )
 
 
 def in_micros(told: Any) -> int:

@@ -31,6 +31,7 @@ EXAMPLES = [
     events.TaskRefused("key", **REFUSED),
     events.TaskRetried("key", **REFUSED, countdown=3.0),
     events.TaskRescheduled("key", **REFUSED, countdown=3.0, times=2),
+    events.TaskQueued("key", **REFUSED, countdown=60.0, times=1, since=1.0),
     events.DuplicatePublished("key", task="shop.bill", holder_id="other", on_duplicate="join"),
     events.NodeDown("n1", "refused"),
     events.NodeUp("n1"),
@@ -42,7 +43,7 @@ EXAMPLES = [
     events.SlotPublished("nightly", "shop.bill", 1.0, "me", 0.1),
     events.SlotSkipped("nightly", "shop.bill", 1.0, "overlap"),
 ]
-OF_THE_TASK = EXAMPLES[:10]
+OF_THE_TASK = EXAMPLES[:11]
 WORKER = "w1@host"
 
 
@@ -117,7 +118,7 @@ def test_what_a_task_did_is_filed_under_the_task(event):
     assert (told["hostname"], told["timestamp"]) == (WORKER, 5.0)
 
 
-@pytest.mark.parametrize("event", EXAMPLES[10:], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("event", EXAMPLES[11:], ids=lambda e: type(e).__name__)
 def test_what_is_of_no_task_is_in_a_group_of_its_own(event):
     """A consumer would look for a task in it, or move a task to another worker."""
     told = message_of(event, 5.0, WORKER)
@@ -188,11 +189,11 @@ def test_a_running_task_shows_what_it_did_last(consumer):
 
 def test_what_is_of_no_task_makes_neither_tasks_nor_workers(consumer):
     """A publisher is no worker; twin: in the group ``task`` it would be one."""
-    for event in EXAMPLES[10:]:
+    for event in EXAMPLES[11:]:
         consumer.hear_ours(event)
     assert not consumer.state.tasks
     assert not consumer.state.workers
-    duplicate = message_of(EXAMPLES[10], 5.0, "gen7@web")
+    duplicate = message_of(EXAMPLES[11], 5.0, "gen7@web")
     consumer.hear({**duplicate, "type": "task-redlock-duplicate"})
     assert set(consumer.state.workers) == {"gen7@web"}
     assert consumer.state.tasks["other"].worker.hostname == "gen7@web"

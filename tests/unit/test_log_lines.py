@@ -43,6 +43,10 @@ REFUSALS = {
         {"countdown": 3.0, "times": 2},
         "Rescheduled task shop.bill[me] in 3 s (attempt 2): ",
     ),
+    events.TaskQueued: (
+        {"countdown": 60.0, "times": 1, "since": 1.0},
+        "Queued task shop.bill[me] (attempt 1): ",
+    ),
 }
 
 
@@ -52,8 +56,8 @@ def test_a_refusal_is_one_line_that_says_who_holds_the_lock(records, kind):
     more, words = REFUSALS[kind]
     since = holder()
     (record,) = records(kind(**TAKEN, **more, holder=since), logging.INFO)
-    is_skip = kind is events.TaskSkipped
-    assert record.levelno == (logging.INFO if is_skip else logging.WARNING)
+    is_usual = kind in (events.TaskSkipped, events.TaskQueued)
+    assert record.levelno == (logging.INFO if is_usual else logging.WARNING)
     line = record.getMessage()
     assert line == (
         f"{words}lock 'key' is held by task shop.bill[other], process 7 on mars, for 1 min 0 s"

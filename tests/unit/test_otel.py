@@ -117,6 +117,10 @@ LAWS = [
         {"redlock.rescheduled": (1, {**ABOUT, "redlock.cause": "conflict"})},
     ),
     (
+        events.TaskQueued("key", **REFUSED, countdown=60.0, times=1, since=1.0),
+        {"redlock.queued": (1, {**ABOUT, "redlock.cause": "conflict"})},
+    ),
+    (
         events.DuplicatePublished("key", task="shop.bill", holder_id="x", on_duplicate="join"),
         {"redlock.duplicates": (1, {**ABOUT, "redlock.on_duplicate": "join"})},
     ),
@@ -225,7 +229,7 @@ def test_a_release_for_a_dead_child_is_no_span(sdk):
         (events.TaskRefused("key", **REFUSED), "redlock.refused"),
         (events.TaskRetried("key", **REFUSED, countdown=3.0), "redlock.retried"),
         (events.TaskRescheduled("key", **REFUSED, countdown=3.0, times=2), "redlock.rescheduled"),
-        (LAWS[11][0], "redlock.duplicate"),
+        (LAWS[12][0], "redlock.duplicate"),
     ],
     ids=lambda it: it if isinstance(it, str) else "",
 )

@@ -91,6 +91,10 @@ COUNTED = [
         [("redlock_rescheduled_total", {**TASK, "cause": "conflict"})],
     ),
     (
+        taken(events.TaskQueued, "conflict", countdown=60.0, times=1, since=1.0),
+        [("redlock_queued_total", {**TASK, "cause": "conflict"})],
+    ),
+    (
         events.DuplicatePublished(NAME, "shop.bill", "0815", "join"),
         [("redlock_duplicates_total", {**TASK, "on_duplicate": "join"})],
     ),

@@ -72,6 +72,14 @@ EVENTS = [
         f"Rescheduled task shop.bill[id-1] in 2 s (attempt 4): {HELD}",
     ),
     (
+        events.TaskQueued(**REFUSED, countdown=60.0, times=1, since=1.0),
+        f"Queued task shop.bill[id-1] (attempt 1): {HELD}",
+    ),
+    (
+        events.LockAcquired("a", 7, 0.5, queued_for=4.0, was_woken=True, **KIN),
+        "Acquired lock 'a' of task shop.bill[id-1] after 4 s in the queue (woken), fence 7",
+    ),
+    (
         events.DuplicatePublished("a", task="shop.bill", holder_id="id-0", on_duplicate="join"),
         "Duplicate of task shop.bill[id-0] at publish (join): lock 'a'",
     ),
