@@ -253,8 +253,9 @@ class Keyspace:
 
     def zadd(self, key: bytes, score: bytes, member: bytes) -> int:
         """ZADD of one member."""
+        number = real(score)
         found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
-        self.change(key, SortedSet({**found, member: real(score)}))
+        self.change(key, SortedSet({**found, member: number}))
         return int(member not in found)
 
     def zrem(self, key: bytes, member: bytes) -> int:
@@ -286,9 +287,10 @@ class Keyspace:
 
     def zrange(self, key: bytes, first: bytes, last: bytes) -> list[bytes]:
         """ZRANGE by rank, without scores."""
+        bounds = whole(first), whole(last)
         found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
         ranked = sorted(found, key=lambda member: (found[member], member))
-        begin, end = (n + len(ranked) if n < 0 else n for n in map(whole, (first, last)))
+        begin, end = (n + len(ranked) if n < 0 else n for n in bounds)
         return ranked[max(0, begin) : max(0, end + 1)]
 
     # -- the rest ----------------------------------------------------------------------
