@@ -50,7 +50,7 @@ class Driver:
 
     def drive(self, steps: Generator[Ask | Tell | Pause, Any, T]) -> T:
         """Do what *steps* say until they end; they clean up after an interruption."""
-        answer: Ballot | bool | None = None
+        answer: Ballot | bytes | None = None
         problem: BaseException | None = None
         while True:
             try:
@@ -65,7 +65,7 @@ class Driver:
                     raise
                 problem = error
 
-    def _do(self, step: Ask | Tell | Pause) -> Ballot | bool | None:
+    def _do(self, step: Ask | Tell | Pause) -> Ballot | bytes | None:
         if isinstance(step, Ask):
             return self.ask(step)
         if isinstance(step, Tell):

@@ -26,13 +26,26 @@ class HeldLock:
         name: Lock name.
         token: Random proof of ownership; do not log it.
         fence: Fencing number for the stores the holder writes to, None when not asked for.
+        place: Its number among the places of a lock with a ``lock_limit``, from 0. Each place is a
+            lock with fencing numbers of its own, and the name says which.
+        others: The other locks of a task that has several names, in the order they were taken.
         ttl: Lease written to every node [s].
         since: When the lock was acquired [s, Unix time].
         lag: How much later than it was due the last renewal began [s, >= 0].
         merged: How many triggers were merged into this run, with ``on_duplicate="rerun"``.
     """
 
-    __slots__ = ("_began", "_lease", "_on_lost", "_process", "_reason", "_votes", "lag", "merged")
+    __slots__ = (
+        "_began",
+        "_lease",
+        "_on_lost",
+        "_process",
+        "_reason",
+        "_votes",
+        "lag",
+        "merged",
+        "others",
+    )
 
     def __init__(self, lease: Lease, on_lost: Callable[[HeldLock], None] | None = None) -> None:
         self._lease = lease
@@ -43,6 +56,7 @@ class HeldLock:
         self._began = clock.now()
         self.lag = 0.0
         self.merged = 0
+        self.others: tuple[HeldLock, ...] = ()
 
     def __repr__(self) -> str:
         state = f"lost: {self.lost_reason}" if self.is_lost else f"{self.remaining():.1f} s left"
@@ -67,6 +81,11 @@ class HeldLock:
     def fence(self) -> int | None:
         """Fencing number, None when not asked for."""
         return self._lease.fence
+
+    @property
+    def place(self) -> int:
+        """Its number among the places of a lock with a limit, from 0."""
+        return self._lease.place
 
     @property
     def ttl(self) -> float:
@@ -109,7 +128,7 @@ class HeldLock:
 
     def ensure_held(self) -> None:
         """
-        Return if the lock can be trusted at this moment.
+        Return if the lock, and its `others`, can be trusted at this moment.
 
         Raises:
             LockLost: The lease has ended, a quorum holds another token, the lock was
@@ -117,6 +136,8 @@ class HeldLock:
         """
         if self.lost_reason is not None:
             raise self.loss()
+        for other in self.others:
+            other.ensure_held()
 
     def loss(self) -> LockLost:
         """Return what to raise for a lock that is lost."""

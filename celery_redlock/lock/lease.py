@@ -99,6 +99,7 @@ class Lease:
         info: Description of the holder; plain JSON values.
         renewals: How often it was renewed.
         margin: What was left of it at the latest of these renewals [s]; infinity before the first.
+        place: Its number among the places of a lock with a limit, from 0.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Lease:
     info: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     renewals: int = field(default=0, repr=False, compare=False)
     margin: float = field(default=float("inf"), repr=False, compare=False)
+    place: int = 0
 
     def remaining(self) -> float:
         """Return how long this lease may still be trusted [s, >= 0]."""
@@ -127,4 +129,5 @@ class Lease:
             self.info,
             self.renewals + 1,
             min(margin, self.margin),
+            self.place,
         )

@@ -48,14 +48,16 @@ class _Expected:
     Somebody who waits.
 
     Attributes:
-        on_turn: Called once, in a thread of the listener, when its turn has come.
+        on_turn: Called once, in a thread of the listener, with the key of the lock that is free.
         heard: Position of each node that has said so -> which lock is free there.
         turn: Set when its turn has come.
+        free: Which lock is free then.
     """
 
-    on_turn: Callable[[], None]
+    on_turn: Callable[[bytes], None]
     heard: dict[int, bytes] = field(default_factory=dict)
     turn: threading.Event = field(default_factory=threading.Event)
+    free: bytes = b""
 
 
 class Listener:
@@ -93,7 +95,7 @@ class Listener:
         """What this process is woken by."""
         return self._process
 
-    def expect(self, token: str, on_turn: Callable[[], None] = lambda: None) -> None:
+    def expect(self, token: str, on_turn: Callable[[bytes], None] = lambda _: None) -> None:
         """Hear when the turn of *token* comes, until `forget`; *on_turn* is called then."""
         with self._mutex:
             self._expected[token] = _Expected(on_turn)
@@ -117,12 +119,13 @@ class Listener:
             self._expected.pop(token, None)
             self._unused_since = clock.now()
 
-    def wait(self, token: str, seconds: float) -> bool:
-        """Sleep until the turn of *token* has come, which is expected; return whether it has."""
+    def wait(self, token: str, seconds: float) -> bytes:
+        """Sleep until the turn of *token* comes; return the key that is free, empty for none."""
         with self._mutex:
-            expected = self._expected.get(token) or _Expected(lambda: None)  # after a fork
+            expected = self._expected.get(token) or _Expected(lambda _: None)  # after a fork
         with allow_signals():
-            return expected.turn.wait(seconds)
+            expected.turn.wait(seconds)
+        return expected.free
 
     # -- in the thread of a node -------------------------------------------------------
 
@@ -193,10 +196,11 @@ class Listener:
                 return
             expected.heard[position] = lock
             is_first = not expected.turn.is_set()
-            if list(expected.heard.values()).count(lock) >= self._majority:
+            if is_first and list(expected.heard.values()).count(lock) >= self._majority:
+                expected.free = lock
                 expected.turn.set()
         if is_first and expected.turn.is_set():
-            expected.on_turn()
+            expected.on_turn(lock)
 
 
 _every_listener: weakref.WeakSet[Listener] = weakref.WeakSet()

@@ -31,7 +31,9 @@ __all__ = [
     "is_text",
     "marker_key",
     "object_in",
+    "place_name",
     "probe_key",
+    "queue_of",
     "read_holder",
     "ready_key",
     "record_key",
@@ -87,6 +89,20 @@ class Keys(NamedTuple):
             b"%b:node:boot" % head,
             b"%b:node:quarantine" % head,
         )
+
+
+def place_name(name: str, place: int) -> str:
+    """
+    Return the name that the lock on a *place* of *name* has on the nodes.
+
+    The first place has the name itself: a lock with one place is like any lock.
+    """
+    return f"{shorten(name)}#{place}" if place else name
+
+
+def queue_of(name: str, place: int) -> str:
+    """Return the name that those wait for who wait for *name*, the lock on that *place*."""
+    return name.removesuffix(f"#{place}") if place else name
 
 
 def record_key(prefix: str, kind: str, name: str) -> bytes:

@@ -268,7 +268,11 @@ class Redlock:
             wait: Whether to wait for the nodes' answers; False writes and returns UNKNOWN.
         """
         try:
-            outcome = self._release(lease.name, lease.token) if wait else self._let_go(lease)
+            outcome = (
+                self._release(lease.name, lease.token, place=lease.place)
+                if wait
+                else self._let_go(lease)
+            )
         except BaseException:  # interrupted, perhaps before a byte was sent
             self._let_go(lease)
             raise
@@ -276,11 +280,12 @@ class Redlock:
         return outcome
 
     def _let_go(self, lease: Lease) -> ReleaseOutcome:
-        self.driver.tell(requests.release_request(self.rules, lease.name, lease.token))
+        name, token, place = lease.name, lease.token, lease.place
+        self.driver.tell(requests.release_request(self.rules, name, token, place=place))
         return ReleaseOutcome.UNKNOWN
 
-    def _release(self, name: str, token: str, keep: float = 0.0) -> ReleaseOutcome:
-        request = requests.release_request(self.rules, name, token, keep=keep)
+    def _release(self, name: str, token: str, keep: float = 0.0, place: int = 0) -> ReleaseOutcome:
+        request = requests.release_request(self.rules, name, token, keep=keep, place=place)
         majority = quorum(len(self.labels))
 
         def decided(ballot: Ballot) -> bool:
@@ -360,7 +365,9 @@ class Redlock:
         self._watchdog.unwatch(held)
         lost, lease = held.released(), held.lease
         self.driver.tell(
-            requests.release_request(self.rules, lease.name, lease.token, keep=keep, marker=marker)
+            requests.release_request(
+                self.rules, lease.name, lease.token, keep=keep, marker=marker, place=lease.place
+            )
         )
         self._tell_release(lease, held.held_for, lost or "")
 
@@ -372,6 +379,7 @@ class Redlock:
         since: float,
         keep: float = 0.0,
         info: dict[str, Any] | None = None,
+        place: int = 0,
     ) -> ReleaseOutcome:
         """
         Release the lock in the place of a holder that cannot do it any more.
@@ -382,8 +390,9 @@ class Redlock:
             since: When the holder began [s, Unix time], for those who are told.
             keep: Let the key stand for so much longer instead [s].
             info: What the holder told of itself.
+            place: Of the lock, where it has a limit.
         """
-        outcome = self._release(name, owner, keep)
+        outcome = self._release(name, owner, keep, place)
         if outcome is ReleaseOutcome.RELEASED:
             whose = who(info or {})
             held = max(0.0, clock.wall() - since)
@@ -435,7 +444,7 @@ class Redlock:
             if since is not None:
                 queued = {
                     "queued_for": max(0.0, lease.since - since),
-                    "was_woken": wanted.token is not None,
+                    "was_woken": wanted.turn.token is not None,
                 }
             event: dict[str, Any] = {**who(wanted.info), **queued}
             self.notify(LockAcquired(wanted.name, lease.fence, waited, **event))

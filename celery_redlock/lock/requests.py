@@ -11,13 +11,15 @@ from celery_redlock.lock.records import (
     encode_info,
     holder_payload,
     marker_key,
+    place_name,
     probe_key,
+    queue_of,
     ready_key,
     record_key,
 )
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import Script, ms
-from celery_redlock.lock.scripts import ACQUIRE, INSPECT, MARK, PROBE, RELEASE, RENEW
+from celery_redlock.lock.scripts import ACQUIRE, INSPECT, MARK, PLACES, PROBE, RELEASE, RENEW
 
 __all__ = [
     "Marker",
@@ -25,6 +27,7 @@ __all__ = [
     "acquire_request",
     "inspect_request",
     "mark_request",
+    "places_request",
     "probe_request",
     "release_request",
     "renew_request",
@@ -112,6 +115,7 @@ def release_request(
     keep: float = 0.0,
     marker: Marker | None = None,
     wakes: bool = True,
+    place: int = 0,
 ) -> Request:
     """
     Return what releases the lock on a node if *token*, or the owner it begins with, holds it.
@@ -123,6 +127,7 @@ def release_request(
         keep: Let the key stand for so much longer instead of deleting it [s].
         marker: To be set in the same step, whoever holds the lock.
         wakes: Whether who waits is woken; not by an attempt that was never granted the lock.
+        place: Of the lock, where it has a limit.
     """
     kept = ms(keep) if keep > 0 else b"0"
     lock = record_key(rules.prefix, "lock", name)
@@ -133,7 +138,7 @@ def release_request(
             marker.state.encode(),
             ms(marker.ttl),
         )
-    tickets = ready_key(rules.prefix, name) if wakes else lock
+    tickets = ready_key(rules.prefix, queue_of(name, place)) if wakes else lock
     arguments = (token.encode(), kept, state, ttl, channel(rules.prefix), HAND_OVER)
     return Request(RELEASE, (lock, key, tickets), arguments)
 
@@ -148,6 +153,12 @@ def inspect_request(rules: Rules, name: str) -> Request:
     """Return what asks a node who holds the lock."""
     keys = Keys.of(rules.prefix, name)
     return Request(INSPECT, (keys.lock, keys.fence), ())
+
+
+def places_request(rules: Rules, name: str, limit: int) -> Request:
+    """Return what asks a node which of the places of *name* are taken."""
+    names = (place_name(name, place) for place in range(limit))
+    return Request(PLACES, tuple(record_key(rules.prefix, "lock", name) for name in names), ())
 
 
 def probe_request(rules: Rules) -> Request:

@@ -28,9 +28,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_redlock.errors import (
     LockKeyError,
@@ -41,14 +41,21 @@ from celery_redlock.errors import (
 )
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import Lease, fence_proposal, least_validity, quorum, valid_until
-from celery_redlock.lock.records import OWNER_LENGTH, is_text
-from celery_redlock.lock.requests import Request, acquire_request, release_request, renew_request
+from celery_redlock.lock.records import OWNER_LENGTH, is_text, place_name
+from celery_redlock.lock.requests import (
+    Request,
+    acquire_request,
+    places_request,
+    release_request,
+    renew_request,
+)
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import (
     Ballot,
     Verdict,
     VoteKind,
     acquire_is_decided,
+    count,
     earliest_free,
     holder_of,
     is_in_doubt,
@@ -59,17 +66,19 @@ from celery_redlock.lock.votes import (
     verdict_when_split,
     votes_by_node,
 )
-from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
+from celery_redlock.lock.waiting import Ticket, leave_request, locks_of, wait_request
 
 if TYPE_CHECKING:
     from celery_redlock.lock.listener import Listener
 
 __all__ = [
+    "NO_TURN",
     "Ask",
     "Client",
     "MarkerStands",
     "Pause",
     "Tell",
+    "Turn",
     "Wanted",
     "acquire",
     "new_owner",
@@ -112,7 +121,7 @@ class Tell:
 @dataclass(frozen=True)
 class Pause:
     """
-    Do nothing for *seconds*, or until the turn of *token* has come; the answer says whether it has.
+    Do nothing for *seconds*, or until the turn of *token* comes; answered by the key that is free.
 
     Attributes:
         seconds: How long at most [s].
@@ -140,6 +149,22 @@ class MarkerStands(RedlockError):
         self.state = state
 
 
+class Turn(NamedTuple):
+    """
+    With what an attempt begins.
+
+    Attributes:
+        token: Of a ticket whose turn has come; None for a new one.
+        place: To try first; None for any.
+    """
+
+    token: str | None
+    place: int | None
+
+
+NO_TURN = Turn(None, None)
+
+
 @dataclass(frozen=True)
 class Wanted:
     """
@@ -154,7 +179,8 @@ class Wanted:
         marker: Name of a marker that, where it stands, makes the lock needless.
         owner: 32 hexadecimal digits that all tokens of this begin with, so that whoever knows
             them can release for a holder that is dead; None for tokens that nobody else knows.
-        token: Of the first attempt, where that is of a ticket; None for a new one.
+        turn: With what the first attempt begins.
+        limit: How many places the lock has: it is granted on any of them.
         queued_since: Since when it has waited as a message [s, Unix time]; None if it has not.
 
     Raises:
@@ -168,8 +194,9 @@ class Wanted:
     info: dict[str, Any] = field(default_factory=dict)
     marker: str | None = None
     owner: str | None = None
-    token: str | None = None
+    turn: Turn = NO_TURN
     queued_since: float | None = None
+    limit: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -273,15 +300,18 @@ class _Queue:
         if self.ticket is None:
             token, channel = fresh_token(client, wanted.owner), listener.channel()
             who = token[:OWNER_LENGTH]
-            self.ticket = Ticket(wanted.name, who, self._since, wanted.info, token, channel)
+            self.ticket = Ticket(
+                wanted.name, who, self._since, wanted.info, token, channel, wanted.limit
+            )
             listener.expect(token)
         yield Tell(wait_request(client.rules, self.ticket))
 
-    def take_turn(self) -> str:
-        """Return the token of the ticket whose turn has come; the next attempt stands for it."""
-        token, self.ticket = self.token, None
-        self._forget(token)
-        return token
+    def take_turn(self, free: bytes) -> Turn:
+        """Return the turn that has come, on the place that is *free*; the next attempt has it."""
+        ticket, self.ticket = self.ticket, None
+        assert ticket is not None
+        self._forget(ticket.token)
+        return Turn(ticket.token, locks_of(self._client.rules, ticket).index(free))
 
     def _forget(self, token: str) -> None:
         if self._client.listener is not None:
@@ -294,7 +324,9 @@ class _Queue:
             self._forget(ticket.token)
             rules = self._client.rules
             yield Tell(leave_request(rules, ticket))
-            yield Tell(release_request(rules, ticket.name, ticket.token))
+            for place in range(ticket.limit):  # on any it may have been given one
+                name = place_name(ticket.name, place)
+                yield Tell(release_request(rules, name, ticket.token, place=place))
 
 
 def attempts(client: Client, wanted: Wanted, queue: _Queue) -> Steps:
@@ -311,25 +343,12 @@ def attempts(client: Client, wanted: Wanted, queue: _Queue) -> Steps:
     """
     give_up = client.now() + wanted.wait
     tries = splits = 0
-    woken_by = wanted.token
+    turn = wanted.turn
     while True:
-        token = woken_by or fresh_token(client, wanted.owner)
-        attempt = _Attempt(client, wanted, token, client.now(), was_woken=woken_by is not None)
-        try:
-            ballot = yield Ask(attempt.request(), acquire_is_decided)
-            verdict = judge(ballot)
-            client.learn(ballot)
-            if verdict is Verdict.GRANTED:
-                lease = yield from attempt.settle(ballot)
-                if lease is not None:
-                    return lease
-                verdict = Verdict.UNAVAILABLE
-            yield Tell(attempt.release(), _refusing(ballot))
-        except GeneratorExit:  # dropped by its driver: nobody could send it
-            raise
-        except BaseException:
-            yield Tell(attempt.release())  # interrupted: leave nothing behind
-            raise
+        attempt, answer = yield from try_places(client, wanted, turn)
+        if isinstance(answer, Lease):
+            return answer
+        verdict, ballot = answer
         if verdict is Verdict.MARKED and wanted.marker is not None:
             state = marker_in(ballot) or b""
             raise MarkerStands(state.decode(errors="replace"))  # others may have written it
@@ -346,8 +365,50 @@ def attempts(client: Client, wanted: Wanted, queue: _Queue) -> Steps:
         is_draw = verdict is Verdict.SPLIT and splits < SPLIT_TRIES
         splits += is_draw
         tries += not is_draw
-        is_woken = yield Pause(pause, queue.token)
-        woken_by = queue.take_turn() if is_woken else None
+        free = yield Pause(pause, queue.token)
+        turn = queue.take_turn(free) if free else NO_TURN
+
+
+def try_places(
+    client: Client, wanted: Wanted, turn: Turn
+) -> Generator[Ask | Tell, Any, tuple[_Attempt, Lease | tuple[Verdict, Ballot]]]:
+    """Make an attempt on every place that may be free; return the last, and what it came to."""
+    tried: set[int] = set()
+    token, place = turn
+    if place is None:
+        place = any_of(range(wanted.limit), client)
+    while True:
+        attempt = _Attempt(client, wanted, token, place)
+        answer = yield from attempt.make()
+        if wanted.limit == 1 or isinstance(answer, Lease) or answer[0] is not Verdict.TAKEN:
+            return attempt, answer
+        tried.add(place)
+        token, place = None, (yield from free_place(client, wanted, tried))
+        if place is None:
+            return attempt, answer
+
+
+def any_of(places: Sequence[int], client: Client) -> int:
+    """Return one of *places*, any with the same chance."""
+    if len(places) == 1:
+        return places[0]
+    return places[min(int(client.chance(0.0, len(places))), len(places) - 1)]
+
+
+def free_place(
+    client: Client, wanted: Wanted, tried: set[int]
+) -> Generator[Ask, Ballot, int | None]:
+    """Return a place that a majority calls free, not one that was *tried*; None if none."""
+    majority = quorum(len(client.labels))
+    asked = places_request(client.rules, wanted.name, wanted.limit)
+    ballot = yield Ask(asked, lambda votes: count(votes, VoteKind.GRANTED) >= majority)
+    told = [vote.value for vote in ballot if vote is not None and vote.kind is VoteKind.GRANTED]
+    free = [
+        place
+        for place in range(wanted.limit)
+        if place not in tried and sum(one[place : place + 1] == b"0" for one in told) >= majority
+    ]
+    return any_of(free, client) if free else None
 
 
 def _pause_after(  # noqa: PLR0917  all that there is to know of an attempt
@@ -396,15 +457,34 @@ def _refusing(ballot: Ballot) -> frozenset[int]:
 class _Attempt:
     """One attempt: one token, one start on our clock."""
 
-    def __init__(
-        self, client: Client, wanted: Wanted, token: str, started: float, *, was_woken: bool
-    ) -> None:
+    def __init__(self, client: Client, wanted: Wanted, token: str | None, place: int) -> None:
         self.client = client
         self.wanted = wanted
-        self.token = token
-        self.started = started
+        self.was_woken = token is not None
+        self.token = token or fresh_token(client, wanted.owner)
+        self.place = place
+        self.name = place_name(wanted.name, place)
+        self.started = client.now()
         self.since = client.wall()
-        self.was_woken = was_woken
+
+    def make(self) -> Generator[Ask | Tell, Any, Lease | tuple[Verdict, Ballot]]:
+        """Ask the nodes; return the lease, or why there is none. Leaves nothing behind."""
+        try:
+            ballot = yield Ask(self.request(), acquire_is_decided)
+            verdict = judge(ballot)
+            self.client.learn(ballot)
+            if verdict is Verdict.GRANTED:
+                lease = yield from self.settle(ballot)
+                if lease is not None:
+                    return lease
+                verdict = Verdict.UNAVAILABLE
+            yield Tell(self.release(), _refusing(ballot))
+        except GeneratorExit:  # dropped by its driver: nobody could send it
+            raise
+        except BaseException:
+            yield Tell(self.release())  # interrupted: leave nothing behind
+            raise
+        return verdict, ballot
 
     def request(self) -> Request:
         """Return what is put to every node first."""
@@ -413,15 +493,17 @@ class _Attempt:
 
     def release(self) -> Request:
         """Return what undoes this attempt on a node, and hands on what was handed over to it."""
-        rules, name = self.client.rules, self.wanted.name
-        return release_request(rules, name, self.token, wakes=self.was_woken)
+        rules, wakes = self.client.rules, self.was_woken
+        return release_request(rules, self.name, self.token, wakes=wakes, place=self.place)
 
     def lease(self, fence: int | None) -> Lease:
         """Return the lease that this attempt is worth with *fence*."""
         until = valid_until(self.started, self.wanted.ttl, self.client.rules.drift_factor)
         wanted = self.wanted
         info = dict(wanted.info)  # our copy: the caller may change its own
-        return Lease(wanted.name, self.token, fence, wanted.ttl, until, self.since, info)
+        return Lease(
+            self.name, self.token, fence, wanted.ttl, until, self.since, info, place=self.place
+        )
 
     def settle(self, ballot: Ballot) -> Generator[Ask, Ballot, Lease | None]:
         """

@@ -13,6 +13,7 @@ from celery_redlock.lock.scripting import (
     FENCE,
     GUARD,
     HEAD,
+    VALUE,
     Script,
     read_release,
     register,
@@ -20,7 +21,7 @@ from celery_redlock.lock.scripting import (
 )
 from celery_redlock.lock.votes import VoteKind
 
-__all__ = ["ACQUIRE", "ENROL", "INSPECT", "MARK", "PROBE", "RELEASE", "RENEW", "WAKE"]
+__all__ = ["ACQUIRE", "ENROL", "INSPECT", "MARK", "PLACES", "PROBE", "RELEASE", "RENEW", "WAKE"]
 
 # Whether the node was a replica since it was asked last: it then has what its master had, perhaps
 # an older copy of its own data, marker and run id included. Its replication id is another one after
@@ -193,6 +194,14 @@ return {0, now_ms(), redis.call('PTTL', KEYS[1]), cur, fence}
 """
 
 
+# KEYS the places of a lock ; answers for each whether it is taken: '1' or '0'
+PLACES_LUA = """
+local taken = {}
+for i, key in ipairs(KEYS) do taken[i] = redis.call('EXISTS', key) end
+return {1, now_ms(), table.concat(taken)}
+"""
+
+
 # KEYS 1 boot 2 quarantine 3 is written: a node that takes no writes does not vote
 # ARGV 1 quarantine or '0' 2 boot id
 PROBE_LUA = """
@@ -224,5 +233,8 @@ MARK = Script(MARK_LUA, read_release, guarded=False, one_way=True)
 INSPECT = Script(
     HEAD + INSPECT_LUA, replies({2: (VoteKind.GRANTED, (FENCE,))}), guarded=False, positive=()
 )
+PLACES = Script(
+    HEAD + PLACES_LUA, replies({1: (VoteKind.GRANTED, (VALUE,))}), guarded=False, positive=()
+)
 PROBE = Script(GUARD + HISTORY + PROBE_LUA, replies(YES), guarded=True)
-register(ACQUIRE, RENEW, RELEASE, ENROL, MARK, INSPECT, PROBE)
+register(ACQUIRE, RENEW, RELEASE, ENROL, MARK, INSPECT, PLACES, PROBE)

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_redlock.lock.records import (
-    Keys,
     channel,
     encode_info,
     holder_payload,
+    place_name,
     ready_key,
     record_key,
 )
@@ -38,6 +38,7 @@ __all__ = [
     "WAIT",
     "Ticket",
     "leave_request",
+    "locks_of",
     "wait_request",
     "waiting_key",
 ]
@@ -91,6 +92,7 @@ class Ticket:
 
     Attributes:
         name: Lock name.
+        limit: How many places the lock has.
         who: What tells this one from others who wait: 32 hexadecimal digits.
         since: Since when [s, Unix time].
         info: Description; plain JSON values.
@@ -104,6 +106,7 @@ class Ticket:
     info: dict[str, Any]
     token: str = ""
     channel: str = ""
+    limit: int = 1
 
     @property
     def waits(self) -> bytes:
@@ -124,6 +127,12 @@ def waiting_key(rules: Rules, name: str) -> bytes:
     return record_key(rules.prefix, "waiting", name)
 
 
+def locks_of(rules: Rules, ticket: Ticket) -> tuple[bytes, ...]:
+    """Return the keys of all places of the lock that *ticket* waits for, in their order."""
+    names = (place_name(ticket.name, place) for place in range(ticket.limit))
+    return tuple(record_key(rules.prefix, "lock", name) for name in names)
+
+
 def keys_of(rules: Rules, name: str) -> tuple[bytes, bytes]:
     return waiting_key(rules, name), ready_key(rules.prefix, name)
 
@@ -132,7 +141,7 @@ def wait_request(rules: Rules, ticket: Ticket, most: int = 0) -> Request:
     """Return what notes that *ticket* waits, unless *most* others do already; 0 for any number."""
     return Request(
         WAIT,
-        (*keys_of(rules, ticket.name), Keys.of(rules.prefix, ticket.name).lock),
+        (*keys_of(rules, ticket.name), *locks_of(rules, ticket)),
         (
             ticket.waits,
             ticket.wakes,

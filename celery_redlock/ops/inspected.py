@@ -22,7 +22,7 @@ from celery_redlock.lock.redlock import NodeView
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.reading.stored import age_of, renewals_of
 from celery_redlock.task.forced_ends import RedlockRequest
-from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.task_lock import lock_of, places_of
 
 __all__ = ["locks_of", "nodes_of"]
 
@@ -78,7 +78,8 @@ def held_by_children(plugin: Plugin, requests: Iterable[Any]) -> list[dict[str, 
         if isinstance(request, RedlockRequest):
             task: Any = request.task
             try:
-                named.append((request, task.lock_name(request.args, request.kwargs)))
+                places = places_of(task, request.args, request.kwargs)
+                named += [(request, name) for name, _ in places]
             except RedlockError:  # then it holds none
                 continue
     views = plugin.locks.inspect_all([name for _, name in named]) if named else []

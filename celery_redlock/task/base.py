@@ -49,10 +49,13 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
 
     Attributes:
         lock_key: None, a template like ``"invoice:{invoice_id}"``, or a callable
-            ``(task, args, kwargs) -> str``; the whole lock name.
+            ``(task, args, kwargs) -> str``; the whole lock name. Or a tuple of templates, or a
+            callable that returns a tuple of names, which are taken together or not at all.
         unique_on: Names of the arguments that make the default name; ``()`` for none.
         lock_ttl: Lease written to every node [s]; the watchdog renews it.
         lock_wait: How long to keep trying before the policy applies [s].
+        lock_limit: How many executions may hold the lock at once [1 to 1000]; each has a place of
+            its own, with fencing numbers of its own.
         on_conflict: Policy when another execution holds the lock.
         on_unavailable: Policy when no quorum could decide.
         on_lock_lost: ``"abort"`` or ``"warn"``.
@@ -72,10 +75,16 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
     #: What a worker makes of every delivery; it releases for children that were killed.
     Request = "celery_redlock.task.forced_ends:RedlockRequest"
 
-    lock_key: str | Callable[[Any, tuple[Any, ...], dict[str, Any]], str] | None = None
+    lock_key: (
+        str
+        | tuple[str, ...]
+        | Callable[[Any, tuple[Any, ...], dict[str, Any]], str | tuple[str, ...]]
+        | None
+    ) = None
     unique_on: tuple[str, ...] | list[str] | None = None
     lock_ttl: float | timedelta | None = None
     lock_wait: float | timedelta | None = None
+    lock_limit: int = 1
     on_conflict: Policy | str | None = None
     on_unavailable: Policy | str | None = None
     on_lock_lost: str | None = None
@@ -110,9 +119,11 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
 
     def lock_name(
         self, args: tuple[Any, ...] | list[Any] | None = None, kwargs: dict[str, Any] | None = None
-    ) -> str:
+    ) -> str | tuple[str, ...]:
         """
         Return the lock name of a call with these arguments; the same on client and worker.
+
+        A tuple where ``lock_key`` makes several names.
 
         Args:
             args: Positional arguments, without ``self``.

@@ -10,6 +10,7 @@ Begin an execution: its lock, or the policy; then its reservation, and the newes
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, Quor
 from celery_redlock.events import TaskQueued
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
+from celery_redlock.lock.records import shorten
 from celery_redlock.lock.requests import Marker
-from celery_redlock.lock.rounds import Ask, MarkerStands, Wanted
+from celery_redlock.lock.rounds import NO_TURN, Ask, MarkerStands, Wanted
 from celery_redlock.lock.votes import Ballot, VoteKind, has_majority
 from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
 from celery_redlock.log import get_logger
@@ -28,6 +30,7 @@ from celery_redlock.plugin import locking
 from celery_redlock.task import refused
 from celery_redlock.task.delivery import forget_serializer
 from celery_redlock.task.interrupt import defer_interrupts
+from celery_redlock.task.keys import names_of
 from celery_redlock.task.outcome import DONE, DeliveryOver, Outcome, Records
 from celery_redlock.task.policies import Queue, Reschedule, RunUnlocked
 from celery_redlock.task.redelivery import delays_in_broker, longest_countdown, requeue
@@ -126,17 +129,56 @@ def take(execution: Execution, wait: float) -> None:
     marker = execution.id if options.dedup_ttl else None
     asked = marker if delivery.may_be_repeated else None
     info, owner, waiting = execution.info, delivery.owner, delivery.envelope.waiting
-    wanted = Wanted(execution.name, options.ttl, wait, options.fence, info, asked, owner)
+    wanted = Wanted(
+        execution.name, options.ttl, wait, options.fence, info, asked, owner, limit=options.limit
+    )
     if waiting is not None:
-        wanted = replace(wanted, token=delivery.ticket, queued_since=waiting.since)
+        wanted = replace(wanted, turn=delivery.turn, queued_since=waiting.since)
     interrupt = execution.interrupt
     on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
     with defer_interrupts():  # or a lock that was granted might not be given back
-        execution.held = locks.take(wanted, on_lost)
+        execution.held = take_all(locks, wanted, execution.names, waiting, on_lost)
         if asked != marker:  # what an earlier publish under this task id has left
             locks.mark(Marker(execution.id, DONE, 0.0))
         if waiting is not None:
-            locks.driver.tell(leave_request(locks.rules, waiting.ticket(execution.task, delivery)))
+            locks.driver.tell(
+                leave_request(locks.rules, waiting.ticket(execution.task, delivery, options.limit))
+            )
+
+
+def take_all(
+    locks: Redlock,
+    wanted: Wanted,
+    names: Sequence[str],
+    waiting: Waiting | None,
+    on_lost: Callable[[HeldLock], None] | None,
+) -> HeldLock:
+    """
+    Acquire the locks of all *names*, or none of them; each process takes them in the same order.
+
+    Returns:
+        The lock of the first name; its `others` are the rest.
+
+    Raises:
+        LockTaken, QuorumUnavailable, MarkerStands: As `Redlock.take`.
+    """
+    if len(names) == 1:
+        return locks.take(wanted, on_lost)
+    ends, held = clock.now() + wanted.wait, dict[str, HeldLock]()
+    try:
+        for name in sorted(names):
+            has_turn = waiting is not None and waiting.name == shorten(name)
+            turn = wanted.turn if has_turn else NO_TURN
+            wait = max(0.0, ends - clock.now())
+            one = replace(wanted, name=name, wait=wait, turn=turn)
+            held[name] = locks.take(one, on_lost)
+    except BaseException:
+        for lock in held.values():
+            locks.give_back(lock)
+        raise
+    first = held.pop(names[0])
+    first.others = tuple(held.values())
+    return first
 
 
 def finished_before(execution: Execution, state: str) -> DeliveryOver:
@@ -202,9 +244,9 @@ def join_queue(
     """
     delivery, plugin, task = execution.delivery, execution.plugin, execution.task
     before = delivery.envelope.waiting
-    waiting = Waiting.again(before, execution.name)
+    waiting = Waiting.again(before, error.name)
     if policy.max_waiting is not None and before is None:
-        ticket = waiting.ticket(execution.task, delivery)
+        ticket = waiting.ticket(execution.task, delivery, options.limit)
         if not may_wait(plugin.locks, ticket, policy.max_waiting):
             return replace(options, on_conflict=policy.overflow)
     longest = longest_countdown(task.app)
@@ -293,7 +335,7 @@ def start_reservation(execution: Execution, reservation: Reservation, held: Held
         raise wait_for_turn(execution, error.after, error.why) from None
     held.merged = started.merged
     newest = newest_call(started.arguments)
-    if newest is not None and task.lock_name(*newest) != execution.name:
+    if newest is not None and names_of(task.lock_name(*newest)) != execution.names:
         raise LockKeyError(f"Task {task.name!r}: what was merged into it makes another lock name")
     return newest
 

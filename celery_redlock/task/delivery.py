@@ -19,7 +19,7 @@ from typing import Any
 
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
-from celery_redlock.lock.rounds import new_owner
+from celery_redlock.lock.rounds import NO_TURN, Turn, new_owner
 from celery_redlock.task.envelope import HEADER, Envelope, hide_header
 from celery_redlock.task.options import LockOptions
 
@@ -28,7 +28,7 @@ __all__ = [
     "broadcast_of",
     "execution_id",
     "forget_serializer",
-    "give_ticket",
+    "give_turn",
     "hide",
     "mint_owner",
     "note_serializer",
@@ -36,12 +36,12 @@ __all__ = [
 ]
 
 OWNER = "redlock_owner"
-TICKET = "redlock_ticket"
+TURN = "redlock_turn"
 #: As Celery calls the option; it takes some of those of a copy from how a message was delivered.
 SERIALIZER = "serializer"
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{32}")
-TOKEN = re.compile(r"[0-9a-f]{40}")
+TURN_IN_WORDS = re.compile(r"[0-9a-f]{40}#[0-9]{1,4}")
 #: What a message says where it says nothing.
 FIELDS = "id", HEADER, "delivery_info", "retries", "replaced_task_nesting", "parent_id"
 UNSAID = dict.fromkeys(FIELDS)
@@ -60,7 +60,7 @@ class Delivery:
             which publish it is, or the broker says that it delivers it again.
         comes_again: Whether it is a retry, or replaces a task of the same id.
         parent_id: Of the task that published it, if any.
-        ticket: Token of the ticket that the task was woken by; None if nobody woke it.
+        turn: With what a task that was woken acquires its lock.
         owner: What the tokens of its locks begin with, so that the parent can release for a child
             that is dead; None where there is no parent.
     """
@@ -71,7 +71,7 @@ class Delivery:
     may_be_repeated: bool
     comes_again: bool = False
     parent_id: Any = None
-    ticket: str | None = field(default=None, repr=False)
+    turn: Turn = field(default=NO_TURN, repr=False)
     owner: str | None = field(default=None, repr=False)
 
     @classmethod
@@ -100,7 +100,7 @@ class Delivery:
             may_be_repeated=envelope.publish_id is not None or is_redelivered,
             comes_again=bool(retries or nesting),
             parent_id=said["parent_id"],
-            ticket=word_in(info, TICKET, TOKEN),
+            turn=turn_in(info),
             owner=word_in(info, OWNER, WELL_FORMED),
         )
 
@@ -174,9 +174,19 @@ def mint_owner(request: dict[str, Any]) -> None:
     request["delivery_info"] = {**(request.get("delivery_info") or {}), OWNER: new_owner()}
 
 
-def give_ticket(request: dict[str, Any], token: str) -> None:
-    """Let the *token* of the ticket that woke the task travel in *request*, likewise."""
-    request["delivery_info"] = {**(request.get("delivery_info") or {}), TICKET: token}
+def give_turn(request: dict[str, Any], turn: Turn) -> None:
+    """Let the *turn* of a task that was woken travel in *request*, likewise."""
+    words = f"{turn.token}#{turn.place}"
+    request["delivery_info"] = {**(request.get("delivery_info") or {}), TURN: words}
+
+
+def turn_in(delivery_info: Any) -> Turn:
+    """Return the turn that the parent has put there; none if it did not."""
+    word = word_in(delivery_info, TURN, TURN_IN_WORDS)
+    if word is None:
+        return NO_TURN
+    token, _, place = word.partition("#")
+    return Turn(token, int(place))
 
 
 def word_in(delivery_info: Any, name: str, pattern: re.Pattern[str]) -> str | None:
@@ -190,7 +200,7 @@ def hide(request: Any) -> None:
     hide_header(request)
     if isinstance(request.delivery_info, dict):
         request.delivery_info.pop(OWNER, None)
-        request.delivery_info.pop(TICKET, None)
+        request.delivery_info.pop(TURN, None)
 
 
 def note_serializer(request: dict[str, Any], content_type: Any, usual: str | None) -> None:

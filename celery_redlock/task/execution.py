@@ -32,7 +32,7 @@ from celery_redlock.task.current import latest_execution, running_execution
 from celery_redlock.task.delivery import Delivery, hide
 from celery_redlock.task.envelope import HEADER, Envelope
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt, defer_interrupts
-from celery_redlock.task.keys import name_of_call
+from celery_redlock.task.keys import names_of_call
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.outcome import (
     DONE,
@@ -64,7 +64,7 @@ class Execution:
         delivery: What this delivery is known by.
         id: Id of the execution.
         reservation: That its message was published with; None for none.
-        name: Lock name.
+        name: Lock name, the first of its *names*.
         held: Its lock, or what stands in for one; None before it has any.
         interrupt: Tells the body that its lock is lost.
         records: What the nodes are to remember; None until its end begins.
@@ -77,6 +77,7 @@ class Execution:
         latest = latest_execution.get()
         self._before = latest if latest is not None and latest.is_traced else self.outer
         self.name = ""
+        self.names: tuple[str, ...] = ()
         self.held: HeldLock | None = None
         self.records: Records | None = None
         self.interrupt = Interrupt()
@@ -102,7 +103,8 @@ class Execution:
         latest_execution.set(self)
         outcome, comes_in = Outcome.INTERRUPTED, 0.0
         try:
-            self.name = name_of_call(self.task, args, kwargs)
+            self.names = names_of_call(self.task, args, kwargs)
+            self.name = self.names[0]
             try:
                 acquire(self)
             except LockNotAcquired as error:
@@ -142,7 +144,8 @@ class Execution:
         except LockInterrupt as error:
             if held is None or error.interrupt is not self.interrupt:
                 raise  # meant for the task that called apply() in its body
-            raise held.loss() from None
+            lost = next((one for one in held.others if one.is_lost), held)
+            raise lost.loss() from None
         finally:
             self.interrupt.disarm()  # a signal may strike before the ``with`` has called __exit__
 
@@ -191,6 +194,8 @@ class Execution:
             min_hold = self.options.min_hold
             keep = left_of(min_hold, held.since) if min_hold else 0.0
             marker = self._marker(records.marker)
+            for other in held.others:
+                self.plugin.locks.give_back(other, keep=keep)
             self.plugin.locks.give_back(held, keep=keep, marker=marker)
         except Exception:  # the lease ends by itself; the task's own outcome stands
             logger.exception("Releasing lock %r failed; it ends within %g s", held.name, held.ttl)

@@ -23,7 +23,7 @@ from celery_redlock.task.arguments import Parameters, Task, misfit
 from celery_redlock.task.canonical import NotCarried, canonical, json_key
 from celery_redlock.task.template import Field, delimited, endings, pieces
 
-__all__ = ["LockKey", "LockName", "name_of_call"]
+__all__ = ["LockKey", "LockName", "Names", "names_of", "names_of_call"]
 
 logger = get_logger(__name__)
 
@@ -31,10 +31,15 @@ _DIGEST_LENGTH = 32  # hex digits, 128 bits: no two calls meet by chance
 _WAY_OUT = "say with unique_on=(...) which arguments make the key, or give a lock_key"
 
 
-LockKey = str | Callable[[Any, tuple[Any, ...], dict[str, Any]], str] | None
-"""The option ``lock_key``: nothing, a template, or ``(task, args, kwargs) -> str``."""
+Names = str | tuple[str, ...]
+"""What names the lock of a call: one name, or several that are taken together."""
 
-Maker = Callable[[Sequence[Any], Mapping[str, Any]], str]
+LockKey = str | tuple[str, ...] | Callable[[Any, tuple[Any, ...], dict[str, Any]], Names] | None
+"""
+The option ``lock_key``: nothing, a template, several, or ``(task, args, kwargs)`` -> names.
+"""
+
+Maker = Callable[[Sequence[Any], Mapping[str, Any]], Names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +86,37 @@ class LockName:
             return cls(task.name, _digest_maker(task, unique_on))
         if isinstance(lock_key, str):
             return cls(task.name, _template_maker(task, lock_key))
+        if isinstance(lock_key, (tuple, list)):
+            return cls(task.name, _tuple_maker(task, lock_key))
         if callable(lock_key):
             return cls(task.name, _calling_maker(task, lock_key))
         raise misfit(
             task.name,
-            f"lock_key={lock_key!r} is neither a template nor a callable "
+            f"lock_key={lock_key!r} is neither a template, nor several, nor a callable "
             '(task, args, kwargs) -> str; write e.g. lock_key="report:{user_id}"',
         )
 
-    def name(self, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> str:
+    def name(self, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Names:
         """
-        Return the lock name of one call.
+        Return the lock name of one call, or its names.
 
         Args:
             args: Positional arguments as published or as received; None: none.
             kwargs: Keyword arguments likewise.
 
         Returns:
-            A name of at least one character, encodable as UTF-8.
+            A name of at least one character, encodable as UTF-8; or several of them.
 
         Raises:
             LockKeyError: The arguments do not fit the task, or what makes the name
                 cannot be read or encoded.
         """
-        name = self.make(args or (), kwargs or {})
+        names = self.make(args or (), kwargs or {})
+        for name in (names,) if isinstance(names, str) else names:
+            self._check(name)
+        return names
+
+    def _check(self, name: str) -> None:
         if not name:
             raise LockKeyError(f"Task {self.task!r}: lock_key gave an empty lock name")
         try:
@@ -113,7 +125,6 @@ class LockName:
             raise LockKeyError(
                 f"Task {self.task!r}: lock_key gave a lock name with lone surrogates"
             ) from None
-        return name
 
 
 # --- the default: task name and digest ----------------------------------------------
@@ -196,6 +207,20 @@ def _template_maker(task: Task, template: str) -> Maker:
     return make
 
 
+# --- several -------------------------------------------------------------------------
+
+
+def _tuple_maker(task: Task, templates: Sequence[object]) -> Maker:
+    if not templates or not all(isinstance(one, str) for one in templates):
+        raise misfit(task.name, f"lock_key={templates!r} must be templates, one at least")
+    makers = [_template_maker(task, str(one)) for one in templates]
+
+    def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Names:
+        return tuple(dict.fromkeys(str(maker(args, kwargs)) for maker in makers))
+
+    return make
+
+
 # --- a callable ---------------------------------------------------------------------
 
 
@@ -205,18 +230,21 @@ def _calling_maker(task: Task, lock_key: Callable[..., object]) -> Maker:
         lock_key = lock_key.__func__
     _check_callable(task, lock_key)
 
-    def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Names:
         try:
             name = lock_key(task, tuple(args), dict(kwargs))
         except Exception as error:
             raise LockKeyError(
                 f"Task {task.name!r}: its lock_key raised {type(error).__name__}"
             ) from error
-        if not isinstance(name, str):
-            raise LockKeyError(
-                f"Task {task.name!r}: its lock_key returned {type(name).__qualname__}, not str"
-            )
-        return str.__str__(name)
+        if isinstance(name, str):
+            return str.__str__(name)
+        if isinstance(name, (tuple, list)) and name and all(isinstance(n, str) for n in name):
+            return tuple(dict.fromkeys(map(str.__str__, name)))
+        raise LockKeyError(
+            f"Task {task.name!r}: its lock_key returned {type(name).__qualname__}, not str or a "
+            "tuple of them"
+        )
 
     return make
 
@@ -235,13 +263,19 @@ def _check_callable(task: Task, lock_key: Callable[..., object]) -> None:
 # --- a call ---------------------------------------------------------------------------
 
 
-def name_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return the lock name; TypeError, as of a plain task, if the arguments do not fit."""
+def names_of(found: Names) -> tuple[str, ...]:
+    """Return *found*, what a ``lock_name`` returned, as one or several names."""
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def names_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+    """Return the lock names; TypeError, as of a plain task, if the arguments do not fit."""
     try:
-        name = task.lock_name(args, kwargs)
+        found = task.lock_name(args, kwargs)
     except LockKeyError:
         inspect.signature(task.run).bind(*args, **kwargs)
         raise
-    if not (isinstance(name, str) and name):  # a lock_name() of the user's
-        raise LockKeyError(f"Task {task.name!r}: lock_name() returned no name")
-    return name
+    names = names_of(found) if isinstance(found, (str, tuple)) else ()
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise LockKeyError(f"Task {task.name!r}: lock_name() returned no name")  # a user's
+    return names

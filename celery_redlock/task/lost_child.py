@@ -26,7 +26,7 @@ from celery_redlock.task.death import wait_until_dead
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.execution import left_of
 from celery_redlock.task.outcome import DONE, Outcome, records_after
-from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.task_lock import lock_of, places_of
 
 __all__ = ["LostChild"]
 
@@ -74,13 +74,14 @@ class LostChild:
 
     def _clear_away(self) -> None:
         try:
-            name = self.task.lock_name(self.args, self.kwargs)
+            places = places_of(self.task, self.args, self.kwargs)
             plugin = plugin_for(self.task.app)
             options = self.delivery.adjust(lock_of(self.task).options)
             reservation = self.delivery.envelope.reservation
             records = records_after(self.outcome, options, reservation, DONE, self.comes_in)
             locks = plugin.locks
-            holders = [view.holder for view in locks.inspect(name) if view.holder]
+            asked = locks.inspect_all([name for name, _ in places])
+            holders = [view.holder for views in asked for view in views if view.holder]
             if records.marker is not None and not self._is_held_by_another(holders):
                 done = Marker(self.delivery.execution, records.marker, options.dedup_ttl)
                 locks.mark(done, wait=True)
@@ -89,7 +90,8 @@ class LostChild:
             if wait_until_dead(self.pid, LONGEST_DYING):
                 if reservation is not None:
                     reservation.end(plugin.reservations, records, wait=True)
-                self._release(locks, name, options, since)
+                for name, place in places:
+                    self._release(locks, name, place, options, since)
         except RedlockError as error:  # the arguments make no name, the settings no locks
             logger.warning("Nothing to release for %s: %s", self, error)
         except Exception:
@@ -103,7 +105,7 @@ class LostChild:
             for holder in holders
         )
 
-    def _release(self, locks: Any, name: str, options: Any, since: float) -> None:
+    def _release(self, locks: Any, name: str, place: int, options: Any, since: float) -> None:
         """Release until a majority has answered, or the lease has ended without us."""
         died = time.monotonic()
         info = {"task": self.task.name, "task_id": self.delivery.task_id}
@@ -111,7 +113,9 @@ class LostChild:
             keep = left_of(options.min_hold, since)
             with forks_held_off:
                 owner = self.delivery.owner
-                outcome = locks.release_for(name, owner, since=since, keep=keep, info=info)
+                outcome = locks.release_for(
+                    name, owner, since=since, keep=keep, info=info, place=place
+                )
             if outcome is ReleaseOutcome.RELEASED:
                 logger.info("Released lock %r for %s", name, self)
             if outcome is not ReleaseOutcome.UNKNOWN or time.monotonic() > died + options.ttl:

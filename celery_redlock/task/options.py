@@ -20,6 +20,7 @@ OPTIONS = {
     "unique_on": "",
     "lock_ttl": "ttl",
     "lock_wait": "wait",
+    "lock_limit": "",
     "on_conflict": "on_conflict",
     "on_unavailable": "on_unavailable",
     "on_lock_lost": "on_lock_lost",
@@ -56,11 +57,24 @@ def unique_time(where: str, value: Any) -> float:
 
 
 overlap_word = one_of_words(*OVERLAP)
+#: Most places of one lock: every one is a key on every node, and all are looked at at once.
+MOST_PLACES = 1000
+
+
+def limit_of(where: str, value: Any) -> int:
+    """Return *value* if it can be a ``lock_limit``."""
+    if type(value) is not int or not 1 <= value <= MOST_PLACES:
+        msg = f"{where} must be a whole number from 1 to {MOST_PLACES}, got {value!r}"
+        raise ConfigurationError(msg)
+    return value
+
+
 #: Task attribute -> what checks its value: returns it, or raises ConfigurationError that begins
 #: with the first argument, where the value was found. The others make the lock name.
 CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "lock_ttl": positive,
     "lock_wait": in_seconds,
+    "lock_limit": limit_of,
     "on_conflict": policy_of,
     "on_unavailable": policy_of,
     "on_lock_lost": one_of_words("abort", "warn"),
@@ -83,6 +97,7 @@ class LockOptions:
     Attributes:
         ttl: Lease written to every node [s].
         wait: How long to keep trying before the policy applies [s].
+        limit: How many may hold the lock at once, each on a place of its own.
         on_conflict: When another execution holds the key.
         on_unavailable: When no quorum could decide.
         aborts_on_loss: Whether `LockLost` is raised in the running body.
@@ -98,6 +113,7 @@ class LockOptions:
 
     ttl: float
     wait: float
+    limit: int
     on_conflict: Policy
     on_unavailable: Policy
     aborts_on_loss: bool
@@ -142,6 +158,7 @@ class LockOptions:
         return cls(
             ttl=rules.check_ttl(valid("lock_ttl"), f"{task.name}: lock_ttl"),
             wait=valid("lock_wait"),
+            limit=valid("lock_limit"),
             on_conflict=valid("on_conflict"),
             on_unavailable=valid("on_unavailable"),
             aborts_on_loss=valid("on_lock_lost") == "abort",
@@ -185,6 +202,12 @@ def check_unique(task: Any) -> None:
         )
         raise ConfigurationError(msg)
     if task.unique_until is not None:
+        if task.lock_limit != 1:
+            msg = (
+                f"{task.name}: lock_limit={task.lock_limit!r} lets several run at once, and "
+                f"unique_until={task.unique_until!r} lets one be queued or run; drop one of them"
+            )
+            raise ConfigurationError(msg)
         return
     for option, unset in (("unique_for", None), ("on_duplicate", "join")):
         value = getattr(task, option)

@@ -11,12 +11,13 @@ import time
 from operator import attrgetter
 from typing import Any
 
+from celery_redlock.lock.records import place_name
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.settings import Settings
-from celery_redlock.task.keys import LockName
+from celery_redlock.task.keys import LockName, Names, names_of
 from celery_redlock.task.options import OPTIONS, LockOptions
 
-__all__ = ["TaskLock", "lock_of", "wait_until_bound"]
+__all__ = ["TaskLock", "lock_of", "places_of", "wait_until_bound"]
 
 #: Built-in tasks of Celery; they inherit from us under ``task_cls`` and take no lock.
 BUILT_IN = "celery."
@@ -78,8 +79,8 @@ class TaskLock:
             known = self._options = settings, own, LockOptions.of(task, settings)
         return known[2]
 
-    def name(self, args: Any, kwargs: Any) -> str:
-        """Return the lock name of a call, unless the task has a ``lock_name`` of the user's."""
+    def name(self, args: Any, kwargs: Any) -> Names:
+        """Return the name or names of a call, unless the task has a ``lock_name`` of the user's."""
         if self._name is None:
             self._name = self._make_name()
         return self._name.name(args, kwargs)
@@ -87,6 +88,13 @@ class TaskLock:
     def _make_name(self) -> LockName:
         cls = type(self._task)  # a callable lock_key is no method: take it from the class, unbound
         return LockName.of_task(self._task, lock_key=cls.lock_key, unique_on=cls.unique_on)
+
+
+def places_of(task: Any, args: Any, kwargs: Any) -> list[tuple[str, int]]:
+    """Return all locks of which a call of *task* may hold one: each lock's name, and its place."""
+    limit = lock_of(task).options.limit
+    names = names_of(task.lock_name(args, kwargs))
+    return [(place_name(name, place), place) for name in names for place in range(limit)]
 
 
 def lock_of(task: Any) -> TaskLock:

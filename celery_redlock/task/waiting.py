@@ -74,18 +74,21 @@ class Waiting:
         """What a message carries."""
         return {"name": self.name, "since": self.since, "times": self.times}
 
-    def ticket(self, task: Any, delivery: Delivery, token: str = "", channel: str = "") -> Ticket:
+    def ticket(
+        self, task: Any, delivery: Delivery, limit: int, token: str = "", channel: str = ""
+    ) -> Ticket:
         """
         Return what the nodes know of the task while it waits.
 
         Args:
             task: The task.
             delivery: Of its message.
+            limit: How many places the lock has.
             token: That it is woken by; empty where it cannot be woken.
             channel: Of the process that waits with it; likewise.
         """
         info = {"task": task.name, "task_id": delivery.task_id}
-        return Ticket(self.name, delivery.execution, self.since, info, token, channel)
+        return Ticket(self.name, delivery.execution, self.since, info, token, channel, limit)
 
     def comes_by_itself(self, longest: float) -> int:
         """Return when the task comes if nobody wakes it [whole s]; *longest* the broker bears."""

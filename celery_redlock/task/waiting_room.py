@@ -24,10 +24,18 @@ from celery import bootsteps
 from celery.worker.state import revoked
 
 from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH
-from celery_redlock.lock.waiting import HEARD_FOR, Ticket, leave_request, wait_request
+from celery_redlock.lock.rounds import Turn
+from celery_redlock.lock.waiting import (
+    HEARD_FOR,
+    Ticket,
+    leave_request,
+    locks_of,
+    wait_request,
+)
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin, locking, plugin_for
-from celery_redlock.task.delivery import Delivery, give_ticket
+from celery_redlock.task.delivery import Delivery, give_turn
+from celery_redlock.task.task_lock import lock_of
 
 if TYPE_CHECKING:
     from celery_redlock.task.forced_ends import RedlockRequest
@@ -59,7 +67,7 @@ class WaitingRoom:
     def __init__(self, plugin: Plugin) -> None:
         self._plugin = plugin
         self._guests: dict[str, _Guest] = {}
-        self._turns: deque[str] = deque()
+        self._turns: deque[tuple[str, bytes]] = deque()
         self._told_at = 0.0
         self._uncounted = 0
         self._bell: int | None = None
@@ -78,7 +86,9 @@ class WaitingRoom:
         if waiting is None or delivery.owner is None or locks.listener is None:
             return None
         token = delivery.owner + secrets.token_hex((TOKEN_LENGTH - OWNER_LENGTH) // 2)
-        ticket = waiting.ticket(request.task, delivery, token, locks.listener.channel())
+        limit = lock_of(request.task).options.limit
+        channel = locks.listener.channel()
+        ticket = waiting.ticket(request.task, delivery, limit, token, channel)
         self._guests[token] = _Guest(weakref.ref(request), ticket)
         self._count()
         locks.listener.expect(token, functools.partial(self._call, token))
@@ -117,9 +127,9 @@ class WaitingRoom:
 
     # -- waking ------------------------------------------------------------------------
 
-    def _call(self, token: str) -> None:
+    def _call(self, token: str, free: bytes) -> None:
         """Have one whose turn has come run; called in a thread of the listener."""
-        self._turns.append(token)
+        self._turns.append((token, free))
         if self._bell is None:
             self.wake()
         else:
@@ -129,10 +139,12 @@ class WaitingRoom:
     def wake(self) -> None:
         """Run those whose turn has come; in the thread that runs tasks which come later."""
         while self._turns:
-            guest = self._forget(self._turns.popleft())
+            token, free = self._turns.popleft()
+            guest = self._forget(token)
             request = None if guest is None else guest.request()
             if guest is not None and request is not None:
-                bring_forward(self._consumer.timer, request, guest.ticket.token)
+                place = locks_of(self._plugin.locks.rules, guest.ticket).index(free)
+                bring_forward(self._consumer.timer, request, Turn(token, place))
 
     def look(self) -> None:
         """Tell the nodes who still waits; called every `LOOK_EVERY`."""
@@ -168,13 +180,13 @@ class WaitingRoom:
         self._bell = bell
 
 
-def bring_forward(timer: Any, request: RedlockRequest, token: str) -> None:
-    """Do now what *timer* holds for *request*, for which the lock is kept under *token*."""
+def bring_forward(timer: Any, request: RedlockRequest, turn: Turn) -> None:
+    """Do now what *timer* holds for *request*, whose *turn* has come."""
     for scheduled in list(timer.queue):
         entry = scheduled.entry
         if entry.args and entry.args[0] is request:
             getattr(scheduled, "kill", entry.cancel)()  # a green timer has a greenlet for each
-            give_ticket(request.request_dict, token)
+            give_turn(request.request_dict, turn)
             entry.fun(*entry.args, **entry.kwargs)
             return
 
