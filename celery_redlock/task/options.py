@@ -113,7 +113,7 @@ class LockOptions:
 
     ttl: float
     wait: float
-    limit: int
+    limit: int = 1
     on_conflict: Policy
     on_unavailable: Policy
     aborts_on_loss: bool

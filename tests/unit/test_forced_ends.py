@@ -39,17 +39,18 @@ class ScriptedLocks:
         self.done = []
         self.holders = []
 
-    def inspect(self, name):
-        """Tell who holds the lock, for each node."""
-        return [SimpleNamespace(holder=holder) for holder in self.holders]
+    def inspect_all(self, names):
+        """Tell who holds each lock, for each node."""
+        return [[SimpleNamespace(holder=holder) for holder in self.holders] for _ in names]
 
     def mark(self, marker, *, wait):
         """Note what is marked."""
         assert wait, "a process that never connected would send it to nobody"
         self.done.append(("mark", marker.name, marker.state, marker.ttl))
 
-    def release_for(self, name, owner, *, since, keep, info):
+    def release_for(self, name, owner, *, since, keep, info, place):
         """Note what is released."""
+        assert place == 0, "the task has no lock_limit"
         assert info["task"], "observers are told whose lock it was"
         assert info["task_id"]
         self.done.append(("release", name, owner, keep))

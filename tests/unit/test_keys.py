@@ -501,13 +501,20 @@ class TestCallable:
         name = name_of(namer(bill, lock_key=lambda task, args, kwargs: Colour.RED))
         assert (type(name), name) == (str, "red")
 
-    @pytest.mark.parametrize("result", [None, 5, b"x"])
-    def test_anything_but_a_str_is_refused(self, result):
+    @pytest.mark.parametrize("result", [None, 5, b"x", (), ("a", 5)])
+    def test_anything_but_names_is_refused(self, result):
         """The message names the type that came instead."""
         message = refusal(namer(bill, lock_key=lambda task, args, kwargs: result))
-        assert (
-            message == f"Task 'shop.task': its lock_key returned {type(result).__name__}, not str"
+        kind = type(result).__name__
+        assert message == (
+            f"Task 'shop.task': its lock_key returned {kind}, not str or a tuple of them"
         )
+
+    def test_several_names_are_taken_as_they_come(self):
+        """In their order, each once."""
+        names = namer(bill, lock_key=lambda task, args, kwargs: ["b", Colour.RED, "b"])
+        assert name_of(names) == ("b", "red")
+        assert "empty lock name" in refusal(namer(bill, lock_key=lambda *_: ("a", "")))
 
     def test_an_empty_name_is_refused(self):
         """An empty str is no name."""
@@ -532,12 +539,24 @@ class TestCallable:
         names = namer(bill, lock_key=max)
         assert "its lock_key raised TypeError" in refusal(names, 1)
 
-    @pytest.mark.parametrize("lock_key", [5, ("a",), True])
+    @pytest.mark.parametrize("lock_key", [5, True])
     def test_anything_else_is_refused(self, lock_key):
-        """A lock key is a template or a callable."""
-        assert f"lock_key={lock_key!r} is neither a template nor a callable" in misfit(
-            bill, lock_key=lock_key
-        )
+        """A lock key is a template, several, or a callable."""
+        wrong = f"lock_key={lock_key!r} is neither a template, nor several, nor a callable"
+        assert wrong in misfit(bill, lock_key=lock_key)
+
+    @pytest.mark.parametrize("lock_key", [(), ("a", 5), (None,)])
+    def test_several_are_templates(self, lock_key):
+        """One at least, and nothing else among them."""
+        wrong = f"lock_key={lock_key!r} must be templates, one at least"
+        assert wrong in misfit(bill, lock_key=lock_key)
+        with pytest.raises(ConfigurationError, match="there is no parameter|no_such"):
+            namer(bill, lock_key=("all", "x:{no_such}"))
+
+    def test_several_templates_make_several_names(self):
+        """In their order; two that come to the same are one."""
+        names = namer(bill, lock_key=("invoice:{invoice_id}", "all", "invoice:{invoice_id}"))
+        assert name_of(names, 7) == ("invoice:7", "all")
 
 
 def logged(body):
