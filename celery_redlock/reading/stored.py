@@ -39,8 +39,8 @@ __all__ = [
 LONGEST_NUMBER = 20
 
 # KEYS locks ; ARGV 1 length of the prefix 'redlock:lock:' without 'lock:' 2 that prefix
-# Answers the node's clock and then, per lock: value, rest of its lease, fence, and what stands in
-# the reservations of its name. A key of another type is no lock: it is in nobody's way (MGET passes
+# Answers the node's clock and then, per lock: value, rest of its lease, fence, what stands in the
+# reservations of its name, and how many wait for it. A key of another type is no lock: it is in nobody's way (MGET passes
 # over it, here and in ACQUIRE).
 READ_LUA = """
 local skip = tonumber(ARGV[1])
@@ -59,8 +59,10 @@ fences = redis.call('MGET', unpack(fences))
 for i, key in ipairs(KEYS) do
   local queued, next = ARGV[2] .. 'queued:' .. names[i], ARGV[2] .. 'next:' .. names[i]
   local is_reserved = redis.call('EXISTS', queued, next) > 0
+  local waiting = redis.pcall('ZCARD', ARGV[2] .. 'waiting:' .. names[i])
   found[i + 1] = {values[i], redis.call('PTTL', key), fences[i],
-    is_reserved and fields(queued), is_reserved and fields(next)}
+    is_reserved and fields(queued), is_reserved and fields(next),
+    type(waiting) == 'number' and waiting or 0}
 end
 return found
 """
@@ -105,6 +107,7 @@ class StoredLock(NamedTuple):
         fence: Largest fencing number given out there, 0 for none.
         queued: Who is queued or runs; None for nobody.
         next: Who waits for that one to end; None for nobody.
+        noted: How many are noted as waiting for the lock, as messages or in ``lock_wait``.
     """
 
     value: bytes | None = None
@@ -112,6 +115,7 @@ class StoredLock(NamedTuple):
     fence: int = 0
     queued: StoredReservation | None = None
     next: StoredReservation | None = None
+    noted: int = 0
 
     def __repr__(self) -> str:
         return f"<StoredLock {'free' if self.value is None else self.holder or 'not ours'}>"
@@ -128,8 +132,9 @@ class StoredLock(NamedTuple):
 
     @property
     def waiting(self) -> int:
-        """How many messages are known to wait for the lock."""
-        return sum(one.waiting for one in (self.queued, self.next) if one is not None)
+        """How many are known to wait for the lock."""
+        reserved = sum(one.waiting for one in (self.queued, self.next) if one is not None)
+        return reserved + self.noted
 
 
 @dataclass(frozen=True)
@@ -144,8 +149,9 @@ class LockView:
             nobody of ours has written.
         votes: Labels of the nodes that store this holder's token.
         fence: Largest fencing number any of them has given out, 0 for none.
-        waiting: How many messages are known to wait for it to end, merged ones included; only of
-            tasks with ``unique_until``.
+        waiting: How many are known to wait for it to end: tasks with ``on_conflict="queue"``, all
+            that try for ``lock_wait``, and messages of tasks with ``unique_until``, merged ones
+            included.
         is_foreign: Whether something else than celery-redlock has written the key. Its value is
             then shown to nobody; `celery_redlock.reading.one_lock.release_seen` does not touch it.
     """
@@ -205,6 +211,7 @@ def stored(
     fence: bytes | None,
     queued: Sequence[bytes | None] | None,
     following: Sequence[bytes | None] | None,
+    noted: int,
 ) -> StoredLock:
     """Return what a node stores of a lock; *now* is its clock, *ttl* a time, as it tells [ms]."""
     return StoredLock(
@@ -213,6 +220,7 @@ def stored(
         number(fence) if fence else 0,
         reservation_in(queued, now, value) if queued else None,
         reservation_in(following, now, value) if following else None,
+        noted,
     )
 
 

@@ -550,7 +550,7 @@ class TestCallable:
         """One at least, and nothing else among them."""
         wrong = f"lock_key={lock_key!r} must be templates, one at least"
         assert wrong in misfit(bill, lock_key=lock_key)
-        with pytest.raises(ConfigurationError, match="there is no parameter|no_such"):
+        with pytest.raises(ConfigurationError, match="no_such"):
             namer(bill, lock_key=("all", "x:{no_such}"))
 
     def test_several_templates_make_several_names(self):

@@ -1,0 +1,128 @@
+"""``lock_limit`` on nodes in memory: each place is a lock of its own, granted by a majority."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from celery import Celery
+
+from celery_redlock import ConfigurationError, LockTaken, RedlockTask
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.records import place_name, queue_of
+from celery_redlock.lock.rounds import Wanted
+from celery_redlock.testing import memory_quorum
+
+LIMIT = 3
+
+
+@pytest.fixture
+def nodes():
+    """Five nodes in memory."""
+    with memory_quorum() as nodes:
+        yield nodes
+
+
+def take(nodes, limit=LIMIT, name="api"):
+    """Take a place."""
+    return nodes.locks.take(Wanted(name, 10.0, limit=limit))
+
+
+def test_so_many_hold_it_as_there_are_places_and_no_more(nodes):
+    """Each on a place of its own; one more is refused, and gets the place that is given back."""
+    held = [take(nodes) for _ in range(LIMIT)]
+    assert {one.place for one in held} == set(range(LIMIT))
+    assert {one.name for one in held} == {"api", "api#1", "api#2"}
+    with pytest.raises(LockTaken, match="'api'"):
+        take(nodes)
+    nodes.locks.give_back(held[1])
+    assert take(nodes).place == held[1].place
+
+
+def test_a_place_has_fencing_numbers_of_its_own(nodes):
+    """They grow with each holder of the place."""
+    fences = {}
+    for _ in range(12):
+        held = [take(nodes) for _ in range(LIMIT)]
+        for one in held:
+            assert one.fence > fences.get(one.place, 0)
+            fences[one.place] = one.fence
+            nodes.locks.give_back(one)
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+def test_a_dead_minority_costs_no_place(nodes, silent):
+    """A majority is asked which places are free, and grants them."""
+    for node in nodes.nodes[:silent]:
+        node.down()
+    assert len({take(nodes).place for _ in range(LIMIT)}) == LIMIT
+    with pytest.raises(LockTaken):
+        take(nodes)
+
+
+def test_the_end_of_a_lease_frees_its_place(nodes):
+    """As of any lock."""
+    held = [take(nodes) for _ in range(LIMIT)]
+    dead = held[2]
+    nodes.locks.abandon(dead)
+    nodes.clock.tick(10.1)
+    assert take(nodes).place == dead.place
+
+
+def test_a_place_is_not_taken_for_a_lock_of_another_limit(nodes):
+    """The first place is the lock itself: tasks of before and after a change exclude each other."""
+    alone = take(nodes, limit=1)
+    assert (alone.name, alone.place) == ("api", 0)
+    assert {take(nodes).place for _ in range(LIMIT - 1)} == {1, 2}
+    with pytest.raises(LockTaken):
+        take(nodes)
+
+
+@pytest.mark.parametrize("name", ["api", "x" * 300, "a#1", "\N{SNOWMAN}" * 90])
+def test_a_place_says_what_it_is_a_place_of(name):
+    """So that a release wakes who waits for any of them."""
+    names = [place_name(name, place) for place in range(12)]
+    assert names[0] == name
+    assert len(set(names)) == 12
+    assert len({queue_of(one, place) for place, one in enumerate(names) if place}) == 1
+
+
+def test_a_count_on_each_node_would_let_more_run():
+    """
+    Why a place is a lock: nodes that count to three can each be right, and four run.
+
+    Each of four holders has the votes of a majority, and no node has granted more than three.
+    """
+    votes = [(0, 1, 2), (0, 1, 3), (0, 2, 4), (1, 3, 4)]
+    assert all(len(one) >= quorum(5) for one in votes)
+    assert all(sum(node in one for one in votes) <= LIMIT for node in range(5))
+    assert len(votes) > LIMIT
+    # One key per place and node: two majorities have a node in common, and it has one token.
+    for one, other in itertools.combinations(votes, 2):
+        assert set(one) & set(other)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1001, 2.0, True, "3"])
+def test_a_limit_is_a_number_of_places(limit):
+    """Anything else is refused when the task is declared, by the option's name."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    with pytest.raises(ConfigurationError, match="lock_limit must be a whole number"):
+
+        @app.task(base=RedlockTask, name="shop.bill", lock_limit=limit, shared=False)
+        def bill():
+            """Do nothing."""
+
+        app.tasks["shop.bill"].check_lock()
+
+
+def test_a_limit_does_not_go_with_unique_until():
+    """One lets several run, the other one."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    options = {"lock_limit": 2, "unique_until": "started", "shared": False}
+    with pytest.raises(ConfigurationError, match="lock_limit=2 lets several run at once"):
+
+        @app.task(base=RedlockTask, name="shop.bill", **options)
+        def bill():
+            """Do nothing."""
+
+        app.tasks["shop.bill"].check_lock()
