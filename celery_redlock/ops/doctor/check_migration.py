@@ -14,7 +14,6 @@ from celery_redlock.ops.doctor.peers import (
     REDBEAT,
     UNIQUE_FOR_ON_TASKS,
     Meaning,
-    is_number,
 )
 from celery_redlock.ops.text import one_line
 from celery_redlock.task.options import LONGEST_UNIQUE_FOR, UNIQUE_FOR
@@ -23,9 +22,6 @@ __all__ = ["Advice", "advise", "check_migration", "shown"]
 
 #: So much is shown of a value.
 SHOWN = 60
-BEAT = (
-    "redlock_beat_scheduler = 'redbeat.schedulers:RedBeatScheduler' and beat_scheduler = 'redlock'"
-)
 
 
 def check_migration(facts: Facts) -> Iterator[Finding]:
@@ -87,9 +83,8 @@ def advise(task: PeerTask, settings: Mapping[str, Any]) -> Advice:
 
 def is_worth_writing(seconds: Any, until: Any) -> bool:
     """Return whether so many *seconds* can be our ``unique_for``, and are not the default."""
-    if not is_number(seconds) or not 0 < seconds <= LONGEST_UNIQUE_FOR:
-        return False
-    return bool(seconds != UNIQUE_FOR or until == "expired")
+    can_be = type(seconds) in (int, float) and 0 < seconds <= LONGEST_UNIQUE_FOR
+    return can_be and (seconds != UNIQUE_FOR or until == "expired")
 
 
 def as_code(ours: str, value: Any) -> str:
@@ -224,7 +219,11 @@ def beat(facts: Facts) -> Iterator[Finding]:
     if not is_wrapped:
         if is_direct or any(name.startswith("redbeat_") for name in facts.peer_settings):
             what = f"RedBeat leads by {own_lock(given)}."
-            fix = f"Set {BEAT}. The schedule stays where it is. Stop all old beats first."
+            fix = (
+                "Set redlock_beat_scheduler = 'redbeat.schedulers:RedBeatScheduler' and "
+                "beat_scheduler = 'redlock'. The schedule stays where it is. Stop all old beats "
+                "first."
+            )
             where = "beat_scheduler" if is_direct else ", ".join(given) or "redbeat_redis_url"
             yield Finding(NOTE, "migrate-beat", where, what, fix)
         return

@@ -9,7 +9,7 @@ from typing import Any
 from celery.local import maybe_evaluate
 
 from celery_redlock.ops.doctor.facts import PeerTask
-from celery_redlock.ops.doctor.peers import PEERS, SETTINGS, Peer, is_number
+from celery_redlock.ops.doctor.peers import PEERS, SETTINGS, Peer
 from celery_redlock.task.base import RedlockTask
 from celery_redlock.task.options import OPTIONS, classes_before
 from celery_redlock.task.task_lock import BUILT_IN
@@ -75,7 +75,7 @@ def is_theirs(peer: Peer, attribute: str, value: Any) -> bool:
     if attribute == "unique_on":
         return False
     is_switch = isinstance(peer.options[attribute], tuple)
-    return isinstance(value, bool) if is_switch else is_number(value)
+    return type(value) is bool if is_switch else type(value) in (int, float)
 
 
 def is_dict_of(value: Any, keys: tuple[str, ...]) -> bool:

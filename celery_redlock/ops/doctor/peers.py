@@ -22,7 +22,6 @@ __all__ = [
     "UNIQUE_FOR_ON_TASKS",
     "Meaning",
     "Peer",
-    "is_number",
 ]
 
 #: What the value of an option means, when it is on and when it is off, or in any case: ``{value}``
@@ -278,8 +277,3 @@ REDBEAT_SCHEDULE = (
     "redbeat_redis_options",
 )
 SETTINGS = (*REDBEAT, *REDBEAT_SCHEDULE, *(name for p in PEERS.values() for name in p.settings))
-
-
-def is_number(value: Any) -> bool:
-    """Return whether *value* is a number of seconds."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
