@@ -7,7 +7,6 @@ import importlib.util
 import logging
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -140,7 +139,7 @@ def quiet() -> Iterator[None]:
 
 def other(role: str, url: Any) -> Iterator[OtherServer]:
     """Yield the Redis at *url* that the app has in this *role*, if it is one."""
-    found = redis_of(SimpleNamespace(result_backend=url, broker_read_url=""))
+    found = redis_of(url)
     if found is None:
         return
     try:

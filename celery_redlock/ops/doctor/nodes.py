@@ -123,28 +123,16 @@ class Visit:
     def facts(self, fingerprint: str) -> dict[str, Any]:
         """Return the fields of `NodeFacts`; raises redis-py's errors if it ceases to answer."""
         info = read_info(self.ask(self.denied, "INFO") or b"")
-        told = {"info": info, **self.clock()}
+        told: dict[str, Any] = {"info": info, **self.clock()}
         if is_fit(info):
-            told |= self.as_lock_node(info["run_id"], fingerprint)
+            told["config"] = self.config()
+            if self.try_commands():
+                if not self.denied:
+                    told |= self.enrolment(info["run_id"], fingerprint)
+                told |= self.leaks()
         told["denied"] = list(dict.fromkeys(self.denied))
         told["denied_to_tools"] = list(dict.fromkeys(self.denied_to_tools))
         return told
-
-    def as_lock_node(self, run_id: str, fingerprint: str) -> dict[str, Any]:
-        """Return what only a server tells that can be a lock node."""
-        told: dict[str, Any] = {"config": self.config()}
-        journal = journal_key(self.rules.prefix)
-        self.ask(self.denied_to_tools, "XREVRANGE", journal, "+", "-", "COUNT", "1")
-        self.ask(self.denied_to_tools, "XRANGE", journal, "-", "+", "COUNT", "1")
-        self.ask(self.denied_to_tools, "PING")
-        self.ask(self.denied, "EVAL", "return 1", 0)
-        for script in (ENROL, ALLOWED):
-            if self.ask(self.denied, "SCRIPT", "LOAD", script.source) is None:
-                return told
-        self.look_what_is_allowed()
-        if not self.denied:
-            told |= self.enrolment(run_id, fingerprint)
-        return told | self.leaks()
 
     def ask(self, denied: list[str], *command: Any) -> Any:
         """Return the reply; None, and note it in *denied*, if this user must not ask that."""
@@ -178,16 +166,25 @@ class Visit:
             config[name] = reply[1].decode(errors="replace")
         return config
 
-    def look_what_is_allowed(self) -> None:
-        """Note which commands of our scripts this user must not run."""
+    def try_commands(self) -> bool:
+        """Try all commands, and note which are denied; return whether scripts can be loaded."""
+        journal = journal_key(self.rules.prefix).decode()
+        self.ask(self.denied_to_tools, "XREVRANGE", journal, "+", "-", "COUNT", "1")
+        self.ask(self.denied_to_tools, "XRANGE", journal, "-", "+", "COUNT", "1")
+        self.ask(self.denied_to_tools, "PING")
+        self.ask(self.denied, "EVAL", "return 1", 0)
+        for script in (ENROL, ALLOWED):
+            if self.ask(self.denied, "SCRIPT", "LOAD", script.source) is None:
+                return False
         name = f"doctor:{secrets.token_hex(4)}"
         keys = [f"{self.rules.prefix}:{part}:{name}" for part in ("lock", "queued", "next")]
-        keys.append(f"{journal_key(self.rules.prefix).decode()}:{name}")
+        keys.append(f"{journal}:{name}")
         failed = self.ask(self.denied, "EVALSHA", ALLOWED.sha, len(keys), *keys)
         for line in failed or ():
             command, _, why = line.decode(errors="replace").partition(" ")
             if DENIED.search(why):
                 self.denied.append(command)
+        return True
 
     def enrolment(self, run_id: str, fingerprint: str) -> dict[str, Any]:
         """Return whether the node is enrolled, and may vote."""
