@@ -19,7 +19,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.guard import Unfit, check_fit, enrol, exchange, read_info
+from celery_redlock.lock.guard import Unfit, check_fit, exchange, read_info
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import Script, read_release
 from celery_redlock.lock.scripts import ENROL
@@ -27,7 +27,7 @@ from celery_redlock.ops.doctor.facts import NodeFacts
 from celery_redlock.ops.text import one_line
 from celery_redlock.reading.journal import journal_key
 from celery_redlock.reading.leaks import leaked_pages
-from celery_redlock.reading.nodes import ask_all, connected
+from celery_redlock.reading.nodes import ask_all, connected, enrolment
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -128,7 +128,7 @@ class Visit:
             told["config"] = self.config()
             if self.try_commands():
                 if not self.denied:
-                    told |= self.enrolment(info["run_id"], fingerprint)
+                    told |= self.standing(info["run_id"], fingerprint)
                 told |= self.leaks()
         told["denied"] = list(dict.fromkeys(self.denied))
         told["denied_to_tools"] = list(dict.fromkeys(self.denied_to_tools))
@@ -186,12 +186,10 @@ class Visit:
                 self.denied.append(command)
         return True
 
-    def enrolment(self, run_id: str, fingerprint: str) -> dict[str, Any]:
+    def standing(self, run_id: str, fingerprint: str) -> dict[str, Any]:
         """Return whether the node is enrolled, and may vote."""
-        if not self.rules.restart_guard:
-            return {"state": "enrolled"}
         try:
-            state, left, _ = enrol(self.connection, self.rules, run_id, fingerprint, "look")
+            state, left = enrolment(self.connection, self.rules, run_id, fingerprint)
         except Unfit:
             return {"state": "foreign"}
         except ResponseError:  # out of memory, for example, which another finding tells
