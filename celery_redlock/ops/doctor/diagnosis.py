@@ -66,7 +66,7 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
         problems["observers"] = str(error)
     with contextlib.closing(JournalReader(settings.nodes, settings.rules)) as journal:
         records = journal.recent(KEPT)
-    conf = app.conf
+    conf, named = app.conf, redlock_conf(app).get("redlock_nodes") or ()
     urls = {"broker": conf.broker_read_url, "result backend": conf.result_backend}
     return Facts(
         settings=settings,
@@ -75,7 +75,7 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
         others=[server for role, url in urls.items() for server in other(role, url)],
         records=records,
         problems=problems,
-        shown_passwords=shown_passwords(redlock_conf(app).get("redlock_nodes") or ()),
+        shown_passwords=[addresses_of([it])[0].label for it in named if shows_password(it)],
         visibility_timeout=visibility_timeout(app),
         is_eager=bool(conf.task_always_eager),
         pool=str(conf.worker_pool or "prefork"),
@@ -87,18 +87,18 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
     )
 
 
-def shown_passwords(nodes: Any) -> list[str]:
-    """Return which of *nodes*, as the app's ``redlock_nodes`` has them, show a password."""
-    return [addresses_of([node])[0].label for node in nodes if shows_password(node)]
-
-
 # --- tasks --------------------------------------------------------------------------------
 
 
 def tasks_of(app: Any) -> list[TaskFacts]:
     """Return the facts of all tasks that take locks, by their names."""
-    with quiet():
+    logger = get_logger("celery_redlock")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)  # findings will tell it
+    try:
         return [task_facts(app, *it) for it in sorted(app.tasks.items()) if takes_lock(it[1])]
+    finally:
+        logger.setLevel(before)
 
 
 def task_facts(app: Any, name: str, task: Any) -> TaskFacts:
@@ -122,38 +122,18 @@ def task_facts(app: Any, name: str, task: Any) -> TaskFacts:
     )
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Have nothing logged of what findings will tell, for the body of a ``with``."""
-    logger = get_logger("celery_redlock")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
 # --- other servers ------------------------------------------------------------------------
 
 
 def other(role: str, url: Any) -> Iterator[OtherServer]:
     """Yield the Redis at *url* that the app has in this *role*, if it is one."""
-    found = redis_of(url)
+    found, run_id = redis_of(url), ""
     if found is None:
         return
     try:
         address = UrlAddress(found)
     except ConfigurationError:  # Celery's own words in a URL, which it understands and we do not
         return
-    yield OtherServer(role=role, place=place_of(address.label), run_id=run_id_of(address))
-
-
-def run_id_of(address: UrlAddress) -> str:
-    """Return which process it is; "" if it does not tell."""
-    try:
-        with connected(address) as connection:
-            (told,) = exchange(connection, (b"INFO", b"server"))
-    except (RedisError, OSError):  # then its address has to do
-        return ""
-    return read_info(told).get("run_id", "")
+    with contextlib.suppress(RedisError, OSError), connected(address) as connection:
+        run_id = read_info(exchange(connection, (b"INFO", b"server"))[0]).get("run_id", "")
+    yield OtherServer(role=role, place=place_of(address.label), run_id=run_id)

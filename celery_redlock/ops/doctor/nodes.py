@@ -8,6 +8,7 @@ through the keys page by page.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import time
@@ -124,7 +125,8 @@ class Visit:
         """Return the fields of `NodeFacts`; raises redis-py's errors if it ceases to answer."""
         info = read_info(self.ask(self.denied, "INFO") or b"")
         told: dict[str, Any] = {"info": info, **self.clock()}
-        if is_fit(info):
+        with contextlib.suppress(Unfit):
+            check_fit({**info, "maxmemory_policy": "noeviction"})  # one that evicts can be asked
             told["config"] = self.config()
             if self.try_commands():
                 if not self.denied:
@@ -212,12 +214,3 @@ class Visit:
             seen += looked_at
             self.tell(seen)
         return {"leaked": count, "leaked_names": names}
-
-
-def is_fit(info: dict[str, str]) -> bool:
-    """Return whether a server that says *info* can be asked as a lock node; it may evict keys."""
-    try:
-        check_fit({**info, "maxmemory_policy": "noeviction"})
-    except Unfit:
-        return False
-    return True
