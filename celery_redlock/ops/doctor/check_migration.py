@@ -66,7 +66,7 @@ def advise(task: PeerTask, settings: Mapping[str, Any]) -> Advice:
     else:
         given = {name: value for name, value in task.options.items() if value is not None}
     once = as_dict(as_dict(settings.get("once")).get("settings"))
-    of_app = {**settings, "once_timeout": once.get("default_timeout")}
+    of_app = {**settings, "once_timeout": once.get("default_timeout")}  # as others call theirs
     values: dict[str, Any] = {"is_based": task.is_based, "acks_late": task.acks_late}
     for name in peer.options:
         said = (given.get(name), of_app.get(peer.prefix + name), peer.defaults.get(name))

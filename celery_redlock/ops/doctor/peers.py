@@ -43,7 +43,7 @@ class Peer:
         base: The class that tasks are based on.
         in_dict: The attribute of a task that has its options in a dict; "" if each is an attribute.
         options: Option -> what its value means.
-        prefix: With it, an option is called what an app sets for all tasks.
+        prefix: Of the setting by which an app says an option for all its tasks.
         defaults: What an option is that neither says, where that matters.
         write: Our options with their values, of which None is not written; empty for a task that
             has no lock of theirs.
@@ -105,10 +105,7 @@ PEERS = {
                 "a duplicate is dropped without an error",
                 "a duplicate raises AlreadyQueued",
             ),
-            "unlock_before_run": (
-                f"the key ends when the task starts, and {NOT_ALONE}",
-                HAS_RUN,
-            ),
+            "unlock_before_run": (f"the key ends when the task starts, and {NOT_ALONE}", HAS_RUN),
             "keys": KEY_OF,
             "timeout": ENDS,
         },
