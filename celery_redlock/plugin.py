@@ -126,7 +126,9 @@ class Plugin:
         """The app's settings, read once; raises ConfigurationError."""
         if self._settings is None:
             self._conf = self._read_conf()
-            self._settings = Settings.from_conf(self._conf, fallback=redis_of(self.app.conf))
+            conf = self.app.conf
+            fallback = redis_of(conf.result_backend, conf.broker_read_url)
+            self._settings = Settings.from_conf(self._conf, fallback=fallback)
         return self._settings
 
     def refresh(self) -> None:
@@ -396,9 +398,9 @@ def redlock_conf(app: Any) -> dict[str, Any]:
     return conf
 
 
-def redis_of(conf: Any) -> str | None:
-    """Return the URL of *conf*'s result backend, else of its broker, that is a Redis, if any."""
-    for url in (conf.result_backend, conf.broker_read_url):
+def redis_of(*urls: Any) -> str | None:
+    """Return the first of *urls*, as Celery has those of a backend or broker, that is a Redis."""
+    for url in urls:
         first = first_url(url)
         if first.startswith(("redis://", "rediss://")):  # redis-py has its own words for Celery's
             return re.sub(r"(?<=ssl_cert_reqs=)(?:CERT_)?(\w+)", lambda m: m[1].lower(), first)

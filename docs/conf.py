@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import celery_redlock
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))
@@ -48,6 +53,19 @@ copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True
 copybutton_line_continuation_character = "\\"
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_title = "celery-redlock"
 html_show_copyright = False
 html_show_sourcelink = False
+
+
+def setup(app: Sphinx) -> None:
+    """Have the recorded runs beside the pages: html_extra_path would lay them at the top."""
+    app.connect("build-finished", copy_recorded_runs)
+
+
+def copy_recorded_runs(app: Sphinx, error: Exception | None) -> None:
+    """Copy them, where the pages are built."""
+    if error is None:
+        shutil.copytree(HERE / "guarantees", app.outdir / "guarantees", dirs_exist_ok=True)

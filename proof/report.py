@@ -1,10 +1,10 @@
 """
-Writes what proofs have recorded into ``docs/guarantees.md``, between its markers.
+Writes what proofs have recorded into two pages, between their markers.
 
     python -m proof.report
 
-All other text of the page is written by hand, and has no measured figure. The same records give
-the same page.
+``docs/guarantees.md`` has one table of it all, ``docs/proofs.md`` every figure. All other text of
+these pages is written by hand, and has no measured figure. The same records give the same pages.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from benchmarks.record import in_words
 from benchmarks.report import markdown
 from proof import RECORDED
 
-__all__ = ["KINDS", "PAGE", "main", "records", "rendered"]
+__all__ = ["KINDS", "PAGES", "main", "records", "rendered"]
 
-PAGE = Path(__file__).parents[1] / "docs" / "guarantees.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = (DOCS / "guarantees.md", DOCS / "proofs.md")
 PLACE = re.compile(r"<!-- (\w+): (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 Recorded = Mapping[str, Any]
 
@@ -46,6 +47,46 @@ FAULTS = {
     "revoke": "locks released by an operator",
     "stuck": "keys set by hand, without an end",
 }
+
+#: Faults of the nemesis, in words.
+STRIKES = {
+    "rolling-restart": "all nodes restarted, one after the other",
+    "kill9-empty": "nodes killed, and back without their data",
+    "kill9-aof": "nodes killed, and back with their data (append-only file)",
+    "flushall": "a minority of nodes wiped (`FLUSHALL`)",
+    "clock-steps": "clocks of a minority set forward and back by more than a lease",
+    "pause-nodes": "nodes stopped (SIGSTOP), also a majority",
+    "maxmemory": "nodes out of memory",
+    "script-flush": "nodes that forget all scripts",
+    "client-kill": "nodes that hang up on all clients",
+    "blackhole": "nodes cut off; what was sent arrives later",
+    "one-way": "nodes cut off in one direction",
+    "reset": "connections reset",
+    "slow": "a network that takes up to half a second",
+    "pause-clients": "clients stopped for longer than their lease",
+    "kill-clients": "clients killed while they hold a lock",
+    "all": "a random mix of these",
+    "celery": "Celery workers: children stopped and killed, workers and nodes killed",
+}
+
+#: What is tested and leaves no record: what was broken, what was found, what to run.
+ALSO = (
+    (
+        "narrow races, step by step; sequences that Hypothesis shrinks",
+        "nothing; each race fails with its guard off",
+        "`make test ARGS=tests/simulation`",
+    ),
+    (
+        "an exception at every line, forks, exits",
+        "two [defects](defects.md#found-by-the-proofs), mended",
+        "`make test ARGS=tests/resources`",
+    ),
+    (
+        "settings, headers, replies, records and commands of any shape",
+        "five [defects](defects.md#found-by-the-proofs), mended",
+        "`make test ARGS=tests/fuzz`",
+    ),
+)
 
 #: What contenders of the nemesis do without.
 WITHOUT = {"unguarded": "restart-guard", "careless": "own-clock"}
@@ -70,6 +111,66 @@ def rendered(page: str, recorded: Mapping[str, Any]) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     """Return a table in Markdown."""
     return markdown(head, [[in_words(cell) for cell in row] for row in rows])
+
+
+def summary(found: Recorded, recorded: Mapping[str, Any]) -> Iterator[str]:
+    """Yield for each proof, and each fault of the nemesis, what it broke and what was found."""
+    chance, orders = recorded["simulation"], recorded["exploration"]["rows"]
+    mutants, cycles = recorded["matrix"], recorded["resources"]
+    whole = [row for row in orders if not row["guards_off"]]
+    states = sum(row["states"] for row in whole)
+    broken = sum(bool(row["violating"]) for row in orders)
+    runs = {run["fault"]: run for run in found["runs"]}
+    rows = [
+        (
+            f"nodes, clocks, network and clients at random, {chance['hours']:g} simulated hours",
+            f"{chance['violations']} violations in {chance['grants']:,} grants",
+            "`make proof ARGS=simulation`",
+        ),
+        (
+            "every order of messages, expiries and restarts, for three nodes and two clients",
+            (
+                f"{sum(row['violating'] for row in whole)} violations in {states:,} states; "
+                f"{broken} of {len(orders) - len(whole)} combinations of guards off break a law"
+            ),
+            "`make proof ARGS=exploration`",
+        ),
+        (
+            f"each of {len(mutants['rules'])} guards of the protocol off, alone and in pairs",
+            f"{len(mutants['survived'])} of {mutants['mutants']} mutants pass all tests",
+            "`make proof ARGS=matrix`",
+        ),
+        *((words, outcome(runs[name]), command_of(name)) for name, words in STRIKES.items()),
+        (
+            f"{max(row['cycles'] for row in cycles['rows']):,} locks with two of five nodes dead",
+            f"{', '.join(cycles['grown']) or 'nothing'} grew beyond its bound",
+            "`make proof ARGS=resources`",
+        ),
+        *ALSO,
+    ]
+    yield from table(("what was broken", "what was found", "run it"), rows)
+
+
+def outcome(run: Recorded) -> str:
+    """Return in words how the contenders of a run of the nemesis fared."""
+    scores = dict(run["contenders"])
+    ours = scores.pop("tasks" if run["fault"] == "celery" else "ours")
+    words = f"{ours['overlaps']} overlaps in {ours['grants']:,} grants"
+    broken = [
+        f"*{name}* {score['overlaps']}" for name, score in scores.items() if score["overlaps"]
+    ]
+    words += f"; {', '.join(broken)}" if broken else ""
+    if ours["lost_plain_updates"]:
+        words += (
+            f"; updates lost without a fence {ours['lost_plain_updates']}, "
+            f"with one {ours['lost_updates']}"
+        )
+    return words
+
+
+def command_of(fault: str) -> str:
+    """Return the command that runs a fault of the nemesis."""
+    return f'`make nemesis ARGS="-- {fault}"`'
 
 
 def simulation(found: Recorded, _: Mapping[str, Any]) -> Iterator[str]:
@@ -222,6 +323,7 @@ KINDS: dict[tuple[str, str], Callable[[Recorded, Mapping[str, Any]], Iterator[st
     ("simulation", "table"): simulation,
     ("exploration", "table"): exploration,
     ("matrix", "table"): matrix,
+    ("nemesis", "summary"): summary,
     ("nemesis", "table"): nemesis,
     ("nemesis", "updates"): updates,
     ("resources", "table"): resources,
@@ -229,13 +331,14 @@ KINDS: dict[tuple[str, str], Callable[[Recorded, Mapping[str, Any]], Iterator[st
 
 
 def main() -> int:
-    """Write the page; return 1, and say what to run, if a record is missing."""
+    """Write the pages; return 1, and say what to run, if a record is missing."""
     recorded = records()
     missing = {name for name, _ in KINDS} - set(recorded)
     if missing:
         print(f"nothing is recorded of {', '.join(sorted(missing))}: make proof ARGS=--record")
         return 1
-    PAGE.write_text(rendered(PAGE.read_text(), recorded))
+    for page in PAGES:
+        page.write_text(rendered(page.read_text(), recorded))
     return 0
 
 

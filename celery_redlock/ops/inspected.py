@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from celery.worker.state import active_requests
@@ -26,7 +26,11 @@ from celery_redlock.task.task_lock import lock_of, places_of
 
 __all__ = ["locks_of", "nodes_of"]
 
-#: What is told of a node; the rest of `NodeStatus` a worker does not ask for.
+#: What is told of a lock, and of a node; the rest of `NodeStatus` a worker does not ask for.
+LOCK = (
+    *("name", "task", "task_id", "execution", "pid", "fence", "age", "ttl"),
+    *("left", "renewals", "margin", "lost", "unknown"),
+)
 NODE = ("node", "state", "latency", "clock_offset", "quarantine", "problem")
 
 
@@ -50,25 +54,26 @@ def nodes_of(app: Any) -> dict[str, Any]:
     return {"nodes": [{field: getattr(node, field) for field in NODE} for node in seen]}
 
 
+def told(info: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """Return what is told of a lock by *info* of its holder, and by *more*; None is unknown."""
+    who = {field: info.get(field) for field in ("task", "task_id", "execution", "pid")}
+    return {**dict.fromkeys(LOCK), **who, "unknown": False, **more}
+
+
 def in_hand(held: HeldLock) -> dict[str, Any]:
     """Return what is told of a lock that this process holds; no token."""
-    return {
-        "name": held.name,
-        **told({**held.lease.info, "pid": os.getpid()}),
-        "fence": held.fence,
-        "age": max(0.0, time.time() - held.since),
-        "ttl": held.ttl,
-        "left": held.remaining(),
-        "renewals": held.renewals,
-        "margin": round(held.lease.margin, 3) if held.renewals else None,
-        "lost": held.lost_reason,
-        "unknown": False,
-    }
-
-
-def told(info: dict[str, Any]) -> dict[str, Any]:
-    """Return who holds a lock."""
-    return {field: info.get(field) for field in ("task", "task_id", "execution", "pid")}
+    return told(
+        held.lease.info,
+        name=held.name,
+        pid=os.getpid(),
+        fence=held.fence,
+        age=max(0.0, time.time() - held.since),
+        ttl=held.ttl,
+        left=held.remaining(),
+        renewals=held.renewals,
+        margin=round(held.lease.margin, 3) if held.renewals else None,
+        lost=held.lost_reason,
+    )
 
 
 def held_by_children(plugin: Plugin, requests: Iterable[Any]) -> list[dict[str, Any]]:
@@ -103,40 +108,21 @@ def of_child(
         total: How many nodes there are.
     """
     ours = [view for view in views if request.is_owner(view.holder)]
-    if len(ours) < quorum(total):
-        silent = total - sum(1 for view in views if not view.problem)
-        return of_unknown(request, name) if len(ours) + silent >= quorum(total) else None
+    silent = total - sum(1 for view in views if not view.problem)
+    ttl = lock_of(request.task).options.ttl
+    if len(ours) + silent < quorum(total):
+        return None
+    if len(ours) < quorum(total):  # too few could tell
+        info = {"task": request.name, "task_id": request.id, "pid": request.worker_pid}
+        return told(info, name=name, ttl=ttl, unknown=True)
     info = max((view.holder for view in ours), key=renewals_of)
-    return {
-        "name": name,
-        **told(info),
-        "fence": max(view.fence for view in ours) or None,
-        "age": age_of(info),
-        "ttl": ttl_of(request.task),
-        "left": sorted(view.ttl for view in ours)[len(ours) - quorum(total)],
-        "renewals": renewals_of(info),
-        "margin": info.get("margin"),
-        "lost": None,
-        "unknown": False,
-    }
-
-
-def ttl_of(task: Any) -> float:
-    """Return the TTL of the lock of *task* [s]."""
-    return lock_of(task).options.ttl
-
-
-def of_unknown(request: Any, name: str) -> dict[str, Any]:
-    """Return what is told of the lock *name* of *request* where too few nodes could tell."""
-    who = {"task": request.name, "task_id": request.id, "execution": None}
-    nothing = dict.fromkeys(("left", "renewals", "margin", "lost"))
-    return {
-        "name": name,
-        **who,
-        "pid": request.worker_pid,
-        "fence": None,
-        "age": None,
-        "ttl": ttl_of(request.task),
-        **nothing,
-        "unknown": True,
-    }
+    return told(
+        info,
+        name=name,
+        fence=max(view.fence for view in ours) or None,
+        age=age_of(info),
+        ttl=ttl,
+        left=sorted(view.ttl for view in ours)[len(ours) - quorum(total)],
+        renewals=renewals_of(info),
+        margin=info.get("margin"),
+    )

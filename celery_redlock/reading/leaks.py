@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -14,7 +15,7 @@ from celery_redlock.lock.scripting import Script, read_release
 from celery_redlock.reading.all_locks import SCAN_COUNT, escape
 from celery_redlock.reading.nodes import connected
 
-__all__ = ["LEAKED", "Leaks"]
+__all__ = ["Leaks", "leaked_pages"]
 
 #: How many pages a node is asked for at a time; it serves others in between.
 PAGES = 10
@@ -30,6 +31,26 @@ return leaked
 LEAKED = Script(LEAKED_LUA, read_release, guarded=False)
 
 
+def leaked_pages(
+    ask: Callable[..., Any], prefix: str, cursor: bytes = b"0"
+) -> Iterator[tuple[bytes, int, list[bytes]]]:
+    """
+    Yield, page by page, the next cursor, how many keys were looked at, and which never expire.
+
+    Args:
+        ask: Is called with a command and returns the reply; None, and SCAN ends, where it must not.
+        prefix: Of our keys.
+        cursor: Where to go on; the last page ends with the one that begins.
+    """
+    pattern = escape(f"{prefix}:".encode()) + b"*"
+    while page := ask("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT):
+        cursor, keys = page[0], list(dict.fromkeys(page[1]))
+        positions = ask("EVAL", LEAKED.source, len(keys), *keys) if keys else ()
+        yield cursor, len(keys), [keys[i - 1] for i in positions or ()]
+        if cursor == b"0":
+            return
+
+
 class Leaks:
     """
     Counts leaked keys, a few pages of each node at a time, however many keys there are.
@@ -43,7 +64,7 @@ class Leaks:
 
     def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:
         self._addresses = addresses_of(nodes)
-        self._pattern = escape(f"{rules.prefix}:".encode()) + b"*"
+        self._prefix = rules.prefix
         self._under_way: dict[str, tuple[bytes, int]] = {}
 
     def look(self, labels: Collection[str]) -> dict[str, int]:
@@ -64,14 +85,10 @@ class Leaks:
     def _go_on(self, label: str, connection: Any) -> int | None:
         """Read some pages; return how many keys never expire, None if there are more pages."""
         cursor, count = self._under_way.pop(label, (b"0", 0))
-        scan = (b"MATCH", self._pattern, b"COUNT", b"%d" % SCAN_COUNT)
-        for _ in range(PAGES):
-            ((cursor, keys),) = exchange(connection, (b"SCAN", cursor, *scan))
-            if keys:
-                command = (b"EVAL", LEAKED.source, b"%d" % len(keys), *keys)
-                (positions,) = exchange(connection, command)
-                count += len(positions)
-            if cursor == b"0":
-                return count
+        pages = leaked_pages(lambda *it: exchange(connection, it)[0], self._prefix, cursor)
+        for cursor, _, leaked in islice(pages, PAGES):  # noqa: B007  the last one is kept
+            count += len(leaked)
+        if cursor == b"0":
+            return count
         self._under_way[label] = cursor, count
         return None

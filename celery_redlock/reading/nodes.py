@@ -31,6 +31,7 @@ __all__ = [
     "ask_fit",
     "bootstrap",
     "connected",
+    "enrolment",
     "failed",
     "node_statuses",
 ]
@@ -106,9 +107,7 @@ def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
     fingerprint = rules.fingerprint(address.label for address in addresses)
 
     def ask(connection: AbstractConnection, greeting: Greeting) -> Found | Exception:
-        state, left = "enrolled", 0.0
-        if rules.restart_guard:
-            state, left, _ = enrol(connection, rules, greeting.run_id, fingerprint, "look")
+        state, left = enrolment(connection, rules, greeting.run_id, fingerprint)
         check_writes(connection, rules)
         return greeting, "quarantined" if left else {"enrolled": "up"}.get(state, state), left
 
@@ -124,6 +123,16 @@ def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
 
     answers = ask_all(addresses, lambda address: ask_fit(address, ask, lambda error: error))
     return list(map(status, addresses, answers))
+
+
+def enrolment(
+    connection: AbstractConnection, rules: Rules, run_id: str, fingerprint: str
+) -> tuple[str, float]:
+    """Return whether a node is enrolled, as `enrol` has it, and how long it must not vote [s]."""
+    if not rules.restart_guard:
+        return "enrolled", 0.0
+    state, left, _ = enrol(connection, rules, run_id, fingerprint, "look")
+    return state, left
 
 
 def failed(address: Address, error: Exception) -> NodeStatus:

@@ -109,7 +109,8 @@ COMMANDS = {
         "celery -A shop inspect redlock_locks": CONTROL,
         "celery -A shop inspect redlock_nodes": CONTROL,
     },
-    "docs/guarantees.md": {
+    "docs/guarantees.md": {'make nemesis ARGS="-- all --minutes 1 --logs build/nemesis"': LONG},
+    "docs/proofs.md": {
         "PYTHONPATH=tests python -m simulation --seeds 20 --hours 0.1": LONG,
         'PYTHONPATH=tests python -m simulation --profile "five nodes" --seed 7 --hours 0.1': LONG,
     },
@@ -191,10 +192,10 @@ HELD = {
     "docs/guarantees.md": {
         "        node A": is_a_drawing,
         "holder   asks": is_a_drawing,
-        "UPDATE counter": refuses_stale_writers,
     },
     "docs/how-to/why-did-my-task-not-run.md": {"NODE": is_table_of_status},
     "docs/lost-leases.md": {"WARNING The watchdog": is_warning_of_the_watchdog},
+    "docs/proofs.md": {"UPDATE counter": refuses_stale_writers},
     "docs/operating.md": {
         "Skipped task": is_line_of_a_skip,
         "No lock can": is_summary_of_new_nodes,

@@ -20,6 +20,7 @@ from nemesis.faults import FAULTS
 from nemesis.report import status_of, table
 from nemesis.run import run
 from nemesis.verdict import Run
+from proof import timeline
 
 __all__ = ["main"]
 
@@ -45,7 +46,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--jobs", type=int, default=4, help="runs at the same time; default 4")
     made.add_argument("--json", type=Path, metavar="FILE", help="write what came of it there, too")
     made.add_argument(
-        "--logs", type=Path, metavar="DIR", help="leave the logs of all clients there"
+        "--logs",
+        type=Path,
+        metavar="DIR",
+        help="leave the logs of all clients there, and a timeline of each contender as HTML",
     )
     return made
 
@@ -92,9 +96,20 @@ def one(name: str, options: argparse.Namespace, over: threading.Event) -> Run:
     try:
         if name == "celery":
             return run_celery(seconds, seed, tell=tell, over=over, logs=options.logs)
-        return run(FAULTS[name], seconds, seed, tell=tell, over=over, logs=options.logs)
+        result = run(FAULTS[name], seconds, seed, tell=tell, over=over, logs=options.logs)
     except Exception as error:  # noqa: BLE001
         return Run(name, 0.0, seed, 0, {}, None, 0, {}, [f"the run failed: {error!r}"])
+    if options.logs:
+        timeline.draw(options.logs / name, about(result))
+    return result
+
+
+def about(result: Run) -> str:
+    """Return what a run was, for its timelines."""
+    return (
+        f"Fault {result.fault!r}: {FAULTS[result.fault].about}. {result.injections} strikes in "
+        f"{result.seconds:.0f} s, seed {result.seed}, by python -m nemesis."
+    )
 
 
 def in_order_of_their_ends(futures: Sequence[Future[Run]], over: threading.Event) -> Iterator[Run]:

@@ -73,11 +73,12 @@ def paused(field: Field, positions: list[int]) -> Iterator[None]:
     for position in positions:
         field.nodes[position].pause()
         field.hits["pauses"] += 1
-    try:
-        yield
-    finally:
-        for position in positions:
-            field.nodes[position].resume()
+    with field.struck("stopped (SIGSTOP)", positions):
+        try:
+            yield
+        finally:
+            for position in positions:
+                field.nodes[position].resume()
 
 
 def without_two(field: Field, rng: random.Random) -> list[int]:
@@ -90,7 +91,8 @@ def without_two(field: Field, rng: random.Random) -> list[int]:
 
 def restart(field: Field, position: int) -> None:
     """Kill a node and start it."""
-    field.nodes[position].restart()
+    with field.struck("restarted", [position]):
+        field.nodes[position].restart()
     field.hits["restarts"] += 1
 
 
@@ -101,10 +103,11 @@ def restart(field: Field, position: int) -> None:
 def kill_minority(field: Field, rng: random.Random) -> Iterator[None]:
     """Kill one node or two, and start them again later."""
     positions = field.some(rng, 1, 2)
-    for position in positions:
-        field.nodes[position].kill()
     try:
-        yield
+        with field.struck("killed (SIGKILL)", positions):
+            for position in positions:
+                field.nodes[position].kill()
+            yield
     finally:
         for position in positions:
             restart(field, position)
@@ -148,7 +151,8 @@ def flushall(field: Field, rng: random.Random) -> Iterator[None]:
     positions = without_two(field, rng)[:1] if rng.random() < 0.5 else field.some(rng, 1, 2)
     for position in positions:
         field.hits["keys wiped"] += int(str(ask(field, position, "DBSIZE") or 0))
-        ask(field, position, "FLUSHALL")
+        with field.struck("wiped (FLUSHALL)", [position]):
+            ask(field, position, "FLUSHALL")
     yield
 
 
@@ -156,7 +160,8 @@ def flushall(field: Field, rng: random.Random) -> Iterator[None]:
 def script_flush(field: Field, rng: random.Random) -> Iterator[None]:
     """Have nodes forget all scripts."""
     for position in field.any_number(rng):
-        ask(field, position, "SCRIPT", "FLUSH")
+        with field.struck("scripts forgotten (SCRIPT FLUSH)", [position]):
+            ask(field, position, "SCRIPT", "FLUSH")
     yield
 
 
@@ -164,7 +169,8 @@ def script_flush(field: Field, rng: random.Random) -> Iterator[None]:
 def client_kill(field: Field, rng: random.Random) -> Iterator[None]:
     """Have nodes hang up on all clients."""
     for position in field.any_number(rng):
-        killed = ask(field, position, "CLIENT", "KILL", "TYPE", "normal")
+        with field.struck("connections ended (CLIENT KILL)", [position]):
+            killed = ask(field, position, "CLIENT", "KILL", "TYPE", "normal")
         field.hits["connections ended"] += int(str(killed or 0))
     yield
 
@@ -175,11 +181,12 @@ def maxmemory(field: Field, rng: random.Random) -> Iterator[None]:
     positions = field.any_number(rng)
     for position in positions:
         ask(field, position, "CONFIG", "SET", "maxmemory", "1")
-    try:
-        yield
-    finally:
-        for position in positions:
-            ask(field, position, "CONFIG", "SET", "maxmemory", "0")
+    with field.struck("out of memory (maxmemory)", positions):
+        try:
+            yield
+        finally:
+            for position in positions:
+                ask(field, position, "CONFIG", "SET", "maxmemory", "0")
 
 
 @contextlib.contextmanager
@@ -201,15 +208,15 @@ def stepped(
     field: Field, rng: random.Random, positions: list[int], *, forward: bool = False
 ) -> Iterator[None]:
     """Have the clocks of nodes be wrong for the body of a ``with``."""
-    for position in positions:
-        sign = 1 if forward else rng.choice([1, -1])
-        field.set_clock(position, sign * rng.uniform(MAX_TTL + 0.1, longest_step))
-        field.hits["steps"] += 1
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         for position in positions:
-            field.set_clock(position, 0.0)
+            sign = 1 if forward else rng.choice([1, -1])
+            ahead = sign * rng.uniform(MAX_TTL + 0.1, longest_step)
+            field.set_clock(position, ahead)
+            stack.callback(field.set_clock, position, 0.0)
+            stack.enter_context(field.struck(f"clock set {ahead:+.2f} s", [position]))
+            field.hits["steps"] += 1
+        yield
 
 
 @contextlib.contextmanager
@@ -228,7 +235,7 @@ def blackhole(field: Field, rng: random.Random) -> Iterator[None]:
     positions = field.any_number(rng)
     for position in positions:
         field.links[position].blackhole()
-    yield from mended(field, positions)
+    yield from mended(field, positions, "cut off: nothing passes")
 
 
 @contextlib.contextmanager
@@ -237,7 +244,7 @@ def slow(field: Field, rng: random.Random) -> Iterator[None]:
     positions = field.any_number(rng)
     for position in positions:
         field.links[position].delay(rng.choice([0.02, 0.05, 0.07, 0.2, 0.5]))
-    yield from mended(field, positions)
+    yield from mended(field, positions, "slow network")
 
 
 @contextlib.contextmanager
@@ -246,7 +253,7 @@ def reset(field: Field, rng: random.Random) -> Iterator[None]:
     positions = field.any_number(rng)
     for position in positions:
         field.links[position].reset()
-    yield from mended(field, positions)
+    yield from mended(field, positions, "cut off: connections are reset")
 
 
 @contextlib.contextmanager
@@ -256,17 +263,18 @@ def one_way(field: Field, rng: random.Random) -> Iterator[None]:
     for position in positions:
         link = field.links[position]
         rng.choice([link.lose_replies, link.lose_requests])()
-    yield from mended(field, positions)
+    yield from mended(field, positions, "cut off: one way only")
 
 
-def mended(field: Field, positions: list[int]) -> Iterator[None]:
-    """Yield, and have everything pass again."""
+def mended(field: Field, positions: list[int], what: str) -> Iterator[None]:
+    """Yield, write down *what* was wrong, and have everything pass again."""
     field.hits["ways"] += len(positions)
-    try:
-        yield
-    finally:
-        for position in positions:
-            field.links[position].pass_through()
+    with field.struck(what, positions):
+        try:
+            yield
+        finally:
+            for position in positions:
+                field.links[position].pass_through()
 
 
 # -- clients -------------------------------------------------------------------------
@@ -289,33 +297,29 @@ def wait_for_hold(field: Field, client: ClientProcess) -> None:
 @contextlib.contextmanager
 def pause_clients(field: Field, rng: random.Random) -> Iterator[None]:
     """Stop a client of each contender: in a hold, or wherever it is."""
-    clients = one_of_each(field, rng)
-    for client in clients:
-        if rng.random() < 0.5:
-            wait_for_hold(field, client)
-        client.signal(signal.SIGSTOP)
-        field.hits["clients stopped"] += 1
-    try:
+    with contextlib.ExitStack() as stack:
+        for client in one_of_each(field, rng):
+            if rng.random() < 0.5:
+                wait_for_hold(field, client)
+            client.signal(signal.SIGSTOP)
+            stack.callback(client.signal, signal.SIGCONT)
+            stack.enter_context(field.struck("stopped (SIGSTOP)", [client.name]))
+            field.hits["clients stopped"] += 1
         yield
-    finally:
-        for client in clients:
-            client.signal(signal.SIGCONT)
 
 
 @contextlib.contextmanager
 def kill_clients(field: Field, rng: random.Random) -> Iterator[None]:
     """Kill a client of ours and one of the others in a hold, and start them again later."""
     ours, *others = one_of_each(field, rng)
-    clients = [ours, rng.choice(others)]
-    for client in clients:
-        wait_for_hold(field, client)
-        client.kill()
-        field.hits["clients killed"] += 1
-    try:
+    with contextlib.ExitStack() as stack:
+        for client in (ours, rng.choice(others)):
+            wait_for_hold(field, client)
+            client.kill()
+            stack.callback(client.start)
+            stack.enter_context(field.struck("killed (SIGKILL)", [client.name]))
+            field.hits["clients killed"] += 1
         yield
-    finally:
-        for client in clients:
-            client.start()
 
 
 UPON_CLIENTS = (pause_clients, kill_clients)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from celery_redlock.reading.nodes import bootstrap
 from nemesis.clocks import server_with_clock, set_clock
 from nemesis.contenders import rules_of
 from nemesis.leftovers import client_of
+from nemesis.log import Log, now
 from nemesis.network import Link, network
 from nemesis.registers import Registers
 from support.waiting import eventually
@@ -167,6 +168,7 @@ class Field:
         self.folder = folder
         self.over = threading.Event()
         self.hits: Counter[str] = Counter()
+        self._strikes = Log(folder / "strikes.jsonl")
         self.past_the_network = [client_of(node) for node in nodes]
         urls = [way.url for way in (links or nodes)]
         for contender in ("ours", "careless"):
@@ -176,6 +178,15 @@ class Field:
             for contender, (count, _) in CROWD.items()
             for number in range(count)
         ]
+
+    @contextlib.contextmanager
+    def struck(self, what: str, whom: Iterable[int | str]) -> Iterator[None]:
+        """Write down that *what* befalls *whom* (nodes or clients) for the body of a ``with``."""
+        began = now()
+        try:
+            yield
+        finally:
+            self._strikes.write("strike", began, what=what, whom=list(whom), until=now())
 
     def wait(self, seconds: float) -> None:
         """Wait, but no longer than the run lasts."""
@@ -222,6 +233,7 @@ class Field:
         for client in self.clients:
             client.kill()
             reaper.forget(client._key)
+        self._strikes.close()
 
 
 @contextlib.contextmanager

@@ -47,17 +47,20 @@ def test_no_promise_is_broken_where_a_weaker_lock_breaks(results, fault):
 
 
 @pytest.mark.timeout(180)
-def test_where_strikes_hit_the_way_to_the_nodes_or_the_clients_no_promise_is_broken():
-    """Strikes are felt, everybody is served after them, and no task is lost."""
+def test_where_strikes_hit_the_way_to_the_nodes_or_the_clients_no_promise_is_broken(tmp_path):
+    """Strikes are felt and written down, everybody is served after them, and no task is lost."""
     names = ["one-way", "kill-clients", "kill9-aof"]
     over = threading.Event()
     with ThreadPoolExecutor(len(names) + 1) as runs:
         tasks = runs.submit(run_celery, SECONDS, SEED, tell=print, over=over)
-        done = list(runs.map(lambda n: run(FAULTS[n], SECONDS, SEED), names))
+        done = list(runs.map(lambda n: run(FAULTS[n], SECONDS, SEED, logs=tmp_path), names))
     for result in [*done, tasks.result()]:
         assert result.violations == [], table(result)
         assert result.injections
         assert sum(result.hits.values()) >= result.injections, table(result)
+    for result in done:
+        written = (tmp_path / result.fault / "strikes.jsonl").read_text().splitlines()
+        assert len(written) >= result.injections
 
 
 def test_a_lock_without_an_expiry_is_seen(redis_nodes):

@@ -9,9 +9,10 @@ from celery import Celery
 
 from celery_redlock import RedlockTask
 from celery_redlock.lock.rules import Rules
+from celery_redlock.ops.doctor import LEVELS
 from celery_redlock.ops.doctor.diagnosis import findings
 from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, TaskFacts
-from celery_redlock.ops.doctor.finding import LEVELS
+from celery_redlock.reading.holds import Holds
 from celery_redlock.settings import Settings
 from celery_redlock.task.policies import Fail, Retry, RunUnlocked, Skip
 from support.options import OPTIONS
@@ -57,7 +58,7 @@ def told(of):
 
 def holds(**more):
     """Return what the journal keeps of hold times."""
-    return {"event": "Holds", "at": 1e9, "task": "shop.bill", "counts": [1], **more}
+    return {"event": "Holds", "at": 1e9, "task": "shop.bill", **Holds().as_record(), **more}
 
 
 def replaced(**options):
@@ -335,7 +336,7 @@ def test_the_worst_comes_first_and_every_finding_says_what_to_do():
 
 def test_facts_of_tasks_are_those_of_celery():
     """The shorter time limit counts, of the task or of the app; no limit is none."""
-    from celery_redlock.ops.doctor.app import task_facts
+    from celery_redlock.ops.doctor.diagnosis import task_facts
 
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.update(redlock_nodes=URLS, task_time_limit=50)

@@ -15,10 +15,9 @@ from celery import Celery, Task
 from celery_redlock import ConfigurationError, RedlockTask
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.doctor import peer_facts
-from celery_redlock.ops.doctor.advice import advise, shown
-from celery_redlock.ops.doctor.check_migration import check_migration
-from celery_redlock.ops.doctor.facts import Facts
-from celery_redlock.ops.doctor.peers import PEERS, REDBEAT_SCHEDULE, SETTINGS, PeerTask
+from celery_redlock.ops.doctor.check_migration import advise, check_migration, shown
+from celery_redlock.ops.doctor.facts import Facts, PeerTask
+from celery_redlock.ops.doctor.peers import PEERS, REDBEAT_SCHEDULE, SETTINGS
 from celery_redlock.settings import Settings
 
 ROOT = Path(__file__).parents[2]

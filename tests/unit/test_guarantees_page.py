@@ -1,4 +1,4 @@
-"""docs/guarantees.md says what the proofs have recorded, and they prove what the page claims."""
+"""The guarantee's pages say what the proofs have recorded, and those prove what the pages claim."""
 
 from __future__ import annotations
 
@@ -15,27 +15,37 @@ sys.path.append(str(ROOT))  # last, so that an installed celery_redlock stays wh
 from proof import report  # noqa: E402
 from simulation.guards import GUARDS  # noqa: E402
 
-PAGE = report.PAGE.read_text()
+PAGES = {page.name: page.read_text() for page in report.PAGES}
+DEFECTS = (ROOT / "docs" / "defects.md").read_text()
 RECORDED = report.records()
+#: A test as the pages name it, or a file or folder of tests.
+NAMED = re.compile(r"`(tests/[\w/.]+)(?:::([\w:]+))?`")
 
 
-def test_the_page_says_what_was_recorded():
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_was_recorded(name):
     """Every table is that of the last recorded run; `python -m proof.report` makes it so."""
-    assert report.rendered(PAGE, RECORDED) == PAGE
+    assert report.rendered(PAGES[name], RECORDED) == PAGES[name]
 
 
-def test_every_record_has_a_place_on_the_page():
+def test_every_record_has_a_place_on_a_page():
     """Nothing is recorded and then not told."""
-    places = {place.groups() for place in report.PLACE.finditer(PAGE)}
-    assert places == set(report.KINDS)
+    places = [place.groups() for text in PAGES.values() for place in report.PLACE.finditer(text)]
+    assert sorted(places) == sorted(report.KINDS)
 
 
-def test_a_page_that_says_something_else_is_noticed():
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_that_says_something_else_is_noticed(name):
     """A figure that was changed by hand is put right."""
     grants = f"{RECORDED['simulation']['grants']:,}"
-    assert grants in PAGE
-    changed = PAGE.replace(grants, "1")
-    assert report.rendered(changed, RECORDED) == PAGE != changed
+    assert grants in PAGES[name]
+    changed = PAGES[name].replace(grants, "1")
+    assert report.rendered(changed, RECORDED) == PAGES[name] != changed
+
+
+def test_every_fault_of_the_nemesis_is_told_of():
+    """In the table of it all, with a command."""
+    assert set(report.STRIKES) == {run["fault"] for run in RECORDED["nemesis"]["runs"]}
 
 
 def test_chance_was_given_time_enough():
@@ -102,7 +112,28 @@ def test_fenced_updates_are_never_lost_and_others_are():
     assert sum(score["lost_plain_updates"] for score in scores.values()) > 1
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"`(tests/[\w/.]+)`", PAGE))))
-def test_what_the_page_names_is_there(path):
-    """A layer that the page tells of exists."""
-    assert (ROOT / path).exists()
+def is_there(path, name):
+    """Return whether a file or folder is there, and has a test of that name if one is given."""
+    file = ROOT / path
+    function = rf"^ *def {name.rpartition(':')[2]}\("
+    return file.exists() and (not name or re.search(function, file.read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("test", sorted(set(NAMED.findall("".join([*PAGES.values(), DEFECTS])))))
+def test_what_the_pages_name_is_there(test):
+    """A layer that a page tells of exists, and so does each test that holds a defect."""
+    assert is_there(*test)
+
+
+def test_a_test_that_is_not_there_is_noticed():
+    """The twin."""
+    assert not is_there("tests/unit/test_nothing.py", "")
+    assert not is_there("tests/unit/test_lease.py", "test_nothing_of_that_name")
+
+
+def test_every_defect_has_a_test():
+    """The last cell of each row names one."""
+    rows = [line for line in DEFECTS.splitlines() if line.startswith("| ")]
+    defects = [row for row in rows if not row.startswith(("| what was wrong", "| --- "))]
+    assert len(defects) > 40
+    assert [row for row in defects if not NAMED.search(row.rpartition(" | ")[2])] == []

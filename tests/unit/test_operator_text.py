@@ -182,7 +182,8 @@ def view(token="", problem=""):
 )
 def test_a_lock_of_a_child_that_nobody_can_tell_of_is_listed(monkeypatch, views, unknown):
     """As unknown, with the same keys as one that is known."""
-    monkeypatch.setattr(inspected, "ttl_of", lambda _task: 3.0)
+    lock = SimpleNamespace(options=SimpleNamespace(ttl=3.0))
+    monkeypatch.setattr(inspected, "lock_of", lambda _task: lock)
     told = inspected.of_child(Request(), "name", views, 3)
     if unknown is None:
         assert told is None

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 #: For who changes the package, or made by runs.
-OTHERS = {"architecture.md", "comparison.md", "decisions.md", "guarantees.md"}
+OTHERS = {"architecture.md", "comparison.md", "decisions.md", "proofs.md"}
 OTHERS |= {"performance.md", "scale.md", "compatibility.md", "changelog.md"}
 PAGES = [ROOT / "README.md", *(p for p in sorted(DOCS.rglob("*.md")) if p.name not in OTHERS)]
 #: What not to say -> what to say.

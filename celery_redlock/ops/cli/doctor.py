@@ -18,8 +18,8 @@ from celery_redlock.ops.cli.command import (
     outlives_its_reader,
     settings_of,
 )
+from celery_redlock.ops.doctor import ERROR, LEVELS, NOTE, Finding
 from celery_redlock.ops.doctor.diagnosis import findings, gather
-from celery_redlock.ops.doctor.finding import ERROR, LEVELS, NOTE, Finding
 from celery_redlock.ops.loading import AppError
 from celery_redlock.ops.screen import Progress, colour
 from celery_redlock.ops.text import one_line, show_json
@@ -62,20 +62,22 @@ def doctor(*, as_json: bool) -> None:
     """
     app, progress = app_at_hand(), Progress("keys looked at on a node")
     try:
-        settings = settings_of(app)
-        found = findings(gather(app, settings, progress.tell))
+        found = findings(gather(app, settings_of(app), progress.tell))
+        code = 0 if is_well(found) else UNWELL
     except AppError as error:
         fix = "Mend it: a worker would not start either."
-        show([Finding(ERROR, "app-import", "", str(error), fix)], as_json=as_json)
-        finish(MISCONFIGURED)
-        return
+        found, code = [Finding(ERROR, "app-import", "", str(error), fix)], MISCONFIGURED
     except ConfigurationError as error:
-        show([Finding(ERROR, "settings", "", str(error), "As it says.")], as_json=as_json)
-        finish(MISCONFIGURED)
-        return
+        found = [Finding(ERROR, "settings", "", str(error), "As it says.")]
+        code = MISCONFIGURED
     progress.clear()
     show(found, as_json=as_json)
-    finish(0 if all(finding.level == NOTE for finding in found) else UNWELL)
+    finish(code)
+
+
+def is_well(found: Sequence[Finding]) -> bool:
+    """Return whether nothing worse than a note was *found*."""
+    return all(finding.level == NOTE for finding in found)
 
 
 def show(found: Sequence[Finding], *, as_json: bool) -> None:
@@ -83,8 +85,8 @@ def show(found: Sequence[Finding], *, as_json: bool) -> None:
     counts = {level: sum(1 for f in found if f.level == level) for level in LEVELS}
     if as_json:
         plural = {f"{level}s": count for level, count in counts.items()}
-        well = all(finding.level == NOTE for finding in found)
-        show_json({"well": well, **plural, "findings": [asdict(finding) for finding in found]})
+        listed = [asdict(finding) for finding in found]
+        show_json({"well": is_well(found), **plural, "findings": listed})
         return
     for finding in found:
         show_finding(finding)

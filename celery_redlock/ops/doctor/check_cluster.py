@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from celery_redlock.lock.lease import quorum
+from celery_redlock.ops.doctor import ERROR, NOTE, WARNING, Finding
 from celery_redlock.ops.doctor.facts import Facts
-from celery_redlock.ops.doctor.finding import ERROR, NOTE, WARNING, Finding
 from celery_redlock.words import redlock_command
 
 __all__ = ["check_cluster"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from celery_redlock.lock.guard import whole_in
+from celery_redlock.ops.doctor import ERROR, NOTE, WARNING, Finding
 from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, place_of
-from celery_redlock.ops.doctor.finding import ERROR, NOTE, WARNING, Finding
 from celery_redlock.words import redlock_command
 
 __all__ = ["check_nodes"]
@@ -154,7 +155,7 @@ def persistence(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
 
 def memory(node: NodeFacts) -> Iterator[Finding]:
     """Yield that the node is about to refuse writes."""
-    used, most = node.number("used_memory"), node.number("maxmemory")
+    used, most = whole_in(node.info, "used_memory"), whole_in(node.info, "maxmemory")
     if not most or used < NEARLY_FULL * most:
         return
     level = ERROR if used >= FULL * most else WARNING
@@ -165,7 +166,7 @@ def memory(node: NodeFacts) -> Iterator[Finding]:
 
 def replicas(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
     """Yield that a failover is possible."""
-    count = node.number("connected_slaves")
+    count = whole_in(node.info, "connected_slaves")
     if not count:
         return
     guarded = facts.settings.rules.restart_guard

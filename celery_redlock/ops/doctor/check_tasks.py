@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from celery_redlock.ops.doctor import ERROR, NOTE, WARNING, Finding
 from celery_redlock.ops.doctor.facts import Facts, TaskFacts
-from celery_redlock.ops.doctor.finding import ERROR, NOTE, WARNING, Finding
 from celery_redlock.ops.text import one_line
+from celery_redlock.reading.holds import holds_by_task
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Reschedule, Retry, RunUnlocked
 from celery_redlock.words import duration, moment, number, redlock_command
@@ -85,18 +86,15 @@ def holds(facts: Facts) -> Iterator[Finding]:
     goes on when that fails, beside whoever has the lock next.
     """
     options = {task.name: task.options for task in facts.tasks}
-    longest: dict[str, tuple[float, float]] = {}
-    for record in facts.records:
-        if record.get("event") == "Holds" and number(record.get("ttl")):
-            name = one_line(record.get("task", "?"))
-            seen = number(record.get("longest")), number(record.get("ttl"))
-            longest[name] = max(seen, longest.get(name, (0.0, 0.0)))
-    for name, (held, ttl) in sorted(longest.items()):
+    for name, held in sorted(holds_by_task(facts.records).items()):
         known = options.get(name)
-        if held <= ttl or known is None:
+        if known is None or not 0 < held.ttl < held.longest:
             continue
         is_risky = not known.aborts_on_loss
-        what = f"Its lock was held for {duration(held)}, longer than its TTL of {ttl:g} s. "
+        what = (
+            f"Its lock was held for {duration(held.longest)}, longer than its TTL of "
+            f"{held.ttl:g} s. "
+        )
         what += (
             "Should renewing fail, the body goes on all the same (on_lock_lost='warn'), and "
             "another one may run beside it."
@@ -105,8 +103,8 @@ def holds(facts: Facts) -> Iterator[Finding]:
         )
         fix = "Hand self.lock.fence to the store, call ensure_held() before each step, or "
         fix += "set on_lock_lost='abort'." if is_risky else "raise lock_ttl: fewer renewals."
-        level, code = (WARNING if is_risky else NOTE), "holds-outlast-ttl"
-        yield Finding(level, code, name, what, fix)
+        level = WARNING if is_risky else NOTE
+        yield Finding(level, "holds-outlast-ttl", name, what, fix)
 
 
 def losses(facts: Facts) -> Iterator[Finding]:
@@ -131,9 +129,10 @@ def eager(facts: Facts) -> Iterator[Finding]:
     """Yield that nothing can come later."""
     later = [task.name for task in facts.tasks if comes_later(task)]
     if facts.is_eager and later:
+        more = ", ..." if len(later) > NAMED else ""
         what = (
             "task_always_eager is on: nothing can come later there, so the policies 'retry' and "
-            f"'reschedule' fail the task ({listed(later)})."
+            f"'reschedule' fail the task ({', '.join(later[:NAMED])}{more})."
         )
         fix = "Use it in tests alone; there, celery_redlock.testing switches locks off."
         yield Finding(WARNING, "always-eager", "task_always_eager", what, fix)
@@ -156,8 +155,3 @@ def late_interrupts(facts: Facts) -> Iterator[Finding]:
         )
         fix = "Give blocking calls a timeout below lock_ttl, or use prefork; docs/lost-leases.md."
         yield Finding(NOTE, "late-interrupt", "worker_pool", what, fix)
-
-
-def listed(names: list[str]) -> str:
-    """Return some of *names*, and that there are more."""
-    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")

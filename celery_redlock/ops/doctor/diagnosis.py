@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from redis.exceptions import RedisError
+
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.ops.doctor.app import app_facts, records_of, shown_passwords, tasks_of
+from celery_redlock.lock.address import UrlAddress, addresses_of
+from celery_redlock.lock.credentials import shows_password
+from celery_redlock.lock.guard import exchange, read_info
+from celery_redlock.log import get_logger
+from celery_redlock.ops.doctor import LEVELS, Finding
 from celery_redlock.ops.doctor.check_cluster import check_cluster
 from celery_redlock.ops.doctor.check_migration import check_migration
 from celery_redlock.ops.doctor.check_nodes import check_nodes
 from celery_redlock.ops.doctor.check_tasks import check_tasks
-from celery_redlock.ops.doctor.facts import Facts
-from celery_redlock.ops.doctor.finding import LEVELS, Finding
+from celery_redlock.ops.doctor.facts import Facts, OtherServer, TaskFacts, place_of
 from celery_redlock.ops.doctor.nodes import gather_nodes
 from celery_redlock.ops.doctor.peer_facts import load_the_rest, peer_settings, peer_tasks
 from celery_redlock.ops.loading import AppError, load_tasks
-from celery_redlock.plugin import plugin_for
+from celery_redlock.plugin import plugin_for, redis_of, redlock_conf
+from celery_redlock.reading.journal import KEPT, JournalReader
+from celery_redlock.reading.nodes import connected
 from celery_redlock.settings import Settings
+from celery_redlock.task.base import takes_lock
+from celery_redlock.task.redelivery import visibility_timeout
+from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["findings", "gather"]
+
+
+def findings(facts: Facts) -> list[Finding]:
+    """Return what is amiss, the worst first."""
+    checks = (check_cluster, check_nodes, check_tasks, check_migration)
+    found = [finding for check in checks for finding in check(facts)]
+    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
 def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
@@ -44,22 +64,76 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
         _ = plugin_for(app).observers
     except ConfigurationError as error:
         problems["observers"] = str(error)
+    with contextlib.closing(JournalReader(settings.nodes, settings.rules)) as journal:
+        records = journal.recent(KEPT)
+    conf, named = app.conf, redlock_conf(app).get("redlock_nodes") or ()
+    urls = {"broker": conf.broker_read_url, "result backend": conf.result_backend}
     return Facts(
         settings=settings,
         nodes=gather_nodes(settings.nodes, settings.rules, tell),
         tasks=tasks_of(app),
+        others=[server for role, url in urls.items() for server in other(role, url)],
+        records=records,
+        problems=problems,
+        shown_passwords=[addresses_of([it])[0].label for it in named if shows_password(it)],
+        visibility_timeout=visibility_timeout(app),
+        is_eager=bool(conf.task_always_eager),
+        pool=str(conf.worker_pool or "prefork"),
+        has_hiredis=importlib.util.find_spec("hiredis") is not None,
         peer_tasks=peer_tasks(app),
         peer_settings=peer_settings(app),
-        records=records_of(settings),
-        problems=problems,
-        shown_passwords=shown_passwords(app),
+        beat_scheduler=conf.beat_scheduler,
         now=time.time(),
-        **app_facts(app),
     )
 
 
-def findings(facts: Facts) -> list[Finding]:
-    """Return what is amiss, the worst first."""
-    checks = (check_cluster, check_nodes, check_tasks, check_migration)
-    found = [finding for check in checks for finding in check(facts)]
-    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
+# --- tasks --------------------------------------------------------------------------------
+
+
+def tasks_of(app: Any) -> list[TaskFacts]:
+    """Return the facts of all tasks that take locks, by their names."""
+    logger = get_logger("celery_redlock")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)  # findings will tell it
+    try:
+        return [task_facts(app, *it) for it in sorted(app.tasks.items()) if takes_lock(it[1])]
+    finally:
+        logger.setLevel(before)
+
+
+def task_facts(app: Any, name: str, task: Any) -> TaskFacts:
+    """Return the facts of one task."""
+    try:
+        task.check_lock()
+        options, problem = lock_of(task).options, ""
+    except ConfigurationError as error:
+        options, problem = None, str(error)
+    limits = (
+        getattr(task, "time_limit", None) or app.conf.task_time_limit,
+        getattr(task, "soft_time_limit", None) or app.conf.task_soft_time_limit,
+    )
+    return TaskFacts(
+        name=name,
+        problem=problem,
+        options=options,
+        max_retries=task.max_retries,
+        acks_late=bool(task.acks_late),
+        time_limit=min((float(limit) for limit in limits if limit), default=None),
+    )
+
+
+# --- other servers ------------------------------------------------------------------------
+
+
+def other(role: str, url: Any) -> Iterator[OtherServer]:
+    """Yield the Redis at *url* that the app has in this *role*, if it is one."""
+    found, run_id = redis_of(url), ""
+    if found is None:
+        return
+    try:
+        address = UrlAddress(found)
+    except ConfigurationError:  # Celery's own words in a URL, which it understands and we do not
+        return
+    with contextlib.suppress(RedisError, OSError), connected(address) as connection:
+        run_id = read_info(exchange(connection, (b"INFO", b"server"))[0]).get("run_id", "")
+    yield OtherServer(role=role, place=place_of(address.label), run_id=run_id)

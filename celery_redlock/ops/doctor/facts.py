@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from celery_redlock.ops.doctor.peers import PeerTask
 from celery_redlock.settings import Settings
 from celery_redlock.task.options import LockOptions
 
-__all__ = ["Facts", "NodeFacts", "OtherServer", "TaskFacts", "place_of"]
+__all__ = ["Facts", "NodeFacts", "OtherServer", "PeerTask", "TaskFacts", "place_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +57,6 @@ class NodeFacts:
         """Whether it would vote now."""
         return not self.problem and self.state == "enrolled" and not self.quarantine
 
-    def number(self, name: str) -> int:
-        """Return a field of INFO that is a whole number, 0 if it is not there."""
-        told = self.info.get(name, "")
-        return int(told) if told.isdigit() else 0
-
 
 @dataclass(frozen=True, kw_only=True)
 class OtherServer:
@@ -100,6 +94,30 @@ class TaskFacts:
     max_retries: int | None = 3
     acks_late: bool = False
     time_limit: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerTask:
+    """
+    A task that another library locks, or has options of one.
+
+    Attributes:
+        name: Its name.
+        library: Which one.
+        is_based: Whether it is based on the library's class.
+        is_ours: Whether it is based on `RedlockTask`.
+        options: Attribute -> value, of those that the library reads.
+        own: Our options that it says itself.
+        acks_late: Whether its message is acknowledged after it ran.
+    """
+
+    name: str
+    library: str
+    is_based: bool
+    is_ours: bool
+    options: Mapping[str, Any] = field(default_factory=dict)
+    own: frozenset[str] = frozenset()
+    acks_late: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,26 +8,27 @@ through the keys page by page.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError, ResponseError
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.guard import Unfit, check_fit, enrol, read_info
+from celery_redlock.lock.guard import Unfit, check_fit, exchange, read_info
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import Script, read_release
 from celery_redlock.lock.scripts import ENROL
 from celery_redlock.ops.doctor.facts import NodeFacts
 from celery_redlock.ops.text import one_line
-from celery_redlock.reading.all_locks import escape, pages
 from celery_redlock.reading.journal import journal_key
-from celery_redlock.reading.leaks import LEAKED
-from celery_redlock.reading.nodes import ask_all, connected
+from celery_redlock.reading.leaks import leaked_pages
+from celery_redlock.reading.nodes import ask_all, connected, enrolment
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -93,7 +94,8 @@ def gather_nodes(
     def ask(address: Address) -> NodeFacts:
         try:
             with connected(address) as connection:
-                return Visit(connection, address.label, rules, tell).facts(fingerprint)
+                told = Visit(connection, rules, tell).facts(fingerprint)
+                return NodeFacts(node=address.label, **told)
         except (RedisError, OSError, ConfigurationError) as error:
             problem = one_line(error) or type(error).__name__
             return NodeFacts(node=address.label, problem=problem)
@@ -101,144 +103,114 @@ def gather_nodes(
     return ask_all(addresses, ask)
 
 
+@dataclass
 class Visit:
     """
     One node, asked one thing after the other.
 
-    Args:
+    Attributes:
         connection: To it.
-        node: Its label.
         rules: Of the cluster.
         tell: As of `gather_nodes`.
+        denied: As in `NodeFacts`, and so is `denied_to_tools`; a command may be there repeatedly.
     """
 
-    def __init__(
-        self,
-        connection: AbstractConnection,
-        node: str,
-        rules: Rules,
-        tell: Callable[[int], None],
-    ) -> None:
-        self._connection = connection
-        self._node = node
-        self._rules = rules
-        self._tell = tell
-        self._denied: list[str] = []
-        self._denied_to_tools: list[str] = []
+    connection: AbstractConnection
+    rules: Rules
+    tell: Callable[[int], None]
+    denied: list[str] = field(default_factory=list)
+    denied_to_tools: list[str] = field(default_factory=list)
 
-    def facts(self, fingerprint: str) -> NodeFacts:
-        """Return what the node tells; raises redis-py's errors if it ceases to answer."""
-        info = read_info(self._try(self._denied, "INFO") or b"")
-        latencies, offset = self._clock()
-        known: dict[str, Any] = {"latencies": latencies, "clock_offset": offset}
-        if is_fit(info):
-            known |= self._as_lock_node(info, fingerprint)
-        return NodeFacts(
-            node=self._node,
-            info=info,
-            denied=list(dict.fromkeys(self._denied)),
-            denied_to_tools=list(dict.fromkeys(self._denied_to_tools)),
-            **known,
-        )
+    def facts(self, fingerprint: str) -> dict[str, Any]:
+        """Return the fields of `NodeFacts`; raises redis-py's errors if it ceases to answer."""
+        info = read_info(self.ask(self.denied, "INFO") or b"")
+        told: dict[str, Any] = {"info": info, **self.clock()}
+        with contextlib.suppress(Unfit):
+            check_fit({**info, "maxmemory_policy": "noeviction"})  # one that evicts can be asked
+            told["config"] = self.config()
+            if self.try_commands():
+                if not self.denied:
+                    told |= self.standing(info["run_id"], fingerprint)
+                told |= self.leaks()
+        told["denied"] = list(dict.fromkeys(self.denied))
+        told["denied_to_tools"] = list(dict.fromkeys(self.denied_to_tools))
+        return told
 
-    def _as_lock_node(self, info: dict[str, str], fingerprint: str) -> dict[str, Any]:
-        """Return what only a server tells that can be a lock node."""
-        config = self._config()
-        journal = journal_key(self._rules.prefix)
-        self._try(self._denied_to_tools, "XREVRANGE", journal, "+", "-", "COUNT", "1")
-        self._try(self._denied_to_tools, "XRANGE", journal, "-", "+", "COUNT", "1")
-        self._try(self._denied_to_tools, "PING")
-        self._try(self._denied, "EVAL", "return 1", 0)
-        scripts = (ENROL, LEAKED, ALLOWED)
-        for script in scripts:
-            if self._try(self._denied, "SCRIPT", "LOAD", script.source) is None:
-                return {"config": config}
-        self._look_what_is_allowed()
-        told: dict[str, Any] = {"config": config}
-        if not self._denied:
-            told |= self._standing(info["run_id"], fingerprint)
-        count, names = self._leaks()
-        return {**told, "leaked": count, "leaked_names": names}
-
-    def _ask(self, *command: Any) -> Any:
-        """Return the reply; raises redis-py's errors."""
-        self._connection.send_packed_command(self._connection.pack_command(*command))
-        return self._connection.read_response(disable_decoding=True)
-
-    def _try(self, denied: list[str], *command: Any) -> Any:
+    def ask(self, denied: list[str], *command: Any) -> Any:
         """Return the reply; None, and note it in *denied*, if this user must not ask that."""
         try:
-            return self._ask(*command)
+            return exchange(self.connection, command)[0]
         except ResponseError as error:
             if DENIED.search(str(error)):
                 denied.append(str(command[0]))
             return None
 
-    def _clock(self) -> tuple[list[float], float | None]:
+    def clock(self) -> dict[str, Any]:
         """Return how long small requests take, and how far the clock is ahead of ours [s]."""
         samples = []
         for _ in range(SAMPLES):
             begun, wall = time.perf_counter(), time.time()
-            told = self._try(self._denied_to_tools, "TIME")
+            told = self.ask(self.denied_to_tools, "TIME")
             took = time.perf_counter() - begun
             if told is None:
-                return [took], None
+                return {"latencies": [took]}
             node_now = int(told[0]) + int(told[1]) / 1e6
             samples.append((took, node_now - (wall + took / 2)))
-        return [took for took, _ in samples], min(samples)[1]
+        return {"latencies": [took for took, _ in samples], "clock_offset": min(samples)[1]}
 
-    def _config(self) -> dict[str, str] | None:
+    def config(self) -> dict[str, str] | None:
         """Return what matters of the configuration; None if the node does not tell us."""
         config = {}
         for name in CONFIG:
-            reply = self._try([], "CONFIG", "GET", name)
+            reply = self.ask([], "CONFIG", "GET", name)
             if not reply:
                 return None
             config[name] = reply[1].decode(errors="replace")
         return config
 
-    def _look_what_is_allowed(self) -> None:
-        """Note which commands of our scripts this user must not run."""
+    def try_commands(self) -> bool:
+        """Try all commands, and note which are denied; return whether scripts can be loaded."""
+        journal = journal_key(self.rules.prefix).decode()
+        self.ask(self.denied_to_tools, "XREVRANGE", journal, "+", "-", "COUNT", "1")
+        self.ask(self.denied_to_tools, "XRANGE", journal, "-", "+", "COUNT", "1")
+        self.ask(self.denied_to_tools, "PING")
+        self.ask(self.denied, "EVAL", "return 1", 0)
+        for script in (ENROL, ALLOWED):
+            if self.ask(self.denied, "SCRIPT", "LOAD", script.source) is None:
+                return False
         name = f"doctor:{secrets.token_hex(4)}"
-        keys = [f"{self._rules.prefix}:{part}:{name}" for part in ("lock", "queued", "next")]
-        keys.append(f"{journal_key(self._rules.prefix).decode()}:{name}")
-        failed = self._try(self._denied, "EVALSHA", ALLOWED.sha, len(keys), *keys)
+        keys = [f"{self.rules.prefix}:{part}:{name}" for part in ("lock", "queued", "next")]
+        keys.append(f"{journal}:{name}")
+        failed = self.ask(self.denied, "EVALSHA", ALLOWED.sha, len(keys), *keys)
         for line in failed or ():
             command, _, why = line.decode(errors="replace").partition(" ")
             if DENIED.search(why):
-                self._denied.append(command)
+                self.denied.append(command)
+        return True
 
-    def _standing(self, run_id: str, fingerprint: str) -> dict[str, Any]:
+    def standing(self, run_id: str, fingerprint: str) -> dict[str, Any]:
         """Return whether the node is enrolled, and may vote."""
-        if not self._rules.restart_guard:
-            return {"state": "enrolled"}
         try:
-            state, left, _ = enrol(self._connection, self._rules, run_id, fingerprint, "look")
+            state, left = enrolment(self.connection, self.rules, run_id, fingerprint)
         except Unfit:
             return {"state": "foreign"}
         except ResponseError:  # out of memory, for example, which another finding tells
             return {}
         return {"state": state, "quarantine": left}
 
-    def _leaks(self) -> tuple[int, list[str]]:
+    def leaks(self) -> dict[str, Any]:
         """Return how many keys of ours never expire, and the names of some."""
+
+        def ask(command: str, *arguments: Any) -> Any:
+            # That PTTL is forbidden was found before; EVAL need not be.
+            denied = self.denied_to_tools if command == "SCAN" else []
+            return self.ask(denied, command, *arguments)
+
         count, names, seen = 0, list[str](), 0
-        pattern = escape(f"{self._rules.prefix}:".encode()) + b"*"
-        for page in pages(lambda scan: self._try(self._denied_to_tools, *scan), pattern):
-            # That PTTL is forbidden was found before; EVALSHA need not be.
-            positions = self._try([], "EVALSHA", LEAKED.sha, len(page), *page) or ()
-            count += len(positions)
-            few = [page[i - 1] for i in positions[: NAMED - len(names)]]
+        for _, looked_at, leaked in leaked_pages(ask, self.rules.prefix):
+            count += len(leaked)
+            few = leaked[: NAMED - len(names)]
             names += [one_line(key.decode(errors="replace")) for key in few]
-            seen += len(page)
-            self._tell(seen)
-        return count, names
-
-
-def is_fit(info: dict[str, str]) -> bool:
-    """Return whether a server that says *info* can be asked as a lock node; it may evict keys."""
-    try:
-        check_fit({**info, "maxmemory_policy": "noeviction"})
-    except Unfit:
-        return False
-    return True
+            seen += looked_at
+            self.tell(seen)
+        return {"leaked": count, "leaked_names": names}

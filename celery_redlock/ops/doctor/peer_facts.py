@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery.local import maybe_evaluate
 
-from celery_redlock.ops.doctor.peers import (
-    PEERS,
-    SETTINGS,
-    Peer,
-    PeerTask,
-    canonical_settings,
-    left_over,
-)
+from celery_redlock.ops.doctor.facts import PeerTask
+from celery_redlock.ops.doctor.peers import PEERS, SETTINGS, Peer
 from celery_redlock.task.base import RedlockTask
 from celery_redlock.task.options import OPTIONS, classes_before
 from celery_redlock.task.task_lock import BUILT_IN
@@ -44,17 +38,19 @@ def peer_tasks(app: Any) -> list[PeerTask]:
 def facts_of(name: str, task: Any) -> Iterator[PeerTask]:
     """Yield what *task* has of each library."""
     is_ours = isinstance(task, RedlockTask)
-    for peer in PEERS.values():
+    for library, peer in PEERS.items():
         values = {attribute: value_of(task, attribute) for attribute in peer.attributes}
-        is_based = any(is_base(cls, peer) for cls in type(task).__mro__)
-        options = values if is_based else left_over(peer, values) if is_ours else {}
-        if is_based or options:
+        classes = ((package_of(cls), cls.__name__) for cls in type(task).__mro__)
+        is_based = (peer.package, peer.base) in classes
+        if not is_based:
+            values = {k: v for k, v in values.items() if is_ours and is_theirs(peer, k, v)}
+        if is_based or values:
             yield PeerTask(
                 name=name,
-                library=peer.library,
+                library=library,
                 is_based=is_based,
                 is_ours=is_ours,
-                options=options,
+                options=values,
                 own=said_by(task) if is_ours else frozenset(),
                 acks_late=bool(task.acks_late),
             )
@@ -68,9 +64,23 @@ def value_of(task: Any, attribute: str) -> Any:
         return None
 
 
-def is_base(cls: type, peer: Peer) -> bool:
-    """Return whether *cls* is the class that tasks of *peer* are based on."""
-    return cls.__name__ == peer.base and package_of(cls) == peer.package
+def is_theirs(peer: Peer, attribute: str, value: Any) -> bool:
+    """
+    Return whether *value* is an option of *peer*, on a task that is not based on its class.
+
+    An attribute that happens to be called so is none, nor is ``unique_on``, an option of ours.
+    """
+    if peer.in_dict:
+        return is_dict_of(value, peer.keys)
+    if attribute == "unique_on":
+        return False
+    is_switch = isinstance(peer.options[attribute], tuple)
+    return type(value) is bool if is_switch else type(value) in (int, float)
+
+
+def is_dict_of(value: Any, keys: tuple[str, ...]) -> bool:
+    """Return whether *value* is a dict with *keys* and no others."""
+    return isinstance(value, Mapping) and bool(value) and set(value) <= set(keys)
 
 
 def package_of(cls: type) -> str:
@@ -86,12 +96,14 @@ def said_by(task: Any) -> frozenset[str]:
 
 
 def peer_settings(app: Any) -> dict[str, Any]:
-    """Return the settings of other libraries, by names in lower case."""
+    """Return the settings of other libraries, by names in lower case, without a namespace."""
     namespace = f"{app.namespace}_" if getattr(app, "namespace", None) else ""
-    given = {}
+    found = {}
     for key in list(app.conf):
         name = str(key).removeprefix(namespace)
         if name.lower() in SETTINGS:
             with contextlib.suppress(KeyError):  # Celery does not find it, so neither do they
-                given[name] = app.conf[name]
-    return canonical_settings(given)
+                found[name.lower()] = app.conf[name]
+    if not is_dict_of(found.get("once"), ("backend", "settings")):
+        found.pop("once", None)
+    return found

@@ -19,7 +19,7 @@ from celery_redlock.celery_events import OF_TASKS, TYPES
 from celery_redlock.observers import logging as log_lines
 from celery_redlock.observers import otel, prometheus
 from celery_redlock.ops.cli import redlock
-from celery_redlock.ops.doctor.finding import LEVELS
+from celery_redlock.ops.doctor import LEVELS
 from celery_redlock.ops.main import main
 
 __all__ = [
