@@ -35,6 +35,7 @@ from celery_redlock.lock.scripts import WAKE
 __all__ = [
     "HEARD_FOR",
     "LEAVE",
+    "MOST_PLACES",
     "WAIT",
     "Ticket",
     "leave_request",
@@ -46,6 +47,8 @@ __all__ = [
 #: How long a node counts somebody as waiting that it has not heard of again [s]. A message that is
 #: purged from its queue takes nobody's place for longer.
 HEARD_FOR = 300.0
+#: Most places of one lock: each is a key on every node, and all are looked at at once.
+MOST_PLACES = 1000
 
 # KEYS 1 who waits 2 tickets 3... the lock
 # ARGV 1 who 2 ticket, or '' for one that cannot be woken yet 3 since when 4 how many may wait, or

@@ -40,8 +40,8 @@ LONGEST_NUMBER = 20
 
 # KEYS locks ; ARGV 1 length of the prefix 'redlock:lock:' without 'lock:' 2 that prefix
 # Answers the node's clock and then, per lock: value, rest of its lease, fence, what stands in the
-# reservations of its name, and how many wait for it. A key of another type is no lock: it is in nobody's way (MGET passes
-# over it, here and in ACQUIRE).
+# reservations of its name, and how many wait for it. A key of another type is no lock: it is in
+# nobody's way (MGET passes over it, here and in ACQUIRE).
 READ_LUA = """
 local skip = tonumber(ARGV[1])
 local t = redis.call('TIME')
@@ -201,19 +201,12 @@ def arguments_of_read(keys: Sequence[bytes], prefix: str) -> tuple[bytes, ...]:
 def read_stored(reply: Sequence[Any]) -> list[StoredLock]:
     """Return the locks in a reply of `READ`, one per key."""
     now, *locks = reply
-    return [stored(now, *fields) for fields in locks]
+    return [stored(now, fields) for fields in locks]
 
 
-def stored(
-    now: int,
-    value: bytes | None,
-    ttl: int,
-    fence: bytes | None,
-    queued: Sequence[bytes | None] | None,
-    following: Sequence[bytes | None] | None,
-    noted: int,
-) -> StoredLock:
-    """Return what a node stores of a lock; *now* is its clock, *ttl* a time, as it tells [ms]."""
+def stored(now: int, fields: Sequence[Any]) -> StoredLock:
+    """Return what a node stores of a lock, as it tells; *now* is its clock [ms]."""
+    value, ttl, fence, queued, following, noted = fields
     return StoredLock(
         value,
         None if ttl == -1 else max(0, ttl) / 1000.0,

@@ -55,7 +55,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         lock_ttl: Lease written to every node [s]; the watchdog renews it.
         lock_wait: How long to keep trying before the policy applies [s].
         lock_limit: How many executions may hold the lock at once [1 to 1000]; each has a place of
-            its own, with fencing numbers of its own.
+            its own, with fencing numbers of its own. A tuple has one for each name.
         on_conflict: Policy when another execution holds the lock.
         on_unavailable: Policy when no quorum could decide.
         on_lock_lost: ``"abort"`` or ``"warn"``.
@@ -84,7 +84,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
     unique_on: tuple[str, ...] | list[str] | None = None
     lock_ttl: float | timedelta | None = None
     lock_wait: float | timedelta | None = None
-    lock_limit: int = 1
+    lock_limit: int | tuple[int, ...] = 1
     on_conflict: Policy | str | None = None
     on_unavailable: Policy | str | None = None
     on_lock_lost: str | None = None

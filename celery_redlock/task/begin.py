@@ -10,7 +10,7 @@ Begin an execution: its lock, or the policy; then its reservation, and the newes
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -129,32 +129,36 @@ def take(execution: Execution, wait: float) -> None:
     marker = execution.id if options.dedup_ttl else None
     asked = marker if delivery.may_be_repeated else None
     info, owner, waiting = execution.info, delivery.owner, delivery.envelope.waiting
-    wanted = Wanted(
-        execution.name, options.ttl, wait, options.fence, info, asked, owner, limit=options.limit
-    )
+    wanted = Wanted(execution.name, options.ttl, wait, options.fence, info, asked, owner)
     if waiting is not None:
         wanted = replace(wanted, turn=delivery.turn, queued_since=waiting.since)
     interrupt = execution.interrupt
     on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
     with defer_interrupts():  # or a lock that was granted might not be given back
-        execution.held = take_all(locks, wanted, execution.names, waiting, on_lost)
+        limits = options.limits(execution.names)
+        execution.held = take_all(locks, wanted, limits, waiting, on_lost)
         if asked != marker:  # what an earlier publish under this task id has left
             locks.mark(Marker(execution.id, DONE, 0.0))
         if waiting is not None:
-            locks.driver.tell(
-                leave_request(locks.rules, waiting.ticket(execution.task, delivery, options.limit))
-            )
+            locks.driver.tell(leave_request(locks.rules, waiting.ticket(execution.task, delivery)))
 
 
 def take_all(
     locks: Redlock,
     wanted: Wanted,
-    names: Sequence[str],
+    limits: Mapping[str, int],
     waiting: Waiting | None,
     on_lost: Callable[[HeldLock], None] | None,
 ) -> HeldLock:
     """
-    Acquire the locks of all *names*, or none of them; each process takes them in the same order.
+    Acquire the locks of all names, or none of them; each process takes them in the same order.
+
+    Args:
+        locks: On the nodes.
+        wanted: As of the first name.
+        limits: Each name, in their order, and how many places its lock has.
+        waiting: That the task waited for one of them.
+        on_lost: As of `Redlock.take`.
 
     Returns:
         The lock of the first name; its `others` are the rest.
@@ -162,21 +166,21 @@ def take_all(
     Raises:
         LockTaken, QuorumUnavailable, MarkerStands: As `Redlock.take`.
     """
-    if len(names) == 1:
-        return locks.take(wanted, on_lost)
+    if len(limits) == 1:
+        return locks.take(replace(wanted, limit=limits[wanted.name]), on_lost)
     ends, held = clock.now() + wanted.wait, dict[str, HeldLock]()
     try:
-        for name in sorted(names):
+        for name, limit in sorted(limits.items()):
             has_turn = waiting is not None and waiting.name == shorten(name)
             turn = wanted.turn if has_turn else NO_TURN
             wait = max(0.0, ends - clock.now())
-            one = replace(wanted, name=name, wait=wait, turn=turn)
+            one = replace(wanted, name=name, wait=wait, turn=turn, limit=limit)
             held[name] = locks.take(one, on_lost)
     except BaseException:
         for lock in held.values():
             locks.give_back(lock)
         raise
-    first = held.pop(names[0])
+    first = held.pop(wanted.name)
     first.others = tuple(held.values())
     return first
 
@@ -244,9 +248,10 @@ def join_queue(
     """
     delivery, plugin, task = execution.delivery, execution.plugin, execution.task
     before = delivery.envelope.waiting
-    waiting = Waiting.again(before, error.name)
+    limits = options.limits(execution.names)
+    waiting = Waiting.again(before, error.name, limits[error.name])
     if policy.max_waiting is not None and before is None:
-        ticket = waiting.ticket(execution.task, delivery, options.limit)
+        ticket = waiting.ticket(execution.task, delivery)
         if not may_wait(plugin.locks, ticket, policy.max_waiting):
             return replace(options, on_conflict=policy.overflow)
     longest = longest_countdown(task.app)

@@ -112,8 +112,13 @@ class LockName:
                 cannot be read or encoded.
         """
         names = self.make(args or (), kwargs or {})
-        for name in (names,) if isinstance(names, str) else names:
+        if isinstance(names, str):
+            self._check(names)
+            return names
+        for name in names:
             self._check(name)
+        if len(set(names)) < len(names):
+            raise LockKeyError(f"Task {self.task!r}: lock_key gave the same name more than once")
         return names
 
     def _check(self, name: str) -> None:
@@ -216,7 +221,7 @@ def _tuple_maker(task: Task, templates: Sequence[object]) -> Maker:
     makers = [_template_maker(task, str(one)) for one in templates]
 
     def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Names:
-        return tuple(dict.fromkeys(str(maker(args, kwargs)) for maker in makers))
+        return tuple(str(maker(args, kwargs)) for maker in makers)
 
     return make
 
@@ -240,7 +245,7 @@ def _calling_maker(task: Task, lock_key: Callable[..., object]) -> Maker:
         if isinstance(name, str):
             return str.__str__(name)
         if isinstance(name, (tuple, list)) and name and all(isinstance(n, str) for n in name):
-            return tuple(dict.fromkeys(map(str.__str__, name)))
+            return tuple(map(str.__str__, name))
         raise LockKeyError(
             f"Task {task.name!r}: its lock_key returned {type(name).__qualname__}, not str or a "
             "tuple of them"

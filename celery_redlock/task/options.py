@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from celery_redlock.errors import ConfigurationError
+from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.rules import flag, in_seconds, positive
+from celery_redlock.lock.waiting import MOST_PLACES
 from celery_redlock.settings import PREFIX, Settings, one_of
 from celery_redlock.task.policies import Policy, policy_of
 
@@ -57,16 +58,19 @@ def unique_time(where: str, value: Any) -> float:
 
 
 overlap_word = one_of_words(*OVERLAP)
-#: Most places of one lock: every one is a key on every node, and all are looked at at once.
-MOST_PLACES = 1000
 
 
-def limit_of(where: str, value: Any) -> int:
-    """Return *value* if it can be a ``lock_limit``."""
-    if type(value) is not int or not 1 <= value <= MOST_PLACES:
-        msg = f"{where} must be a whole number from 1 to {MOST_PLACES}, got {value!r}"
-        raise ConfigurationError(msg)
-    return value
+def limit_of(where: str, value: Any) -> tuple[int, ...]:
+    """Return *value*, one or several, if it can be a ``lock_limit``."""
+    limits = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    for one in limits or (None,):
+        if type(one) is not int or not 1 <= one <= MOST_PLACES:
+            msg = (
+                f"{where} must be a whole number from 1 to {MOST_PLACES}, or one for each name "
+                f"that lock_key makes, got {value!r}"
+            )
+            raise ConfigurationError(msg)
+    return limits
 
 
 #: Task attribute -> what checks its value: returns it, or raises ConfigurationError that begins
@@ -97,7 +101,8 @@ class LockOptions:
     Attributes:
         ttl: Lease written to every node [s].
         wait: How long to keep trying before the policy applies [s].
-        limit: How many may hold the lock at once, each on a place of its own.
+        limit: How many may hold the lock at once, each on a place of its own: one number for all
+            names that the task has, or one for each.
         on_conflict: When another execution holds the key.
         on_unavailable: When no quorum could decide.
         aborts_on_loss: Whether `LockLost` is raised in the running body.
@@ -113,7 +118,7 @@ class LockOptions:
 
     ttl: float
     wait: float
-    limit: int = 1
+    limit: tuple[int, ...] = (1,)
     on_conflict: Policy
     on_unavailable: Policy
     aborts_on_loss: bool
@@ -125,6 +130,22 @@ class LockOptions:
     unique_for: float
     on_duplicate: str
     overlap: str
+
+    def limits(self, names: Sequence[str]) -> dict[str, int]:
+        """
+        Return each of *names*, in their order, and how many places its lock has.
+
+        Raises:
+            LockKeyError: The task has other limits than names.
+        """
+        if len(self.limit) == 1:
+            return dict.fromkeys(names, self.limit[0])
+        if len(self.limit) != len(names):
+            raise LockKeyError(
+                f"lock_limit has {len(self.limit)} numbers and lock_key made {len(names)} names; "
+                "give one number for each name, or one for all"
+            )
+        return dict(zip(names, self.limit, strict=True))
 
     @property
     def reruns(self) -> bool:

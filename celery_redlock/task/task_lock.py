@@ -92,9 +92,10 @@ class TaskLock:
 
 def places_of(task: Any, args: Any, kwargs: Any) -> list[tuple[str, int]]:
     """Return all locks of which a call of *task* may hold one: each lock's name, and its place."""
-    limit = lock_of(task).options.limit
-    names = names_of(task.lock_name(args, kwargs))
-    return [(place_name(name, place), place) for name in names for place in range(limit)]
+    limits = lock_of(task).options.limits(names_of(task.lock_name(args, kwargs)))
+    return [
+        (place_name(name, place), place) for name, limit in limits.items() for place in range(limit)
+    ]
 
 
 def lock_of(task: Any) -> TaskLock:

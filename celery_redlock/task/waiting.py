@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.lock import clock
 from celery_redlock.lock.records import END_OF_TIME, is_text, shorten
-from celery_redlock.lock.waiting import Ticket
+from celery_redlock.lock.waiting import MOST_PLACES, Ticket
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing only since Python 3.11
@@ -41,19 +41,28 @@ class Waiting:
         name: Of the lock; shortened if it is very long.
         since: When the lock was first refused [s, Unix time].
         times: How often it was refused by now [>= 1].
+        limit: How many places the lock has.
     """
 
     name: str
     since: float
     times: int = 1
+    limit: int = 1
 
     @classmethod
-    def again(cls, before: Self | None, name: str) -> Self:
-        """Return that a task waits that was refused the lock *name*, *before* being as it came."""
+    def again(cls, before: Self | None, name: str, limit: int) -> Self:
+        """
+        Return that a task waits that was refused its lock.
+
+        Args:
+            before: As it came.
+            name: Of the lock.
+            limit: How many places that has.
+        """
         short = shorten(name)
         if before is None or before.name != short:
-            return cls(short, round(clock.wall(), 3))
-        return replace(before, times=min(before.times + 1, MOST_TIMES))
+            return cls(short, round(clock.wall(), 3), limit=limit)
+        return replace(before, times=min(before.times + 1, MOST_TIMES), limit=limit)
 
     @classmethod
     def of(cls, value: Any) -> Self | None:
@@ -63,32 +72,33 @@ class Waiting:
         name: Any = value.get("name")
         since: Any = value.get("since")
         times: Any = value.get("times")
+        limit: Any = value.get("limit", 1)
         is_name = isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and is_text(name)
         is_moment = type(since) in (int, float) and 0 <= since < END_OF_TIME
-        if not (is_name and is_moment and type(times) is int and 0 < times <= MOST_TIMES):
+        is_count = type(times) is int and 0 < times <= MOST_TIMES
+        is_limit = type(limit) is int and 0 < limit <= MOST_PLACES
+        if not (is_name and is_moment and is_count and is_limit):
             return None
-        return cls(name, float(since), times)
+        return cls(name, float(since), times, limit)
 
     @property
     def parts(self) -> dict[str, Any]:
         """What a message carries."""
-        return {"name": self.name, "since": self.since, "times": self.times}
+        parts: dict[str, Any] = {"name": self.name, "since": self.since, "times": self.times}
+        return parts if self.limit == 1 else {**parts, "limit": self.limit}
 
-    def ticket(
-        self, task: Any, delivery: Delivery, limit: int, token: str = "", channel: str = ""
-    ) -> Ticket:
+    def ticket(self, task: Any, delivery: Delivery, token: str = "", channel: str = "") -> Ticket:
         """
         Return what the nodes know of the task while it waits.
 
         Args:
             task: The task.
             delivery: Of its message.
-            limit: How many places the lock has.
             token: That it is woken by; empty where it cannot be woken.
             channel: Of the process that waits with it; likewise.
         """
         info = {"task": task.name, "task_id": delivery.task_id}
-        return Ticket(self.name, delivery.execution, self.since, info, token, channel, limit)
+        return Ticket(self.name, delivery.execution, self.since, info, token, channel, self.limit)
 
     def comes_by_itself(self, longest: float) -> int:
         """Return when the task comes if nobody wakes it [whole s]; *longest* the broker bears."""

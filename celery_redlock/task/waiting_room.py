@@ -35,7 +35,6 @@ from celery_redlock.lock.waiting import (
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.task.delivery import Delivery, give_turn
-from celery_redlock.task.task_lock import lock_of
 
 if TYPE_CHECKING:
     from celery_redlock.task.forced_ends import RedlockRequest
@@ -86,9 +85,7 @@ class WaitingRoom:
         if waiting is None or delivery.owner is None or locks.listener is None:
             return None
         token = delivery.owner + secrets.token_hex((TOKEN_LENGTH - OWNER_LENGTH) // 2)
-        limit = lock_of(request.task).options.limit
-        channel = locks.listener.channel()
-        ticket = waiting.ticket(request.task, delivery, limit, token, channel)
+        ticket = waiting.ticket(request.task, delivery, token, locks.listener.channel())
         self._guests[token] = _Guest(weakref.ref(request), ticket)
         self._count()
         locks.listener.expect(token, functools.partial(self._call, token))

@@ -511,9 +511,11 @@ class TestCallable:
         )
 
     def test_several_names_are_taken_as_they_come(self):
-        """In their order, each once."""
-        names = namer(bill, lock_key=lambda task, args, kwargs: ["b", Colour.RED, "b"])
+        """In their order; none of them twice, which would be one lock."""
+        names = namer(bill, lock_key=lambda task, args, kwargs: ["b", Colour.RED])
         assert name_of(names) == ("b", "red")
+        twice = namer(bill, lock_key=lambda task, args, kwargs: ["b", "b"])
+        assert "the same name more than once" in refusal(twice)
         assert "empty lock name" in refusal(namer(bill, lock_key=lambda *_: ("a", "")))
 
     def test_an_empty_name_is_refused(self):
@@ -554,8 +556,8 @@ class TestCallable:
             namer(bill, lock_key=("all", "x:{no_such}"))
 
     def test_several_templates_make_several_names(self):
-        """In their order; two that come to the same are one."""
-        names = namer(bill, lock_key=("invoice:{invoice_id}", "all", "invoice:{invoice_id}"))
+        """In their order."""
+        names = namer(bill, lock_key=("invoice:{invoice_id}", "all"))
         assert name_of(names, 7) == ("invoice:7", "all")
 
 

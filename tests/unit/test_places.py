@@ -102,7 +102,7 @@ def test_a_count_on_each_node_would_let_more_run():
         assert set(one) & set(other)
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1001, 2.0, True, "3"])
+@pytest.mark.parametrize("limit", [0, -1, 1001, 2.0, True, "3", (), (1, 0)])
 def test_a_limit_is_a_number_of_places(limit):
     """Anything else is refused when the task is declared, by the option's name."""
     app = Celery("shop", broker="memory://", set_as_current=False)
