@@ -26,6 +26,7 @@ BENCHMARKS = (
     "publish",
     "throughput",
     "contention",
+    "queue",
     "watchdog",
     "memory",
     "startup",

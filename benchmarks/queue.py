@@ -1,0 +1,239 @@
+"""
+What it takes until tasks run that were put off behind one held lock, once it is released.
+
+A worker with two children gets 30 tasks of 50 ms while somebody else holds their lock; meanwhile
+100 plain tasks are published to it. Then the lock is released. Queued (``on_conflict="queue"``) and
+rescheduled (``Reschedule(base=1, cap=30)``), with and without ``worker_eta_task_limit=10``, each
+with a worker of its own, one after the other. Then two workers hand one lock over to each other,
+and the pause between two bodies is held against a round trip.
+
+What takes longer than a minute after the release is counted as not done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+from celery import Celery
+
+from benchmarks import measure
+from benchmarks.lock_cycle import our_locks
+from benchmarks.record import Record, Table, Verdict
+from celery_redlock import RedlockTask, Reschedule
+from celery_redlock.ops.servers import Server, servers
+from support.events import body, read
+from support.worker import Worker
+
+#: How long each of the tasks behind the lock takes [s].
+LASTS = 0.05
+PLAIN = 100
+#: How often these are published, before and meanwhile; what counts is the median.
+TURNS = 5
+#: For how long the lock is held before the plain tasks come [s].
+HELD = 3.0
+#: After that it is called not done [s].
+LONGEST = 60.0
+QUEUED, RESCHEDULED = "queued", "rescheduled"
+POLICIES: dict[str, Any] = {QUEUED: "queue", RESCHEDULED: Reschedule(base=1, cap=30)}
+LIMITS = {"": None, ", worker_eta_task_limit=10": 10}
+
+
+def app_with(conf: dict[str, Any]) -> Celery:
+    """Return an app with *conf*, the tasks behind a lock, and a plain one."""
+    app = Celery("bench", set_as_current=False)
+    app.conf.update(conf)
+    options = {"ignore_result": True, "shared": False}
+
+    def work(number: int) -> None:
+        with body(os.environ["MARKS"], "behind", number=number):
+            time.sleep(LASTS)
+
+    for name, policy in POLICIES.items():
+        app.task(name=name, base=RedlockTask, lock_key="x", on_conflict=policy, **options)(work)
+
+    @app.task(name="plain", **options)
+    def plain(name: str) -> None:
+        with body(os.environ["MARKS"], name):
+            pass
+
+    return app
+
+
+@dataclass
+class Scene:
+    """
+    A broker, lock nodes, workers, and the app as a client has it.
+
+    Attributes:
+        app: The app.
+        nodes: URLs of the lock nodes.
+        broker: For messages.
+        marks: File that the tasks record to.
+    """
+
+    app: Celery
+    nodes: list[str]
+    broker: Server
+    marks: Path
+
+    def ended(self, name: str) -> list[float]:
+        """Return when each body of *name* ended [s]."""
+        return [event["at"] for event in read(self.marks, "end") if event["name"] == name]
+
+    def until(self, is_so: Callable[[], bool], longest: float) -> float:
+        """Wait until *is_so*, at most so long; return how long that was [s]."""
+        began = time.monotonic()
+        while not is_so() and time.monotonic() < began + longest:
+            time.sleep(0.01)
+        return time.monotonic() - began
+
+    def plain(self, name: str) -> float:
+        """Return how long the plain tasks take [s]."""
+        for _ in range(PLAIN):
+            self.app.tasks["plain"].delay(name)
+        return self.until(lambda: len(self.ended(name)) >= PLAIN, LONGEST)
+
+    def pushes(self) -> int:
+        """Return how many messages the broker has taken."""
+        with redis.Redis.from_url(self.broker.url) as client:
+            said: Any = client.info("commandstats")
+        return int(said.get("cmdstat_lpush", {}).get("calls", 0))
+
+
+@contextmanager
+def scene(workers: int, limit: int | None) -> Iterator[Scene]:
+    """Set everything up."""
+    with ExitStack() as stack:
+        broker, *farm = stack.enter_context(servers(6))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="redlock-bench-"))
+        nodes, marks = [node.url for node in farm], Path(folder, "marks")
+        conf = {"broker_url": broker.url, "redlock_nodes": nodes, "worker_eta_task_limit": limit}
+        env = {"BENCH": json.dumps(conf), "MARKS": str(marks)}
+        env["PYTHONPATH"] = os.pathsep.join(sys.path)
+        our_locks(nodes, "redlock").close()
+        for number in range(workers):
+            options: Any = {"concurrency": 2, "name": f"w{number}", "env": env}
+            stack.enter_context(Worker("benchmarks.queue", **options))
+        app = app_with(conf)
+        app.tasks["plain"].delay("warm")
+        found = Scene(app, nodes, broker, marks)
+        found.until(lambda: bool(found.ended("warm")), LONGEST)
+        yield found
+        app.close()
+
+
+@dataclass(frozen=True)
+class Behind:
+    """
+    What became of the tasks behind the lock.
+
+    Attributes:
+        done: How many were done in time.
+        took: How long after the release the last of them ended [s].
+        alone: What the plain tasks take before [s].
+        beside: What they take while the others wait [s].
+        messages: How many messages each of the tasks took.
+    """
+
+    done: int
+    took: float
+    alone: float
+    beside: float
+    messages: float
+
+
+def behind(policy: str, limit: int | None, tasks: int) -> Behind:
+    """Measure one policy with so many *tasks*."""
+    with scene(1, limit) as it:
+        alone = statistics.median(it.plain(f"alone {turn}") for turn in range(TURNS))
+        locks, before = our_locks(it.nodes, "redlock"), it.pushes()
+        with locks.hold("x", ttl=locks.rules.max_ttl):
+            for number in range(tasks):
+                it.app.tasks[policy].delay(number)
+            time.sleep(HELD)
+            beside = statistics.median(it.plain(f"beside {turn}") for turn in range(TURNS))
+        it.until(lambda: len(it.ended("behind")) >= tasks, LONGEST)
+        released = next(e["at"] for e in read(it.marks, "start") if e["name"] == "behind")
+        ended = it.ended("behind")
+        took = max(ended) - released if ended else LONGEST
+        messages = (it.pushes() - before - TURNS * PLAIN) / tasks
+        locks.close()
+    return Behind(len(ended), took, alone, beside, messages)
+
+
+def pauses(tasks: int) -> tuple[list[float], float]:
+    """Return the pauses between two bodies of two workers, and the time of a round trip [s]."""
+    with scene(2, None) as it:
+        locks = our_locks(it.nodes, "redlock")
+        with locks.hold("x", ttl=locks.rules.max_ttl):
+            for number in range(3 * tasks):
+                it.app.tasks[QUEUED].delay(number)
+            time.sleep(HELD)
+        it.until(lambda: len(it.ended("behind")) >= 3 * tasks, LONGEST)
+        begins = [e["at"] for e in read(it.marks, "start") if e["name"] == "behind"]
+        ends = it.ended("behind")
+        locks.close()
+        with redis.Redis.from_url(it.nodes[0]) as client:
+            trips = []
+            for _ in range(500):
+                began = time.perf_counter()
+                client.ping()
+                trips.append(time.perf_counter() - began)
+    return [b - e for e, b in zip(ends[:-1], begins[1:], strict=True)], statistics.median(trips)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print the tables; with ``--check`` return 1 if a target was missed."""
+    chosen = measure.arguments(__doc__, arguments, rounds=1, cycles=30)
+    record = Record("queue", {"rounds": chosen.rounds, "cycles": chosen.cycles})
+    found = {
+        f"{policy}{words}": behind(policy, limit, chosen.cycles)
+        for policy in POLICIES
+        for words, limit in LIMITS.items()
+    }
+    rows = tuple(
+        (name, it.done, round(it.took, 2), round(it.alone, 2), round(it.beside, 2), it.messages)
+        for name, it in found.items()
+    )
+    columns = ("", "done", "after [s]", "plain, alone [s]", "plain, beside [s]", "messages")
+    title = f"{chosen.cycles} tasks of {LASTS * 1000:g} ms behind one lock, {PLAIN} plain ones beside them"
+    record.show(Table(title, columns, rows))
+    between, trip = pauses(chosen.cycles)
+    low, high = (statistics.quantiles(between, n=100)[share] for share in (49, 98))
+    record.show(
+        Table(
+            "Pause between two bodies of two workers [ms], and in round trips",
+            ("", "p50", "p99", "p50 / round trip"),
+            (("handed over", round(low * 1e3, 2), round(high * 1e3, 2), round(low / trip, 1)),),
+        )
+    )
+    record.judge(*promises(found, chosen.cycles))
+    return record.end(chosen)
+
+
+def promises(found: dict[str, Behind], tasks: int) -> Iterator[Verdict]:
+    """Yield what was promised of tasks that are queued."""
+    for words in LIMITS:
+        name = f"{QUEUED}{words}"
+        it = found[name]
+        last, plain = it.took / (tasks * LASTS), it.beside / it.alone
+        yield Verdict(f"{name}: the last one ends / the work itself", round(last, 3), 2.0)
+        yield Verdict(f"{name}: plain tasks beside them / alone", round(plain, 3), 1.1)
+
+
+if "BENCH" in os.environ and "MARKS" in os.environ:
+    app = app_with(json.loads(os.environ["BENCH"]))
+
+if __name__ == "__main__":
+    sys.exit(main())
