@@ -207,7 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, it in found.items()
     )
     columns = ("", "done", "after [s]", "plain, alone [s]", "plain, beside [s]", "messages")
-    title = f"{chosen.cycles} tasks of {LASTS * 1000:g} ms behind one lock, {PLAIN} plain ones beside them"
+    of = f"{chosen.cycles} tasks of {LASTS * 1000:g} ms"
+    title = f"{of} behind one lock, {PLAIN} plain ones beside them"
     record.show(Table(title, columns, rows))
     between, trip = pauses(chosen.cycles)
     low, high = (statistics.quantiles(between, n=100)[share] for share in (49, 98))
