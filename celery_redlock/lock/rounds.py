@@ -24,7 +24,7 @@ safety argument, in the order of the code:
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -178,7 +178,7 @@ class Client:
     now: Callable[[], float] = clock.now
     wall: Callable[[], float] = time.time
     chance: Callable[[float, float], float] = clock.jitter
-    new_token: Callable[[], str] = lambda: secrets.token_bytes(20).hex()
+    new_token: Callable[[], str] = lambda: os.urandom(20).hex()
 
     def propose(self) -> int:
         """
@@ -207,7 +207,7 @@ class Client:
 
 def new_owner() -> str:
     """Return what a token is to begin with, for `Wanted.owner`: 128 random bits."""
-    return secrets.token_hex(OWNER_LENGTH // 2)
+    return os.urandom(OWNER_LENGTH // 2).hex()
 
 
 def fresh_token(client: Client, owner: str | None) -> str:

@@ -123,7 +123,7 @@ def take(execution: Execution, wait: float) -> None:
     interrupt = execution.interrupt
     on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
     with defer_interrupts():  # or a lock that was granted might not be given back
-        execution.held = locks.take(wanted, on_lost)
+        execution.own_lock = execution.held = locks.take(wanted, on_lost)
         if asked != marker:  # what an earlier publish under this task id has left
             locks.mark(Marker(execution.id, DONE, 0.0))
 

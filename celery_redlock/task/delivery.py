@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kombu.serialization import registry  # type: ignore[attr-defined]
@@ -132,7 +132,7 @@ class Delivery:
         say of which publish it is: then the copy gets an id of its own.
         """
         if self.envelope.publish_id is None and self.may_be_repeated:
-            return replace(self.envelope, publish_id="")
+            return self.envelope._replace(publish_id="")
         return self.envelope
 
 
@@ -171,13 +171,13 @@ def mint_owner(request: dict[str, Any]) -> None:
 def owner_in(delivery_info: Any) -> str | None:
     """Return the owner that the parent minted; None if it did not."""
     owner = delivery_info.get(OWNER) if type(delivery_info) is dict else None
-    return owner if isinstance(owner, str) and WELL_FORMED.fullmatch(owner) else None
+    return owner if type(owner) is str and WELL_FORMED.fullmatch(owner) else None
 
 
 def hide(request: Any) -> None:
     """Let a body see of its message what its caller gave, and for which slot it runs."""
     hide_header(request)
-    if isinstance(request.delivery_info, dict):
+    if type(request.delivery_info) is dict:
         request.delivery_info.pop(OWNER, None)
 
 

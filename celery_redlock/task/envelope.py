@@ -10,11 +10,10 @@ that nests a dict called ``headers`` in them makes Celery take that for all ther
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.slot import Slot
@@ -31,8 +30,7 @@ WORKER = re.compile(r".{1,255}")
 EXECUTION_ID = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclass(frozen=True)
-class Envelope:
+class Envelope(NamedTuple):
     """
     What a message says of itself.
 
@@ -63,7 +61,7 @@ class Envelope:
         Also if it speaks of another task: headers are handed on, by tracing libraries for example.
         What is malformed within it counts as absent by itself: anybody can publish.
         """
-        if not (type(header) is dict and isinstance(task_id, str)):
+        if not (type(header) is dict and type(task_id) is str):
             return NOTHING
         if header.get("task_id") != task_id or type(header.get("v")) is not int:
             return NOTHING
@@ -96,7 +94,7 @@ NOTHING = Envelope()
 
 def fresh_publish_id() -> str:
     """Return an id that no other publish has."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def hide_header(request: Any) -> None:
@@ -115,9 +113,9 @@ def hide_header(request: Any) -> None:
     request.headers = seen or None
 
 
-def text(value: Any, pattern: re.Pattern[str]) -> str | None:
-    """Return *value* if it is a text that *pattern* fits."""
-    return value if isinstance(value, str) and pattern.fullmatch(value) else None
+def text(pattern: re.Pattern[str]) -> Callable[[Any], str | None]:
+    """Return what returns a value if it is a text that *pattern* fits."""
+    return lambda value: value if type(value) is str and pattern.fullmatch(value) else None
 
 
 def count(value: Any) -> int:
@@ -127,10 +125,10 @@ def count(value: Any) -> int:
 
 #: Field of the header -> attribute of the envelope, and what parses the one to the other.
 PARSERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "id": ("publish_id", lambda value: text(value, PUBLISH_ID)),
-    "previous": ("previous", lambda value: text(value, EXECUTION_ID)),
+    "id": ("publish_id", text(PUBLISH_ID)),
+    "previous": ("previous", text(EXECUTION_ID)),
     "reschedules": ("reschedules", count),
     "reservation": ("reservation", Reservation.of),
     "slot": ("slot", Slot.of),
-    "worker": ("worker", lambda value: text(value, WORKER)),
+    "worker": ("worker", text(WORKER)),
 }

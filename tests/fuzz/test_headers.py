@@ -269,7 +269,7 @@ def test_a_worker_that_believes_a_header_is_seen(stand, monkeypatch):
     with pytest.raises(AssertionError):
         assert_harmless(stand, stand.task, {"redlock_owner": OWNER}, taken=False)
     monkeypatch.undo()
-    monkeypatch.setattr(calls, "is_execution", lambda task, request: "lock" not in vars(request))
+    monkeypatch.setattr(calls, "is_execution", lambda _, request, __: "lock" not in vars(request))
     with pytest.raises(AssertionError):
         assert_harmless(stand, stand.task, {"lock": True}, taken=True)
     monkeypatch.undo()
