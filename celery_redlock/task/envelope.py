@@ -106,8 +106,8 @@ def hide_header(request: Any) -> None:
     headers = request.headers
     if type(headers) is not dict or HEADER not in headers:
         return
-    seen = {name: value for name, value in headers.items() if name != HEADER}
-    ours = headers[HEADER]
+    seen = dict(headers)
+    ours = seen.pop(HEADER)
     if type(ours) is dict and "slot" in ours:
         seen[HEADER] = {field: value for field, value in ours.items() if field != "id"}
     request.headers = seen or None
