@@ -118,8 +118,8 @@ class _Deferral:
             self.let_through_at = NEVER
             if self._alarm is not None:
                 self.let_through(NEVER)
-            for number, handler in self._handlers.items():
-                raw_signal.signal(number, handler)
+            for number in self._handlers:
+                raw_signal.signal(number, self._handlers[number])
             while self._arrived:
                 signal.raise_signal(self._arrived.pop(0))
         except BaseException:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from celery_redlock.log import get_logger
@@ -66,12 +67,7 @@ Notify = Callable[[Event], None]
 
 def broadcast(observers: Iterable[Observer]) -> Notify:
     """Return a function that tells all *observers*, whatever any of them raises."""
-    told = tuple(observers)
-
-    def notify(event: Event) -> None:
-        tell(told, event)
-
-    return notify
+    return partial(tell, tuple(observers))
 
 
 def tell(observers: Iterable[Observer], event: Event) -> None:

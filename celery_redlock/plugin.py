@@ -169,9 +169,9 @@ class Plugin:
         A soft time limit that arrives meanwhile takes effect right after: raised in an observer,
         it would count as a failure of that one, and be lost.
         """
-        if self._observers is None and self.app is None:
-            return  # the app is gone, and its settings with it
-        observers = self.observers
+        observers = self._observers
+        if observers is None and self.app is not None:  # else its settings are gone with it
+            observers = self.observers
         if observers:
             with defer_signals():
                 tell(observers, event)

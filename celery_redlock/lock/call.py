@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.scripting import pack
 from celery_redlock.lock.votes import Ballot, Vote, VoteKind
@@ -48,7 +47,7 @@ class Call:
         self.kept_since: float | None = None
         self._decided = decided
         self._missing = nodes
-        self._minority = nodes - quorum(nodes)
+        self._minority = (nodes - 1) // 2
 
     def take(self, position: int, vote: Vote) -> None:
         """Count the vote of the node at *position*; closes the call once it is decided."""

@@ -57,24 +57,20 @@ class Driver:
                 while True:
                     step = steps.send(answer) if problem is None else steps.throw(problem)
                     answer = problem = None
-                    answer = self._do(step)
+                    if isinstance(step, Ask):
+                        answer = self.ask(step)
+                    elif isinstance(step, Tell):
+                        self.tell(step.request, step.skip)
+                    elif step.token and self._listener is not None:
+                        answer = self._listener.wait(step.token, step.seconds)
+                    else:
+                        self._sleep(step.seconds)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
             except BaseException as error:
                 if inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED:  # its own last word
                     raise
                 problem = error
-
-    def _do(self, step: Ask | Tell | Pause) -> Ballot | bytes | None:
-        if isinstance(step, Ask):
-            return self.ask(step)
-        if isinstance(step, Tell):
-            self.tell(step.request, step.skip)
-        elif step.token and self._listener is not None:
-            return self._listener.wait(step.token, step.seconds)
-        else:
-            self._sleep(step.seconds)
-        return None
 
     def tell(self, request: Request, skip: frozenset[int] = frozenset()) -> None:
         """Send *request* to the nodes, even if interrupted; sending it twice is harmless."""

@@ -172,7 +172,8 @@ class Fanout:
 
     def _ask(self, calls: Sequence[Call]) -> None:
         if clock.now() - self._looked > QUIET:
-            self._look()
+            with self._mutex:
+                self._look()
         self.settle()
         waiter = _Waiter(calls, clock.now() + self._rules.node_timeout)
         try:
@@ -215,8 +216,6 @@ class Fanout:
 
     def tell(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
         """Send *call* to every node but those at the positions *skip*; wait for nothing."""
-        if clock.now() - self._looked > QUIET:
-            self._look()  # the first write to a connection that was ended seems to succeed
         with self._mutex:
             self._send((call,), skip)
         self.publish()
@@ -238,9 +237,8 @@ class Fanout:
         elif self._connected() < self._majority:
             self._connect_until(lambda: self._connected() >= self._majority, hurry)
 
-    def _check_clock(self) -> None:
-        """Raise RuntimeError in a test whose time stands still: no server would ever be late."""
-        clock.check_not_replaced()
+    #: Raises RuntimeError in a test whose time stands still: no server would ever be late.
+    _check_clock = staticmethod(clock.check_not_replaced)
 
     def settle_all(self, longest: float) -> None:
         """Wait until every node is connected or has failed to be, at most *longest* [s]."""
@@ -268,6 +266,8 @@ class Fanout:
 
     def _send(self, calls: Sequence[Call], skip: frozenset[int] = frozenset()) -> None:
         now = clock.now()  # not from before the mutex was had: what is sent now is not late
+        if now - self._looked > QUIET:
+            self._look()  # the first write to a connection that was ended seems to succeed
         late = now - self._rules.node_timeout
         for node in self.nodes:
             if node.position in skip:
@@ -293,11 +293,10 @@ class Fanout:
 
     def _look(self) -> None:
         """Read what came while nobody asked, to the end: nodes may have hung up after it."""
-        with self._mutex:
-            while not self._has_reader() and (ready := self._selector.select(0)):
-                self._read(ready)
-                if not any(events & READS for _, events in ready):
-                    return  # what a node takes now was sent; it will be asked again
+        while not self._has_reader() and (ready := self._selector.select(0)):
+            self._read(ready)
+            if not any(events & READS for _, events in ready):
+                return  # what a node takes now was sent; it will be asked again
 
     def _wait(self, waiter: _Waiter) -> None:
         """Drive the connections, or sleep while somebody else does."""

@@ -163,17 +163,11 @@ class HeldLock:
         if on_lost is not None:
             on_lost(self)
 
-    def released(self) -> str | None:
-        """
-        Mark the lock as given back by its holder, who is not called back.
-
-        Returns:
-            Why it had been lost before, as `lost_reason`.
-        """
-        self._on_lost, lost = None, self.lost_reason
+    def released(self) -> None:
+        """Mark the lock as given back by its holder, who is not called back."""
+        self._on_lost = None
         if self._reason is None:
             self._reason, self._votes = "released", {}
-        return lost
 
 
 class NotLocked(HeldLock):

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, cast
 
+from redis.exceptions import ConnectionError as Lost
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 
 from celery_redlock.events import Event, NodeClockJump, NodeDown, NodeQuarantined, NodeUp
@@ -94,7 +96,7 @@ class Node:
         self.latency: float | None = None
         self.quiet_since = NEVER
         self._took_more = -NEVER  # when it last took some of what waited to be sent [s]
-        self._owed: deque[Owed] = deque()
+        self._owed: list[Owed] = []
         self._undelivered: deque[Call] = deque(maxlen=UNDELIVERED)
         self._boot = self.unsent = b""
         self._replies: Replies = lambda: iter(())
@@ -137,7 +139,7 @@ class Node:
         """Drop the connection; the calls that wait for its answers get *problem* as the reason."""
         connection, self.connection = self.connection, None
         self.fail(problem)
-        owed, self._owed, self.quiet_since = self._owed, deque(), NEVER
+        owed, self._owed, self.quiet_since = self._owed, [], NEVER
         for call, sent in owed:
             if call is not None:
                 call.take(self.position, self._unreachable())
@@ -198,9 +200,9 @@ class Node:
             self.suspect(now)
         if self.suspect_since is not None:
             calls = self._only_notes(calls)
+        self._owed += zip(calls, repeat(now))
         data = b""
         for call in calls:
-            self._owed.append((call, now))
             data += call.packed + self._boot if call.is_guarded else call.packed
         if data:
             self._write(data, now)
@@ -218,55 +220,56 @@ class Node:
         Raises:
             Gone: The connection is dead.
         """
+        owed, taken = self._owed, 0
         try:
             for reply in self._replies():
-                call = self._owed[0][0] if self._owed else None
-                if call is not None and not call.is_open and type(reply) is list:
-                    self._owed.popleft()  # nobody waits for it
-                else:
-                    self._take(reply)
+                try:
+                    call, sent = owed[taken]
+                except IndexError:
+                    raise Gone("sent a reply that nobody asked for") from None
+                if type(reply) is not list and isinstance(reply, Exception):
+                    self._heed(reply, call)
+                elif call is not None and call.is_open:
+                    call.take(self.position, self._vote(call, reply, sent))
+                taken += 1
         except (RedisError, OSError, ValueError, RecursionError) as error:
             # The last two: what redis-py's parser makes of bytes that are no answer of a server.
             raise Gone(str(error)) from error
+        finally:
+            del owed[:taken]
         self.quiet_since = max(self._owed[0][1], self._took_more) if self._owed else NEVER
         if self.suspect_since is not None and not self.is_late(clock.now()):
             self.suspect_since = None
             self._news.append(NodeUp(self.label))
 
-    def _take(self, reply: Any) -> None:
-        if not self._owed:
-            msg = "sent a reply that nobody asked for"
-            raise Gone(msg)
-        error = reply if type(reply) is not list and isinstance(reply, Exception) else None
-        call, sent = self._owed[0]
-        is_repeated = error is not None and isinstance(error, NoScriptError)
-        if call is not None and call.is_open and not is_repeated:
-            now = clock.now()  # not earlier than the reply came
-            self.latency = now - sent
-            call.take(self.position, self._vote(call, reply, sent, now))
-        self._owed.popleft()
-        if error is not None:
-            self._heed(error, call)
-
     def _heed(self, error: Exception, call: Call | None) -> None:
-        """Send a script that the node forgot; raise Gone if it is a replica by now."""
+        """Send a script that the node forgot; raise Gone if it is to be greeted anew."""
+        if isinstance(error, (Lost, ReadOnlyError)):
+            raise Gone(str(error))
         if call is not None and isinstance(error, NoScriptError):
             self._send_source(call, clock.now())
-        if isinstance(error, ReadOnlyError):  # to be greeted anew
-            raise Gone(str(error))
+        elif call is not None:
+            call.take(self.position, Vote(VoteKind.UNREACHABLE, reason=without_echo(error)))
 
-    def _vote(self, call: Call, reply: Any, sent: float, now: float) -> Vote:
-        """Return the vote in *reply*; raise Gone if no script of ours could have answered it."""
-        if type(reply) is not list:
-            if isinstance(reply, Exception):
-                return Vote(VoteKind.UNREACHABLE, reason=without_echo(reply))
-            reply = []  # of text, an index would give numbers
-        try:
-            vote = call.request.script.read(reply)
+    def _vote(self, call: Call, reply: Any, sent: float) -> Vote:
+        """
+        Return the vote in *reply*; none while the node's clock does not go as ours does.
+
+        Raises:
+            Gone: No script of ours could have answered this.
+        """
+        now = clock.now()  # not earlier than the reply came
+        self.latency = now - sent
+        try:  # of text, an index would give numbers
+            vote = call.request.script.read(reply if type(reply) is list else [])
         except (LookupError, TypeError, ValueError) as error:
             msg = "sent a reply that makes no sense"
             raise Gone(msg) from error
-        return self._checked(vote, sent, now) if vote.node_now else vote
+        if not vote.node_now or self.clock.take(ClockReading.of(sent, now, vote.node_now)):
+            return vote
+        doubt = self.clock.doubt
+        moved = f" by {doubt.move.jump:+.1f} s" if doubt is not None else ""
+        return Vote(VoteKind.UNREACHABLE, reason=f"its clock moved against ours{moved}")
 
     def _send_source(self, call: Call, now: float) -> None:
         """Repeat a call whose script the node forgot; not a grant that nobody waits for."""
@@ -276,14 +279,6 @@ class Node:
         data = pack_call(request, b"EVAL", request.script.source)
         self._owed.append((call, now))
         self._write(data + self._boot if call.is_guarded else data, now)
-
-    def _checked(self, vote: Vote, sent: float, now: float) -> Vote:
-        """Return *vote*, or none at all while the node's clock does not go as ours does."""
-        if self.clock.take(ClockReading.of(sent, now, vote.node_now)):
-            return vote
-        doubt = self.clock.doubt
-        moved = f" by {doubt.move.jump:+.1f} s" if doubt is not None else ""
-        return Vote(VoteKind.UNREACHABLE, reason=f"its clock moved against ours{moved}")
 
     def settle_clock(self, finding: Finding, now: float) -> None:
         """

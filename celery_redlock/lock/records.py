@@ -107,6 +107,9 @@ def queue_of(name: str, place: int) -> str:
 
 def record_key(prefix: str, kind: str, name: str) -> bytes:
     """Return the Redis key of the record of *kind* about *name*; shorter than 200 bytes."""
+    key = f"{prefix}:{kind}:{name}".encode()
+    if len(key) <= LONGEST_NAME:  # so the name is not cut
+        return key
     return f"{prefix}:{kind}:".encode() + name_in_key(name)
 
 

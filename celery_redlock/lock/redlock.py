@@ -360,10 +360,10 @@ class Redlock:
             keep: Let the key stand for so much longer instead [s].
             marker: To be set in the same step.
         """
-        if held.lost_reason == "fork":
+        lost, lease = self._watchdog.unwatch(held), held.lease
+        if lost == "fork":
             return
-        self._watchdog.unwatch(held)
-        lost, lease = held.released(), held.lease
+        held.released()
         self.driver.tell(
             requests.release_request(
                 self.rules, lease.name, lease.token, keep=keep, marker=marker, place=lease.place
@@ -394,9 +394,8 @@ class Redlock:
         """
         outcome = self._release(name, owner, keep, place)
         if outcome is ReleaseOutcome.RELEASED:
-            whose = who(info or {})
             held = max(0.0, clock.wall() - since)
-            self.notify(LockReleased(name, held, task=whose["task"], task_id=whose["task_id"]))
+            self.notify(LockReleased(name, held, **who(info or {})))
         return outcome
 
     def mark(self, marker: Marker, *, wait: bool = False) -> None:
@@ -488,6 +487,6 @@ def _never(_ballot: Ballot) -> bool:
     return False
 
 
-def who(info: dict[str, Any]) -> dict[str, str]:
+def who(info: dict[str, Any]) -> dict[str, Any]:
     """Return the task in what a holder tells of itself, as the fields of an event."""
-    return {"task": info.get("task", ""), "task_id": info.get("task_id", "")}
+    return {field: info[field] for field in ("task", "task_id") if field in info}

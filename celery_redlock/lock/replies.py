@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["WOULD_BLOCK", "Replies", "replies_of"]
 
-#: Yields what has come; raises `redis.RedisError` or OSError once the connection is dead.
+#: Yields what has come; raises `redis.RedisError` or OSError once the connection is dead, or
+#: yields a `redis.ConnectionError`: the word of a server that is loading its data, for example.
 Replies = Callable[[], Iterator[Any]]
 
 #: What a socket that never blocks raises where another would wait.
@@ -38,7 +39,7 @@ def replies_of(connection: AbstractConnection, owed: Sized) -> Replies:
 
     Args:
         connection: To a node; never blocks, and all that it had to say so far was read.
-        owed: What the node still has to answer; gets shorter with each reply that is taken.
+        owed: What the node still has to answer; loses what was taken after each look.
     """
     inner = cast("Any", connection)  # redis-py has no public way to either
     sock, parser = inner._sock, inner._parser  # noqa: SLF001
@@ -53,6 +54,7 @@ def by_parser(parser: Any, owed: Sized) -> Replies:
     """Return what reads replies by redis-py's own *parser*."""
 
     def replies() -> Iterator[Any]:
+        taken = 0
         while True:
             try:
                 reply = parser.read_response(disable_decoding=True)
@@ -61,7 +63,8 @@ def by_parser(parser: Any, owed: Sized) -> Replies:
                     return
                 raise
             yield reply
-            if not owed:  # to see that there is no more would take another look at the socket
+            taken += 1
+            if taken >= len(owed):  # to see that there is no more would take another look
                 return
 
     return replies
@@ -73,20 +76,16 @@ def by_hiredis(sock: socket.socket, reader: Any) -> Replies:
     nothing = gets()
 
     def replies() -> Iterator[Any]:
-        while True:
+        is_full = True
+        while is_full:  # else there was room for more, so there is no more
             try:
                 data = sock.recv(SIZE)
             except BlockingIOError:
-                return
+                break
             if not data:
-                msg = "Connection closed by server."
-                raise Lost(msg)
+                raise Lost("Connection closed by server.")
             reader.feed(data)
-            for reply in iter(gets, nothing):
-                if type(reply) is not list and isinstance(reply, Lost):
-                    raise reply  # a server that is loading its data, for example
-                yield reply
-            if not data[SIZE - 1 :]:  # there was room for more, so there is no more
-                return
+            is_full = bool(data[SIZE - 1 :])
+        return iter(gets, nothing)
 
     return replies

@@ -26,7 +26,7 @@ safety argument, in the order of the code:
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -226,7 +226,7 @@ class Client:
     now: Callable[[], float] = clock.now
     wall: Callable[[], float] = time.time
     chance: Callable[[float, float], float] = clock.jitter
-    new_token: Callable[[], str] = lambda: secrets.token_bytes(20).hex()
+    new_token: Callable[[], str] = lambda: os.urandom(20).hex()
 
     def propose(self) -> int:
         """
@@ -255,7 +255,7 @@ class Client:
 
 def new_owner() -> str:
     """Return what a token is to begin with, for `Wanted.owner`: 128 random bits."""
-    return secrets.token_hex(OWNER_LENGTH // 2)
+    return os.urandom(OWNER_LENGTH // 2).hex()
 
 
 def fresh_token(client: Client, owner: str | None) -> str:
@@ -274,7 +274,8 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
     except BaseException:
         yield from queue.leave()
         raise
-    yield from queue.leave()
+    if queue.ticket is not None:
+        yield from queue.leave()
     return lease
 
 
@@ -284,7 +285,6 @@ class _Queue:
     def __init__(self, client: Client, wanted: Wanted) -> None:
         self._client = client
         self._wanted = wanted
-        self._since = client.wall()
         self.ticket: Ticket | None = None
 
     @property
@@ -299,10 +299,8 @@ class _Queue:
             return
         if self.ticket is None:
             token, channel = fresh_token(client, wanted.owner), listener.channel()
-            who = token[:OWNER_LENGTH]
-            self.ticket = Ticket(
-                wanted.name, who, self._since, wanted.info, token, channel, wanted.limit
-            )
+            who, since = token[:OWNER_LENGTH], client.wall()
+            self.ticket = Ticket(wanted.name, who, since, wanted.info, token, channel, wanted.limit)
             listener.expect(token)
         yield Tell(wait_request(client.rules, self.ticket))
 
@@ -376,7 +374,7 @@ def try_places(
     tried: set[int] = set()
     token, place = turn
     if place is None:
-        place = any_of(range(wanted.limit), client)
+        place = any_of(range(wanted.limit), client) if wanted.limit > 1 else 0
     while True:
         attempt = _Attempt(client, wanted, token, place)
         answer = yield from attempt.make()
@@ -390,8 +388,6 @@ def try_places(
 
 def any_of(places: Sequence[int], client: Client) -> int:
     """Return one of *places*, any with the same chance."""
-    if len(places) == 1:
-        return places[0]
     return places[min(int(client.chance(0.0, len(places))), len(places) - 1)]
 
 

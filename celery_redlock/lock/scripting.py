@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -144,7 +145,8 @@ def pack(*words: bytes, more: int = 0) -> bytes:
         words: Of the command.
         more: How many words follow that are not among them.
     """
-    packed = b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+    sized = zip(map(len, words), words, strict=True)
+    packed = b"".join([b"$%d\r\n%b\r\n" % word for word in sized])
     return b"*%d\r\n%b" % (len(words) + more, packed)
 
 
@@ -157,7 +159,7 @@ def ms(seconds: float) -> bytes:
 
 #: Beyond it Lua does not hold a whole number exactly, so no script of ours answers a larger one.
 LARGEST = 2**53
-DIGITS = len(str(LARGEST))
+DIGITS = re.compile(rb"[0-9]{1,%d}" % len(str(LARGEST)))
 
 
 def whole(value: Any) -> int:
@@ -191,7 +193,7 @@ def text(value: Any) -> bytes:
 
 def fence_in(value: Any) -> int:
     """Parse the decimal number *value*; raise ValueError if our scripts write none like it."""
-    if type(value) is bytes and value.isdigit() and len(value) <= DIGITS:
+    if type(value) is bytes and DIGITS.fullmatch(value):
         fence = int(value)
         if fence <= LARGEST:
             return fence

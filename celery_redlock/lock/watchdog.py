@@ -90,7 +90,8 @@ class Watchdog:
 
     def _start_over(self) -> None:
         """Hold nothing. After a fork: the parent's leases are the parent's."""
-        self._changed = threading.Condition()
+        self._mutex = threading.RLock()
+        self._changed = threading.Condition(self._mutex)
         self._due: list[tuple[float, int, HeldLock]] = []
         self._order = itertools.count()
         self._held: dict[HeldLock, None] = {}  # half the memory of a set
@@ -107,34 +108,40 @@ class Watchdog:
 
     def watch(self, held: HeldLock, started: float) -> None:
         """Renew *held*, whose lease was taken at *started* [s], until `unwatch`."""
-        with self._changed:
+        with self._mutex:
             self._held[held] = None
             self._schedule(renew_at(started, held.ttl), held)
-            if self._thread is None or not self._thread.is_alive():
+            if self._thread is None:
                 self._start()
 
-    def unwatch(self, held: HeldLock) -> None:
+    def unwatch(self, held: HeldLock) -> str | None:
         """
         Stop renewing *held*. Its entry in the heap is skipped when it comes up.
+
+        Returns:
+            Why it is lost, as in `LockLost.reason`; None if it is not.
 
         Waits for a round under way that renews it: sent after the release, the renewal would
         set the key again, and leave a lock that nobody holds. A lease that has ended before
         the thread got to run is reported here: its holder ran on without a lock.
         """
-        if held.lost_reason is not None and held in self._held:
+        lost = held.lost_reason
+        if lost is not None and held in self._held:
             self._warn_if_starved()
-            self._is_over(held)
-        with self._changed:
+            self._lose(held, lost)
+        with self._mutex:
             self._held.pop(held, None)
             if len(self._due) > STALE and len(self._due) > STALE + 2 * len(self._held):
                 self._due = [entry for entry in self._due if entry[2] in self._held]
                 heapq.heapify(self._due)
             if held in self._asked and threading.current_thread() is not self._thread:
                 self._changed.wait_for(lambda: held not in self._asked, held.ttl / 12.0)
+        return lost
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="redlock-watchdog", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="redlock-watchdog", daemon=True)
+        thread.start()  # perhaps there is none to be had: the next lease tries again
+        self._thread = thread
 
     def _schedule(self, due: float, held: HeldLock) -> None:
         heapq.heappush(self._due, (due, next(self._order), held))
@@ -143,13 +150,16 @@ class Watchdog:
 
     def _run(self) -> None:
         pid = os.getpid()
-        while os.getpid() == pid:
-            batch = self._wait_for_due()
-            try:
-                self.renew(batch)
-            except BaseException:  # a watchdog that dies would lose every lease of the process
-                logger.exception("Renewing %d leases failed; trying again", len(batch))
-                self._put_back(batch)
+        try:
+            while os.getpid() == pid:
+                batch = self._wait_for_due()
+                try:
+                    self.renew(batch)
+                except BaseException:  # a watchdog that dies would lose every lease of the process
+                    logger.exception("Renewing %d leases failed; trying again", len(batch))
+                    self._put_back(batch)
+        finally:
+            self._thread = None  # the next lease starts another
 
     def _wait_for_due(self) -> list[HeldLock]:
         changed = self._changed

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock import events
 from celery_redlock.observers.records import record_of
@@ -71,16 +71,15 @@ class JournalObserver:
         self._mutex = threading.Lock()
         self._pid = os.getpid()
 
-    def __call__(self, event: events.Event) -> None:
+    def __call__(self, event: Any) -> None:
         """Take note of *event*."""
         if self._late:
             self._catch_up()
-        if isinstance(event, events.LockReleased):
-            self._held(event)
-        elif isinstance(event, NOTABLE) or (
-            isinstance(event, NODE_EVENTS) and self._is_news(event)
-        ):
+        kind = type(event)
+        if kind in NOTABLE or (kind in NODE_EVENTS and self._is_news(event)):
             self._journal().put(record_of(event))
+        elif kind is events.LockReleased:
+            self._held(event)
 
     def _is_news(self, event: events.NodeEvent) -> bool:
         """Return whether to write this now: not of a node that was never down, nor too often."""
@@ -124,7 +123,9 @@ class JournalObserver:
         if not self._mutex.acquire(blocking=False):
             return  # one hold less in a statistic; nobody waits for that
         try:
-            self._holds.setdefault(event.task, Holds(event.ttl)).add(event.held, event.ttl)
+            if event.task not in self._holds:
+                self._holds[event.task] = Holds(event.ttl)
+            self._holds[event.task].add(event.held, event.ttl)
             if now - self._written < HOLDS_EVERY:
                 return
             self._written = now

@@ -69,14 +69,16 @@ class Log:
 
     def __call__(self, event: events.Event) -> None:
         """Write *event*."""
-        level = self._level(event)
+        level = self._levels.get(type(event), logging.DEBUG)
+        if level > logging.DEBUG:
+            level = self._level(event, level)
         if logger.isEnabledFor(level):
             record = record_of(event)
             extra = {"redlock": record["event"], "redlock_event": fields_of(record)}
             logger.log(level, "%s", sentence(record), extra=extra)
 
-    def _level(self, event: events.Event) -> int:
-        level = self._levels.get(type(event), logging.DEBUG)
+    def _level(self, event: events.Event, level: int) -> int:
+        """Return *level*, or a lower one for what others tell of."""
         if isinstance(event, events.LockUnavailable) and event.task:
             return logging.INFO  # what becomes of the task is said next
         if isinstance(event, events.NodeEvent):

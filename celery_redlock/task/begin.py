@@ -129,14 +129,17 @@ def take(execution: Execution, wait: float) -> None:
     marker = execution.id if options.dedup_ttl else None
     asked = marker if delivery.may_be_repeated else None
     info, owner, waiting = execution.info, delivery.owner, delivery.envelope.waiting
-    wanted = Wanted(execution.name, options.ttl, wait, options.fence, info, asked, owner)
-    if waiting is not None:
-        wanted = replace(wanted, turn=delivery.turn, queued_since=waiting.since)
+    since = None if waiting is None else waiting.since
+    lock = execution.name, options.ttl, wait, options.fence, info, asked, owner
+    wanted = Wanted(*lock, delivery.turn, since, options.limit[0])
     interrupt = execution.interrupt
     on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
     with defer_interrupts():  # or a lock that was granted might not be given back
-        limits = options.limits(execution.names)
-        execution.held = take_all(locks, wanted, limits, waiting, on_lost)
+        if len(execution.names) == 1 == len(options.limit):
+            held = locks.take(wanted, on_lost)
+        else:
+            held = take_all(locks, wanted, options.limits(execution.names), waiting, on_lost)
+        execution.own_lock = execution.held = held
         if asked != marker:  # what an earlier publish under this task id has left
             locks.mark(Marker(execution.id, DONE, 0.0))
         if waiting is not None:
@@ -166,8 +169,6 @@ def take_all(
     Raises:
         LockTaken, QuorumUnavailable, MarkerStands: As `Redlock.take`.
     """
-    if len(limits) == 1:
-        return locks.take(replace(wanted, limit=limits[wanted.name]), on_lost)
     ends, held = clock.now() + wanted.wait, dict[str, HeldLock]()
     try:
         for name, limit in sorted(limits.items()):
@@ -261,7 +262,7 @@ def join_queue(
         if plugin.locks.listener is not None and not delays_in_broker(task.app)
         else Reschedule().countdown(waiting.times - 1, longest)
     )
-    copy = replace(delivery.copy, waiting=waiting)
+    copy = delivery.copy._replace(waiting=waiting)
     over = requeue(
         task,
         execution.request,

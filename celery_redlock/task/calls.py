@@ -40,18 +40,18 @@ def call(
         kwargs: Keyword arguments.
     """
     has_lock = not lock_of(task).is_built_in
-    if has_lock and is_element(task) and not locking.disabled:
+    request, running = task.request, running_execution()
+    is_by_body = request.called_directly or running is not None
+    if has_lock and is_by_body and is_element(task) and not locking.disabled:
         return run_element(task, args, kwargs)
-    request = task.request
     body = body_of(task, request, inherited)
-    if not (has_lock and is_execution(task, request)):
+    if not (has_lock and is_execution(task, request, running)):
         return body(*args, **kwargs)
-    return Execution(task, request).run(body, args, kwargs)
+    return Execution(task, request, running).run(body, args, kwargs)
 
 
-def is_execution(task: Any, request: Any) -> bool:
+def is_execution(task: Any, request: Any, running: Execution | None) -> bool:
     """Return whether a call of a task that has a lock is an execution: not direct, not nested."""
-    running = running_execution()
     return not (
         request.called_directly
         or request.id is None
@@ -88,7 +88,8 @@ def after(task: Any, state: str | None, returned: Any) -> None:
     if latest is not None and latest.request is task.request:
         latest.stored(state)
     elif isinstance(returned, Exception):  # in `before_start`, for which Celery calls no task
-        Execution(task, task.request).end(outcome_of(returned, task), delay_in(returned))
+        execution = Execution(task, task.request, running_execution())
+        execution.end(outcome_of(returned, task), delay_in(returned))
 
 
 # --- elements of map, starmap and chunks ---------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from celery_redlock.task.delivery import broadcast_of, serializer_of
@@ -30,7 +29,7 @@ def options_of_copy(
     envelope = envelope_of_copy(headers, request)
     broadcast = broadcast_of(task.app, request.delivery_info)
     if broadcast is not None:
-        envelope = replace(envelope, worker=request.hostname)
+        envelope = envelope._replace(worker=request.hostname)
         # A child process of a worker has never declared it, and Redis would drop the message.
         options["declare"] = [broadcast]
     if envelope != Envelope():
@@ -51,4 +50,4 @@ def envelope_of_copy(headers: Mapping[str, Any], request: Any) -> Envelope:
     if envelope.publish_id is not None:  # of a copy, which is the same execution
         return envelope
     envelope = Envelope.of(vars(request).get(HEADER), request.id)
-    return replace(envelope, publish_id=None, previous=None)
+    return envelope._replace(publish_id=None, previous=None)

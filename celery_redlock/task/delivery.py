@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kombu.serialization import registry  # type: ignore[attr-defined]
@@ -138,7 +138,7 @@ class Delivery:
         say of which publish it is: then the copy gets an id of its own.
         """
         if self.envelope.publish_id is None and self.may_be_repeated:
-            return replace(self.envelope, publish_id="")
+            return self.envelope._replace(publish_id="")
         return self.envelope
 
 
@@ -192,13 +192,13 @@ def turn_in(delivery_info: Any) -> Turn:
 def word_in(delivery_info: Any, name: str, pattern: re.Pattern[str]) -> str | None:
     """Return what the parent has put there as *name*; None if it did not, or it is no such word."""
     word = delivery_info.get(name) if type(delivery_info) is dict else None
-    return word if isinstance(word, str) and pattern.fullmatch(word) else None
+    return word if type(word) is str and pattern.fullmatch(word) else None
 
 
 def hide(request: Any) -> None:
     """Let a body see of its message what its caller gave, and for which slot it runs."""
     hide_header(request)
-    if isinstance(request.delivery_info, dict):
+    if type(request.delivery_info) is dict:
         request.delivery_info.pop(OWNER, None)
         request.delivery_info.pop(TURN, None)
 

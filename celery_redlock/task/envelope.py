@@ -10,11 +10,10 @@ that nests a dict called ``headers`` in them makes Celery take that for all ther
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.slot import Slot
@@ -32,8 +31,7 @@ WORKER = re.compile(r".{1,255}")
 EXECUTION_ID = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclass(frozen=True)
-class Envelope:
+class Envelope(NamedTuple):
     """
     What a message says of itself.
 
@@ -66,7 +64,7 @@ class Envelope:
         Also if it speaks of another task: headers are handed on, by tracing libraries for example.
         What is malformed within it counts as absent by itself: anybody can publish.
         """
-        if not (type(header) is dict and isinstance(task_id, str)):
+        if not (type(header) is dict and type(task_id) is str):
             return NOTHING
         if header.get("task_id") != task_id or type(header.get("v")) is not int:
             return NOTHING
@@ -101,7 +99,7 @@ NOTHING = Envelope()
 
 def fresh_publish_id() -> str:
     """Return an id that no other publish has."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def hide_header(request: Any) -> None:
@@ -113,16 +111,16 @@ def hide_header(request: Any) -> None:
     headers = request.headers
     if type(headers) is not dict or HEADER not in headers:
         return
-    seen = {name: value for name, value in headers.items() if name != HEADER}
-    ours = headers[HEADER]
+    seen = dict(headers)
+    ours = seen.pop(HEADER)
     if type(ours) is dict and "slot" in ours:
         seen[HEADER] = {field: value for field, value in ours.items() if field != "id"}
     request.headers = seen or None
 
 
-def text(value: Any, pattern: re.Pattern[str]) -> str | None:
-    """Return *value* if it is a text that *pattern* fits."""
-    return value if isinstance(value, str) and pattern.fullmatch(value) else None
+def text(pattern: re.Pattern[str]) -> Callable[[Any], str | None]:
+    """Return what returns a value if it is a text that *pattern* fits."""
+    return lambda value: value if type(value) is str and pattern.fullmatch(value) else None
 
 
 def count(value: Any) -> int:
@@ -132,11 +130,11 @@ def count(value: Any) -> int:
 
 #: Field of the header -> attribute of the envelope, and what parses the one to the other.
 PARSERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "id": ("publish_id", lambda value: text(value, PUBLISH_ID)),
-    "previous": ("previous", lambda value: text(value, EXECUTION_ID)),
+    "id": ("publish_id", text(PUBLISH_ID)),
+    "previous": ("previous", text(EXECUTION_ID)),
     "reschedules": ("reschedules", count),
     "reservation": ("reservation", Reservation.of),
     "slot": ("slot", Slot.of),
     "waiting": ("waiting", Waiting.of),
-    "worker": ("worker", lambda value: text(value, WORKER)),
+    "worker": ("worker", text(WORKER)),
 }

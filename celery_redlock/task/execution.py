@@ -23,12 +23,12 @@ from celery.utils.time import maybe_make_aware
 from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import LockNotAcquired
 from celery_redlock.lock import clock
-from celery_redlock.lock.held import HeldLock, NotLocked
+from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.requests import Marker
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking
 from celery_redlock.task.begin import acquire, refuse, start
-from celery_redlock.task.current import latest_execution, running_execution
+from celery_redlock.task.current import latest_execution
 from celery_redlock.task.delivery import Delivery, hide
 from celery_redlock.task.envelope import HEADER, Envelope
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt, defer_interrupts
@@ -57,28 +57,30 @@ class Execution:
     Args:
         task: A `RedlockTask`.
         request: Of this delivery.
+        outer: The execution whose body called this one with ``apply()``; None for none.
 
     Attributes:
-        outer: The execution whose body called this one with ``apply()``; None for none.
         lock: What the task asks of its lock.
         delivery: What this delivery is known by.
         id: Id of the execution.
         reservation: That its message was published with; None for none.
         name: Lock name, the first of its *names*.
         held: Its lock, or what stands in for one; None before it has any.
+        own_lock: The lock that this has to give back; None if there is none.
         interrupt: Tells the body that its lock is lost.
         records: What the nodes are to remember; None until its end begins.
     """
 
-    def __init__(self, task: Any, request: Any) -> None:
+    def __init__(self, task: Any, request: Any, outer: Execution | None) -> None:
         self.task = task
         self.request = request
-        self.outer = running_execution()
+        self.outer = outer
         latest = latest_execution.get()
-        self._before = latest if latest is not None and latest.is_traced else self.outer
+        self._before = latest if latest is not None and latest.is_traced else outer
         self.name = ""
         self.names: tuple[str, ...] = ()
         self.held: HeldLock | None = None
+        self.own_lock: HeldLock | None = None
         self.records: Records | None = None
         self.interrupt = Interrupt()
         self.lock = lock_of(task)
@@ -169,7 +171,7 @@ class Execution:
             outcome: How this execution has ended.
             comes_in: When it comes again, if it does [s from now].
         """
-        if self.is_over:
+        if self.records is not None:
             return
         with defer_interrupts():
             held, reservation = self.own_lock, self.reservation
@@ -191,9 +193,10 @@ class Execution:
 
     def _release(self, held: HeldLock, records: Records) -> None:
         try:
-            min_hold = self.options.min_hold
-            keep = left_of(min_hold, held.since) if min_hold else 0.0
-            marker = self._marker(records.marker)
+            options, state = self.options, records.marker
+            keep = left_of(options.min_hold, held.since) if options.min_hold else 0.0
+            life = options.ttl if state == FINISHING else options.dedup_ttl
+            marker = Marker(self.id, state, life) if state is not None else None
             for other in held.others:
                 self.plugin.locks.give_back(other, keep=keep)
             self.plugin.locks.give_back(held, keep=keep, marker=marker)
@@ -208,12 +211,6 @@ class Execution:
                 reservation.end(self.plugin.reservations, records)
             except Exception:  # it ends by itself; the task's own outcome stands
                 logger.exception("Ending the reservation of %r failed", reservation.name)
-
-    def _marker(self, state: str | None) -> Marker | None:
-        if state is None:
-            return None
-        ttl = self.options.ttl if state == FINISHING else self.options.dedup_ttl
-        return Marker(self.id, state, ttl)
 
     def stored(self, state: str | None) -> None:
         """Complete the records now that the result is stored, and Celery is through with it."""
@@ -256,15 +253,9 @@ class Execution:
     @cached_property
     def options(self) -> LockOptions:
         """The options of the task; not asked for while locks are disabled."""
-        options = self.delivery.adjust(self.lock.options)
+        options = self.delivery.adjust(self.lock.options_under(self.plugin.settings))
         # Nothing delivers an eager one again.
         return replace(options, dedup_ttl=0.0) if self.request.is_eager else options
-
-    @property
-    def own_lock(self) -> HeldLock | None:
-        """The lock that this has to give back; None if there is none."""
-        is_shared = self.outer is not None and self.held is self.outer.held
-        return None if isinstance(self.held, NotLocked) or is_shared else self.held
 
     @property
     def info(self) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class LockName:
 def _digest_maker(task: Task, unique_on: Iterable[str] | str | None) -> Maker:
     parameters = Parameters.of_task(task)
     names = sorted(parameters.names if unique_on is None else _chosen(parameters, unique_on))
-    keys = {name: json_key(name) for name in names}
+    keys = [(name, json_key(name)) for name in names]
 
     def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         values = parameters.bind(args, kwargs)
@@ -146,7 +146,7 @@ def _digest_maker(task: Task, unique_on: Iterable[str] | str | None) -> Maker:
             return parameters.task
         texts = [
             f"{key}:{_entry(parameters, name, values[name])}"
-            for name, key in keys.items()
+            for name, key in keys
             if name in values
         ]
         digest = sha256(f"{{{','.join(texts)}}}".encode()).hexdigest()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -76,7 +76,7 @@ class Message:
         options = {**self.options, **more}
         sent = self.envelope
         if reservation is not None:
-            sent = replace(sent, reservation=reservation)
+            sent = sent._replace(reservation=reservation)
         options["headers"] = {**(options.get("headers") or {}), **sent.header(options["task_id"])}
         return self.inherited(self.args, self.kwargs, **options)
 
@@ -132,16 +132,16 @@ def send_reserved(
     message: Message, name: str, chosen: LockOptions, reserved: Reserved
 ) -> UniqueResult:
     """Send *message* with its token; if that fails, the name is free again."""
-    plugin, before = plugin_for(message.task.app), reserved.before
+    app, before = message.task.app, reserved.before
     is_duplicate = bool(before) and chosen.unique_until != "started"
     until = str(chosen.unique_until)
     try:
         if is_duplicate:
-            plugin.notify(duplicate_of(message, name, chosen, before))
+            plugin_for(app).notify(duplicate_of(message, name, chosen, before))
         delay = delay_behind(before, message.options, chosen)
         result = message.send(Reservation(name, reserved.token, until), **delay)
     except BaseException:  # not published, or nobody knows: a second message at the worst
-        plugin.reservations.end(name, reserved.token, OVER)
+        plugin_for(app).reservations.end(name, reserved.token, OVER)
         raise
     holder_id = before.get("task_id") if is_duplicate else None
     return unique(result, lock_name=name, duplicate=is_duplicate, holder_id=holder_id)
@@ -165,7 +165,7 @@ def join(message: Message, name: str, chosen: LockOptions, found: Duplicate) -> 
 def is_alone(options: Mapping[str, Any]) -> bool:
     """Return whether nothing but its caller waits for this publish."""
     is_again = options.get("retries") is not None  # 0 for one that was rescheduled
-    return not is_again and not any(options.get(option) for option in WORKFLOW)
+    return not is_again and not any(map(options.get, WORKFLOW))
 
 
 def envelope_of(headers: Any, task_id: str) -> Envelope:
@@ -179,7 +179,7 @@ def envelope_of(headers: Any, task_id: str) -> Envelope:
         return envelope
     latest = latest_execution.get()  # also one that is over: its release may be on its way
     previous = None if latest is None or latest.request.id != task_id else latest.id
-    return replace(envelope, publish_id=fresh_publish_id(), previous=previous)
+    return envelope._replace(publish_id=fresh_publish_id(), previous=previous)
 
 
 def trigger_of(message: Message, name: str, chosen: LockOptions) -> Trigger:
@@ -264,9 +264,11 @@ def life_of(chosen: LockOptions, window: float, expires: float | None) -> float:
 
 def from_now(moment: Any, app: Any) -> float | None:
     """Return a moment as Celery takes it, a date or a number of seconds, as seconds from now."""
+    if moment is None:
+        return None
     if isinstance(moment, str):
         moment = maybe_iso8601(moment)
     if isinstance(moment, datetime):
         aware = maybe_make_aware(moment, app.timezone)
         return (aware - datetime.now(timezone.utc)).total_seconds()
-    return None if moment is None else float(moment)
+    return float(moment)

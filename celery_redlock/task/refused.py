@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery.utils.time import get_exponential_backoff_interval
@@ -160,7 +159,7 @@ def reschedule(
         raise error
     longest = longest_countdown(task.app)
     countdown = no_later(policy.countdown(times, longest), quarantine_of(error))
-    again = replace(envelope, reschedules=min(times + 1, MOST_RESCHEDULES))
+    again = envelope._replace(reschedules=min(times + 1, MOST_RESCHEDULES))
     over = requeue(
         task,
         request,

@@ -45,6 +45,7 @@ class TaskLock:
         self._task = task
         self._name: LockName | None = None
         self._options: tuple[Settings, tuple[Any, ...], LockOptions] | None = None
+        self._is_celerys = task.name.startswith(BUILT_IN)
         self.stores_started = False
 
     def bind(self) -> None:
@@ -67,16 +68,18 @@ class TaskLock:
     def is_built_in(self) -> bool:
         """Whether it is a task of Celery's own, which takes no lock."""
         task = self._task
-        return task.name.startswith(BUILT_IN) and task.lock_key is None and task.unique_on is None
+        return self._is_celerys and task.lock_key is None and task.unique_on is None
 
     @property
     def options(self) -> LockOptions:
-        """Its options; checked and put together again when attributes or settings change."""
-        task, settings = self._task, self.plugin.settings
-        own = declared_options(task)
-        known = self._options
+        """Its options under the settings of its app."""
+        return self.options_under(self.plugin.settings)
+
+    def options_under(self, settings: Settings) -> LockOptions:
+        """Return its options; checked and put together again when attributes or settings change."""
+        own, known = declared_options(self._task), self._options
         if known is None or known[0] is not settings or known[1] != own:
-            known = self._options = settings, own, LockOptions.of(task, settings)
+            known = self._options = settings, own, LockOptions.of(self._task, settings)
         return known[2]
 
     def name(self, args: Any, kwargs: Any) -> Names:

@@ -50,7 +50,8 @@ class MemoryFanout(Fanout):
         super()._start_over()
         self._opened = MemorySelector(self._clock)
 
-    def _check_clock(self) -> None:
+    @staticmethod
+    def _check_clock() -> None:
         """Its nodes go by the same clock."""
 
     def _disconnected(self) -> None:

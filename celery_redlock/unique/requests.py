@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_redlock.lock.records import Keys, encode_info, record_key
 from celery_redlock.lock.requests import Request
@@ -28,8 +28,7 @@ RETENTION = 7 * 24 * 3600.0
 AS_IT_IS, OVER = "as it is", "over"
 
 
-@dataclass(frozen=True)
-class Trigger:
+class Trigger(NamedTuple):
     """
     A publish that wants to reserve a lock name.
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery_redlock.errors import QuorumUnavailable
@@ -160,7 +160,7 @@ def reserve(client: Client, trigger: Trigger) -> Steps:
         QuorumUnavailable: No quorum could decide.
     """
     owner = new_owner()
-    known = replace(trigger, info=holder_payload(trigger.info, client.wall()))
+    known = trigger._replace(info=holder_payload(trigger.info, client.wall()))
     version = 0
     for tries in range(SPLIT_TRIES):
         token = fresh_token(client, owner)

@@ -12,6 +12,7 @@ import pytest
 from redis._parsers import _HiredisParser, _RESP2Parser, _RESP3Parser
 from redis.connection import Connection
 from redis.exceptions import BusyLoadingError, NoScriptError, ReadOnlyError, RedisError
+from redis.exceptions import ConnectionError as Lost
 from redis.utils import HIREDIS_AVAILABLE
 
 from celery_redlock.lock import replies
@@ -35,6 +36,7 @@ class Wire:
 
     Attributes:
         owed: What the node has still to answer, as many as were asked for by `owe`.
+        found: What the last look took.
         server: The other end.
     """
 
@@ -46,6 +48,7 @@ class Wire:
         ours.settimeout(0)
         self.sock = ours
         self.owed = []
+        self.found = []
         self._replies = replies_of(self.connection, self.owed)
 
     def owe(self, many):
@@ -57,12 +60,16 @@ class Wire:
         self.server.sendall(data)
 
     def look(self):
-        """Take what is there, as a node does: each reply is owed no more."""
-        found = []
-        for reply in self._replies():
-            found.append(reply)
-            del self.owed[:1]
-        return found
+        """Take what is there, as a node does: afterwards it is owed no more."""
+        self.found = []
+        try:
+            for reply in self._replies():
+                if isinstance(reply, Lost):
+                    raise reply
+                self.found.append(reply)
+        finally:
+            del self.owed[: len(self.found)]
+        return self.found
 
     @property
     def is_readable(self):
@@ -220,10 +227,9 @@ def test_a_server_that_cannot_serve_us_is_a_dead_connection(wire, parser, said):
     line = wire(parser)
     line.owe(3)
     line.say(b":1\r\n" + said)
-    looking = line._replies()
-    assert next(looking) == 1
     with pytest.raises(RedisError) as error:
-        next(looking)
+        line.look()
+    assert line.found == [1]
     assert ("loading" in said.decode().lower()) == isinstance(error.value, BusyLoadingError)
 
 
@@ -359,9 +365,7 @@ def test_a_look_that_is_given_up_loses_nothing(wire, parser):
     line = wire(parser)
     line.owe(3)
     line.say(b":1\r\n:2\r\n:3\r\n")
-    looking = line._replies()
-    assert next(looking) == 1
-    looking.close()
+    assert next(iter(line._replies())) == 1
     del line.owed[:1]
     line.say(b":4\r\n")
     line.owe(1)

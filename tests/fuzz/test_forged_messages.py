@@ -30,7 +30,7 @@ MESSAGES = 300
 def declare(app):
     """Declare one task whose lock is held by another, and one whose lock is free."""
     if "BROKEN" in os.environ:
-        calls.is_execution = lambda task, request: "lock" not in vars(request)
+        calls.is_execution = lambda _, request, __: "lock" not in vars(request)
     options = {"base": RedlockTask, "shared": False}
 
     @app.task(name="guarded", lock_key=PRECIOUS, acks_late=True, **options)

@@ -34,6 +34,7 @@ from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import CONSTANTS, Script, read_release
 from celery_redlock.lock.scripts import RELEASE_LUA
+from celery_redlock.lock.steps import NodeClock
 from celery_redlock.lock.watchdog import Watchdog
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check, probe
@@ -139,7 +140,7 @@ def test_the_quorum_is_over_the_configured_nodes(
 ):
     """Parted clients cannot both have a lock, unless they count the nodes they reach."""
     if not on:
-        for module in (votes, rounds, call):
+        for module in (votes, rounds):
             monkeypatch.setattr(module, "quorum", lambda reached: 2)
     servers = redis_nodes(5)
     parted = []
@@ -482,13 +483,15 @@ def test_one_node_alone_is_in_doubt_for_the_client_that_sees_it_jump(
 
 def _step_clock(monkeypatch, lock, step):
     """Make the first node's clock say *step* more, to this client."""
-    first = lock.fanout.nodes[0]
-    checked = first._checked
+    first, take = lock.fanout.nodes[0].clock, NodeClock.take
 
-    def stepped(vote, sent, now):
-        return checked(vote._replace(node_now=vote.node_now and vote.node_now + step), sent, now)
+    def stepped(clock, reading):
+        if clock is first:
+            late, soon = reading.earliest + step, reading.latest + step
+            reading = reading._replace(earliest=late, latest=soon)
+        return take(clock, reading)
 
-    monkeypatch.setattr(first, "_checked", stepped)
+    monkeypatch.setattr(NodeClock, "take", stepped)
 
 
 def test_a_backward_jump_is_told_and_costs_one_vote_only(five_nodes, locks, monkeypatch):

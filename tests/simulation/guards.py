@@ -376,7 +376,7 @@ GUARDS = {
         Guard(
             "clock-jump",
             "the vote of a node whose clock has jumped does not count",
-            ((Node, "_checked", lambda _self, vote, _sent, _now: vote),),
+            ((steps.NodeClock, "take", lambda _self, _reading: True),),
         ),
         Guard(
             "clock-memory",

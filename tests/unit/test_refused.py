@@ -117,7 +117,7 @@ def test_a_skipped_value_survives_every_serializer(app, serializer):
     task = declare(app, on_conflict="skip")
     request = delivery(task)
     result, _ = act(task, request, TAKEN)
-    execution = Execution(task, request)
+    execution = Execution(task, request, None)
     assert json.loads(json.dumps(begin.refuse(execution, TAKEN))) == result
     content_type, encoding, data = dumps(begin.refuse(execution, TAKEN), serializer)
     assert loads(data, content_type, encoding, accept=[content_type]) == result

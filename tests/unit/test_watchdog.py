@@ -16,6 +16,7 @@ from celery_redlock.lock import watchdog as module
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.watchdog import BATCH, STALE, NotRenewed, Watchdog
 from support.fakes import FakeClock, lease_of
+from support.waiting import eventually
 
 #: How long a test waits for a thread before it fails [s].
 PATIENCE = 10.0
@@ -497,8 +498,7 @@ def test_a_thread_that_died_is_replaced(start, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(watchdog, "take_due", mock.Mock(side_effect=SystemExit))
         due_now(watchdog, "killer")
-        watchdog._thread.join(PATIENCE)
-    assert not watchdog._thread.is_alive()
+        eventually(lambda: watchdog._thread is None, "end of the thread")
     due_now(watchdog, "next")
     assert asked.wait(PATIENCE)
 
