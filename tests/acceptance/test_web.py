@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 import redis
@@ -241,6 +242,16 @@ def test_a_search_narrows_as_one_types(shop, page, window):
         window.find("#q").clear()
         window.find("#q").send_keys("nobody-has-this", Keys.ENTER)
         has(window, "[data-part=answer]", "Nothing matches")
+
+
+def test_a_search_stays_with_its_lock(page, window):
+    """Whatever its name has at its ends, or has that cannot be seen."""
+    name = " \r\nodd\t "
+    window.open(f"{page}lock?{urlencode({'name': name})}&before=x")
+    window.find("#q").send_keys("nothing ")
+    eventually(lambda: "q=nothing" in window.driver.current_url, "the search")
+    asked = parse_qs(urlsplit(window.driver.current_url).query)
+    assert asked == {"name": [name], "q": ["nothing"]}
 
 
 def test_without_scripts_the_page_works(shop, page, window):

@@ -6,32 +6,35 @@ import logging
 import re
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import click
 import pytest
+from itsdangerous import TimestampSigner
+from werkzeug.exceptions import TooManyRequests
 
 from celery_redlock import ConfigurationError
-from celery_redlock.ops.web import cache, command, reader
+from celery_redlock.lock.records import shorten
+from celery_redlock.ops.web import command, reader
 from celery_redlock.ops.web.app import make_app
-from celery_redlock.ops.web.asked import Asked
-from celery_redlock.ops.web.cache import Cached
-from celery_redlock.ops.web.chart import HEIGHT, WIDTH, hold_chart, time_chart
-from celery_redlock.ops.web.format import moment, text, visible
-from celery_redlock.ops.web.forms import COOKIE, LIFETIME, Seals
-from celery_redlock.ops.web.guard import POLICY, Door
-from celery_redlock.ops.web.operator_token import (
+from celery_redlock.ops.web.chart import hold_chart, time_chart
+from celery_redlock.ops.web.format import moment, short, text, visible
+from celery_redlock.ops.web.guard import (
     ADDRESSES,
     FREE,
     LONGEST,
+    POLICY,
     Attempts,
+    Door,
     configured_token,
 )
-from celery_redlock.ops.web.reader import Page, Records
-from celery_redlock.ops.web.views import BLOCKERS, ENTRIES
+from celery_redlock.ops.web.reader import Cached, Page, Records
+from celery_redlock.ops.web.releasing import LIFETIME
+from celery_redlock.ops.web.views import BLOCKERS, ENTRIES, Asked
 from celery_redlock.ops.why import explained
 from celery_redlock.reading import search as searching
 from celery_redlock.reading.holds import HOLD_BOUNDS, holds_by_task
@@ -106,13 +109,14 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
         found = replace(find_locks(self.views, search), silent=self.silent)
         return Page(self.statuses, found, Records(self.happened, self.holds), self.age)
 
-    def explain(self, name):
-        """Return what is known of the lock."""
+    def explain(self, name, search):
+        """Return what is known of the lock, and what happened to it that fits *search*."""
         value = b"0123abcd" + b"e" * 32 + b'{"task": "orders.bill", "task_id": "id-7", "host": "w"}'
         is_held = name in [it.name for it in self.views]
         told = StoredLock(value, 12.0, 42) if is_held else StoredLock()
         stored = {label: told for label in LABELS if label not in self.silent}
-        return explained(None, OneLock(name, self.statuses, stored), self.happened), self.age
+        recent = filter(search.has_record, self.happened)
+        return explained(None, OneLock(name, self.statuses, stored), recent), self.age
 
     def lock(self, name):
         """Return who holds the lock."""
@@ -356,7 +360,7 @@ def test_another_site_cannot_make_the_nodes_work(client, stand, path, site, how,
     """It may link to the page; whatever it asks for in the background is not even read."""
     asked, page, explain = [], stand.page, stand.explain
     stand.page = lambda search: asked.append(search.words) or page(search)
-    stand.explain = lambda name: asked.append(name) or explain(name)
+    stand.explain = lambda name, search: asked.append(name) or explain(name, search)
     with client().get(path, headers={"Sec-Fetch-Site": site, **how}) as answer:
         assert answer.status_code == code
         assert_headers(answer)
@@ -393,33 +397,42 @@ def test_guessing_gets_slower_and_the_wait_is_bounded():
     attempts = Attempts(lambda: now[0])
     waits = []
     for _ in range(12):
-        while (checked := attempts.check("10.0.0.1", "wrong", TOKEN)) is not False:
-            waits.append(checked)
-            now[0] += checked
+        while wait := wait_after_wrong(attempts, "10.0.0.1"):
+            waits.append(wait)
+            now[0] += wait
     assert waits == sorted(waits)
     assert waits[0] == 1.0
     assert waits[-1] == LONGEST
-    assert attempts.check("10.0.0.1", TOKEN, TOKEN) is True
-    assert attempts.check("10.0.0.1", "wrong", TOKEN) == LONGEST
+    assert attempts.is_right("10.0.0.1", TOKEN, TOKEN)
+    assert wait_after_wrong(attempts, "10.0.0.1") == LONGEST
+
+
+def wait_after_wrong(attempts, address):
+    """Send a wrong token; return for how long its sender has to wait [s], 0 if it was compared."""
+    try:
+        assert not attempts.is_right(address, "wrong", TOKEN)
+    except TooManyRequests as error:
+        return error.retry_after
+    return 0
 
 
 def test_guesses_at_once_count_as_many():
     """Threads do not get more free tries than one."""
     attempts = Attempts()
     with ThreadPoolExecutor(16) as threads:
-        told = list(threads.map(lambda _: attempts.check("h", "wrong", TOKEN), range(200)))
-    assert sum(it is False for it in told) == FREE
+        waits = list(threads.map(lambda _: wait_after_wrong(attempts, "h"), range(200)))
+    assert waits.count(0) == FREE
 
 
 def test_addresses_remembered_are_bounded_and_hosts_of_ipv6_are_one():
     """Nobody fills our memory, and a host with many addresses is one guesser."""
     attempts = Attempts()
     for i in range(ADDRESSES + 50):
-        attempts.check(f"10.0.{i // 250}.{i % 250}", "wrong", TOKEN)
+        wait_after_wrong(attempts, f"10.0.{i // 250}.{i % 250}")
     assert len(attempts._wrong) == ADDRESSES
-    told = [attempts.check(f"2001:db8::{i:x}", "wrong", TOKEN) for i in range(FREE + 1)]
-    assert told[:-1] == [False] * FREE
-    assert told[-1] > 0
+    waits = [wait_after_wrong(attempts, f"2001:db8::{i:x}") for i in range(FREE + 1)]
+    assert waits[:-1] == [0] * FREE
+    assert waits[-1] > 0
 
 
 # -- the token -----------------------------------------------------------------------------
@@ -677,25 +690,26 @@ def test_the_cookie_is_out_of_reach(client):
     """Neither scripts nor other sites get it."""
     answer = client().get("/release?name=orders.bill:7&seen=0123abcd")
     cookie = answer.headers["Set-Cookie"]
-    assert cookie.startswith(f"{COOKIE}=")
+    assert cookie.startswith("redlock-web=")
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
     assert "Path=/release" in cookie
 
 
-def test_a_seal_gets_old():
-    """What a form says is not for ever; nor is it from the future, nor of another process."""
-    now = [1_000_000.0]
-    seals = Seals(lambda: now[0])
-    browser = seals.browser(None)
-    seal = seals.make(browser, "a", "b")
-    assert seals.holds(seal, browser, "a", "b")
-    assert not seals.holds(seal, browser, "ab", "")
-    assert not Seals(lambda: now[0]).holds(seal, browser, "a", "b")
-    now[0] += LIFETIME + 1
-    assert not seals.holds(seal, browser, "a", "b")
-    now[0] -= 2 * LIFETIME
-    assert not seals.holds(seal, browser, "a", "b")
+def test_a_form_gets_old(client, stand, monkeypatch):
+    """What it says is not for ever; nor is it from the future, nor of another process."""
+    browser, now = client(), [1_000_000]
+    monkeypatch.setattr(TimestampSigner, "get_timestamp", lambda _: now[0])
+    form = {**confirm(browser), "token": TOKEN}
+    for passed in (LIFETIME + 1, -1):
+        now[0] = 1_000_000 + passed
+        assert browser.post("/release", data=form).status_code == 403
+    now[0] = 1_000_000 + LIFETIME
+    restarted = client()
+    restarted._cookies = browser._cookies
+    assert restarted.post("/release", data=form).status_code == 403
+    assert stand.released == []
+    assert browser.post("/release", data=form).status_code == 200
 
 
 def test_a_token_never_goes_into_an_address(client, stand):
@@ -860,6 +874,19 @@ def test_log_lines_cannot_be_forged(client, stand, caplog):
     assert stand.released == [(name, SEEN)]
 
 
+@pytest.mark.parametrize("name", ["a\nb", "a\rb\r\n", " a\x00 ", "50%25", "ü/é?x=1&y#z", "\u2028"])
+def test_a_name_of_any_characters_can_be_released(client, stand, name):
+    """Browsers send line breaks in their own way, and no field with a null as it was."""
+    stand.views = [view(name)]
+    browser = client()
+    sent = {
+        key: re.sub(r"\r\n|\r|\n", "\r\n", value.replace("\0", "\ufffd"))
+        for key, value in confirm(browser, name).items()
+    }
+    assert browser.post("/release", data={**sent, "token": TOKEN}).status_code == 200
+    assert stand.released == [(name, SEEN)]
+
+
 @pytest.mark.parametrize(
     ("given", "seen"),
     [
@@ -888,7 +915,7 @@ def test_long_names_are_shortened_in_the_middle():
 @pytest.mark.parametrize("odd", [None, True, [], {}, "x", -1, float("inf"), float("nan"), 10**400])
 def test_what_is_no_time_is_none(odd):
     """Whatever stands in a record or a lock's value."""
-    assert moment(odd, 1000.0) is None
+    assert moment(odd) is None
 
 
 def test_a_holder_of_any_shape_is_shown(client, stand):
@@ -1149,6 +1176,40 @@ def test_the_page_of_a_lock_says_who_holds_it(client, stand):
     assert "/release" not in free
 
 
+def test_a_filter_of_a_lock_goes_through_all_that_was_refused_for_it(monkeypatch):
+    """Not through the newest of it alone."""
+    lost = skipped(id="lost", event="LeaseLost", at=time.time() - 900)
+    records = [lost, *(skipped(id=f"r{i}") for i in range(50))]
+    monkeypatch.setattr(reader, "read_lock", lambda *_: OneLock("orders.bill:7", [], {}))
+    monkeypatch.setattr(reader.JournalTail, "read", lambda _: Records(records, []))
+    it = reader.Reader(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
+    try:
+        found, _ = it.explain("orders.bill:7", Search(events=("LeaseLost",)))
+        assert found.recent == [lost]
+    finally:
+        it.close()
+
+
+def test_a_long_name_is_no_other(client, stand):
+    """It is not cut on its way, and the journal, which knows all of it, is asked for all of it."""
+    name = f"orders.bill:{'x' * 5000}-7"
+    stand.views, stand.happened = [view(name)], [skipped(name=name)]
+    browser = client()
+    assert "This lock is held." in browser.get("/lock", query_string={"name": name}).text
+    page = browser.get("/lock", query_string={"name": shorten(name)}).text
+    assert f'href="/?q={name}"' in page
+
+
+def test_a_name_that_is_shortened_in_its_key_is_found():
+    """By all of it, as somebody has it from a log."""
+    name = f"orders.bill:{'x' * 150}-7"
+    search, key = Search(name), shorten(name)
+    assert search.has_lock(view(key))
+    assert not search.has_lock(view("orders.bill:7"))
+    pattern = searching.name_pattern(name).decode()
+    assert fnmatchcase(key, pattern)
+
+
 def test_too_few_answers_never_tell_that_a_lock_is_free(client, stand):
     """Nor that nobody holds it."""
     stand.silent = LABELS[2:]
@@ -1202,6 +1263,14 @@ def test_hold_times_add_up_per_task():
     assert (less.counts[1], less.counts[2], less.total) == (3, 4, 6.0)
 
 
+def drawn(client, chart):
+    """Return the tags of what a page draws of *chart*: what each is, and its attributes."""
+    app = client().application
+    with app.app_context():
+        macros = app.jinja_env.get_template("macros.html").module
+    return Tags(str(macros.figure(chart, "caption", "name"))).tags
+
+
 @pytest.mark.parametrize(
     "chart",
     [
@@ -1211,18 +1280,31 @@ def test_hold_times_add_up_per_task():
         time_chart([10**i if i % 2 else 0 for i in range(24)], 86400.0),
     ],
 )
-def test_bars_stay_inside_the_drawing(chart):
+def test_bars_stay_inside_the_drawing(client, chart):
     """Each as high as its share, the highest as high as there is room; none for what is empty."""
-    for bar in chart.bars:
-        assert bar.x >= 0
-        assert bar.x + bar.width <= WIDTH
-        assert bar.y >= 0
-        assert bar.y + bar.height <= HEIGHT
-        assert (bar.height == 0) == (bar.number == "")
-        assert bar.end <= WIDTH
-    heights = [bar.height for bar in chart.bars if bar.number]
+    tags = drawn(client, chart)
+    width, height = map(float, dict(tags)["svg"]["viewbox"].split()[2:])
+    bars = [{k: float(v) for k, v in it.items() if k != "class"} for t, it in tags if t == "rect"]
+    assert len(bars) == sum(bar.count > 0 for bar in chart.bars)
+    for bar in bars:
+        assert bar["x"] >= 0
+        assert bar["x"] + bar["width"] <= width
+        assert bar["y"] >= 0
+        assert bar["y"] + bar["height"] <= height
+    heights = [bar["height"] for bar in bars]
     assert heights == sorted(heights)
-    assert chart.line_x is None or 0 < chart.line_x < WIDTH
+    assert heights[0] > 0
+    for tag, it in tags:
+        assert tag not in ("line", "text") or 0 <= float(it.get("x", it.get("x1"))) <= width
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(999, "999"), (9_960, "10k"), (99_700, "99k"), (1_500_000, "1.5M"), (10**12, "1000G")],
+)
+def test_a_count_over_a_bar_is_short(count, words):
+    """There is room for few characters."""
+    assert short(count) == words
 
 
 # -- keeping what was read -----------------------------------------------------------------
@@ -1244,7 +1326,7 @@ def test_searches_never_starve_the_main_page(monkeypatch):
         for i in range(2 * reader.SEARCHES):
             it._found(Search(f"s{i}")).ask()
         assert begun.wait(20)
-        assert it._found(Search()).get(20) is not None
+        assert read(it._found(Search())) is not None
     finally:
         go.set()
         it.close()
@@ -1257,21 +1339,27 @@ def threads():
         yield pool
 
 
+def read(cached, patience=20):
+    """Ask for what is cached, wait so long [s], and return it."""
+    wait([cached.ask()], patience)
+    return cached.value
+
+
 def test_many_pages_cost_one_reading(threads):
     """Ten that ask at the same time share one; so do those that come soon after."""
     go, readings = threading.Event(), []
 
-    def read():
+    def count():
         go.wait(20)
         readings.append(1)
         return len(readings)
 
-    it = Cached(read, threads, lambda: 0.0)
+    it = Cached(count, threads, lambda: 0.0)
     with ThreadPoolExecutor(10) as pages:
-        asked = [pages.submit(it.get, 20) for _ in range(10)]
+        asked = [pages.submit(read, it) for _ in range(10)]
         go.set()
-        assert {page.result().value for page in asked} == {1}
-    assert it.get(0).value == 1
+        assert {page.result() for page in asked} == {1}
+    assert read(it) == 1
 
 
 def test_a_slow_node_keeps_no_page_waiting(threads):
@@ -1279,45 +1367,60 @@ def test_a_slow_node_keeps_no_page_waiting(threads):
     now, go = [0.0], threading.Event()
     values = iter("ab")
 
-    def read():
+    def slow():
         value = next(values)
         if value == "b":
             go.wait(20)
         return value
 
-    it = Cached(read, threads, lambda: now[0])
-    assert it.get(20).value == "a"
-    now[0] += cache.FRESH
-    assert it.get(0).value == "a"
+    it = Cached(slow, threads, lambda: now[0])
+    assert read(it) == "a"
+    now[0] += reader.FRESH
+    assert read(it, 0) == "a"
     go.set()
-    assert it.get(20).value == "b"
+    assert read(it) == "b"
 
 
-def test_what_is_known_to_have_changed_is_read_again(threads):
-    """After a release, nobody is shown the lock that is gone."""
-    readings = iter("ab")
-    it = Cached(lambda: next(readings), threads, lambda: 0.0)
-    assert it.get(20).value == "a"
-    assert it.get(20).value == "a"
-    it.expire()
-    assert it.get(20).value == "b"
+def test_what_is_known_to_have_changed_is_read_again(monkeypatch):
+    """After a release, nobody is shown the lock that is gone, by a reading under way, either."""
+    begun, go, values = threading.Event(), threading.Event(), iter([["old"], ["new"]])
+
+    def go_through(self, like, search):
+        found = Found(next(values))
+        begun.set()
+        go.wait(20)
+        return found
+
+    monkeypatch.setattr(reader.Reader, "_go_through", go_through)
+    monkeypatch.setattr(reader, "release_seen", lambda *_: {})
+    it = reader.Reader(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
+    try:
+        under_way = it._found(Search()).ask()
+        assert begun.wait(20)
+        it.release("n", SEEN)
+        go.set()
+        wait([under_way], 20)
+        assert read(it._found(Search())).locks == ["new"]
+    finally:
+        go.set()
+        it.close()
 
 
 def test_a_slow_reading_rests_as_long_as_it_took(threads):
     """However slow the nodes are, they are asked at most half of the time."""
     now, readings = [0.0], []
 
-    def read():
+    def slow():
         now[0] += 7.0
         readings.append(now[0])
 
-    it = Cached(read, threads, lambda: now[0])
-    it.get(20)
+    it = Cached(slow, threads, lambda: now[0])
+    read(it)
     now[0] += 6.9
-    it.get(20)
+    read(it)
     assert len(readings) == 1
     now[0] += 0.2
-    it.get(20)
+    read(it)
     assert len(readings) == 2
 
 
@@ -1325,12 +1428,12 @@ def test_a_reading_that_fails_leaves_the_older_one(threads, caplog):
     """It is logged, and tried again later."""
     now, divisors = [0.0], iter([1, 0, 2])
     it = Cached(lambda: 2 / next(divisors), threads, lambda: now[0])
-    assert it.get(20).value == 2
+    assert read(it) == 2
     now[0] += 1.0
-    assert it.get(20).value == 2
+    assert read(it) == 2
     assert "ZeroDivisionError" in caplog.text
     now[0] += 1.0
-    assert it.get(20).value == 1
+    assert read(it) == 1
 
 
 def test_log_level_of_releases_is_seen_by_default(client, stand, caplog):
