@@ -147,21 +147,23 @@ def find_locks(
 ) -> Found:
     """Return which of *views* fit *search*; ends early when there are many."""
     ends = None  # until the first is there: a node that hangs takes its time before that
-    found: list[LockView] = []
-    more = looked = 0
+    leaked: list[LockView] = []
+    others: list[LockView] = []
+    matching = looked = 0
     complete = True
     for view in views:
         looked += 1
         ends = now() + LONGEST if ends is None else ends
         if search.has_lock(view):
-            if len(found) < SHOWN:
-                found.append(view)
-            else:
-                more += 1
+            matching += 1
+            alike = leaked if view.ttl is None else others
+            if len(alike) < SHOWN:
+                alike.append(view)
         if now() > ends:
             complete = False
             break
-    return Found(in_order(found), more, looked, complete)
+    shown = in_order([*leaked, *others])[:SHOWN]
+    return Found(shown, matching - len(shown), looked, complete)
 
 
 def together(by_name: Found, by_all: Found) -> Found:

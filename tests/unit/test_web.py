@@ -597,6 +597,16 @@ def test_what_others_wrote_cannot_be_released(client, stand):
     assert "By hand…" in browser.get("/").get_data(as_text=True)
 
 
+def test_a_name_that_is_no_text_leads_nowhere(client, stand):
+    """Asked for by what is left of its name, it would be free."""
+    stand.views = [LockView("stra\ufffde", {}, None, LABELS[:1], is_foreign=True)]
+    page = client().get("/").get_data(as_text=True)
+    assert "stra\ufffde" in page
+    assert "By hand: its name is not UTF-8." in page
+    assert 'href="/lock?name=stra' not in page
+    assert 'href="/release' not in page
+
+
 def test_without_a_token_there_is_nothing_to_release_with(client, stand, caplog):
     """No link, no form; a request is refused with the fix named, and logged."""
     browser = client(token=None)
@@ -904,6 +914,14 @@ def test_what_cannot_be_seen_is_written_out(given, seen):
     assert visible(given) == seen
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"), [(" ", r"\u0020"), ("  a b ", r"\u0020\u0020a b\u0020"), ("", "")]
+)
+def test_blanks_at_the_ends_of_a_name_are_seen(name, shown):
+    """Two names that look alike are not; and a link needs something to be clicked."""
+    assert text(name) == shown
+
+
 def test_long_names_are_shortened_in_the_middle():
     """Begin and end are told, as names of one task differ at the end."""
     told = text("orders.bill:" + "x" * 5000 + "-7")
@@ -971,16 +989,17 @@ def test_a_search_shows_lock_holder_and_refusals_together(client):
     assert "Nothing matches: no live lock" in nothing
 
 
-def test_of_many_locks_a_part_is_shown():
-    """The first that match; the rest is counted, never collected."""
-    views = (view(f"n{i}", ttl=None if i == 7 else 5.0) for i in range(2000))
+@pytest.mark.parametrize("leaked", [7, 1777])
+def test_of_many_locks_a_part_is_shown(leaked):
+    """The first that match and what never expires; the rest is counted, never collected."""
+    views = (view(f"n{i}", ttl=None if i == leaked else 5.0) for i in range(2000))
     found = find_locks(views, Search())
     assert (len(found.locks), found.more, found.complete) == (
         searching.SHOWN,
         2000 - searching.SHOWN,
         True,
     )
-    assert found.locks[0].name == "n7"
+    assert found.locks[0].name == f"n{leaked}"
 
 
 def test_a_search_ends_in_time():
@@ -1214,7 +1233,7 @@ def test_too_few_answers_never_tell_that_a_lock_is_free(client, stand):
     """Nor that nobody holds it."""
     stand.silent = LABELS[2:]
     page = seen_in(client().get("/lock?name=nightly"))
-    assert "no quorum could say" in page
+    assert "Whether this lock is held, no quorum could say: 2 of 5 nodes vote" in page
     assert "Nobody." not in page
     assert "It cannot be told" in page
 

@@ -57,7 +57,8 @@ def text(value: Any, longest: int = SHORT) -> str:
     """
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return ""
-    shown = visible(str(value))
+    # A blank at an end would not be seen, nor a name that is nothing else.
+    shown = re.sub("^ +| +$", lambda blanks: r"\u0020" * len(blanks[0]), visible(str(value)))
     end = longest // 3
     return shown if len(shown) <= longest else f"{shown[: longest - end - 1]}…{shown[-end:]}"
 

@@ -242,10 +242,13 @@ class JournalTail:
         self._reader = JournalReader(nodes, rules)
         self._happened: deque[dict[str, Any]] = deque(maxlen=RECORDS)
         self._holds: deque[dict[str, Any]] = deque(maxlen=RECORDS)
+        self._has_begun = False
 
     def read(self) -> Records:
         """Return all that is known; called by one thread at a time."""
-        for record in self._reader.new():
+        records = self._reader.new() if self._has_begun else self._reader.recent(RECORDS)
+        self._has_begun = True
+        for record in records:
             of_kind = self._holds if record.get("event") == "Holds" else self._happened
             of_kind.append(record)
         return Records(list(self._happened), list(self._holds))
