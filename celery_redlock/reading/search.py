@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from celery_redlock.lock.records import shorten
+from celery_redlock.lock.records import is_text, shorten
 from celery_redlock.reading.all_locks import escape
 from celery_redlock.reading.stored import LockView
 from celery_redlock.words import number
@@ -94,7 +94,10 @@ def is_like(value: object, pattern: str | None) -> bool:
 def scan_pattern(typed: str) -> bytes:
     """Return a pattern of SCAN: *typed* itself if it is one, else names that contain it."""
     text = typed.encode(errors="surrogateescape")
-    return text if any(sign in text for sign in b"*?[") else b"*" + escape(text) + b"*"
+    if any(sign in text for sign in b"*?["):
+        return text
+    # A name that is too long for a key stands there shortened.
+    return b"*" + escape(shorten(typed).encode() if is_text(typed) else text) + b"*"
 
 
 def name_pattern(words: str) -> bytes:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import logging
 import re
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 import click
 import pytest
 from itsdangerous import TimestampSigner
+from redis.exceptions import RedisError
 from werkzeug.exceptions import TooManyRequests
 
 from celery_redlock import ConfigurationError
@@ -36,6 +38,7 @@ from celery_redlock.ops.web.reader import Cached, Page, Records
 from celery_redlock.ops.web.releasing import LIFETIME
 from celery_redlock.ops.web.views import BLOCKERS, ENTRIES, Asked
 from celery_redlock.ops.why import explained
+from celery_redlock.reading import all_locks
 from celery_redlock.reading import search as searching
 from celery_redlock.reading.holds import HOLD_BOUNDS, holds_by_task
 from celery_redlock.reading.nodes import NodeStatus
@@ -1012,6 +1015,22 @@ def test_a_search_ends_in_time():
     assert found.locks
 
 
+def test_nodes_that_hang_are_waited_for_at_once(monkeypatch):
+    """However many they are, a search waits for one of them."""
+    together = threading.Barrier(len(NODES))
+
+    @contextlib.contextmanager
+    def connected(address):
+        together.wait(20)
+        raise RedisError
+        yield
+
+    monkeypatch.setattr(all_locks, "connected", connected)
+    locks = all_locks.AllLocks(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
+    assert list(locks) == []
+    assert locks.silent == LABELS
+
+
 def test_waiting_for_the_first_lock_is_no_search():
     """Nodes that hang are waited for before it; the others are searched all the same."""
     now = [0.0]
@@ -1225,8 +1244,9 @@ def test_a_name_that_is_shortened_in_its_key_is_found():
     search, key = Search(name), shorten(name)
     assert search.has_lock(view(key))
     assert not search.has_lock(view("orders.bill:7"))
-    pattern = searching.name_pattern(name).decode()
-    assert fnmatchcase(key, pattern)
+    for pattern in (searching.name_pattern(name), searching.scan_pattern(name)):
+        assert fnmatchcase(key, pattern.decode())
+    assert searching.scan_pattern("\udcff") == b"*\xff*"
 
 
 def test_too_few_answers_never_tell_that_a_lock_is_free(client, stand):
