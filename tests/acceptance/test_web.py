@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import pytest
 import redis
@@ -476,6 +476,17 @@ def test_without_a_token_the_page_only_shows(shop, window):
         assert window.is_shown("#main.stale")
         window.open("about:blank")
         assert all("net::ERR_" in said for said in window.complaints())
+
+
+def test_behind_the_token_the_page_keeps_itself_current(shop, window):
+    """Also for who has the token in the address."""
+    with web(shop, "--allow-host", "locks.example.com", REDLOCK_WEB_TOKEN=TOKEN) as (_, address):
+        window.open(address.replace("//", f"//anybody:{quote(TOKEN)}@"))
+        assert window.text("h1") == "Why did my task not run?"
+        with shop.held("behind the token"):
+            has(window, "[data-part=locks]", "behind the token")
+        has(window, "#live", "live")
+        window.open("about:blank")
 
 
 # -- the process ---------------------------------------------------------------------------

@@ -808,8 +808,24 @@ def test_what_could_not_be_read_is_said(client, stand):
     page = client().get("/?q=x").get_data(as_text=True)
     assert "have not answered yet" in page
     assert page.count("Not read yet") == 4
+    stand.explain = lambda name, search: (None, 0.0)
+    page = client().get("/lock?name=x").get_data(as_text=True)
+    assert "have not answered yet" in page
+    assert page.count("Not read yet") == 3
     stand.page = lambda search: Page(stand.statuses, Found([]), Records([], []), 30.0)
     assert "The nodes are slow" in client().get("/").get_data(as_text=True)
+
+
+@pytest.mark.parametrize("is_read", list(itertools.product((True, False), repeat=3)))
+def test_each_part_may_be_missing(client, stand, is_read):
+    """Nodes, locks and journal come by themselves."""
+    page = stand.page(Search())
+    parts = zip((page.nodes, page.found, page.records), is_read, strict=True)
+    some = Page(*(part if there else None for part, there in parts), 0.0)
+    stand.page = lambda search: some
+    browser = client()
+    for path in ("/", "/?q=x", "/?before=1", "/task?name=orders.bill", "/task?name=x&event=nodes"):
+        assert browser.get(path).status_code == 200
 
 
 NASTY = (

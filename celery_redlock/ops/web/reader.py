@@ -174,8 +174,9 @@ class Reader:
         """
         seen = self._searched(name, lambda: read_lock(self._nodes, self._rules, name))
         (lock, records), age = waited_for(seen, self._journal)
-        recent = filter(search.has_record, records.happened if records else ())
-        return (explained(self._app, lock, recent) if lock else None), age
+        if lock is None or records is None:
+            return None, age
+        return explained(self._app, lock, filter(search.has_record, records.happened)), age
 
     def lock(self, name: str) -> OneLock:
         """Return what the nodes have of the lock *name* at this moment."""

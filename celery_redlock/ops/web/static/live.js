@@ -80,7 +80,8 @@
     looking = mine;
     const limit = setTimeout(() => mine.abort(), PATIENCE);
     try {
-      const answer = await fetch(location.pathname + location.search, {
+      // With the origin: it leaves out a token in the address, which fetch would not take.
+      const answer = await fetch(location.origin + location.pathname + location.search, {
         cache: "no-store",
         signal: mine.signal,
       });
