@@ -112,24 +112,24 @@ FILTERS = {
 
 def linked(sentence: str, record: Mapping[str, Any]) -> Markup:
     """Return *sentence*, made of *record*, with links where it names what has a page."""
-    told = text(sentence, SENTENCE)
+    shown = text(sentence, SENTENCE)
     pages = pages_of(record)
     # Longest first: the name of a task begins the name of its lock.
     names = "|".join(map(re.escape, sorted(pages, key=len, reverse=True)))
     if not names:
-        return escape(told)
+        return escape(shown)
     parts = (
         Markup('<a href="{}">{}</a>').format(pages[part], part) if part in pages else part
-        for part in re.split(rf"(?<![\w.:-])({names})(?![\w-])", told)
+        for part in re.split(rf"(?<![\w.:-])({names})(?![\w-])", shown)
     )
     return Markup("").join(parts)
 
 
 def pages_of(record: Mapping[str, Any]) -> dict[str, str]:
     """Return what of *record* has a page, as it stands in a sentence, and the page's address."""
-    told = record.get("holder")
+    holder = record.get("holder")
     found: dict[str, str] = {}
-    for it in (record, told if isinstance(told, dict) else {}):
+    for it in (record, holder if isinstance(holder, dict) else {}):
         for ident in filter(is_name, (it.get("task_id"), it.get("holder_id"))):
             found[visible(printable(ident))] = url_for("page", q=ident)
         if is_name(task := it.get("task")):

@@ -102,7 +102,7 @@ class Cached(Generic[T]):
 
 
 class Records(NamedTuple):
-    """What the journals of the nodes tell, oldest first: what happened, and hold times."""
+    """The records of the journals, oldest first: what happened, and hold times."""
 
     happened: Sequence[dict[str, Any]]
     holds: Sequence[dict[str, Any]]

@@ -73,14 +73,14 @@ class Desk:
         if token is None:
             refuse(name, "releasing is off", HOW_TO_ALLOW)
         if not is_from_our_page(request.headers):
-            told = "This was sent by the page of another site. Nothing was released."
-            refuse(name, "sent by another site", told)
+            message = "This was sent by the page of another site. Nothing was released."
+            refuse(name, "sent by another site", message)
         if not self._is_sealed(name, seen):
-            told = (
+            message = (
                 "This form is too old, or was not made for you. Nothing was released; go back "
                 "to the page, and begin again with “Release…”."
             )
-            refuse(name, "form void", told)
+            refuse(name, "form void", message)
         given = request.form.get("token", "")
         try:
             is_right = self._door.attempts.is_right(request.remote_addr or "", given, token)
@@ -128,8 +128,8 @@ class Desk:
         # Whoever was seen cannot have a majority any more.
         is_done = sum(result in RESULTS for result in results.values()) >= quorum(self._nodes)
         is_known = is_done and self._nodes - len(now.silent) >= quorum(self._nodes)
-        told = text(", ".join(f"{node}: {result}" for node, result in results.items()), LONG)
-        logger.warning("Release of lock %s for %s: %s", in_log(name), request.remote_addr, told)
+        summary = text(", ".join(f"{node}: {result}" for node, result in results.items()), LONG)
+        logger.warning("Release of lock %s for %s: %s", in_log(name), request.remote_addr, summary)
         page = render_template(
             "released.html",
             name=name,
@@ -151,10 +151,10 @@ def result_in_words(result: str) -> tuple[str, bool]:
     return RESULTS.get(result, (text(f"not asked: {result}", 200), False))
 
 
-def refuse(name: str, why: str, told: str) -> NoReturn:
-    """End a request for the release of the lock *name*; its sender is told so."""
+def refuse(name: str, why: str, message: str) -> NoReturn:
+    """End a request for the release of the lock *name*; its sender reads *message*."""
     log_refusal(name, why)
-    abort(403, told)
+    abort(403, message)
 
 
 def log_refusal(name: str, why: str) -> None:

@@ -37,8 +37,8 @@ __all__ = ["EVENTS", "TIMES", "Asked", "lock_page", "main_page", "task_page"]
 LONGEST, LONGEST_NAME = 200, 8192
 #: How much of what happened, how many tasks and how many blockers a page shows.
 ENTRIES, TASKS, BLOCKERS = 20, 10, 6
-#: How many locks and refusals are told of in sentences; the tables have them all.
-TOLD = 3
+#: How many locks, and how many refusals, are in the short answer; the tables have them all.
+ANSWERS = 3
 UNCLEAR = (
     "It cannot be told whether such a lock is held: too few nodes answered. Nothing that the "
     "others told matches."
@@ -232,7 +232,7 @@ def answers(
     found: Found, rows: Iterable[Entry], nodes: int, *, is_known: bool
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """
-    Return in sentences what a search has found, what holds now first; and whom each tells of.
+    Return in sentences what a search has found, what holds now first; with the record of each.
 
     Args:
         found: Live locks that match.
@@ -241,12 +241,12 @@ def answers(
         is_known: Whether enough answered to tell that there is no such lock.
     """
     notable = [it for it in rows if wording(it.record).mark != "plain"]
-    told: list[tuple[str, Mapping[str, Any]]] = [
+    sentences: list[tuple[str, Mapping[str, Any]]] = [
         (of_lock(lock, nodes, len(found.silent)), {"task": None, **lock.holder, "name": lock.name})
-        for lock in found.locks[:TOLD]
+        for lock in found.locks[:ANSWERS]
     ]
-    told += [(of_entry(it), it.record) for it in notable[:TOLD]]
-    return told or [(NOTHING if is_known else UNCLEAR, {})]
+    sentences += [(of_entry(it), it.record) for it in notable[:ANSWERS]]
+    return sentences or [(NOTHING if is_known else UNCLEAR, {})]
 
 
 def of_lock(lock: LockView, nodes: int, silent: int) -> str:
