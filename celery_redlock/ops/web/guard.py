@@ -147,10 +147,9 @@ class Door:
 
     def admits(self, header: str | None) -> bool:
         """Return whether a request may call us so: loopback, where we listen, or by a name."""
-        match = HOST.fullmatch(header or "")
-        if match is None:
+        if header is None or HOST.fullmatch(header) is None:
             return False
-        called = plain(match[1])
+        called = plain(header)
         if is_loopback(called) or called in map(plain, (self.host, *self.names)):
             return True
         # An address cannot be made to point elsewhere, and "everywhere" has no name of its own.
@@ -219,8 +218,9 @@ def is_from_our_page(headers: Headers) -> bool:
 
 
 def plain(host: str) -> str:
-    """Return *host* as it is compared: lower case, no brackets, no dot at its end."""
-    return host.strip("[]").rstrip(".").lower()
+    """Return *host* as it is compared: lower case, no port, no brackets, no dot at its end."""
+    match = HOST.fullmatch(host)
+    return (match[1] if match else host).strip("[]").rstrip(".").lower()
 
 
 def address_in(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
