@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
-from celery_redlock.lock.address import addresses_of
+from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.guard import exchange
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import Script, read_release
-from celery_redlock.reading.nodes import connected
+from celery_redlock.reading.nodes import ask_all, connected
 from celery_redlock.reading.stored import (
     READ,
     LockView,
@@ -87,12 +87,21 @@ class AllLocks:
 
     def __iter__(self) -> Iterator[LockView]:
         loads = [(b"SCRIPT", b"LOAD", script.source) for script in (READ, ABSENT)]
+
+        def connect(address: Address) -> AbstractConnection | None:
+            with contextlib.suppress(RedisError, OSError):
+                connection = stack.enter_context(connected(address))
+                exchange(connection, *loads)
+                return connection
+            return None
+
         try:
             with contextlib.ExitStack() as stack:
-                for address in self._addresses:
-                    with contextlib.suppress(RedisError, OSError):
-                        connection = stack.enter_context(connected(address))
-                        exchange(connection, *loads)
+                # All at once, so nodes that hang cost no more time than one of them.
+                for address, connection in zip(
+                    self._addresses, ask_all(self._addresses, connect), strict=True
+                ):
+                    if connection is not None:
                         self._connections[address.label] = connection
                 yield from self._go_through()
         finally:

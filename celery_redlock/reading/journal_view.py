@@ -54,14 +54,14 @@ def is_refusal(record: Record) -> bool:
 
 
 def is_refusal_of(record: Record, name: str) -> bool:
-    """Return whether *record* tells that somebody was refused the lock *name*."""
-    told = record.get("name")
-    is_named = isinstance(told, str) and is_text(told) and shorten(told) == shorten(name)
+    """Return whether *record* says that somebody was refused the lock *name*."""
+    lock = record.get("name")
+    is_named = isinstance(lock, str) and is_text(lock) and shorten(lock) == shorten(name)
     return is_named and is_refusal(record)
 
 
 def entries(records: Sequence[Record]) -> list[Entry]:
-    """Return what *records*, oldest first, tell, newest first; reports of one cause as one."""
+    """Return what *records*, oldest first, report, newest first; one entry per cause."""
     found: list[Entry] = []
     open_: dict[tuple[Any, Any], Entry] = {}
     for record in reversed(records):
@@ -103,7 +103,7 @@ class Blocker:
 
     Attributes:
         name: Of the lock.
-        holder: As it told of itself last; empty if nobody held it: there was no quorum.
+        holder: As it described itself last; empty if nobody held it: there was no quorum.
         times: How often something was refused for it.
         at: When last [s, Unix time].
     """
@@ -120,8 +120,8 @@ def blockers(records: Iterable[Record]) -> list[Blocker]:
     for record in records:
         if "cause" not in record or not is_refusal(record):
             continue
-        told = record.get("holder")
-        holder = told if isinstance(told, dict) and record["cause"] == "conflict" else {}
+        reported = record.get("holder")
+        holder = reported if isinstance(reported, dict) and record["cause"] == "conflict" else {}
         key = str(record.get("name")), f"{holder.get('task_id')} {holder.get('execution')}"
         before = found.pop(key, None)
         times = before.times + 1 if before else 1

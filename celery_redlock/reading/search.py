@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from celery_redlock.lock.records import is_text, shorten
 from celery_redlock.reading.all_locks import escape
 from celery_redlock.reading.stored import LockView
 from celery_redlock.words import number
@@ -62,11 +63,12 @@ class Search:
 
     def has_words(self, *values: Any) -> bool:
         """Return whether each of the words is in any of *values*, whatever the case."""
-        wanted = self.words.casefold().split()
+        wanted = self.words.split()
         if not wanted:
             return True
         text = "\n".join(str(it) for it in values if isinstance(it, (str, int, float))).casefold()
-        return all(word in text for word in wanted)
+        # A name that is too long for a key stands there shortened.
+        return all(it.casefold() in text or shorten(it).casefold() in text for it in wanted)
 
     def has_record(self, record: Mapping[str, Any]) -> bool:
         """Return whether *record* fits."""
@@ -92,7 +94,10 @@ def is_like(value: object, pattern: str | None) -> bool:
 def scan_pattern(typed: str) -> bytes:
     """Return a pattern of SCAN: *typed* itself if it is one, else names that contain it."""
     text = typed.encode(errors="surrogateescape")
-    return text if any(sign in text for sign in b"*?[") else b"*" + escape(text) + b"*"
+    if any(sign in text for sign in b"*?["):
+        return text
+    # A name that is too long for a key stands there shortened.
+    return b"*" + escape(shorten(typed).encode() if is_text(typed) else text) + b"*"
 
 
 def name_pattern(words: str) -> bytes:
@@ -102,7 +107,7 @@ def name_pattern(words: str) -> bytes:
     Nodes pass over names without it by themselves, a hundred times faster than we could. Other
     letters than those of ASCII stand for anything: nodes know no cases of them.
     """
-    longest = max(words.split(), key=len, default="")
+    longest = shorten(max(words.split(), key=len, default=""))
     return b"*" + b"".join(map(either_case, longest)) + b"*"
 
 
@@ -145,21 +150,23 @@ def find_locks(
 ) -> Found:
     """Return which of *views* fit *search*; ends early when there are many."""
     ends = None  # until the first is there: a node that hangs takes its time before that
-    found: list[LockView] = []
-    more = looked = 0
+    leaked: list[LockView] = []
+    others: list[LockView] = []
+    matching = looked = 0
     complete = True
     for view in views:
         looked += 1
         ends = now() + LONGEST if ends is None else ends
         if search.has_lock(view):
-            if len(found) < SHOWN:
-                found.append(view)
-            else:
-                more += 1
+            matching += 1
+            alike = leaked if view.ttl is None else others
+            if len(alike) < SHOWN:
+                alike.append(view)
         if now() > ends:
             complete = False
             break
-    return Found(in_order(found), more, looked, complete)
+    shown = in_order([*leaked, *others])[:SHOWN]
+    return Found(shown, matching - len(shown), looked, complete)
 
 
 def together(by_name: Found, by_all: Found) -> Found:

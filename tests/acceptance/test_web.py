@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import pytest
 import redis
@@ -243,6 +244,16 @@ def test_a_search_narrows_as_one_types(shop, page, window):
         has(window, "[data-part=answer]", "Nothing matches")
 
 
+def test_a_search_stays_with_its_lock(page, window):
+    """Whatever its name has at its ends, or has that cannot be seen."""
+    name = " \r\nodd\t "
+    window.open(f"{page}lock?{urlencode({'name': name})}&before=x")
+    window.find("#q").send_keys("nothing ")
+    eventually(lambda: "q=nothing" in window.driver.current_url, "the search")
+    asked = parse_qs(urlsplit(window.driver.current_url).query)
+    assert asked == {"name": [name], "q": ["nothing"]}
+
+
 def test_without_scripts_the_page_works(shop, page, window):
     """It is complete, can be searched, and does not take itself away from who reads it."""
     window.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
@@ -465,6 +476,17 @@ def test_without_a_token_the_page_only_shows(shop, window):
         assert window.is_shown("#main.stale")
         window.open("about:blank")
         assert all("net::ERR_" in said for said in window.complaints())
+
+
+def test_behind_the_token_the_page_keeps_itself_current(shop, window):
+    """Also for who has the token in the address."""
+    with web(shop, "--allow-host", "locks.example.com", REDLOCK_WEB_TOKEN=TOKEN) as (_, address):
+        window.open(address.replace("//", f"//anybody:{quote(TOKEN)}@"))
+        assert window.text("h1") == "Why did my task not run?"
+        with shop.held("behind the token"):
+            has(window, "[data-part=locks]", "behind the token")
+        has(window, "#live", "live")
+        window.open("about:blank")
 
 
 # -- the process ---------------------------------------------------------------------------

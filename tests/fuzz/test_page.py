@@ -62,10 +62,10 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
         found = replace(find_locks(self.views, search), silent=[])
         return Page(self.nodes, found, Records(self.happened, self.holds), 0.1)
 
-    def explain(self, name):
-        """Return what is known of the lock."""
+    def explain(self, name, search):
+        """Return what is known of the lock, and what happened to it that fits *search*."""
         lock = OneLock(name, self.nodes, self.stored.get(name, {}))
-        return explained(None, lock, self.happened), 0.1
+        return explained(None, lock, filter(search.has_record, self.happened)), 0.1
 
     def lock(self, name):
         """Return who holds the lock."""
@@ -91,9 +91,9 @@ class Now:
         """Return what a page shows."""
         return self.stand.page(search)
 
-    def explain(self, name):
+    def explain(self, name, search):
         """Return what is known of a lock."""
-        return self.stand.explain(name)
+        return self.stand.explain(name, search)
 
     def lock(self, name):
         """Return who holds the lock."""

@@ -11,7 +11,7 @@ from celery_redlock.observers import journal, logging
 from celery_redlock.observers.records import record_of
 from celery_redlock.ops import journal_lines
 from celery_redlock.ops.cli import tail
-from celery_redlock.ops.web.answer import of_entry
+from celery_redlock.ops.web.views import of_entry
 from celery_redlock.reading import sentences
 from celery_redlock.reading.journal_view import Entry
 from celery_redlock.reading.sentences import WORDINGS, sentence, wording

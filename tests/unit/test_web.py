@@ -1,38 +1,44 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import logging
 import re
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import click
 import pytest
+from itsdangerous import TimestampSigner
+from redis.exceptions import RedisError
+from werkzeug.exceptions import TooManyRequests
 
 from celery_redlock import ConfigurationError
-from celery_redlock.ops.web import cache, command, reader
+from celery_redlock.lock.records import shorten
+from celery_redlock.ops.web import command, reader
 from celery_redlock.ops.web.app import make_app
-from celery_redlock.ops.web.asked import Asked
-from celery_redlock.ops.web.cache import Cached
-from celery_redlock.ops.web.chart import HEIGHT, WIDTH, hold_chart, time_chart
-from celery_redlock.ops.web.format import moment, text, visible
-from celery_redlock.ops.web.forms import COOKIE, LIFETIME, Seals
-from celery_redlock.ops.web.guard import POLICY, Door
-from celery_redlock.ops.web.operator_token import (
+from celery_redlock.ops.web.chart import hold_chart, time_chart
+from celery_redlock.ops.web.format import moment, short, text, visible
+from celery_redlock.ops.web.guard import (
     ADDRESSES,
     FREE,
     LONGEST,
+    POLICY,
     Attempts,
+    Door,
     configured_token,
 )
-from celery_redlock.ops.web.reader import Page, Records
-from celery_redlock.ops.web.views import BLOCKERS, ENTRIES
+from celery_redlock.ops.web.reader import Cached, Page, Records
+from celery_redlock.ops.web.releasing import LIFETIME
+from celery_redlock.ops.web.views import BLOCKERS, ENTRIES, Asked
 from celery_redlock.ops.why import explained
+from celery_redlock.reading import all_locks
 from celery_redlock.reading import search as searching
 from celery_redlock.reading.holds import HOLD_BOUNDS, holds_by_task
 from celery_redlock.reading.nodes import NodeStatus
@@ -106,13 +112,14 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
         found = replace(find_locks(self.views, search), silent=self.silent)
         return Page(self.statuses, found, Records(self.happened, self.holds), self.age)
 
-    def explain(self, name):
-        """Return what is known of the lock."""
+    def explain(self, name, search):
+        """Return what is known of the lock, and what happened to it that fits *search*."""
         value = b"0123abcd" + b"e" * 32 + b'{"task": "orders.bill", "task_id": "id-7", "host": "w"}'
         is_held = name in [it.name for it in self.views]
         told = StoredLock(value, 12.0, 42) if is_held else StoredLock()
         stored = {label: told for label in LABELS if label not in self.silent}
-        return explained(None, OneLock(name, self.statuses, stored), self.happened), self.age
+        recent = filter(search.has_record, self.happened)
+        return explained(None, OneLock(name, self.statuses, stored), recent), self.age
 
     def lock(self, name):
         """Return who holds the lock."""
@@ -280,7 +287,9 @@ def test_nothing_in_a_page_is_inline(client):
         ("127.0.0.1", (), "a b", False),
         ("127.0.0.1", (), "user@127.0.0.1", False),
         ("127.0.0.1", ("Locks.example.com",), "locks.example.com", True),
+        ("127.0.0.1", ("locks.example.com:8443",), "locks.example.com", True),
         ("127.0.0.1", ("locks.example.com",), "other.example.com", False),
+        ("::1", ("fd00::6",), "[fd00::6]:8737", True),
         ("10.0.0.5", (), "10.0.0.5:8737", True),
         ("10.0.0.5", (), "10.0.0.6:8737", False),
         ("0.0.0.0", (), "10.0.0.6:8737", True),
@@ -356,7 +365,7 @@ def test_another_site_cannot_make_the_nodes_work(client, stand, path, site, how,
     """It may link to the page; whatever it asks for in the background is not even read."""
     asked, page, explain = [], stand.page, stand.explain
     stand.page = lambda search: asked.append(search.words) or page(search)
-    stand.explain = lambda name: asked.append(name) or explain(name)
+    stand.explain = lambda name, search: asked.append(name) or explain(name, search)
     with client().get(path, headers={"Sec-Fetch-Site": site, **how}) as answer:
         assert answer.status_code == code
         assert_headers(answer)
@@ -393,33 +402,42 @@ def test_guessing_gets_slower_and_the_wait_is_bounded():
     attempts = Attempts(lambda: now[0])
     waits = []
     for _ in range(12):
-        while (checked := attempts.check("10.0.0.1", "wrong", TOKEN)) is not False:
-            waits.append(checked)
-            now[0] += checked
+        while wait := wait_after_wrong(attempts, "10.0.0.1"):
+            waits.append(wait)
+            now[0] += wait
     assert waits == sorted(waits)
     assert waits[0] == 1.0
     assert waits[-1] == LONGEST
-    assert attempts.check("10.0.0.1", TOKEN, TOKEN) is True
-    assert attempts.check("10.0.0.1", "wrong", TOKEN) == LONGEST
+    assert attempts.is_right("10.0.0.1", TOKEN, TOKEN)
+    assert wait_after_wrong(attempts, "10.0.0.1") == LONGEST
+
+
+def wait_after_wrong(attempts, address):
+    """Send a wrong token; return for how long its sender has to wait [s], 0 if it was compared."""
+    try:
+        assert not attempts.is_right(address, "wrong", TOKEN)
+    except TooManyRequests as error:
+        return error.retry_after
+    return 0
 
 
 def test_guesses_at_once_count_as_many():
     """Threads do not get more free tries than one."""
     attempts = Attempts()
     with ThreadPoolExecutor(16) as threads:
-        told = list(threads.map(lambda _: attempts.check("h", "wrong", TOKEN), range(200)))
-    assert sum(it is False for it in told) == FREE
+        waits = list(threads.map(lambda _: wait_after_wrong(attempts, "h"), range(200)))
+    assert waits.count(0) == FREE
 
 
 def test_addresses_remembered_are_bounded_and_hosts_of_ipv6_are_one():
     """Nobody fills our memory, and a host with many addresses is one guesser."""
     attempts = Attempts()
     for i in range(ADDRESSES + 50):
-        attempts.check(f"10.0.{i // 250}.{i % 250}", "wrong", TOKEN)
+        wait_after_wrong(attempts, f"10.0.{i // 250}.{i % 250}")
     assert len(attempts._wrong) == ADDRESSES
-    told = [attempts.check(f"2001:db8::{i:x}", "wrong", TOKEN) for i in range(FREE + 1)]
-    assert told[:-1] == [False] * FREE
-    assert told[-1] > 0
+    waits = [wait_after_wrong(attempts, f"2001:db8::{i:x}") for i in range(FREE + 1)]
+    assert waits[:-1] == [0] * FREE
+    assert waits[-1] > 0
 
 
 # -- the token -----------------------------------------------------------------------------
@@ -584,6 +602,16 @@ def test_what_others_wrote_cannot_be_released(client, stand):
     assert "By hand…" in browser.get("/").get_data(as_text=True)
 
 
+def test_a_name_that_is_no_text_leads_nowhere(client, stand):
+    """Asked for by what is left of its name, it would be free."""
+    stand.views = [LockView("stra\ufffde", {}, None, LABELS[:1], is_foreign=True)]
+    page = client().get("/").get_data(as_text=True)
+    assert "stra\ufffde" in page
+    assert "By hand: its name is not UTF-8." in page
+    assert 'href="/lock?name=stra' not in page
+    assert 'href="/release' not in page
+
+
 def test_without_a_token_there_is_nothing_to_release_with(client, stand, caplog):
     """No link, no form; a request is refused with the fix named, and logged."""
     browser = client(token=None)
@@ -677,25 +705,26 @@ def test_the_cookie_is_out_of_reach(client):
     """Neither scripts nor other sites get it."""
     answer = client().get("/release?name=orders.bill:7&seen=0123abcd")
     cookie = answer.headers["Set-Cookie"]
-    assert cookie.startswith(f"{COOKIE}=")
+    assert cookie.startswith("redlock-web=")
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
     assert "Path=/release" in cookie
 
 
-def test_a_seal_gets_old():
-    """What a form says is not for ever; nor is it from the future, nor of another process."""
-    now = [1_000_000.0]
-    seals = Seals(lambda: now[0])
-    browser = seals.browser(None)
-    seal = seals.make(browser, "a", "b")
-    assert seals.holds(seal, browser, "a", "b")
-    assert not seals.holds(seal, browser, "ab", "")
-    assert not Seals(lambda: now[0]).holds(seal, browser, "a", "b")
-    now[0] += LIFETIME + 1
-    assert not seals.holds(seal, browser, "a", "b")
-    now[0] -= 2 * LIFETIME
-    assert not seals.holds(seal, browser, "a", "b")
+def test_a_form_gets_old(client, stand, monkeypatch):
+    """What it says is not for ever; nor is it from the future, nor of another process."""
+    browser, now = client(), [1_000_000]
+    monkeypatch.setattr(TimestampSigner, "get_timestamp", lambda _: now[0])
+    form = {**confirm(browser), "token": TOKEN}
+    for passed in (LIFETIME + 1, -1):
+        now[0] = 1_000_000 + passed
+        assert browser.post("/release", data=form).status_code == 403
+    now[0] = 1_000_000 + LIFETIME
+    restarted = client()
+    restarted._cookies = browser._cookies
+    assert restarted.post("/release", data=form).status_code == 403
+    assert stand.released == []
+    assert browser.post("/release", data=form).status_code == 200
 
 
 def test_a_token_never_goes_into_an_address(client, stand):
@@ -781,8 +810,24 @@ def test_what_could_not_be_read_is_said(client, stand):
     page = client().get("/?q=x").get_data(as_text=True)
     assert "have not answered yet" in page
     assert page.count("Not read yet") == 4
+    stand.explain = lambda name, search: (None, 0.0)
+    page = client().get("/lock?name=x").get_data(as_text=True)
+    assert "have not answered yet" in page
+    assert page.count("Not read yet") == 3
     stand.page = lambda search: Page(stand.statuses, Found([]), Records([], []), 30.0)
     assert "The nodes are slow" in client().get("/").get_data(as_text=True)
+
+
+@pytest.mark.parametrize("is_read", list(itertools.product((True, False), repeat=3)))
+def test_each_part_may_be_missing(client, stand, is_read):
+    """Nodes, locks and journal come by themselves."""
+    page = stand.page(Search())
+    parts = zip((page.nodes, page.found, page.records), is_read, strict=True)
+    some = Page(*(part if there else None for part, there in parts), 0.0)
+    stand.page = lambda search: some
+    browser = client()
+    for path in ("/", "/?q=x", "/?before=1", "/task?name=orders.bill", "/task?name=x&event=nodes"):
+        assert browser.get(path).status_code == 200
 
 
 NASTY = (
@@ -860,6 +905,19 @@ def test_log_lines_cannot_be_forged(client, stand, caplog):
     assert stand.released == [(name, SEEN)]
 
 
+@pytest.mark.parametrize("name", ["a\nb", "a\rb\r\n", " a\x00 ", "50%25", "ü/é?x=1&y#z", "\u2028"])
+def test_a_name_of_any_characters_can_be_released(client, stand, name):
+    """Browsers send line breaks in their own way, and no field with a null as it was."""
+    stand.views = [view(name)]
+    browser = client()
+    sent = {
+        key: re.sub(r"\r\n|\r|\n", "\r\n", value.replace("\0", "\ufffd"))
+        for key, value in confirm(browser, name).items()
+    }
+    assert browser.post("/release", data={**sent, "token": TOKEN}).status_code == 200
+    assert stand.released == [(name, SEEN)]
+
+
 @pytest.mark.parametrize(
     ("given", "seen"),
     [
@@ -877,6 +935,14 @@ def test_what_cannot_be_seen_is_written_out(given, seen):
     assert visible(given) == seen
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"), [(" ", r"\u0020"), ("  a b ", r"\u0020\u0020a b\u0020"), ("", "")]
+)
+def test_blanks_at_the_ends_of_a_name_are_seen(name, shown):
+    """Two names that look alike are not; and a link needs something to be clicked."""
+    assert text(name) == shown
+
+
 def test_long_names_are_shortened_in_the_middle():
     """Begin and end are told, as names of one task differ at the end."""
     told = text("orders.bill:" + "x" * 5000 + "-7")
@@ -888,7 +954,7 @@ def test_long_names_are_shortened_in_the_middle():
 @pytest.mark.parametrize("odd", [None, True, [], {}, "x", -1, float("inf"), float("nan"), 10**400])
 def test_what_is_no_time_is_none(odd):
     """Whatever stands in a record or a lock's value."""
-    assert moment(odd, 1000.0) is None
+    assert moment(odd) is None
 
 
 def test_a_holder_of_any_shape_is_shown(client, stand):
@@ -944,16 +1010,17 @@ def test_a_search_shows_lock_holder_and_refusals_together(client):
     assert "Nothing matches: no live lock" in nothing
 
 
-def test_of_many_locks_a_part_is_shown():
-    """The first that match; the rest is counted, never collected."""
-    views = (view(f"n{i}", ttl=None if i == 7 else 5.0) for i in range(2000))
+@pytest.mark.parametrize("leaked", [7, 1777])
+def test_of_many_locks_a_part_is_shown(leaked):
+    """The first that match and what never expires; the rest is counted, never collected."""
+    views = (view(f"n{i}", ttl=None if i == leaked else 5.0) for i in range(2000))
     found = find_locks(views, Search())
     assert (len(found.locks), found.more, found.complete) == (
         searching.SHOWN,
         2000 - searching.SHOWN,
         True,
     )
-    assert found.locks[0].name == "n7"
+    assert found.locks[0].name == f"n{leaked}"
 
 
 def test_a_search_ends_in_time():
@@ -964,6 +1031,22 @@ def test_a_search_ends_in_time():
     assert not found.complete
     assert found.looked < 1100
     assert found.locks
+
+
+def test_nodes_that_hang_are_waited_for_at_once(monkeypatch):
+    """However many they are, a search waits for one of them."""
+    together = threading.Barrier(len(NODES))
+
+    @contextlib.contextmanager
+    def connected(address):
+        together.wait(20)
+        raise RedisError
+        yield
+
+    monkeypatch.setattr(all_locks, "connected", connected)
+    locks = all_locks.AllLocks(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
+    assert list(locks) == []
+    assert locks.silent == LABELS
 
 
 def test_waiting_for_the_first_lock_is_no_search():
@@ -1149,11 +1232,46 @@ def test_the_page_of_a_lock_says_who_holds_it(client, stand):
     assert "/release" not in free
 
 
+def test_a_filter_of_a_lock_goes_through_all_that_was_refused_for_it(monkeypatch):
+    """Not through the newest of it alone."""
+    lost = skipped(id="lost", event="LeaseLost", at=time.time() - 900)
+    records = [lost, *(skipped(id=f"r{i}") for i in range(50))]
+    monkeypatch.setattr(reader, "read_lock", lambda *_: OneLock("orders.bill:7", [], {}))
+    monkeypatch.setattr(reader.JournalTail, "read", lambda _: Records(records, []))
+    it = reader.Reader(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
+    try:
+        found, _ = it.explain("orders.bill:7", Search(events=("LeaseLost",)))
+        assert found.recent == [lost]
+    finally:
+        it.close()
+
+
+def test_a_long_name_is_no_other(client, stand):
+    """It is not cut on its way, and the journal, which knows all of it, is asked for all of it."""
+    name = f"orders.bill:{'x' * 5000}-7"
+    stand.views, stand.happened = [view(name)], [skipped(name=name)]
+    browser = client()
+    assert "This lock is held." in browser.get("/lock", query_string={"name": name}).text
+    page = browser.get("/lock", query_string={"name": shorten(name)}).text
+    assert f'href="/?q={name}"' in page
+
+
+def test_a_name_that_is_shortened_in_its_key_is_found():
+    """By all of it, as somebody has it from a log."""
+    name = f"orders.bill:{'x' * 150}-7"
+    search, key = Search(name), shorten(name)
+    assert search.has_lock(view(key))
+    assert not search.has_lock(view("orders.bill:7"))
+    for pattern in (searching.name_pattern(name), searching.scan_pattern(name)):
+        assert fnmatchcase(key, pattern.decode())
+    assert searching.scan_pattern("\udcff") == b"*\xff*"
+
+
 def test_too_few_answers_never_tell_that_a_lock_is_free(client, stand):
     """Nor that nobody holds it."""
     stand.silent = LABELS[2:]
     page = seen_in(client().get("/lock?name=nightly"))
-    assert "no quorum could say" in page
+    assert "Whether this lock is held, no quorum could say: 2 of 5 nodes vote" in page
     assert "Nobody." not in page
     assert "It cannot be told" in page
 
@@ -1202,6 +1320,14 @@ def test_hold_times_add_up_per_task():
     assert (less.counts[1], less.counts[2], less.total) == (3, 4, 6.0)
 
 
+def drawn(client, chart):
+    """Return the tags of what a page draws of *chart*: what each is, and its attributes."""
+    app = client().application
+    with app.app_context():
+        macros = app.jinja_env.get_template("macros.html").module
+    return Tags(str(macros.figure(chart, "caption", "name"))).tags
+
+
 @pytest.mark.parametrize(
     "chart",
     [
@@ -1211,18 +1337,31 @@ def test_hold_times_add_up_per_task():
         time_chart([10**i if i % 2 else 0 for i in range(24)], 86400.0),
     ],
 )
-def test_bars_stay_inside_the_drawing(chart):
+def test_bars_stay_inside_the_drawing(client, chart):
     """Each as high as its share, the highest as high as there is room; none for what is empty."""
-    for bar in chart.bars:
-        assert bar.x >= 0
-        assert bar.x + bar.width <= WIDTH
-        assert bar.y >= 0
-        assert bar.y + bar.height <= HEIGHT
-        assert (bar.height == 0) == (bar.number == "")
-        assert bar.end <= WIDTH
-    heights = [bar.height for bar in chart.bars if bar.number]
+    tags = drawn(client, chart)
+    width, height = map(float, dict(tags)["svg"]["viewbox"].split()[2:])
+    bars = [{k: float(v) for k, v in it.items() if k != "class"} for t, it in tags if t == "rect"]
+    assert len(bars) == sum(bar.count > 0 for bar in chart.bars)
+    for bar in bars:
+        assert bar["x"] >= 0
+        assert bar["x"] + bar["width"] <= width
+        assert bar["y"] >= 0
+        assert bar["y"] + bar["height"] <= height
+    heights = [bar["height"] for bar in bars]
     assert heights == sorted(heights)
-    assert chart.line_x is None or 0 < chart.line_x < WIDTH
+    assert heights[0] > 0
+    for tag, it in tags:
+        assert tag not in ("line", "text") or 0 <= float(it.get("x", it.get("x1"))) <= width
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(999, "999"), (9_960, "10k"), (99_700, "99k"), (1_500_000, "1.5M"), (10**12, "1000G")],
+)
+def test_a_count_over_a_bar_is_short(count, words):
+    """There is room for few characters."""
+    assert short(count) == words
 
 
 # -- keeping what was read -----------------------------------------------------------------
@@ -1244,7 +1383,7 @@ def test_searches_never_starve_the_main_page(monkeypatch):
         for i in range(2 * reader.SEARCHES):
             it._found(Search(f"s{i}")).ask()
         assert begun.wait(20)
-        assert it._found(Search()).get(20) is not None
+        assert read(it._found(Search())) is not None
     finally:
         go.set()
         it.close()
@@ -1257,21 +1396,27 @@ def threads():
         yield pool
 
 
+def read(cached, patience=20):
+    """Ask for what is cached, wait so long [s], and return it."""
+    wait([cached.ask()], patience)
+    return cached.value
+
+
 def test_many_pages_cost_one_reading(threads):
     """Ten that ask at the same time share one; so do those that come soon after."""
     go, readings = threading.Event(), []
 
-    def read():
+    def count():
         go.wait(20)
         readings.append(1)
         return len(readings)
 
-    it = Cached(read, threads, lambda: 0.0)
+    it = Cached(count, threads, lambda: 0.0)
     with ThreadPoolExecutor(10) as pages:
-        asked = [pages.submit(it.get, 20) for _ in range(10)]
+        asked = [pages.submit(read, it) for _ in range(10)]
         go.set()
-        assert {page.result().value for page in asked} == {1}
-    assert it.get(0).value == 1
+        assert {page.result() for page in asked} == {1}
+    assert read(it) == 1
 
 
 def test_a_slow_node_keeps_no_page_waiting(threads):
@@ -1279,45 +1424,60 @@ def test_a_slow_node_keeps_no_page_waiting(threads):
     now, go = [0.0], threading.Event()
     values = iter("ab")
 
-    def read():
+    def slow():
         value = next(values)
         if value == "b":
             go.wait(20)
         return value
 
-    it = Cached(read, threads, lambda: now[0])
-    assert it.get(20).value == "a"
-    now[0] += cache.FRESH
-    assert it.get(0).value == "a"
+    it = Cached(slow, threads, lambda: now[0])
+    assert read(it) == "a"
+    now[0] += reader.FRESH
+    assert read(it, 0) == "a"
     go.set()
-    assert it.get(20).value == "b"
+    assert read(it) == "b"
 
 
-def test_what_is_known_to_have_changed_is_read_again(threads):
-    """After a release, nobody is shown the lock that is gone."""
-    readings = iter("ab")
-    it = Cached(lambda: next(readings), threads, lambda: 0.0)
-    assert it.get(20).value == "a"
-    assert it.get(20).value == "a"
-    it.expire()
-    assert it.get(20).value == "b"
+def test_what_is_known_to_have_changed_is_read_again(monkeypatch):
+    """After a release, nobody is shown the lock that is gone, by a reading under way, either."""
+    begun, go, values = threading.Event(), threading.Event(), iter([["old"], ["new"]])
+
+    def go_through(self, like, search):
+        found = Found(next(values))
+        begun.set()
+        go.wait(20)
+        return found
+
+    monkeypatch.setattr(reader.Reader, "_go_through", go_through)
+    monkeypatch.setattr(reader, "release_seen", lambda *_: {})
+    it = reader.Reader(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
+    try:
+        under_way = it._found(Search()).ask()
+        assert begun.wait(20)
+        it.release("n", SEEN)
+        go.set()
+        wait([under_way], 20)
+        assert read(it._found(Search())).locks == ["new"]
+    finally:
+        go.set()
+        it.close()
 
 
 def test_a_slow_reading_rests_as_long_as_it_took(threads):
     """However slow the nodes are, they are asked at most half of the time."""
     now, readings = [0.0], []
 
-    def read():
+    def slow():
         now[0] += 7.0
         readings.append(now[0])
 
-    it = Cached(read, threads, lambda: now[0])
-    it.get(20)
+    it = Cached(slow, threads, lambda: now[0])
+    read(it)
     now[0] += 6.9
-    it.get(20)
+    read(it)
     assert len(readings) == 1
     now[0] += 0.2
-    it.get(20)
+    read(it)
     assert len(readings) == 2
 
 
@@ -1325,12 +1485,12 @@ def test_a_reading_that_fails_leaves_the_older_one(threads, caplog):
     """It is logged, and tried again later."""
     now, divisors = [0.0], iter([1, 0, 2])
     it = Cached(lambda: 2 / next(divisors), threads, lambda: now[0])
-    assert it.get(20).value == 2
+    assert read(it) == 2
     now[0] += 1.0
-    assert it.get(20).value == 2
+    assert read(it) == 2
     assert "ZeroDivisionError" in caplog.text
     now[0] += 1.0
-    assert it.get(20).value == 1
+    assert read(it) == 1
 
 
 def test_log_level_of_releases_is_seen_by_default(client, stand, caplog):

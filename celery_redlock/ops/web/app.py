@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
+import secrets
+from functools import partial
 from typing import Any
 
 from flask import Flask, Response, make_response, render_template, request
 from werkzeug.exceptions import HTTPException
 
-from celery_redlock.ops.web.asked import EVENTS, TIMES, Asked
-from celery_redlock.ops.web.format import FILTERS, moment, text
+from celery_redlock.ops.web.format import FILTERS, linked, text
 from celery_redlock.ops.web.guard import Door, guard
-from celery_redlock.ops.web.links import linked
-from celery_redlock.ops.web.operator_token import Attempts
-from celery_redlock.ops.web.releasing import add_release
-from celery_redlock.ops.web.views import Reads, Site, lock_page, main_page, task_page
+from celery_redlock.ops.web.reader import Reader
+from celery_redlock.ops.web.releasing import Desk
+from celery_redlock.ops.web.views import EVENTS, TIMES, Asked, lock_page, main_page, task_page
 from celery_redlock.reading.quorum import MARKS, MEANINGS
 from celery_redlock.reading.sentences import sentence, wording
 from celery_redlock.settings import Settings
@@ -24,6 +23,13 @@ __all__ = ["make_app"]
 
 #: What a browser may send in a form [bytes].
 LONGEST_FORM = 16 * 1024
+CONFIG = {
+    "MAX_CONTENT_LENGTH": LONGEST_FORM,
+    "MAX_FORM_MEMORY_SIZE": LONGEST_FORM,
+    "SESSION_COOKIE_NAME": "redlock-web",
+    "SESSION_COOKIE_PATH": "/release",
+    "SESSION_COOKIE_SAMESITE": "Strict",
+}
 #: What templates may use beside what a page hands them.
 NAMES = {
     "EVENTS": EVENTS,
@@ -35,9 +41,11 @@ NAMES = {
     "sentence": sentence,
     "wording": wording,
 }
+#: How a page is called on which there is an error, if not by the error's own name.
+ERRORS = {401: "Who are you?", 429: "Not so fast"}
 
 
-def make_app(title: str, settings: Settings, reader: Reads, door: Door) -> Flask:
+def make_app(title: str, settings: Settings, reader: Reader, door: Door) -> Flask:
     """
     Return the page as a WSGI app.
 
@@ -47,45 +55,33 @@ def make_app(title: str, settings: Settings, reader: Reads, door: Door) -> Flask
         reader: Where readings come from.
         door: To whom it is served.
     """
-    site = Site(settings, reader)
-    attempts = Attempts()
     app = Flask(__package__ or __name__)
-    app.config["MAX_CONTENT_LENGTH"] = app.config["MAX_FORM_MEMORY_SIZE"] = LONGEST_FORM
+    app.config.update(CONFIG)
+    key = app.secret_key = secrets.token_bytes(32)
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
-    app.jinja_env.filters.update(FILTERS, moment=lambda at: moment(at, time.time()))
+    app.jinja_env.filters.update(FILTERS)
     app.jinja_env.globals.update(NAMES, site=text(title), can_release=door.token is not None)
-    guard(app, door, attempts)
-    add_release(
-        app, reader, door, attempts, nodes=len(settings.nodes), prefix=settings.rules.prefix
-    )
+    guard(app, door)
+    desk = Desk(settings, reader, door, key)
 
-    def shown(template: str, content: Any) -> Response:
+    def shown(template: str, content: Any) -> str:
         asked = Asked.of(request.args)
-        return make_response(render_template(template, asked=asked, **content(site, asked)))
+        return render_template(template, asked=asked, **content(settings, reader, asked))
 
-    @app.get("/")
-    def page() -> Response:
-        return shown("page.html", main_page)
-
-    @app.get("/task")
-    def task() -> Response:
-        return shown("task.html", task_page)
-
-    @app.get("/lock")
-    def lock() -> Response:
-        return shown("lock.html", lock_page)
+    app.add_url_rule("/", "page", partial(shown, "page.html", main_page))
+    app.add_url_rule("/task", "task", partial(shown, "task.html", task_page))
+    app.add_url_rule("/lock", "lock", partial(shown, "lock.html", lock_page))
+    app.add_url_rule("/release", "confirm", desk.confirm)
+    app.add_url_rule("/release", "release", desk.release, methods=["POST"])
 
     @app.errorhandler(HTTPException)
     def fail(error: HTTPException) -> Response:
-        if error.response is not None:
-            return make_response(error.get_response())
-        why = error.description or ""
-        response = make_response(
-            render_template("error.html", title=error.name, why=why), error.code or 500
+        code = error.code or 500
+        page = render_template(
+            "error.html", title=ERRORS.get(code, error.name), why=error.description or ""
         )
-        for name, value in error.get_headers():  # like Allow, which belongs to 405
-            if name.lower() != "content-type":
-                response.headers[name] = value
-        return response
+        headers = dict(error.get_headers())  # like Allow, which belongs to 405
+        headers.pop("Content-Type", None)
+        return make_response(page, code, headers)
 
     return app

@@ -93,8 +93,11 @@ def door_for(settings: Settings, host: str, names: tuple[str, ...]) -> Door:
     Raises:
         ConfigurationError: Others could reach it, and there is no token.
     """
-    from celery_redlock.ops.web.guard import Door, is_loopback  # noqa: PLC0415  an extra
-    from celery_redlock.ops.web.operator_token import configured_token  # noqa: PLC0415
+    from celery_redlock.ops.web.guard import (  # noqa: PLC0415  an extra
+        Door,
+        configured_token,
+        is_loopback,
+    )
 
     door = Door(host, names, configured_token(settings, os.environ))
     if not door.is_private and door.token is None:

@@ -8,21 +8,38 @@ another site sends is refused, and nothing of ours may be framed, or load anythi
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from flask import Flask, Response, abort, make_response, render_template, request
+from flask import Flask, Response, abort, request
+from werkzeug.datastructures import Headers
+from werkzeug.exceptions import TooManyRequests
 
+from celery_redlock.errors import ConfigurationError
 from celery_redlock.log import get_logger
-from celery_redlock.ops.web.operator_token import Attempts
+from celery_redlock.settings import SHORTEST_WEB_TOKEN, Settings
 
-__all__ = ["Door", "guard", "is_from_our_page", "is_invited", "is_loopback"]
+__all__ = ["ENVIRONMENT", "Attempts", "Door", "configured_token", "guard", "is_from_our_page"]
 
 logger = get_logger(__name__)
+#: Where the token is looked for before the setting: it can be changed there without the app's
+#: configuration, which all workers read.
+ENVIRONMENT = "REDLOCK_WEB_TOKEN"
+#: Wrong tokens that an address may send before it has to wait, and its longest wait [s].
+FREE = 3
+LONGEST = 60.0
+#: For how long a wrong token is remembered [s], and of how many addresses.
+REMEMBERED = 900.0
+ADDRESSES = 1000
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -40,6 +57,72 @@ HEADERS = {
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?")
 
 
+class Attempts:
+    """
+    Turns away whoever guesses: after some wrong tokens, an address has to wait longer each time.
+
+    The right token always passes, or anybody at the operator's address (another user of the
+    machine, all who come through one proxy) could lock the operator out by sending wrong ones.
+    So a guess is compared however early it comes, at the speed of the network. Against 16 random
+    characters that is harmless: even 64 bits take a million guesses a second half a million years.
+
+    Nobody sleeps here, so guessing costs no thread; who comes too early is told to wait. The
+    addresses remembered are bounded, and so is the wait.
+
+    Args:
+        now: The clock [s].
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._mutex = threading.Lock()
+        self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def is_right(self, address: str, given: str, token: str) -> bool:
+        """
+        Return whether *given* is *token*; raises TooManyRequests for a wrong one too early.
+
+        The right one forgives no wrong ones: they may be somebody else's. These are counted one
+        at a time: many guesses at once count as many.
+        """
+        # Digests, as a comparison of the texts themselves would tell the length.
+        if hmac.compare_digest(digest(given), digest(token)):
+            return True
+        network = network_of(address)
+        with self._mutex:
+            now = self._now()
+            count, last = self._wrong.get(network, (0, 0.0))
+            if now - last > REMEMBERED:
+                count = 0
+            wait = math.ceil(last + pause_after(count) - now)
+            if count and wait > 0:
+                why = f"Too many wrong tokens from your address. Try again in {wait} s."
+                raise TooManyRequests(why, retry_after=wait)
+            self._wrong[network] = (count + 1, now)
+            self._wrong.move_to_end(network)
+            if len(self._wrong) > ADDRESSES:
+                self._wrong.popitem(last=False)
+            return False
+
+
+def digest(token: str) -> bytes:
+    """Return a digest of *token*, which may be no text."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def pause_after(count: int) -> float:
+    """Return how long to wait after so many wrong tokens [s]."""
+    return 0.0 if count < FREE else float(min(LONGEST, 2 ** min(count - FREE, 10)))
+
+
+def network_of(address: str) -> str:
+    """Return *address*, or the network of an IPv6 address: one host has all of its addresses."""
+    parsed = address_in(address.partition("%")[0])
+    if not isinstance(parsed, ipaddress.IPv6Address):
+        return address
+    return str(ipaddress.ip_network((parsed, 64), strict=False))
+
+
 @dataclass(frozen=True)
 class Door:
     """
@@ -49,34 +132,35 @@ class Door:
         host: Where it listens.
         names: Other names by which it may be called.
         token: The operator's; None if there is none.
+        attempts: To guess it.
     """
 
     host: str = "127.0.0.1"
     names: tuple[str, ...] = ()
     token: str | None = None
+    attempts: Attempts = field(default_factory=Attempts)
 
     @property
     def is_private(self) -> bool:
         """Whether only programs of this machine can reach it: another name says that others do."""
-        return all(is_loopback(name) for name in (self.host, *self.names))
+        return all(map(is_loopback, (self.host, *self.names)))
 
     def admits(self, header: str | None) -> bool:
         """Return whether a request may call us so: loopback, where we listen, or by a name."""
-        called = name_in(header)
-        if called is None:
+        if header is None or HOST.fullmatch(header) is None:
             return False
-        known = {plain(name) for name in (self.host, *self.names)}
-        if called in known or is_loopback(called):
+        called = plain(header)
+        if is_loopback(called) or called in map(plain, (self.host, *self.names)):
             return True
         # An address cannot be made to point elsewhere, and "everywhere" has no name of its own.
-        return is_address(called) and plain(self.host) in {"0.0.0.0", "::"}  # noqa: S104
+        return address_in(called) is not None and plain(self.host) in {"0.0.0.0", "::"}  # noqa: S104
 
 
-def guard(app: Flask, door: Door, attempts: Attempts) -> None:
+def guard(app: Flask, door: Door) -> None:
     """Have *app* let in only whom *door* admits, and put our headers on every response."""
 
     @app.before_request
-    def admit() -> Response | None:
+    def admit() -> None:
         if not door.admits(request.headers.get("Host")):
             abort(
                 421,
@@ -86,97 +170,88 @@ def guard(app: Flask, door: Door, attempts: Attempts) -> None:
         # What is posted is looked at more strictly, by the one view that takes it.
         if request.method != "POST" and not is_invited(request.headers):
             abort(403, "Another site asked for this. Open the page by its own address.")
-        if door.is_private:
-            return None
-        return None if door.token is None else signed_in(door.token, attempts)
+        if door.token is not None and not door.is_private:
+            ask_for(door.token)
+
+    def ask_for(token: str) -> None:
+        """Let the request pass if *token* is its password."""
+        given = request.authorization
+        if given is not None and given.type == "basic" and given.password is not None:
+            if door.attempts.is_right(request.remote_addr or "", given.password, token):
+                return
+            logger.warning("Refused to show the page to %s: wrong token", request.remote_addr)
+        abort(401, "The password is the token of redlock_web_token; the user does not matter.")
 
     @app.after_request
     def add_headers(response: Response) -> Response:
-        for name, value in HEADERS.items():
-            response.headers[name] = value
+        response.headers.update(HEADERS)
+        if response.status_code == 401:  # noqa: PLR2004
+            response.headers["WWW-Authenticate"] = 'Basic realm="celery-redlock", charset="UTF-8"'
         return response
 
 
-def signed_in(token: str, attempts: Attempts) -> Response | None:
-    """Return None if the request has *token* as its password, else what asks for it."""
-    given = request.authorization
-    if given is None or given.type != "basic" or given.password is None:
-        return ask_for_token()
-    checked = attempts.check(request.remote_addr or "", given.password, token)
-    if checked is True:
-        return None
-    if checked is not False:
-        return too_early(checked)
-    logger.warning("Refused to show the page to %s: wrong token", request.remote_addr)
-    return ask_for_token()
-
-
-def ask_for_token() -> Response:
-    """Return what has a browser ask for user and password."""
-    why = "The password is the token of redlock_web_token; the user does not matter."
-    response = make_response(render_template("error.html", title="Who are you?", why=why), 401)
-    response.headers["WWW-Authenticate"] = 'Basic realm="celery-redlock", charset="UTF-8"'
-    return response
-
-
-def too_early(wait: float) -> Response:
-    """Return what tells somebody who sent too many wrong tokens to wait so long [s]."""
-    left = math.ceil(wait)
-    why = f"Too many wrong tokens from your address. Try again in {left} s."
-    response = make_response(render_template("error.html", title="Not so fast", why=why), 429)
-    response.headers["Retry-After"] = str(left)
-    return response
-
-
-def is_invited(headers: Iterable[tuple[str, str]]) -> bool:
+def is_invited(headers: Headers) -> bool:
     """
     Return whether a browser may be shown what it asks for: its user or our own page did.
 
     A page of another site may link to ours, but not have it read in the background: that would
     make the nodes work for anybody.
     """
-    told = {name.lower(): value for name, value in headers}
-    if told.get("sec-fetch-site") in (None, "same-origin", "none"):
+    if headers.get("Sec-Fetch-Site") in (None, "same-origin", "none"):
         return True
-    return (told.get("sec-fetch-mode"), told.get("sec-fetch-dest")) == ("navigate", "document")
+    how = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
+    return how == ("navigate", "document")
 
 
-def is_from_our_page(headers: Iterable[tuple[str, str]]) -> bool:
+def is_from_our_page(headers: Headers) -> bool:
     """Return whether no header says that a request was made by another site's page."""
-    told = {name.lower(): value for name, value in headers}
-    site, origin = told.get("sec-fetch-site"), told.get("origin")
-    if site is not None and site != "same-origin":
+    if headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
         return False
+    origin = headers.get("Origin")
     if origin is None:
         return True
     try:
         # Without the scheme: what stands between us and the browser may speak TLS.
-        return urlsplit(origin).netloc.lower() == told.get("host", "").lower() != ""
+        return urlsplit(origin).netloc.lower() == headers.get("Host", "").lower() != ""
     except ValueError:
         return False
-
-
-def name_in(header: str | None) -> str | None:
-    """Return the host in a ``Host`` header without its port; None if there is none."""
-    match = HOST.fullmatch(header or "")
-    return plain(match[1]) if match else None
 
 
 def plain(host: str) -> str:
-    """Return *host* as it is compared: lower case, no brackets, no dot at its end."""
-    return host.strip("[]").rstrip(".").lower()
+    """Return *host* as it is compared: lower case, no port, no brackets, no dot at its end."""
+    match = HOST.fullmatch(host)
+    return (match[1] if match else host).strip("[]").rstrip(".").lower()
 
 
-def is_address(host: str) -> bool:
-    """Return whether *host* is an IP address."""
+def address_in(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address that *host* is, None for a name."""
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def is_loopback(host: str) -> bool:
     """Return whether *host* is this machine and cannot be reached from others."""
     name = plain(host)
-    return name == "localhost" or (is_address(name) and ipaddress.ip_address(name).is_loopback)
+    address = address_in(name)
+    return name == "localhost" or (address is not None and address.is_loopback)
+
+
+def configured_token(settings: Settings, environ: Mapping[str, str]) -> str | None:
+    """
+    Return the token that is configured, None for none; does not repeat it in errors.
+
+    None is made up here: a token that nobody chose would have to be printed.
+
+    Raises:
+        ConfigurationError: It is too short.
+    """
+    given = environ.get(ENVIRONMENT) or None
+    if given is not None and len(given) < SHORTEST_WEB_TOKEN:
+        msg = (
+            f"{ENVIRONMENT} must have at least {SHORTEST_WEB_TOKEN} characters; make one with: "
+            "python -c 'import secrets; print(secrets.token_urlsafe())'"
+        )
+        raise ConfigurationError(msg)
+    return given or settings.web_token

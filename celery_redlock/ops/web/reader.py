@@ -1,4 +1,10 @@
-"""What is read from the nodes for the page: the only place here that asks them anything."""
+"""
+What is read from the nodes for the page: the only place here that asks them anything.
+
+What was read is kept for a moment, so that many pages cost the nodes no more than one. It is read
+in threads. Whoever asks waits for that, but not for long, and gets an older reading if there is
+any: no page hangs because a node does.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +13,12 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from celery_redlock.lock.rules import Rules
-from celery_redlock.ops.web.cache import Cached
+from celery_redlock.log import get_logger
 from celery_redlock.ops.why import Explanation, explained
 from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.journal import JournalReader
@@ -28,8 +34,12 @@ from celery_redlock.reading.search import (
 )
 from celery_redlock.reading.stored import LockView
 
-__all__ = ["Page", "Reader", "Records"]
+__all__ = ["PATIENCE", "Cached", "Page", "Reader", "Records"]
 
+logger = get_logger(__name__)
+T = TypeVar("T")
+#: For how long a reading is as good as a new one [s].
+FRESH = 1.0
 #: Longest wait of a page for what was never read, and for something newer than what is there [s].
 PATIENCE = 4.0
 PATIENCE_FOR_NEWER = 1.5
@@ -40,15 +50,59 @@ SEARCHING = 2
 RECORDS = 2000
 
 
-@dataclass(frozen=True)
-class Records:
+class Cached(Generic[T]):
     """
-    What the journals of the nodes tell, oldest first.
+    One thing that is read again and again, by one thread at a time.
+
+    Args:
+        read: Returns what there is; may be slow. What it raises is logged, and the older reading
+            stays.
+        threads: Where it runs.
+        now: The clock [s].
 
     Attributes:
-        happened: What happened.
-        holds: How long locks were held.
+        value: What was read last; None if nothing was.
+        at: When that was complete [s, monotonic].
     """
+
+    def __init__(
+        self, read: Callable[[], T], threads: Executor, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read = read
+        self._threads = threads
+        self._now = now
+        self._mutex = threading.Lock()
+        self._newest: Future[None] | None = None
+        self._fresh_until = float("-inf")
+        self.value: T | None = None
+        self.at = 0.0
+
+    def ask(self) -> Future[None]:
+        """Have it read again unless that is under way, or was a moment ago; done when it is."""
+        with self._mutex:
+            is_over = self._newest is None or self._newest.done()
+            if self._newest is None or (is_over and self._now() >= self._fresh_until):
+                self._newest = self._threads.submit(self._run)
+            return self._newest
+
+    def cancel(self) -> None:
+        """Do not begin to read any more; what is under way ends by itself."""
+        if self._newest is not None:
+            self._newest.cancel()
+
+    def _run(self) -> None:
+        started = self._now()
+        try:
+            self.value, self.at = self._read(), self._now()
+        except Exception:  # whatever it is, the page has to say that it knows nothing new
+            logger.exception("Could not read the lock nodes")
+        finally:
+            # At least as much rest as work, however slow the nodes or many the locks.
+            self._fresh_until = self._now() + max(FRESH, self._now() - started)
+
+
+class Records(NamedTuple):
+    """The records of the journals, oldest first: what happened, and hold times."""
 
     happened: Sequence[dict[str, Any]]
     holds: Sequence[dict[str, Any]]
@@ -71,6 +125,16 @@ class Page:
     records: Records | None
     age: float
 
+    def matching(self, search: Search) -> list[dict[str, Any]]:
+        """Return the records of what happened that fit *search*, oldest first."""
+        return list(filter(search.has_record, self.records.happened if self.records else ()))
+
+    @property
+    def begin(self) -> Any:
+        """When the oldest record was written; None if there is none."""
+        records = (*self.records.happened, *self.records.holds) if self.records else ()
+        return records[0].get("at") if records else None
+
 
 class Reader:
     """
@@ -86,30 +150,33 @@ class Reader:
         self._nodes = nodes
         self._rules = rules
         self._app = app
-        # Two pools, so that no search keeps the nodes or the journal waiting.
-        self._threads = ThreadPoolExecutor(2, "redlock-web")
-        self._scanners = ThreadPoolExecutor(SEARCHING, "redlock-web-search")
+        # A thread for each of these, so that none keeps another waiting, and no search any.
+        self._threads = ThreadPoolExecutor(3, "redlock-web")
         self._statuses = Cached(lambda: node_statuses(nodes, rules), self._threads)
         self._journal = Cached(JournalTail(nodes, rules).read, self._threads)
-        # A third one for what the main page shows, so that no number of searches starves it.
-        self._walker = ThreadPoolExecutor(1, "redlock-web-all")
-        self._all = Cached(lambda: self._find(Search()), self._walker)
+        self._all = Cached(lambda: self._find(Search()), self._threads)
+        self._scanners = ThreadPoolExecutor(SEARCHING, "redlock-web-search")
         self._searches: OrderedDict[Search | str, Cached[Any]] = OrderedDict()
         self._mutex = threading.Lock()
 
     def page(self, search: Search) -> Page:
         """Return what a page with *search* shows; takes no longer than `PATIENCE`, about."""
-        (nodes, found, records), age = self._read(
+        (nodes, found, records), age = waited_for(
             self._statuses, self._found(search), self._journal
         )
         return Page(nodes, found, records, age)
 
-    def explain(self, name: str) -> tuple[Explanation | None, float]:
-        """Return what is known of the lock *name*, None if it was not read, and its age [s]."""
+    def explain(self, name: str, search: Search) -> tuple[Explanation | None, float]:
+        """
+        Return what is known of the lock *name*, None if it was not read, and its age [s].
+
+        Of what happened to it, what fits *search*.
+        """
         seen = self._searched(name, lambda: read_lock(self._nodes, self._rules, name))
-        (lock, records), age = self._read(seen, self._journal)
-        recent = records.happened if records else ()
-        return (explained(self._app, lock, recent) if lock else None), age
+        (lock, records), age = waited_for(seen, self._journal)
+        if lock is None or records is None:
+            return None, age
+        return explained(self._app, lock, filter(search.has_record, records.happened)), age
 
     def lock(self, name: str) -> OneLock:
         """Return what the nodes have of the lock *name* at this moment."""
@@ -118,28 +185,15 @@ class Reader:
     def release(self, name: str, seen: str) -> dict[str, str]:
         """Release what `celery_redlock.reading.one_lock.release_seen` would."""
         answers = release_seen(self._nodes, self._rules, name, seen)
-        with self._mutex:
-            for cached in (self._all, *self._searches.values()):
-                cached.expire()
+        with self._mutex:  # a reading under way may have begun before
+            self._all = Cached(lambda: self._find(Search()), self._threads)
+            self._searches.clear()
         return answers
 
     def close(self) -> None:
         """Begin no further reading."""
-        for threads in (self._threads, self._scanners, self._walker):
+        for threads in (self._threads, self._scanners):
             threads.shutdown(wait=False, cancel_futures=True)
-
-    def _read(self, *parts: Cached[Any]) -> tuple[list[Any], float]:
-        """Return the values of *parts*, None for what was not read in time; and their age [s]."""
-        for part in parts:
-            part.ask()
-        started = time.monotonic()
-        readings = []
-        for part in parts:
-            spent = time.monotonic() - started
-            reading = part.get(PATIENCE_FOR_NEWER - spent)
-            readings.append(reading or part.get(PATIENCE - (time.monotonic() - started)))
-        age = max((time.monotonic() - it.at for it in readings if it is not None), default=0.0)
-        return [None if it is None else it.value for it in readings], age
 
     def _found(self, search: Search) -> Cached[Found]:
         of_locks = Search(search.words, task=search.task)  # the rest is about records
@@ -169,6 +223,17 @@ class Reader:
         with contextlib.closing(in_pages) as views:  # and with them the connections
             found = find_locks(views, search)
         return replace(found, complete=found.complete and not locks.is_cut, silent=locks.silent)
+
+
+def waited_for(*parts: Cached[Any]) -> tuple[list[Any], float]:
+    """Return the values of *parts*, None for what was not read in time; and their age [s]."""
+    futures = [part.ask() for part in parts]
+    wait(futures, PATIENCE_FOR_NEWER)
+    never_read = [it for it, part in zip(futures, parts, strict=True) if part.value is None]
+    wait(never_read, PATIENCE - PATIENCE_FOR_NEWER)
+    now = time.monotonic()
+    ages = [now - part.at for part in parts if part.value is not None]
+    return [part.value for part in parts], max(ages, default=0.0)
 
 
 class JournalTail:

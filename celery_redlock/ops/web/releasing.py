@@ -2,28 +2,32 @@
 Taking a lock away from its holder, on an operator's word: shown first, done then.
 
 The page before it names the holder seen. What is then sent names the same holder, so a lock that
-has changed hands in between stays where it is.
+has changed hands in between stays where it is. Only our own form can send it (CSRF): it carries a
+seal, made for one browser, lock and holder, and a restart makes all forms void.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import secrets
+from typing import NoReturn
+from urllib.parse import unquote
 
-from flask import Flask, Response, abort, make_response, render_template, request
+from flask import Response, abort, make_response, render_template, request, session
+from itsdangerous import BadData, URLSafeTimedSerializer
+from werkzeug.exceptions import TooManyRequests
 
 from celery_redlock.lock.lease import quorum
 from celery_redlock.log import get_logger
 from celery_redlock.ops.web.format import LONG, text, visible
-from celery_redlock.ops.web.forms import COOKIE, LIFETIME, Seals
-from celery_redlock.ops.web.guard import Door, is_from_our_page, too_early
-from celery_redlock.ops.web.operator_token import ENVIRONMENT, Attempts
-from celery_redlock.reading.one_lock import OneLock
-from celery_redlock.reading.stored import LockView
+from celery_redlock.ops.web.guard import ENVIRONMENT, Door, is_from_our_page
+from celery_redlock.ops.web.reader import Reader
+from celery_redlock.settings import Settings
 
-__all__ = ["add_release"]
+__all__ = ["LIFETIME", "Desk"]
 
 logger = get_logger(__name__)
+#: For how long a form may be sent after it was shown [s]: what it says gets old.
+LIFETIME = 600
 HOW_TO_ALLOW = (
     "Releasing is off. To allow it, set redlock_web_token in the app's configuration, or "
     f"{ENVIRONMENT} in the environment of this command, to a secret of at least 16 characters."
@@ -37,148 +41,109 @@ RESULTS = {
 }
 
 
-class Releases(Protocol):
-    """Who asks the nodes; see `celery_redlock.ops.web.reader.Reader`."""
-
-    def lock(self, name: str) -> OneLock:
-        """Return who holds the lock *name* at this moment."""
-
-    def release(self, name: str, seen: str) -> dict[str, str]:
-        """Release the lock *name* if its token begins with *seen*."""
-
-
-@dataclass(frozen=True)
 class Desk:
     """
     Where releases are asked for.
 
-    Attributes:
+    Args:
+        settings: Of the Celery app.
         reader: Who asks the nodes.
         door: To whom the page is served.
-        attempts: Who sent wrong tokens.
-        seals: Of the forms.
-        nodes: How many lock nodes there are.
-        prefix: Of the Redis keys.
+        key: Of this process; forms made with another one are void.
     """
 
-    reader: Releases
-    door: Door
-    attempts: Attempts
-    seals: Seals
-    nodes: int
-    prefix: str
+    def __init__(self, settings: Settings, reader: Reader, door: Door, key: bytes) -> None:
+        self._prefix = settings.rules.prefix
+        self._nodes = len(settings.nodes)
+        self._reader = reader
+        self._door = door
+        self._seals = URLSafeTimedSerializer(key)
 
-
-def add_release(
-    app: Flask, reader: Releases, door: Door, attempts: Attempts, *, nodes: int, prefix: str
-) -> None:
-    """Give *app* the views that release a lock."""
-    desk = Desk(reader, door, attempts, Seals(), nodes, prefix)
-
-    @app.get("/release")
-    def confirm() -> Response:
-        if door.token is None:
+    def confirm(self) -> Response:
+        """Show the holder of a lock, and ask for the token."""
+        if self._door.token is None:
             abort(403, HOW_TO_ALLOW)
-        return confirmation(desk, request.args.get("name", ""), request.args.get("seen", ""))
+        return self._form(request.args.get("name", ""), request.args.get("seen", ""))
 
-    @app.post("/release")
-    def release() -> Response:
-        return released(desk, request.form.get("name", ""), request.form.get("seen", ""))
+    def release(self) -> Response:
+        """Release a lock if all is in order, and tell what came of it."""
+        # Quoted, as browsers send no field with a line break as it was.
+        name, seen = unquote(request.form.get("name", "")), request.form.get("seen", "")
+        token = self._door.token
+        if token is None:
+            refuse(name, "releasing is off", HOW_TO_ALLOW)
+        if not is_from_our_page(request.headers):
+            message = "This was sent by the page of another site. Nothing was released."
+            refuse(name, "sent by another site", message)
+        if not self._is_sealed(name, seen):
+            message = (
+                "This form is too old, or was not made for you. Nothing was released; go back "
+                "to the page, and begin again with “Release…”."
+            )
+            refuse(name, "form void", message)
+        given = request.form.get("token", "")
+        try:
+            is_right = self._door.attempts.is_right(request.remote_addr or "", given, token)
+        except TooManyRequests:
+            log_refusal(name, "too many wrong tokens")
+            raise
+        if not is_right:
+            log_refusal(name, "wrong token")
+            return self._form(name, seen, "That was not the token. Nothing was released.", 403)
+        return self._outcome(name, self._reader.release(name, seen))
 
+    def _is_sealed(self, name: str, seen: str) -> bool:
+        """Return whether the form was made for this browser, lock and holder, not long ago."""
+        try:
+            seal, browser = request.form.get("seal", ""), session["browser"]
+            return bool(self._seals.loads(seal, LIFETIME, salt=browser) == [name, seen])
+        except (BadData, KeyError):
+            return False
 
-def confirmation(desk: Desk, name: str, seen: str, problem: str = "", code: int = 200) -> Response:
-    """Return the page that names the holder *seen* of the lock *name*, and asks for the token."""
-    if not name:
-        abort(400, "No lock is named.")
-    now = desk.reader.lock(name)
-    browser = desk.seals.browser(request.cookies.get(COOKIE))
-    page = render_template(
-        "release.html",
-        name=name,
-        key=visible(f"{desk.prefix}:lock:{name}"),
-        seen=seen,
-        lock=next((view for view in now.views if token_of(view) == seen), None),
-        others=[view for view in now.views if token_of(view) != seen],
-        nodes=desk.nodes,
-        silent=now.silent,
-        is_known=desk.nodes - len(now.silent) >= quorum(desk.nodes),
-        seal=desk.seals.make(browser, name, seen),
-        minutes=LIFETIME // 60,
-        problem=problem,
-    )
-    response = make_response(page, code)
-    response.set_cookie(
-        COOKIE,
-        browser,
-        path="/release",
-        secure=request.is_secure,
-        httponly=True,
-        samesite="Strict",
-    )
-    return response
-
-
-def released(desk: Desk, name: str, seen: str) -> Response:
-    """Release the lock *name* of the holder *seen* if all is in order, and tell what came of it."""
-    token = desk.door.token
-    if token is None:
-        refused(name, "releasing is off")
-        abort(403, HOW_TO_ALLOW)
-    if not is_from_our_page(request.headers):
-        refused(name, "sent by another site")
-        abort(403, "This was sent by the page of another site. Nothing was released.")
-    seal = request.form.get("seal", "")
-    if not desk.seals.holds(seal, request.cookies.get(COOKIE), name, seen):
-        refused(name, "form void")
-        abort(
-            403,
-            "This form is too old, or was not made for you. Nothing was released; go back "
-            "to the page, and begin again with “Release…”.",
+    def _form(self, name: str, seen: str, problem: str = "", code: int = 200) -> Response:
+        if not name:
+            abort(400, "No lock is named.")
+        now = self._reader.lock(name)
+        browser = session.setdefault("browser", secrets.token_urlsafe(32))
+        page = render_template(
+            "release.html",
+            name=name,
+            key=visible(f"{self._prefix}:lock:{name}"),
+            seen=seen,
+            lock=next((it for it in now.views if it.holder.get("token", "") == seen), None),
+            others=[it for it in now.views if it.holder.get("token", "") != seen],
+            nodes=self._nodes,
+            silent=now.silent,
+            is_known=self._nodes - len(now.silent) >= quorum(self._nodes),
+            seal=self._seals.dumps([name, seen], salt=browser),
+            minutes=LIFETIME // 60,
+            problem=problem,
         )
-    checked = desk.attempts.check(request.remote_addr or "", request.form.get("token", ""), token)
-    if checked is False:
-        refused(name, "wrong token")
-        return confirmation(desk, name, seen, "That was not the token. Nothing was released.", 403)
-    if checked is not True:
-        refused(name, "too many wrong tokens")
-        return too_early(checked)
-    return outcome(desk, name, desk.reader.release(name, seen))
+        return make_response(page, code)
 
-
-def outcome(desk: Desk, name: str, results: dict[str, str]) -> Response:
-    """Return the page that says what became of the lock *name* on each node."""
-    gone = sum(1 for result in results.values() if result == "released")
-    now = desk.reader.lock(name)
-    # Whoever was seen cannot have a majority any more.
-    is_done = sum(result in RESULTS for result in results.values()) >= quorum(desk.nodes)
-    is_known = is_done and desk.nodes - len(now.silent) >= quorum(desk.nodes)
-    told = ", ".join(f"{node}: {result}" for node, result in results.items())
-    logger.warning(
-        "Release of lock %s for %s: %s",
-        ascii(text(name, LONG)),
-        request.remote_addr,
-        text(told, LONG),
-    )
-    page = render_template(
-        "released.html",
-        name=name,
-        results=[(node, *result_in_words(result)) for node, result in results.items()],
-        gone=gone,
-        nodes=desk.nodes,
-        is_done=is_done,
-        is_known=is_known,
-        silent=now.silent,
-        holders=now.views,
-    )
-    if not gone and not is_known:
-        return make_response(page, 503)
-    return make_response(page, 200 if gone or not now.views else 409)
-
-
-def token_of(view: LockView) -> str:
-    """Return the public part of a holder's token; "" if it has none."""
-    token = view.holder.get("token")
-    return token if isinstance(token, str) else ""
+    def _outcome(self, name: str, results: dict[str, str]) -> Response:
+        """Return the page that says what became of the lock on each node."""
+        gone = sum(result == "released" for result in results.values())
+        now = self._reader.lock(name)
+        # Whoever was seen cannot have a majority any more.
+        is_done = sum(result in RESULTS for result in results.values()) >= quorum(self._nodes)
+        is_known = is_done and self._nodes - len(now.silent) >= quorum(self._nodes)
+        summary = text(", ".join(f"{node}: {result}" for node, result in results.items()), LONG)
+        logger.warning("Release of lock %s for %s: %s", in_log(name), request.remote_addr, summary)
+        page = render_template(
+            "released.html",
+            name=name,
+            results=[(node, *result_in_words(result)) for node, result in results.items()],
+            gone=gone,
+            nodes=self._nodes,
+            is_done=is_done,
+            is_known=is_known,
+            silent=now.silent,
+            holders=now.views,
+        )
+        if not gone and not is_known:
+            return make_response(page, 503)
+        return make_response(page, 200 if gone or not now.views else 409)
 
 
 def result_in_words(result: str) -> tuple[str, bool]:
@@ -186,8 +151,17 @@ def result_in_words(result: str) -> tuple[str, bool]:
     return RESULTS.get(result, (text(f"not asked: {result}", 200), False))
 
 
-def refused(name: str, why: str) -> None:
+def refuse(name: str, why: str, message: str) -> NoReturn:
+    """End a request for the release of the lock *name*; its sender reads *message*."""
+    log_refusal(name, why)
+    abort(403, message)
+
+
+def log_refusal(name: str, why: str) -> None:
     """Log that somebody asked for the release of the lock *name* in vain."""
-    logger.warning(
-        "Refused to release lock %s for %s: %s", ascii(text(name, LONG)), request.remote_addr, why
-    )
+    logger.warning("Refused to release lock %s for %s: %s", in_log(name), request.remote_addr, why)
+
+
+def in_log(name: str) -> str:
+    """Return the *name* of a lock as a log line has it."""
+    return ascii(text(name, LONG))

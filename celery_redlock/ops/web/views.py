@@ -1,82 +1,122 @@
-"""What each page shows, made of what was read."""
+"""What each page shows, made of what its address asks for and of what was read."""
 
 from __future__ import annotations
 
+import glob
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from celery_redlock.lock.lease import quorum
-from celery_redlock.ops.web.answer import Sentence, answer
-from celery_redlock.ops.web.asked import Asked
 from celery_redlock.ops.web.chart import PARTS, hold_chart, time_chart
-from celery_redlock.ops.web.format import moment
-from celery_redlock.ops.web.reader import PATIENCE, Page
-from celery_redlock.ops.why import Explanation
+from celery_redlock.ops.web.format import moment, seconds, text
+from celery_redlock.ops.web.reader import PATIENCE, Page, Reader
 from celery_redlock.reading.holds import Holds, holds_by_task
 from celery_redlock.reading.journal_view import (
+    OF_NODES,
+    REFUSALS,
+    Entry,
     blockers,
     counts_over_time,
     entries,
     is_refusal,
     older_than,
 )
-from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.quorum import Quorum
-from celery_redlock.reading.search import Search
-from celery_redlock.reading.sentences import wording
+from celery_redlock.reading.search import Found, Search
+from celery_redlock.reading.sentences import sentence, wording
+from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
-from celery_redlock.words import number
+from celery_redlock.words import number, who
 
-__all__ = ["Reads", "Site", "lock_page", "main_page", "task_page"]
+__all__ = ["EVENTS", "TIMES", "Asked", "lock_page", "main_page", "task_page"]
 
+#: Longest words that are searched. A name may be longer: a part of it would be another lock.
+LONGEST, LONGEST_NAME = 200, 8192
 #: How much of what happened, how many tasks and how many blockers a page shows.
 ENTRIES, TASKS, BLOCKERS = 20, 10, 6
-
-
-class Reads(Protocol):
-    """Where a page has its readings from; see `celery_redlock.ops.web.reader.Reader`."""
-
-    def page(self, search: Search) -> Page:
-        """Return what a page with *search* shows."""
-
-    def explain(self, name: str) -> tuple[Explanation | None, float]:
-        """Return what is known of the lock *name*, and the age of that [s]."""
-
-    def lock(self, name: str) -> OneLock:
-        """Return who holds the lock *name* at this moment."""
-
-    def release(self, name: str, seen: str) -> dict[str, str]:
-        """Release the lock *name* if its token begins with *seen*."""
+#: How many locks, and how many refusals, are in the short answer; the tables have them all.
+ANSWERS = 3
+UNCLEAR = (
+    "It cannot be told whether such a lock is held: too few nodes answered. Nothing that the "
+    "others told matches."
+)
+NOTHING = (
+    "Nothing matches: no live lock, and nothing in the journal. A task that is not here has run, "
+    "waits in its queue, or was refused so long ago that the journal has forgotten."
+)
+OTHERS = ("SlotSkipped", "LeaderElected", "LeaderDeposed")
+#: In an address -> the events, and in words.
+EVENTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "": ((), "anything"),
+    "refused": (REFUSALS, "what did not run, or lost its lock"),
+    "nodes": (OF_NODES, "nodes"),
+    **{it: ((it,), wording({"event": it}).word) for it in (*REFUSALS, *OF_NODES, *OTHERS)},
+}
+#: In an address -> how long ago [s], and in words.
+TIMES: dict[str, tuple[float, str]] = {
+    "": (0.0, "any time"),
+    "15m": (900.0, "last 15 minutes"),
+    "1h": (3600.0, "last hour"),
+    "6h": (6 * 3600.0, "last 6 hours"),
+    "1d": (86400.0, "last day"),
+    "7d": (7 * 86400.0, "last week"),
+}
 
 
 @dataclass(frozen=True)
-class Site:
+class Asked:
     """
-    What is served.
+    What a page is asked for in its address, which can be kept and shared.
 
     Attributes:
-        settings: Of the app.
-        reader: Where readings come from.
+        q: Words that are searched.
+        event: One of `EVENTS`.
+        since: One of `TIMES`.
+        before: Id of the record behind which the list of what happened begins; "" for all.
+        name: Of the task or lock that the page is about; "" for the page of all.
     """
 
-    settings: Settings
-    reader: Reads
+    q: str = ""
+    event: str = ""
+    since: str = ""
+    before: str = ""
+    name: str = ""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Asked:
+        """Return what the arguments of an address ask for; what makes no sense is left out."""
+        event, since = given.get("event", ""), given.get("since", "")
+        return cls(
+            q=given.get("q", "")[:LONGEST].strip(),
+            event=event if event in EVENTS else "",
+            since=since if since in TIMES else "",
+            before=given.get("before", "")[:LONGEST],
+            name=given.get("name", "")[:LONGEST_NAME],
+        )
+
+    @property
+    def filters(self) -> dict[str, str]:
+        """What narrows the page down, as arguments of an address."""
+        narrow = {"name": self.name, "q": self.q, "event": self.event, "since": self.since}
+        return {key: value for key, value in narrow.items() if value}
+
+    def search(self, now: float, task: str = "") -> Search:
+        """Return what is searched for at the time *now* [s, Unix time], of one *task* if given."""
+        ago = TIMES[self.since][0]
+        return Search(
+            # The name is a word, too: nodes look for it by themselves.
+            words=f"{task} {self.q}".strip(),
+            events=EVENTS[self.event][0],
+            since=now - ago if ago else 0.0,
+            task=glob.escape(task) if task else None,
+        )
 
 
-@dataclass
-class TaskRow:
-    """
-    What the journal says of one task.
-
-    Attributes:
-        name: Its name.
-        refused: How often it did not run, or not to its end.
-        at: When that was last [s, Unix time]; None for never.
-        holds: How long its locks were held.
-    """
+class TaskRow(NamedTuple):
+    """One task: how often it was refused or lost its lock, when last, and its hold times."""
 
     name: str
     refused: int
@@ -84,40 +124,37 @@ class TaskRow:
     holds: Holds
 
 
-def main_page(site: Site, asked: Asked) -> dict[str, Any]:
+def main_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any]:
     """Return what the page of everything shows."""
-    now = time.time()
-    search = asked.search(now)
-    page = site.reader.page(search)
-    told = matching(page, search)
-    holds = holds_of(page, search)
-    tasks = task_rows(told, holds)
+    search = asked.search(time.time())
+    page = reader.page(search)
+    records = page.matching(search)
+    tasks = task_rows(records, holds_of(page, search))
     if asked.filters:
         named = Search("" if asked.event or asked.since else asked.q)
         tasks = [it for it in tasks if it.refused or (named.words and named.has_words(it.name))]
     return {
-        **common(site, page, asked, told, now),
+        **common(settings, page, asked, records),
         "tasks": tasks[:TASKS],
         "more_tasks": max(0, len(tasks) - TASKS),
     }
 
 
-def task_page(site: Site, asked: Asked) -> dict[str, Any]:
+def task_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any]:
     """Return what the page of one task shows."""
     now = time.time()
     search = asked.search(now, asked.name)
-    page = site.reader.page(search)
-    told = matching(page, search)
-    refused = [record for record in told if is_refusal(record)]
+    page = reader.page(search)
+    records = page.matching(search)
+    refused = list(filter(is_refusal, records))
     in_its_way = blockers(refused)
     holds = holds_of(page, search).get(asked.name)
     begin = search.since or min((number(it.get("at")) for it in refused), default=now)
     counts = counts_over_time(refused, begin, now, PARTS)
     return {
-        **common(site, page, asked, told, now),
+        **common(settings, page, asked, records),
         "refused": len(refused),
         "kinds": Counter(wording(record).word for record in refused).most_common(),
-        "begin": begin,
         "blockers": in_its_way[:BLOCKERS],
         "more_blockers": max(0, len(in_its_way) - BLOCKERS),
         "over_time": time_chart(counts, max(1.0, now - begin)) if refused else None,
@@ -126,80 +163,112 @@ def task_page(site: Site, asked: Asked) -> dict[str, Any]:
     }
 
 
-def lock_page(site: Site, asked: Asked) -> dict[str, Any]:
+def lock_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any]:
     """Return what the page of one lock shows."""
-    found, age = site.reader.explain(asked.name)
-    search = asked.search(time.time())
-    recent = [it for it in (found.recent if found else ()) if search.has_record(it)]
+    found, age = reader.explain(asked.name, asked.search(time.time()))
     return {
         "found": found,
-        "total": len(site.settings.nodes),
-        "entries": entries(recent),
+        "total": len(settings.nodes),
+        "entries": entries(found.recent) if found else [],
         **freshness(age),
     }
 
 
 def common(
-    site: Site, page: Page, asked: Asked, told: Sequence[Mapping[str, Any]], now: float
+    settings: Settings, page: Page, asked: Asked, records: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return what all pages need whose locks and records match a search."""
-    total, found = len(site.settings.nodes), page.found
-    silent = found.silent if found else []
-    is_known = total - len(silent) >= quorum(total)
-    rows = entries(told)
+    """Return what all pages need whose locks and *records* match a search."""
+    total, found = len(settings.nodes), page.found or Found([])
+    is_known = total - len(found.silent) >= quorum(total)
+    rows = entries(records)
     older = older_than(rows, asked.before)
-    answers: list[Sentence] = []
-    if asked.q and found and page.records:
-        answers = answer(found.locks, rows, total, len(silent), is_known=is_known)
+    is_asked = asked.q and page.found and page.records
     return {
         **freshness(page.age),
-        "nodes": page.nodes,
-        "quorum": None if page.nodes is None else Quorum(page.nodes, site.settings.rules),
+        "page": page,
+        "quorum": None if page.nodes is None else Quorum(page.nodes, settings.rules),
         "total": total,
-        "found": found,
-        "silent": silent,
+        "silent": found.silent,
         "is_known": is_known,
-        "leaked": sum(view.ttl is None for view in found.locks) if found else 0,
-        "records": page.records,
+        "leaked": sum(view.ttl is None for view in found.locks),
         "entries": older[:ENTRIES],
         "older": max(0, len(older) - ENTRIES),
         "all": len(rows),
-        "answers": answers,
-        "since": moment(first_of(page), now),
+        "answers": answers(found, rows, total, is_known=is_known) if is_asked else [],
     }
 
 
 def freshness(age: float) -> dict[str, Any]:
     """Return how old what was read is."""
-    return {"age": round(age, 1), "is_stale": age > PATIENCE, "read_at": time.time() - age}
-
-
-def first_of(page: Page) -> Any:
-    """Return when the oldest record was written; None if there is none."""
-    if not page.records:
-        return None
-    return next((it.get("at") for it in (*page.records.happened, *page.records.holds)), None)
-
-
-def matching(page: Page, search: Search) -> list[dict[str, Any]]:
-    """Return the records that fit *search*, oldest first."""
-    records = page.records.happened if page.records else ()
-    return [record for record in records if search.has_record(record)]
+    return {"is_stale": age > PATIENCE, "read_at": time.time() - age}
 
 
 def holds_of(page: Page, search: Search) -> dict[str, Holds]:
     """Return how long each task held its locks in the time of *search*, and of its task if any."""
     of_time = Search(since=search.since, task=search.task)
-    records = page.records.holds if page.records else ()
-    return holds_by_task(record for record in records if of_time.has_record(record))
+    return holds_by_task(filter(of_time.has_record, page.records.holds if page.records else ()))
 
 
-def task_rows(told: Iterable[Mapping[str, Any]], holds: Mapping[str, Holds]) -> list[TaskRow]:
+def task_rows(records: Iterable[Mapping[str, Any]], holds: Mapping[str, Holds]) -> list[TaskRow]:
     """Return a row per task; the one that something happened to last comes first."""
-    rows = {task: TaskRow(task, 0, None, it) for task, it in holds.items()}
-    for record in told:
+    refused: Counter[str] = Counter()
+    last: dict[str, Any] = {}
+    for record in filter(is_refusal, records):
         task = record.get("task")
-        if isinstance(task, str) and task and is_refusal(record):
-            row = rows.setdefault(task, TaskRow(task, 0, None, Holds()))
-            row.refused, row.at = row.refused + 1, record.get("at")
-    return sorted(rows.values(), key=lambda row: (-number(row.at), -row.holds.count, row.name))
+        if isinstance(task, str) and task:
+            refused[task] += 1
+            last[task] = record.get("at")
+    rows = (
+        TaskRow(name, refused[name], last.get(name), holds.get(name, Holds()))
+        for name in {*refused, *holds}
+    )
+    return sorted(rows, key=lambda row: (-number(row.at), -row.holds.count, row.name))
+
+
+# --- why did my task not run? ----------------------------------------------------------------
+
+
+def answers(
+    found: Found, rows: Iterable[Entry], nodes: int, *, is_known: bool
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """
+    Return in sentences what a search has found, what holds now first; with the record of each.
+
+    Args:
+        found: Live locks that match.
+        rows: What happened that matches, newest first.
+        nodes: How many there are.
+        is_known: Whether enough answered to tell that there is no such lock.
+    """
+    notable = [it for it in rows if wording(it.record).mark != "plain"]
+    sentences: list[tuple[str, Mapping[str, Any]]] = [
+        (of_lock(lock, nodes, len(found.silent)), {"task": None, **lock.holder, "name": lock.name})
+        for lock in found.locks[:ANSWERS]
+    ]
+    sentences += [(of_entry(it), it.record) for it in notable[:ANSWERS]]
+    return sentences or [(NOTHING if is_known else UNCLEAR, {})]
+
+
+def of_lock(lock: LockView, nodes: int, silent: int) -> str:
+    """Return who keeps others from *lock*, and for how long."""
+    name, holder = text(lock.name), text(who(lock.holder, time.time()), 400)
+    on = f"{len(lock.votes)} of {nodes} nodes"
+    if lock.ttl is None:
+        return f"Lock {name} never expires, so nobody can take it until it is removed: {holder}."
+    if lock.is_unclear(nodes, silent):
+        return (
+            f"Lock {name} stands on {on}, as far as they answered, for {holder}; too few did to "
+            "tell whether it is held."
+        )
+    if not lock.is_held(nodes):
+        return (
+            f"Lock {name} stands on only {on}: an attempt under way, or what is left of one, by "
+            f"{holder}."
+        )
+    return f"Lock {name} is held by {holder}; {seconds(lock.ttl) or 'long'} of its lease are left."
+
+
+def of_entry(entry: Entry) -> str:
+    """Return what happened, when and why."""
+    at = moment(entry.record.get("at"))
+    return f"{f'{at.ago} ago: ' if at else ''}{text(sentence(entry.record), 600)}."

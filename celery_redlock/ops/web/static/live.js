@@ -28,12 +28,16 @@
     return seconds < 60 ? seconds + " s" : Math.round(seconds / 60) + " min";
   }
 
-  // The address of what the form asks for; what is empty is left out.
+  // The address of what the form asks for. The name of a task or a lock comes from our own address:
+  // a field would lose what cannot be seen of it.
   function wanted() {
-    const asked = [...new FormData(form)].map(([key, value]) => [key, value.trim()]);
-    const filled = asked.filter(([, value]) => value);
-    const address = form.getAttribute("action");
-    return filled.length ? address + "?" + new URLSearchParams(filled) : address;
+    const asked = new URLSearchParams(location.search);
+    asked.delete("before");
+    for (const key of ["q", "event", "since"]) {
+      asked.set(key, form.elements[key].value.trim());
+      if (!asked.get(key)) asked.delete(key);
+    }
+    return location.pathname + (String(asked) && "?" + asked);
   }
 
   // Somebody who is marking text in a part wants it to stay.
@@ -48,21 +52,14 @@
     return [...part.querySelectorAll("a, summary")].filter((it) => it.getAttribute("href") === href);
   }
 
-  function focusIn(part) {
-    const focused = document.activeElement;
-    if (!focused || !part.contains(focused)) return () => {};
-    const place = alike(part, focused).indexOf(focused);
-    return () => alike(part, focused)[place]?.focus({ preventScroll: true });
-  }
-
   function replace(old, fresh) {
-    const focusAgain = focusIn(old);
-    const opened = [...old.querySelectorAll("details[open]")].map((it) => it.id);
-    old.replaceChildren(...fresh.childNodes);
-    for (const name of old.getAttributeNames()) old.removeAttribute(name);
-    for (const name of fresh.getAttributeNames()) old.setAttribute(name, fresh.getAttribute(name));
-    for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
-    focusAgain();
+    const focused = old.contains(document.activeElement) ? document.activeElement : null;
+    const place = focused && alike(old, focused).indexOf(focused);
+    for (const it of old.querySelectorAll("details[open]")) {
+      fresh.querySelector("#" + it.id)?.setAttribute("open", "");
+    }
+    old.replaceWith(fresh);
+    if (focused) alike(fresh, focused)[place]?.focus({ preventScroll: true });
   }
 
   function show(text) {
@@ -83,7 +80,8 @@
     looking = mine;
     const limit = setTimeout(() => mine.abort(), PATIENCE);
     try {
-      const answer = await fetch(location.pathname + location.search, {
+      // With the origin: it leaves out a token in the address, which fetch would not take.
+      const answer = await fetch(location.origin + location.pathname + location.search, {
         cache: "no-store",
         signal: mine.signal,
       });
