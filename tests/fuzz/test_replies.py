@@ -9,6 +9,7 @@ release, and nothing that cannot be a grant may count as one.
 from __future__ import annotations
 
 import contextlib
+import enum
 import math
 import socket
 import threading
@@ -98,7 +99,7 @@ def vote_for(kind, reply):
 
 def assert_possible(vote):
     """Fail if *vote* is none that the replies of our scripts can make."""
-    assert isinstance(vote.kind, VoteKind)
+    assert isinstance(vote.kind, enum.Enum)  # of locks, reservations or slots
     assert type(vote.fence) is int
     assert 0 <= vote.fence <= LARGEST
     assert type(vote.ttl) is float
