@@ -24,7 +24,7 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task import calls
-from celery_redlock.task.delivery import OWNER, WELL_FORMED, Delivery, execution_id, hide, word_in
+from celery_redlock.task.delivery import WELL_FORMED, Delivery, execution_id, hide, word_in
 from celery_redlock.task.envelope import PARSERS, Envelope
 from celery_redlock.task.forced_ends import RedlockRequest
 from celery_redlock.task.redelivery import headers_of
@@ -316,7 +316,7 @@ def test_an_envelope_of_any_shape_is_read(header, task_id):
 def test_an_owner_is_well_formed_or_none(info):
     """And is taken out, so that the body does not see it."""
     told = dict(info or {})
-    owner = word_in(info, OWNER, WELL_FORMED)
+    owner = word_in(info, "redlock_owner", WELL_FORMED)
     hide(SimpleNamespace(headers=None, delivery_info=info))
     assert owner is None or (owner == told["redlock_owner"] and len(owner) == 32)
     assert "redlock_owner" not in (info or {})
