@@ -60,7 +60,7 @@ OF_TASKS: dict[type[events.Event], str] = {
     events.TaskRetried: "retried",
     events.TaskRescheduled: "rescheduled",
 }
-#: What is never filed under a task. A duplicate is told of by whoever published it: taken for news
+#: What is never filed under a task. A duplicate is reported by its publisher: taken for news
 #: of the task that was there first, it would be shown as running there.
 OF_OTHERS: dict[type[events.Event], str] = {
     events.DuplicatePublished: "duplicate",
@@ -137,7 +137,7 @@ def worker_name() -> str:
 
 def message_of(event: events.Event, at: float, worker: str) -> dict[str, Any]:
     """
-    Return the body of the Celery event that tells of *event*.
+    Return the body of the Celery event for *event*.
 
     It has no ``clock``: a child never hears of other clocks, and to an event without one the
     consumer gives its own.
@@ -202,7 +202,7 @@ class Line:
             logger.exception("%d Celery events cannot be written and are dropped", len(messages))
 
     def _connect(self) -> None:
-        """Try each address of the broker once; kombu would try for ever, and nobody would know."""
+        """Try each address of the broker once; kombu would never give up, and nobody would know."""
         more = max(0, len(self._connection.alt or ()) - 1)
         self._connection.ensure_connection(max_retries=more)
 

@@ -39,7 +39,7 @@ class RedlockError(Exception):
 
 class ConfigurationError(RedlockError, ValueError):
     """
-    Settings or task options make no sense.
+    Settings or task options are impossible.
 
     Raised when a task is registered or a worker starts, never in the middle of
     a task. The message names the option, the value and the fix.

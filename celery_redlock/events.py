@@ -49,7 +49,7 @@ class Event:
 
 class Observer(Protocol):
     """
-    Is told of events, in the thread that they happen in.
+    Receives events, in the thread in which they happen.
 
     It should return soon. What it raises is logged and harms no lock. If it has a method
     ``close()``, that is called when the app's settings have changed and others take its place.
@@ -172,7 +172,7 @@ class LeaseLost(LockEvent):
 @dataclass(frozen=True)
 class LockReleased(LockEvent):
     """
-    A lock was given back.
+    A lock was released.
 
     Attributes:
         held: From the grant to the release [s].
@@ -220,7 +220,7 @@ class NodeQuarantined(NodeEvent):
     A node lost its memory and does not vote for a while.
 
     Attributes:
-        left: For how long yet [s].
+        left: How much longer [s].
     """
 
     left: float
@@ -295,20 +295,20 @@ class DuplicatePublished(LockEvent):
 
 @dataclass(frozen=True)
 class TaskSkipped(TaskEvent):
-    """The body of a task did not run and does not come again, by policy; the task succeeded."""
+    """The body of a task did not and will not run, by policy; the task succeeded."""
 
     holder: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TaskRefused(TaskEvent):
-    """The body of a task did not run and does not come again, by policy; the task failed."""
+    """The body of a task did not and will not run, by policy; the task failed."""
 
 
 @dataclass(frozen=True)
 class TaskRetried(TaskEvent):
     """
-    A task comes again as a retry of Celery's own.
+    A task is retried by Celery.
 
     Attributes:
         countdown: When [s from now].
@@ -320,7 +320,7 @@ class TaskRetried(TaskEvent):
 @dataclass(frozen=True)
 class TaskRescheduled(TaskEvent):
     """
-    A task was rescheduled; the same task comes again.
+    A task was rescheduled; it will be delivered again under the same id.
 
     Attributes:
         countdown: When [s from now].

@@ -41,7 +41,7 @@ COUNT_EVERY = 60.0
 LONGEST_CONNECT = 2.5
 
 #: Held while a thread of ours works in a process that may fork. A child would find the locks of
-#: libraries (metrics, exporters) as that thread held them, for ever.
+#: libraries (metrics, exporters) as that thread held them, and nobody would release them.
 forks_held_off = threading.RLock()
 #: How long a fork waits for that thread [s]. An observer that hangs must not hang the worker.
 LONGEST_HOLD = 2.0
@@ -132,13 +132,13 @@ class NodeWatch:
         self._leaked |= self._leaks.look({node.node for node in self.seen if node.latency})
 
     def _measured(self, node: NodeStatus, latency: float, clock_offset: float) -> NodeMeasured:
-        """Return what observers are told of a *node* that answered."""
+        """Return the event for a *node* that answered."""
         left = node.quarantine if node.state == "quarantined" else 0.0
         leaked = self._leaked.get(node.node)
         return NodeMeasured(node.node, latency, clock_offset, quarantine=left, leaked=leaked)
 
     def _tell_if_unfit(self, node: NodeStatus) -> None:
-        """Tell of nodes that answer and do not vote: of their connections there is no news."""
+        """Report nodes that answer and do not vote: their connections report nothing."""
         if node.state == "unfit" and node.node not in self._unfit:
             self._unfit.add(node.node)
             self._plugin.notify(NodeDown(node.node, node.problem))

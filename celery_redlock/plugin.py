@@ -31,7 +31,7 @@ from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
 
 # With redis, and not at the first lock: a fork meanwhile would leave the child half an import, and
-# the lock of its module held for ever.
+# the lock of its module held without end.
 from celery_redlock.reading import health
 from celery_redlock.reading.journal import Journal
 from celery_redlock.settings import KNOWN, PREFIX, Settings
@@ -99,7 +99,7 @@ class Plugin:
         has_children: Whether this is the parent process of a worker whose tasks run in children.
         node_watch: The `celery_redlock.nodewatch.NodeWatch` of a worker; None elsewhere.
         sends_events: Whether this is a worker that was started to send Celery events (``-E``).
-        speaks_of_nodes: Whether the log of this process tells of nodes that go and come. A worker's
+        speaks_of_nodes: Whether the log of this process reports nodes that go and come. A worker's
             main process does from its first look at them on (`NodeWatch`), its children do not.
         servers: What tests have in the place of the app's lock nodes; see `on_servers`.
     """
@@ -201,7 +201,7 @@ class Plugin:
 
     @contextlib.contextmanager
     def on_servers(self, servers: Servers) -> Iterator[None]:
-        """Have the app's locks on *servers*, whatever it is configured for; for tests."""
+        """Have the app's locks on *servers*, whatever its settings; for tests."""
         before = self.servers
         self._move_to(servers)
         try:
@@ -238,7 +238,7 @@ class Plugin:
         Check settings, options of all tasks, and the nodes; warn of what is risky.
 
         Raises:
-            ConfigurationError: Something makes no sense.
+            ConfigurationError: A setting is impossible.
         """
         settings, _ = self.settings, self.observers
         if self._check_tasks is not None:
@@ -286,7 +286,7 @@ class NoteDeaths(bootsteps.StartStopStep):
     """
     Has a worker look for children that have died more often than Celery does.
 
-    Celery is told of a death by a pipe that closes a moment before the process can be waited
+    Celery learns of a death from a pipe that closes a moment before the process can be waited
     for. When it looks too early, it looks again with its timer, after up to five seconds.
     Until then the task is not lost, not put back, and its lock not released.
     """
@@ -415,7 +415,7 @@ def first_url(url: Any) -> str:
 
 def _forget_parent() -> None:
     """After a fork: another thread of the parent may have been building, and is not here."""
-    global _building  # noqa: PLW0603  a lock that is held for ever can only be replaced
+    global _building  # noqa: PLW0603  a lock that nobody releases can only be replaced
     _building = threading.RLock()
 
 

@@ -46,7 +46,7 @@ OWN = (
     "prometheus_listen",
     "web_token",
 )
-#: Who is told of events unless the app says otherwise.
+#: Who receives events unless the app says otherwise.
 OBSERVERS = ("logging", "journal", "celery")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 #: A secret that a person can still type, and a program cannot guess.
@@ -74,12 +74,12 @@ class Settings:
             newest of any age, and all that are not older than a takeover may take.
         beat_name: What the schedulers that stand in for each other are called; None for the
             name of the app.
-        observers: Who is told of events: words (``"logging"``, ``"journal"``, ``"celery"``,
+        observers: Who receives events: words (``"logging"``, ``"journal"``, ``"celery"``,
             ``"prometheus"``, ``"otel"``), callables, or names like ``"shop.alerts:page"``.
-        skip_log_level: Level at which ``"logging"`` tells of a task that is skipped.
+        skip_log_level: Level at which ``"logging"`` reports a task that is skipped.
         prometheus_listen: Where a worker serves its metrics, ``"host:port"``; None for nowhere.
         web_token: What the web page wants to see before it releases a lock; None for never.
-        is_fallback: Whether *nodes* is the app's result backend or broker for want of a setting.
+        is_fallback: Whether *nodes* is the app's result backend or broker, as there is no setting.
 
     Raises:
         ConfigurationError: A value is out of range; names the setting and the fix.

@@ -36,7 +36,7 @@ LOSSES = {
     "stolen": "a majority of nodes has it no longer: released by an operator, taken by another, "
     "or forgotten",
     "fork": "a child process does not inherit a lock",
-    "released": "it was given back",
+    "released": "it was released",
 }
 
 

@@ -33,7 +33,7 @@ __all__ = [
 
 def overlap_of(entry: Any, app: Any) -> str:
     """
-    Return what is to become of a slot of *entry* while the run of an earlier one has not ended.
+    Return what to do with a slot of *entry* while the run of an earlier one has not ended.
 
     That of the entry's options, also where its scheduler does not keep them (django-celery-beat);
     else that of its task.

@@ -52,7 +52,7 @@ class RedlockScheduler:
         **kwargs: For the wrapped scheduler.
 
     Raises:
-        ConfigurationError: A setting makes no sense, or a lock node must not be one.
+        ConfigurationError: A setting is impossible, or a server must not be a lock node.
     """
 
     #: RedBeat looks whether it is to take a lock of its own.
@@ -96,7 +96,7 @@ class RedlockScheduler:
 
     def tick(self) -> float:
         """
-        Bid if it is time, or do what is due; returns when to come again [s from now].
+        Bid if it is time, or do what is due; return when to tick next [s from now].
 
         Raises:
             SystemExit: We are closed. On SIGTERM Celery closes us and raises SystemExit wherever

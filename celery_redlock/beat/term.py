@@ -138,7 +138,7 @@ class Elector:
             try:
                 self._locks.give_back(term.held)
             except Exception:  # the lease ends by itself
-                logger.exception("beat: Giving back the leadership as %r failed", self.name)
+                logger.exception("beat: Could not resign as %r", self.name)
         self._notify(LeaderDeposed(self.name, reason, clock.now() - term.began))
         if reason == "clock":
             logger.warning(

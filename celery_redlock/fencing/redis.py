@@ -19,7 +19,7 @@ from celery_redlock.fencing.number import checked
 
 __all__ = ["fence_key", "fenced_set"]
 
-#: KEYS: value, fence. ARGV: value, fence, life of the value and of the fence [ms, "" for ever].
+#: KEYS: value, fence. ARGV: value, fence, life of the value and of the fence [ms, "" without end].
 # The fence is stored as it came, and is a number only where it is compared.
 SCRIPT = """
 local seen = redis.call('GET', KEYS[2])
@@ -57,7 +57,7 @@ def fenced_set(
             in braces before it.
         value: The new value.
         fence: The holder's number.
-        ttl: How long the value lives [s, > 0]; None for ever, and its fence with it.
+        ttl: How long the value lives [s, > 0]; None: it never expires, nor does its fence.
         remember: How much longer than the value its fence lives [s, > 0]. A writer that was
             paused for longer than both is not recognised as stale.
 

@@ -98,7 +98,7 @@ class Connector:
         while not self._stop.wait(self._pause(node)):
             try:
                 self._greet(node)
-            except Exception as error:  # noqa: BLE001  whatever it is, the node does not vote
+            except Exception as error:  # noqa: BLE001  with any error the node does not vote
                 with self._mutex:
                     self._found.setdefault(node.position, "unreachable")
                     if node.connection is None and not self._stop.is_set():

@@ -144,7 +144,7 @@ class HeldLock:
 
     def released(self) -> str | None:
         """
-        Mark the lock as given back by its holder, who is not called back.
+        Mark the lock as released by its holder, who is not called back.
 
         Returns:
             Why it had been lost before, as `lost_reason`.

@@ -264,7 +264,7 @@ class Node:
         try:
             vote = call.request.script.read(reply)
         except (LookupError, TypeError, ValueError) as error:
-            msg = "sent a reply that makes no sense"
+            msg = "sent a malformed reply"
             raise Gone(msg) from error
         return self._checked(vote, sent, now) if vote.node_now else vote
 

@@ -56,7 +56,7 @@ __all__ = ["NodeView", "Redlock", "ReleaseOutcome"]
 
 
 class ReleaseOutcome(str, enum.Enum):
-    """What became of a release."""
+    """The outcome of a release."""
 
     #: A quorum deleted our key.
     RELEASED = "RELEASED"
@@ -100,11 +100,11 @@ class Redlock:
     Args:
         nodes: URLs or Sentinel services, as the setting ``redlock_nodes``; an odd number.
         rules: What all clients of these nodes agree on.
-        observers: Are told of events.
+        observers: Receive events.
         sleep: Waits between two attempts [s].
 
     Raises:
-        ConfigurationError: The nodes make no sense.
+        ConfigurationError: The nodes are impossible.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class Redlock:
         return self.inspect_all([name])[0]
 
     def inspect_all(self, names: Sequence[str]) -> list[list[NodeView]]:
-        """Return what `inspect` would of each of *names*, asked for in one round."""
+        """Return what `inspect` returns, for each of *names*, asked for in one round."""
         asked = [Ask(requests.inspect_request(self.rules, name), _never) for name in names]
         return [self._views(ballot) for ballot in self.driver.ask_all(asked)]
 
@@ -369,7 +369,7 @@ class Redlock:
             owner: As in `rounds.Wanted`; somebody else's lock stays what it is.
             since: When the holder began [s, Unix time], for those who are told.
             keep: Let the key stand for so much longer instead [s].
-            info: What the holder told of itself.
+            info: How the holder described itself.
         """
         outcome = self._release(name, owner, keep)
         if outcome is ReleaseOutcome.RELEASED:
@@ -461,5 +461,5 @@ def _never(_ballot: Ballot) -> bool:
 
 
 def who(info: dict[str, Any]) -> dict[str, str]:
-    """Return the task in what a holder tells of itself, as the fields of an event."""
+    """Return the task in a holder's description, as the fields of an event."""
     return {"task": info.get("task", ""), "task_id": info.get("task_id", "")}

@@ -76,7 +76,7 @@ class Complete(selectors.SelectSelector):
         return super().unregister(fileobj)
 
     def select(self, timeout: float | None = None) -> Ready:
-        """Return what is ready, waiting for at most *timeout* [s]; None is for ever."""
+        """Return what is ready, waiting for at most *timeout* [s]; None: no limit."""
         ready = look(self.get_map(), self._poll)
         if ready or timeout == 0:
             return ready
@@ -106,7 +106,7 @@ class Looking(selectors.SelectSelector):
         self._poll = poll
 
     def select(self, timeout: float | None = None) -> Ready:
-        """Return what is ready, waiting for at most *timeout* [s]; None is for ever."""
+        """Return what is ready, waiting for at most *timeout* [s]; None: no limit."""
         until = float("inf") if timeout is None else clock.now() + timeout
         pause = SHORTEST_PAUSE
         while not (ready := look(self.get_map(), self._poll)):

@@ -9,7 +9,7 @@ Renew all leases that a process holds, with one thread.
 The thread only ever makes a lease longer. That a lease has ended is read off the clock by
 the holder itself (`HeldLock.ensure_held`), so a thread that never ran costs an aborted
 task, not an overlap. It is started by the first lease and sleeps until the first one is
-due: a lease given back before a third of its TTL never wakes it.
+due: a lease released before a third of its TTL never wakes it.
 
 Source:
     PROTOCOL 3.6 and 3.9.
@@ -203,7 +203,7 @@ class Watchdog:
             self._settle(held, outcome, started)
 
     def _ask(self, live: list[HeldLock]) -> tuple[list[HeldLock], Sequence[Lease | NotRenewed]]:
-        """Ask the nodes to extend those of *live* that were not given back in the meantime."""
+        """Ask the nodes to extend those of *live* that were not released in the meantime."""
         with self._changed:
             live = [held for held in live if held in self._held]
             self._asked = frozenset(live)
@@ -252,7 +252,7 @@ class Watchdog:
     def _lose(self, held: HeldLock, reason: str) -> None:
         with self._changed:
             if held not in self._held:
-                return  # given back in the meantime
+                return  # released in the meantime
             self._held.pop(held, None)
         try:
             held.lose(reason)

@@ -57,9 +57,7 @@ class OpenTelemetry:
         self._lost = count("redlock.lost", "{lock}", "Locks lost while held, by reason")
         self._policies = {
             events.TaskSkipped: count("redlock.skipped", "{task}", "Tasks skipped"),
-            events.TaskRefused: count(
-                "redlock.refused", "{task}", "Tasks failed for want of a lock"
-            ),
+            events.TaskRefused: count("redlock.refused", "{task}", "Tasks failed: no lock"),
             events.TaskRetried: count("redlock.retried", "{task}", "Tasks retried by Celery"),
             events.TaskRescheduled: count("redlock.rescheduled", "{task}", "Tasks rescheduled"),
         }

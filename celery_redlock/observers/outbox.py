@@ -3,7 +3,7 @@ What is to leave the process later: kept by the thread that has it, sent by a th
 
     put --> [ oldest ... newest ] --every half second, or flush--> send, in batches
 
-Whoever puts something in never waits, whatever has become of the receiver: while it is away, the
+Putting something in never waits, whatever the receiver does: while it is away, the
 newest things are kept and the oldest make room.
 """
 

@@ -4,7 +4,7 @@ The observer that counts for Prometheus, on the default registry of prometheus_c
 Labels are names of tasks, nodes and schedule entries. Never a lock name: there are as many as
 argument values, and it may hold one. The task of a lock that no task took is "".
 
-Gauges have modes for programs of several processes. What is known of a node is told by whoever
+Gauges have modes for programs of several processes. What is known of a node is set by whoever
 looked last, and the worker's own process looks every ten seconds (`celery_redlock.nodewatch`).
 All modes are "live" ones: what a process said that is gone does not count.
 """
@@ -29,7 +29,7 @@ WINDOW = 300.0
 UNKNOWN = float("nan")
 
 #: Held while an event is counted. Whoever forks should hold it: a child would find the mutex of
-#: prometheus_client as another thread of the parent held it, for ever.
+#: prometheus_client as another thread of the parent held it, and never released.
 counting = threading.RLock()
 
 
@@ -66,8 +66,8 @@ def of_leases(name: str, about: str) -> Children:
 
 ACQUIRES = counter("acquires_total", "Tries to take a lock, by their end.", "task", "outcome")
 SKIPPED = counter("skipped_total", "Tasks that were skipped.", "task", "cause")
-REFUSED = counter("refused_total", "Tasks that failed for want of the lock.", "task", "cause")
-RETRIED = counter("retried_total", "Retries for want of the lock.", "task", "cause")
+REFUSED = counter("refused_total", "Tasks that failed: no lock.", "task", "cause")
+RETRIED = counter("retried_total", "Tasks that were retried: no lock.", "task", "cause")
 RESCHEDULED = counter("rescheduled_total", "How often tasks were rescheduled.", "task", "cause")
 RENEWALS = counter("renewals_total", "Leases extended by the watchdog.", "task")
 LOST = counter("lost_total", "Locks lost while they were held.", "task", "reason")
@@ -75,9 +75,7 @@ DUPLICATES = counter(
     "duplicates_total", "Publications of a task that was there already.", "task", "on_duplicate"
 )
 NODE_EVENTS = counter("node_events_total", "What happened to lock nodes.", "node", "event")
-SLOTS = counter(
-    "beat_slots_total", "Slots of schedules, by what became of them.", "entry", "outcome"
-)
+SLOTS = counter("beat_slots_total", "Slots of schedules, by outcome.", "entry", "outcome")
 DEPOSED = counter("leader_deposed_total", "Ends of this process's leadership.", "reason")
 ELECTED = Counter("redlock_leader_elected_total", "How often this process became the leader.")
 
@@ -124,7 +122,7 @@ _pid = os.getpid()
 
 
 def count_event(event: events.Event) -> None:
-    """Count *event*, or set what it tells of; events that are not counted cost a look-up."""
+    """Count *event*, or set its gauge; events that are not counted cost a look-up."""
     note = NOTES.get(type(event))
     if note is not None:
         with counting:

@@ -28,7 +28,7 @@ VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 PREFIX = "celery-redlock-metrics-"
 #: File in such a directory that its owner keeps locked, and the age before that counts [s].
 IN_USE, YOUNG = "in-use", 60.0
-#: What a process leaves behind that has to be added up for ever; gauges are not.
+#: What a process leaves behind and every later sum has to include; gauges are not part of it.
 SUMS = ("counter", "histogram", "summary")
 
 _kept: list[int] = []

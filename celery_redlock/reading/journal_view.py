@@ -103,7 +103,7 @@ class Blocker:
 
     Attributes:
         name: Of the lock.
-        holder: As it told of itself last; empty if nobody held it: there was no quorum.
+        holder: As it last described itself; empty if nobody held it: there was no quorum.
         times: How often something was refused for it.
         at: When last [s, Unix time].
     """

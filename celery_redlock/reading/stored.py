@@ -138,7 +138,7 @@ class LockView:
     One holder of one lock, by what all nodes store.
 
     Attributes:
-        name: Lock name (shortened if it is very long).
+        name: Lock name (shortened if it is long).
         holder: As in `LockTaken.holder`, as of its latest renewal.
         ttl: Largest rest of the lease on any node [s]; None for a key that never expires, which
             nobody of ours has written.
@@ -253,7 +253,7 @@ def views_of(name: str, locks: Mapping[str, StoredLock]) -> list[LockView]:
 
 
 def view_of(name: str, locks: Mapping[str, StoredLock], waiting: int) -> LockView:
-    """Return the holder of whom all of *locks* store the token; *locks* by node label."""
+    """Return the holder whose token all of *locks* store; *locks* by node label."""
     values = list(dict.fromkeys(one.value or b"" for one in locks.values()))
     ttls = [one.ttl for one in locks.values()]
     is_foreign = not is_ours(values[0])

@@ -116,7 +116,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
             kwargs: Keyword arguments.
 
         Raises:
-            LockKeyError: They do not fit the signature, or cannot be told apart reliably.
+            LockKeyError: They do not fit the signature, or cannot be distinguished reliably.
         """
         return lock_of(self).name(args, kwargs)
 
@@ -148,8 +148,8 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         """
         Publish the task; with ``unique_until``, unless it is queued or running already.
 
-        Members of a workflow, tasks with callbacks, retries and whatever else comes again are
-        always published, and meet the lock when they run.
+        Members of a workflow, tasks with callbacks, retries and copies are always published, and
+        meet the lock when they run.
 
         Returns:
             A `UniqueResult`: the task's own, or that of the one that was there.

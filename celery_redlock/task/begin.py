@@ -2,7 +2,7 @@
 Begin an execution: its lock, or the policy; then its reservation, and the newest arguments.
 
     acquire --> granted                       --> start --> body
-            --> held by this very execution   --> a copy for later
+            --> held by this same execution   --> a copy for later
             --> has finished before           --> ends without a state
             --> taken, or nobody knows        --> refuse, by policy
 """
@@ -83,7 +83,7 @@ def has_replaced(execution: Execution, outer: HeldLock | None) -> bool:
 
 
 def hold_reservation(execution: Execution) -> None:
-    """A message that was acknowledged early is in our hand alone until the lock is had."""
+    """A message that was acknowledged early is in our hands alone until we have the lock."""
     reservation, options = execution.reservation, execution.options
     if reservation is not None and options.wait and not execution.task.acks_late:
         longest = options.wait + PREVIOUS_GRACE + options.ttl
@@ -122,7 +122,7 @@ def take(execution: Execution, wait: float) -> None:
     wanted = Wanted(execution.name, options.ttl, wait, options.fence, info, asked, owner)
     interrupt = execution.interrupt
     on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
-    with defer_interrupts():  # or a lock that was granted might not be given back
+    with defer_interrupts():  # or a lock that was granted might not be released
         execution.held = locks.take(wanted, on_lost)
         if asked != marker:  # what an earlier publish under this task id has left
             locks.mark(Marker(execution.id, DONE, 0.0))
@@ -204,7 +204,7 @@ def is_for_lock(reservation: Reservation, execution: Execution) -> bool:
     Return whether *reservation* is for the lock that *execution* holds.
 
     A retry may have other arguments, and so another name; and anybody can publish a message
-    that tells of another's. Such a reservation is ended with its token, but none is ever made.
+    that belongs to another. Such a reservation is ended with its token, but none is ever made.
     """
     if reservation.name == execution.name:
         return True

@@ -164,7 +164,7 @@ class Execution:
 
         Args:
             outcome: How this execution has ended.
-            comes_in: When it comes again, if it does [s from now].
+            comes_in: When it is delivered again, if it is [s from now].
         """
         if self.is_over:
             return
@@ -180,7 +180,7 @@ class Execution:
                 self.records = records_after(outcome, self.options, reservation, marker, comes_in)
                 if not self.records.after_result:
                     self.end_reservation(self.records)
-            except Exception:  # the options make no sense; the task's own outcome stands
+            except Exception:  # the options are impossible; the task's own outcome stands
                 logger.exception("%s may leave something on the nodes; it ends by itself", self)
             finally:
                 if held is not None:
@@ -227,7 +227,7 @@ class Execution:
 
     @property
     def is_over(self) -> bool:
-        """Whether its end has begun: its lock is given back, or is about to be."""
+        """Whether its end has begun: its lock is released, or is about to be."""
         return self.records is not None
 
     def __str__(self) -> str:
@@ -257,7 +257,7 @@ class Execution:
 
     @property
     def own_lock(self) -> HeldLock | None:
-        """The lock that this has to give back; None if there is none."""
+        """The lock that this has to release; None if there is none."""
         is_shared = self.outer is not None and self.held is self.outer.held
         return None if isinstance(self.held, NotLocked) or is_shared else self.held
 
@@ -275,7 +275,7 @@ def left_of(min_hold: float, since: float) -> float:
 
 
 def delay_in(error: Exception) -> float:
-    """Return when the task comes again that ended with *error*, if it does [s from now]."""
+    """Return when the task that ended with *error* is delivered again, if it is [s from now]."""
     if isinstance(error, DeliveryOver):
         return error.comes_in
     when = error.when if isinstance(error, Retry) else None

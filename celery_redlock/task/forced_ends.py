@@ -2,7 +2,7 @@
 Ends by force, as the worker's main process learns of them: a hard time limit, a revoke, a crash.
 
     delivery --> owner minted --> child takes the lock as that owner
-    Celery tells of a lost child --> Outcome --> `celery_redlock.task.lost_child`
+    Celery reports a lost child --> Outcome --> `celery_redlock.task.lost_child`
     revoked before it began      --> its reservation ends
 
 Source:
@@ -68,7 +68,7 @@ class RedlockRequest(Request):
         """Return whether *holder*, of whose token only the beginning is told, is this delivery."""
         return self._delivery.is_owner(holder)
 
-    # -- what Celery says becomes of it ----------------------------------------------
+    # -- what Celery says happens to it ----------------------------------------------
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  Celery's signature
         """Reject the message, and remember whether the broker is to deliver it again."""
@@ -92,7 +92,7 @@ class RedlockRequest(Request):
             is_revoked=self._already_revoked,
         )
 
-    # -- where Celery tells of an end by force ----------------------------------------
+    # -- where Celery reports an end by force -----------------------------------------
 
     def on_failure(
         self,
@@ -101,7 +101,7 @@ class RedlockRequest(Request):
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
         """
-        Let Celery decide what becomes of the task; then release for a child that is lost.
+        Let Celery decide what happens to the task; then release for a child that is lost.
 
         A child that returned an error (*return_ok*) has already released its lock.
         """
@@ -234,5 +234,5 @@ class NoteRevokes(bootsteps.StartStopStep):
 
 
 def is_forced(error: BaseException) -> bool:
-    """Return whether *error* tells of a child that was lost, not of a body that failed."""
+    """Return whether *error* means a lost child, and not a body that failed."""
     return isinstance(error.exc if isinstance(error, ExceptionWithTraceback) else error, FORCED)

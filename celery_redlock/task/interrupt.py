@@ -159,10 +159,10 @@ class Interrupt:
 
     def _let_it_come(self) -> None:
         """
-        Wait for what has struck and is still to come, which hits this very line.
+        Wait for what has struck and is still to come, which hits this line.
 
         It must not hit what comes after, and in a thread it cannot be taken back: Python up
-        to 3.12 would look for it for ever, in all threads.
+        to 3.12 would look for it from then on, in all threads.
         """
         try:
             for _ in range(1000):

@@ -68,7 +68,7 @@ class LockName:
                 them; None: all.
 
         Raises:
-            ConfigurationError: The options make no sense together or for the parameters
+            ConfigurationError: The options do not fit together or to the parameters
                 of this task.
         """
         if lock_key is not None and unique_on is not None:

@@ -52,7 +52,7 @@ class LostChild:
         pid: Its process.
         since: When it began [s, Unix time]; its lock was granted then, or later.
         outcome: How its execution has ended.
-        comes_in: When its task comes again, if it does [s].
+        comes_in: When its task is delivered again, if it is [s].
     """
 
     task: Any

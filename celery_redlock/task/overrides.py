@@ -1,5 +1,5 @@
 """
-What a user's class, or another base beside ours, must not take away from a task.
+What a user's class, or another base beside ours, must not remove from a task.
 
 Everything that Celery offers may be overridden, with or without ``super()``. A ``__call__`` that
 would bypass the lock is wrapped; whatever else would cost the lock is refused.

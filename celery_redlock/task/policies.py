@@ -49,7 +49,7 @@ class Retry:
 @dataclass(frozen=True)
 class Reschedule:
     """
-    The same task comes again later; costs none of its retries.
+    The same task is published again for later; costs none of its retries.
 
     Attributes:
         base: Longest delay of the first time [s, > 0, or a timedelta]; doubles each time.
@@ -85,7 +85,7 @@ class Reschedule:
         self, times: int, longest: float, chance: Callable[[float, float], float] = jitter
     ) -> int:
         """
-        Return when to come again [whole s, >= 1]: exponential backoff with full jitter.
+        Return when to try again [whole s, >= 1]: exponential backoff with full jitter.
 
         Args:
             times: How often the task was rescheduled before.
@@ -115,7 +115,7 @@ def no_later(
     Return *countdown*, or when the quarantine is over that the task waits for if that is sooner.
 
     Args:
-        countdown: When to come again [whole s].
+        countdown: When to try again [whole s].
         ends: When asking again may help, as in `QuorumUnavailable.retry_after`; None if unknown.
         chance: Draws a number between two bounds.
     """

@@ -9,7 +9,7 @@ Publish a task; one with ``unique_until`` first reserves its lock name.
                       no quorum: sent (the lock decides at run time), or fail by policy
 
 Members of a chord, group or chain are always published: dropping one would leave the rest
-waiting for ever. So is a task with a callback, which would be dropped along with it.
+waiting without end. So is a task with a callback, which would be dropped along with it.
 
 Source:
     DESIGN section 5, FACTS 8.
@@ -195,7 +195,7 @@ def trigger_of(message: Message, name: str, chosen: LockOptions) -> Trigger:
 def duplicate_of(
     message: Message, name: str, chosen: LockOptions, holder: Mapping[str, Any], merged: int = 0
 ) -> DuplicatePublished:
-    """Return the event that tells of a duplicate of *holder*."""
+    """Return the event for a duplicate of *holder*."""
     holder_id = str(holder.get("task_id", ""))
     return DuplicatePublished(name, message.task.name, holder_id, chosen.on_duplicate, merged)
 

@@ -65,7 +65,7 @@ def visibility_timeout(app: Any) -> float | None:
 
 
 def warn_if_forgetful(task: Any, dedup_ttl: float) -> None:
-    """Say so if *task*'s message may come again after its execution was forgotten."""
+    """Warn if *task*'s message may be delivered again after its execution was forgotten."""
     timeout = visibility_timeout(task.app)
     if timeout is not None and 0 < dedup_ttl < timeout:
         logger.warning(
@@ -139,7 +139,7 @@ def requeue(
 
 
 def is_of_connection(error: Exception, app: Any) -> bool:
-    """Return whether *error* tells of the way to the broker, and not of the message."""
+    """Return whether *error* is about the way to the broker, and not about the message."""
     of_broker = app.producer_pool.connections.connection.connection_errors
     return isinstance(error, (OperationalError, OSError, *of_broker))
 

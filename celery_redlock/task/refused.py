@@ -72,7 +72,7 @@ def refuse(
 
     Raises:
         LockTaken, QuorumUnavailable: The task is to fail.
-        celery.exceptions.Retry, Ignore, Reject: It comes again.
+        celery.exceptions.Retry, Ignore, Reject: It is delivered again.
     """
     policy = policy_for(error, options)
     if request.is_eager and isinstance(policy, (Retry, Reschedule)):
@@ -154,7 +154,7 @@ def reschedule(
     policy: Reschedule,
     notify: Notify,
 ) -> NoReturn:
-    """Let the same task come again later, or fail once that was done often enough."""
+    """Reschedule the task, or fail it once that was done often enough."""
     times = envelope.reschedules
     if policy.max_reschedules is not None and times >= policy.max_reschedules:
         raise error

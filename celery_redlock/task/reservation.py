@@ -6,7 +6,7 @@ The reservation in a worker: whose message this is, and whether it is its turn.
                                   ended    (finished: it ends; success: only if it was one)
                           parent: revoked, expired, killed: it ends
 
-What becomes of it when the task has ended: `celery_redlock.task.outcome`. Only the token in the
+What happens to it when the task has ended: `celery_redlock.task.outcome`. Only the token in the
 message ends a reservation, so whoever comes late ends nobody else's.
 """
 
@@ -47,7 +47,7 @@ class NotItsTurn(Exception):
 
     Attributes:
         after: When to look again [s].
-        why: How the task is to fail if it cannot come again.
+        why: How the task fails if it cannot be rescheduled.
     """
 
     def __init__(self, after: float, why: LockNotAcquired) -> None:
@@ -117,7 +117,7 @@ class Reservation:
             reservations: Those on the nodes.
             options: Of the task.
             lock: That it holds.
-            info: What it tells of itself, among it its ``execution``.
+            info: Its description, with its ``execution``.
             comes_back: Whether its message is delivered again if the worker dies, so that the
                 reservation has to outlive the lock.
 

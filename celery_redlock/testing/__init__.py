@@ -2,7 +2,7 @@
 For the tests of those who use celery-redlock.
 
     locks_disabled     bodies run, and no lock is asked for
-    memory_quorum      locks on nodes in memory that can be spoilt, on a clock that is ticked
+    memory_quorum      locks on in-memory nodes that you can break, with a clock you control
     assert_locked      the code under test runs under its lock
 
 The fixtures are in `celery_redlock.testing.pytest_plugin`. Names are imported when they are first

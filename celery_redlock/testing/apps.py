@@ -29,6 +29,6 @@ def rules_of(app: Any) -> Rules:
     Return the rules in the settings of *app*, whatever nodes it names, if any.
 
     Raises:
-        ConfigurationError: A setting makes no sense.
+        ConfigurationError: A setting is impossible.
     """
     return Settings.from_conf({**redlock_conf(app), "redlock_nodes": ["redis://memory/0"]}).rules

@@ -89,7 +89,7 @@ class MemoryFanout(Fanout):
         if rules.restart_guard:
             try:
                 left = self._enrol(server, wire, run_id)
-            except Exception as error:  # noqa: BLE001  whatever it is, the node does not vote
+            except Exception as error:  # noqa: BLE001  with any error the node does not vote
                 node.fail(error)
                 return
         wire.is_greeting = False

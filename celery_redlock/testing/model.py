@@ -79,7 +79,7 @@ class NodeModel:
         """What it stores, and until when [ms, its own clock]."""
         return self.keyspace.store
 
-    # -- what becomes of it ------------------------------------------------------------
+    # -- its outcome --------------------------------------------------------------------
 
     def flush(self) -> None:
         """Lose all data, and go on as the same process."""

@@ -99,7 +99,7 @@ class OtherHolder:
 
 class MemoryQuorum:
     """
-    Lock nodes in memory that can be spoilt, on a clock that is ticked. A context manager.
+    In-memory lock nodes that you can break, with a clock you control. A context manager.
 
     In its ``with`` the time of all locks in this process stands still but for ``clock.tick()``,
     and locks on real servers are refused. Only code of this process can use it, so the commands of
@@ -111,14 +111,14 @@ class MemoryQuorum:
         **settings: Fields of `Rules`, as of `Redlock.from_urls`.
 
     Attributes:
-        nodes: The nodes, to be spoilt.
+        nodes: The nodes, which you can break.
         clock: The time of leases and nodes.
         rules: What all its clients agree on.
         urls: As the setting ``redlock_nodes``.
         locks: A `Redlock` on these nodes, for code that locks without Celery.
 
     Raises:
-        ConfigurationError: The nodes or settings make no sense.
+        ConfigurationError: The nodes or settings are impossible.
     """
 
     def __init__(self, nodes: int = 5, **settings: Any) -> None:
@@ -215,7 +215,7 @@ def memory_quorum(*apps: Any, nodes: int = 5, **settings: Any) -> Iterator[Memor
         The quorum, all of whose nodes are well and empty.
 
     Raises:
-        ConfigurationError: The settings make no sense.
+        ConfigurationError: The settings are impossible.
         RuntimeError: There is a memory quorum in use already.
     """
     if apps:

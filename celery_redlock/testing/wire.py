@@ -16,7 +16,7 @@ from celery_redlock.testing.clock import TickedClock
 
 __all__ = ["Hear", "MemorySelector", "Wire"]
 
-#: What a node does with a command that comes along a wire.
+#: What a node does with a command that arrives over a wire.
 Hear = Callable[["Wire", Sequence[bytes]], None]
 
 #: Beyond the moment that was waited for: a float may fall short of it [s].

@@ -236,7 +236,7 @@ def test_the_policies_table_is_complete_and_shows_defaults():
 def test_the_numbers_of_the_text_are_those_of_the_code():
     """Quarantines, stalls and majorities, computed as the lock computes them."""
     text = (DOCS / "how-to" / "choose-settings.md").read_text()
-    pairs = re.search(r"sits out: (.+?)\.\n", text)[1]
+    pairs = re.search(r"of a restarted node: (.+?)\.\n", text)[1]
     for max_ttl, seconds in re.findall(r"(\d+) → (\d+) s", pairs):
         assert round(quarantine_for(int(max_ttl), Rules().drift_factor)) == int(seconds)
     restarts = (DOCS / "restarts.md").read_text()
