@@ -91,10 +91,9 @@ def anchor(name: str, page: str) -> str:
 
 
 def plots(record: Record, _: dict[str, Any]) -> Iterator[str]:
-    """Yield the pictures of a benchmark, with what they show in words."""
+    """Yield the pictures of a benchmark; what they show in words, the figures are in tables."""
     for plot in record.plots:
-        labels = ", ".join(series.label for series in plot.series)
-        alt = f"{plot.title}: {plot.y}{plot.x and f' by {plot.x}'}, of {labels}"
+        alt = f"{plot.title}: {plot.y}{plot.x and f' by {plot.x}'}"
         yield f"![{alt.translate({ord('['): '(', ord(']'): ')'})}](performance/{plot.name}.svg)"
         yield ""
 
