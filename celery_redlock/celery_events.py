@@ -99,7 +99,7 @@ class CeleryEvents:
         _every_observer.add(self)
 
     def __call__(self, event: events.Event) -> None:
-        """Have *event* sent, if anybody is to hear of it."""
+        """Send *event*, if events are on."""
         if self._plugin.sends_events or (self._publishes and not worker_name()):
             self._outbox.put((time.time(), event))
 
@@ -114,7 +114,7 @@ class CeleryEvents:
     def _send(self, batch: Sequence[tuple[float, events.Event]]) -> None:
         app = self._plugin.app
         if app is None:
-            return  # it is gone, and nobody can be asked for its broker
+            return  # the app is gone, and its broker with it
         if self._line is None or not self._line.is_ours:
             self._line = Line(app)
         worker = worker_name()
@@ -207,9 +207,9 @@ class Line:
         self._connection.ensure_connection(max_retries=more)
 
     def close(self) -> None:
-        """Let go of the connection without a word to the broker, which may be away."""
+        """Drop the connection without telling the broker, which may be away."""
         self._producer = None
-        if self._connection.connected:  # else what a try has made serves for the next one
+        if self._connection.connected:  # else the next try uses what this one has made
             with contextlib.suppress(Exception):
                 self._connection.collect(LAST_WORDS)
 

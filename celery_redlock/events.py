@@ -44,7 +44,7 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Event:
-    """Anything that observers are told."""
+    """Anything that observers receive."""
 
 
 class Observer(Protocol):
@@ -56,7 +56,7 @@ class Observer(Protocol):
     """
 
     def __call__(self, event: Event) -> None:
-        """Take note of *event*."""
+        """Handle *event*."""
 
 
 #: Takes an event and never raises.
@@ -64,7 +64,7 @@ Notify = Callable[[Event], None]
 
 
 def broadcast(observers: Iterable[Observer]) -> Notify:
-    """Return a function that tells all *observers*, whatever any of them raises."""
+    """Return a function that notifies all *observers*, whatever any of them raises."""
     told = tuple(observers)
 
     def notify(event: Event) -> None:
@@ -74,7 +74,7 @@ def broadcast(observers: Iterable[Observer]) -> Notify:
 
 
 def tell(observers: Iterable[Observer], event: Event) -> None:
-    """Tell all *observers* of *event*, whatever any of them raises."""
+    """Notify all *observers* of *event*, whatever any of them raises."""
     for observer in observers:
         try:
             observer(event)
@@ -147,9 +147,9 @@ class LockRenewed(LockEvent):
     The watchdog extended a lease.
 
     Attributes:
-        margin: What was left of the old lease when the new one stood [s].
+        margin: What was left of the old lease when the new one began [s].
         ttl: Of the lease [s].
-        lag: How much later than it was due the watchdog set about it [s, >= 0].
+        lag: How late the watchdog began the renewal [s, >= 0].
     """
 
     margin: float

@@ -44,7 +44,7 @@ _plugins: weakref.WeakKeyDictionary[Any, Plugin] = weakref.WeakKeyDictionary()
 _building = threading.RLock()
 #: How often a worker looks for children that have died [s].
 LOOK_FOR_DEATHS = 0.25
-#: The pool whose tasks run in children; by its name, as only a worker has need of it.
+#: The pool whose tasks run in children; by its name, as only a worker needs it.
 PREFORK = "celery.concurrency.prefork:TaskPool"
 
 
@@ -64,7 +64,7 @@ locking = Locking()
 
 class Servers(Protocol):
     """
-    What tests have in the place of an app's lock nodes.
+    What tests use in place of an app's lock nodes.
 
     Attributes:
         urls: As the setting ``redlock_nodes``.
@@ -101,7 +101,7 @@ class Plugin:
         sends_events: Whether this is a worker that was started to send Celery events (``-E``).
         speaks_of_nodes: Whether the log of this process reports nodes that go and come. A worker's
             main process does from its first look at them on (`NodeWatch`), its children do not.
-        servers: What tests have in the place of the app's lock nodes; see `on_servers`.
+        servers: What tests use in place of the app's lock nodes; see `on_servers`.
     """
 
     def __init__(self, app: Any) -> None:
@@ -162,7 +162,7 @@ class Plugin:
 
     def notify(self, event: Event) -> None:
         """
-        Tell all observers, whatever any of them raises.
+        Notify all observers, whatever any of them raises.
 
         A soft time limit that arrives meanwhile takes effect right after: raised in an observer,
         it would count as a failure of that one, and be lost.
@@ -175,7 +175,7 @@ class Plugin:
                 tell(observers, event)
 
     def flush(self) -> None:
-        """Have observers let go of what they have gathered; never fails."""
+        """Let observers send what they have gathered; never fails."""
         for observer in self._observers or ():
             if isinstance(observer, JournalObserver):
                 try:
@@ -187,7 +187,7 @@ class Plugin:
     def locks(self) -> Redlock:
         """The locks on the app's nodes; raises ConfigurationError."""
         if self._locks is None:
-            with _building:  # two of them would know nothing of each other's leases
+            with _building:  # two would not know each other's leases
                 if self._locks is None:
                     nodes, rules = self.settings.nodes, self.settings.rules
                     make = Redlock if self.servers is None else self.servers.locks_on
@@ -220,7 +220,7 @@ class Plugin:
         self, check_tasks: Callable[[Any], None], worker: Sequence[Any], consumer: Sequence[Any]
     ) -> None:
         """
-        Have a worker of this app check everything at its start, and take more steps.
+        Let a worker of this app check everything at its start, and take more steps.
 
         Args:
             check_tasks: Checks the tasks of an app; raises ConfigurationError.
@@ -389,7 +389,7 @@ def redlock_conf(app: Any) -> dict[str, Any]:
             conf[name] = app.conf[name]
         except KeyError:
             if name.removeprefix(PREFIX) not in KNOWN:
-                continue  # somebody else's setting in a file that we share
+                continue  # another package's setting in a shared file
             right = f"{namespace}{name.upper()}" if namespace else name
             msg = f"{key} is not read by Celery under this name; write {right}"
             raise ConfigurationError(msg) from None
@@ -434,6 +434,6 @@ def _in_child(**_: Any) -> None:
 
 @signals.worker_process_shutdown.connect(weak=False)
 def _before_end(**_: Any) -> None:
-    """Have observers of a child write what they have gathered."""
+    """Let observers of a child write what they have gathered."""
     for plugin in list(_plugins.values()):
         plugin.flush()

@@ -82,7 +82,7 @@ def with_arguments(entry: Any) -> Any:
 
 
 def current(scheduler: Any, entry: Any) -> Any:
-    """Return what *entry* of *scheduler* is by now, None if it is there no more."""
+    """Return the present *entry* of *scheduler*; None if it is gone."""
     cls = type(entry)
     if hasattr(cls, "from_key"):  # RedBeat's schedule lists those that are due alone
         try:
@@ -94,7 +94,7 @@ def current(scheduler: Any, entry: Any) -> Any:
 
 
 def ran_last(entry: Any) -> datetime | None:
-    """Return when *entry* ran last as its scheduler has it, as an aware date."""
+    """Return when *entry* ran last, by its scheduler, as an aware date."""
     last = entry.last_run_at
     if last is None or last.tzinfo is not None:
         return last  # type: ignore[no-any-return]

@@ -48,7 +48,7 @@ class RedlockScheduler:
         app: The Celery app.
         schedule_filename: For the wrapped scheduler, if it keeps a file.
         max_interval: Longest sleep of the wrapped scheduler [s].
-        lazy: Only to be asked what it is; takes no part.
+        lazy: Only describe it; take no part.
         **kwargs: For the wrapped scheduler.
 
     Raises:
@@ -117,7 +117,7 @@ class RedlockScheduler:
         if self._elector is None or self._is_closed:
             return
         try:
-            with defer_signals():  # a term that is granted must not get lost on its way here
+            with defer_signals():  # a granted term must not get lost on its way here
                 self._state = self._elector.bid(state)
         except Exception:
             logger.exception("beat: The bid failed; trying again")
@@ -152,11 +152,11 @@ class RedlockScheduler:
                     self._state = self._elector.step_down(term, reason)
 
     def should_sync(self) -> bool:
-        """Return False: the wrapped scheduler stores what it has within its tick, while we lead."""
+        """Return False: the wrapped scheduler stores its state within its tick, while we lead."""
         return False
 
     def sync(self) -> None:
-        """Have the wrapped scheduler store what it has."""
+        """Let the wrapped scheduler store its state."""
         if self._active is not None:
             self._active.scheduler.sync()
 

@@ -133,7 +133,7 @@ class Elector:
         return Term(held, clock.now())
 
     def step_down(self, term: Term, reason: str) -> StandBy:
-        """End *term*, give the leadership back, and return when to bid again."""
+        """End *term*, release the leadership, and return when to bid again."""
         with defer_signals():
             try:
                 self._locks.give_back(term.held)

@@ -1,8 +1,8 @@
 """
 Fenced writes to Redis or Valkey: only the newest holder of a lock may set a key.
 
-The largest fence stands in a key of its own beside the value, and lives longer. That store
-forgets what it loses: with a fail-over to a replica that lags behind, or with keys evicted, a
+The largest fence is in a key of its own beside the value, and lives longer. That store
+forgets what it loses: with a failover to a replica that lags behind, or with keys evicted, a
 stale writer may be let in.
 """
 
@@ -52,7 +52,7 @@ def fenced_set(
 
     Args:
         client: Of the store. It need not be a lock node, and in general should not be one.
-        key: The value's key. Its fence stands at `fence_key`, also after the value was deleted;
+        key: The value's key. Its fence is at `fence_key`, also after the value was deleted;
             in the same slot of a cluster, unless the key has a closing brace without something
             in braces before it.
         value: The new value.

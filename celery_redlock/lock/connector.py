@@ -70,7 +70,7 @@ class Connector:
         self._stop = threading.Event()
 
     def stop(self) -> None:
-        """Connect nothing any more."""
+        """Stop connecting."""
         self._stop.set()
 
     def forgive(self, node: Node) -> None:
@@ -84,7 +84,7 @@ class Connector:
                 node.is_connecting = True
                 name = f"redlock-connect-{node.label}"
                 threading.Thread(target=self._connect, args=(node,), name=name, daemon=True).start()
-            except RuntimeError as error:  # no thread to be had, as when the interpreter ends
+            except RuntimeError as error:  # no more threads, as when the interpreter ends
                 node.is_connecting = False
                 node.fail(error)
             except (
@@ -157,7 +157,7 @@ class Connector:
         return replace(greeting, quarantine=left, node_now=node_now)
 
     def _find(self, node: Node, state: str) -> None:
-        """Note in which state a node is."""
+        """Record the state of a node."""
         with self._mutex:
             self._found[node.position] = state
 

@@ -11,7 +11,7 @@ from celery_redlock.lock.lease import Lease
 
 __all__ = ["HeldLock", "NotLocked"]
 
-#: Stands for this process; a forked child has another.
+#: Represents this process; a forked child has another.
 process = object()
 
 

@@ -65,7 +65,7 @@ class Node:
 
     Attributes:
         position: Among the configured nodes.
-        label: How it is called in errors and logs.
+        label: Its name in errors and logs.
         connection: To it; None while there is none.
         sock: The connection's socket; what a selector waits for.
         unsent: What it has not taken yet; goes out as soon as it can be written to.
@@ -107,7 +107,7 @@ class Node:
         self._owed.clear()
         self.quiet_since = NEVER
         if self.greeting is None or self.greeting.run_id != greeting.run_id:
-            self.clock.forget()  # of another process; the clock of this one we know
+            self.clock.forget()  # of another process; we know this one's clock
         self.greeting = greeting
         self.suspect_since = self.problem = None
         # redis-py has no public way to the socket of its connection.
@@ -252,7 +252,7 @@ class Node:
         """Send a script that the node forgot; raise Gone if it is a replica by now."""
         if call is not None and isinstance(error, NoScriptError):
             self._send_source(call, clock.now())
-        if isinstance(error, ReadOnlyError):  # to be greeted anew
+        if isinstance(error, ReadOnlyError):  # to be greeted again
             raise Gone(str(error))
 
     def _vote(self, call: Call, reply: Any, sent: float, now: float) -> Vote:
@@ -260,7 +260,7 @@ class Node:
         if type(reply) is not list:
             if isinstance(reply, Exception):
                 return Vote(VoteKind.UNREACHABLE, reason=without_echo(reply))
-            reply = []  # of text, an index would give numbers
+            reply = []  # bytes give numbers by index
         try:
             vote = call.request.script.read(reply)
         except (LookupError, TypeError, ValueError) as error:

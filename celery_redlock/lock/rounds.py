@@ -206,7 +206,7 @@ class Client:
 
 
 def new_owner() -> str:
-    """Return what a token is to begin with, for `Wanted.owner`: 128 random bits."""
+    """Return the beginning of a token, for `Wanted.owner`: 128 random bits."""
     return secrets.token_hex(OWNER_LENGTH // 2)
 
 
@@ -272,7 +272,7 @@ def _pause_after(  # noqa: PLR0917  all that there is to know of an attempt
     left: float,
     took: float,
 ) -> float | None:
-    """Return how long to wait before the next attempt [s], None for giving up."""
+    """Return how long to wait before the next attempt [s]; None to give up."""
     if verdict is Verdict.SPLIT and splits < SPLIT_TRIES:
         longest = max(SHORTEST_SPLIT_PAUSE, took) * 2 ** min(splits, 5)
         return client.chance(0.0, min(LONGEST_PAUSE, longest))
@@ -325,7 +325,7 @@ class _Attempt:
         return release_request(self.client.rules, self.wanted.name, self.token)
 
     def lease(self, fence: int | None) -> Lease:
-        """Return the lease that this attempt is worth with *fence*."""
+        """Return the lease of this attempt with *fence*."""
         until = valid_until(self.started, self.wanted.ttl, self.client.rules.drift_factor)
         wanted = self.wanted
         info = dict(wanted.info)  # our copy: the caller may change its own

@@ -2,7 +2,7 @@
 Renew all leases that a process holds, with one thread.
 
     take at t0 --> due at t0 + ttl/3 --renewed--> due a third later, and so on
-                        |  (those that are due a little later go along)
+                        |  (with those that are due a little later)
                         |--unknown--> again after ttl/12 +- 25 %, until the deadline
                         '--stolen, or the deadline passed--> lost: call the holder back
 
@@ -55,7 +55,7 @@ BATCH = 50
 #: A round is over within the node timeout, which is less than half a lease; more than so much of
 #: a lease [1] and it was not the nodes that it waited for.
 LONGEST_ROUND = 2.0 / 3.0
-#: Leases due within so much of their TTL [1] go along when one is due: a round for each of
+#: Leases due within so much of their TTL [1] are renewed when one is due: a round for each of
 #: thousands would cost many times what the leases do.
 COMPANY = 0.01
 #: How many entries of locks that are gone the heap may hold before it is swept.
@@ -147,7 +147,7 @@ class Watchdog:
             batch = self._wait_for_due()
             try:
                 self.renew(batch)
-            except BaseException:  # a watchdog that dies would lose every lease of the process
+            except BaseException:  # without a watchdog the process would lose every lease
                 logger.exception("Renewing %d leases failed; trying again", len(batch))
                 self._put_back(batch)
 
@@ -256,7 +256,7 @@ class Watchdog:
             self._held.pop(held, None)
         try:
             held.lose(reason)
-        except Exception:  # the holder's own callback; the other leases must not suffer for it
+        except Exception:  # the holder's own callback; the other leases must not suffer
             logger.exception("The callback for the lost lock %r failed", held.name)
         self._on_outcome(held, None)
 

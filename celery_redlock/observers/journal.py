@@ -71,7 +71,7 @@ class JournalObserver:
         self._pid = os.getpid()
 
     def __call__(self, event: events.Event) -> None:
-        """Take note of *event*."""
+        """Record *event*."""
         if self._late:
             self._catch_up()
         if isinstance(event, events.LockReleased):

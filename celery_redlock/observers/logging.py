@@ -84,7 +84,7 @@ class Log:
         return level
 
     def _is_news(self, event: events.NodeEvent) -> bool:
-        """Return whether a node is told to be other than it was; at first they are up."""
+        """Return whether a node has changed; at first they are up."""
         if isinstance(event, events.NodeUp):
             is_news = event.node in self._down
             self._down.discard(event.node)

@@ -171,7 +171,7 @@ def renewed(event: events.LockRenewed) -> None:
 
 
 def note_margin(gauges: Children, task: str, margin: float | None = None) -> None:
-    """Show the smallest margin of late, with a new *margin* or, later, without."""
+    """Show the smallest recent margin, with a new *margin* or, later, without."""
     kind = "seconds" if gauges is MARGIN else "ratio"
     now, late = time.monotonic(), _margins.setdefault((kind, task), SmallestOfLate(WINDOW))
     if margin is not None:
@@ -203,7 +203,7 @@ def node_quarantined(event: events.NodeQuarantined) -> None:
 
 
 def quarantine(node: str, left: float) -> None:
-    """Show whether *node* is quarantined, and no more once *left* is over [s]."""
+    """Show that *node* is quarantined, until *left* is over [s]."""
     shown = NODE_QUARANTINED[(node,)]
     shown.set(1 if left > 0 else 0)
     if left > 0:
@@ -238,7 +238,7 @@ def published(event: events.SlotPublished) -> None:
     SLOT_DELAY[(event.entry,)].observe(event.late)
 
 
-#: What is done about an event.
+#: What to do about an event.
 NOTES: dict[type[events.Event], Callable[[Any], None]] = {
     events.LockAcquired: acquired,
     events.LockConflict: lambda e: ACQUIRES[e.task, "taken"].inc(),

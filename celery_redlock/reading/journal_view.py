@@ -54,14 +54,14 @@ def is_refusal(record: Record) -> bool:
 
 
 def is_refusal_of(record: Record, name: str) -> bool:
-    """Return whether *record* tells that somebody was refused the lock *name*."""
+    """Return whether *record* is a refusal of the lock *name*."""
     told = record.get("name")
     is_named = isinstance(told, str) and is_text(told) and shorten(told) == shorten(name)
     return is_named and is_refusal(record)
 
 
 def entries(records: Sequence[Record]) -> list[Entry]:
-    """Return what *records*, oldest first, tell, newest first; reports of one cause as one."""
+    """Return the entries of *records*, newest first; reports of one cause are one entry."""
     found: list[Entry] = []
     open_: dict[tuple[Any, Any], Entry] = {}
     for record in reversed(records):

@@ -37,7 +37,7 @@ __all__ = ["acquire", "refuse", "start"]
 
 logger = get_logger(__name__)
 
-#: How long to wait for the task's previous execution to give the lock back [s].
+#: How long to wait for the task's previous execution to release the lock [s].
 PREVIOUS_GRACE = 2.0
 #: When a copy comes back to see whether the result of what has finished is stored, as a share of
 #: the lease: a marker that says "finishing" lives no longer, and its worker is then taken for dead.
@@ -48,7 +48,7 @@ LEASE_UNKNOWN = 1.0
 
 def acquire(execution: Execution) -> None:
     """
-    Take the lock of *execution*, or what stands in for one.
+    Take the lock of *execution*, or its substitute.
 
     Raises:
         LockTaken, QuorumUnavailable: The policy decides.
@@ -91,7 +91,7 @@ def hold_reservation(execution: Execution) -> None:
 
 
 def take_in_turn(execution: Execution) -> None:
-    """Acquire the lock; a task never loses to itself nor to what came before it."""
+    """Acquire the lock; a task loses neither to itself nor to its previous execution."""
     delivery, is_eager = execution.delivery, execution.request.is_eager
     try:
         return take(execution, execution.options.wait)
@@ -178,7 +178,7 @@ def start(
     execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """
-    Note that *execution* runs now; return the arguments that it is to run with.
+    Note that *execution* runs now; return the arguments to run it with.
 
     Those are the newest that were merged into its reservation, if any.
 

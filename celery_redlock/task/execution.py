@@ -1,5 +1,5 @@
 """
-One execution of a task under a lock, a straight line down and back: `Execution.run`.
+One execution of a task under a lock, from beginning to end: `Execution.run`.
 
     lock name --> acquire (or the policy) --> start --> body --> Outcome --> end
 
@@ -61,13 +61,13 @@ class Execution:
     Attributes:
         outer: The execution whose body called this one with ``apply()``; None for none.
         lock: What the task asks of its lock.
-        delivery: What this delivery is known by.
+        delivery: This delivery.
         id: Id of the execution.
         reservation: That its message was published with; None for none.
         name: Lock name.
-        held: Its lock, or what stands in for one; None before it has any.
-        interrupt: Tells the body that its lock is lost.
-        records: What the nodes are to remember; None until its end begins.
+        held: Its lock, or the substitute for one; None before it has any.
+        interrupt: Raises in the body when its lock is lost.
+        records: What the nodes will remember; None until its end begins.
     """
 
     def __init__(self, task: Any, request: Any) -> None:
@@ -94,7 +94,7 @@ class Execution:
 
     def run(self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """
-        Acquire the lock, run *body*, and give the lock back on every way out.
+        Acquire the lock, run *body*, and release the lock on every way out.
 
         Returns:
             What *body* returns, or what the policy says in its place.
@@ -147,7 +147,7 @@ class Execution:
             self.interrupt.disarm()  # a signal may strike before the ``with`` has called __exit__
 
     def hand_over_to(self, sig: Any) -> bool:
-        """Let *sig*, which is to replace this task, have its reservation; return whether it has."""
+        """Pass the reservation on to *sig*, which replaces this task; return whether it has it."""
         if self.reservation is None or sig.get("subtask_type"):
             return False
         header = Envelope(reservation=self.reservation).header(self.request.id)
@@ -158,9 +158,9 @@ class Execution:
 
     def end(self, outcome: Outcome, comes_in: float = 0.0) -> None:
         """
-        Give the lock back, and have the nodes remember what `records_after` says.
+        Release the lock, and store on the nodes what `records_after` says.
 
-        Once, undisturbed by signals, and without failing the task.
+        Once, with signals deferred, and without failing the task.
 
         Args:
             outcome: How this execution has ended.
@@ -192,7 +192,7 @@ class Execution:
             keep = left_of(min_hold, held.since) if min_hold else 0.0
             marker = self._marker(records.marker)
             self.plugin.locks.give_back(held, keep=keep, marker=marker)
-        except Exception:  # the lease ends by itself; the task's own outcome stands
+        except Exception:  # the lease expires; the task's own outcome stands
             logger.exception("Releasing lock %r failed; it ends within %g s", held.name, held.ttl)
 
     def end_reservation(self, records: Records) -> None:
@@ -201,7 +201,7 @@ class Execution:
         if reservation is not None:
             try:
                 reservation.end(self.plugin.reservations, records)
-            except Exception:  # it ends by itself; the task's own outcome stands
+            except Exception:  # it expires; the task's own outcome stands
                 logger.exception("Ending the reservation of %r failed", reservation.name)
 
     def _marker(self, state: str | None) -> Marker | None:
@@ -211,7 +211,7 @@ class Execution:
         return Marker(self.id, state, ttl)
 
     def stored(self, state: str | None) -> None:
-        """Complete the records now that the result is stored, and Celery is through with it."""
+        """Complete the records now that the result is stored and Celery has finished."""
         latest_execution.set(self._before)
         records = self.records
         if records is None or records.marker != FINISHING:
@@ -263,7 +263,7 @@ class Execution:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What it tells others of itself."""
+        """How it describes itself to others."""
         info = {"task": self.task.name, "task_id": self.request.id, "execution": self.id}
         slot = self.delivery.envelope.slot
         return info if slot is None else {**info, **slot.info}
@@ -285,5 +285,5 @@ def delay_in(error: Exception) -> float:
 
 
 def number_of(request: Any) -> tuple[Any, Any, Any]:
-    """Return what tells this run of a task from its retries and from what replaced it."""
+    """Return what distinguishes this run of a task from its retries and replacements."""
     return request.id, request.retries or 0, request.replaced_task_nesting or 0

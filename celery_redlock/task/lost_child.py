@@ -69,7 +69,9 @@ class LostChild:
         name = f"redlock-forced-end-{self.pid}"
         try:
             threading.Thread(target=self._clear_away, name=name, daemon=True).start()
-        except RuntimeError:  # out of threads, or out of time; Celery's own work must go on
+        except (
+            RuntimeError
+        ):  # no more threads, or the end of the process; Celery's own work must go on
             logger.warning("No thread to release for %s; its lock ends by itself", self)
 
     def _clear_away(self) -> None:
@@ -96,7 +98,7 @@ class LostChild:
             logger.exception("Releasing for %s failed; its lock ends by itself", self)
 
     def _is_held_by_another(self, holders: list[dict[str, Any]]) -> bool:
-        """Return whether another delivery of this execution runs: then it is not over at all."""
+        """Return whether another delivery of this execution runs: then it is not over."""
         return any(
             holder.get("execution") == self.delivery.execution
             and not self.delivery.is_owner(holder)

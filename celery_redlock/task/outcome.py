@@ -50,7 +50,7 @@ class Outcome(enum.Enum):
     REQUEUED = "requeued"
     #: The body raised Ignore; or it was revoked while it ran, but not acknowledged.
     IGNORED = "ignored"
-    #: The body did not run, and the policy calls that a success.
+    #: The body did not run, and by policy the task succeeds.
     SKIPPED = "skipped"
     #: A copy of an execution that has finished before, or is about to.
     REPEATED = "repeated"
@@ -172,7 +172,7 @@ class DeliveryOver(Ignore):
         self.comes_in = comes_in
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Ignore, self.args  # for the worker's parent, which asks no more of it
+        return Ignore, self.args  # for the worker's parent, which needs no more
 
 
 class PutBack(Reject):

@@ -54,7 +54,7 @@ class Reschedule:
     Attributes:
         base: Longest delay of the first time [s, > 0, or a timedelta]; doubles each time.
         cap: Longest delay at all [likewise, >= base].
-        max_reschedules: How often before the task fails [>= 0]; None for without end.
+        max_reschedules: How often before the task fails [>= 0]; None for no limit.
     """
 
     base: float = 1.0
@@ -101,7 +101,7 @@ class Reschedule:
 
 @dataclass(frozen=True)
 class RunUnlocked:
-    """The body runs without a lock, loudly. Only where no quorum could decide."""
+    """The body runs without a lock, with a warning. Only where no quorum could decide."""
 
 
 #: How much later than the end of a quarantine a task may come [s]: not all at once.

@@ -7,7 +7,7 @@ The reservation in a worker: whose message this is, and whether it is its turn.
                           parent: revoked, expired, killed: it ends
 
 What happens to it when the task has ended: `celery_redlock.task.outcome`. Only the token in the
-message ends a reservation, so whoever comes late ends nobody else's.
+message ends a reservation, so a late task never ends another's.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Reservation:
 
     @property
     def parts(self) -> list[str]:
-        """What a message carries along."""
+        """What a message carries."""
         return [self.name, self.token, self.until]
 
     def hold(self, reservations: Reservations, longest: float) -> None:
@@ -131,7 +131,7 @@ class Reservation:
         started = reservations.start(self.name, self.token, start, wait=options.reruns)
         if isinstance(started, Started):
             return started
-        if not started.holder and not lock.token:  # it is to run whatever the nodes say
+        if not started.holder and not lock.token:  # it has to run whatever the nodes say
             return Started()
         raise NotItsTurn(look_again(started.holder), why_not(self.name, started))
 
@@ -167,7 +167,7 @@ def why_not(name: str, found: NotStarted) -> LockNotAcquired:
 
 
 def look_again(holder: Mapping[str, Any]) -> float:
-    """Return when to look whether *holder*, as in `LockTaken.holder`, has made place [s]."""
+    """Return when to check again whether *holder*, as in `LockTaken.holder`, has ended [s]."""
     since, ttl = since_of(holder), holder.get("ttl")
     ran = time.time() - since if since is not None else 0.0
     shortest, longest = LOOK_AGAIN

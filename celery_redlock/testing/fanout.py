@@ -1,4 +1,4 @@
-"""The library's fan-out, over wires to nodes in memory in the place of sockets."""
+"""The library's fan-out, over wires to nodes in memory in place of sockets."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MemoryFanout(Fanout):
         self._opened = MemorySelector(self._clock)
 
     def _check_clock(self) -> None:
-        """Its nodes go by the same clock."""
+        """Pass: its nodes use the same clock."""
 
     def _disconnected(self) -> None:
         super()._disconnected()
@@ -108,7 +108,7 @@ class MemoryFanout(Fanout):
 
 
 class MemoryConnector:
-    """Connects at once, in the place of `celery_redlock.lock.connector.Connector`."""
+    """Connects at once, in place of `celery_redlock.lock.connector.Connector`."""
 
     def __init__(self, fanout: MemoryFanout) -> None:
         self._fanout = fanout
@@ -118,4 +118,4 @@ class MemoryConnector:
         self._fanout.connect(node)
 
     def stop(self) -> None:
-        """There is nothing under way."""
+        """Do nothing: nothing is being connected."""
