@@ -51,7 +51,7 @@ class TickedClock:
         Let *seconds* pass at once: leases and quarantines end, and the watchdog renews.
 
         Whatever was due meanwhile is renewed at its moment, on nodes as they are now. In the
-        body of a task whose lock is lost on the way the loss is told as in a worker: with
+        body of a task whose lock is lost on the way the loss is raised as in a worker: with
         ``on_lock_lost="abort"`` this call does not return.
 
         Args:
