@@ -172,7 +172,7 @@ class DuplicateTask(RedlockError):
         super().__init__(holder_id, lock_name, self.votes)
 
     def __str__(self) -> str:
-        text = f"Task {printable(self.holder_id)} already stands for {self.lock_name!r}"
+        text = f"Task {printable(self.holder_id)} has reserved {self.lock_name!r} already"
         return f"{text} [{votes_in_words(self.votes)}]" if self.votes else text
 
 

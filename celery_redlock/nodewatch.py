@@ -70,7 +70,7 @@ class NodeWatch:
         try:
             threading.Thread(target=self._run, name="redlock-nodewatch", daemon=True).start()
         except RuntimeError:  # no more threads; a worker without metrics is still a worker
-            logger.warning("No thread to watch the lock nodes with")
+            logger.warning("No thread left to watch the lock nodes")
             self._plugin.speaks_of_nodes = True
 
     def stop(self) -> None:
@@ -86,9 +86,9 @@ class NodeWatch:
             except RedlockError as error:
                 if str(error) != said:  # once, not with every look
                     said = str(error)
-                    logger.warning("Looking at the lock nodes failed: %s", said)
+                    logger.warning("Checking the lock nodes failed: %s", said)
             except Exception:
-                logger.exception("Looking at the lock nodes failed")
+                logger.exception("Checking the lock nodes failed")
             self._stopped.wait(LOOK_EVERY)
 
     def look(self) -> None:

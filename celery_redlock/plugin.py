@@ -253,7 +253,7 @@ class Plugin:
             logger.warning("Lock node %s does not answer: %s", node, problem)
         for node, count in health.replicas(self.locks).items():
             logger.warning(
-                "Lock node %s has %d replica(s); the other nodes stand in for it. Never make a "
+                "Lock node %s has %d replica(s); the other nodes replace it. Never make a "
                 "lock node a replica (REPLICAOF), not even briefly: it forgets locks, and does not "
                 "vote for a while",
                 node,
@@ -325,7 +325,7 @@ def observer_of(named: Any, plugin: Plugin) -> Observer:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"redlock_observers: {what_is_wrong(named, error)}") from None
     if not callable(found):
-        msg = f"redlock_observers: {named!r} is no callable but a {type(found).__name__}"
+        msg = f"redlock_observers: {named!r} is not callable but a {type(found).__name__}"
         raise ConfigurationError(msg)
     return cast("Observer", found)
 

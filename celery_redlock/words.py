@@ -33,7 +33,7 @@ LARGEST = 1e12
 #: `LockLost.reason` -> in words.
 LOSSES = {
     "deadline": "not renewed in time",
-    "stolen": "a majority of nodes has it no longer: released by an operator, taken by another, "
+    "stolen": "a majority of nodes no longer has it: released by an operator, taken by another, "
     "or forgotten",
     "fork": "a child process does not inherit a lock",
     "released": "it was released",

@@ -201,9 +201,8 @@ def scheduler_class(named: Any) -> Any:
         raise ConfigurationError(msg) from error
     missing = [name for name in WRAPPED if not hasattr(found, name)]
     if not isinstance(found, type) or missing:
-        msg = (
-            f"redlock_beat_scheduler = {named!r} is no scheduler class made from "
-            "celery.beat.Scheduler" + (f"; it has no {missing[0]}()" if missing else "")
+        msg = f"redlock_beat_scheduler = {named!r} is not a subclass of celery.beat.Scheduler" + (
+            f"; it has no {missing[0]}()" if missing else ""
         )
         raise ConfigurationError(msg)
     return found

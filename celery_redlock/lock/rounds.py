@@ -154,7 +154,7 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            msg = f"a lock name is a string with something in it, not {type(self.name).__name__}"
+            msg = f"a lock name is a string that is not empty, not {type(self.name).__name__}"
             raise LockKeyError(msg)
         if not is_text(self.name):
             msg = f"a lock name is text, without lone surrogates, unlike {self.name[:80]!r}"
@@ -294,7 +294,7 @@ def refusal(name: str, ballot: Ballot, labels: tuple[str, ...]) -> LockNotAcquir
         return LockTaken(name, votes_by_node(ballot, labels), holder_of(ballot))
     votes = votes_by_node(ballot, labels)
     if verdict is Verdict.GRANTED:
-        votes = dict.fromkeys(votes, "granted, but too late to be of use") | {
+        votes = dict.fromkeys(votes, "granted, but too late") | {
             label: vote for label, vote in votes.items() if vote != VoteKind.GRANTED.value
         }
     return QuorumUnavailable(name, votes, quarantine_left(ballot))

@@ -72,7 +72,7 @@ RESCHEDULED = counter("rescheduled_total", "How often tasks were rescheduled.", 
 RENEWALS = counter("renewals_total", "Leases extended by the watchdog.", "task")
 LOST = counter("lost_total", "Locks lost while they were held.", "task", "reason")
 DUPLICATES = counter(
-    "duplicates_total", "Publications of a task that was there already.", "task", "on_duplicate"
+    "duplicates_total", "Publishes of a task that was there already.", "task", "on_duplicate"
 )
 NODE_EVENTS = counter("node_events_total", "What happened to lock nodes.", "node", "event")
 SLOTS = counter("beat_slots_total", "Slots of schedules, by outcome.", "entry", "outcome")
@@ -91,11 +91,11 @@ HOLD = histogram(
     0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 1800, 3600, 10800, 21600, 43200,
 )
 SLOT_DELAY = histogram(
-    "beat_slot_delay_seconds", "From when a slot was due to the publication of its task.", "entry",
+    "beat_slot_delay_seconds", "From when a slot was due to the publish of its task.", "entry",
     0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600,
 )
 LAG = Histogram(
-    "redlock_watchdog_lag_seconds", "How much too late the watchdog set about a renewal.",
+    "redlock_watchdog_lag_seconds", "How late the watchdog began a renewal.",
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
 # fmt: on
@@ -108,7 +108,7 @@ MARGIN_RATIO = of_leases(
     "smallest_lease_margin_ratio", "The same as a share of the lease; two thirds is usual."
 )
 NODE_UP = of_nodes("node_up", "Whether a lock node answers.")
-NODE_QUARANTINED = of_nodes("node_quarantined", "Whether a lock node does not vote for a while.")
+NODE_QUARANTINED = of_nodes("node_quarantined", "Whether a lock node is quarantined.")
 NODE_LATENCY = of_nodes("node_latency_seconds", "From a request to its answer.")
 NODE_LEAKED = of_nodes("node_leaked_keys", "How many of our keys on a lock node never expire.")
 NODE_OFFSET = of_nodes("node_clock_offset_seconds", "How far its clock is ahead of the worker's.")

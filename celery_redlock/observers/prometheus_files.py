@@ -90,7 +90,7 @@ def make(given: Path) -> None:
         given.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         msg = (
-            f"{VARIABLE} is {str(given)!r}, which is no directory and cannot be made one "
+            f"{VARIABLE} is {str(given)!r}, which is not a directory and cannot be made one "
             f"({error.strerror}); name a directory that workers can write to"
         )
         raise ConfigurationError(msg) from None

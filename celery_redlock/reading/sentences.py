@@ -246,9 +246,9 @@ WORDINGS: dict[str, Wording] = {
         "leads", "plain", lambda it: f"Leads as {text(it, 'name')!r}, term {text(it, 'fence')}"
     ),
     "LeaderDeposed": Wording(
-        "leads no more",
+        "no longer leads",
         "warn",
-        lambda it: f"Leads no more as {text(it, 'name')!r}, after {length(it, 'led')}",
+        lambda it: f"No longer leads as {text(it, 'name')!r}, after {length(it, 'led')}",
         from_table(TERMS, "reason"),
     ),
     "SlotPublished": Wording("slot published", "plain", published),

@@ -98,7 +98,7 @@ class Parameters:
         told = ", ".join(self.names) or "none"
         raise misfit(
             self.task,
-            f"{option} speaks of {name!r}, which is no parameter; {hint}parameters: {told}",
+            f"{option} names {name!r}, which is no parameter; {hint}parameters: {told}",
         )
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -181,7 +181,7 @@ class Execution:
                 if not self.records.after_result:
                     self.end_reservation(self.records)
             except Exception:  # the options are impossible; the task's own outcome stands
-                logger.exception("%s may leave something on the nodes; it ends by itself", self)
+                logger.exception("%s may leave something on the nodes; it expires", self)
             finally:
                 if held is not None:
                     self._release(held, self.records)

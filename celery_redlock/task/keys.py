@@ -177,7 +177,7 @@ def _template_maker(task: Task, template: str) -> Maker:
     ends = endings(parts)
     if "" in ends:
         logger.warning(
-            "Task %r: nothing in lock_key=%r tells where a field ends and the next begins, so two "
+            "Task %r: nothing in lock_key=%r shows where a field ends and the next begins, so two "
             "calls may share a name; put a character between them, like ':', that is no letter, "
             "digit or percent sign",
             task.name,

@@ -72,7 +72,7 @@ class LostChild:
         except (
             RuntimeError
         ):  # no more threads, or the end of the process; Celery's own work must go on
-            logger.warning("No thread to release for %s; its lock ends by itself", self)
+            logger.warning("No thread left to release for %s; its lock expires", self)
 
     def _clear_away(self) -> None:
         try:
@@ -95,7 +95,7 @@ class LostChild:
         except RedlockError as error:  # the arguments make no name, the settings no locks
             logger.warning("Nothing to release for %s: %s", self, error)
         except Exception:
-            logger.exception("Releasing for %s failed; its lock ends by itself", self)
+            logger.exception("Releasing for %s failed; its lock expires", self)
 
     def _is_held_by_another(self, holders: list[dict[str, Any]]) -> bool:
         """Return whether another delivery of this execution runs: then it is not over."""

@@ -180,19 +180,19 @@ def newest_call(arguments: bytes) -> tuple[list[Any], dict[str, Any]] | None:
     Return positional and keyword arguments from what a trigger left on the nodes.
 
     Raises:
-        LockKeyError: They are no arguments.
+        LockKeyError: They are not arguments.
     """
     if not arguments:
         return None
     try:
         call = json.loads(arguments)
     except Exception as error:  # decoders of kombu's JSON are anybody's code
-        raise LockKeyError("what was merged into this task is no JSON") from error
+        raise LockKeyError("what was merged into this task is not JSON") from error
     if call is None:  # the name says it all
         return None
     if not (isinstance(call, list) and len(call) == 2):  # noqa: PLR2004  args and kwargs
-        raise LockKeyError("what was merged into this task are no arguments")
+        raise LockKeyError("what was merged into this task is not arguments")
     args, kwargs = call
     if not (isinstance(args, list) and isinstance(kwargs, dict)):
-        raise LockKeyError("what was merged into this task are no arguments")
+        raise LockKeyError("what was merged into this task is not arguments")
     return args, kwargs

@@ -87,7 +87,7 @@ EVENTS = [
     (events.LeaderElected("beat:shop", 3), "Leads as 'beat:shop', term 3"),
     (
         events.LeaderDeposed("beat:shop", "resigned", 61.0),
-        "Leads no more as 'beat:shop', after 1 min 1 s: it resigned",
+        "No longer leads as 'beat:shop', after 1 min 1 s: it resigned",
     ),
     (events.SlotPublished("nightly", "t", 100.0, "id-1", 0.2), f"Published {SLOT} as task t[id-1]"),
     (
