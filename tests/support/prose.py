@@ -21,18 +21,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs" / "glossary.md"
-#: Not read yet.
+#: Left out until they have been rewritten.
 LATER = (ROOT / "docs" / "guarantees.md", ROOT / "celery_redlock" / "ops")
 #: Checks of proselint that are about typography, or mistake our terms for something else.
 OFF = ("typography", "social_awareness", "annotations")
 
-#: What is no prose in a page: code, what a run has written, addresses, the toctree's options.
+#: What is no prose in a page: code, what a run has written, comments, addresses.
 NO_PROSE = re.compile(
     r"^ *```.*?^ *```$|<!-- \w+: \w+ -->\n.*?<!-- end -->|<!--.*?-->|`[^`\n]*`|\]\([^)\s]*\)",
     re.MULTILINE | re.DOTALL,
 )
 CODE = re.compile(r"``[^`]*``|`[^`]*`|^ +(?:>>> |\$ ).*$", re.MULTILINE)
-TAG = re.compile(r"<[^>]*>|\{[{%#].*?[}%#]\}|<style.*?</style>|<script.*?</script>", re.DOTALL)
+TAG = re.compile(r"<(style|script).*?</\1>|<[^>]*>|\{[{%#].*?[}%#]\}", re.DOTALL)
 
 
 def files(folder: Path, pattern: str) -> list[Path]:
@@ -48,7 +48,7 @@ TEMPLATES = files(ROOT / "celery_redlock", "*.html")
 
 @dataclass(frozen=True)
 class Finding:
-    """A place that says what should be said otherwise."""
+    """A place that needs other words."""
 
     path: Path
     line: int
@@ -81,7 +81,7 @@ def prose_of(path: Path) -> str:
     text = path.read_text()
     if path.suffix == ".py":
         return prose_of_module(text)
-    # The glossary names the words that nobody else may say.
+    # The glossary alone may name the words that are not used.
     text = text.partition(HEADING)[0] if path == GLOSSARY else text
     text = blanked(TAG if path.suffix == ".html" else NO_PROSE, text)
     return re.sub(r"^[ \t]*$", ".", text, flags=re.MULTILINE)  # nothing goes on beyond a blank line
@@ -92,7 +92,7 @@ def prose_of_module(source: str) -> str:
     lines: list[list[str]] = [[] for _ in range(source.count("\n") + 2)]
     for at, text in (*strings_of(ast.parse(source)), *comments_of(source)):
         for number, line in enumerate(blanked(CODE, text).split("\n"), at):
-            lines[number].append(line)
+            lines[min(number, len(lines) - 1)].append(line)  # "\\n" in a string is no line of ours
     return "\n".join(" | ".join(parts) or "." for parts in lines[1:])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,7 @@ VERBS = {
 }
 PLANTED = {
     "a page": ("page.md", "It is\nput off until later."),
+    "a text of two lines": ("a.py", 'x = "A task\\ncomes again."'),
     "a log line": ("a.py", 'logger.info("Task %s comes again in %s s", task, after)'),
     "a help text": (
         "a.py",
@@ -87,7 +89,7 @@ def test_the_linter_fails_on_bad_prose(tmp_path, monkeypatch, capsys):
     found = capsys.readouterr().out
     assert 'page.md:4: "comes again"; the glossary says: be rescheduled' in found
     assert re.search(r"^page\.md:3: weasel_words\.very: ", found, re.MULTILINE)
-    lint = (prose.Path(__file__).parents[2] / "Makefile").read_text().partition("\nlint:")[2]
+    lint = (Path(__file__).parents[2] / "Makefile").read_text().partition("\nlint:")[2]
     assert "python -m support.prose" in lint.partition("\n\n")[0]
 
 
