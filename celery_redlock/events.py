@@ -64,7 +64,7 @@ Notify = Callable[[Event], None]
 
 
 def broadcast(observers: Iterable[Observer]) -> Notify:
-    """Return a function that notifies all *observers*, whatever any of them raises."""
+    """Return a function that tells all *observers*, whatever any of them raises."""
     told = tuple(observers)
 
     def notify(event: Event) -> None:

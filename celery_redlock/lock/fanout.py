@@ -216,7 +216,7 @@ class Fanout:
     def tell(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
         """Send *call* to every node but those at the positions *skip*; wait for nothing."""
         if clock.now() - self._looked > QUIET:
-            self._look()  # the first write to an ended connection seems to succeed
+            self._look()  # the first write to a connection that was ended seems to succeed
         with self._mutex:
             self._send((call,), skip)
         self.publish()
@@ -292,7 +292,7 @@ class Fanout:
         return reader is not None and reader.calls is not but and clock.now() < reader.deadline
 
     def _look(self) -> None:
-        """Read all that arrived unasked: nodes may have hung up after it."""
+        """Read what came while nobody asked, to the end: nodes may have hung up after it."""
         with self._mutex:
             while not self._has_reader() and (ready := self._selector.select(0)):
                 self._read(ready)

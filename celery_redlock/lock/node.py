@@ -252,7 +252,7 @@ class Node:
         """Send a script that the node forgot; raise Gone if it is a replica by now."""
         if call is not None and isinstance(error, NoScriptError):
             self._send_source(call, clock.now())
-        if isinstance(error, ReadOnlyError):  # to be greeted again
+        if isinstance(error, ReadOnlyError):  # to be greeted anew
             raise Gone(str(error))
 
     def _vote(self, call: Call, reply: Any, sent: float, now: float) -> Vote:
@@ -260,7 +260,7 @@ class Node:
         if type(reply) is not list:
             if isinstance(reply, Exception):
                 return Vote(VoteKind.UNREACHABLE, reason=without_echo(reply))
-            reply = []  # bytes give numbers by index
+            reply = []  # of text, an index would give numbers
         try:
             vote = call.request.script.read(reply)
         except (LookupError, TypeError, ValueError) as error:

@@ -206,7 +206,7 @@ class Client:
 
 
 def new_owner() -> str:
-    """Return the beginning of a token, for `Wanted.owner`: 128 random bits."""
+    """Return what a token is to begin with, for `Wanted.owner`: 128 random bits."""
     return secrets.token_hex(OWNER_LENGTH // 2)
 
 

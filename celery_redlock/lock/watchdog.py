@@ -147,7 +147,7 @@ class Watchdog:
             batch = self._wait_for_due()
             try:
                 self.renew(batch)
-            except BaseException:  # without a watchdog the process would lose every lease
+            except BaseException:  # a watchdog that dies would lose every lease of the process
                 logger.exception("Renewing %d leases failed; trying again", len(batch))
                 self._put_back(batch)
 

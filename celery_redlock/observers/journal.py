@@ -71,7 +71,7 @@ class JournalObserver:
         self._pid = os.getpid()
 
     def __call__(self, event: events.Event) -> None:
-        """Record *event*."""
+        """Take note of *event*."""
         if self._late:
             self._catch_up()
         if isinstance(event, events.LockReleased):

@@ -65,9 +65,9 @@ class Execution:
         id: Id of the execution.
         reservation: That its message was published with; None for none.
         name: Lock name.
-        held: Its lock, or the substitute for one; None before it has any.
-        interrupt: Raises in the body when its lock is lost.
-        records: What the nodes will remember; None until its end begins.
+        held: Its lock, or what stands in for one; None before it has any.
+        interrupt: Tells the body that its lock is lost.
+        records: What the nodes are to remember; None until its end begins.
     """
 
     def __init__(self, task: Any, request: Any) -> None:

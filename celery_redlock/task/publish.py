@@ -139,7 +139,7 @@ def send_reserved(
             plugin.notify(duplicate_of(message, name, chosen, before))
         delay = delay_behind(before, message.options, chosen)
         result = message.send(Reservation(name, reserved.token, until), **delay)
-    except BaseException:  # not published, or unknown: at worst there is a second message
+    except BaseException:  # not published, or nobody knows: a second message at the worst
         plugin.reservations.end(name, reserved.token, OVER)
         raise
     holder_id = before.get("task_id") if is_duplicate else None

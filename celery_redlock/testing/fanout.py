@@ -51,7 +51,7 @@ class MemoryFanout(Fanout):
         self._opened = MemorySelector(self._clock)
 
     def _check_clock(self) -> None:
-        """Pass: its nodes use the same clock."""
+        """Its nodes go by the same clock."""
 
     def _disconnected(self) -> None:
         super()._disconnected()
