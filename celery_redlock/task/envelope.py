@@ -44,7 +44,7 @@ class Envelope:
         reschedules: How often a policy has rescheduled the task.
         reservation: That the message was published with, if any.
         slot: That a periodic task was published for, if any.
-        worker: Name of the only worker to run it: a copy of a broadcast task goes to all of
+        worker: Name of the only worker that is to run it: a copy of a broadcast task goes to all of
             them again.
     """
 
