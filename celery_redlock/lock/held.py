@@ -11,7 +11,7 @@ from celery_redlock.lock.lease import Lease
 
 __all__ = ["HeldLock", "NotLocked"]
 
-#: Stands for this process; a forked child has another.
+#: Represents this process; a forked child has another.
 process = object()
 
 
@@ -144,7 +144,7 @@ class HeldLock:
 
     def released(self) -> str | None:
         """
-        Mark the lock as given back by its holder, who is not called back.
+        Mark the lock as released by its holder, who is not called back.
 
         Returns:
             Why it had been lost before, as `lost_reason`.
