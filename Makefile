@@ -53,7 +53,7 @@ check: $(if $(wildcard $(DEV)),$(DEV),$(CHECK)) ## Check a change in 1.5 minutes
 test: $(DEV) ## Run all tests, on servers that it brings along; eleven minutes on two cores
 	$(PYTEST) --durations=20 $(ARGS)
 
-lint: $(DEV) ## Check style, types, layers and spelling
+lint: $(DEV) ## Check style, types, layers, spelling and prose
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict celery_redlock tests/support tests/conftest.py
@@ -61,6 +61,7 @@ lint: $(DEV) ## Check style, types, layers and spelling
 	@for file in $(wildcard tests/typing/*.py); do (set -x; $(BIN)/mypy --strict $$file) || exit 1; done
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	PYTHONPATH=tests $(BIN)/python -m support.prose
 
 docs: $(DEV) ## Build the pages into build/docs; a warning is an error
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs build/docs $(ARGS)

@@ -67,13 +67,13 @@ def rendered(page: str, recorded: Mapping[str, Recorded]) -> str:
 
     def filled(place: re.Match[str]) -> str:
         name, kind = place.groups()
-        lines = targets(recorded, page) if name == "all" else KINDS[kind](*recorded[name])
+        lines = all_targets(recorded, page) if name == "all" else KINDS[kind](*recorded[name])
         return "\n".join([f"<!-- {name}: {kind} -->", *lines, "<!-- end -->"])
 
     return PLACE.sub(filled, page)
 
 
-def targets(recorded: Mapping[str, Recorded], page: str) -> list[str]:
+def all_targets(recorded: Mapping[str, Recorded], page: str) -> list[str]:
     """Return the table of all targets of all benchmarks, with links to where *page* has them."""
     rows = [
         (f"[{name}](#{anchor(name, page)})", *judged(verdict))
@@ -91,29 +91,32 @@ def anchor(name: str, page: str) -> str:
 
 
 def plots(record: Record, _: dict[str, Any]) -> Iterator[str]:
-    """Yield the pictures of a benchmark, with what they show in words."""
+    """Yield the pictures of a benchmark; what they show in words, the figures are in tables."""
     for plot in record.plots:
-        labels = ", ".join(series.label for series in plot.series)
-        alt = f"{plot.title}: {plot.y}{plot.x and f' by {plot.x}'}, of {labels}"
+        alt = f"{plot.title}: {plot.y}{plot.x and f' by {plot.x}'}"
         yield f"![{alt.translate({ord('['): '(', ord(']'): ')'})}](performance/{plot.name}.svg)"
         yield ""
 
 
 def tables(record: Record, machine: dict[str, Any]) -> Iterator[str]:
-    """Yield the tables of a benchmark, its targets, and how it was run."""
+    """Yield the tables of a benchmark, and how it was run unless another place says so."""
     for table in record.tables:
         yield f"**{table.title}**\n"
         yield from rows_of(table)
         yield ""
-    if record.verdicts:
-        yield "**Targets**\n"
-        yield from markdown(VERDICT, list(map(judged, record.verdicts)))
-        yield ""
+    if machine:
+        yield run_of(record, machine)
+
+
+def targets(record: Record, machine: dict[str, Any]) -> Iterator[str]:
+    """Yield the targets of one benchmark, and how it was run."""
+    yield from markdown(VERDICT, list(map(judged, record.verdicts)))
+    yield ""
     yield run_of(record, machine)
 
 
 #: What can stand between markers -> what writes it.
-KINDS = {"plots": plots, "tables": tables}
+KINDS = {"plots": plots, "tables": tables, "targets": targets}
 VERDICT = ("target", "limit", "found", "")
 
 

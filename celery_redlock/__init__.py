@@ -74,13 +74,13 @@ _HOMES = {
     "task.result": ("UniqueResult",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-#: What may be had without an import of its own.
+#: What needs no import of its own.
 _ROOMS = ("deferral", "errors", "events", "lock", "observers", "plugin", "settings", "task")
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> object:
-        """Import what has this name when it is first wanted, as the package `celery` does."""
+        """Import a name when it is first used, as the package `celery` does."""
         if name in _HOME_OF:
             found = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
             globals()[name] = found
@@ -90,5 +90,5 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        """Return all names, wanted before or not."""
+        """Return all names, imported or not."""
         return sorted({*globals(), *__all__, *_ROOMS})

@@ -61,7 +61,7 @@ OF_TASKS: dict[type[events.Event], str] = {
     events.TaskRescheduled: "rescheduled",
     events.TaskQueued: "queued",
 }
-#: What is never filed under a task. A duplicate is told of by whoever published it: taken for news
+#: What is never filed under a task. A duplicate is reported by its publisher: taken for news
 #: of the task that was there first, it would be shown as running there.
 OF_OTHERS: dict[type[events.Event], str] = {
     events.DuplicatePublished: "duplicate",
@@ -100,7 +100,7 @@ class CeleryEvents:
         _every_observer.add(self)
 
     def __call__(self, event: events.Event) -> None:
-        """Have *event* sent, if anybody is to hear of it."""
+        """Send *event*, if events are on."""
         if self._plugin.sends_events or (self._publishes and not worker_name()):
             self._outbox.put((time.time(), event))
 
@@ -115,7 +115,7 @@ class CeleryEvents:
     def _send(self, batch: Sequence[tuple[float, events.Event]]) -> None:
         app = self._plugin.app
         if app is None:
-            return  # it is gone, and nobody can be asked for its broker
+            return  # the app is gone, and its broker with it
         if self._line is None or not self._line.is_ours:
             self._line = Line(app)
         worker = worker_name()
@@ -138,7 +138,7 @@ def worker_name() -> str:
 
 def message_of(event: events.Event, at: float, worker: str) -> dict[str, Any]:
     """
-    Return the body of the Celery event that tells of *event*.
+    Return the body of the Celery event for *event*.
 
     It has no ``clock``: a child never hears of other clocks, and to an event without one the
     consumer gives its own.
@@ -203,14 +203,14 @@ class Line:
             logger.exception("%d Celery events cannot be written and are dropped", len(messages))
 
     def _connect(self) -> None:
-        """Try each address of the broker once; kombu would try for ever, and nobody would know."""
+        """Try each address of the broker once; kombu would never give up, and nobody would know."""
         more = max(0, len(self._connection.alt or ()) - 1)
         self._connection.ensure_connection(max_retries=more)
 
     def close(self) -> None:
-        """Let go of the connection without a word to the broker, which may be away."""
+        """Drop the connection without telling the broker, which may be away."""
         self._producer = None
-        if self._connection.connected:  # else what a try has made serves for the next one
+        if self._connection.connected:  # else the next try uses what this one has made
             with contextlib.suppress(Exception):
                 self._connection.collect(LAST_WORDS)
 

@@ -2,7 +2,7 @@
 Defer signals during our own I/O, briefly and without losing any.
 
 A soft time limit or a terminate that arrives while a lock is acquired or released takes
-effect right after: raised in between, it would leave a lock that nobody gives back.
+effect right after: raised in between, it would leave a lock that nobody releases.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ __all__ = [
     "StaleFence",
 ]
 
-#: How the vote of a node begins that gave none.
+#: How the vote of a node that gave none begins.
 SILENT = "unreachable"
 
 
@@ -39,7 +39,7 @@ class RedlockError(Exception):
 
 class ConfigurationError(RedlockError, ValueError):
     """
-    Settings or task options make no sense.
+    Settings or task options are impossible.
 
     Raised when a task is registered or a worker starts, never in the middle of
     a task. The message names the option, the value and the fix.
@@ -86,7 +86,7 @@ class LockTaken(LockNotAcquired):
     Another holder has the lock, so a quorum is out of reach.
 
     Attributes:
-        holder: Who holds it, as far as the nodes told: ``token`` (the first eight
+        holder: Who holds it, as far as the nodes said: ``token`` (the first eight
             characters, which prove nothing), ``task_id``, ``execution``, ``host``, ``pid``,
             ``since`` [s, Unix time] and ``ttl`` [s, what is left of its lease]; may be empty.
     """
@@ -121,7 +121,7 @@ class QuorumUnavailable(LockNotAcquired):
         super().__init__(name, votes, retry_after)
 
     def _why(self) -> str:
-        """Return that nobody knows, and for how long if that is known."""
+        """Return that nobody knows, and for how long, if known."""
         return self.cause + (f" for {self.retry_after:.0f} s yet" if self.retry_after else "")
 
 
@@ -135,7 +135,7 @@ class LockLost(RedlockError):
             (a quorum no longer holds our token), ``"released"`` or ``"fork"`` (a
             child process does not inherit a lock).
         votes: What each node answered to the renewal that failed, by node label; empty where
-            none did, because our own clock decided, the holder gave it back, or a fork.
+            none did, because our own clock decided, the holder released it, or a fork.
     """
 
     def __init__(self, name: str, reason: str, votes: dict[str, str] | None = None) -> None:
@@ -172,7 +172,7 @@ class DuplicateTask(RedlockError):
         super().__init__(holder_id, lock_name, self.votes)
 
     def __str__(self) -> str:
-        text = f"Task {printable(self.holder_id)} already stands for {self.lock_name!r}"
+        text = f"Task {printable(self.holder_id)} has reserved {self.lock_name!r} already"
         return f"{text} [{votes_in_words(self.votes)}]" if self.votes else text
 
 
@@ -186,7 +186,7 @@ class StaleFence(RedlockError):
     Attributes:
         target: What was to be written to: a table, a guard row's lock name, or a Redis key.
         fence: The number that was refused.
-        newest: The largest number seen there; None where the store did not tell.
+        newest: The largest number seen there; None where the store did not say.
     """
 
     def __init__(self, target: str, fence: int, newest: int | None = None) -> None:

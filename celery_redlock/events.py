@@ -46,19 +46,19 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Event:
-    """Anything that observers are told."""
+    """Anything that observers receive."""
 
 
 class Observer(Protocol):
     """
-    Is told of events, in the thread that they happen in.
+    Receives events, in the thread in which they happen.
 
     It should return soon. What it raises is logged and harms no lock. If it has a method
     ``close()``, that is called when the app's settings have changed and others take its place.
     """
 
     def __call__(self, event: Event) -> None:
-        """Take note of *event*."""
+        """Handle *event*."""
 
 
 #: Takes an event and never raises.
@@ -71,7 +71,7 @@ def broadcast(observers: Iterable[Observer]) -> Notify:
 
 
 def tell(observers: Iterable[Observer], event: Event) -> None:
-    """Tell all *observers* of *event*, whatever any of them raises."""
+    """Notify all *observers* of *event*, whatever any of them raises."""
     for observer in observers:
         try:
             observer(event)
@@ -148,9 +148,9 @@ class LockRenewed(LockEvent):
     The watchdog extended a lease.
 
     Attributes:
-        margin: What was left of the old lease when the new one stood [s].
+        margin: What was left of the old lease when the new one began [s].
         ttl: Of the lease [s].
-        lag: How much later than it was due the watchdog set about it [s, >= 0].
+        lag: How late the watchdog began the renewal [s, >= 0].
     """
 
     margin: float
@@ -173,7 +173,7 @@ class LeaseLost(LockEvent):
 @dataclass(frozen=True)
 class LockReleased(LockEvent):
     """
-    A lock was given back.
+    A lock was released.
 
     Attributes:
         held: From the grant to the release [s].
@@ -221,7 +221,7 @@ class NodeQuarantined(NodeEvent):
     A node lost its memory and does not vote for a while.
 
     Attributes:
-        left: For how long yet [s].
+        left: How much longer [s].
     """
 
     left: float
@@ -296,20 +296,20 @@ class DuplicatePublished(LockEvent):
 
 @dataclass(frozen=True)
 class TaskSkipped(TaskEvent):
-    """The body of a task did not run and does not come again, by policy; the task succeeded."""
+    """The body of a task did not and will not run, by policy; the task succeeded."""
 
     holder: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TaskRefused(TaskEvent):
-    """The body of a task did not run and does not come again, by policy; the task failed."""
+    """The body of a task did not and will not run, by policy; the task failed."""
 
 
 @dataclass(frozen=True)
 class TaskRetried(TaskEvent):
     """
-    A task comes again as a retry of Celery's own.
+    A task is retried by Celery.
 
     Attributes:
         countdown: When [s from now].
@@ -321,7 +321,7 @@ class TaskRetried(TaskEvent):
 @dataclass(frozen=True)
 class TaskRescheduled(TaskEvent):
     """
-    A task was rescheduled; the same task comes again.
+    A task was rescheduled; it will be delivered again under the same id.
 
     Attributes:
         countdown: When [s from now].

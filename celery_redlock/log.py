@@ -13,7 +13,7 @@ import traceback
 
 __all__ = ["LONGEST", "LONGEST_LINE", "get_logger", "printable"]
 
-#: So much is shown of one name or id, and of a whole message [characters].
+#: How much is shown of one name or id, and of a whole message [characters].
 LONGEST, LONGEST_LINE = 120, 4000
 #: How a frame begins in a traceback: what follows is our own source code.
 FRAME = "  File "
@@ -36,7 +36,7 @@ def printable(value: object, longest: int = LONGEST) -> str:
 
 
 def make_printable(record: logging.LogRecord) -> bool:
-    """Change *record* where it must be; one that is printable keeps its message and arguments."""
+    """Make *record* printable; one that is keeps its message and arguments."""
     try:
         message = record.getMessage()
     except Exception:  # noqa: BLE001  each handler has its own word for that

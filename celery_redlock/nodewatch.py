@@ -1,5 +1,5 @@
 """
-How the lock nodes look from a worker: asked every few seconds, told to observers and operators.
+How the lock nodes look from a worker: asked every few seconds, for observers and operators.
 
 One thread in the worker's own process, not in its children. It sends one small request per
 node and look, and takes no lock.
@@ -41,7 +41,7 @@ COUNT_EVERY = 60.0
 LONGEST_CONNECT = 2.5
 
 #: Held while a thread of ours works in a process that may fork. A child would find the locks of
-#: libraries (metrics, exporters) as that thread held them, for ever.
+#: libraries (metrics, exporters) as that thread held them, and nobody would release them.
 forks_held_off = threading.RLock()
 #: How long a fork waits for that thread [s]. An observer that hangs must not hang the worker.
 LONGEST_HOLD = 2.0
@@ -66,15 +66,15 @@ class NodeWatch:
         self._count_at = 0.0
 
     def start(self) -> None:
-        """Begin to look, in a thread of its own."""
+        """Begin to watch, in a thread of its own."""
         try:
             threading.Thread(target=self._run, name="redlock-nodewatch", daemon=True).start()
-        except RuntimeError:  # out of threads; a worker without metrics is still a worker
-            logger.warning("No thread to watch the lock nodes with")
+        except RuntimeError:  # no more threads; a worker without metrics is still a worker
+            logger.warning("No thread left to watch the lock nodes")
             self._plugin.speaks_of_nodes = True
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -86,13 +86,13 @@ class NodeWatch:
             except RedlockError as error:
                 if str(error) != said:  # once, not with every look
                     said = str(error)
-                    logger.warning("Looking at the lock nodes failed: %s", said)
+                    logger.warning("Checking the lock nodes failed: %s", said)
             except Exception:
-                logger.exception("Looking at the lock nodes failed")
+                logger.exception("Checking the lock nodes failed")
             self._stopped.wait(LOOK_EVERY)
 
     def look(self) -> None:
-        """Ask all nodes once, and tell the observers of those that answered."""
+        """Ask all nodes once, and notify the observers about those that answered."""
         # Both may take their time; nobody holds a fork off.
         connect(self._plugin.locks, LONGEST_CONNECT)
         self._count_leaks()
@@ -108,7 +108,7 @@ class NodeWatch:
         """Say at the start, and when that changes, whether locks can be granted."""
         self._plugin.speaks_of_nodes = True
         if len(self.seen) < len(self._plugin.locks.labels):
-            return  # one was not waited for: the next look tells
+            return  # one was not waited for: the next look shows
         is_quorate, was_quorate = can_grant(self.seen), self._is_quorate
         self._is_quorate = is_quorate
         if is_quorate is was_quorate:
@@ -132,13 +132,13 @@ class NodeWatch:
         self._leaked |= self._leaks.look({node.node for node in self.seen if node.latency})
 
     def _measured(self, node: NodeStatus, latency: float, clock_offset: float) -> NodeMeasured:
-        """Return what observers are told of a *node* that answered."""
+        """Return the event for a *node* that answered."""
         left = node.quarantine if node.state == "quarantined" else 0.0
         leaked = self._leaked.get(node.node)
         return NodeMeasured(node.node, latency, clock_offset, quarantine=left, leaked=leaked)
 
     def _tell_if_unfit(self, node: NodeStatus) -> None:
-        """Tell of nodes that answer and do not vote: of their connections there is no news."""
+        """Report nodes that answer and do not vote: their connections report nothing."""
         if node.state == "unfit" and node.node not in self._unfit:
             self._unfit.add(node.node)
             self._plugin.notify(NodeDown(node.node, node.problem))
@@ -184,14 +184,14 @@ class WatchNodes(bootsteps.StartStopStep):
     requires = ("celery.worker.components:Pool",)
 
     def start(self, worker: Any) -> None:
-        """Begin to look."""
+        """Begin to watch."""
         if not locking.disabled:
             plugin = plugin_for(worker.app)
             plugin.node_watch = NodeWatch(plugin)
             plugin.node_watch.start()
 
     def stop(self, worker: Any) -> None:
-        """Look no more."""
+        """Stop watching."""
         watch = plugin_for(worker.app).node_watch
         if watch is not None:
             watch.stop()

@@ -31,7 +31,7 @@ from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
 
 # With redis, and not at the first lock: a fork meanwhile would leave the child half an import, and
-# the lock of its module held for ever.
+# the lock of its module held without end.
 from celery_redlock.reading import health
 from celery_redlock.reading.journal import Journal
 from celery_redlock.settings import KNOWN, PREFIX, Settings
@@ -44,7 +44,7 @@ _plugins: weakref.WeakKeyDictionary[Any, Plugin] = weakref.WeakKeyDictionary()
 _building = threading.RLock()
 #: How often a worker looks for children that have died [s].
 LOOK_FOR_DEATHS = 0.25
-#: The pool whose tasks run in children; by its name, as only a worker has need of it.
+#: The pool whose tasks run in children; by its name, as only a worker needs it.
 PREFORK = "celery.concurrency.prefork:TaskPool"
 
 
@@ -64,7 +64,7 @@ locking = Locking()
 
 class Servers(Protocol):
     """
-    What tests have in the place of an app's lock nodes.
+    What tests use in place of an app's lock nodes.
 
     Attributes:
         urls: As the setting ``redlock_nodes``.
@@ -99,9 +99,9 @@ class Plugin:
         has_children: Whether this is the parent process of a worker whose tasks run in children.
         node_watch: The `celery_redlock.nodewatch.NodeWatch` of a worker; None elsewhere.
         sends_events: Whether this is a worker that was started to send Celery events (``-E``).
-        speaks_of_nodes: Whether the log of this process tells of nodes that go and come. A worker's
+        speaks_of_nodes: Whether the log of this process reports nodes that go and come. A worker's
             main process does from its first look at them on (`NodeWatch`), its children do not.
-        servers: What tests have in the place of the app's lock nodes; see `on_servers`.
+        servers: What tests use in place of the app's lock nodes; see `on_servers`.
     """
 
     def __init__(self, app: Any) -> None:
@@ -164,7 +164,7 @@ class Plugin:
 
     def notify(self, event: Event) -> None:
         """
-        Tell all observers, whatever any of them raises.
+        Notify all observers, whatever any of them raises.
 
         A soft time limit that arrives meanwhile takes effect right after: raised in an observer,
         it would count as a failure of that one, and be lost.
@@ -177,7 +177,7 @@ class Plugin:
                 tell(observers, event)
 
     def flush(self) -> None:
-        """Have observers let go of what they have gathered; never fails."""
+        """Let observers send what they have gathered; never fails."""
         for observer in self._observers or ():
             if isinstance(observer, JournalObserver):
                 try:
@@ -189,7 +189,7 @@ class Plugin:
     def locks(self) -> Redlock:
         """The locks on the app's nodes; raises ConfigurationError."""
         if self._locks is None:
-            with _building:  # two of them would know nothing of each other's leases
+            with _building:  # two would not know each other's leases
                 if self._locks is None:
                     nodes, rules = self.settings.nodes, self.settings.rules
                     make = Redlock if self.servers is None else self.servers.locks_on
@@ -203,7 +203,7 @@ class Plugin:
 
     @contextlib.contextmanager
     def on_servers(self, servers: Servers) -> Iterator[None]:
-        """Have the app's locks on *servers*, whatever it is configured for; for tests."""
+        """Have the app's locks on *servers*, whatever its settings; for tests."""
         before = self.servers
         self._move_to(servers)
         try:
@@ -222,7 +222,7 @@ class Plugin:
         self, check_tasks: Callable[[Any], None], worker: Sequence[Any], consumer: Sequence[Any]
     ) -> None:
         """
-        Have a worker of this app check everything at its start, and take more steps.
+        Let a worker of this app check everything at its start, and take more steps.
 
         Args:
             check_tasks: Checks the tasks of an app; raises ConfigurationError.
@@ -240,7 +240,7 @@ class Plugin:
         Check settings, options of all tasks, and the nodes; warn of what is risky.
 
         Raises:
-            ConfigurationError: Something makes no sense.
+            ConfigurationError: A setting is impossible.
         """
         settings, _ = self.settings, self.observers
         if self._check_tasks is not None:
@@ -255,7 +255,7 @@ class Plugin:
             logger.warning("Lock node %s does not answer: %s", node, problem)
         for node, count in health.replicas(self.locks).items():
             logger.warning(
-                "Lock node %s has %d replica(s); the other nodes stand in for it. Never make a "
+                "Lock node %s has %d replica(s); the other nodes replace it. Never make a "
                 "lock node a replica (REPLICAOF), not even briefly: it forgets locks, and does not "
                 "vote for a while",
                 node,
@@ -288,7 +288,7 @@ class NoteDeaths(bootsteps.StartStopStep):
     """
     Has a worker look for children that have died more often than Celery does.
 
-    Celery is told of a death by a pipe that closes a moment before the process can be waited
+    Celery learns of a death from a pipe that closes a moment before the process can be waited
     for. When it looks too early, it looks again with its timer, after up to five seconds.
     Until then the task is not lost, not put back, and its lock not released.
     """
@@ -327,7 +327,7 @@ def observer_of(named: Any, plugin: Plugin) -> Observer:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"redlock_observers: {what_is_wrong(named, error)}") from None
     if not callable(found):
-        msg = f"redlock_observers: {named!r} is no callable but a {type(found).__name__}"
+        msg = f"redlock_observers: {named!r} is not callable but a {type(found).__name__}"
         raise ConfigurationError(msg)
     return cast("Observer", found)
 
@@ -391,7 +391,7 @@ def redlock_conf(app: Any) -> dict[str, Any]:
             conf[name] = app.conf[name]
         except KeyError:
             if name.removeprefix(PREFIX) not in KNOWN:
-                continue  # somebody else's setting in a file that we share
+                continue  # another package's setting in a shared file
             right = f"{namespace}{name.upper()}" if namespace else name
             msg = f"{key} is not read by Celery under this name; write {right}"
             raise ConfigurationError(msg) from None
@@ -417,7 +417,7 @@ def first_url(url: Any) -> str:
 
 def _forget_parent() -> None:
     """After a fork: another thread of the parent may have been building, and is not here."""
-    global _building  # noqa: PLW0603  a lock that is held for ever can only be replaced
+    global _building  # noqa: PLW0603  a lock that nobody releases can only be replaced
     _building = threading.RLock()
 
 
@@ -436,6 +436,6 @@ def _in_child(**_: Any) -> None:
 
 @signals.worker_process_shutdown.connect(weak=False)
 def _before_end(**_: Any) -> None:
-    """Have observers of a child write what they have gathered."""
+    """Let observers of a child write what they have gathered."""
     for plugin in list(_plugins.values()):
         plugin.flush()

@@ -1,7 +1,7 @@
 """
 The ``redlock_*`` settings, read from any mapping and checked all at once.
 
-Has never heard of Celery: whoever owns the configuration hands over the settings by their
+Knows nothing of Celery: whoever owns the configuration passes the settings by their
 plain names (`celery_redlock.plugin` does).
 """
 
@@ -46,7 +46,7 @@ OWN = (
     "prometheus_listen",
     "web_token",
 )
-#: Who is told of events unless the app says otherwise.
+#: Who receives events unless the app says otherwise.
 OBSERVERS = ("logging", "journal", "celery")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 #: A secret that a person can still type, and a program cannot guess.
@@ -58,7 +58,7 @@ KNOWN = tuple(sorted((*RULES, *OWN)))
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """
-    What holds for every task of an app unless the task says otherwise.
+    The settings of an app, which a task's options override.
 
     Attributes:
         nodes: URLs or Sentinel services of the lock nodes, with user and password; an odd number.
@@ -74,12 +74,12 @@ class Settings:
             newest of any age, and all that are not older than a takeover may take.
         beat_name: What the schedulers that stand in for each other are called; None for the
             name of the app.
-        observers: Who is told of events: words (``"logging"``, ``"journal"``, ``"celery"``,
+        observers: Who receives events: words (``"logging"``, ``"journal"``, ``"celery"``,
             ``"prometheus"``, ``"otel"``), callables, or names like ``"shop.alerts:page"``.
-        skip_log_level: Level at which ``"logging"`` tells of a task that is skipped.
-        prometheus_listen: Where a worker serves its metrics, ``"host:port"``; None for nowhere.
-        web_token: What the web page wants to see before it releases a lock; None for never.
-        is_fallback: Whether *nodes* is the app's result backend or broker for want of a setting.
+        skip_log_level: Level at which ``"logging"`` reports a task that is skipped.
+        prometheus_listen: Where a worker serves its metrics, ``"host:port"``; None: nowhere.
+        web_token: What the web page asks for before it releases a lock; None for never.
+        is_fallback: Whether *nodes* is the app's result backend or broker, as there is no setting.
 
     Raises:
         ConfigurationError: A value is out of range; names the setting and the fix.

@@ -1,5 +1,5 @@
 """
-How a length of time, a moment, a holder and a command are worded, wherever a person reads of them.
+How a length of time, a moment, a holder and a command are worded for people.
 
 Ids, hosts and times may come from the nodes, where anybody who may write there chose them: whatever
 they are, what is returned here is short, and one line.
@@ -26,17 +26,17 @@ __all__ = [
     "who",
 ]
 
-#: So much of what one node answered is shown [characters].
+#: How much of a node's answer is shown [characters].
 LONGEST_VOTE = 1000
 #: Larger than any number of ours.
 LARGEST = 1e12
 #: `LockLost.reason` -> in words.
 LOSSES = {
     "deadline": "not renewed in time",
-    "stolen": "a majority of nodes has it no longer: released by an operator, taken by another, "
+    "stolen": "a majority of nodes no longer has it: released by an operator, taken by another, "
     "or forgotten",
     "fork": "a child process does not inherit a lock",
-    "released": "it was given back",
+    "released": "it was released",
 }
 
 
@@ -131,7 +131,7 @@ def redlock_command(verb: str, argv: Sequence[str] | None = None) -> str:
 
 
 def app_option(argv: Sequence[str]) -> str:
-    """Return what stands behind ``-A`` in *argv*; "APP" if this is not the ``celery`` command."""
+    """Return the value of ``-A`` in *argv*; "APP" if this is not the ``celery`` command."""
     program = Path(argv[0] if argv else "")
     if not program.name.startswith("celery") and program.parent.name != "celery":
         return "APP"

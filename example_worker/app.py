@@ -119,7 +119,7 @@ def report(seconds: float = 1.0) -> str:
     base=RedlockTask,
     lock_key="items:{customer}",
     lock_wait=5.0,  # nobody is turned away: each call waits for its turn,
-    on_conflict=Reschedule(base=1.0, cap=5.0),  # and if that takes long, comes again
+    on_conflict=Reschedule(base=1.0, cap=5.0),  # and if that takes long, is rescheduled
 )
 def create_item(customer: int, name: str, seconds: float = 0.2) -> str:
     """Create an item, unless the customer has three."""

@@ -23,15 +23,15 @@ PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
 
 
 def sections() -> dict[str, Recorded]:
-    """Return what was recorded, by section of the page."""
+    """Return what was recorded, by section of the page; one of them says how it was run."""
     whole, machine = read(str(proof.RECORDED / "scale"))  # a whole path: not in the usual folder
     found: dict[str, Record] = {}
     for table in whole.tables:
         found.setdefault(word(table.title), Record("scale", whole.arguments)).tables.append(table)
     for plot in whole.plots:
         found[word(plot.title)].plots.append(plot)
-    found["targets"] = Record("scale", whole.arguments, verdicts=whole.verdicts)
-    return {name: (record, machine) for name, record in found.items()}
+    targets = Record("scale", whole.arguments, verdicts=whole.verdicts)
+    return {"targets": (targets, machine), **{name: (it, {}) for name, it in found.items()}}
 
 
 def word(title: str) -> str:

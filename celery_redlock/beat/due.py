@@ -1,5 +1,5 @@
 """
-When the slots of a schedule are due: the same answer on every machine, whatever it ran before.
+When the slots of a schedule are due: the same answer on every machine.
 
 A plain interval is anchored: one of 30 s is due at every half minute of Unix time, one of a day
 at midnight UTC. A relative one is anchored in the app's time zone. For crontab, solar and any
@@ -44,7 +44,7 @@ def due_between(plan: Any, after: datetime, until: datetime) -> list[datetime]:
     Return the slots of *plan* that are due after *after* and not after *until*, in order.
 
     Args:
-        plan: A schedule of Celery's, or of somebody else.
+        plan: A schedule of Celery's, or a third party's.
         after: An aware date.
         until: Likewise.
 
@@ -190,7 +190,7 @@ def midnight(moment: datetime) -> datetime:
 
 
 def twin_of(thing: Any) -> Any:
-    """Return a shallow copy of *thing*; copy() would call a constructor, and they differ."""
+    """Return a shallow copy of *thing*; copy() would call constructors, which differ."""
     twin = object.__new__(type(thing))
     twin.__dict__.update(thing.__dict__)
     return twin

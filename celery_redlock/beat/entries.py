@@ -34,7 +34,7 @@ __all__ = [
 
 def overlap_of(entry: Any, app: Any) -> str:
     """
-    Return what is to become of a slot of *entry* while the run of an earlier one has not ended.
+    Return what to do with a slot of *entry* while the run of an earlier one has not ended.
 
     That of the entry's options, also where its scheduler does not keep them (django-celery-beat);
     else that of its task.
@@ -82,7 +82,7 @@ def with_arguments(entry: Any) -> Any:
 
 
 def current(scheduler: Any, entry: Any) -> Any:
-    """Return what *entry* of *scheduler* is by now, None if it is there no more."""
+    """Return the present *entry* of *scheduler*; None if it is gone."""
     cls = type(entry)
     if hasattr(cls, "from_key"):  # RedBeat's schedule lists those that are due alone
         try:
@@ -94,7 +94,7 @@ def current(scheduler: Any, entry: Any) -> Any:
 
 
 def ran_last(entry: Any) -> datetime | None:
-    """Return when *entry* ran last as its scheduler has it, as an aware date."""
+    """Return when *entry* ran last, by its scheduler, as an aware date."""
     last = entry.last_run_at
     if last is None or last.tzinfo is not None:
         return last  # type: ignore[no-any-return]

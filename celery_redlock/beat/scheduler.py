@@ -48,11 +48,11 @@ class RedlockScheduler:
         app: The Celery app.
         schedule_filename: For the wrapped scheduler, if it keeps a file.
         max_interval: Longest sleep of the wrapped scheduler [s].
-        lazy: Only to be asked what it is; takes no part.
+        lazy: Only describe it; take no part.
         **kwargs: For the wrapped scheduler.
 
     Raises:
-        ConfigurationError: A setting makes no sense, or a lock node must not be one.
+        ConfigurationError: A setting is impossible, or a server must not be a lock node.
     """
 
     #: RedBeat looks whether it is to take a lock of its own.
@@ -96,7 +96,7 @@ class RedlockScheduler:
 
     def tick(self) -> float:
         """
-        Bid if it is time, or do what is due; returns when to come again [s from now].
+        Bid if it is time, or do what is due; return when to tick next [s from now].
 
         Raises:
             SystemExit: We are closed. On SIGTERM Celery closes us and raises SystemExit wherever
@@ -117,7 +117,7 @@ class RedlockScheduler:
         if self._elector is None or self._is_closed:
             return
         try:
-            with defer_signals():  # a term that is granted must not get lost on its way here
+            with defer_signals():  # a granted term must not get lost on its way here
                 self._state = self._elector.bid(state)
         except Exception:
             logger.exception("beat: The bid failed; trying again")
@@ -152,11 +152,11 @@ class RedlockScheduler:
                     self._state = self._elector.step_down(term, reason)
 
     def should_sync(self) -> bool:
-        """Return False: the wrapped scheduler stores what it has within its tick, while we lead."""
+        """Return False: the wrapped scheduler stores its state within its tick, while we lead."""
         return False
 
     def sync(self) -> None:
-        """Have the wrapped scheduler store what it has."""
+        """Let the wrapped scheduler store its state."""
         if self._active is not None:
             self._active.scheduler.sync()
 
@@ -201,9 +201,8 @@ def scheduler_class(named: Any) -> Any:
         raise ConfigurationError(msg) from error
     missing = [name for name in WRAPPED if not hasattr(found, name)]
     if not isinstance(found, type) or missing:
-        msg = (
-            f"redlock_beat_scheduler = {named!r} is no scheduler class made from "
-            "celery.beat.Scheduler" + (f"; it has no {missing[0]}()" if missing else "")
+        msg = f"redlock_beat_scheduler = {named!r} is not a subclass of celery.beat.Scheduler" + (
+            f"; it has no {missing[0]}()" if missing else ""
         )
         raise ConfigurationError(msg)
     return found

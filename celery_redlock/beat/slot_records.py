@@ -10,8 +10,8 @@ There is one record per entry and it only goes up, so two machines that know the
 agree on what is still to be published. Each claim carries the fence of its leader's term:
 
     a later slot                                  claimed
-    the same one, published                       published: nothing to do
-    the same one, claimed in this very term       claimed: publishing it is tried again
+    the same one, published already               published: nothing to do
+    the same one, claimed in this same term       claimed: publishing it is tried again
     the same one, claimed in an earlier term:
       a moment ago                                taken: it may be about to be published
       longer ago than a lease lasts               claimed, but nobody knows whether it was published
@@ -97,7 +97,7 @@ class Claim:
         fence: Of the term; a larger one is newer.
         keep: How long the record is kept [s].
         lock: Name of a lock whose holder is to be reported; None for none.
-        is_sent: Whether it may have been published already, in this very term.
+        is_sent: Whether it may have been published already, in the same term.
     """
 
     entry: str

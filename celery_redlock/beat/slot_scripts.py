@@ -47,7 +47,7 @@ class SlotVote(enum.Enum):
 
 # KEYS 1 record 2 lock of the task, or the record again for none 3 boot 4 quarantine
 # ARGV 1 slot [ms, Unix] 2 token of the term 3 its fence 4 skew allowed 5 expiry
-#      6 how old a claim of an earlier term has to be to be over 7 quarantine or '0' 8 boot id
+#      6 the age at which a claim of an earlier term is over 7 quarantine or '0' 8 boot id
 CLAIM_LUA = """
 local now = now_ms()
 local found, held_back = unpack(redis.call('MGET', KEYS[3], KEYS[4]))

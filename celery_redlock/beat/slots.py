@@ -204,7 +204,7 @@ class SlotPublisher:
             The result of the last one, None if there was none.
 
         Raises:
-            TermOver: We lead no more.
+            TermOver: We no longer lead.
             NotYet: There is one that has to be tried again.
             QuorumUnavailable: No quorum could decide; likewise.
             Exception: What *send* raised; likewise.
@@ -232,7 +232,7 @@ class SlotPublisher:
         return result
 
     def _wait_for_the_sun(self, entry: Any, now: datetime) -> None:
-        """Have an entry that its scheduler found due a moment early tried again in time."""
+        """Retry an entry in time that its scheduler found due a moment early."""
         coming = due_between(entry.schedule, now, now + EARLY)
         if coming:
             raise NotYet((coming[0] - now).total_seconds())
@@ -306,11 +306,11 @@ class SlotPublisher:
 
     def _reason_to_skip(self, task: Any, slot: Slot, claimed: Claimed) -> str | None:
         """
-        Return why a slot that is claimed is not to be published, None if it is.
+        Return why a claimed slot must not be published; None if it may be.
 
         Raises:
-            TermOver: We lead no more.
-            NotYet: Somebody else is at it.
+            TermOver: We no longer lead.
+            NotYet: Another scheduler is publishing it.
         """
         if claimed.state is SlotState.DEPOSED:
             raise TermOver("deposed")
@@ -340,7 +340,7 @@ def warned_if_slow(name: str) -> Iterator[None]:
 
 
 def sent(send: Callable[[Any], Any], ready: Any) -> Any:
-    """Return the result of publishing *ready*; `REFUSED` if its task is there, and says so."""
+    """Return the result of publishing *ready*; `REFUSED` if its task is queued or runs already."""
     try:
         return send(ready)
     except SchedulingError as error:

@@ -133,12 +133,12 @@ class Elector:
         return Term(held, clock.now())
 
     def step_down(self, term: Term, reason: str) -> StandBy:
-        """End *term*, give the leadership back, and return when to bid again."""
+        """End *term*, release the leadership, and return when to bid again."""
         with defer_signals():
             try:
                 self._locks.give_back(term.held)
             except Exception:  # the lease ends by itself
-                logger.exception("beat: Giving back the leadership as %r failed", self.name)
+                logger.exception("beat: Could not resign as %r", self.name)
         self._notify(LeaderDeposed(self.name, reason, clock.now() - term.began))
         if reason == "clock":
             logger.warning(

@@ -1,7 +1,7 @@
 """
 The wrapped scheduler during one term, while we lead.
 
-It is built anew for each term, so that it reads its own state afresh, and works as ever but
+It is built again for each term, so that it reads its state afresh, and works as usual but
 for what it calls on itself:
 
     populate_heap   first its entries learn from the nodes when they ran last
@@ -105,10 +105,10 @@ class WrappedScheduler:
 
     def tick(self) -> float:
         """
-        Do what is due and return when to come again [s from now, >= 0].
+        Do what is due and return when to tick next [s from now, >= 0].
 
         Raises:
-            TermOver: We lead no more.
+            TermOver: We no longer lead.
         """
         self._ensure_leading()
         self._pay()

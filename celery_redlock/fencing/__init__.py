@@ -1,7 +1,7 @@
 """
 Make a store refuse a writer whose lock has passed on to somebody else.
 
-Hand it ``current_lock().fence``. A number smaller than the largest that the store has seen is
+Pass it ``current_lock().fence``. A number smaller than the largest that the store has seen is
 refused with `StaleFence`; the same holder may write many times.
 
 Each store has a module of its own, which needs that store's library and nothing else:

@@ -1,8 +1,8 @@
 """
 Fenced writes to Redis or Valkey: only the newest holder of a lock may set a key.
 
-The largest fence stands in a key of its own beside the value, and lives longer. That store
-forgets what it loses: with a fail-over to a replica that lags behind, or with keys evicted, a
+The largest fence is in a key of its own beside the value, and lives longer. That store
+forgets what it loses: with a failover to a replica that lags behind, or with keys evicted, a
 stale writer may be let in.
 """
 
@@ -19,7 +19,7 @@ from celery_redlock.fencing.number import checked
 
 __all__ = ["fence_key", "fenced_set"]
 
-#: KEYS: value, fence. ARGV: value, fence, life of the value and of the fence [ms, "" for ever].
+#: KEYS: value, fence. ARGV: value, fence, life of the value and of the fence [ms, "" without end].
 # The fence is stored as it came, and is a number only where it is compared.
 SCRIPT = """
 local seen = redis.call('GET', KEYS[2])
@@ -52,12 +52,12 @@ def fenced_set(
 
     Args:
         client: Of the store. It need not be a lock node, and in general should not be one.
-        key: The value's key. Its fence stands at `fence_key`, also after the value was deleted;
+        key: The value's key. Its fence is at `fence_key`, also after the value was deleted;
             in the same slot of a cluster, unless the key has a closing brace without something
             in braces before it.
         value: The new value.
         fence: The holder's number.
-        ttl: How long the value lives [s, > 0]; None for ever, and its fence with it.
+        ttl: How long the value lives [s, > 0]; None: it never expires, nor does its fence.
         remember: How much longer than the value its fence lives [s, > 0]. A writer that was
             paused for longer than both is not recognised as stale.
 

@@ -40,7 +40,7 @@ from celery_redlock.fencing.number import checked
 
 __all__ = ["fence_table", "fenced_update", "raise_fence"]
 
-#: How long a lock's name may be: what every database can index.
+#: Longest name of a lock: what every database can index.
 LONGEST_NAME = 255
 
 

@@ -36,7 +36,7 @@ class Address(Protocol):
     Where one node is: by URL (`UrlAddress`), or by name (`SentinelAddress`).
 
     Attributes:
-        label: How the node is called in errors and logs: host, port and database, no password.
+        label: Its name in errors and logs: host, port and database, no password.
     """
 
     label: str
@@ -146,13 +146,13 @@ class SentinelClient(redis.Redis):
             raise NoAnswer(str(error)) from error
 
     def close(self) -> None:
-        """Hang up; it is asked again when the master is to be found anew."""
+        """Hang up; the next search for the master asks it again."""
         self.connection_pool.disconnect()
 
 
 def addresses_of(nodes: object) -> tuple[Address, ...]:
     """
-    Return where the nodes are that *nodes* (the setting ``redlock_nodes``) names.
+    Return the addresses in *nodes*, the setting ``redlock_nodes``.
 
     Raises:
         ConfigurationError: Not a list of URLs or Sentinel services, an even number, or one twice.
@@ -193,7 +193,7 @@ def address_of(node: object) -> Address:
 
 
 def label_of(kwargs: Mapping[str, Any]) -> str:
-    """Return how a node with these connection options is called; ``localhost`` is 127.0.0.1."""
+    """Return the label of a node with these connection options; ``localhost`` is 127.0.0.1."""
     database = kwargs.get("db") or 0
     if "path" in kwargs:
         return f"unix:{kwargs['path']}/{database}"
@@ -223,6 +223,6 @@ def not_a_sentinel(sentinel: object) -> ConfigurationError:
 
 
 def hide_password(url: str) -> str:
-    """Return *url* without what may be secret: all before the ``@``, and the options."""
+    """Return *url* without its possible secrets: all before the ``@``, and the options."""
     scheme, slashes, rest = url.partition("://") if "://" in url else ("", "", url)
     return f"{scheme}{slashes}{rest.rpartition('@')[2].partition('?')[0]}"

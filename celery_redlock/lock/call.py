@@ -21,7 +21,7 @@ class Call:
         is_open: Whether votes still count.
         packed: The request as bytes for any node.
         is_guarded: Whether they end with the node's boot id, which is not in them.
-        kept_since: When it first failed to reach a node as a note [s]; None if it never did.
+        kept_since: When it first failed to reach a node as a note [s]; None if it has not.
     """
 
     __slots__ = (

@@ -56,7 +56,7 @@ _replaced = ""
 
 
 def now() -> float:
-    """Return the time on a clock that never goes back [s, arbitrary zero]."""
+    """Return the time of a clock that never goes back [s, arbitrary zero]."""
     return _elapsed() + _lost
 
 
@@ -69,7 +69,7 @@ def make_up_for(seconds: float) -> None:
     """
     Set our clock forward by what it has lost [s, >= 0]; every lease of this process ends sooner.
 
-    Leases are facts that their owners hold, so it is the clock that is put right, not they.
+    Leases are facts that their owners hold, so the clock is corrected, not the leases.
     """
     global _lost  # noqa: PLW0603  one clock for the whole process
     if not _replaced:
@@ -79,7 +79,7 @@ def make_up_for(seconds: float) -> None:
 @contextlib.contextmanager
 def replaced(elapsed: Callable[[], float], wall: Callable[[], float], why: str) -> Iterator[None]:
     """
-    Have this process go by another clock for the body of a ``with``, as tests do.
+    Use another clock in this process for the body of a ``with``, as tests do.
 
     Args:
         elapsed: Returns what `now` is to return.
@@ -100,14 +100,14 @@ def replaced(elapsed: Callable[[], float], wall: Callable[[], float], why: str) 
 
 
 def check_not_replaced() -> None:
-    """Raise RuntimeError while this process goes by another clock."""
+    """Raise RuntimeError while this process uses another clock."""
     if _replaced:
         raise RuntimeError(_replaced)
 
 
 class ClockReading(NamedTuple):
     """
-    A node's clock, as far as one reply shows it.
+    A node's clock, as one reply shows it.
 
     The node looked at its clock somewhere between our send and our receive, so
     its offset from ours lies in an interval, not at a point.
@@ -136,7 +136,7 @@ class ClockReading(NamedTuple):
 
 class Move(NamedTuple):
     """
-    By how much a node's clock moved against ours between two readings.
+    How far a node's clock moved against ours between two readings.
 
     Attributes:
         least: Smallest possible move [s]; positive is forward, and lets keys expire early.
@@ -184,7 +184,7 @@ def sharper(before: ClockReading, after: ClockReading, drift_factor: float) -> C
     """
     Return whichever reading pins the node's offset down better as of *after*.
 
-    None if its clock has jumped in between, as `Move.jump` has it; no `Move` is made, since this
+    None if its clock has jumped in between, as `Move.jump` says; no `Move` is made, since this
     is asked of every vote.
     """
     drift = drift_factor * (after.at - before.at)

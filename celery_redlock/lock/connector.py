@@ -70,7 +70,7 @@ class Connector:
         self._stop = threading.Event()
 
     def stop(self) -> None:
-        """Connect nothing any more."""
+        """Stop connecting."""
         self._stop.set()
 
     def forgive(self, node: Node) -> None:
@@ -84,7 +84,7 @@ class Connector:
                 node.is_connecting = True
                 name = f"redlock-connect-{node.label}"
                 threading.Thread(target=self._connect, args=(node,), name=name, daemon=True).start()
-            except RuntimeError as error:  # no thread to be had, as when the interpreter ends
+            except RuntimeError as error:  # no more threads, as when the interpreter ends
                 node.is_connecting = False
                 node.fail(error)
             except (
@@ -98,7 +98,7 @@ class Connector:
         while not self._stop.wait(self._pause(node)):
             try:
                 self._greet(node)
-            except Exception as error:  # noqa: BLE001  whatever it is, the node does not vote
+            except Exception as error:  # noqa: BLE001  with any error the node does not vote
                 with self._mutex:
                     self._found.setdefault(node.position, "unreachable")
                     if node.connection is None and not self._stop.is_set():
@@ -157,7 +157,7 @@ class Connector:
         return replace(greeting, quarantine=left, node_now=node_now)
 
     def _find(self, node: Node, state: str) -> None:
-        """Note in which state a node is."""
+        """Record the state of a node."""
         with self._mutex:
             self._found[node.position] = state
 

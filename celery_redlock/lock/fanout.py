@@ -49,7 +49,7 @@ __all__ = ["Fanout"]
 
 #: Longest wait of a process's first call for nodes to be connected [s].
 FIRST_CONNECT = 1.0
-#: After so long without a look, connections may have ended unnoticed [s].
+#: After this long unread, connections may have ended unnoticed [s].
 QUIET = 1.0
 READS, WRITES = selectors.EVENT_READ, selectors.EVENT_WRITE
 EITHER = READS | WRITES
@@ -109,7 +109,7 @@ class Fanout:
         _every_fanout.add(self)
 
     def _start_over(self) -> None:
-        """Start over; what belongs to a parent process is left alone."""
+        """Start over, and leave what belongs to a parent process alone."""
         self._mutex = threading.Lock()
         self._news: deque[Event] = deque()
         self._opened: selectors.BaseSelector | None = None
@@ -254,7 +254,7 @@ class Fanout:
             with self._mutex:
                 for node in self.nodes:
                     self._connector.reconnect(node)
-            time.sleep(min(0.002, left))  # no Event: an exception out of nowhere can jam it
+            time.sleep(min(0.002, left))  # no Event: an exception from outside can jam it
 
     def _connected(self) -> int:
         count = 0
@@ -273,7 +273,7 @@ class Fanout:
             if node.position in skip:
                 continue
             if node.quiet_since < late and not self._has_reader(but=calls):
-                self._read(self._selector.select(0))  # or its answers lie unread since long
+                self._read(self._selector.select(0))  # or its answers have long been unread
             try:
                 node.send(calls, now)
                 if node.connection is None:

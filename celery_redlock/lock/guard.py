@@ -113,7 +113,7 @@ def greet(connection: AbstractConnection) -> Greeting:
 def whole_in(info: Mapping[str, str], name: str) -> int:
     """Return a whole number from INFO; 0 if it is absent or malformed."""
     value = info.get(name, "")
-    # isdecimal: a digit may be a superscript one. So many seconds are longer than any server ran.
+    # isdecimal: a digit may be a superscript one. No server has run for so many seconds.
     return int(value) if value.isdecimal() and len(value) <= LONGEST_NUMBER else 0
 
 

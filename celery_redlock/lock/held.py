@@ -11,7 +11,7 @@ from celery_redlock.lock.lease import Lease
 
 __all__ = ["HeldLock", "NotLocked"]
 
-#: Stands for this process; a forked child has another.
+#: Represents this process; a forked child has another.
 process = object()
 
 
@@ -164,7 +164,7 @@ class HeldLock:
             on_lost(self)
 
     def released(self) -> None:
-        """Mark the lock as given back by its holder, who is not called back."""
+        """Mark the lock as released by its holder, who is not called back."""
         self._on_lost = None
         if self._reason is None:
             self._reason, self._votes = "released", {}

@@ -46,7 +46,7 @@ def valid_until(started: float, ttl: float, drift_factor: float) -> float:
 
 
 def least_validity(ttl: float) -> float:
-    """Return how much of a fresh lease must be left for it to be of use [s]: a third."""
+    """Return how much of a fresh lease must be left to be useful [s]: a third."""
     return ttl / 3.0
 
 
@@ -86,7 +86,7 @@ class Lease:
     """
     A lock that was acquired, as an immutable fact; extending gives another one.
 
-    A process may hold tens of thousands: what it is made of is shared where it can be.
+    A process may hold tens of thousands, so they share what they can.
 
     Attributes:
         name: Lock name.
@@ -118,7 +118,7 @@ class Lease:
         return max(0.0, self.valid_until - clock.now())
 
     def renewed(self, valid_until: float, margin: float) -> Lease:
-        """Return what this is after a renewal at which *margin* was left of it [s]."""
+        """Return this lease after a renewal with *margin* left of it [s]."""
         return Lease(  # three times as fast as dataclasses.replace, for each renewal of each lock
             self.name,
             self.token,

@@ -67,7 +67,7 @@ class Node:
 
     Attributes:
         position: Among the configured nodes.
-        label: How it is called in errors and logs.
+        label: Its name in errors and logs.
         connection: To it; None while there is none.
         sock: The connection's socket; what a selector waits for.
         unsent: What it has not taken yet; goes out as soon as it can be written to.
@@ -109,7 +109,7 @@ class Node:
         self._owed.clear()
         self.quiet_since = NEVER
         if self.greeting is None or self.greeting.run_id != greeting.run_id:
-            self.clock.forget()  # of another process; the clock of this one we know
+            self.clock.forget()  # of another process; we know this one's clock
         self.greeting = greeting
         self.suspect_since = self.problem = None
         # redis-py has no public way to the socket of its connection.
@@ -263,7 +263,7 @@ class Node:
         try:  # of text, an index would give numbers
             vote = call.request.script.read(reply if type(reply) is list else [])
         except (LookupError, TypeError, ValueError) as error:
-            msg = "sent a reply that makes no sense"
+            msg = "sent a malformed reply"
             raise Gone(msg) from error
         if not vote.node_now or self.clock.take(ClockReading.of(sent, now, vote.node_now)):
             return vote

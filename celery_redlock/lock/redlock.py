@@ -12,7 +12,7 @@ Drives the algorithm of `celery_redlock.lock.rounds` over the connections of
     |-- send to all nodes at once ------|----- trusted --------|-- drift ----|
     '<-------------------------- ttl on every node ------------------------->'
 
-For writes that must not happen twice even then, hand the fence to the store.
+For writes that must not happen twice even then, pass the fence to the store.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ __all__ = ["NodeView", "Redlock", "ReleaseOutcome"]
 
 
 class ReleaseOutcome(str, enum.Enum):
-    """What became of a release."""
+    """The outcome of a release."""
 
     #: A quorum deleted our key.
     RELEASED = "RELEASED"
     #: The lease had ended before: a quorum was out of reach because our key was gone.
     EXPIRED = "EXPIRED"
-    #: Too few nodes told; the lease ends by itself within its TTL.
+    #: Too few nodes answered; the lease expires within its TTL.
     UNKNOWN = "UNKNOWN"
 
 
@@ -77,7 +77,7 @@ class NodeView:
         holder: As in `LockTaken.holder`; empty if nobody holds it there.
         ttl: What is left of the holder's lease [s]; 0.0 if there is none.
         fence: Largest fencing number given out there, 0 for none.
-        problem: Why the node did not tell, in plain words; empty if it did.
+        problem: Why the node did not answer, in plain words; empty if it did.
     """
 
     node: str
@@ -94,18 +94,18 @@ class NodeView:
 
 class Redlock:
     """
-    Locks on independent Redis or Valkey nodes. Usable from any thread, and after a fork.
+    Locks on independent Redis or Valkey nodes. Safe from any thread, and after a fork.
 
     Nodes are connected by the first call, in each process.
 
     Args:
         nodes: URLs or Sentinel services, as the setting ``redlock_nodes``; an odd number.
         rules: What all clients of these nodes agree on.
-        observers: Are told of events.
+        observers: Receive events.
         sleep: Waits between two attempts [s].
 
     Raises:
-        ConfigurationError: The nodes make no sense.
+        ConfigurationError: The nodes are impossible.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Redlock:
         wait: float | timedelta | None = None,
     ) -> Lease:
         """
-        Acquire the lock *name*; it is the caller's to extend and release.
+        Acquire the lock *name*; the caller extends and releases it.
 
         Args:
             name: Lock name.
@@ -240,7 +240,7 @@ class Redlock:
 
     def extend(self, lease: Lease) -> Lease:
         """
-        Return a new lease in the place of *lease*, which may not be used again.
+        Return a new lease in place of *lease*, which may not be used again.
 
         Raises:
             LockLost: It has ended, or a quorum no longer holds its token.
@@ -248,7 +248,9 @@ class Redlock:
                 be extended again until it ends.
         """
         renewal = Renewal(self.client, lease)
-        if renewal.started >= lease.valid_until:  # asking now would set the keys again, for nobody
+        if (
+            renewal.started >= lease.valid_until
+        ):  # asking now would only restore keys that nobody needs
             raise LockLost(lease.name, "deadline")
         ballot = self.driver.ask(Ask(renewal.request(), renewal.decided))
         outcome = renewal.outcome(ballot)
@@ -261,7 +263,7 @@ class Redlock:
 
     def release(self, lease: Lease, *, wait: bool = True) -> ReleaseOutcome:
         """
-        Give *lease* back on all nodes. Never raises.
+        Release *lease* on all nodes. Never raises.
 
         Args:
             lease: Of this process or another; only its own token is deleted.
@@ -302,7 +304,7 @@ class Redlock:
         return self.inspect_all([name])[0]
 
     def inspect_all(self, names: Sequence[str]) -> list[list[NodeView]]:
-        """Return what `inspect` would of each of *names*, asked for in one round."""
+        """Return what `inspect` returns, for each of *names*, asked for in one round."""
         asked = [Ask(requests.inspect_request(self.rules, name), _never) for name in names]
         return [self._views(ballot) for ballot in self.driver.ask_all(asked)]
 
@@ -332,8 +334,8 @@ class Redlock:
         Acquire what is *wanted* and let the watchdog renew it until `give_back`.
 
         Args:
-            wanted: Name, ttl, patience and what to tell others of the holder.
-            on_lost: Is told once, in the watchdog's thread, when the lock is lost.
+            wanted: Name, ttl, wait, and the description of the holder.
+            on_lost: Called once, in the watchdog's thread, when the lock is lost.
 
         Raises:
             LockTaken, QuorumUnavailable, rounds.MarkerStands: As `rounds.acquire`.
@@ -357,7 +359,7 @@ class Redlock:
 
         Args:
             held: From `take`.
-            keep: Let the key stand for so much longer instead [s].
+            keep: Keep the key for so much longer instead [s].
             marker: To be set in the same step.
         """
         lost, lease = self._watchdog.unwatch(held), held.lease
@@ -382,7 +384,7 @@ class Redlock:
         place: int = 0,
     ) -> ReleaseOutcome:
         """
-        Release the lock in the place of a holder that cannot do it any more.
+        Release the lock for a holder that no longer can.
 
         Args:
             name: Lock name.
@@ -400,10 +402,10 @@ class Redlock:
 
     def mark(self, marker: Marker, *, wait: bool = False) -> None:
         """
-        Set *marker* on all nodes; with a ttl of 0, take one of its name and state away.
+        Set *marker* on all nodes; with a ttl of 0, delete one of its name and state.
 
         Args:
-            marker: What is to be remembered.
+            marker: What to remember.
             wait: Whether to wait for the answers of a majority, and for connections before.
         """
         request = requests.mark_request(self.rules, marker)
@@ -453,7 +455,7 @@ class Redlock:
         return lease
 
     def _take_back(self, lease: Lease) -> None:
-        """Release a lease that its caller will never see, because of an interruption."""
+        """Release a lease that an interruption keeps from its caller."""
         for held in self._watchdog.held:
             if held.token == lease.token:
                 self._watchdog.unwatch(held)

@@ -18,8 +18,8 @@ class Renewal:
     the old lease is still valid*, and counts from the next renewal on: another node that does
     not answer yet may have lost the key, too, and what a lease is worth must not depend on who
     answers first. A quarantined node counts for nobody, and a node that gave a larger fence to
-    another since repairs nothing. If the key was missing on a majority, the lock was given back
-    or taken away, and another may have had it. After the deadline nothing revives a lease.
+    another since repairs nothing. If the key was missing on a majority, the lock was released
+    by somebody, and another may have had it. After the deadline nothing revives a lease.
 
     The holder's description is written anew with each renewal, so it says how often the
     lease was renewed, and what was left of it at the latest of these renewals (``margin`` [s]).

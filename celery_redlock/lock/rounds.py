@@ -200,7 +200,7 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            msg = f"a lock name is a string with something in it, not {type(self.name).__name__}"
+            msg = f"a lock name is a string that is not empty, not {type(self.name).__name__}"
             raise LockKeyError(msg)
         if not is_text(self.name):
             msg = f"a lock name is text, without lone surrogates, unlike {self.name[:80]!r}"
@@ -417,7 +417,7 @@ def _pause_after(  # noqa: PLR0917  all that there is to know of an attempt
     took: float,
     most: float,
 ) -> float | None:
-    """Return how long to wait before the next attempt [s], None for giving up."""
+    """Return how long to wait before the next attempt [s]; None to give up."""
     if verdict is Verdict.SPLIT and splits < SPLIT_TRIES:
         longest = max(SHORTEST_SPLIT_PAUSE, took) * 2 ** min(splits, 5)
         return client.chance(0.0, min(LONGEST_PAUSE, longest))
@@ -439,7 +439,7 @@ def refusal(name: str, ballot: Ballot, labels: tuple[str, ...]) -> LockNotAcquir
         return LockTaken(name, votes_by_node(ballot, labels), holder_of(ballot))
     votes = votes_by_node(ballot, labels)
     if verdict is Verdict.GRANTED:
-        votes = dict.fromkeys(votes, "granted, but too late to be of use") | {
+        votes = dict.fromkeys(votes, "granted, but too late") | {
             label: vote for label, vote in votes.items() if vote != VoteKind.GRANTED.value
         }
     return QuorumUnavailable(name, votes, quarantine_left(ballot))
@@ -493,7 +493,7 @@ class _Attempt:
         return release_request(rules, self.name, self.token, wakes=wakes, place=self.place)
 
     def lease(self, fence: int | None) -> Lease:
-        """Return the lease that this attempt is worth with *fence*."""
+        """Return the lease of this attempt with *fence*."""
         until = valid_until(self.started, self.wanted.ttl, self.client.rules.drift_factor)
         wanted = self.wanted
         info = dict(wanted.info)  # our copy: the caller may change its own

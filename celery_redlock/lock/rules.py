@@ -80,7 +80,7 @@ class Rules:
         return cls(**settings)
 
     def check_ttl(self, given: float | timedelta, name: str = "ttl") -> float:
-        """Return *given* in seconds if a lease may last so; raise ConfigurationError otherwise."""
+        """Return *given* in seconds if a lease may be so long; else raise ConfigurationError."""
         ttl = positive(name, given)
         if ttl > self.max_ttl:
             msg = (
@@ -108,7 +108,7 @@ class Rules:
 
     @cached_property
     def fence_memory(self) -> float:
-        """How long a node remembers a fence [s]: beyond doubt about clocks, which decide then."""
+        """How long a node remembers a fence [s]: until clocks alone are safe to decide."""
         return max(self.fence_retention, self.max_ttl + 2 * self.longest_skew)
 
     @cached_property

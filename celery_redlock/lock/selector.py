@@ -18,7 +18,7 @@ LONGEST_PAUSE = 0.002
 
 
 def new_selector() -> selectors.BaseSelector:
-    """Return a selector that is safe in this process, be its threads green or not."""
+    """Return a selector that is safe in this process, with green threads or without."""
     eventlet, gevent = sys.modules.get("eventlet.patcher"), sys.modules.get("gevent.monkey")
     if eventlet is not None and eventlet.is_monkey_patched("select"):
         return Looking(eventlet.original("select").poll)
@@ -71,12 +71,12 @@ class Complete(selectors.SelectSelector):
         return super().register(fileobj, events, data)
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        """Watch a socket no more; raises KeyError for one that is not watched."""
+        """Stop watching a socket; raises KeyError for one that is not watched."""
         self._gevents.unregister(fileobj)
         return super().unregister(fileobj)
 
     def select(self, timeout: float | None = None) -> Ready:
-        """Return what is ready, waiting for at most *timeout* [s]; None is for ever."""
+        """Return what is ready, waiting for at most *timeout* [s]; None: no limit."""
         ready = look(self.get_map(), self._poll)
         if ready or timeout == 0:
             return ready
@@ -84,7 +84,7 @@ class Complete(selectors.SelectSelector):
         return look(self.get_map(), self._poll)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching all sockets."""
         self._gevents.close()
         super().close()
 
@@ -106,7 +106,7 @@ class Looking(selectors.SelectSelector):
         self._poll = poll
 
     def select(self, timeout: float | None = None) -> Ready:
-        """Return what is ready, waiting for at most *timeout* [s]; None is for ever."""
+        """Return what is ready, waiting for at most *timeout* [s]; None: no limit."""
         until = float("inf") if timeout is None else clock.now() + timeout
         pause = SHORTEST_PAUSE
         while not (ready := look(self.get_map(), self._poll)):

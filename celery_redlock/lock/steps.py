@@ -6,7 +6,7 @@ client sees only how that clock goes against its own, which may be the one to bl
 machine that stood still finds all nodes ahead. A node whose clock moved is in doubt and does
 not vote for us, until later readings of the others decide:
 
-    most nodes moved alike             it was our clock: it is put right, so that our leases
+    most nodes moved alike             it was our clock: it is corrected, so that our leases
                                        end sooner; nothing is written to any node
     fewer did, others went on          it was theirs: they are quarantined, for everybody
     neither, or both                   they do not vote for *us* until every lease of before
@@ -68,7 +68,7 @@ class NodeClock:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: compare with nothing that was read before."""
+        """Start over: compare with no earlier reading."""
         self._past.clear()
         self._best: ClockReading | None = None
         self.latest: ClockReading | None = None

@@ -85,7 +85,7 @@ Ballot = Sequence["Vote | None"]
 
 
 class Verdict(enum.Enum):
-    """What a ballot means for the one who asked."""
+    """What a ballot means for the client that asked."""
 
     GRANTED = "granted"
     TAKEN = "taken"
@@ -205,7 +205,7 @@ def is_split(ballot: Ballot) -> bool:
 
 
 def verdict_when_split(ballot: Ballot) -> Verdict:
-    """Return what a vote that stays split is called in the end."""
+    """Return the verdict on a vote that stays split."""
     is_taken = prevents_majority(ballot, VoteKind.REFUSED)
     return Verdict.TAKEN if is_taken else Verdict.UNAVAILABLE
 

@@ -2,14 +2,14 @@
 Renew all leases that a process holds, with one thread.
 
     take at t0 --> due at t0 + ttl/3 --renewed--> due a third later, and so on
-                        |  (those that are due a little later go along)
+                        |  (with those that are due a little later)
                         |--unknown--> again after ttl/12 +- 25 %, until the deadline
                         '--stolen, or the deadline passed--> lost: call the holder back
 
 The thread only ever makes a lease longer. That a lease has ended is read off the clock by
 the holder itself (`HeldLock.ensure_held`), so a thread that never ran costs an aborted
 task, not an overlap. It is started by the first lease and sleeps until the first one is
-due: a lease given back before a third of its TTL never wakes it.
+due: a lease released before a third of its TTL never wakes it.
 
 Source:
     PROTOCOL 3.6 and 3.9.
@@ -55,7 +55,7 @@ BATCH = 50
 #: A round is over within the node timeout, which is less than half a lease; more than so much of
 #: a lease [1] and it was not the nodes that it waited for.
 LONGEST_ROUND = 2.0 / 3.0
-#: Leases due within so much of their TTL [1] go along when one is due: a round for each of
+#: Leases due within so much of their TTL [1] are renewed when one is due: a round for each of
 #: thousands would cost many times what the leases do.
 COMPANY = 0.01
 #: How many entries of locks that are gone the heap may hold before it is swept.
@@ -213,7 +213,7 @@ class Watchdog:
             self._settle(held, outcome, started)
 
     def _ask(self, live: list[HeldLock]) -> tuple[list[HeldLock], Sequence[Lease | NotRenewed]]:
-        """Ask the nodes to extend those of *live* that were not given back in the meantime."""
+        """Ask the nodes to extend those of *live* that were not released in the meantime."""
         with self._changed:
             live = [held for held in live if held in self._held]
             self._asked = frozenset(live)
@@ -262,11 +262,11 @@ class Watchdog:
     def _lose(self, held: HeldLock, reason: str) -> None:
         with self._changed:
             if held not in self._held:
-                return  # given back in the meantime
+                return  # released in the meantime
             self._held.pop(held, None)
         try:
             held.lose(reason)
-        except Exception:  # the holder's own callback; the other leases must not suffer for it
+        except Exception:  # the holder's own callback; the other leases must not suffer
             logger.exception("The callback for the lost lock %r failed", held.name)
         self._on_outcome(held, None)
 

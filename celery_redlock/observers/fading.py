@@ -45,7 +45,7 @@ class Fading:
             self._thread = thread
             try:
                 thread.start()
-            except RuntimeError:  # out of threads; another event will try again
+            except RuntimeError:  # no more threads; another event will try again
                 self._thread = None
 
     def forget(self, key: str) -> None:

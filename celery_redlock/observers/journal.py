@@ -42,7 +42,7 @@ NODE_EVENTS = (
     events.NodeQuarantined,
     events.NodeClockJump,
 )
-#: Each tells of one node so many times in so long [s], and then of its last state.
+#: Each process reports one node so many times in so long [s], and then its last state.
 NODE_RECORDS, NODE_PAUSE = 3, 30.0
 #: How often a process writes how long its tasks held their locks [s].
 HOLDS_EVERY = 10.0

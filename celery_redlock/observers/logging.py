@@ -6,9 +6,9 @@ the name of the event, and ``redlock_event``, a flat dict of what is known: ``lo
 ``task_id``, ``cause``, ``holder_task_id``, ``holder_host``, ``holder_pid``, ``holder_since`` [s,
 Unix time] and the other fields of the event.
 
-A task that is refused its lock is one line at WARNING, which says what becomes of it and who holds
+A task that is refused its lock is one line at WARNING, which says what happens to it and who holds
 the lock; at INFO if it is skipped, the normal outcome (``redlock_skip_log_level``). What led to it
-is at INFO, grants and releases are at DEBUG. A node is told of when it goes and when it comes back;
+is at INFO, grants and releases are at DEBUG. A node is reported when it goes and comes back;
 in a worker by its main process alone, for all its children.
 """
 
@@ -54,7 +54,7 @@ class Log:
 
     Args:
         skip_level: Level of `TaskSkipped`.
-        speaks_of_nodes: Returns whether this process is the one to tell of nodes; if not, what it
+        speaks_of_nodes: Returns whether this process is the one to report nodes; if not, what it
             notices is at DEBUG.
     """
 
@@ -80,14 +80,14 @@ class Log:
     def _level(self, event: events.Event, level: int) -> int:
         """Return *level*, or a lower one for what others tell of."""
         if isinstance(event, events.LockUnavailable) and event.task:
-            return logging.INFO  # what becomes of the task is said next
+            return logging.INFO  # what happens to the task is said next
         if isinstance(event, events.NodeEvent):
             is_news = self._is_news(event)
             return level if is_news and self._speaks_of_nodes() else logging.DEBUG
         return level
 
     def _is_news(self, event: events.NodeEvent) -> bool:
-        """Return whether a node is told to be other than it was; at first they are up."""
+        """Return whether a node has changed; at first they are up."""
         if isinstance(event, events.NodeUp):
             is_news = event.node in self._down
             self._down.discard(event.node)

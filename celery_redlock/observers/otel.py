@@ -53,13 +53,11 @@ class OpenTelemetry:
         self._holds = seconds("redlock.hold.duration", "From a grant to the release")
         self._renewals = count("redlock.renewals", "{renewal}", "Leases renewed")
         self._margins = seconds("redlock.lease.margin", "What was left of a lease when renewed")
-        self._lags = seconds("redlock.watchdog.lag", "How late the watchdog set about a renewal")
+        self._lags = seconds("redlock.watchdog.lag", "How late the watchdog began a renewal")
         self._lost = count("redlock.lost", "{lock}", "Locks lost while held, by reason")
         self._policies = {
             events.TaskSkipped: count("redlock.skipped", "{task}", "Tasks skipped"),
-            events.TaskRefused: count(
-                "redlock.refused", "{task}", "Tasks failed for want of a lock"
-            ),
+            events.TaskRefused: count("redlock.refused", "{task}", "Tasks failed: no lock"),
             events.TaskRetried: count("redlock.retried", "{task}", "Tasks retried by Celery"),
             events.TaskRescheduled: count("redlock.rescheduled", "{task}", "Tasks rescheduled"),
             events.TaskQueued: count("redlock.queued", "{task}", "Tasks queued behind a holder"),
@@ -69,7 +67,7 @@ class OpenTelemetry:
         self._quarantined = gauge(
             "redlock.node.quarantined",
             "{node}",
-            "1 if a lock node does not vote for a while, else 0",
+            "1 if a lock node is quarantined, else 0",
         )
         self._latency = seconds("redlock.node.latency", "From a request to a node to its answer")
         self._offset = gauge("redlock.node.clock_offset", "s", "How far a node's clock is ahead")

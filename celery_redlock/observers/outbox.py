@@ -3,7 +3,7 @@ What is to leave the process later: kept by the thread that has it, sent by a th
 
     put --> [ oldest ... newest ] --every half second, or flush--> send, in batches
 
-Whoever puts something in never waits, whatever has become of the receiver: while it is away, the
+Putting something in never waits, whatever the receiver does: while it is away, the
 newest things are kept and the oldest make room.
 """
 
@@ -34,7 +34,7 @@ GATHER = 0.5
 IDLE = 30.0
 #: Longest pause between two tries while the receiver is away [s]; it doubles from `GATHER` on.
 LONGEST_PAUSE = 10.0
-#: How often it is told at most that things were dropped [s].
+#: How often dropped things are reported, at most [s].
 TELL_EVERY = 60.0
 
 _every_outbox: weakref.WeakSet[Outbox] = weakref.WeakSet()
@@ -124,7 +124,9 @@ class Outbox:
             thread = threading.Thread(target=self._run, name="redlock-outbox", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # out of threads, or out of time; the next thing tries again
+            except (
+                RuntimeError
+            ):  # no more threads, or the end of the process; the next thing tries again
                 self._woken.clear()
                 return False
             self._thread = thread
@@ -180,7 +182,7 @@ class Outbox:
         return taken
 
     def _tell_of_failure(self, error: Exception) -> None:
-        """Say it once per outage. Not in the words of *error*, where an address may stand."""
+        """Log it once per outage, without the text of *error*, which may contain an address."""
         logger.warning(
             "%s cannot be sent (%s); the newest %d are kept meanwhile",
             self._what,

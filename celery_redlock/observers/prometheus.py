@@ -4,7 +4,7 @@ The observer that counts for Prometheus, on the default registry of prometheus_c
 Labels are names of tasks, nodes and schedule entries. Never a lock name: there are as many as
 argument values, and it may hold one. The task of a lock that no task took is "".
 
-Gauges have modes for programs of several processes. What is known of a node is told by whoever
+Gauges have modes for programs of several processes. What is known of a node is set by whoever
 looked last, and the worker's own process looks every ten seconds (`celery_redlock.nodewatch`).
 All modes are "live" ones: what a process said that is gone does not count.
 """
@@ -29,7 +29,7 @@ WINDOW = 300.0
 UNKNOWN = float("nan")
 
 #: Held while an event is counted. Whoever forks should hold it: a child would find the mutex of
-#: prometheus_client as another thread of the parent held it, for ever.
+#: prometheus_client as another thread of the parent held it, and never released.
 counting = threading.RLock()
 
 
@@ -66,19 +66,17 @@ def of_leases(name: str, about: str) -> Children:
 
 ACQUIRES = counter("acquires_total", "Tries to take a lock, by their end.", "task", "outcome")
 SKIPPED = counter("skipped_total", "Tasks that were skipped.", "task", "cause")
-REFUSED = counter("refused_total", "Tasks that failed for want of the lock.", "task", "cause")
-RETRIED = counter("retried_total", "Retries for want of the lock.", "task", "cause")
+REFUSED = counter("refused_total", "Tasks that failed: no lock.", "task", "cause")
+RETRIED = counter("retried_total", "Tasks that were retried: no lock.", "task", "cause")
 RESCHEDULED = counter("rescheduled_total", "How often tasks were rescheduled.", "task", "cause")
 QUEUED = counter("queued_total", "How often tasks were queued behind a holder.", "task", "cause")
 RENEWALS = counter("renewals_total", "Leases extended by the watchdog.", "task")
 LOST = counter("lost_total", "Locks lost while they were held.", "task", "reason")
 DUPLICATES = counter(
-    "duplicates_total", "Publications of a task that was there already.", "task", "on_duplicate"
+    "duplicates_total", "Publishes of a task that was there already.", "task", "on_duplicate"
 )
 NODE_EVENTS = counter("node_events_total", "What happened to lock nodes.", "node", "event")
-SLOTS = counter(
-    "beat_slots_total", "Slots of schedules, by what became of them.", "entry", "outcome"
-)
+SLOTS = counter("beat_slots_total", "Slots of schedules, by outcome.", "entry", "outcome")
 DEPOSED = counter("leader_deposed_total", "Ends of this process's leadership.", "reason")
 ELECTED = Counter("redlock_leader_elected_total", "How often this process became the leader.")
 
@@ -94,11 +92,11 @@ HOLD = histogram(
     0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 1800, 3600, 10800, 21600, 43200,
 )
 SLOT_DELAY = histogram(
-    "beat_slot_delay_seconds", "From when a slot was due to the publication of its task.", "entry",
+    "beat_slot_delay_seconds", "From when a slot was due to the publish of its task.", "entry",
     0.01, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600,
 )
 LAG = Histogram(
-    "redlock_watchdog_lag_seconds", "How much too late the watchdog set about a renewal.",
+    "redlock_watchdog_lag_seconds", "How late the watchdog began a renewal.",
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
 # fmt: on
@@ -111,7 +109,7 @@ MARGIN_RATIO = of_leases(
     "smallest_lease_margin_ratio", "The same as a share of the lease; two thirds is usual."
 )
 NODE_UP = of_nodes("node_up", "Whether a lock node answers.")
-NODE_QUARANTINED = of_nodes("node_quarantined", "Whether a lock node does not vote for a while.")
+NODE_QUARANTINED = of_nodes("node_quarantined", "Whether a lock node is quarantined.")
 NODE_LATENCY = of_nodes("node_latency_seconds", "From a request to its answer.")
 NODE_LEAKED = of_nodes("node_leaked_keys", "How many of our keys on a lock node never expire.")
 NODE_OFFSET = of_nodes("node_clock_offset_seconds", "How far its clock is ahead of the worker's.")
@@ -125,7 +123,7 @@ _pid = os.getpid()
 
 
 def count_event(event: events.Event) -> None:
-    """Count *event*, or set what it tells of; events that are not counted cost a look-up."""
+    """Count *event*, or set its gauge; events that are not counted cost a look-up."""
     note = NOTES.get(type(event))
     if note is not None:
         with counting:
@@ -174,7 +172,7 @@ def renewed(event: events.LockRenewed) -> None:
 
 
 def note_margin(gauges: Children, task: str, margin: float | None = None) -> None:
-    """Show the smallest margin of late, with a new *margin* or, later, without."""
+    """Show the smallest recent margin, with a new *margin* or, later, without."""
     kind = "seconds" if gauges is MARGIN else "ratio"
     now, late = time.monotonic(), _margins.setdefault((kind, task), SmallestOfLate(WINDOW))
     if margin is not None:
@@ -206,7 +204,7 @@ def node_quarantined(event: events.NodeQuarantined) -> None:
 
 
 def quarantine(node: str, left: float) -> None:
-    """Show whether *node* is quarantined, and no more once *left* is over [s]."""
+    """Show that *node* is quarantined, until *left* is over [s]."""
     shown = NODE_QUARANTINED[(node,)]
     shown.set(1 if left > 0 else 0)
     if left > 0:
@@ -241,7 +239,7 @@ def published(event: events.SlotPublished) -> None:
     SLOT_DELAY[(event.entry,)].observe(event.late)
 
 
-#: What is done about an event.
+#: What to do about an event.
 NOTES: dict[type[events.Event], Callable[[Any], None]] = {
     events.LockAcquired: acquired,
     events.LockConflict: lambda e: ACQUIRES[e.task, "taken"].inc(),

@@ -28,7 +28,7 @@ VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 PREFIX = "celery-redlock-metrics-"
 #: File in such a directory that its owner keeps locked, and the age before that counts [s].
 IN_USE, YOUNG = "in-use", 60.0
-#: What a process leaves behind that has to be added up for ever; gauges are not.
+#: What a process leaves behind and every later sum has to include; gauges are not part of it.
 SUMS = ("counter", "histogram", "summary")
 
 _kept: list[int] = []
@@ -90,7 +90,7 @@ def make(given: Path) -> None:
         given.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         msg = (
-            f"{VARIABLE} is {str(given)!r}, which is no directory and cannot be made one "
+            f"{VARIABLE} is {str(given)!r}, which is not a directory and cannot be made one "
             f"({error.strerror}); name a directory that workers can write to"
         )
         raise ConfigurationError(msg) from None

@@ -11,7 +11,7 @@ from celery_redlock.events import Event
 
 __all__ = ["record_of"]
 
-#: What is told of a holder: who and where it is. Not its token, not even the public part.
+#: What is said about a holder: who and where it is. Not its token, not even the public part.
 HOLDER = ("task", "task_id", "execution", "host", "pid", "since", "ttl", "entry", "due")
 
 

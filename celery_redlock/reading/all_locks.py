@@ -57,7 +57,7 @@ class AllLocks:
     The locks that somebody holds on any of the nodes, to be gone through once, in no order.
 
     Nodes that do not answer are passed over, and one that fails is asked no more. A lock that is
-    taken, renewed or given back meanwhile may be missing, or be listed twice.
+    taken, renewed or released meanwhile may be missing, or be listed twice.
 
     Args:
         nodes: As the setting ``redlock_nodes``.

@@ -1,7 +1,7 @@
 """
 How the lock nodes look from this process, asked over the connections that its locks are taken on.
 
-What `celery_redlock.reading.nodes` finds, it finds on connections of its own; here it is said
+`celery_redlock.reading.nodes` asks on connections of its own; this module says
 which nodes this process can lock on, and how near they are.
 """
 

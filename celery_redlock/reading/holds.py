@@ -58,7 +58,7 @@ class Holds:
 
 
 def holds_by_task(records: Iterable[Mapping[str, Any]]) -> dict[str, Holds]:
-    """Return what the ``Holds`` in *records*, oldest first, add up to; the busiest task first."""
+    """Return the sums of the ``Holds`` in *records*, oldest first; the busiest task first."""
     tasks: dict[str, Holds] = {}
     for record in records:
         counts, task = counts_in(record), record.get("task")

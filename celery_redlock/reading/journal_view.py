@@ -54,14 +54,14 @@ def is_refusal(record: Record) -> bool:
 
 
 def is_refusal_of(record: Record, name: str) -> bool:
-    """Return whether *record* says that somebody was refused the lock *name*."""
-    lock = record.get("name")
-    is_named = isinstance(lock, str) and is_text(lock) and shorten(lock) == shorten(name)
+    """Return whether *record* is a refusal of the lock *name*."""
+    told = record.get("name")
+    is_named = isinstance(told, str) and is_text(told) and shorten(told) == shorten(name)
     return is_named and is_refusal(record)
 
 
 def entries(records: Sequence[Record]) -> list[Entry]:
-    """Return what *records*, oldest first, report, newest first; one entry per cause."""
+    """Return the entries of *records*, newest first; reports of one cause are one entry."""
     found: list[Entry] = []
     open_: dict[tuple[Any, Any], Entry] = {}
     for record in reversed(records):
@@ -103,7 +103,7 @@ class Blocker:
 
     Attributes:
         name: Of the lock.
-        holder: As it described itself last; empty if nobody held it: there was no quorum.
+        holder: As it last described itself; empty if nobody held it: there was no quorum.
         times: How often something was refused for it.
         at: When last [s, Unix time].
     """

@@ -1,5 +1,5 @@
 """
-How the lock nodes are, and enrolling them: what an operator asks, without hurry.
+How the lock nodes are, and enrolling them: what an operator asks, waiting for answers.
 
 Uses connections of its own, apart from those that locks are taken on: this may be slow, and
 must not stand in the way of a round.

@@ -77,7 +77,7 @@ class OneLock:
 
     @property
     def verdict(self) -> Verdict:
-        """What asking for the lock now would come to: granted, taken or neither."""
+        """What a request for the lock would find now: granted, taken or neither."""
         ballot: Ballot = [vote_of(node, self.stored.get(node.node)) for node in self.nodes]
         verdict = judge(ballot)
         return verdict_when_split(ballot) if verdict is Verdict.SPLIT else verdict
@@ -142,9 +142,9 @@ def stored_on(connection: AbstractConnection, rules: Rules, name: str) -> Stored
 
 def release_seen(nodes: Sequence[Any], rules: Rules, name: str, token: str) -> dict[str, str]:
     """
-    Take the lock *name* away from the holder that an operator has seen, and from no other.
+    Release the lock *name* of the holder that an operator has seen, and of no other.
 
-    Its watchdog finds that out at the next renewal, and tells the task that its lock is lost.
+    Its watchdog notices at the next renewal, and the task gets `LockLost`.
 
     Args:
         nodes: As the setting ``redlock_nodes``.

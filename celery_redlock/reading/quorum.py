@@ -25,8 +25,8 @@ MARKS: dict[str, Mark] = {
 #: State of a node -> what it means.
 MEANINGS = {
     "up": "votes",
-    "quarantined": "new, restarted or wiped, and keeps silent until every lock that it may have "
-    "forgotten has ended; 'redlock bootstrap' ends that where no lock can be held",
+    "quarantined": "new, restarted or wiped, and does not vote until every lock that it may have "
+    "forgotten has ended; 'redlock bootstrap' ends that if nobody holds a lock",
     "unmarked": "new, restarted or wiped, and no client has noticed it yet; does not vote",
     "unfit": "answers, but must not be a lock node",
     "down": "does not answer",

@@ -1,10 +1,10 @@
 """
-What happened, in a sentence: one table, for whoever tells a person of an event.
+What happened, in a sentence: one table for all that show events to a person.
 
 It is made of the event's record (`celery_redlock.observers.records`), as the journal keeps it. So
 the log, ``redlock tail``, the page and Grafana's annotations say the same of the same thing. What
-is in a record may come from the nodes, where others may have written, too: nothing of it is taken
-for granted. Who shows a sentence sees to control characters.
+is in a record may come from the nodes, where others may have written, too: nothing of it is
+trusted. Whoever shows a sentence escapes control characters.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Record = Mapping[str, Any]
 
 class Wording(NamedTuple):
     """
-    How an event is told.
+    How an event is worded.
 
     Attributes:
-        word: In a word or two, for a column.
+        word: One word or two, for a column.
         mark: ``"bad"`` if something is broken, ``"warn"`` if something did not go as it
             should, else ``"plain"``.
         what: What happened, and to whom.
@@ -38,14 +38,14 @@ class Wording(NamedTuple):
 
 
 def sentence(record: Record) -> str:
-    """Return what *record* tells."""
+    """Return *record* in words."""
     told = wording(record)
     what, why = told.what(record), told.why(record)
     return f"{what}: {why}" if why else what
 
 
 def wording(record: Record) -> Wording:
-    """Return how *record* is told; by its name and what is known of it if that is all there is."""
+    """Return how *record* is worded; an unknown event by its name and known fields."""
     event = record.get("event")
     name = event if isinstance(event, str) and event else "?"
     return WORDINGS.get(name, Wording(name, "plain", anything))
@@ -65,7 +65,7 @@ def task(record: Record) -> str:
 
 
 def of_task(record: Record) -> str:
-    """Return whose it was, if it was a task's."""
+    """Return whose it was, if a task's."""
     return f" of {task(record)}" if record.get("task") else ""
 
 
@@ -78,7 +78,7 @@ def length(record: Record, field: str) -> str:
 
 
 def refusal(record: Record) -> str:
-    """Return why a lock was not to be had."""
+    """Return why a lock was not granted."""
     if record.get("cause") == "conflict":
         return f"{lock(record)} is held by {who(record.get('holder'), record.get('at'))}"
     return f"no quorum of lock nodes for {lock(record)}"
@@ -152,7 +152,7 @@ def holds(record: Record) -> str:
 
 
 def anything(record: Record) -> str:
-    """Return what there is to say of an event that this version does not know."""
+    """Return what is known of an event that this version does not know."""
     known = ("name", "task", "task_id", "node", "entry", "reason", "cause")
     told = [f"{field} {record[field]}" for field in known if record.get(field)]
     return " ".join([text(record, "event"), *told])
@@ -163,12 +163,14 @@ def lost(record: Record) -> str:
     return f"Lock {text(record, 'name')!r} is lost ({text(record, 'reason')}){by}"
 
 
+#: What a duplicate did, by its ``on_duplicate``.
+DUPLICATES = {"join": "joined", "fail": "failed because of", "rerun": "asked for another run of"}
 #: Why a slot was skipped, in words.
 SLOTS = {
     "overlap": "the run of an earlier slot has not ended",
     "deadline": "too old to be made up for (redlock_beat_starting_deadline)",
     "duplicate": "the task is queued or running already",
-    "uncertain": "an earlier leader died while it published it, and the task could not tell a copy",
+    "uncertain": "an earlier leader died while publishing it, and the task recognises no copy",
 }
 #: Why a term ended, in words.
 TERMS = {
@@ -179,7 +181,7 @@ TERMS = {
     **LOSSES,
 }
 
-#: Name of an event -> how it is told. ``Holds`` is a record of the journal's own.
+#: Name of an event -> its wording. ``Holds`` is a record of the journal's own.
 WORDINGS: dict[str, Wording] = {
     "LockAcquired": Wording("acquired", "plain", acquired),
     "LockConflict": Wording(
@@ -219,8 +221,8 @@ WORDINGS: dict[str, Wording] = {
         "duplicate",
         "plain",
         lambda it: (
-            f"Duplicate of task {text(it, 'task')}[{text(it, 'holder_id')}] at publish "
-            f"({text(it, 'on_duplicate')})"
+            f"A duplicate {DUPLICATES.get(text(it, 'on_duplicate'), 'was published beside')} "
+            f"task {text(it, 'task')}[{text(it, 'holder_id')}]"
         ),
         duplicate,
     ),
@@ -234,7 +236,9 @@ WORDINGS: dict[str, Wording] = {
     "NodeQuarantined": Wording(
         "quarantine",
         "warn",
-        lambda it: f"Lock node {text(it, 'node')} does not vote for {number(it.get('left')):.0f} s",
+        lambda it: (
+            f"Lock node {text(it, 'node')} is quarantined for {number(it.get('left')):.0f} s"
+        ),
         lambda _: "it is new, or was restarted or wiped",
     ),
     "NodeClockJump": Wording(
@@ -249,9 +253,9 @@ WORDINGS: dict[str, Wording] = {
         "leads", "plain", lambda it: f"Leads as {text(it, 'name')!r}, term {text(it, 'fence')}"
     ),
     "LeaderDeposed": Wording(
-        "leads no more",
+        "no longer leads",
         "warn",
-        lambda it: f"Leads no more as {text(it, 'name')!r}, after {length(it, 'led')}",
+        lambda it: f"No longer leads as {text(it, 'name')!r}, after {length(it, 'led')}",
         from_table(TERMS, "reason"),
     ),
     "SlotPublished": Wording("slot published", "plain", published),

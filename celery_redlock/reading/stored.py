@@ -75,8 +75,8 @@ class StoredReservation:
     Who is queued for a lock, or comes next, as one node stores it.
 
     Attributes:
-        token: Of its owner; nobody's business but ours.
-        info: What the owner says of itself.
+        token: Of its owner; never shown.
+        info: The owner's description.
         left: For how long it stands by itself [s].
         is_running: Whether its task has begun and not ended.
         has_run: Whether its task has ended, and it still stands.
@@ -101,8 +101,8 @@ class StoredLock(NamedTuple):
     What one node stores of one lock.
 
     Attributes:
-        value: Of the lock's key; None if nobody holds it there. It begins with the token, so it is
-            nobody's business but ours.
+        value: Of the lock's key; None if nobody holds it there. It begins with the token, so it
+            is never shown.
         ttl: Rest of the lease [s]; None for a key that never expires.
         fence: Largest fencing number given out there, 0 for none.
         queued: Who is queued or runs; None for nobody.
@@ -143,7 +143,7 @@ class LockView:
     One holder of one lock, by what all nodes store.
 
     Attributes:
-        name: Lock name (shortened if it is very long).
+        name: Lock name (shortened if it is long).
         holder: As in `LockTaken.holder`, as of its latest renewal.
         ttl: Largest rest of the lease on any node [s]; None for a key that never expires, which
             nobody of ours has written.
@@ -174,12 +174,12 @@ class LockView:
 
     @property
     def age(self) -> float | None:
-        """For how long the holder has had the lock [s]; None if it does not tell."""
+        """For how long the holder has had the lock [s]; None if it does not say."""
         return age_of(self.holder)
 
     @property
     def is_releasable(self) -> bool:
-        """Whether the lock can be named, and its holder told from others."""
+        """Whether the lock can be named, and its holder identified."""
         token = self.holder.get("token")
         strange = "\N{REPLACEMENT CHARACTER}"  # the name in the key was no UTF-8, and is not known
         is_known = isinstance(token, str) and len(token) >= PUBLIC_TOKEN_LENGTH
@@ -187,7 +187,7 @@ class LockView:
 
 
 def age_of(holder: Mapping[str, Any]) -> float | None:
-    """Return for how long *holder* has had its lock [s]; None if it does not tell."""
+    """Return for how long *holder* has had its lock [s]; None if it does not say."""
     since = since_of(holder)
     return None if since is None else max(0.0, time.time() - since)
 
@@ -254,7 +254,7 @@ def views_of(name: str, locks: Mapping[str, StoredLock]) -> list[LockView]:
 
 
 def view_of(name: str, locks: Mapping[str, StoredLock], waiting: int) -> LockView:
-    """Return the holder of whom all of *locks* store the token; *locks* by node label."""
+    """Return the holder whose token all of *locks* store; *locks* by node label."""
     values = list(dict.fromkeys(one.value or b"" for one in locks.values()))
     ttls = [one.ttl for one in locks.values()]
     is_foreign = not is_ours(values[0])

@@ -26,7 +26,7 @@ __all__ = ["Parameters", "Task", "misfit"]
 
 
 class Task(Protocol):
-    """What this room needs to know of a Celery task."""
+    """What this package needs to know of a Celery task."""
 
     @property
     def name(self) -> str:
@@ -86,7 +86,7 @@ class Parameters:
 
     def check(self, name: str, option: str) -> None:
         """
-        Make sure that *option* speaks of an argument this task can have.
+        Make sure that *option* names an argument this task can have.
 
         Raises:
             ConfigurationError: No parameter has this name, and there is no ``**kwargs``.
@@ -98,7 +98,7 @@ class Parameters:
         told = ", ".join(self.names) or "none"
         raise misfit(
             self.task,
-            f"{option} speaks of {name!r}, which is no parameter; {hint}parameters: {told}",
+            f"{option} names {name!r}, which is no parameter; {hint}parameters: {told}",
         )
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def misfit(task: str, what: str) -> ConfigurationError:
 
 
 def _is_pydantic_wrapper(function: object) -> bool:
-    """Tell whether Celery wrapped this function for ``pydantic=True``."""
+    """Return whether Celery wrapped this function for ``pydantic=True``."""
     home: dict[str, Any] = getattr(function, "__globals__", {})
     return home.get("__name__") == "celery.app.base"
 

@@ -60,7 +60,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         on_unavailable: Policy when no quorum could decide.
         on_lock_lost: ``"abort"`` or ``"warn"``.
         fence: Whether to ask for a fencing number.
-        min_hold: Keep the key at least so long after the grant [s].
+        min_hold: Keep the key for at least this long after the grant [s].
         dedup_ttl: How long a finished execution is remembered [s]; 0 for not at all.
         chain_on_skip: ``"stop"`` or ``"continue"``.
         unique_until: Keep a second copy out of the queue until this one has ``"started"``, is
@@ -130,7 +130,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
             kwargs: Keyword arguments.
 
         Raises:
-            LockKeyError: They do not fit the signature, or cannot be told apart reliably.
+            LockKeyError: They do not fit the signature, or cannot be distinguished reliably.
         """
         return lock_of(self).name(args, kwargs)
 
@@ -141,7 +141,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
 
     def check_lock(self) -> None:
         """Check this task against the app's settings; raises ConfigurationError."""
-        protect(type(self), RedlockTask)  # it may have got another __call__ since
+        protect(type(self), RedlockTask)  # it may have another __call__ by now
         if not lock_of(self).is_built_in:
             options = lock_of(self).options
             check_request(self, RedlockTask)
@@ -162,14 +162,14 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         """
         Publish the task; with ``unique_until``, unless it is queued or running already.
 
-        Members of a workflow, tasks with callbacks, retries and whatever else comes again are
-        always published, and meet the lock when they run.
+        Members of a workflow, tasks with callbacks, retries and copies are always published, and
+        meet the lock when they run.
 
         Returns:
             A `UniqueResult`: the task's own, or that of the one that was there.
 
         Raises:
-            DuplicateTask: It is there already, and ``on_duplicate`` is ``"fail"``.
+            DuplicateTask: It is queued or running already, and ``on_duplicate`` is ``"fail"``.
             QuorumUnavailable: No quorum could tell, and ``on_unavailable`` is ``"fail"``.
             LockKeyError: The arguments make no lock name.
         """
@@ -196,7 +196,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         return super().signature_from_request(request, args, kwargs, queue, **options)
 
     def on_replace(self, sig: Any) -> Any:
-        """Hand the reservation of this task over to its replacement, if that is one of ours."""
+        """Pass the reservation of this task on to its replacement, if that is one of ours."""
         running = running_execution()
         is_handed_over = (
             running is not None

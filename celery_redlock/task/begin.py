@@ -2,7 +2,7 @@
 Begin an execution: its lock, or the policy; then its reservation, and the newest arguments.
 
     acquire --> granted                       --> start --> body
-            --> held by this very execution   --> a copy for later
+            --> held by this same execution   --> a copy for later
             --> has finished before           --> ends without a state
             --> taken, or nobody knows        --> refuse, by policy
 """
@@ -47,7 +47,7 @@ __all__ = ["acquire", "refuse", "start"]
 
 logger = get_logger(__name__)
 
-#: How long to wait for the task's previous execution to give the lock back [s].
+#: How long to wait for the task's previous execution to release the lock [s].
 PREVIOUS_GRACE = 2.0
 #: When a copy comes back to see whether the result of what has finished is stored, as a share of
 #: the lease: a marker that says "finishing" lives no longer, and its worker is then taken for dead.
@@ -58,7 +58,7 @@ LEASE_UNKNOWN = 1.0
 
 def acquire(execution: Execution) -> None:
     """
-    Take the lock of *execution*, or what stands in for one.
+    Take the lock of *execution*, or its substitute.
 
     Raises:
         LockTaken, QuorumUnavailable: The policy decides.
@@ -93,7 +93,7 @@ def has_replaced(execution: Execution, outer: HeldLock | None) -> bool:
 
 
 def hold_reservation(execution: Execution) -> None:
-    """A message that was acknowledged early is in our hand alone until the lock is had."""
+    """A message that was acknowledged early is in our hands alone until we have the lock."""
     reservation, options = execution.reservation, execution.options
     if reservation is not None and options.wait and not execution.task.acks_late:
         longest = options.wait + PREVIOUS_GRACE + options.ttl
@@ -101,7 +101,7 @@ def hold_reservation(execution: Execution) -> None:
 
 
 def take_in_turn(execution: Execution) -> None:
-    """Acquire the lock; a task never loses to itself nor to what came before it."""
+    """Acquire the lock; a task loses neither to itself nor to its previous execution."""
     delivery, is_eager = execution.delivery, execution.request.is_eager
     try:
         return take(execution, execution.options.wait)
@@ -134,7 +134,7 @@ def take(execution: Execution, wait: float) -> None:
     wanted = Wanted(*lock, delivery.turn, since, options.limit[0])
     interrupt = execution.interrupt
     on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
-    with defer_interrupts():  # or a lock that was granted might not be given back
+    with defer_interrupts():  # or a lock that was granted might not be released
         if len(execution.names) == 1 == len(options.limit):
             held = locks.take(wanted, on_lost)
         else:
@@ -294,7 +294,7 @@ def start(
     execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """
-    Note that *execution* runs now; return the arguments that it is to run with.
+    Note that *execution* runs now; return the arguments to run it with.
 
     Those are the newest that were merged into its reservation, if any.
 
@@ -320,7 +320,7 @@ def is_for_lock(reservation: Reservation, execution: Execution) -> bool:
     Return whether *reservation* is for the lock that *execution* holds.
 
     A retry may have other arguments, and so another name; and anybody can publish a message
-    that tells of another's. Such a reservation is ended with its token, but none is ever made.
+    that belongs to another. Such a reservation is ended with its token, but none is ever made.
     """
     if reservation.name == execution.name:
         return True

@@ -76,7 +76,7 @@ def body_of(task: Any, request: Any, inherited: Callable[..., Any]) -> Callable[
 
 def after(task: Any, state: str | None, returned: Any) -> None:
     """
-    Complete what a run of *task* left on the nodes, now that Celery is through with it.
+    Complete the records of a run of *task*, now that Celery has finished it.
 
     Args:
         task: A `RedlockTask`.

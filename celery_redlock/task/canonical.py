@@ -54,7 +54,7 @@ class NotCarried(Exception):
         self.path = path
 
     def inside(self, step: str) -> NotCarried:
-        """Return the same complaint, seen from one container further out."""
+        """Return the same complaint, one container further out."""
         return NotCarried(self.reason, step + self.path)
 
 

@@ -1,4 +1,4 @@
-"""What a retry or a copy of a message carries of it."""
+"""What a retry or a copy takes over from its message."""
 
 from __future__ import annotations
 

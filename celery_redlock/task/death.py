@@ -1,7 +1,7 @@
 """
 Wait until a child process is proven dead.
 
-On Linux by a handle on the very process (pidfd), which no other can be mistaken for.
+On Linux by a handle on that process (pidfd), which no other can be mistaken for.
 Elsewhere by asking whether its number is still in use: a dead child keeps its number until
 its parent has taken note of it, so the answer comes later, and never too early.
 

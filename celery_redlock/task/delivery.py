@@ -1,5 +1,5 @@
 """
-What one delivery of a message is known by, in the worker's parent and in the child that runs it.
+One delivery of a message, in the worker's parent and in the child that runs it.
 
 Both need the same: the id of the execution, which every delivery of a message shares, and the
 owner, which no other delivery ever has.
@@ -77,7 +77,7 @@ class Delivery:
     @classmethod
     def of(cls, task: Any, fields: Mapping[str, Any], worker: str) -> Delivery:
         """
-        Return what a delivery is known by.
+        Return the delivery that *fields* describe.
 
         Args:
             task: The task.
@@ -105,7 +105,7 @@ class Delivery:
         )
 
     def is_owner(self, holder: Mapping[str, Any]) -> bool:
-        """Return whether *holder*, of whose token only the beginning is told, is this delivery."""
+        """Return whether *holder*, known by the beginning of its token, is this delivery."""
         token = str(holder.get("token") or "")
         return bool(token) and (self.owner or "").startswith(token)
 
@@ -132,7 +132,7 @@ class Delivery:
     @property
     def copy(self) -> Envelope:
         """
-        What a copy carries that is published in place of this delivery.
+        The envelope of a copy published in place of this delivery.
 
         It is the same execution, unless this is the first delivery of a message that does not
         say of which publish it is: then the copy gets an id of its own.
@@ -170,7 +170,7 @@ def execution_id(
 
 
 def mint_owner(request: dict[str, Any]) -> None:
-    """Let a new owner travel in *request* from the parent to the child."""
+    """Put a new owner into *request*, for the child."""
     request["delivery_info"] = {**(request.get("delivery_info") or {}), OWNER: new_owner()}
 
 
@@ -196,7 +196,7 @@ def word_in(delivery_info: Any, name: str, pattern: re.Pattern[str]) -> str | No
 
 
 def hide(request: Any) -> None:
-    """Let a body see of its message what its caller gave, and for which slot it runs."""
+    """Show a body only the headers that its caller gave, and its slot."""
     hide_header(request)
     if type(request.delivery_info) is dict:
         request.delivery_info.pop(OWNER, None)
@@ -204,14 +204,14 @@ def hide(request: Any) -> None:
 
 
 def note_serializer(request: dict[str, Any], content_type: Any, usual: str | None) -> None:
-    """Let the serializer that a message was written with travel, unless it is the *usual* one."""
+    """Pass on the serializer of a message, unless it is the *usual* one."""
     name = registry.type_to_name.get(content_type)
     if name not in {None, usual}:
         request["delivery_info"] = {**(request.get("delivery_info") or {}), SERIALIZER: name}
 
 
 def forget_serializer(request: Any) -> None:
-    """Let the body not see how its message was written: what it publishes is Celery's to write."""
+    """Hide the serializer from the body: Celery chooses that of what it publishes."""
     (request.delivery_info or {}).pop(SERIALIZER, None)
 
 

@@ -61,8 +61,8 @@ class Envelope(NamedTuple):
         """
         Parse the header of a message of the task *task_id*; empty if absent or malformed.
 
-        Also if it speaks of another task: headers are handed on, by tracing libraries for example.
-        What is malformed within it counts as absent by itself: anybody can publish.
+        Also if it names another task: tracing libraries, for example, pass headers on.
+        A malformed field counts as absent, alone: anybody can publish.
         """
         if not (type(header) is dict and type(task_id) is str):
             return NOTHING
@@ -104,9 +104,9 @@ def fresh_publish_id() -> str:
 
 def hide_header(request: Any) -> None:
     """
-    Let a body see those headers that its caller gave, and for which slot it runs.
+    Show a body only the headers that its caller gave, and its slot.
 
-    Without the publish id: a body that hands its headers on publishes another execution.
+    Without the publish id: a body that passes its headers on publishes another execution.
     """
     headers = request.headers
     if type(headers) is not dict or HEADER not in headers:

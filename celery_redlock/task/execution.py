@@ -1,5 +1,5 @@
 """
-One execution of a task under a lock, a straight line down and back: `Execution.run`.
+One execution of a task under a lock, from beginning to end: `Execution.run`.
 
     lock name --> acquire (or the policy) --> start --> body --> Outcome --> end
 
@@ -61,7 +61,7 @@ class Execution:
 
     Attributes:
         lock: What the task asks of its lock.
-        delivery: What this delivery is known by.
+        delivery: This delivery.
         id: Id of the execution.
         reservation: That its message was published with; None for none.
         name: Lock name, the first of its *names*.
@@ -97,7 +97,7 @@ class Execution:
 
     def run(self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """
-        Acquire the lock, run *body*, and give the lock back on every way out.
+        Acquire the lock, run *body*, and release the lock on every way out.
 
         Returns:
             What *body* returns, or what the policy says in its place.
@@ -152,7 +152,7 @@ class Execution:
             self.interrupt.disarm()  # a signal may strike before the ``with`` has called __exit__
 
     def hand_over_to(self, sig: Any) -> bool:
-        """Let *sig*, which is to replace this task, have its reservation; return whether it has."""
+        """Pass the reservation on to *sig*, which replaces this task; return whether it has it."""
         if self.reservation is None or sig.get("subtask_type"):
             return False
         header = Envelope(reservation=self.reservation).header(self.request.id)
@@ -163,13 +163,13 @@ class Execution:
 
     def end(self, outcome: Outcome, comes_in: float = 0.0) -> None:
         """
-        Give the lock back, and have the nodes remember what `records_after` says.
+        Release the lock, and store on the nodes what `records_after` says.
 
-        Once, undisturbed by signals, and without failing the task.
+        Once, with signals deferred, and without failing the task.
 
         Args:
             outcome: How this execution has ended.
-            comes_in: When it comes again, if it does [s from now].
+            comes_in: When it is delivered again, if it is [s from now].
         """
         if self.records is not None:
             return
@@ -185,8 +185,8 @@ class Execution:
                 self.records = records_after(outcome, self.options, reservation, marker, comes_in)
                 if not self.records.after_result:
                     self.end_reservation(self.records)
-            except Exception:  # the options make no sense; the task's own outcome stands
-                logger.exception("%s may leave something on the nodes; it ends by itself", self)
+            except Exception:  # the options are impossible; the task's own outcome stands
+                logger.exception("%s may leave something on the nodes; it expires", self)
             finally:
                 if held is not None:
                     self._release(held, self.records)
@@ -200,7 +200,7 @@ class Execution:
             for other in held.others:
                 self.plugin.locks.give_back(other, keep=keep)
             self.plugin.locks.give_back(held, keep=keep, marker=marker)
-        except Exception:  # the lease ends by itself; the task's own outcome stands
+        except Exception:  # the lease expires; the task's own outcome stands
             logger.exception("Releasing lock %r failed; it ends within %g s", held.name, held.ttl)
 
     def end_reservation(self, records: Records) -> None:
@@ -209,11 +209,11 @@ class Execution:
         if reservation is not None:
             try:
                 reservation.end(self.plugin.reservations, records)
-            except Exception:  # it ends by itself; the task's own outcome stands
+            except Exception:  # it expires; the task's own outcome stands
                 logger.exception("Ending the reservation of %r failed", reservation.name)
 
     def stored(self, state: str | None) -> None:
-        """Complete the records now that the result is stored, and Celery is through with it."""
+        """Complete the records now that the result is stored and Celery has finished."""
         latest_execution.set(self._before)
         records = self.records
         if records is None or records.marker != FINISHING:
@@ -229,7 +229,7 @@ class Execution:
 
     @property
     def is_over(self) -> bool:
-        """Whether its end has begun: its lock is given back, or is about to be."""
+        """Whether its end has begun: its lock is released, or is about to be."""
         return self.records is not None
 
     def __str__(self) -> str:
@@ -259,7 +259,7 @@ class Execution:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What it tells others of itself."""
+        """How it describes itself to others."""
         info = {"task": self.task.name, "task_id": self.request.id, "execution": self.id}
         slot = self.delivery.envelope.slot
         return info if slot is None else {**info, **slot.info}
@@ -271,7 +271,7 @@ def left_of(min_hold: float, since: float) -> float:
 
 
 def delay_in(error: Exception) -> float:
-    """Return when the task comes again that ended with *error*, if it does [s from now]."""
+    """Return when the task that ended with *error* is delivered again, if it is [s from now]."""
     if isinstance(error, DeliveryOver):
         return error.comes_in
     when = error.when if isinstance(error, Retry) else None
@@ -281,5 +281,5 @@ def delay_in(error: Exception) -> float:
 
 
 def number_of(request: Any) -> tuple[Any, Any, Any]:
-    """Return what tells this run of a task from its retries and from what replaced it."""
+    """Return what distinguishes this run of a task from its retries and replacements."""
     return request.id, request.retries or 0, request.replaced_task_nesting or 0

@@ -1,5 +1,5 @@
 """
-See to it that nobody waits in vain for what was to follow a task that does not run.
+End what would follow a task that does not run, so that nobody waits for it.
 
 Those are the rest of its chain, what is linked to it, and the chords around it. Celery tells
 them of a task that fails, but forgets some; of a task that was skipped it knows nothing.
@@ -20,7 +20,7 @@ __all__ = ["fail_followers", "stop_chain"]
 
 
 def stop_chain(task: Any, request: Any, reason: str) -> None:
-    """Mark what would have followed in the chain as revoked, and call no links."""
+    """Mark the rest of the chain as revoked, and call no links."""
     revoked = [] if request.is_eager else [*tasks_in(request.chain), *tasks_in(request.callbacks)]
     for context in revoked:
         context.reply_to = request.reply_to
@@ -31,7 +31,7 @@ def stop_chain(task: Any, request: Any, reason: str) -> None:
 
 def fail_followers(task: Any, request: Any, error: LockNotAcquired) -> None:
     """
-    Let fail with *error* what would have followed, as far as Celery forgets it.
+    Fail with *error* the successors that Celery would leave pending.
 
     Celery lets the single tasks of a chain fail along, but not those in its groups, not what
     is linked, and not a chord around the chord that fails: whoever waits for those would hang.
@@ -47,7 +47,7 @@ def fail_followers(task: Any, request: Any, error: LockNotAcquired) -> None:
 
 def fail_chords(task: Any, request: Any, body: Any, error: Exception) -> None:
     """
-    Let fail what Celery forgets when the chord with *body* fails, and the chords around it.
+    Fail what Celery forgets when the chord with *body* fails, and the chords around it.
 
     Celery stores the failure of the body, and of the single tasks that follow it; it does so
     when the last task of the header has ended, and calls the error callbacks before. So
@@ -69,7 +69,7 @@ def fail_chords(task: Any, request: Any, body: Any, error: Exception) -> None:
 
 def count_by_ourselves(task: Any, elements: Iterable[dict[str, Any]], error: Exception) -> None:
     """
-    Store that the groups among *elements* have failed, so that Celery counts none of them.
+    Store that the groups in *elements* have failed, so that Celery counts none of them.
 
     It tells a chord that a whole group at the end of a chain was one of its parts. Together with
     the group's tasks, of which we tell, that is one too many; and if the chord learns its size
@@ -84,7 +84,7 @@ def count_by_ourselves(task: Any, elements: Iterable[dict[str, Any]], error: Exc
 def fail(
     task: Any, request: Any, context: Context, error: Exception, *, store: bool = True
 ) -> None:
-    """Have a task that will never run fail, for whoever waits for it and for its chord."""
+    """Fail a task that will never run, for whoever waits for it and for its chord."""
     context.reply_to = request.reply_to
     task.backend.mark_as_failure(
         context.id, error, request=context, store_result=store, call_errbacks=False

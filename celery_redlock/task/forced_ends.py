@@ -2,7 +2,7 @@
 Ends by force, as the worker's main process learns of them: a hard time limit, a revoke, a crash.
 
     delivery --> owner minted --> child takes the lock as that owner
-    Celery tells of a lost child --> Outcome --> `celery_redlock.task.lost_child`
+    Celery reports a lost child --> Outcome --> `celery_redlock.task.lost_child`
     revoked before it began      --> its reservation ends
 
 Source:
@@ -35,7 +35,7 @@ __all__ = ["NoteRevokes", "RedlockRequest"]
 
 logger = get_logger(__name__)
 
-#: How the parent learns that a child did not come to its own end.
+#: How the parent learns that a child did not end by itself.
 FORCED = (WorkerLostError, TimeLimitExceeded, Terminated, SystemExit, KeyboardInterrupt)
 #: How often a worker looks whether a task that waits in it was revoked [s].
 LOOK_FOR_REVOKES = 0.5
@@ -67,7 +67,7 @@ class RedlockRequest(Request):
         self._ticket = self._wait() if self._delivery.envelope.waiting is not None else None
 
     def is_owner(self, holder: dict[str, Any]) -> bool:
-        """Return whether *holder*, of whose token only the beginning is told, is this delivery."""
+        """Return whether *holder*, known by the beginning of its token, is this delivery."""
         return self._delivery.is_owner(holder)
 
     def _wait(self) -> str | None:
@@ -76,7 +76,7 @@ class RedlockRequest(Request):
             return None
         try:
             return room_of(self.task.app).enter(self, self._delivery)
-        except Exception:  # it comes by itself; Celery's own work must go on
+        except Exception:  # it comes again later; Celery's own work must go on
             logger.exception("%s[%s] cannot be woken", self.task.name, self.id)
             return None
 
@@ -89,7 +89,7 @@ class RedlockRequest(Request):
                 logger.exception("%s[%s] may be waited for", self.task.name, self.id)
         return super().execute_using_pool(pool, **kwargs)
 
-    # -- what Celery says becomes of it ----------------------------------------------
+    # -- what Celery says happens to it ----------------------------------------------
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  Celery's signature
         """Reject the message, and remember whether the broker is to deliver it again."""
@@ -98,13 +98,13 @@ class RedlockRequest(Request):
         super().reject(requeue=requeue)
 
     def _retry_worker_lost(self, *args: Any) -> bool:
-        """Publish a retry for a child that was lost (Celery 5.7), and remember that."""
+        """Publish a retry for a lost child (Celery 5.7), and remember that."""
         self._is_retried = bool(super()._retry_worker_lost(*args))  # type: ignore[misc]
         return self._is_retried
 
     @property
     def outcome(self) -> Outcome:
-        """How the execution has ended whose child is lost, by what Celery did."""
+        """How the execution of the lost child has ended, by what Celery did."""
         is_over = self.acknowledged and not self._was_rejected and not self._already_cancelled
         is_put_back = self._was_put_back or (self._already_cancelled and self.task.acks_late)
         return outcome_of_loss(
@@ -113,7 +113,7 @@ class RedlockRequest(Request):
             is_revoked=self._already_revoked,
         )
 
-    # -- where Celery tells of an end by force ----------------------------------------
+    # -- where Celery reports an end by force -----------------------------------------
 
     def on_failure(
         self,
@@ -122,7 +122,7 @@ class RedlockRequest(Request):
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
         """
-        Let Celery decide what becomes of the task; then release for a child that is lost.
+        Let Celery decide what happens to the task; then release for a child that is lost.
 
         A child that returned an error (*return_ok*) has already released its lock.
         """
@@ -144,7 +144,7 @@ class RedlockRequest(Request):
             self._clear_away()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001  Celery's signature
-        """Let Celery see to a time limit; in green pools it says no more of a hard one."""
+        """Let Celery handle a time limit; in green pools it reports no more of a hard one."""
         super().on_timeout(soft, timeout)
         if not (soft or plugin_for(self.task.app).has_children):
             self._clear_away()
@@ -164,7 +164,7 @@ class RedlockRequest(Request):
     # -- what is done about it --------------------------------------------------------
 
     def _clear_away(self) -> None:
-        """Release for a child once it is dead; without children Celery's word suffices."""
+        """Release for a child once it is dead; in pools without children, at once."""
         if self.worker_pid is None:
             return
         if not plugin_for(self.task.app).has_children:
@@ -186,7 +186,7 @@ class RedlockRequest(Request):
         return self.worker_pid not in (None, os.getpid())
 
     def lost_child(self) -> LostChild:
-        """Return what the child leaves behind that ran this."""
+        """Return what the child that ran this leaves behind."""
         return LostChild(
             task=self.task,
             args=self.args,
@@ -199,7 +199,7 @@ class RedlockRequest(Request):
         )
 
     def leave_queue(self, outcome: Outcome) -> None:
-        """End the reservation of a task that is not going to run, or to go on; once."""
+        """End the reservation of a task that will not run, or not go on; once."""
         reservation = self._delivery.envelope.reservation
         if reservation is None or self._is_out_of_queue or locking.disabled:
             return
@@ -210,7 +210,7 @@ class RedlockRequest(Request):
             options = self._delivery.adjust(lock_of(task).options)
             records = records_after(outcome, options, reservation, None)
             reservation.end(plugin.reservations, records)
-        except Exception:  # it ends by itself; Celery's own work must go on
+        except Exception:  # it expires; Celery's own work must go on
             logger.exception("Ending the reservation of %s[%s] failed", self.task.name, self.id)
 
 
@@ -247,7 +247,7 @@ class NoteRevokes(bootsteps.StartStopStep):
         self._entry = consumer.timer.call_repeatedly(LOOK_FOR_REVOKES, let_go_of_revoked)
 
     def stop(self, consumer: Any) -> None:
-        """Look no more, before the next connection."""
+        """Stop checking, before the next connection."""
         entry, self._entry = self._entry, None
         if entry is not None:
             # A green timer returns the greenlet of the first firing, which is over by then.
@@ -255,5 +255,5 @@ class NoteRevokes(bootsteps.StartStopStep):
 
 
 def is_forced(error: BaseException) -> bool:
-    """Return whether *error* tells of a child that was lost, not of a body that failed."""
+    """Return whether *error* means a lost child, and not a body that failed."""
     return isinstance(error.exc if isinstance(error, ExceptionWithTraceback) else error, FORCED)

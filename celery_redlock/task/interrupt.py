@@ -33,7 +33,7 @@ class LockInterrupt(BaseException):
     The lock of the running body is lost. Never leaves `RedlockTask.__call__`.
 
     Attributes:
-        interrupt: Whose body is meant.
+        interrupt: Of the body that is meant.
     """
 
     interrupt: Interrupt
@@ -69,7 +69,7 @@ class Interrupt:
         outer: What was armed before in the same thread.
         error: What to raise.
         is_armed: Whether the body runs.
-        has_raised: Whether the body was told.
+        has_raised: Whether it was raised in the body.
     """
 
     def __init__(self) -> None:
@@ -103,12 +103,12 @@ class Interrupt:
     def disarm(self) -> None:
         """Raise nothing from now on; may be called again."""
         self.is_armed = False
-        self._strike = None  # it knows us, and we need not wait for the garbage collector
+        self._strike = None  # a reference cycle, which the garbage collector need not break
         if here.interrupt is self:
             here.interrupt = self.outer
 
     def fire(self) -> None:
-        """Raise where this was armed, unless that is over."""
+        """Raise where this was armed, unless the body is over."""
         with self._mutex:
             if not self.is_armed or self._fired:
                 return
@@ -119,13 +119,13 @@ class Interrupt:
         self.remind()
 
     def remind(self) -> None:
-        """Strike, or strike again, for whatever is due of this and those around it."""
+        """Strike, or strike again, for what is due of this and those around it."""
         for each in self.and_outer():
             if each.is_due:
                 each.strike()
 
     def strike(self) -> None:
-        """Have this raised, unless that is over by now."""
+        """Raise this, unless the body is over."""
         with self._mutex:
             if self.is_due and self._strike is not None:
                 self._strike(self.error)
@@ -147,7 +147,7 @@ class Interrupt:
             interrupt = interrupt.outer
 
     def hold_back(self) -> None:
-        """Have nothing raised until `let_through`; called in the thread of the body."""
+        """Raise nothing until `let_through`; called in the thread of the body."""
         with self._mutex:
             self._held_back = True
         self._let_it_come()
@@ -159,10 +159,10 @@ class Interrupt:
 
     def _let_it_come(self) -> None:
         """
-        Wait for what has struck and is still to come, which hits this very line.
+        Wait for what has struck and is still to come, which hits this line.
 
         It must not hit what comes after, and in a thread it cannot be taken back: Python up
-        to 3.12 would look for it for ever, in all threads.
+        to 3.12 would look for it from then on, in all threads.
         """
         try:
             for _ in range(1000):

@@ -73,7 +73,7 @@ class LockName:
                 them; None: all.
 
         Raises:
-            ConfigurationError: The options make no sense together or for the parameters
+            ConfigurationError: The options do not fit together or to the parameters
                 of this task.
         """
         if lock_key is not None and unique_on is not None:
@@ -193,7 +193,7 @@ def _template_maker(task: Task, template: str) -> Maker:
     ends = endings(parts)
     if "" in ends:
         logger.warning(
-            "Task %r: nothing in lock_key=%r tells where a field ends and the next begins, so two "
+            "Task %r: nothing in lock_key=%r shows where a field ends and the next begins, so two "
             "calls may share a name; put a character between them, like ':', that is no letter, "
             "digit or percent sign",
             task.name,

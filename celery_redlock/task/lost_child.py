@@ -52,7 +52,7 @@ class LostChild:
         pid: Its process.
         since: When it began [s, Unix time]; its lock was granted then, or later.
         outcome: How its execution has ended.
-        comes_in: When its task comes again, if it does [s].
+        comes_in: When its task is delivered again, if it is [s].
     """
 
     task: Any
@@ -69,8 +69,10 @@ class LostChild:
         name = f"redlock-forced-end-{self.pid}"
         try:
             threading.Thread(target=self._clear_away, name=name, daemon=True).start()
-        except RuntimeError:  # out of threads, or out of time; Celery's own work must go on
-            logger.warning("No thread to release for %s; its lock ends by itself", self)
+        except (
+            RuntimeError
+        ):  # no more threads, or the end of the process; Celery's own work must go on
+            logger.warning("No thread left to release for %s; its lock expires", self)
 
     def _clear_away(self) -> None:
         try:
@@ -95,10 +97,10 @@ class LostChild:
         except RedlockError as error:  # the arguments make no name, the settings no locks
             logger.warning("Nothing to release for %s: %s", self, error)
         except Exception:
-            logger.exception("Releasing for %s failed; its lock ends by itself", self)
+            logger.exception("Releasing for %s failed; its lock expires", self)
 
     def _is_held_by_another(self, holders: list[dict[str, Any]]) -> bool:
-        """Return whether another delivery of this execution runs: then it is not over at all."""
+        """Return whether another delivery of this execution runs: then it is not over."""
         return any(
             holder.get("execution") == self.delivery.execution
             and not self.delivery.is_owner(holder)

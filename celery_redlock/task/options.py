@@ -107,7 +107,7 @@ class LockOptions:
         on_unavailable: When no quorum could decide.
         aborts_on_loss: Whether `LockLost` is raised in the running body.
         fence: Whether to ask for a fencing number.
-        min_hold: Keep the key at least so long after the grant [s].
+        min_hold: Keep the key for at least this long after the grant [s].
         dedup_ttl: How long a finished execution is remembered [s]; 0 for not at all.
         stops_chain: Whether a skip ends the chain that the task is part of.
         unique_until: What ends the reservation; None for a task that takes none.

@@ -50,13 +50,13 @@ class Outcome(enum.Enum):
     REQUEUED = "requeued"
     #: The body raised Ignore; or it was revoked while it ran, but not acknowledged.
     IGNORED = "ignored"
-    #: The body did not run, and the policy calls that a success.
+    #: The body did not run, and by policy the task succeeds.
     SKIPPED = "skipped"
     #: A copy of an execution that has finished before, or is about to.
     REPEATED = "repeated"
     #: A copy of an execution that runs elsewhere, or that waits for the one before it.
     SET_ASIDE = "set aside"
-    #: Torn apart by what is no Exception; the worker's parent knows what becomes of the message.
+    #: Torn apart by what is no Exception; the worker's parent knows what happens to the message.
     INTERRUPTED = "interrupted"
     #: Revoked or expired before it began, or in a pool whose bodies may go on after that.
     REVOKED = "revoked"
@@ -140,7 +140,7 @@ def records_after(
         marker: State of the marker if there is to be one: `FINISHING` where the broker keeps the
             message until the result is stored, so that a death in between leads to another run;
             `DONE` where it does not; None without the lock, as the marker goes with its release.
-        comes_in: When the task comes again, if it does [s from now].
+        comes_in: When the task is delivered again, if it is [s from now].
     """
     has_finished, end = TABLE[outcome]
     if not (has_finished and options.dedup_ttl):
@@ -163,7 +163,7 @@ class DeliveryOver(Ignore):
 
     Attributes:
         outcome: Of the execution.
-        comes_in: When it comes again, if it does [s from now].
+        comes_in: When it is delivered again, if it is [s from now].
     """
 
     def __init__(self, reason: str, outcome: Outcome, comes_in: float = 0.0) -> None:
@@ -172,7 +172,7 @@ class DeliveryOver(Ignore):
         self.comes_in = comes_in
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Ignore, self.args  # for the worker's parent, which asks no more of it
+        return Ignore, self.args  # for the worker's parent, which needs no more
 
 
 class PutBack(Reject):

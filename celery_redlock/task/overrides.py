@@ -1,5 +1,5 @@
 """
-What a user's class, or another base beside ours, must not take away from a task.
+What a user's class, or another base beside ours, must not remove from a task.
 
 Everything that Celery offers may be overridden, with or without ``super()``. A ``__call__`` that
 would bypass the lock is wrapped; whatever else would cost the lock is refused.
@@ -111,7 +111,7 @@ def check_request(task: Any, base: Any) -> None:
         ConfigurationError: A class of the task has a `Request` that is not ours.
     """
     if task.Request == base.Request:
-        return  # not looked up where nobody changed it: that imports Celery's worker
+        return  # not looked up where it is unchanged: that imports Celery's worker
     ours, theirs = symbol_by_name(base.Request), symbol_by_name(task.Request)
     if not (inspect.isclass(theirs) and issubclass(theirs, ours)):
         where = next(cls for cls in type(task).__mro__ if "Request" in vars(cls))

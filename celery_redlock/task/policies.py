@@ -59,12 +59,12 @@ class Retry:
 @dataclass(frozen=True)
 class Reschedule:
     """
-    The same task comes again later; costs none of its retries.
+    The same task is published again for later; costs none of its retries.
 
     Attributes:
         base: Longest delay of the first time [s, > 0, or a timedelta]; doubles each time.
         cap: Longest delay at all [likewise, >= base].
-        max_reschedules: How often before the task fails [>= 0]; None for without end.
+        max_reschedules: How often before the task fails [>= 0]; None for no limit.
     """
 
     base: float = 1.0
@@ -95,7 +95,7 @@ class Reschedule:
         self, times: int, longest: float, chance: Callable[[float, float], float] = jitter
     ) -> int:
         """
-        Return when to come again [whole s, >= 1]: exponential backoff with full jitter.
+        Return when to try again [whole s, >= 1]: exponential backoff with full jitter.
 
         Args:
             times: How often the task was rescheduled before.
@@ -139,7 +139,7 @@ class Queue:
 
 @dataclass(frozen=True)
 class RunUnlocked:
-    """The body runs without a lock, loudly. Only where no quorum could decide."""
+    """The body runs without a lock, with a warning. Only where no quorum could decide."""
 
 
 #: How much later than the end of a quarantine a task may come [s]: not all at once.
@@ -153,7 +153,7 @@ def no_later(
     Return *countdown*, or when the quarantine is over that the task waits for if that is sooner.
 
     Args:
-        countdown: When to come again [whole s].
+        countdown: When to try again [whole s].
         ends: When asking again may help, as in `QuorumUnavailable.retry_after`; None if unknown.
         chance: Draws a number between two bounds.
     """

@@ -9,7 +9,7 @@ Publish a task; one with ``unique_until`` first reserves its lock name.
                       no quorum: sent (the lock decides at run time), or fail by policy
 
 Members of a chord, group or chain are always published: dropping one would leave the rest
-waiting for ever. So is a task with a callback, which would be dropped along with it.
+waiting without end. So is a task with a callback, which would be dropped along with it.
 
 Source:
     DESIGN section 5, FACTS 8.
@@ -148,7 +148,7 @@ def send_reserved(
 
 
 def join(message: Message, name: str, chosen: LockOptions, found: Duplicate) -> UniqueResult:
-    """Return the result of the task that has the name; raises DuplicateTask if that is wanted."""
+    """Return the result of the task that has the name, or raise DuplicateTask, by its options."""
     task, event = message.task, duplicate_of(message, name, chosen, found.holder, found.merged)
     plugin_for(task.app).notify(event)
     if chosen.on_duplicate == "fail":
@@ -183,7 +183,7 @@ def envelope_of(headers: Any, task_id: str) -> Envelope:
 
 
 def trigger_of(message: Message, name: str, chosen: LockOptions) -> Trigger:
-    """Return what the nodes are asked to keep for *message*."""
+    """Return what the nodes keep for *message*."""
     task, options = message.task, message.options
     arguments = carried(task, (message.args, message.kwargs)) if chosen.reruns else b""
     expires = from_now(options.get("expires", task.expires), task.app)
@@ -196,7 +196,7 @@ def trigger_of(message: Message, name: str, chosen: LockOptions) -> Trigger:
 def duplicate_of(
     message: Message, name: str, chosen: LockOptions, holder: Mapping[str, Any], merged: int = 0
 ) -> DuplicatePublished:
-    """Return the event that tells of a duplicate of *holder*."""
+    """Return the event for a duplicate of *holder*."""
     holder_id = str(holder.get("task_id", ""))
     return DuplicatePublished(name, message.task.name, holder_id, chosen.on_duplicate, merged)
 
@@ -204,7 +204,7 @@ def duplicate_of(
 def delay_behind(
     before: Mapping[str, Any], options: Mapping[str, Any], chosen: LockOptions
 ) -> dict[str, int]:
-    """Return the options that let a task begin when the window of the one before it ends."""
+    """Return the options that delay a task until the window of the one before it ends."""
     if not before or chosen.unique_until != "expired" or "eta" in options:
         return {}
     left = math.ceil(before["ttl"])  # in whole seconds: quorum queues take nothing else
@@ -248,7 +248,7 @@ def carried(task: Any, call: tuple[Any, Any]) -> bytes:
 
 
 def delay_of(options: Mapping[str, Any], app: Any) -> float:
-    """Return when a task that is published now is to run [s from now]."""
+    """Return when a task that is published now will run [s from now]."""
     delay = from_now(options.get("eta"), app)
     if delay is None:
         delay = options.get("countdown")

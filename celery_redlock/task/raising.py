@@ -45,10 +45,10 @@ Strike = Callable[[type[BaseException]], None]
 
 
 class Target(Protocol):
-    """What is to be raised in a thread."""
+    """What to raise in a thread."""
 
     def due(self) -> type[BaseException] | None:
-        """Return what is to be raised at this moment, if anything; never waits for a lock."""
+        """Return what to raise at this moment, if anything; never waits for a lock."""
 
     def remind(self) -> None:
         """Strike once more for what is due; from any thread."""

@@ -1,5 +1,5 @@
 """
-Bring a task back later as an independent message: same id, same everything, own delivery.
+Publish a task again for later: the same id and options, as a message of its own.
 
 The delivered message may be acknowledged once the copy is published, and only then. On
 Redis a redelivered copy shares its delivery tag with the original, so acknowledging it
@@ -57,7 +57,7 @@ WAITED = re.compile(r"^(?:[01]\.){28}")
 
 
 def visibility_timeout(app: Any) -> float | None:
-    """Return after which time *app*'s broker delivers a message again [s]; None for never."""
+    """Return after how long *app*'s broker delivers a message again [s]; None for never."""
     scheme = first_url(app.conf.broker_read_url).partition(":")[0].partition("+")[0]
     if scheme not in VISIBILITY_TIMEOUTS:
         return None
@@ -66,7 +66,7 @@ def visibility_timeout(app: Any) -> float | None:
 
 
 def warn_if_forgetful(task: Any, dedup_ttl: float) -> None:
-    """Say so if *task*'s message may come again after its execution was forgotten."""
+    """Warn if *task*'s message may be delivered again after its execution was forgotten."""
     timeout = visibility_timeout(task.app)
     if timeout is not None and 0 < dedup_ttl < timeout:
         logger.warning(
@@ -134,19 +134,19 @@ def requeue(
         is_to_fail = not (task.acks_late and is_of_connection(error, task.app))
         if otherwise is not None and is_to_fail:
             raise otherwise from error
-        pause(jitter(*PUT_BACK_AFTER))  # or it would come as fast as the broker delivers
+        pause(jitter(*PUT_BACK_AFTER))  # or it would be delivered as fast as the broker can
         raise PutBack(error, outcome) from error
     return DeliveryOver(reason, outcome, float(countdown))
 
 
 def is_of_connection(error: Exception, app: Any) -> bool:
-    """Return whether *error* tells of the way to the broker, and not of the message."""
+    """Return whether *error* is about the way to the broker, and not about the message."""
     of_broker = app.producer_pool.connections.connection.connection_errors
     return isinstance(error, (OperationalError, OSError, *of_broker))
 
 
 def headers_of(request: Any) -> dict[str, Any]:
-    """Return the headers that a copy of a delivery is to carry."""
+    """Return the headers of a copy of a delivery."""
     return {k: v for k, v in custom_headers(request).items() if not k.startswith(DEATHS)}
 
 
@@ -188,13 +188,13 @@ def way_back(app: Any, request: Any) -> dict[str, Any]:
         kind, key = "topic", WAITED.sub("", key)
     else:
         known = (queue.exchange for queue in app.amqp.queues.values() if queue.exchange)
-        # What nobody knows waits in the worker, as it does for a direct exchange.
+        # With an unknown one it waits in the worker, as with a direct exchange.
         kind = next((found.type for found in known if found.name == exchange), "direct")
     return {"queue": Queue(key, Exchange(exchange, kind), key, no_declare=True)}
 
 
 def delays_in_broker(app: Any) -> bool:
-    """Return whether Celery lets the broker hold back what is to come later."""
+    """Return whether Celery lets the broker hold back delayed messages."""
     if detect_quorum_queues is None:
         return False
     return bool(detect_quorum_queues(app, driver_of(app))[0])
@@ -206,6 +206,6 @@ def driver_of(app: Any) -> str:
 
 
 def as_called(request: Any) -> dict[str, Any]:
-    """Return what the caller said about the result; before 5.7 Celery does not carry it along."""
-    said = vars(request).get("ignore_result")  # the class has a False that nobody said
+    """Return what the caller said about the result; before 5.7 Celery does not pass it on."""
+    said = vars(request).get("ignore_result")  # the class has a False by default
     return {} if said is None else {"ignore_result": said}

@@ -62,16 +62,16 @@ def refuse(
     notify: Notify,
 ) -> Skipped:
     """
-    Act on *error* by policy, and see to it that nobody waits in vain for what was to follow.
+    Act on *error* by policy, and end what would have followed, so that nobody waits for it.
 
-    In eager mode nothing can come later, so retry and reschedule fail there.
+    In eager mode nothing can be published for later, so retry and reschedule fail there.
 
     Returns:
         The result of the task, if it is to end as a success.
 
     Raises:
         LockTaken, QuorumUnavailable: The task is to fail.
-        celery.exceptions.Retry, Ignore, Reject: It comes again.
+        celery.exceptions.Retry, Ignore, Reject: It is delivered again.
     """
     policy = policy_for(error, options)
     if request.is_eager and isinstance(policy, (Retry, Reschedule)):
@@ -91,7 +91,7 @@ def refuse(
 
 
 def description(task: Any, request: Any, error: LockNotAcquired) -> dict[str, Any]:
-    """Return what every event about a refused task says."""
+    """Return the fields of every event about a refused task."""
     who = {"name": error.name, "task": task.name, "task_id": request.id}
     return {**who, "cause": cause_of(error), "holder": holder_of(error)}
 
@@ -107,7 +107,7 @@ def quarantine_of(error: LockNotAcquired) -> float | None:
 
 
 def fail(task: Any, request: Any, error: LockNotAcquired, notify: Notify) -> None:
-    """Have all that was to follow the task fail with it."""
+    """Fail all successors of the task with it."""
     notify(TaskRefused(**description(task, request, error)))
     fail_followers(task, request, error)
 
@@ -153,7 +153,7 @@ def reschedule(
     policy: Reschedule,
     notify: Notify,
 ) -> NoReturn:
-    """Let the same task come again later, or fail once that was done often enough."""
+    """Reschedule the task, or fail it once that was done often enough."""
     times = envelope.reschedules
     if policy.max_reschedules is not None and times >= policy.max_reschedules:
         raise error

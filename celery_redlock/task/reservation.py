@@ -6,8 +6,8 @@ The reservation in a worker: whose message this is, and whether it is its turn.
                                   ended    (finished: it ends; success: only if it was one)
                           parent: revoked, expired, killed: it ends
 
-What becomes of it when the task has ended: `celery_redlock.task.outcome`. Only the token in the
-message ends a reservation, so whoever comes late ends nobody else's.
+What happens to it when the task has ended: `celery_redlock.task.outcome`. Only the token in the
+message ends a reservation, so a late task never ends another's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NotItsTurn(Exception):
 
     Attributes:
         after: When to look again [s].
-        why: How the task is to fail if it cannot come again.
+        why: How the task fails if it cannot be rescheduled.
     """
 
     def __init__(self, after: float, why: LockNotAcquired) -> None:
@@ -87,7 +87,7 @@ class Reservation:
 
     @property
     def parts(self) -> list[str]:
-        """What a message carries along."""
+        """What a message carries."""
         return [self.name, self.token, self.until]
 
     def hold(self, reservations: Reservations, longest: float) -> None:
@@ -117,7 +117,7 @@ class Reservation:
             reservations: Those on the nodes.
             options: Of the task.
             lock: That it holds.
-            info: What it tells of itself, among it its ``execution``.
+            info: Its description, with its ``execution``.
             comes_back: Whether its message is delivered again if the worker dies, so that the
                 reservation has to outlive the lock.
 
@@ -131,7 +131,7 @@ class Reservation:
         started = reservations.start(self.name, self.token, start, wait=options.reruns)
         if isinstance(started, Started):
             return started
-        if not started.holder and not lock.token:  # it is to run whatever the nodes say
+        if not started.holder and not lock.token:  # it has to run whatever the nodes say
             return Started()
         raise NotItsTurn(look_again(started.holder), why_not(self.name, started))
 
@@ -167,7 +167,7 @@ def why_not(name: str, found: NotStarted) -> LockNotAcquired:
 
 
 def look_again(holder: Mapping[str, Any]) -> float:
-    """Return when to look whether *holder*, as in `LockTaken.holder`, has made place [s]."""
+    """Return when to check again whether *holder*, as in `LockTaken.holder`, has ended [s]."""
     since, ttl = since_of(holder), holder.get("ttl")
     ran = time.time() - since if since is not None else 0.0
     shortest, longest = LOOK_AGAIN
@@ -180,19 +180,19 @@ def newest_call(arguments: bytes) -> tuple[list[Any], dict[str, Any]] | None:
     Return positional and keyword arguments from what a trigger left on the nodes.
 
     Raises:
-        LockKeyError: They are no arguments.
+        LockKeyError: They are not arguments.
     """
     if not arguments:
         return None
     try:
         call = json.loads(arguments)
     except Exception as error:  # decoders of kombu's JSON are anybody's code
-        raise LockKeyError("what was merged into this task is no JSON") from error
+        raise LockKeyError("what was merged into this task is not JSON") from error
     if call is None:  # the name says it all
         return None
     if not (isinstance(call, list) and len(call) == 2):  # noqa: PLR2004  args and kwargs
-        raise LockKeyError("what was merged into this task are no arguments")
+        raise LockKeyError("what was merged into this task is not arguments")
     args, kwargs = call
     if not (isinstance(args, list) and isinstance(kwargs, dict)):
-        raise LockKeyError("what was merged into this task are no arguments")
+        raise LockKeyError("what was merged into this task is not arguments")
     return args, kwargs

@@ -17,7 +17,7 @@ class FreeResultsLater(bootsteps.Step):
     In a worker with the eventlet pool, keeps a result that is freed from hanging a task.
 
     Celery unsubscribes from the result then. If the garbage collector frees it while eventlet
-    waits for a socket, that I/O leaves the waiting greenlet hanging for ever, and with it a task
+    waits for a socket, that I/O leaves the waiting greenlet hanging without end, and with it a task
     of the worker. Here a greenlet of its own unsubscribes. It is Celery's class that is changed:
     results of plain tasks, groups and chords are freed within tasks, too.
     """

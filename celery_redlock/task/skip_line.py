@@ -18,7 +18,7 @@ SKIPPED = "{'skipped': "
 
 
 def shorten(record: logging.LogRecord) -> bool:
-    """Cut what *record* says of a `Skipped` to its first key."""
+    """Cut a `Skipped` in *record* to its first key."""
     told = record.args.get("return_value") if isinstance(record.args, dict) else None
     if isinstance(told, str) and told.startswith(SKIPPED):
         record.args = {**record.args, "return_value": f"{told.partition(',')[0]}, ...}}"}  # type: ignore[dict-item]

@@ -62,12 +62,12 @@ class Slot:
 
     @property
     def parts(self) -> list[str]:
-        """What the message of its task carries along."""
+        """What the message of its task carries."""
         return [self.entry, self.moment.isoformat(timespec="milliseconds"), self.overlap]
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the run tells others of itself."""
+        """How the run describes itself."""
         return {"slot": [self.entry[:LONGEST_ENTRY], self.due]}
 
     def is_run_of_entry(self, holder: Mapping[str, Any]) -> bool:

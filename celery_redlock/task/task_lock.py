@@ -115,7 +115,7 @@ def wait_until_bound(task: Any) -> None:
     Celery registers a task before it binds it, and hands it to a second thread in between.
     """
     ends = time.monotonic() + BINDING
-    while task.app and task.request_stack is None:  # the app binds what nobody has begun to bind
+    while task.app and task.request_stack is None:  # the app binds what no thread has begun to bind
         if time.monotonic() > ends:
             msg = f"task {task.name!r} was not bound to its app within {BINDING:g} s"
             raise RuntimeError(msg)

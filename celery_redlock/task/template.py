@@ -90,7 +90,7 @@ def pieces(task: str, template: str) -> list[str | Field]:
             if name is not None:
                 found.append(_field(name, spec or "", conversion))
     except ValueError as error:
-        raise misfit(task, f"lock_key={template!r} is no template: {error}") from None
+        raise misfit(task, f"lock_key={template!r} is not a template: {error}") from None
     return found
 
 

@@ -2,11 +2,11 @@
 For the tests of those who use celery-redlock.
 
     locks_disabled     bodies run, and no lock is asked for
-    memory_quorum      locks on nodes in memory that can be spoilt, on a clock that is ticked
+    memory_quorum      locks on in-memory nodes that you can break, with a clock you control
     assert_locked      the code under test runs under its lock
 
 The fixtures are in `celery_redlock.testing.pytest_plugin`. Names are imported when they are first
-wanted, since pytest loads the plug-in in every suite.
+used, since pytest loads the plug-in in every suite.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _HOME_OF = {
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
     def __getattr__(name: str) -> object:
-        """Import what has this name when it is first wanted."""
+        """Import a name when it is first used."""
         if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
@@ -56,5 +56,5 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
         return found
 
     def __dir__() -> list[str]:
-        """Return all names, wanted before or not."""
+        """Return all names, imported or not."""
         return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""The apps under test: what they are configured for, and where they lock instead."""
+"""The apps under test: their settings, and where they lock instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["app_on", "rules_of"]
 
 @contextlib.contextmanager
 def app_on(app: Any, servers: Servers) -> Iterator[None]:
-    """Have the tasks of *app* lock on *servers*, though locks may be disabled elsewhere."""
+    """Lock the tasks of *app* on *servers*, even if locks are disabled elsewhere."""
     before, locking.disabled = locking.disabled, 0
     try:
         with plugin_for(app).on_servers(servers):
@@ -29,6 +29,6 @@ def rules_of(app: Any) -> Rules:
     Return the rules in the settings of *app*, whatever nodes it names, if any.
 
     Raises:
-        ConfigurationError: A setting makes no sense.
+        ConfigurationError: A setting is impossible.
     """
     return Settings.from_conf({**redlock_conf(app), "redlock_nodes": ["redis://memory/0"]}).rules

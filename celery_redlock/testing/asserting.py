@@ -15,7 +15,7 @@ def assert_locked(what: Any = None) -> HeldLock:
     """
     Assert that the task that runs here and now holds its lock, and return that lock.
 
-    For a collaborator of a task, or a stand-in for one, that must not be called without.
+    For a collaborator of a task, or its stand-in, that must not be called without one.
 
     Args:
         what: Which lock it has to be: a lock name, or a call like ``bill.s(7)``; None for any.
@@ -34,7 +34,7 @@ def assert_locked(what: Any = None) -> HeldLock:
 
 
 def held_here() -> tuple[HeldLock | None, str]:
-    """Return what `current_lock` does, and why it is of no use; empty if it is."""
+    """Return the current lock, and why it does not count; empty if it does."""
     try:
         held = current_lock()
     except RuntimeError as error:

@@ -26,7 +26,7 @@ class TickedClock:
     The time of a `MemoryQuorum`.
 
     While it is in use it is the time of all locks of this process; all else in the process
-    (countdowns and time limits of Celery, ``time.time()``) goes on by the real one.
+    (countdowns and time limits of Celery, ``time.time()``) uses the real one.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class TickedClock:
         Let *seconds* pass at once: leases and quarantines end, and the watchdog renews.
 
         Whatever was due meanwhile is renewed at its moment, on nodes as they are now. In the
-        body of a task whose lock is lost on the way the loss is told as in a worker: with
+        body of a task whose lock is lost on the way the loss is raised as in a worker: with
         ``on_lock_lost="abort"`` this call does not return.
 
         Args:
@@ -89,7 +89,7 @@ class TickedClock:
             first.renew(first.take_due())
 
     def advance(self, moment: float) -> None:
-        """Go on to *moment*, and do nothing on the way; what has passed stays passed."""
+        """Set the clock to *moment*, and do nothing on the way; it never goes back."""
         with self._ticking:
             self._now = max(self._now, moment)
 
@@ -99,10 +99,10 @@ class TickedClock:
 
     def in_use(self) -> AbstractContextManager[None]:
         """
-        Have all locks of this process go by this clock, and none of them on real servers.
+        Use this clock for all locks of this process, and refuse those on real servers.
 
         Raises:
-            RuntimeError: They go by another one already.
+            RuntimeError: They use another one already.
         """
         return clock.replaced(self.now, self.wall, IN_USE)
 

@@ -1,4 +1,4 @@
-"""Tests that want nothing to do with locks."""
+"""Switch locks off in tests."""
 
 from __future__ import annotations
 

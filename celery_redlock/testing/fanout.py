@@ -1,4 +1,4 @@
-"""The library's fan-out, over wires to nodes in memory in the place of sockets."""
+"""The library's fan-out, over wires to nodes in memory in place of sockets."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class MemoryFanout(Fanout):
         if rules.restart_guard:
             try:
                 left = self._enrol(server, wire, run_id)
-            except Exception as error:  # noqa: BLE001  whatever it is, the node does not vote
+            except Exception as error:  # noqa: BLE001  with any error the node does not vote
                 node.fail(error)
                 return
         wire.is_greeting = False
@@ -109,7 +109,7 @@ class MemoryFanout(Fanout):
 
 
 class MemoryConnector:
-    """Connects at once, in the place of `celery_redlock.lock.connector.Connector`."""
+    """Connects at once, in place of `celery_redlock.lock.connector.Connector`."""
 
     def __init__(self, fanout: MemoryFanout) -> None:
         self._fanout = fanout
@@ -119,4 +119,4 @@ class MemoryConnector:
         self._fanout.connect(node)
 
     def stop(self) -> None:
-        """There is nothing under way."""
+        """Do nothing: nothing is being connected."""

@@ -25,7 +25,7 @@ class Client(Protocol):
 
 class MemoryNode:
     """
-    One lock node in memory. All that goes wrong is noticed by every client at once.
+    One lock node in memory. Every client notices at once what goes wrong.
 
     Args:
         position: Among the nodes, from 0.
@@ -69,19 +69,19 @@ class MemoryNode:
         return self.model.is_up and not self._is_hanging
 
     def down(self) -> None:
-        """Take no connections, and end those that there are. What it stores stays."""
+        """Refuse connections, and end those that there are. It keeps what it stores."""
         self._recover()
         self.model.is_up = False
         self._hang_up()
 
     def hang(self) -> None:
-        """Stand still: what it is asked it does when it goes on with `up`, as after a SIGSTOP."""
+        """Answer nothing until `up`, as after a SIGSTOP; requests are done then."""
         self._recover()
         self._is_hanging = True
 
     def slow(self, seconds: float) -> None:
         """
-        Answer late; what it is asked it does at once.
+        Answer late; requests are done at once.
 
         Args:
             seconds: By how much [>= 0].
@@ -95,7 +95,7 @@ class MemoryNode:
         self.model.is_full = True
 
     def busy(self) -> None:
-        """Refuse everything, as while somebody else's script goes on and on."""
+        """Refuse everything, as while another client's script never ends."""
         self._recover()
         self.model.is_busy = True
 
@@ -110,13 +110,13 @@ class MemoryNode:
         self.model.denied = frozenset(command.upper().encode() for command in commands)
 
     def up(self) -> None:
-        """Be well again, whatever was wrong; nothing is forgotten."""
+        """Repair whatever is wrong; nothing is forgotten."""
         self._recover()
         for client in self.clients:
             client.connect_missing(self.position)
 
     def forget(self) -> None:
-        """Be started again with an empty memory; a node does not vote for a while then."""
+        """Restart with an empty memory, and be quarantined."""
         self._unheard.clear()
         self.model.crash()
         self._hang_up()

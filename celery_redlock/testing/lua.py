@@ -2,7 +2,7 @@
 The library's Lua scripts, run in this process as a Redis server runs them.
 
 One interpreter for all nodes of a process, Lua 5.1 as in Redis, and each script compiled once.
-What a script can do but for ``redis.call`` and ``redis.pcall`` is to count, to compare and to
+Besides ``redis.call`` and ``redis.pcall`` a script can only count, compare and
 write text: it has no files, no clock, and no global variables of its own.
 """
 

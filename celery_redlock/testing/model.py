@@ -48,10 +48,10 @@ class NodeModel:
         boots: How often it was started again.
         is_up: Whether it takes connections.
         is_full: Whether it has no memory left for what writes need.
-        is_busy: Whether a script of somebody else's goes on and on.
+        is_busy: Whether another client's script never ends.
         is_replica: Whether it takes no writes.
         denied: The commands that its clients may not use, in capitals.
-        scripts: Digest -> script that it was told.
+        scripts: Digest -> script that it has loaded.
         history: Its replication id; another one after it was a replica.
         has_followed: Whether it was a replica since it was started.
     """
@@ -79,7 +79,7 @@ class NodeModel:
         """What it stores, and until when [ms, its own clock]."""
         return self.keyspace.store
 
-    # -- what becomes of it ------------------------------------------------------------
+    # -- its outcome --------------------------------------------------------------------
 
     def flush(self) -> None:
         """Lose all data, and go on as the same process."""

@@ -5,7 +5,7 @@ Fixtures for pytest, which finds this plug-in by itself where celery-redlock is 
     redlock_quorum     the app locks on nodes in memory
     redlock_servers    the app locks on real servers
 
-The last two want the fixture `redlock_app`, which a suite has to define. Everything is imported
+The last two need the fixture `redlock_app`, which a suite has to define. Everything is imported
 when a fixture is used: pytest loads this in every suite. ``-p no:redlock`` leaves it out.
 """
 

@@ -59,7 +59,7 @@ class MemoryLocks(Redlock):
         return self
 
     def abandon(self, held: HeldLock) -> None:
-        """Renew *held* no more, and do not release it either."""
+        """Stop renewing *held*, and do not release it."""
         self._watchdog.unwatch(held)
 
     def _new_listener(self, addresses: Sequence[Address]) -> None:
@@ -72,10 +72,10 @@ class MemoryLocks(Redlock):
 
 class OtherHolder:
     """
-    Somebody else who holds a lock of a `MemoryQuorum`. Also a context manager.
+    Another holder of a lock of a `MemoryQuorum`. Also a context manager.
 
     Attributes:
-        held: The lock as that one sees it.
+        held: The lock as that holder sees it.
     """
 
     def __init__(self, locks: MemoryLocks, held: HeldLock) -> None:
@@ -86,11 +86,11 @@ class OtherHolder:
         return f"<OtherHolder of {self.held!r}>"
 
     def release(self) -> None:
-        """Give the lock back; again is no error."""
+        """Release the lock; calling it twice is no error."""
         self._locks.give_back(self.held)
 
     def die(self) -> None:
-        """End without giving the lock back: its lease ends by itself."""
+        """End without releasing the lock: its lease expires."""
         self._locks.abandon(self.held)
 
     def __enter__(self) -> Self:
@@ -102,11 +102,11 @@ class OtherHolder:
 
 class MemoryQuorum:
     """
-    Lock nodes in memory that can be spoilt, on a clock that is ticked. A context manager.
+    In-memory lock nodes that you can break, with a clock you control. A context manager.
 
-    In its ``with`` the time of all locks in this process stands still but for ``clock.tick()``,
+    In its ``with`` the time of all locks in this process stands still except in ``clock.tick()``,
     and locks on real servers are refused. Only code of this process can use it, so the commands of
-    ``celery redlock`` find nobody there. Its nodes run the scripts that servers run: tasks, their
+    ``celery redlock`` do not see it. Its nodes run the scripts that servers run: tasks, their
     queue and beat's slots do there what they do in production.
 
     Args:
@@ -114,14 +114,14 @@ class MemoryQuorum:
         **settings: Fields of `Rules`, as of `Redlock.from_urls`.
 
     Attributes:
-        nodes: The nodes, to be spoilt.
+        nodes: The nodes, which you can break.
         clock: The time of leases and nodes.
         rules: What all its clients agree on.
         urls: As the setting ``redlock_nodes``.
         locks: A `Redlock` on these nodes, for code that locks without Celery.
 
     Raises:
-        ConfigurationError: The nodes or settings make no sense.
+        ConfigurationError: The nodes or settings are impossible.
     """
 
     def __init__(self, nodes: int = 5, **settings: Any) -> None:
@@ -149,7 +149,7 @@ class MemoryQuorum:
 
     def used_by(self, app: Any) -> AbstractContextManager[None]:
         """
-        Have the tasks of *app* lock here, for the body of a ``with``; whatever it has configured.
+        Lock the tasks of *app* here for the body of a ``with``, whatever its settings.
 
         Locks are on meanwhile, also within `locks_disabled`.
 
@@ -171,7 +171,7 @@ class MemoryQuorum:
 
     def hold(self, what: Any, *, ttl: float | None = None) -> OtherHolder:
         """
-        Have somebody else, in another process, hold a lock until it is released or that one dies.
+        Let another process hold a lock until it is released or that holder dies.
 
         Args:
             what: A lock name, or a call like ``bill.s(7)``.
@@ -179,7 +179,7 @@ class MemoryQuorum:
 
         Raises:
             LockTaken: It is held already.
-            QuorumUnavailable: Too many nodes are not well.
+            QuorumUnavailable: Too many nodes are broken.
         """
         lasting = self.rules.ttl if ttl is None else self.rules.check_ttl(ttl)
         wanted = Wanted(name_of(what), lasting, 0.0, self.rules.fence)
@@ -189,7 +189,7 @@ class MemoryQuorum:
         """
         Return who holds a lock on a majority of the nodes, None if nobody does.
 
-        Nodes that do not answer count for nobody.
+        Nodes that do not answer are not counted.
 
         Args:
             what: A lock name, or a call like ``bill.s(7)``.
@@ -207,19 +207,19 @@ class MemoryQuorum:
 @contextlib.contextmanager
 def memory_quorum(*apps: Any, nodes: int = 5, **settings: Any) -> Iterator[MemoryQuorum]:
     """
-    Have the tasks of *apps* lock on nodes in memory, for the body of a ``with``.
+    Lock the tasks of *apps* on nodes in memory for the body of a ``with``.
 
     Args:
         *apps: Celery apps; the ``redlock_*`` settings of the first hold for the quorum.
         nodes: How many nodes; an odd number.
-        **settings: Fields of `Rules` that are to differ, where there is no app.
+        **settings: Fields of `Rules`, where there is no app.
 
     Yields:
-        The quorum, all of whose nodes are well and empty.
+        The quorum, with all nodes up and empty.
 
     Raises:
-        ConfigurationError: The settings make no sense.
-        RuntimeError: There is a memory quorum in use already.
+        ConfigurationError: The settings are impossible.
+        RuntimeError: Another memory quorum is in use.
     """
     if apps:
         settings = {**vars(rules_of(apps[0])), **settings}

@@ -15,13 +15,13 @@ from celery_redlock.testing.apps import app_on, rules_of
 
 __all__ = ["real_servers"]
 
-#: By its name: it is the operators', who stand above tests.
+#: By its name: it belongs to `ops`, a layer above.
 SERVERS = "celery_redlock.ops.servers"
 
 
 class RealServers:
     """
-    Servers in the place of an app's lock nodes.
+    Servers in place of an app's lock nodes.
 
     Attributes:
         urls: As the setting ``redlock_nodes``.
@@ -44,7 +44,7 @@ class RealServers:
 @contextlib.contextmanager
 def real_servers(app: Any, n: int = 5) -> Iterator[list[Any]]:
     """
-    Start *n* servers and have the tasks of *app* lock there, for the body of a ``with``.
+    Start *n* servers and lock the tasks of *app* there for the body of a ``with``.
 
     Args:
         app: A Celery app; in this process.

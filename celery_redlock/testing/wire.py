@@ -1,5 +1,5 @@
 """
-What stands in for the sockets: connections to nodes in memory, and who waits for their replies.
+In place of sockets: connections to nodes in memory, and the wait for their replies.
 
 Everything above is the library's own code: the fan-out, its nodes, the algorithm. To them a `Wire`
 looks like a connection of redis-py, and `MemorySelector` like the one that waits for sockets.
@@ -16,7 +16,7 @@ from celery_redlock.testing.clock import TickedClock
 
 __all__ = ["Hear", "MemorySelector", "Wire"]
 
-#: What a node does with a command that comes along a wire.
+#: What a node does with a command that arrives over a wire.
 Hear = Callable[["Wire", Sequence[bytes]], None]
 
 #: Beyond the moment that was waited for: a float may fall short of it [s].

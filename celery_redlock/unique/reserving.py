@@ -9,7 +9,7 @@ The reservation: keep a second message of a task out of the queue. Sans I/O.
                            and runs, somebody is next   --> Duplicate, newest arguments handed over
                            but that one may expire      --> Duplicate, nothing handed over
     worker  --START-->   the reservation lives on as long as the task's lock, or by itself
-            --END-->     it is taken away, by the token that the message carries
+            --END-->     it is removed, by the token that the message carries
 
 A reservation protects nobody: that is what the lock is for. It is written to a quorum like a
 lock, but may live longer than ``max_ttl``; a majority of nodes that loses its memory forgets

@@ -131,7 +131,7 @@ class Farm:
         """Return the name of the beat that leads, as far as the logs tell."""
         said = {name: beat.log() for name, beat in self.beats.items()}
         for name, log in said.items():
-            if log.rfind("Leads as") > log.rfind("Leads no more") and name not in self.paused:
+            if log.rfind("Leads as") > log.rfind("No longer leads") and name not in self.paused:
                 return name
         return None
 
@@ -312,7 +312,7 @@ def test_a_leader_that_slept_between_its_look_and_the_send_adds_no_run(tmp_path,
         eventually(lambda: not missing_until(farm, slept + 2 * TTL, spare=entry), "all slots")
         woke = time.time()
         farm.beats[first].signal(signal.SIGCONT)
-        farm.beats[first].wait_for_log("Leads no more", timeout=100)
+        farm.beats[first].wait_for_log("No longer leads", timeout=100)
         found = published(farm.it.broker.url)
         farm.close()
     (late,) = [one for one in found if one.sent > woke and one.due <= slept]

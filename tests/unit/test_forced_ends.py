@@ -214,7 +214,7 @@ def test_no_thread_is_no_harm(app, monkeypatch, caplog):
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     fail(deliver(app, declare(app)), LOST)
-    assert "No thread to release for bill[me]" in caplog.text
+    assert "No thread left to release for bill[me]" in caplog.text
 
 
 @pytest.mark.parametrize("task_id", [None, "", 0, 7, ["me"], {"me": 1}, b"me"])

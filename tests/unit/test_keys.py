@@ -246,7 +246,7 @@ class TestUniqueOn:
     def test_an_unknown_name_is_refused_with_the_nearest(self):
         """The message has task, option, value, the nearest name and all names."""
         assert misfit(bill, unique_on=("invoce_id",)) == (
-            "Task 'shop.task': unique_on=('invoce_id',) speaks of 'invoce_id', which is no "
+            "Task 'shop.task': unique_on=('invoce_id',) names 'invoce_id', which is no "
             "parameter; did you mean 'invoice_id'? parameters: invoice_id, dry_run"
         )
 
@@ -371,7 +371,7 @@ class TestTemplate:
     def test_an_unknown_argument_is_refused_with_the_nearest(self):
         """The message has task, option, value, the nearest name and all names."""
         assert misfit(bill, lock_key="x:{invoce_id.a}") == (
-            "Task 'shop.task': lock_key='x:{invoce_id.a}' speaks of 'invoce_id', which is no "
+            "Task 'shop.task': lock_key='x:{invoce_id.a}' names 'invoce_id', which is no "
             "parameter; did you mean 'invoice_id'? parameters: invoice_id, dry_run"
         )
 

@@ -72,7 +72,7 @@ def test_a_look_that_fails_does_not_end_the_watch(error, monkeypatch, caplog):
     it.start()
     eventually(lambda: it.seen == [UP], "a look after the one that failed")
     it.stop()
-    assert "Looking at the lock nodes failed" in caplog.text
+    assert "Checking the lock nodes failed" in caplog.text
 
 
 def test_what_fails_again_and_again_is_said_once(monkeypatch, caplog):

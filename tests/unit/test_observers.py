@@ -82,8 +82,8 @@ def test_what_cannot_be_an_observer_is_refused_at_once(observers, told):
         ("promtheus", "did you mean 'prometheus'"),
         ("no_such_module:page", "there is no 'no_such_module:page'.*ready ones are logging"),
         ("math:no_such_function", "there is no 'math:no_such_function'"),
-        ("math:pi", "'math:pi' is no callable but a float"),
-        ("os", "'os' is no callable but a module"),
+        ("math:pi", "'math:pi' is not callable but a float"),
+        ("os", "'os' is not callable but a module"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_told(named, told):

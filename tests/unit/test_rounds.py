@@ -93,7 +93,7 @@ def test_a_fresh_lease_must_be_of_use(after, is_granted):
         assert is_release(drive.step, token_of("t1-"))
         assert drive.step.skip == frozenset()
         assert isinstance(drive.go_on().error, QuorumUnavailable)
-        assert drive.error.votes["node-0"] == "granted, but too late to be of use"
+        assert drive.error.votes["node-0"] == "granted, but too late"
 
 
 def test_a_grant_that_came_too_late_is_tried_again():

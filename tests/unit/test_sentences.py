@@ -81,21 +81,21 @@ EVENTS = [
     ),
     (
         events.DuplicatePublished("a", task="shop.bill", holder_id="id-0", on_duplicate="join"),
-        "Duplicate of task shop.bill[id-0] at publish (join): lock 'a'",
+        "A duplicate joined task shop.bill[id-0]: lock 'a'",
     ),
     (
         events.DuplicatePublished(
             "a", task="shop.bill", holder_id="id-0", on_duplicate="rerun", merged=2
         ),
         (
-            "Duplicate of task shop.bill[id-0] at publish (rerun): lock 'a'; "
+            "A duplicate asked for another run of task shop.bill[id-0]: lock 'a'; "
             "2 merged into the next run"
         ),
     ),
     (events.LeaderElected("beat:shop", 3), "Leads as 'beat:shop', term 3"),
     (
         events.LeaderDeposed("beat:shop", "resigned", 61.0),
-        "Leads no more as 'beat:shop', after 1 min 1 s: it resigned",
+        "No longer leads as 'beat:shop', after 1 min 1 s: it resigned",
     ),
     (events.SlotPublished("nightly", "t", 100.0, "id-1", 0.2), f"Published {SLOT} as task t[id-1]"),
     (
@@ -111,7 +111,7 @@ EVENTS = [
     (events.NodeUp(NODE), "Lock node lock-1:1/0 is up"),
     (
         events.NodeQuarantined(NODE, 42.0),
-        "Lock node lock-1:1/0 does not vote for 42 s: it is new, or was restarted or wiped",
+        "Lock node lock-1:1/0 is quarantined for 42 s: it is new, or was restarted or wiped",
     ),
     (events.NodeClockJump(NODE, -3.0), "The clock of lock node lock-1:1/0 jumped by -3.0 s"),
     (
