@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from celery_redlock.lock.redlock import NodeView
 from celery_redlock.ops import inspected
@@ -63,6 +64,22 @@ def test_a_lock_is_released_when_a_quorum_says_so(answers, votes, expected):
 def test_nobody_holds_a_lock_only_if_a_quorum_says_so(found, expected):
     """Silence is no answer, and a node in quarantine may have forgotten."""
     assert why_not(one_lock(found)) == expected
+
+
+# --- bootstrap ------------------------------------------------------------------------------
+
+
+def test_a_node_that_did_not_take_part_is_never_said_to_vote(monkeypatch):
+    """Not even where its error says nothing, as `TimeoutError()` does."""
+    command = importlib.import_module("celery_redlock.ops.cli.bootstrap")
+    settings = SimpleNamespace(nodes=["a"], rules=None)
+    monkeypatch.setattr(command, "settings_at_hand", lambda: settings)
+    monkeypatch.setattr(command, "node_statuses", lambda *_: [])
+    monkeypatch.setattr(command, "AllLocks", lambda *_: Nothing())
+    monkeypatch.setattr(command, "bootstrap", lambda *_: {"a": "", "b": "enrolled"})
+    ended = CliRunner().invoke(command.bootstrap_command, ["--force"])
+    assert ended.exit_code == 1
+    assert "a: did not answer\nb: may vote\n" in ended.output
 
 
 # --- strange values -------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
 import re
@@ -12,27 +11,27 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import accumulate
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import click
-from celery.bin.base import CeleryCommand
 
-from celery_redlock.ops.cli.command import (
-    UNWELL,
-    app_at_hand,
-    app_with_tasks,
-    finish,
-    json_option,
-    with_settings,
-)
+from celery_redlock.ops.cli.command import UNWELL, app_at_hand, operator_command, settings_at_hand
 from celery_redlock.ops.cli.why import show as show_why
-from celery_redlock.ops.journal_lines import line
-from celery_redlock.ops.listing import lock_as_json, show_nodes
-from celery_redlock.ops.screen import COLOURS, Stop, console, is_dumb, is_terminal, stop_on_any
+from celery_redlock.ops.listing import STATES, line, lock_as_json, show_nodes
+from celery_redlock.ops.loading import load_tasks
+from celery_redlock.ops.screen import (
+    COLOURS,
+    Stop,
+    is_colourless,
+    is_dumb,
+    is_terminal,
+    stop_on_any,
+)
 from celery_redlock.ops.text import one_line, show_json, show_table
 from celery_redlock.ops.top import HEAD, ORDERS, Name, Reader, Snapshot
 from celery_redlock.ops.why import explain
-from celery_redlock.reading.quorum import MARKS
 from celery_redlock.settings import Settings
 
 if TYPE_CHECKING:
@@ -46,6 +45,8 @@ LOOK_EVERY = 2.0
 SHARE = 0.25
 #: Between two looks at the keyboard [s].
 GLANCE = 0.1
+#: What the columns of `HEAD` need at least; on a narrow terminal the last ones are left out.
+LEAST = (15, 8, 8, 8, 9, 9, 9, 9)
 #: So many refusals are shown.
 REFUSALS = 5
 #: A key, as a terminal sends it: an escape sequence or a character.
@@ -72,10 +73,8 @@ null); refused[]: journal records of the last minute, the newest first
 """
 
 
-@click.command(cls=CeleryCommand, epilog=EXAMPLES, short_help="Nodes, names and refusals, live.")
-@json_option
-@with_settings
-def top(settings: Settings, *, as_json: bool) -> None:
+@operator_command("Nodes, names and refusals, live.", EXAMPLES)
+def top(*, as_json: bool) -> int:
     """
     Watch the nodes, the busiest lock names, and what was refused in the last minute.
 
@@ -83,18 +82,30 @@ def top(settings: Settings, *, as_json: bool) -> None:
 
     Exits with 0, or with 1 if no quorum could vote at the end.
     """
-    app_with_tasks(app_at_hand())
-    reader, screen = Reader(settings), console()
-    is_live = screen is not None and is_terminal(sys.stdin) and not is_dumb() and not as_json
-    if screen is not None and is_live and importlib.util.find_spec("termios"):
+    settings = settings_at_hand()
+    load_tasks(app_at_hand())
+    reader = Reader(settings)
+    is_live = not (as_json or is_dumb()) and all(map(is_terminal, (sys.stdin, sys.stdout)))
+    if (screen := console() if is_live else None) is not None:
         with stop_on_any() as stop, the_keyboard() as keyboard:
             snapshot = Live(settings, reader, screen).run(stop, keyboard)
     else:
         snapshot = reader.read()
         show_json(as_plain(snapshot)) if as_json else show(snapshot)
-        if is_terminal(sys.stdout) and screen is None:
+        if is_live:
             click.echo('\nLive with: pip install "celery-redlock[cli]"', err=True)
-    finish(UNWELL if snapshot is not None and snapshot.quorum.mark == "bad" else 0)
+    return UNWELL if snapshot is not None and snapshot.quorum.mark == "bad" else 0
+
+
+def console() -> Console | None:
+    """Return rich's console; None if rich is not installed, or the system has no terminals."""
+    try:
+        import termios  # noqa: F401, PLC0415
+
+        from rich.console import Console  # noqa: PLC0415  an extra, and slow to import
+    except ImportError:
+        return None
+    return Console(no_color=True if is_colourless() else None, highlight=False)
 
 
 def show(snapshot: Snapshot) -> None:
@@ -112,16 +123,12 @@ def show(snapshot: Snapshot) -> None:
 def as_plain(snapshot: Snapshot) -> dict[str, Any]:
     """Return *snapshot* as plain JSON values."""
     nodes = snapshot.quorum.nodes
-
-    def plain(name: Name) -> dict[str, Any]:
-        lock = name.lock and lock_as_json(name.lock, len(nodes))
-        return {"name": name.name, "refused": name.refused, "lock": lock}
-
+    names = [(it, it.lock and lock_as_json(it.lock, len(nodes))) for it in snapshot.sorted()]
     return {
         "quorum": snapshot.quorum.mark != "bad",
         "nodes": [{"node": n.node, "state": n.state, "problem": n.problem} for n in nodes],
         "complete": snapshot.is_complete,
-        "names": [plain(name) for name in snapshot.sorted()],
+        "names": [{"name": it.name, "refused": it.refused, "lock": lock} for it, lock in names],
         "refused": list(snapshot.refused),
     }
 
@@ -204,27 +211,28 @@ class Live:
                 self._command(key)
 
     def _type(self, key: str) -> None:
+        """Take *key* as a part of the filter, or as its end."""
         if key in "\r\n\x1b":
             self._is_typing = False
-            self._part = "" if key == "\x1b" else self._part
+        if key == "\x1b":
+            self._part = ""
         elif key in "\x7f\b":
             self._part = self._part[:-1]
         elif key.isprintable():
             self._part += key
 
     def _command(self, key: str) -> None:
-        orders = {order[0]: order for order in ORDERS}
+        """Take *key* as a command."""
         if key == "q":
             self._has_quit = True
         elif key in "kj":
             self._move(-1 if key == "k" else 1)
-        elif key == "/":
-            self._is_typing, self._part = True, ""
-        elif key == "\x1b":
-            self._part = ""
+        elif key in "/\x1b":
+            self._is_typing, self._part = key == "/", ""
         elif key in "\r\n":
             self._open()
-        self._order = orders.get(key, self._order)
+        else:
+            self._order = next((order for order in ORDERS if order[0] == key), self._order)
 
     def _names(self) -> list[Name]:
         return self._snapshot.sorted(self._order, self._part) if self._snapshot else []
@@ -241,12 +249,12 @@ class Live:
         """Say why the chosen name is as it is, in the words of ``redlock why``."""
         if names := self._names():
             name = names[self._place(names)].name
-            with contextlib.redirect_stdout(io.StringIO()) as said:
-                try:
+            try:
+                with contextlib.redirect_stdout(io.StringIO()) as said:
                     show_why(explain(app_at_hand(), self._settings, name))
-                except Exception as error:  # noqa: BLE001  shown; the rest goes on
-                    click.echo(f"{type(error).__name__}: {one_line(error)}")
-            self._why = said.getvalue()
+                self._why = said.getvalue()
+            except Exception as error:  # noqa: BLE001  shown; the rest goes on
+                self._why = f"{type(error).__name__}: {one_line(error)}"
 
     # -- screen --------------------------------------------------------------------
 
@@ -254,47 +262,48 @@ class Live:
         from rich.console import Group  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
-        snapshot, height = self._snapshot, self._screen.height
+        snapshot, (width, height) = self._snapshot, self._screen.size
         if self._why:
-            lines = self._why.splitlines()[: height - 2]
-            return Text("\n".join([*lines, "", "Any key goes back."]), overflow="fold")
+            told = self._why.splitlines()
+            lines = [part for each in told for part in wrap(each, width) or [""]]
+            return Text("\n".join([*lines[: height - 2], "", "Any key goes back."]))
         if snapshot is None:
             return Text(self._problem or "The nodes are asked ...")
         quorum = snapshot.quorum
         head = Text(quorum.headline, COLOURS[quorum.mark], no_wrap=True)
         for node in quorum.nodes:
-            state = Text(f"{node.state:<12}", COLOURS[MARKS.get(node.state, "bad")])
+            state = Text(f"{node.state:<12}", STATES.get(node.state, "red"))
             head += Text(f"\n  {node.node:<24} ") + state + Text(one_line(node.problem))
         refused = Text(f"\nRefused in the last minute: {len(snapshot.refused)}", no_wrap=True)
         for record in snapshot.refused[:REFUSALS]:
             refused += Text(f"\n  {line(record)}")
-        taken = len(quorum.nodes) + 1 + len(snapshot.refused[:REFUSALS]) + 2
-        names = self._names()
-        room = max(1, height - taken - 5)
+        names, keys = self._names(), "\n".join(wrap(KEYS, width))
+        gaps = "" if snapshot.is_complete else " (not all)"
+        typed = self._part + "_" * self._is_typing
+        filtered = f"  filter: {typed}" if typed else ""
+        said = f"{len(names)} names{gaps} by {self._order}{filtered}"
+        foot = Text(f"\n{self._problem or said}\n", no_wrap=True) + Text(keys, "dim")
+        taken = sum(str(text).count("\n") + 1 for text in (head, refused, foot))
+        room = max(1, height - taken - 2)  # a line above the table, and its head
         place = self._place(names)
         first = max(0, min(place - room // 2, len(names) - room))
-        return Group(head, "", self._table(names, first, room, place), refused, self._foot(names))
+        return Group(head, "", self._table(names, first, room, place), refused, foot)
 
     def _table(self, names: list[Name], first: int, room: int, place: int) -> RenderableType:
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
         table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-        for word in HEAD:
+        shown = sum(total <= self._screen.width for total in accumulate(LEAST))
+        for word in HEAD[:shown]:
             is_number = word in ("REFUSED", "WAITING", "AGE", "TTL LEFT")
-            ratio = None if is_number else 3 if word == "LOCK" else 2
-            justify: Any = "right" if is_number else "left"
-            table.add_column(word, no_wrap=True, overflow="ellipsis", ratio=ratio, justify=justify)
+            table.add_column(
+                word,
+                no_wrap=True,
+                ratio=None if is_number else 3 if word == "LOCK" else 2,
+                justify="right" if is_number else "left",
+            )
         for i, name in enumerate(names[first : first + room], first):
             style = "reverse" if i == place else "yellow" if name.refused else ""
-            table.add_row(*map(Text, name.cells), style=style)
+            table.add_row(*map(Text, name.cells[:shown]), style=style)
         return table
-
-    def _foot(self, names: list[Name]) -> RenderableType:
-        from rich.text import Text  # noqa: PLC0415
-
-        gaps = "" if self._snapshot and self._snapshot.is_complete else " (not all)"
-        typed = self._part + "_" * self._is_typing
-        filtered = f"  filter: {typed}" if typed else ""
-        said = f"{len(names)} names{gaps} by {self._order}{filtered}"
-        return Text(f"\n{self._problem or said}\n", no_wrap=True) + Text(KEYS, "dim")
