@@ -417,6 +417,7 @@ def test_tail_shows_what_was_and_picks(line, nodes):
     assert told() == ["one", "two", "three"]
     assert told("-n", "2") == ["two", "three"]
     assert told("-n", "0") == []
+    assert told("-f", "--no-follow", "-n", "1") == ["three"]  # -f: as of the other tail
     assert told("--task", "shop.*") == ["one", "three"]
     assert told("--lock", "invoice:*") == ["two"]
     assert told("--event", "LeaseLost") == ["three"]

@@ -85,6 +85,8 @@ def operator_command(
                 except ConfigurationError as error:
                     raise SettingsError(str(error)) from None
                 except BrokenPipeError:
+                    if not only_prints:
+                        raise
                     to_nowhere(sys.stdout)
                     code = 0
             click.get_current_context().exit(code)

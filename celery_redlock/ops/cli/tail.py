@@ -51,7 +51,7 @@ fields of the event
 
 @operator_command("Follow what is skipped, rescheduled, lost.", EXAMPLES, only_prints=True)
 @click.option("-n", "--lines", default=10, show_default=True, type=click.IntRange(min=0))
-@click.option("--follow/--no-follow", default=True, help="Go on until Ctrl-C, the default.")
+@click.option("-f", "--follow/--no-follow", default=True, help="Go on until Ctrl-C, the default.")
 @click.option("--task", help="Only of tasks with this name; may have * and ?.")
 @click.option("--lock", help="Only of locks with this name; may have * and ?.")
 @click.option(
