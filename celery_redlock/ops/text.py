@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,16 +59,23 @@ class Columns:
     """
 
     def __init__(self, rows: Sequence[Sequence[str]], colours: Mapping[str, str]) -> None:
-        self._widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        self._widths = [max(map(width_of, column)) for column in zip(*rows, strict=True)]
         self._colours = colours
 
     def line(self, row: Sequence[str]) -> str:
         """Return *row* as a line."""
         cells = "  ".join(
-            colour(cell, self._colours.get(cell, "")) + " " * (width - len(cell))
+            colour(cell, self._colours.get(cell, "")) + " " * (width - width_of(cell))
             for cell, width in zip(row, self._widths, strict=True)
         )
         return cells.rstrip()
+
+
+def width_of(text: str) -> int:
+    """Return how many columns of a terminal *text* takes: a wide character takes two."""
+    if text.isascii():
+        return len(text)
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def one_line(text: object, longest: int | None = None) -> str:

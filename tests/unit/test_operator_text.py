@@ -17,7 +17,7 @@ from celery_redlock.lock.redlock import NodeView
 from celery_redlock.ops import inspected
 from celery_redlock.ops.cli.release import outcome, why_not
 from celery_redlock.ops.screen import Progress, Stop, colour
-from celery_redlock.ops.text import LONGEST, in_json, one_line
+from celery_redlock.ops.text import LONGEST, in_json, one_line, show_table
 from celery_redlock.reading.stored import LockView, age_of
 from celery_redlock.words import who
 from support.one_lock import one_lock, seen
@@ -107,6 +107,16 @@ def test_very_long_names_are_cut_for_a_person():
     assert one_line("n" * 5000, LONGEST) == "n" * (LONGEST - 3) + "..."
     assert one_line("n" * LONGEST, LONGEST) == "n" * LONGEST
     assert len(who({"task": "t" * 5000, "host": "h" * 5000, "task_id": "i" * 5000})) < 500
+
+
+def test_columns_stand_in_line_whatever_script_a_name_is_in(capsys):
+    """A character of Chinese, Japanese or Korean takes two columns of a terminal."""
+    show_table(("LOCK", "TASK"), [("\u540d\u524d:7", "a"), ("invoice:7", "b")])
+    assert capsys.readouterr().out.splitlines() == [
+        "LOCK       TASK",
+        "\u540d\u524d:7     a",
+        "invoice:7  b",
+    ]
 
 
 # --- terminals ------------------------------------------------------------------------------
