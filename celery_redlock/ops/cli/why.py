@@ -44,8 +44,6 @@ majority; nodes[]: node, state, token, ttl, fence, problem; another_call:
 meets (granted, taken, unavailable), publish, run; queued, next: task_id,
 task, host, pid, since, running, left, merged; recent[]: journal records
 """
-#: What each verdict is called in JSON.
-MEETS = {Verdict.GRANTED: "granted", Verdict.TAKEN: "taken"}
 
 
 @operator_command("Why a call of a task does not run.", EXAMPLES)
@@ -185,7 +183,7 @@ def as_plain(found: Explanation) -> dict[str, Any]:
         "others": [holder_as_plain(each) for each in found.lock.views if each != holder],
         "nodes": [node_as_plain(node, found.lock) for node in found.lock.nodes],
         "another_call": {
-            "meets": MEETS.get(found.lock.verdict, "unavailable"),
+            "meets": found.lock.verdict.value,
             "publish": found.publish,
             "run": found.run or None,
         },
