@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
 __all__ = ["Claim", "Screen"]
 
@@ -65,7 +66,7 @@ class Screen:
 
     def title(self, text: str) -> None:
         """Print the title of it all."""
-        self._console.print(Panel(text, title_align="center", style="bold cyan"), justify="center")
+        self._console.print(Panel(Text(text, "bold", justify="center"), style="cyan"))
 
     def chapter(self, title: str, text: str) -> None:
         """Begin a chapter."""
