@@ -141,19 +141,15 @@ def show_nodes(lock: OneLock) -> None:
     """Print what each node has."""
     rows = []
     for node in lock.nodes:
-        stored = lock.stored.get(node.node, StoredLock())
-        rest = "" if stored.value is None else left(stored.ttl)
-        told = (token_of(node, lock), rest, str(stored.fence or ""), one_line(node.problem))
-        rows.append((node.node, node.state, *told))
+        told = node_as_plain(node, lock)
+        token = "" if node.state in ("down", "unfit") else "free"
+        rest = ""
+        if told["ttl"] != 0.0:
+            token, rest = one_line(told["token"] or "not ours", LONGEST), left(told["ttl"])
+        rows.append(
+            (node.node, node.state, token, rest, str(told["fence"] or ""), one_line(node.problem))
+        )
     show_table(("NODE", "STATE", "TOKEN", "TTL LEFT", "FENCE", "PROBLEM"), rows, STATES)
-
-
-def token_of(node: NodeStatus, lock: OneLock) -> str:
-    """Return whose token a node has, by its public part."""
-    stored = lock.stored.get(node.node)
-    if stored is None or stored.value is None:
-        return "free" if stored and node.state not in ("down", "unfit") else ""
-    return "not ours" if stored.is_foreign else one_line(stored.holder.get("token", "?"), LONGEST)
 
 
 def reservation_in_words(seen: StoredReservation) -> str:
