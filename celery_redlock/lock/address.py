@@ -158,7 +158,8 @@ def addresses_of(nodes: object) -> tuple[Address, ...]:
         ConfigurationError: Not a list of URLs or Sentinel services, an even number, or one twice.
     """
     if isinstance(nodes, (str, Mapping)) or not isinstance(nodes, Sequence) or not nodes:
-        msg = f"redlock_nodes must be a list of URLs of Redis servers, got {type(nodes).__name__}"
+        got = "an empty one" if isinstance(nodes, (list, tuple)) else type(nodes).__name__
+        msg = f"redlock_nodes must be a list of URLs of Redis servers, got {got}"
         raise ConfigurationError(msg)
     addresses = tuple(address_of(node) for node in nodes)
     labels = [address.label for address in addresses]

@@ -151,7 +151,7 @@ class Node:
         """Note why the node does not vote."""
         if ECHO in str(problem):
             problem = Gone(without_echo(problem))
-        if self.problem is None:
+        if self.problem is None and self.suspect_since is None:  # else it was said already
             self._news.append(NodeDown(self.label, str(problem)))
         self.problem = problem
         self.is_settled = True

@@ -77,17 +77,18 @@ def introduce(screen: Screen, *, without_locks: bool) -> None:
         f"To be quick, a lock here lives {TTL:g} seconds unless it is renewed. The default is 30.",
         "dim",
     )
-    screen.console.print()
+    screen.say("")
 
 
 def play(screen: Screen, stop: Stop, *, with_locks: bool) -> list[Claim]:
     """Tell the whole story and return its claims; raises Stopped and Broken."""
-    claims = []
+    claims: list[Claim] = []
     with staged(screen, stop, with_locks=with_locks) as stage:
         try:
             started = f"{LOCK_SERVERS} lock servers and a message broker are started"
             screen.happened(started if with_locks else "a message broker is started")
-            stage.prepare()
+            stage.enrol()
+            stage.start_worker()
             for claim in story(stage):
                 screen.claim(claim)
                 claims.append(claim)
@@ -102,5 +103,5 @@ def play(screen: Screen, stop: Stop, *, with_locks: bool) -> list[Claim]:
 def show_log(stage: Stage) -> None:
     """Print the end of the worker's log, which tells why something did not hold."""
     stage.screen.failure("The end of the worker's log:")
-    for line in stage.worker.log.splitlines()[-LOG_LINES:]:
+    for line in stage.log.splitlines()[-LOG_LINES:]:
         stage.screen.say(line)

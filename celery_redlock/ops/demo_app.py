@@ -1,9 +1,9 @@
 """
 The app of the demo: what a user would write, plus a record of what its task really did.
 
-A body writes a JSON line when it starts, while it runs and when it ends, with one O_APPEND write,
-so that lines of different processes neither mix nor get lost when a process is killed. The demo's
-claims are computed from these lines, and from nothing that the library says of itself.
+A body writes a JSON line when it starts and when it ends, with one O_APPEND write, so that lines of
+different processes neither mix nor get lost when a process is killed. The demo's claims are
+computed from these lines, and from nothing that the library says of itself.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,25 @@ from celery import Celery, Task
 
 from celery_redlock import RedlockTask, Reschedule, current_lock
 
-__all__ = ["TTL", "VISIBILITY", "Run", "app", "bill", "overlapping", "read_runs", "settings_in"]
+__all__ = [
+    "TTL",
+    "VISIBILITY",
+    "Run",
+    "Tally",
+    "app",
+    "bill",
+    "in_counts",
+    "overlapping",
+    "read_runs",
+    "settings_in",
+]
 
 #: How long a lock lives unless it is renewed [s]; the default is 30, too long to watch.
 TTL = 2.0
 #: When the broker delivers a message again that nobody acknowledged [s]; the default is an hour.
 VISIBILITY = 3.0
-#: How often a body writes down that it is still there [s].
-TICK = 0.1
+#: How long a piece of the work takes [s].
+PIECE = 0.1
 
 BROKER, NODES = "REDLOCK_DEMO_BROKER", "REDLOCK_DEMO_NODES"
 RECORD, WITHOUT_LOCKS = "REDLOCK_DEMO_RECORD", "REDLOCK_DEMO_WITHOUT_LOCKS"
@@ -55,42 +66,14 @@ app.conf.update(settings_in(os.environ))
 protected: type[Task[..., Any]] = Task if os.environ.get(WITHOUT_LOCKS) else RedlockTask
 
 
-@app.task(base=protected, bind=True, lock_key="invoice:{invoice}")
-def bill(self: Any, invoice: int, seconds: float) -> str:
-    """Bill an invoice, which takes so many *seconds* and must not be done twice at once."""
-    lock = current_lock() if protected is RedlockTask else None
-    facts = {"task": self.request.id, "pid": os.getpid(), "invoice": invoice}
-    # The monotonic clock is one for all processes of a machine, and nobody can set it.
-    started = time.monotonic()
-    write("start", started, **facts, fence=lock and lock.fence)
-    while time.monotonic() < started + seconds:
-        time.sleep(TICK)  # stands for a piece of the work
-        if lock is not None:
-            lock.ensure_held()
-            write("tick", started, **facts, renewals=lock.renewals)
-    write("end", started, **facts)
-    return "billed"
-
-
-def write(kind: str, started: float, **facts: Any) -> None:
-    """Add a line of this *kind* to the record, of the run that has *started* then."""
-    line = {"kind": kind, "at": time.monotonic(), "started": started, **facts}
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    file = os.open(os.environ.get(RECORD, os.devnull), flags, 0o600)
-    try:
-        os.write(file, json.dumps(line).encode() + b"\n")
-    finally:
-        os.close(file)
-
-
-@dataclass
+@dataclass(frozen=True)
 class Run:
     """
     One run of the task's body; moments are of `time.monotonic` [s].
 
     Attributes:
         over: When it was; None while it runs.
-        renewals: How often its lock had been renewed when it last told.
+        renewals: How often its lock had been renewed by then.
     """
 
     task: str
@@ -108,33 +91,88 @@ class Run:
         return (self.over or time.monotonic()) - self.started
 
 
-def read_runs(path: Path, killed: Mapping[int, float]) -> list[Run]:
-    """Return the runs in the record, by start; *killed*: the processes that were, and when."""
+@app.task(base=protected, bind=True, lock_key="invoice:{invoice}")
+def bill(self: Any, invoice: int, seconds: float) -> str:
+    """Bill an invoice, which takes so many *seconds* and must not be done twice at once."""
+    lock = current_lock() if protected is RedlockTask else None
+    # The monotonic clock is one for all processes of a machine, and nobody can set it.
+    started = time.monotonic()
+    run = Run(self.request.id, os.getpid(), invoice, started, lock.fence if lock else None)
+    write(run)
+    while time.monotonic() < started + seconds:
+        time.sleep(PIECE)  # stands for a piece of the work
+        if lock is not None:
+            lock.ensure_held()
+    write(replace(run, over=time.monotonic(), renewals=lock.renewals if lock else 0))
+    return "billed"
+
+
+def write(run: Run) -> None:
+    """Add how *run* is to the record."""
+    with Path(os.environ.get(RECORD, os.devnull)).open("ab", buffering=0) as record:
+        record.write(json.dumps(asdict(run)).encode() + b"\n")
+
+
+def read_runs(record: Path, killed: Mapping[int, float]) -> list[Run]:
+    """Return the runs in *record*, by start; *killed*: the processes that were, and when."""
     runs: dict[tuple[int, float], Run] = {}
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-        if not line.endswith(b"\n"):
-            break  # is being written at this moment
-        fact = json.loads(line)
-        pid, started = fact["pid"], fact["started"]
-        if fact["kind"] == "start":
-            run = Run(fact["task"], pid, fact["invoice"], started, fact["fence"])
-            runs[pid, started] = run
-        run = runs[pid, started]
-        run.renewals = fact.get("renewals", run.renewals)
-        if fact["kind"] == "end":
-            run.over = fact["at"]
-    for run in runs.values():
+    # What stands behind the last newline is being written at this moment.
+    for line in record.read_bytes().split(b"\n")[:-1] if record.exists() else ():
+        run = Run(**json.loads(line))
         if run.over is None and run.pid in killed:
-            run.over, run.is_killed = killed[run.pid], True
+            run = replace(run, over=killed[run.pid], is_killed=True)
+        runs[run.pid, run.started] = run
     return sorted(runs.values(), key=lambda run: run.started)
 
 
-def overlapping(runs: Iterable[Run]) -> int:
+def overlapping(runs: Sequence[Run]) -> int:
     """Return how many of *runs* started while another run of the same invoice was not over."""
-    until: dict[int, float] = {}
-    found = 0
-    for run in sorted(runs, key=lambda run: run.started):
-        before = until.get(run.invoice, 0.0)
-        found += run.started < before
-        until[run.invoice] = max(before, float("inf") if run.over is None else run.over)
-    return found
+    return sum(
+        any(
+            other.invoice == run.invoice
+            and other.started < run.started
+            and (other.over is None or other.over > run.started)
+            for other in runs
+        )
+        for run in runs
+    )
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What became of some orders: their runs, and how many have no run, an error, no end yet."""
+
+    runs: list[Run]
+    skipped: int
+    failed: int
+    open: int
+
+    @property
+    def running(self) -> int:
+        """How many bodies run at this moment."""
+        return sum(run.over is None for run in self.runs)
+
+    @property
+    def ended(self) -> list[Run]:
+        """The bodies that have come to their end."""
+        return [run for run in self.runs if run.over is not None and not run.is_killed]
+
+    @property
+    def words(self) -> str:
+        """All of that in one line."""
+        done = len({run.invoice for run in self.ended})
+        counts = {
+            "running": self.running,
+            "done": done,
+            "again": len(self.ended) - done,
+            "killed": sum(run.is_killed for run in self.runs),
+            "skipped": self.skipped,
+            "failed": self.failed,
+            "waiting": max(0, self.open - self.running),
+        }
+        return in_counts(counts) or "sent"
+
+
+def in_counts(counts: Mapping[str, int]) -> str:
+    """Return what there is of *counts*."""
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)

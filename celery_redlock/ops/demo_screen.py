@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from rich import box
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.panel import Panel
 from rich.syntax import Syntax
@@ -23,18 +23,19 @@ WIDTH = 88
 INDENT = "   "
 #: Longest silence in a log [s].
 HEARTBEAT = 1.5
+#: What is to be marked -> its style, its sign, and its sign where the output is no Unicode.
+SIGNS = {
+    "true": ("bold green", "✔", "ok"),
+    "false": ("bold red", "✘", "FALSE"),
+    "point": ("dim", "·", "-"),
+    "up": ("green", "●", "o"),
+    "down": ("red", "✖", "x"),
+    "silent": ("yellow", "◌", "-"),
+}
 
 
 class Claim(NamedTuple):
-    """
-    What should be, and what was seen.
-
-    Attributes:
-        what: In a few words.
-        expected: What has to be seen.
-        seen: What was seen.
-        holds: Whether that is the same.
-    """
+    """What should be, what has to be seen, what was seen, and whether that is the same."""
 
     what: str
     expected: str
@@ -44,108 +45,90 @@ class Claim(NamedTuple):
 
 class Screen:
     """
-    Everything that the demo prints.
+    Everything that the demo prints. Texts may have markup of rich in them.
 
     Attributes:
-        console: Of rich.
         moves: Whether it is a terminal, where a line can be written anew.
     """
 
     def __init__(self) -> None:
-        self.console = Console(highlight=False)
-        self.moves = self.console.is_terminal and not self.console.is_dumb_terminal
-        if not self.moves or self.console.width > WIDTH:
-            self.console.width = WIDTH
-        self._speaks_unicode = self.console.encoding.lower().startswith("utf")
+        self._console = console = Console(highlight=False, emoji=False)
+        self.moves = console.is_terminal and not console.is_dumb_terminal
+        if not self.moves or console.width > WIDTH:
+            console.width = WIDTH
+        self._speaks_unicode = console.encoding.lower().startswith("utf")
         self._chapters = 0
 
-    def symbol(self, fine: str, plain: str) -> str:
-        """Return *fine*, or *plain* where the output cannot carry it."""
-        return fine if self._speaks_unicode else plain
+    def sign(self, what: str) -> str:
+        """Return the sign of *what*, one of `SIGNS`."""
+        style, fine, plain = SIGNS[what]
+        return f"[{style}]{fine if self._speaks_unicode else plain}[/]"
 
     def title(self, text: str) -> None:
         """Print the title of it all."""
-        self.console.print(Panel(Text(text, "bold", justify="center"), style="cyan"))
+        self._console.print(Panel(Text(text, "bold", justify="center"), style="cyan"))
 
     def chapter(self, title: str, text: str) -> None:
         """Begin a chapter."""
         self._chapters += 1
-        self.console.print(Text(f"\n{self._chapters}. {title}", "bold cyan"))
+        self._console.print(f"\n[bold cyan]{self._chapters}. {title}")
         self.say(text)
 
     def say(self, text: str, style: str = "") -> None:
         """Print a paragraph."""
         # Not left to rich, which would fill every line up with spaces: a log is to be read, too.
-        for line in textwrap.wrap(text, self.console.width - 1 - len(INDENT)):
-            self.console.print(Text(INDENT + line, style))
+        width = self._console.width - 1
+        lines = textwrap.fill(text, width, initial_indent=INDENT, subsequent_indent=INDENT)
+        self._console.print(lines, style=style, markup=False)
 
     def code(self, source: str) -> None:
         """Print a piece of Python."""
-        syntax = Syntax("", "python", theme="ansi_dark", background_color="default")
-        self.console.print()
-        for line in syntax.highlight(source).split():
-            self.console.print(Text(INDENT * 2) + line, no_wrap=True, overflow="ignore")
-        self.console.print()
+        text = Syntax("", "python", theme="ansi_dark", background_color="default").highlight(source)
+        self._console.print()
+        for line in text.split():
+            self._console.print(INDENT * 2, line, sep="", no_wrap=True, overflow="ignore")
+        self._console.print()
 
     def happened(self, text: str) -> None:
         """Print something that the demo did or that came about."""
-        self.console.print(Text(INDENT) + Text(self.symbol("· ", "- "), "dim") + Text(text))
+        self._console.print(f"{INDENT}{self.sign('point')} {text}")
 
     def failure(self, text: str) -> None:
         """Print why the demo could not go on."""
-        self.console.print(Text(text, "bold red"))
+        self._console.print(text, style="bold red", markup=False)
 
     @contextlib.contextmanager
-    def progress(self) -> Iterator[Callable[[Text], None]]:
+    def progress(self) -> Iterator[Callable[[str], None]]:
         """Yield what shows a line in the place of the last; in a log, below it, not too often."""
         if self.moves:
             spinner = "dots" if self._speaks_unicode else "line"
-            with self.console.status("", spinner=spinner) as status:
-                yield lambda line: status.update(Text("  ") + line)
+            with self._console.status("", spinner=spinner) as status:
+                yield lambda line: status.update(f"  {line}")
             return
         begun = said = time.monotonic()
 
-        def tell(line: Text) -> None:
+        def tell(line: str) -> None:
             nonlocal said
             if time.monotonic() - said >= HEARTBEAT:
                 said = time.monotonic()
-                self.console.print(Text("    ... ") + line + Text(f" ({said - begun:.0f} s)"))
+                self._console.print(f"    ... {line} ({said - begun:.0f} s)")
 
         yield tell
 
-    def servers(self, states: Sequence[str]) -> Text:
-        """Return a coloured dot for each of *states*, which are those of `NodeStatus`."""
-        signs = {"up": ("●", "o", "green"), "down": ("✖", "x", "red")}
-        line = Text("servers ")
-        for state in states:
-            fine, plain, colour = signs.get(state, ("◌", "-", "yellow"))
-            line.append(self.symbol(fine, plain), colour)
-        dead, up = states.count("down"), states.count("up")
-        counts = {"dead": dead, "silent": len(states) - dead - up}
-        words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-        return line.append(f" ({words})" if words else "")
-
     def claim(self, claim: Claim) -> None:
         """Print whether *claim* holds."""
-        line = Text(INDENT) + self.mark(claim) + Text(f" {claim.what}: {claim.seen}", "bold")
-        if not claim.holds:
-            line += Text(f" (expected: {claim.expected})", "red")
-        self.console.print(line)
+        line = f"{INDENT}{self._mark(claim)} [bold]{claim.what}: {claim.seen}[/]"
+        missed = "" if claim.holds else f" [red](expected: {claim.expected})"
+        self._console.print(line + missed)
 
-    def mark(self, claim: Claim) -> Text:
-        """Return the sign of *claim*: true or false."""
-        if claim.holds:
-            return Text(self.symbol("✔", "ok"), "bold green")
-        return Text(self.symbol("✘", "FALSE"), "bold red")
+    def _mark(self, claim: Claim) -> str:
+        return self.sign("true" if claim.holds else "false")
 
     def summary(self, claims: Sequence[Claim]) -> None:
         """Print all *claims* as a table."""
-        lines = box.SIMPLE_HEAD if self._speaks_unicode else box.ASCII2
-        table = Table(box=lines, title="What should be, and what was seen", title_style="bold")
-        for name in ("", "", "expected", "seen"):
-            table.add_column(name)
+        title = "What should be, and what was seen"
+        table = Table("", "", "expected", "seen", box=SIMPLE_HEAD, title=title, title_style="bold")
         for claim in claims:
-            style = "" if claim.holds else "bold red"
-            table.add_row(self.mark(claim), claim.what, claim.expected, claim.seen, style=style)
-        self.console.print()
-        self.console.print(table)
+            cells = (self._mark(claim), claim.what, claim.expected, claim.seen)
+            table.add_row(*cells, style="" if claim.holds else "bold red")
+        self._console.print("", table, sep="\n")

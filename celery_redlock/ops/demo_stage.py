@@ -10,28 +10,32 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from celery import states
-from rich.text import Text
 
 from celery_redlock.ops import demo_app
-from celery_redlock.ops.demo_app import Run, read_runs
+from celery_redlock.ops.demo_app import Run, Tally, in_counts, read_runs
 from celery_redlock.ops.demo_screen import Screen
-from celery_redlock.ops.demo_worker import PROCESSES, Worker
 from celery_redlock.ops.reaper import reaper
 from celery_redlock.ops.screen import Stop
 from celery_redlock.ops.servers import Server, servers
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 
-__all__ = ["LOCK_SERVERS", "Broken", "Stage", "Tally", "staged"]
+__all__ = ["LOCK_SERVERS", "Broken", "Stage", "staged"]
 
 LOCK_SERVERS = 5
+#: Processes of the worker: all that run the bodies of a chapter, and more for what else arrives.
+PROCESSES = 8
+CELERY = (sys.executable, "-m", "celery", "-A", demo_app.__name__)
+# Without mingle and gossip: they make workers know each other, and a start take a second.
+OPTIONS = f"-c {PROCESSES} -l INFO -P prefork --without-mingle --without-gossip --without-heartbeat"
 #: Longest start of the worker [s]; on an idle machine it takes two.
 WORKER_START = 40.0
 #: How often is looked at what goes on [s].
@@ -42,41 +46,6 @@ ASK_AGAIN = 0.4
 
 class Broken(Exception):
     """The demo itself cannot go on; says why."""
-
-
-@dataclass(frozen=True)
-class Tally:
-    """What became of some orders: their runs, and how many have no run, an error, no end yet."""
-
-    runs: list[Run]
-    skipped: int
-    failed: int
-    open: int
-
-    @property
-    def running(self) -> int:
-        """How many bodies run at this moment."""
-        return sum(run.over is None for run in self.runs)
-
-    @property
-    def done(self) -> int:
-        """How many bodies have come to their end."""
-        return sum(run.over is not None and not run.is_killed for run in self.runs)
-
-    @property
-    def words(self) -> str:
-        """All of that in one line."""
-        done = {run.invoice for run in self.runs if run.over is not None and not run.is_killed}
-        counts = {
-            "running": self.running,
-            "done": len(done),
-            "again": self.done - len(done),
-            "killed": sum(run.is_killed for run in self.runs),
-            "skipped": self.skipped,
-            "failed": self.failed,
-            "waiting": max(0, self.open - self.running),
-        }
-        return ", ".join(f"{count} {word}" for word, count in counts.items() if count) or "sent"
 
 
 class Stage:
@@ -100,29 +69,23 @@ class Stage:
     ) -> None:
         self.screen, self.with_locks = screen, with_locks
         self.sent: list[str] = []
-        self._stop, self._nodes = stop, nodes
+        self._stop, self._nodes, self._folder = stop, nodes, folder
         self._record = folder / "record.jsonl"
         self._killed: dict[int, float] = {}
         self._urls = [node.url for node in nodes]
-        self._states = ["up"] * len(nodes)
-        self._asked = 0.0
-        environment = {
+        self._states, self._asked = ["up"] * len(nodes), 0.0
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._workers = 0
+        self._environment = {
             demo_app.BROKER: broker.url,
             demo_app.NODES: " ".join(self._urls),
             demo_app.RECORD: str(self._record),
             demo_app.WITHOUT_LOCKS: "" if with_locks else "yes",
         }
-        demo_app.app.conf.update(demo_app.settings_in(environment))
+        demo_app.app.conf.update(demo_app.settings_in(self._environment))
         self.rules = plugin_for(demo_app.app).settings.rules
-        self.worker = Worker(folder, environment)
 
-    def prepare(self) -> None:
-        """Let the lock servers vote, and have the worker ready; raises Broken and Stopped."""
-        for node, result in bootstrap(self._urls, self.rules).items():
-            if result != "enrolled":
-                msg = f"lock server {node}: {result}"
-                raise Broken(msg)
-        self.start_worker()
+    # -- tasks ---------------------------------------------------------------------------
 
     def order(self, invoices: Sequence[int], seconds: float) -> list[str]:
         """Order the billing of *invoices*; one takes so many *seconds*. Returns the task ids."""
@@ -146,13 +109,15 @@ class Stage:
             open=len(orders) - len(ready),
         )
 
-    def wait(self, line: Callable[[], Text], until: Callable[[], bool], longest: float) -> bool:
+    # -- waiting -------------------------------------------------------------------------
+
+    def wait(self, line: Callable[[], str], until: Callable[[], bool], longest: float) -> bool:
         """Show *line* until something is so, and return whether it is; raises Stopped, Broken."""
         deadline = time.monotonic() + longest
         with self.screen.progress() as tell:
             while not until():
                 self._stop.check()
-                if self.worker.has_ended:
+                if self._worker is not None and self._worker.poll() is not None:
                     msg = "the Celery worker has ended by itself"
                     raise Broken(msg)
                 if time.monotonic() > deadline:
@@ -172,7 +137,7 @@ class Stage:
             tally = self.tally(orders)
             return until(tally)
 
-        self.wait(lambda: self.servers() + Text(f"tasks: {tally.words}"), is_so, longest)
+        self.wait(lambda: f"{self.servers()}tasks: {tally.words}", is_so, longest)
         return tally
 
     def finish(self, orders: Sequence[str], longest: float = 15.0) -> Tally:
@@ -183,6 +148,27 @@ class Stage:
         """Leave a person time to read; a log needs none."""
         if self.screen.moves:
             self.wait(self.servers, lambda: False, seconds)
+
+    # -- lock servers --------------------------------------------------------------------
+
+    def servers(self) -> str:
+        """Return how the lock servers are, a sign each; asks them, but not too often."""
+        if not self.with_locks:
+            return ""
+        if time.monotonic() - self._asked > ASK_AGAIN:
+            self._asked = time.monotonic()
+            told = [node.state for node in node_statuses(self._urls, self.rules)]
+            self._states = [state if state in ("up", "down") else "silent" for state in told]
+        counts = {"dead": self._states.count("down"), "silent": self._states.count("silent")}
+        missing = f" ({in_counts(counts)})" if any(counts.values()) else ""
+        return f"servers {''.join(map(self.screen.sign, self._states))}{missing}  "
+
+    def enrol(self) -> None:
+        """Let the lock servers vote."""
+        for node, result in bootstrap(self._urls, self.rules).items():
+            if result != "enrolled":
+                msg = f"lock server {node}: {result}"
+                raise Broken(msg)
 
     def kill(self, *numbers: int) -> None:
         """End the lock servers of these numbers [counted from 1] with SIGKILL."""
@@ -196,35 +182,65 @@ class Stage:
             self._nodes[number - 1].restart()
         self.screen.happened(f"{named(numbers)} started again")
 
+    # -- worker --------------------------------------------------------------------------
+
+    def start_worker(self) -> None:
+        """Start a worker and wait until it is ready; raises Broken and Stopped."""
+        self._workers += 1
+        name = f"worker-{self._workers}@demo"
+        path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
+        # Killed, it cannot take its temporary files along: they go with the folder.
+        own = {"PYTHONPATH": path, "TMPDIR": str(self._folder)}
+        with (self._folder / "worker.log").open("ab") as log:
+            # A session of its own: a terminal's Ctrl-C must not reach it, but SIGKILL must reach
+            # its children.
+            self._worker = subprocess.Popen(
+                [*CELERY, "worker", "-n", name, *OPTIONS.split()],
+                cwd=self._folder,
+                env={**os.environ, **self._environment, **own},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        reaper.watch(str(self._folder), self._worker.pid, group=True, folder=self._folder)
+        is_there = self.wait(
+            lambda: "a Celery worker starts", lambda: f"{name} ready." in self.log, WORKER_START
+        )
+        if not is_there:
+            msg = f"the Celery worker was not ready after {WORKER_START:g} s"
+            raise Broken(msg)
+        self.screen.happened(f"a Celery worker with {PROCESSES} processes is ready")
+
+    @property
+    def log(self) -> str:
+        """What the workers wrote so far."""
+        log = self._folder / "worker.log"
+        return log.read_text(errors="replace") if log.exists() else ""
+
+    def end_worker(self) -> None:
+        """End it and its children with SIGKILL; doing so again is no error."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        # Its children may outlive it, so the group is told whatever became of it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+        # The process id may now become somebody else's; the folder is still ours.
+        reaper.watch(str(self._folder), None, folder=self._folder)
+
+    def kill_worker(self, *amid: Run) -> None:
+        """End the worker and all its children, in the middle of some runs."""
+        self.end_worker()
+        self._killed |= dict.fromkeys((run.pid for run in amid), time.monotonic())
+        self.screen.happened("the worker is killed, with all its processes")
+
     def kill_process_of(self, run: Run) -> None:
         """End the worker's child that is in the middle of *run*."""
         os.kill(run.pid, signal.SIGKILL)
         self._killed[run.pid] = time.monotonic()
         self.screen.happened(f"process {run.pid} of the worker is killed in mid-task")
-
-    def kill_worker(self, *amid: Run) -> None:
-        """End the worker and all its children, in the middle of some runs."""
-        self.worker.kill()
-        self._killed |= dict.fromkeys((run.pid for run in amid), time.monotonic())
-        self.screen.happened("the worker is killed, with all its processes")
-
-    def start_worker(self) -> None:
-        """Start a worker and wait until it is ready; raises Broken and Stopped."""
-        self.worker.start()
-        line = Text("a Celery worker starts")
-        if not self.wait(lambda: line, lambda: self.worker.is_ready, WORKER_START):
-            msg = f"the Celery worker was not ready after {WORKER_START:g} s"
-            raise Broken(msg)
-        self.screen.happened(f"a Celery worker with {PROCESSES} processes is ready")
-
-    def servers(self) -> Text:
-        """Return how the lock servers are, in a few signs; asks them, but not too often."""
-        if not self.with_locks:
-            return Text("")
-        if time.monotonic() - self._asked > ASK_AGAIN:
-            self._asked = time.monotonic()
-            self._states = [s.state for s in node_statuses(self._urls, self.rules)]
-        return self.screen.servers(self._states) + Text("  ")
 
 
 def named(numbers: Sequence[int]) -> str:
@@ -249,5 +265,5 @@ def staged(screen: Screen, stop: Stop, *, with_locks: bool) -> Iterator[Stage]:
         stop.check()
         stage = Stage(screen, stop, nodes, broker, folder=folder, with_locks=with_locks)
         stack.callback(demo_app.app.close)
-        stack.callback(stage.worker.kill)
+        stack.callback(stage.end_worker)
         yield stage

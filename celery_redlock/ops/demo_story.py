@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 
-from rich.text import Text
-
-from celery_redlock.ops.demo_app import TTL, VISIBILITY, overlapping
+from celery_redlock.ops.demo_app import TTL, VISIBILITY, Tally, overlapping
 from celery_redlock.ops.demo_screen import Claim
-from celery_redlock.ops.demo_stage import Stage, Tally
+from celery_redlock.ops.demo_stage import Stage
 
 __all__ = ["story"]
 
@@ -92,7 +90,7 @@ def killed_in_mid_task(stage: Stage) -> Iterator[Claim]:
     sent = time.monotonic()
     stage.kill_worker(*tally.runs)
     is_due = sent + VISIBILITY
-    stage.wait(lambda: Text("no worker is there"), lambda: time.monotonic() > is_due, VISIBILITY)
+    stage.wait(lambda: "no worker is there", lambda: time.monotonic() > is_due, VISIBILITY)
     stage.start_worker()
     yield same("whole worker killed", expected, stage.finish(orders).words)
 
@@ -203,7 +201,7 @@ def in_all(stage: Stage) -> Iterator[Claim]:
     twice = overlapping(runs)
     seen = f"{counted(twice, 'time') if twice else 'never'} in {len(runs)} runs"
     yield Claim("one job twice at once", "never", seen, bool(runs) and not twice)
-    lost = max(sent - tally.done - tally.skipped, tally.open, tally.failed)
+    lost = max(sent - len(tally.ended) - tally.skipped, tally.open, tally.failed)
     yield same("orders lost", f"0 of {sent}", f"{lost} of {sent}")
 
 

@@ -1,8 +1,9 @@
-"""How nodes and locks are listed for an operator: as text, or as what goes into JSON."""
+"""How nodes, locks and records of the journal are told an operator: as text, or in JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import click
@@ -11,18 +12,21 @@ from celery_redlock.ops.screen import COLOURS
 from celery_redlock.ops.text import LONGEST, one_line, show_table
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.quorum import MARKS
+from celery_redlock.reading.sentences import sentence
 from celery_redlock.reading.stored import LockView
-from celery_redlock.words import duration
+from celery_redlock.words import duration, number
 
 __all__ = [
+    "LOCK_COLOURS",
     "LOCK_HEAD",
     "STATES",
     "holder_as_json",
     "left",
+    "line",
     "lock_as_json",
     "lock_row",
+    "note_silent",
     "scalar",
-    "show_locks",
     "show_nodes",
     "who_as_json",
 ]
@@ -33,8 +37,11 @@ LOCK_HEAD = (
     *("LOCK", "TASK ID", "TASK", "HOST", "PID", "AGE", "TTL LEFT"),
     *("VOTES", "FENCE", "WAITING", "TOKEN"),
 )
+LOCK_COLOURS = {"never": "red"}
 #: What a holder tells of itself, and we tell of it.
 HOLDER = ("task_id", "task", "execution", "host", "pid", "since")
+#: Events that are noticed by more than one process: who noticed is worth a word.
+NOTICED = ("Node", "Leader")
 
 
 def show_nodes(nodes: Sequence[NodeStatus]) -> None:
@@ -53,27 +60,29 @@ def show_nodes(nodes: Sequence[NodeStatus]) -> None:
     show_table(("NODE", "STATE", "VERSION", "UPTIME", "QUARANTINE", "PROBLEM"), rows, STATES)
 
 
-def show_locks(locks: Sequence[LockView], nodes: int) -> None:
-    """Print a line for each of *locks*, which stand on some of so many *nodes*."""
-    if not locks:
-        click.echo("No live locks.")
-        return
-    show_table(LOCK_HEAD, [lock_row(lock, nodes) for lock in locks], {"never": "red"})
-
-
 def lock_row(lock: LockView, nodes: int) -> tuple[str, ...]:
     """Return *lock*, which stands on some of so many *nodes*, in cells under `LOCK_HEAD`."""
-    who = lock_as_json(lock, nodes)
-    names = [str(who[field] or "?") for field in ("name", "task_id", "task", "host", "pid")]
+    who = who_as_json(lock.holder)
+    names = [lock.name, *(who[field] for field in ("task_id", "task", "host", "pid"))]
     return (
-        *(one_line(name, LONGEST) for name in names),
-        "?" if who["age"] is None else duration(who["age"]),
+        *(one_line(name or "?", LONGEST) for name in names),
+        "?" if lock.age is None else duration(lock.age),
         left(lock.ttl),
         f"{len(lock.votes)}/{nodes}",
         str(lock.fence or ""),
         str(lock.waiting or ""),
-        one_line(who["token"] or "not ours", LONGEST),
+        one_line(lock.holder.get("token") or "not ours", LONGEST),
     )
+
+
+def note_silent(nodes: Sequence[str]) -> None:
+    """Say on stderr which *nodes* did not answer, if any."""
+    if nodes:
+        click.echo(
+            f"Note: could not be read: {', '.join(nodes)}; see 'redlock status' and "
+            "'redlock doctor'.",
+            err=True,
+        )
 
 
 def left(ttl: float | None) -> str:
@@ -109,7 +118,7 @@ def holder_as_json(lock: LockView) -> dict[str, Any]:
     }
 
 
-def who_as_json(holder: dict[str, Any]) -> dict[str, Any]:
+def who_as_json(holder: Mapping[str, Any]) -> dict[str, Any]:
     """Return what *holder* tells of itself that we tell on; None for what it does not tell."""
     return {field: scalar(holder.get(field)) for field in HOLDER}
 
@@ -117,3 +126,20 @@ def who_as_json(holder: dict[str, Any]) -> dict[str, Any]:
 def scalar(value: object) -> str | float | None:
     """Return *value* if it is text or a number; else somebody else wrote it."""
     return value if isinstance(value, (str, int, float)) else None
+
+
+def line(record: Mapping[str, Any]) -> str:
+    """Return a record of the journal as one line: when, and what happened."""
+    by = ""
+    if str(record.get("event")).startswith(NOTICED):
+        by = f" (process {record.get('pid', '?')} on {record.get('host', '?')})"
+    # Others may have written to the nodes, too: no control character reaches the terminal.
+    return f"{local_time(record.get('at'))}  {one_line(sentence(record) + by)}"
+
+
+def local_time(at: object) -> str:
+    """Return a moment [s, Unix time] in local time."""
+    try:
+        return datetime.fromtimestamp(number(at), timezone.utc).astimezone().strftime("%F %T")
+    except (OverflowError, ValueError, OSError):  # a year that there is not
+        return "?"

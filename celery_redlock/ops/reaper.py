@@ -22,7 +22,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,57 +59,28 @@ class Reaper:
             group: Whether *pid* leads a process group that is to be ended with it.
             folder: Directory to remove after the end of the process.
         """
-        order = {"key": key, "pid": pid, "group": group, "folder": folder and str(folder)}
         with self._lock:
-            self._watched[key] = order
-            self._tell(order)
+            self._watched[key] = {"pid": pid, "group": group, "folder": folder and str(folder)}
+            self._tell()
 
     def forget(self, key: str) -> None:
         """Take back the entry *key*; without any entry left the reaper process ends."""
         with self._lock:
-            if self._watched.pop(key, None) is None:
-                return
-            self._tell({"key": key, "pid": None, "folder": None})
-            if not self._watched:
-                self._dismiss()
+            if self._watched.pop(key, None) is not None:
+                self._tell()
 
-    def _tell(self, order: dict[str, Any]) -> None:
-        if self._process is not None:
-            # A broken pipe: somebody ended the reaper, so a new one is told everything.
-            with contextlib.suppress(BrokenPipeError):
-                self._send(self._process, order)
-                return
-            self._dismiss()
-        self._process = self._start()
-        for known in self._watched.values():
-            self._send(self._process, known)
-
-    @staticmethod
-    def _start() -> subprocess.Popen[bytes]:
-        # -I and -S: neither the user's environment nor site-packages have a say in it.
-        # A session of its own, so that a terminal's Ctrl-C does not reach it.
-        # Unbuffered, so that a fork at a bad moment inherits neither bytes nor a held lock.
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, str(os.getpid())],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    @staticmethod
-    def _send(process: subprocess.Popen[bytes], order: dict[str, Any]) -> None:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(order).encode() + b"\n")
-
-    def _dismiss(self) -> None:
-        process, self._process = self._process, None
-        if process is not None and process.stdin is not None:
-            # Said in words too: a forked child may keep the pipe open.
-            with contextlib.suppress(BrokenPipeError):
-                self._send(process, {"key": None})
-            process.stdin.close()
-            process.wait()
+    def _tell(self) -> None:
+        """Tell the reaper process all that is watched now."""
+        process = self._process = self._process or start(os.getpid())
+        try:
+            write(process, list(self._watched.values()))
+        except BrokenPipeError:  # somebody ended it
+            end(process)
+            process = self._process = start(os.getpid())
+            write(process, list(self._watched.values()))
+        if not self._watched:
+            self._process = None
+            end(process)
 
     def _abandon(self) -> None:
         """Let go of the reaper in a forked child: it belongs to the parent alone."""
@@ -121,49 +91,61 @@ class Reaper:
             process.returncode = 0  # not our child: nothing to wait for, nothing to warn of
 
 
+def start(owner: int) -> subprocess.Popen[bytes]:
+    """Start the reaper process of *owner*, which is this process."""
+    # -I and -S: neither the user's environment nor site-packages have a say in it.
+    # A session of its own, so that a terminal's Ctrl-C does not reach it.
+    # Unbuffered, so that a fork at a bad moment inherits neither bytes nor a held lock.
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, str(owner)],
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def write(process: subprocess.Popen[bytes], watched: list[dict[str, Any]]) -> None:
+    """Tell the reaper *process* what is watched; nothing ends it."""
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(watched).encode() + b"\n")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of the reaper *process*."""
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
+
+
 reaper = Reaper()
 os.register_at_fork(after_in_child=reaper._abandon)  # noqa: SLF001 - for this very line
 
 
-def _end(order: dict[str, Any]) -> None:
-    if order["pid"] is not None:
-        end = os.killpg if order["group"] else os.kill
-        with contextlib.suppress(ProcessLookupError):
-            end(order["pid"], signal.SIGKILL)
-    if order["folder"] is not None:
-        import shutil  # noqa: PLC0415 - needed once at the very end; it would slow every start
-
-        shutil.rmtree(order["folder"], ignore_errors=True)
-
-
-def _orders(owner: int) -> Iterator[dict[str, Any]]:
-    """Yield what arrives on stdin, until it ends or the owner is gone and all of it was read."""
-    buffer = b""
+def main(owner: int) -> None:
+    """Be the reaper process: read what is watched until *owner* is gone, then end all that."""
+    watched: list[dict[str, Any]] = []
+    rest = b""
     while True:
         # Asked before the last look into the pipe: the owner may die before we have read anything.
         orphaned = os.getppid() != owner
         readable = select.select([0], [], [], 0 if orphaned else POLL)[0]
         chunk = os.read(0, 1 << 16) if readable else b""
         if not chunk and (orphaned or readable):
-            return
-        *lines, buffer = (buffer + chunk).split(b"\n")
-        yield from map(json.loads, lines)
+            break
+        *lines, rest = (rest + chunk).split(b"\n")
+        if lines:
+            watched = json.loads(lines[-1])
+            if not watched:
+                return
+    for entry in watched:
+        if entry["pid"] is not None:
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if entry["group"] else os.kill)(entry["pid"], signal.SIGKILL)
+        if entry["folder"] is not None:
+            import shutil  # noqa: PLC0415 - needed once at the very end; it would slow every start
 
-
-def main(owner: int) -> None:
-    """
-    Be the reaper process: take orders until the owner is gone, then end what is left.
-
-    Args:
-        owner: Process id of the owner.
-    """
-    watched: dict[str, dict[str, Any]] = {}
-    for order in _orders(owner):
-        if order["key"] is None:
-            return
-        watched[order["key"]] = order
-    for order in watched.values():
-        _end(order)
+            shutil.rmtree(entry["folder"], ignore_errors=True)
 
 
 if __name__ == "__main__":

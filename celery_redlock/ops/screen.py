@@ -1,4 +1,4 @@
-"""What a person at a terminal gets beyond plain text: tables by rich, progress, a way to stop."""
+"""What a person at a terminal gets beyond plain text: colours, progress, a way to stop."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import sys
 import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 __all__ = [
     "COLOURS",
@@ -22,7 +19,7 @@ __all__ = [
     "Stop",
     "Stopped",
     "colour",
-    "console",
+    "is_colourless",
     "is_dumb",
     "is_terminal",
     "stop_on_any",
@@ -40,17 +37,6 @@ def is_terminal(stream: Any) -> bool:
     return stream is not None and not stream.closed and bool(stream.isatty())
 
 
-def console() -> Console | None:
-    """Return rich's console if a person looks at stdout and rich is installed, else None."""
-    if not is_terminal(sys.stdout):
-        return None
-    try:
-        from rich.console import Console  # noqa: PLC0415  an extra, and slow to import
-    except ImportError:
-        return None
-    return Console(no_color=True if is_colourless() else None, highlight=False)
-
-
 def is_colourless() -> bool:
     """Return whether ``--no-color`` or NO_COLOR forbids colours, or the terminal has none."""
     if os.environ.get("NO_COLOR") or is_dumb():
@@ -66,7 +52,9 @@ def is_dumb() -> bool:
 
 def colour(text: str, style: str) -> str:
     """Return *text* in a colour of click's on a terminal that wants colours, else as it is."""
-    return text if is_colourless() or not is_terminal(sys.stdout) else click.style(text, fg=style)
+    if not style or is_colourless() or not is_terminal(sys.stdout):
+        return text
+    return click.style(text, fg=style)
 
 
 class Progress:

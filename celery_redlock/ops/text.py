@@ -1,17 +1,15 @@
-"""Text for the terminal: columns, durations, JSON. Needs nothing but click."""
+"""Text for the terminal: columns, JSON, and what others wrote as one line."""
 
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from celery_redlock.ops.screen import console
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from celery_redlock.ops.screen import colour
 
 __all__ = ["LONGEST", "Columns", "in_json", "one_line", "show_json", "show_table"]
 
@@ -34,7 +32,7 @@ def in_json(value: Any, indent: int | None = None) -> str:
 
 
 def show_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], styles: Mapping[str, str] | None = None
+    head: Sequence[str], rows: Sequence[Sequence[str]], colours: Mapping[str, str] | None = None
 ) -> None:
     """
     Print *rows* under *head*; a column without any content is left out.
@@ -42,53 +40,42 @@ def show_table(
     Args:
         head: A word per column.
         rows: Of as many cells each.
-        styles: Cell -> how rich is to show it on a terminal.
+        colours: Cell -> its colour on a terminal.
     """
     filled = [i for i in range(len(head)) if any(row[i] for row in rows)]
-    head, rows = [head[i] for i in filled], [[row[i] for i in filled] for row in rows]
-    screen = console()
-    if screen is None:
-        columns = Columns(head, rows)
-        for line in (head, *rows):
-            click.echo(columns.line(line))
-    else:
-        show_rich_table(screen, head, rows, styles or {})
-
-
-def show_rich_table(
-    screen: Console,
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    styles: Mapping[str, str],
-) -> None:
-    """Print a table on a terminal; the cells are text, whatever brackets are in it."""
-    from rich.table import Table  # noqa: PLC0415  an extra, and slow to import
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for word in head:
-        table.add_column(word, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
-    screen.print(table)
+    table = [[row[i] for i in filled] for row in (head, *rows)]
+    columns = Columns(table, colours or {})
+    for row in table:
+        click.echo(columns.line(row))
 
 
 class Columns:
     """
-    Plain columns that are as wide as what is in them.
+    Columns that are as wide as what is in them.
 
     Args:
-        head: A word per column.
-        rows: The rows that make the widths; later ones may stick out.
+        rows: Make the widths; later ones may stick out.
+        colours: Cell -> its colour on a terminal.
     """
 
-    def __init__(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        self._widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    def __init__(self, rows: Sequence[Sequence[str]], colours: Mapping[str, str]) -> None:
+        self._widths = [max(map(width_of, column)) for column in zip(*rows, strict=True)]
+        self._colours = colours
 
     def line(self, row: Sequence[str]) -> str:
         """Return *row* as a line."""
-        cells = (cell.ljust(width) for cell, width in zip(row, self._widths, strict=True))
-        return "  ".join(cells).rstrip()
+        cells = "  ".join(
+            colour(cell, self._colours.get(cell, "")) + " " * (width - width_of(cell))
+            for cell, width in zip(row, self._widths, strict=True)
+        )
+        return cells.rstrip()
+
+
+def width_of(text: str) -> int:
+    """Return how many columns of a terminal *text* takes: a wide character takes two."""
+    if text.isascii():
+        return len(text)
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def one_line(text: object, longest: int | None = None) -> str:

@@ -20,12 +20,14 @@ from celery_redlock.reading.stored import LockView, age_of
 from celery_redlock.settings import Settings
 from celery_redlock.words import duration, number
 
-__all__ = ["HEAD", "LATELY", "ORDERS", "Name", "Reader", "Snapshot"]
+__all__ = ["HEAD", "LATELY", "ORDERS", "REFUSALS", "Name", "Reader", "Snapshot"]
 
 #: What is counted as late [s].
 LATELY = 60.0
 #: For how long locks are read at a time [s]; where there are more, some are left out.
 LONGEST_READ = 1.0
+#: So many refusals are shown.
+REFUSALS = 5
 HEAD = ("LOCK", "REFUSED", "WAITING", "AGE", "TTL LEFT", "TASK", "TASK ID", "PROCESS")
 
 

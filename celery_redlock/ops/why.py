@@ -136,7 +136,7 @@ def find_task(app: Any, name: str) -> Any:
     return task
 
 
-def name_of_call(task: Any, args: str, kwargs: str) -> str:
+def name_of_call(task: Any, args: str = "[]", kwargs: str = "{}") -> str:
     """
     Return the lock name of a call of *task*.
 

@@ -122,6 +122,11 @@ class JournalReader:
         """Return the records that came since the last call, oldest first."""
         return self._ask_all(self._next)
 
+    @property
+    def silent(self) -> list[str]:
+        """Labels of the nodes that did not answer when they were last asked."""
+        return [it.label for it in self._addresses if it.label not in self._connections]
+
     def close(self) -> None:
         """Drop the connections."""
         for label in list(self._connections):

@@ -12,7 +12,7 @@ import redis
 from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap, node_statuses
-from support.command_line import command_line, urls
+from support.command_line import urls
 from support.waiting import eventually
 
 RULES = Rules(ttl=20, max_ttl=20)
@@ -31,13 +31,6 @@ SHOP = """
         print("held", flush=True)
         time.sleep(60)
 """
-
-
-@pytest.fixture
-def line(tmp_path):
-    """The command line of the shop."""
-    with command_line(tmp_path, SHOP) as it:
-        yield it
 
 
 @pytest.fixture
@@ -260,20 +253,12 @@ def test_bootstrap_refuses_where_a_node_forbids_to_look(redis_nodes, redlock):
 
 
 @pytest.mark.parametrize(("answer", "code", "state"), [("n", 1, "unmarked"), ("y", 0, "up")])
-def test_bootstrap_asks_a_person_first(redis_nodes, shop, answer, code, state):
+def test_bootstrap_asks_a_person_first(redis_nodes, line, answer, code, state):
     """On a terminal nothing is changed without a yes."""
     nodes = redis_nodes(1)
-    ours, theirs = os.openpty()
-    try:
-        command = ["-m", "celery", "-A", "shop", "redlock", "bootstrap"]
-        process = shop(nodes, *command, stdin=theirs)
-        os.write(ours, f"{answer}\n".encode())
-        _, err = process.communicate(timeout=100)
-    finally:
-        os.close(ours)
-        os.close(theirs)
+    ended, _, err = line.answer(nodes, answer, "bootstrap")
     assert "[y/N]" in err
-    assert process.returncode == code
+    assert ended == code
     assert _states(nodes) == [state]
 
 

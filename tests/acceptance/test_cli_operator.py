@@ -20,7 +20,7 @@ from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.cli.ls import SORTED
 from celery_redlock.reading.nodes import bootstrap, node_statuses
-from support.command_line import command_line, urls
+from support.command_line import urls
 from support.waiting import eventually
 
 RULES = Rules(ttl=20, max_ttl=20)
@@ -51,13 +51,6 @@ SHOP = """
 """
 HOLDER = {"task_id", "task", "execution", "host", "pid", "since"}
 LOCK = HOLDER | {"name", "age", "ttl", "votes", "held", "fence", "waiting", "token", "foreign"}
-
-
-@pytest.fixture
-def line(tmp_path):
-    """The command line of the shop."""
-    with command_line(tmp_path, SHOP) as it:
-        yield it
 
 
 @pytest.fixture
@@ -348,23 +341,21 @@ def test_release_says_where_it_could_not(line, nodes):
     assert told["reason"] == "unavailable"
 
 
+def test_release_without_a_token_says_where_it_is_to_be_had(line, nodes):
+    """It is what the operator has to look for next."""
+    code, _, err = line.redlock(nodes, "release", "a")
+    assert (code, "'redlock ls' shows it" in err) == (2, True)
+
+
 @pytest.mark.parametrize(("answer", "code", "left"), [("n", 1, 1), ("y", 0, 0)])
 def test_release_asks_a_person_first(line, nodes, answer, code, left):
     """On a terminal the holder is shown, and nothing is changed without a yes."""
     for node in nodes:
         do(node, "SET", "redlock:lock:a", "e" * 40 + '{"task_id": "one"}', "PX", "60000")
-    ours, theirs = os.openpty()
-    try:
-        words = ["release", "a", "--token", "e" * 8]
-        process = line.start_redlock(nodes, *words, stdin=theirs)
-        os.write(ours, f"{answer}\n".encode())
-        out, err = process.communicate(timeout=100)
-    finally:
-        os.close(ours)
-        os.close(theirs)
+    ended, out, err = line.answer(nodes, answer, "release", "a", "--token", "e" * 8)
     assert "held by task one" in out
     assert "[y/N]" in err
-    assert process.returncode == code
+    assert ended == code
     assert do(nodes[0], "EXISTS", "redlock:lock:a") == left
 
 
@@ -426,15 +417,36 @@ def test_tail_shows_what_was_and_picks(line, nodes):
     assert told() == ["one", "two", "three"]
     assert told("-n", "2") == ["two", "three"]
     assert told("-n", "0") == []
+    assert told("-f", "--no-follow", "-n", "1") == ["three"]  # -f: as of the other tail
     assert told("--task", "shop.*") == ["one", "three"]
     assert told("--lock", "invoice:*") == ["two"]
     assert told("--event", "LeaseLost") == ["three"]
-    assert told("-n", "1", "--event", "TaskSkipped", "--event", "Other") == ["two"]
+    assert told("-n", "1", "--event", "TaskSkipped", "--event", "NodeDown") == ["two"]
     _, out, _ = line.redlock(nodes, "tail", "--no-follow")
     assert (
         "Lock 'nightly' is lost (deadline) by task shop.nap[three]: not renewed in time"
         in out.splitlines()[2]
     )
+
+
+def test_tail_ends_with_its_reader_though_nothing_happens(line, nodes):
+    """As in ``tail | grep -m 1``: nothing is written that could tell it."""
+    record(nodes, "first")
+    process = line.start_redlock(nodes, "tail")
+    assert "[first]" in process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(30) == 0
+    assert process.stderr.read() == ""
+
+
+def test_tail_says_what_it_cannot_know(line, nodes):
+    """An event that there is not, and nodes that do not answer: else it would just be silent."""
+    code, _, err = line.redlock(nodes, "tail", "--event", "TaskSkiped")
+    assert (code, "'TaskSkipped'" in err) == (2, True)
+    nodes[0].kill()
+    code, out, err = line.redlock(nodes, "tail", "--no-follow")
+    assert (code, out) == (0, "")
+    assert f"could not be read: {label(nodes[0])};" in err
 
 
 def test_tail_follows_through_the_death_of_nodes_until_ctrl_c(line, nodes):
@@ -635,8 +647,8 @@ def on_a_terminal(line, nodes, *words, **env):
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]m")
 
 
-def test_a_terminal_gets_tables_and_colours(line, nodes):
-    """By rich, if it is installed; brackets in a name are no markup; NO_COLOR is heeded."""
+def test_a_terminal_gets_colours(line, nodes):
+    """Brackets in a name are no markup; NO_COLOR is heeded."""
     for node in nodes:
         do(node, "SET", "redlock:lock:[red]x[/]", "e" * 40, "PX", "60000")
     told = on_a_terminal(line, nodes, "status")
@@ -647,12 +659,12 @@ def test_a_terminal_gets_tables_and_colours(line, nodes):
     assert COLOUR.search(on_a_terminal(line, nodes, "why", "--name", "x"))
 
 
-def test_without_rich_a_terminal_gets_plain_columns(line, nodes):
-    """It is an extra."""
+def test_without_rich_top_is_one_snapshot(line, nodes):
+    """It is an extra; how to get it is said."""
     (line.folder / "rich.py").write_text("raise ImportError('not installed')")
-    told = on_a_terminal(line, nodes, "status")
-    assert not COLOUR.search(told)
-    assert told.count(" up ") == 3
+    told = on_a_terminal(line, nodes, "top", NO_COLOR="1")
+    assert told.count(" up") == 3
+    assert 'Live with: pip install "celery-redlock[cli]"' in told
 
 
 def test_control_characters_of_others_do_not_reach_the_terminal(line, nodes):

@@ -17,7 +17,7 @@ from support.waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
-DEMO = [sys.executable, "-m", "celery_redlock.ops.main", "demo"]
+DEMO = [sys.executable, "-m", "celery_redlock", "demo"]
 SERVERS_STARTED, CHAPTER_1, CHAPTER_2 = "broker are started", "1. The same", "2. A worker"
 #: What a person with a project of their own may have exported.
 ANOTHER_PROJECT = {

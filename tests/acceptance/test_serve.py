@@ -16,7 +16,7 @@ import redis
 from celery_redlock.ops.servers import Server
 from support.waiting import eventually
 
-SERVE = [sys.executable, "-m", "celery_redlock.ops.main", "servers"]
+SERVE = [sys.executable, "-m", "celery_redlock", "servers"]
 
 
 @pytest.fixture

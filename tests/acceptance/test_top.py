@@ -16,7 +16,7 @@ from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.journal import Journal
 from celery_redlock.reading.nodes import bootstrap
-from support.command_line import command_line, urls
+from support.command_line import urls
 
 termios = pytest.importorskip("termios")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no terminals like ours")
@@ -39,12 +39,12 @@ SHOP = """
 class Terminal:
     """A terminal with ``redlock top`` in it."""
 
-    def __init__(self, line, nodes):
+    def __init__(self, line, nodes, columns=150):
         self._ours, self.theirs = os.openpty()
         self.before = termios.tcgetattr(self.theirs)
         self.written = ""
         ends = dict.fromkeys(("stdin", "stdout", "stderr"), self.theirs)
-        size = {"COLUMNS": "150", "LINES": "30"}
+        size = {"COLUMNS": str(columns), "LINES": "30"}
         self.process = line.start_redlock(nodes, "top", **ends, env=size, text=False)
 
     def press(self, keys):
@@ -89,13 +89,6 @@ class Terminal:
 
 
 @pytest.fixture
-def line(tmp_path):
-    """The command line of the shop."""
-    with command_line(tmp_path, SHOP) as it:
-        yield it
-
-
-@pytest.fixture
 def nodes(redis_nodes):
     """Nodes on which two invoices are billed; another one's try was refused a moment ago."""
     nodes = redis_nodes(3)
@@ -109,9 +102,9 @@ def nodes(redis_nodes):
 
 
 @pytest.fixture
-def terminal(line, nodes):
+def terminal(line, nodes, request):
     """A terminal in which all has been read once."""
-    it = Terminal(line, nodes)
+    it = Terminal(line, nodes, *getattr(request, "param", []))
     it.read_until("Refused in the last minute: 1")
     yield it
     it.process.kill()
@@ -136,6 +129,15 @@ def test_keys_sort_filter_and_open_why(terminal):
     terminal.press("q")
     assert terminal.end() == 0
     assert terminal.is_as_before
+
+
+@pytest.mark.parametrize("terminal", [[40], [80]], indirect=True)
+def test_a_narrow_terminal_has_all_keys(terminal):
+    """Their line is wrapped, and so is what `why` says; nothing is pushed out of the screen."""
+    assert "n name" in terminal.screen(0)
+    assert "invoice:8" in terminal.screen(0)
+    terminal.press("\r")
+    terminal.read_until("Any key goes back.")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -379,6 +379,23 @@ def test_a_suspect_is_sent_releases_only_until_it_has_answered(contract_node, li
     assert [vote.value for vote in votes] == [b"", b""]
 
 
+def test_a_suspect_that_is_given_up_is_not_said_to_be_down_again(contract_node, line):
+    """Once is enough, until it is up again. Twin: one that nobody suspected is said to be."""
+    wire = line(contract_node.url)
+    wire.ask(acquire("mine", A))
+    contract_node.pause()
+    try:
+        wire.send(inspect("mine"))
+        wire.node.suspect(clock.now())
+        wire.node.detach(Gone("no answer for 2 s"))
+    finally:
+        contract_node.resume()
+    assert [type(e) for e in wire.news] == [events.NodeUp, events.NodeDown]
+    other = line(contract_node.url)
+    other.node.detach(Gone("closed"))
+    assert [type(e) for e in other.news] == [events.NodeUp, events.NodeDown]
+
+
 def test_a_suspect_that_keeps_up_again_votes_again_although_it_is_busy(
     contract_node, proxied_nodes, line
 ):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from celery_redlock import RedlockTask
 from celery_redlock.ops import demo
 from celery_redlock.ops.cli import redlock
+from celery_redlock.ops.cli.bench import Times
 from celery_redlock.ops.cli.group import COMMANDS
 from celery_redlock.ops.main import main
 from celery_redlock.ops.web import command
@@ -71,7 +72,7 @@ def app(shared_nodes):
 def harmless(monkeypatch):
     """Have nothing served, nothing measured for long, and no demo run."""
     monkeypatch.setattr(command, "serve", lambda *_: None)
-    monkeypatch.setattr("celery_redlock.ops.bench.Bench.run", lambda *_: None)
+    monkeypatch.setattr("celery_redlock.ops.cli.bench.measure", lambda *_: Times())
     monkeypatch.setattr(demo, "run", lambda *_, **__: 0)
 
 

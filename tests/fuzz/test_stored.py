@@ -33,7 +33,7 @@ from celery_redlock.lock.rounds import MarkerStands, Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import Vote, VoteKind, holder_of
 from celery_redlock.observers.logging import log_event
-from celery_redlock.ops import journal_lines
+from celery_redlock.ops import listing
 from celery_redlock.ops.cli import redlock
 from celery_redlock.ops.inspected import of_child
 from celery_redlock.ops.listing import lock_as_json, lock_row
@@ -254,7 +254,7 @@ def test_a_record_of_any_shape_is_one_tame_line(line):
     """In words and as JSON; and it is told of the lock that it names, or of none."""
     record = read_record(line)
     assert isinstance(when(record), float)
-    assert journal_lines.line(record).isprintable()
+    assert listing.line(record).isprintable()
     json.loads(shown_json(record), parse_constant=pytest.fail)
     json.loads(shown_json(record, indent=2), parse_constant=pytest.fail)
     assert is_refusal_of(record, "n") in (True, False)
@@ -262,9 +262,9 @@ def test_a_record_of_any_shape_is_one_tame_line(line):
 
 def test_a_line_that_repeats_what_it_is_told_is_seen(monkeypatch):
     """The twin: without the part that takes controls out."""
-    monkeypatch.setattr(journal_lines, "one_line", lambda text: text)
+    monkeypatch.setattr(listing, "one_line", lambda text: text)
     record = {"event": "NodeDown", "node": ESCAPES[0]}
-    assert not journal_lines.line(record).isprintable()
+    assert not listing.line(record).isprintable()
 
 
 # --- on real nodes --------------------------------------------------------------------------------

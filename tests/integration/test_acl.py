@@ -22,7 +22,7 @@ from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import registered
-from celery_redlock.ops.bench import round_trips
+from celery_redlock.ops.cli.bench import round_trips
 from celery_redlock.ops.doctor.nodes import gather_nodes
 from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.health import check, probe

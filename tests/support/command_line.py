@@ -78,6 +78,20 @@ class CommandLine:
         out, err = process.communicate(timeout=PATIENCE)
         return process.returncode, out, err
 
+    def answer(
+        self, nodes: Sequence[Server | str], answer: str, *words: str
+    ) -> tuple[int, str, str]:
+        """Run ``celery -A shop redlock *words``, and give *answer* on a terminal when it asks."""
+        ours, theirs = os.openpty()
+        try:
+            process = self.start_redlock(nodes, *words, stdin=theirs)
+            os.write(ours, f"{answer}\n".encode())
+            out, err = process.communicate(timeout=PATIENCE)
+        finally:
+            os.close(ours)
+            os.close(theirs)
+        return process.returncode, out, err
+
     def close(self) -> None:
         """End all that was started."""
         for process in self._started:

@@ -52,9 +52,9 @@ def test_nodes_keep_their_order():
     ("nodes", "message"),
     [
         ("redis://a", "must be a list of URLs of Redis servers, got str"),
+        ([], "must be a list of URLs of Redis servers, got an empty one"),
         ({"sentinels": ["redis://s"], "service": "x"}, "must be a list"),
         (None, "must be a list"),
-        ([], "must be a list"),
         ({"redis://a"}, "must be a list"),
         ([7], "a node is a URL or a Sentinel service, got int"),
         (THREE[:2], "must be an odd number of servers, got 2"),

@@ -10,7 +10,7 @@ from celery_redlock import events
 from celery_redlock.observers import journal
 from celery_redlock.observers.records import record_of
 from celery_redlock.ops.cli.tail import EVENTS
-from celery_redlock.ops.journal_lines import line
+from celery_redlock.ops.listing import line
 from celery_redlock.reading.sentences import WORDINGS, sentence
 
 #: What any record may have.

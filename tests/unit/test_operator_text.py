@@ -11,12 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from celery_redlock.lock.redlock import NodeView
 from celery_redlock.ops import inspected
 from celery_redlock.ops.cli.release import outcome, why_not
 from celery_redlock.ops.screen import Progress, Stop, colour
-from celery_redlock.ops.text import LONGEST, in_json, one_line
+from celery_redlock.ops.text import LONGEST, in_json, one_line, show_table
 from celery_redlock.reading.stored import LockView, age_of
 from celery_redlock.words import who
 from support.one_lock import one_lock, seen
@@ -65,6 +66,22 @@ def test_nobody_holds_a_lock_only_if_a_quorum_says_so(found, expected):
     assert why_not(one_lock(found)) == expected
 
 
+# --- bootstrap ------------------------------------------------------------------------------
+
+
+def test_a_node_that_did_not_take_part_is_never_said_to_vote(monkeypatch):
+    """Not even where its error says nothing, as `TimeoutError()` does."""
+    command = importlib.import_module("celery_redlock.ops.cli.bootstrap")
+    settings = SimpleNamespace(nodes=["a"], rules=None)
+    monkeypatch.setattr(command, "settings_at_hand", lambda: settings)
+    monkeypatch.setattr(command, "node_statuses", lambda *_: [])
+    monkeypatch.setattr(command, "AllLocks", lambda *_: Nothing())
+    monkeypatch.setattr(command, "bootstrap", lambda *_: {"a": "", "b": "enrolled"})
+    ended = CliRunner().invoke(command.bootstrap_command, ["--force"])
+    assert ended.exit_code == 1
+    assert "a: did not answer\nb: may vote\n" in ended.output
+
+
 # --- strange values -------------------------------------------------------------------------
 
 
@@ -90,6 +107,16 @@ def test_very_long_names_are_cut_for_a_person():
     assert one_line("n" * 5000, LONGEST) == "n" * (LONGEST - 3) + "..."
     assert one_line("n" * LONGEST, LONGEST) == "n" * LONGEST
     assert len(who({"task": "t" * 5000, "host": "h" * 5000, "task_id": "i" * 5000})) < 500
+
+
+def test_columns_stand_in_line_whatever_script_a_name_is_in(capsys):
+    """A character of Chinese, Japanese or Korean takes two columns of a terminal."""
+    show_table(("LOCK", "TASK"), [("\u540d\u524d:7", "a"), ("invoice:7", "b")])
+    assert capsys.readouterr().out.splitlines() == [
+        "LOCK       TASK",
+        "\u540d\u524d:7     a",
+        "invoice:7  b",
+    ]
 
 
 # --- terminals ------------------------------------------------------------------------------

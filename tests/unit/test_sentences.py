@@ -9,7 +9,7 @@ import pytest
 from celery_redlock import events
 from celery_redlock.observers import journal, logging
 from celery_redlock.observers.records import record_of
-from celery_redlock.ops import journal_lines
+from celery_redlock.ops import listing
 from celery_redlock.ops.cli import tail
 from celery_redlock.ops.web.views import of_entry
 from celery_redlock.reading import sentences
@@ -166,9 +166,9 @@ def test_all_ask_the_one_table(told, monkeypatch, caplog, capsys):
             logging.log_event(event)
         assert caplog.messages == ["Blue skies"]
     elif told == "journal":
-        assert "Blue skies" in journal_lines.line(record_of(event))
+        assert "Blue skies" in listing.line(record_of(event))
     elif told == "tail":
-        tail.tell_line(record_of(event))
+        tail.show(record_of(event), as_json=False)
         assert "Blue skies" in capsys.readouterr().out
     else:
         assert "Blue skies" in of_entry(Entry(record_of(event), []))

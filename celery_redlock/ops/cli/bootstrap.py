@@ -7,16 +7,20 @@ from collections.abc import Sequence
 from itertools import islice
 
 import click
-from celery.bin.base import CeleryCommand
 
-from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings
-from celery_redlock.ops.listing import lock_as_json, show_locks, show_nodes
+from celery_redlock.ops.cli.command import UNWELL, operator_command, settings_at_hand
+from celery_redlock.ops.listing import (
+    LOCK_COLOURS,
+    LOCK_HEAD,
+    lock_as_json,
+    lock_row,
+    show_nodes,
+)
 from celery_redlock.ops.screen import is_terminal
-from celery_redlock.ops.text import one_line, show_json
+from celery_redlock.ops.text import one_line, show_json, show_table
 from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from celery_redlock.reading.stored import LockView
-from celery_redlock.settings import Settings
 
 __all__ = ["bootstrap_command"]
 
@@ -34,17 +38,10 @@ that could not be read
 """
 
 
-@click.command(
-    "bootstrap",
-    cls=CeleryCommand,
-    epilog=EXAMPLES,
-    short_help="Let all nodes vote at once, without quarantine.",
-)
+@operator_command("Let all nodes vote at once, without quarantine.", EXAMPLES)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--force", is_flag=True, help="Go on despite live or unknown locks; implies --yes.")
-@json_option
-@with_settings
-def bootstrap_command(settings: Settings, *, yes: bool, force: bool, as_json: bool) -> None:
+def bootstrap_command(*, yes: bool, force: bool, as_json: bool) -> int:
     """
     Let all nodes vote at once, without quarantine.
 
@@ -57,6 +54,7 @@ def bootstrap_command(settings: Settings, *, yes: bool, force: bool, as_json: bo
 
     Exits with 0 if all nodes may vote, with 1 if not or if it refused.
     """
+    settings = settings_at_hand()
     nodes = node_statuses(settings.nodes, settings.rules)
     live = AllLocks(settings.nodes, settings.rules)
     locks = sorted(islice(live, SHOWN), key=lambda lock: lock.name)
@@ -68,9 +66,17 @@ def bootstrap_command(settings: Settings, *, yes: bool, force: bool, as_json: bo
     if not (yes or force) and is_terminal(sys.stdin):
         click.confirm("Does nobody hold a lock now, and may all nodes vote?", abort=True, err=True)
     results = bootstrap(settings.nodes, settings.rules)
-    show_results(results, as_json=as_json)
-    done = all(is_enrolled(result) for result in results.values())
-    finish(0 if done else UNWELL)
+    problems = {
+        node: "" if said == "enrolled" else one_line(said) or "did not answer"
+        for node, said in results.items()
+    }
+    if as_json:
+        told = [{"node": n, "enrolled": not said, "problem": said} for n, said in problems.items()]
+        show_json({"refused": False, "nodes": told})
+    else:
+        for node, problem in problems.items():
+            click.echo(f"{node}: {problem or 'may vote'}")
+    return UNWELL if any(problems.values()) else 0
 
 
 def refuse(locks: Sequence[LockView], silent: Sequence[str], nodes: int, *, as_json: bool) -> None:
@@ -87,7 +93,7 @@ def refuse(locks: Sequence[LockView], silent: Sequence[str], nodes: int, *, as_j
         told = [lock_as_json(lock, nodes) for lock in locks]
         show_json({"refused": True, "live_locks": told, "down": list(silent)})
     elif locks:
-        show_locks(locks, nodes)
+        show_table(LOCK_HEAD, [lock_row(lock, nodes) for lock in locks], LOCK_COLOURS)
         click.echo()
     msg = (
         f"These nodes could not tell whether somebody holds a lock: {', '.join(silent)}. So "
@@ -100,26 +106,3 @@ def refuse(locks: Sequence[LockView], silent: Sequence[str], nodes: int, *, as_j
             "its holder. (--force goes on all the same, and may let two run at once.)"
         )
     raise click.ClickException(msg)
-
-
-def show_results(results: dict[str, str], *, as_json: bool) -> None:
-    """Print what became of each node: label -> what `reading.nodes.bootstrap` said."""
-    if as_json:
-        told = [
-            {"node": node, "enrolled": is_enrolled(result), "problem": problem_in(result)}
-            for node, result in results.items()
-        ]
-        show_json({"refused": False, "nodes": told})
-        return
-    for node, result in results.items():
-        click.echo(f"{node}: {problem_in(result) or 'may vote'}")
-
-
-def is_enrolled(result: str) -> bool:
-    """Return whether *result* says that the node may vote."""
-    return result == "enrolled"
-
-
-def problem_in(result: str) -> str:
-    """Return why the node may not vote, "" if it may."""
-    return "" if is_enrolled(result) else one_line(result)

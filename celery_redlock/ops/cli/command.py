@@ -1,20 +1,20 @@
-"""What all commands have in common: the settings of the app, ``--json``, exit codes."""
+"""What all commands have in common: the app and its settings, ``--json``, exit codes."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 import click
-from celery.bin.base import CLIContext
+from celery.bin.base import CeleryCommand
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.records import is_text
+from celery_redlock.ops.loading import AppError
 from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import Settings
 
@@ -23,15 +23,11 @@ __all__ = [
     "TEXT",
     "UNWELL",
     "SettingsError",
+    "Text",
     "app_at_hand",
-    "app_with_tasks",
-    "ends_with_its_reader",
-    "finish",
-    "json_option",
-    "outlives_its_reader",
+    "operator_command",
+    "settings_at_hand",
     "settings_of",
-    "with_settings",
-    "with_settings_while_read",
 ]
 
 #: Exit code when something is not as it should be, was refused, or a lock is held.
@@ -40,9 +36,6 @@ UNWELL = 1
 MISCONFIGURED = 2
 #: How Celery calls the app that it makes when ``-A`` is missing.
 NO_APP = "default"
-
-#: A command as click calls it.
-Command = Callable[..., None]
 
 
 class SettingsError(click.ClickException):
@@ -60,119 +53,89 @@ class Text(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         """Return *value*, or say that it is no text."""
         if not is_text(value):
             self.fail("it is no text in the encoding of this terminal", param, ctx)
+        if not value:  # an unset variable, and no lock has such a name
+            self.fail("it is empty", param, ctx)
         return str(value)
 
 
 TEXT = Text()
 
 
-def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give *command* the option ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+def operator_command(
+    short_help: str, epilog: str, *, only_prints: bool = False
+) -> Callable[[Callable[..., int]], click.Command]:
+    """
+    Make a command, with ``--json``, of a function that returns its exit code.
+
+    Args:
+        short_help: What it is for, in a line.
+        epilog: Examples, and what is in its JSON.
+        only_prints: Whether it may end when nobody reads its output any more (``| head``). Else it
+            does its work, and keeps its exit code.
+    """
+
+    def command(function: Callable[..., int]) -> click.Command:
+        @wraps(function)
+        def run(**options: Any) -> None:
+            with contextlib.ExitStack() as stack:
+                if sys.stdout is not None and not only_prints:
+                    stack.enter_context(contextlib.redirect_stdout(PatientStdout(sys.stdout)))
+                try:
+                    code = function(**options)
+                except ConfigurationError as error:
+                    raise SettingsError(str(error)) from None
+                except BrokenPipeError:
+                    if not only_prints:
+                        raise
+                    to_nowhere(sys.stdout)
+                    code = 0
+            click.get_current_context().exit(code)
+
+        made = click.command(cls=CeleryCommand, epilog=epilog, short_help=short_help)(run)
+        made.params.append(click.Option(["--json", "as_json"], is_flag=True, help="Print JSON."))
+        return made
+
+    return command
 
 
-def with_settings(command: Command) -> Command:
-    """Hand the settings of the app at hand to *command*; tell cleanly what is wrong with them."""
-    return outlives_its_reader(handed_settings(command))
+class PatientStdout:
+    """A stdout whose reader may leave: from then on, what is written goes nowhere."""
 
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
 
-def with_settings_while_read(command: Command) -> Command:
-    """Do as `with_settings`, for a command that does nothing but print."""
-    return ends_with_its_reader(handed_settings(command))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
+    def write(self, text: str) -> int:
+        """Write *text*; returns how much of it was taken."""
+        with contextlib.suppress(BrokenPipeError):
+            self._stream.write(text)
+        return len(text)
 
-def handed_settings(command: Command) -> Command:
-    """Return *command* with the settings of the app at hand as its first argument."""
-
-    @wraps(command)
-    def run(**options: Any) -> None:
+    def flush(self) -> None:
+        """Have it read, if anybody reads it."""
         try:
-            command(settings_of(app_at_hand()), **options)
-        except ConfigurationError as error:
-            raise SettingsError(str(error)) from None
-
-    return run
-
-
-def ends_with_its_reader(command: Command) -> Command:
-    """Let *command* end without a word when nobody reads its output any more (``| head``)."""
-
-    @wraps(command)
-    def run(*args: Any, **options: Any) -> None:
-        try:
-            command(*args, **options)
+            self._stream.flush()
         except BrokenPipeError:
-            # Python would try to write the rest at its end, and complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            finish(0)
-
-    return run
+            to_nowhere(self._stream)
 
 
-def outlives_its_reader(command: Command) -> Command:
-    """Let *command* do its work and keep its exit code, whether anybody reads its output or not."""
-
-    @wraps(command)
-    def run(*args: Any, **options: Any) -> None:
-        with patient_stdout():
-            command(*args, **options)
-
-    return run
-
-
-@contextlib.contextmanager
-def patient_stdout() -> Iterator[None]:
-    """Have a stdout that nobody reads any more swallow the rest, for the body of a ``with``."""
-    before: Any = sys.stdout
-    try:
-        raw = Patient(before.fileno(), "wb", closefd=False)
-    except (AttributeError, OSError, ValueError):  # none, or none of the system's: nobody leaves it
-        yield
-        return
-    before.flush()
-    # Like Python's own, but for what becomes of a write that nobody reads.
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(raw), before.encoding, before.errors, line_buffering=before.line_buffering
-    )
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # no space left, for example
-            sys.stdout.flush()
-        sys.stdout = before
-
-
-class Patient(io.FileIO):
-    """A file whose reader may leave: from then on, what is written goes nowhere."""
-
-    def write(self, data: Any) -> int:
-        """Write *data*; returns how much of it was taken."""
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
-            return len(data)
-
-
-def finish(code: int) -> None:
-    """End the command with exit code *code*."""
-    click.get_current_context().exit(code)
+def to_nowhere(stream: Any) -> None:
+    """Have what is still to be written to *stream* read by nobody; Python would complain of it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def app_at_hand() -> Any:
     """Return the app that ``celery -A`` has named."""
-    context: CLIContext = click.get_current_context().obj
-    return context.app
+    return click.get_current_context().obj.app
 
 
-def app_with_tasks(app: Any) -> Any:
-    """Return *app* with all the tasks that a worker would know; raises ConfigurationError."""
-    from celery_redlock.ops.loading import load_tasks  # noqa: PLC0415  not for every worker
-
-    load_tasks(app)
-    return app
+def settings_at_hand() -> Settings:
+    """Return the settings of the app at hand; raises ConfigurationError."""
+    return settings_of(app_at_hand())
 
 
 def settings_of(app: Any) -> Settings:
@@ -185,8 +148,6 @@ def settings_of(app: Any) -> Settings:
         msg = f"{error}. No app was named: celery -A APP redlock ..."
         raise ConfigurationError(msg) from None
     except Exception as error:  # of a configuration module of the app's
-        from celery_redlock.ops.loading import AppError  # noqa: PLC0415  not for every worker
-
         raise AppError.of(error) from error
     if settings.is_fallback:
         click.echo(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
-from celery.bin.base import CeleryCommand
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.ops.cli.command import (
     MISCONFIGURED,
     UNWELL,
     app_at_hand,
-    finish,
-    json_option,
-    outlives_its_reader,
+    operator_command,
     settings_of,
 )
 from celery_redlock.ops.doctor import ERROR, LEVELS, NOTE, Finding
@@ -47,10 +43,8 @@ fix
 """
 
 
-@click.command(cls=CeleryCommand, epilog=EXAMPLES, short_help="Look for what is set up wrongly.")
-@json_option
-@outlives_its_reader
-def doctor(*, as_json: bool) -> None:
+@operator_command("Look for what is set up wrongly.", EXAMPLES)
+def doctor(*, as_json: bool) -> int:
     """
     Look for what is set up wrongly: nodes, clocks, permissions, settings, tasks.
 
@@ -63,35 +57,23 @@ def doctor(*, as_json: bool) -> None:
     app, progress = app_at_hand(), Progress("keys looked at on a node")
     try:
         found = findings(gather(app, settings_of(app), progress.tell))
-        code = 0 if is_well(found) else UNWELL
-    except AppError as error:
-        fix = "Mend it: a worker would not start either."
-        found, code = [Finding(ERROR, "app-import", "", str(error), fix)], MISCONFIGURED
+        code = 0 if all(finding.level == NOTE for finding in found) else UNWELL
     except ConfigurationError as error:
-        found = [Finding(ERROR, "settings", "", str(error), "As it says.")]
-        code = MISCONFIGURED
+        kind, fix = "settings", "As it says."
+        if isinstance(error, AppError):
+            kind, fix = "app-import", "Mend it: a worker would not start either."
+        found, code = [Finding(ERROR, kind, "", str(error), fix)], MISCONFIGURED
     progress.clear()
-    show(found, as_json=as_json)
-    finish(code)
-
-
-def is_well(found: Sequence[Finding]) -> bool:
-    """Return whether nothing worse than a note was *found*."""
-    return all(finding.level == NOTE for finding in found)
-
-
-def show(found: Sequence[Finding], *, as_json: bool) -> None:
-    """Print what was found."""
     counts = {level: sum(1 for f in found if f.level == level) for level in LEVELS}
     if as_json:
         plural = {f"{level}s": count for level, count in counts.items()}
-        listed = [asdict(finding) for finding in found]
-        show_json({"well": is_well(found), **plural, "findings": listed})
-        return
+        show_json({"well": code == 0, **plural, "findings": [asdict(finding) for finding in found]})
+        return code
     for finding in found:
         show_finding(finding)
     told = ", ".join(f"{n} {level}{'' if n == 1 else 's'}" for level, n in counts.items() if n)
     click.echo(f"Found: {told}." if found else "All is well.")
+    return code
 
 
 def show_finding(finding: Finding) -> None:

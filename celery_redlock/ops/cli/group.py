@@ -16,7 +16,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.ops import control
 
-__all__ = ["Later", "redlock"]
+__all__ = ["COMMANDS", "redlock"]
 
 #: Has `celery inspect` know our remote control commands, in the process of the command line, too.
 INSPECT = (control.redlock_locks, control.redlock_nodes)
@@ -60,36 +60,17 @@ Completion of commands and options, as of any program made with click:
 """
 
 
-class Later(click.Command):
-    """
-    Stands for a command whose module is not imported yet.
-
-    Args:
-        name: Of the command.
-        where: ``"module:attribute"``.
-    """
-
-    def __init__(self, name: str, where: str) -> None:
-        super().__init__(name)
-        self._where = where
-
-    def load(self) -> click.Command:
-        """Return the command."""
-        command: click.Command = symbol_by_name(self._where)
-        return command
-
-
-class Group(DYMGroup):  # type: ignore[misc]  # for the same reason
+class Group(DYMGroup):  # type: ignore[misc]  # comes without types, with Celery
     """A group whose commands are imported when they are wanted."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of this name."""
-        command: click.Command | None = super().get_command(ctx, cmd_name)
-        return command.load() if isinstance(command, Later) else command
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
         """Return the names of the commands, in the order in which one needs them."""
-        return list(self.commands)
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return the command of this name."""
+        where = COMMANDS.get(cmd_name)
+        return symbol_by_name(where) if where else None
 
 
 @click.group(cls=Group, epilog=GROUP_EXAMPLES)
@@ -97,7 +78,3 @@ class Group(DYMGroup):  # type: ignore[misc]  # for the same reason
 @handle_preload_options
 def redlock(_context: click.Context, **_preloaded: Any) -> None:
     """Look at the lock nodes of an app, and at the locks on them."""
-
-
-for _name, _where in COMMANDS.items():
-    redlock.add_command(Later(_name, _where))

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 
 import click
-from celery.bin.base import CeleryCommand
 
 from celery_redlock.lock.lease import quorum
-from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings_while_read
-from celery_redlock.ops.listing import LOCK_HEAD, lock_as_json, lock_row, show_locks
+from celery_redlock.ops.cli.command import UNWELL, operator_command, settings_at_hand
+from celery_redlock.ops.listing import LOCK_COLOURS, LOCK_HEAD, lock_as_json, lock_row, note_silent
 from celery_redlock.ops.screen import Progress, Stop, is_terminal, stop_on_interrupt
-from celery_redlock.ops.text import Columns, in_json
+from celery_redlock.ops.text import Columns, in_json, show_table
 from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.search import scan_pattern
 from celery_redlock.reading.stored import LockView
-from celery_redlock.settings import Settings
 
 __all__ = ["ls"]
 
@@ -46,12 +44,10 @@ down[]: nodes that could not be read; complete: whether these are all
 """
 
 
-@click.command(cls=CeleryCommand, epilog=EXAMPLES, short_help="Who holds which lock.")
+@operator_command("Who holds which lock.", EXAMPLES, only_prints=True)
 @click.argument("pattern", required=False, metavar="[TEXT]")
 @click.option("--limit", type=click.IntRange(min=1), help="Print so many at most; any of them.")
-@json_option
-@with_settings_while_read
-def ls(settings: Settings, *, pattern: str | None, limit: int | None, as_json: bool) -> None:
+def ls(*, pattern: str | None, limit: int | None, as_json: bool) -> int:
     """
     List the live locks and who holds them.
 
@@ -60,6 +56,7 @@ def ls(settings: Settings, *, pattern: str | None, limit: int | None, as_json: b
 
     Exits with 0, or with 1 if no majority of nodes could be read: the list may have gaps.
     """
+    settings = settings_at_hand()
     total = len(settings.nodes)
     locks = AllLocks(settings.nodes, settings.rules, scan_pattern(pattern or ""))
     with stop_on_interrupt() as stop:
@@ -68,15 +65,10 @@ def ls(settings: Settings, *, pattern: str | None, limit: int | None, as_json: b
             print_json(found, total)
         else:
             print_text(found, total)
-    if locks.silent:
-        click.echo(
-            f"Note: could not be read: {', '.join(locks.silent)}; see 'redlock status' and "
-            "'redlock doctor'.",
-            err=True,
-        )
+    note_silent(locks.silent)
     if not found.is_complete:
         click.echo("Note: these are not all.", err=True)
-    finish(0 if is_quorate(locks, total) and not stop.is_wanted else UNWELL)
+    return 0 if is_quorate(locks, total) and not stop.is_wanted else UNWELL
 
 
 def is_quorate(locks: AllLocks, total: int) -> bool:
@@ -130,16 +122,15 @@ def print_text(found: Found, total: int) -> None:
         progress.tell(len(first))
     more = next(coming, None)
     progress.clear()
-    if not (first or is_quorate(found.locks, total)):
+    if more is not None:
+        rows = [LOCK_HEAD, *(lock_row(lock, total) for lock in (*first, more))]
+        columns = Columns(rows, LOCK_COLOURS)
+        for row in chain(rows, (lock_row(lock, total) for lock in coming)):
+            click.echo(columns.line(row))
+    elif first:
+        rows = [lock_row(lock, total) for lock in sorted(first, key=lambda lock: lock.name)]
+        show_table(LOCK_HEAD, rows, LOCK_COLOURS)
+    elif is_quorate(found.locks, total):
+        click.echo("No live locks.")
+    else:
         click.echo("No majority of the nodes could be read, so who holds a lock cannot be told.")
-        return
-    if more is None:
-        show_locks(sorted(first, key=lambda lock: lock.name), total)
-        return
-    rows = [lock_row(lock, total) for lock in (*first, more)]
-    columns = Columns(LOCK_HEAD, rows)
-    for row in (LOCK_HEAD, *rows):
-        click.echo(columns.line(row))
-    del first, rows
-    for lock in coming:
-        click.echo(columns.line(lock_row(lock, total)))

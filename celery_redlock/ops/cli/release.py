@@ -6,20 +6,19 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand
 
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import PUBLIC_TOKEN_LENGTH, Keys
 from celery_redlock.lock.votes import Verdict
-from celery_redlock.ops.cli.command import TEXT, UNWELL, finish, json_option, with_settings
+from celery_redlock.ops.cli.command import TEXT, UNWELL, Text, operator_command, settings_at_hand
 from celery_redlock.ops.listing import holder_as_json, left
 from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import LONGEST, one_line, show_json
 from celery_redlock.reading.one_lock import OneLock, read_lock, release_seen
 from celery_redlock.reading.stored import LockView
-from celery_redlock.settings import Settings
 from celery_redlock.words import who
 
 __all__ = ["release"]
@@ -52,18 +51,26 @@ REASONS = {
     "changed; see 'redlock why --name'.",
     "unavailable": "No quorum of nodes could tell who holds this lock. Nothing was changed; see "
     "'redlock status'.",
+    "not ours": "The value of this key was not written by celery-redlock, and what it means to "
+    "whoever wrote it is not known here. Nothing was changed. If it is in the way: redis-cli "
+    "GET {key}, then DEL {key}, on each node.",
 }
 
 
-@click.command(
-    cls=CeleryCommand, epilog=EXAMPLES, short_help="Take a lock away from a holder that is gone."
-)
+class Token(Text):
+    """The public part of a token."""
+
+    # Click has called it with *param* alone before 8.2.
+    def get_missing_message(self, param: Any, ctx: Any = None) -> str:  # noqa: ARG002
+        """Say where it is to be had."""
+        return "'redlock ls' shows it."
+
+
+@operator_command("Take a lock away from a holder that is gone.", EXAMPLES)
 @click.argument("name", type=TEXT)
-@click.option("--token", type=TEXT, required=True, help="Public part of the holder's token.")
+@click.option("--token", type=Token(), required=True, help="Public part of the holder's token.")
 @click.option("--yes", is_flag=True, help="Do not ask. Needed where there is no terminal.")
-@json_option
-@with_settings
-def release(settings: Settings, *, name: str, token: str, yes: bool, as_json: bool) -> None:
+def release(*, name: str, token: str, yes: bool, as_json: bool) -> int:
     """
     Take the lock NAME away from the holder that was seen, and from no other.
 
@@ -74,16 +81,17 @@ def release(settings: Settings, *, name: str, token: str, yes: bool, as_json: bo
     Exits with 0 if a quorum of nodes says that the holder does not have it any more, with 1 if
     not.
     """
+    settings = settings_at_hand()
     if len(token) < PUBLIC_TOKEN_LENGTH:
         msg = f"--token needs at least {PUBLIC_TOKEN_LENGTH} characters, as 'redlock ls' shows them"
         raise click.UsageError(msg)
     if not (yes or is_terminal(sys.stdin)):
         raise click.UsageError("There is no terminal to ask on: add --yes.")
     lock = read_lock(settings.nodes, settings.rules, name)
-    seen = seen_holder(lock, token)
-    results: Mapping[str, str] = {}
-    reason = "" if seen is not None else why_not(lock)
-    if seen is not None:
+    seen, results = seen_holder(lock, token), dict[str, str]()
+    if seen is None:
+        reason = why_not(lock)
+    else:
         if not (as_json and yes):
             show_holder(name, seen, len(lock.nodes), err=as_json)
         if not yes:
@@ -98,8 +106,9 @@ def release(settings: Settings, *, name: str, token: str, yes: bool, as_json: bo
     else:
         for node, text in results.items():
             click.echo(f"{node}: {one_line(text)}")
-        click.echo(reason_in_words(reason, settings, name))
-    finish(0 if reason == "released" else UNWELL)
+        key = one_line(Keys.of(settings.rules.prefix, name).lock.decode(errors="replace"))
+        click.echo(REASONS[reason].format(key=repr(key)))
+    return 0 if reason == "released" else UNWELL
 
 
 def seen_holder(lock: OneLock, token: str) -> LockView | None:
@@ -130,18 +139,6 @@ def outcome(results: Mapping[str, str], seen: LockView) -> str:
     if "released" in answers:
         return "released"
     return "free" if {results[node] for node in gone} == {"free"} else "held by another"
-
-
-def reason_in_words(reason: str, settings: Settings, name: str) -> str:
-    """Return what became of the lock, for a person."""
-    if reason != "not ours":
-        return REASONS[reason]
-    key = one_line(Keys.of(settings.rules.prefix, name).lock.decode(errors="replace"))
-    return (
-        "The value of this key was not written by celery-redlock, and what it means to whoever "
-        f"wrote it is not known here. Nothing was changed. If it is in the way: redis-cli "
-        f"GET {key!r}, then DEL {key!r}, on each node."
-    )
 
 
 def show_holder(name: str, seen: LockView, nodes: int, *, err: bool) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import textwrap
 
 import click
-from celery.bin.base import CeleryCommand
 
-from celery_redlock.ops.cli.command import UNWELL, finish, json_option, with_settings
+from celery_redlock.ops.cli.command import UNWELL, operator_command, settings_at_hand
 from celery_redlock.ops.listing import show_nodes
 from celery_redlock.ops.text import show_json
 from celery_redlock.reading.nodes import node_statuses
 from celery_redlock.reading.quorum import MEANINGS, Quorum
-from celery_redlock.settings import Settings
 
 __all__ = ["status"]
 
@@ -39,17 +37,14 @@ quarantine, problem
 """
 
 
-@click.command(
-    cls=CeleryCommand, epilog=EXAMPLES, short_help="Whether a majority of the lock nodes can vote."
-)
-@json_option
-@with_settings
-def status(settings: Settings, *, as_json: bool) -> None:
+@operator_command("Whether a majority of the lock nodes can vote.", EXAMPLES)
+def status(*, as_json: bool) -> int:
     """
     Show how each lock node is, and whether a quorum of them can vote.
 
     Exits with 0 if a quorum can vote now, with 1 if not, with 2 if the settings are wrong.
     """
+    settings = settings_at_hand()
     quorum = Quorum(node_statuses(settings.nodes, settings.rules), settings.rules)
     is_there = quorum.mark != "bad"
     if as_json:
@@ -58,6 +53,5 @@ def status(settings: Settings, *, as_json: bool) -> None:
         show_json({**counted, "nodes": told})
     else:
         show_nodes(quorum.nodes)
-        click.echo()
-        click.echo(quorum)
-    finish(0 if is_there else UNWELL)
+        click.echo(f"\n{quorum}")
+    return 0 if is_there else UNWELL

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
+import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand
 
 from celery_redlock.observers.journal import NODE_EVENTS, NOTABLE
-from celery_redlock.ops.cli.command import finish, json_option, with_settings_while_read
-from celery_redlock.ops.journal_lines import line
-from celery_redlock.ops.screen import COLOURS, Stop, colour, stop_on_interrupt
+from celery_redlock.ops.cli.command import operator_command, settings_at_hand
+from celery_redlock.ops.listing import line, note_silent
+from celery_redlock.ops.screen import COLOURS, colour, stop_on_interrupt
 from celery_redlock.ops.text import in_json
 from celery_redlock.reading.journal import KEPT, JournalReader
 from celery_redlock.reading.search import Search
 from celery_redlock.reading.sentences import wording
-from celery_redlock.settings import Settings
 from celery_redlock.words import number
 
 __all__ = ["tail"]
@@ -49,18 +49,19 @@ fields of the event
 """
 
 
-@click.command(
-    cls=CeleryCommand, epilog=EXAMPLES, short_help="Follow what is skipped, rescheduled, lost."
-)
+@operator_command("Follow what is skipped, rescheduled, lost.", EXAMPLES, only_prints=True)
 @click.option("-n", "--lines", default=10, show_default=True, type=click.IntRange(min=0))
-@click.option("--follow/--no-follow", default=True, help="Go on until Ctrl-C, the default.")
+@click.option("-f", "--follow/--no-follow", default=True, help="Go on until Ctrl-C, the default.")
 @click.option("--task", help="Only of tasks with this name; may have * and ?.")
 @click.option("--lock", help="Only of locks with this name; may have * and ?.")
-@click.option("--event", "events", multiple=True, help="Only this event; may be given repeatedly.")
-@json_option
-@with_settings_while_read
+@click.option(
+    *("--event", "events"),
+    type=click.Choice(EVENTS),
+    metavar="TEXT",
+    multiple=True,
+    help="Only this event; may be given repeatedly.",
+)
 def tail(
-    settings: Settings,
     *,
     lines: int,
     follow: bool,
@@ -68,7 +69,7 @@ def tail(
     lock: str | None,
     events: tuple[str, ...],
     as_json: bool,
-) -> None:
+) -> int:
     """
     Follow the journal: what was skipped, rescheduled, refused, lost, and how the nodes fared.
 
@@ -77,51 +78,37 @@ def tail(
 
     Exits with 0, after Ctrl-C, too.
     """
-    wanted = Search(events=events, task=task, lock=lock).has_record
-    tell = tell_json if as_json else tell_line
+    settings, wanted = settings_at_hand(), Search(events=events, task=task, lock=lock).has_record
     reader = JournalReader(settings.nodes, settings.rules)
+    with contextlib.closing(reader), stop_on_interrupt() as stop:
+        begun = time.time()
+        recent = [record for record in reader.recent(KEPT) if wanted(record)]
+        recent = recent[max(0, len(recent) - lines) :]
+        for record in recent:
+            show(record, as_json=as_json)
+        note_silent(reader.silent)
+        since = min((number(record.get("at")) for record in recent), default=begun) - LATE
+        while follow and not stop.is_wanted and has_reader():
+            for record in reader.new():
+                if wanted(record) and number(record.get("at")) >= since:
+                    show(record, as_json=as_json)
+            stop.wait(LOOK_EVERY)
+    return 0
+
+
+def has_reader() -> bool:
+    """Return whether somebody may read what is printed: without news no write would tell."""
+    if sys.stdout is None or not hasattr(select, "poll"):
+        return True
+    poll = select.poll()
     try:
-        with stop_on_interrupt() as stop:
-            begun = time.time()
-            recent = [record for record in reader.recent(KEPT) if wanted(record)]
-            recent = recent[len(recent) - lines :] if lines < len(recent) else recent
-            for record in recent:
-                tell(record)
-            if follow:
-                oldest = min((number(record.get("at")) for record in recent), default=begun)
-                follow_on(reader, stop, tell, lambda r: wanted(r) and is_new(r, oldest))
-    finally:
-        reader.close()
-    finish(0)
+        poll.register(sys.stdout, 0)  # what is left is that its reader is gone
+    except (OSError, ValueError):  # none of the system's
+        return True
+    return not poll.poll(0)
 
 
-Record = dict[str, Any]
-
-
-def is_new(record: Record, oldest: float) -> bool:
-    """Return whether *record* belongs behind those that were shown, the first of them *oldest*."""
-    return number(record.get("at")) >= oldest - LATE
-
-
-def follow_on(
-    reader: JournalReader,
-    stop: Stop,
-    tell: Callable[[Record], None],
-    wanted: Callable[[Record], bool],
-) -> None:
-    """Tell of what comes until the user wants no more."""
-    while not stop.is_wanted:
-        for record in reader.new():
-            if wanted(record):
-                tell(record)
-        stop.wait(LOOK_EVERY)
-
-
-def tell_json(record: Record) -> None:
-    """Print a record as one line of JSON."""
-    click.echo(in_json(record))
-
-
-def tell_line(record: Record) -> None:
-    """Print a record in plain words."""
-    click.echo(colour(line(record), COLOURS[wording(record).mark]))
+def show(record: dict[str, Any], *, as_json: bool) -> None:
+    """Print a record as one line, of JSON or in plain words."""
+    told = in_json(record) if as_json else colour(line(record), COLOURS[wording(record).mark])
+    click.echo(told)

@@ -2,55 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import io
-import os
-import re
-import select
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand
 
-from celery_redlock.ops.cli.command import (
-    UNWELL,
-    app_at_hand,
-    app_with_tasks,
-    finish,
-    json_option,
-    with_settings,
-)
-from celery_redlock.ops.cli.why import show as show_why
-from celery_redlock.ops.journal_lines import line
-from celery_redlock.ops.listing import lock_as_json, show_nodes
-from celery_redlock.ops.screen import COLOURS, Stop, console, is_dumb, is_terminal, stop_on_any
-from celery_redlock.ops.text import one_line, show_json, show_table
-from celery_redlock.ops.top import HEAD, ORDERS, Name, Reader, Snapshot
-from celery_redlock.ops.why import explain
-from celery_redlock.reading.quorum import MARKS
+from celery_redlock.ops.cli.command import UNWELL, app_at_hand, operator_command, settings_at_hand
+from celery_redlock.ops.listing import line, lock_as_json, show_nodes
+from celery_redlock.ops.loading import load_tasks
+from celery_redlock.ops.screen import is_dumb, is_terminal
+from celery_redlock.ops.text import show_json, show_table
+from celery_redlock.ops.top import HEAD, REFUSALS, Reader, Snapshot
 from celery_redlock.settings import Settings
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
 
 __all__ = ["top"]
 
-#: Between two looks at the nodes [s]; longer where a look takes long.
-LOOK_EVERY = 2.0
-#: A look may take this share of the time.
-SHARE = 0.25
-#: Between two looks at the keyboard [s].
-GLANCE = 0.1
-#: So many refusals are shown.
-REFUSALS = 5
-#: A key, as a terminal sends it: an escape sequence or a character.
-KEY = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
-KEYS = "q quit   / filter   j k choose   Enter why   sort: b busiest  a age  w waiting  n name"
 EXAMPLES = """\b
 Keys:
   q, Ctrl-C     quit
@@ -72,10 +39,8 @@ null); refused[]: journal records of the last minute, the newest first
 """
 
 
-@click.command(cls=CeleryCommand, epilog=EXAMPLES, short_help="Nodes, names and refusals, live.")
-@json_option
-@with_settings
-def top(settings: Settings, *, as_json: bool) -> None:
+@operator_command("Nodes, names and refusals, live.", EXAMPLES)
+def top(*, as_json: bool) -> int:
     """
     Watch the nodes, the busiest lock names, and what was refused in the last minute.
 
@@ -83,18 +48,27 @@ def top(settings: Settings, *, as_json: bool) -> None:
 
     Exits with 0, or with 1 if no quorum could vote at the end.
     """
-    app_with_tasks(app_at_hand())
-    reader, screen = Reader(settings), console()
-    is_live = screen is not None and is_terminal(sys.stdin) and not is_dumb() and not as_json
-    if screen is not None and is_live and importlib.util.find_spec("termios"):
-        with stop_on_any() as stop, the_keyboard() as keyboard:
-            snapshot = Live(settings, reader, screen).run(stop, keyboard)
+    settings = settings_at_hand()
+    load_tasks(app_at_hand())
+    reader = Reader(settings)
+    is_live = not (as_json or is_dumb()) and all(map(is_terminal, (sys.stdin, sys.stdout)))
+    if (watch := live() if is_live else None) is not None:
+        snapshot = watch(settings, reader)
     else:
         snapshot = reader.read()
         show_json(as_plain(snapshot)) if as_json else show(snapshot)
-        if is_terminal(sys.stdout) and screen is None:
+        if is_live:
             click.echo('\nLive with: pip install "celery-redlock[cli]"', err=True)
-    finish(UNWELL if snapshot is not None and snapshot.quorum.mark == "bad" else 0)
+    return UNWELL if snapshot is not None and snapshot.quorum.mark == "bad" else 0
+
+
+def live() -> Callable[[Settings, Reader], Snapshot | None] | None:
+    """Return what shows it live; None without rich, or where there are no terminals like ours."""
+    try:
+        from celery_redlock.ops.cli.live import watch  # noqa: PLC0415  an extra, slow to import
+    except ImportError:
+        return None
+    return watch
 
 
 def show(snapshot: Snapshot) -> None:
@@ -112,189 +86,11 @@ def show(snapshot: Snapshot) -> None:
 def as_plain(snapshot: Snapshot) -> dict[str, Any]:
     """Return *snapshot* as plain JSON values."""
     nodes = snapshot.quorum.nodes
-
-    def plain(name: Name) -> dict[str, Any]:
-        lock = name.lock and lock_as_json(name.lock, len(nodes))
-        return {"name": name.name, "refused": name.refused, "lock": lock}
-
+    names = [(it, it.lock and lock_as_json(it.lock, len(nodes))) for it in snapshot.sorted()]
     return {
         "quorum": snapshot.quorum.mark != "bad",
         "nodes": [{"node": n.node, "state": n.state, "problem": n.problem} for n in nodes],
         "complete": snapshot.is_complete,
-        "names": [plain(name) for name in snapshot.sorted()],
+        "names": [{"name": it.name, "refused": it.refused, "lock": lock} for it, lock in names],
         "refused": list(snapshot.refused),
     }
-
-
-@contextlib.contextmanager
-def the_keyboard() -> Iterator[int]:
-    """Have keys arrive one by one and unseen, for the body of a ``with``; yields where to read."""
-    import termios  # noqa: PLC0415  not on every system
-    import tty  # noqa: PLC0415
-
-    keyboard = sys.stdin.fileno()
-    before = termios.tcgetattr(keyboard)
-    try:
-        tty.setcbreak(keyboard)
-        # A program that is stopped by Ctrl-Z would leave its screen behind.
-        without_stop = termios.tcgetattr(keyboard)
-        without_stop[6][termios.VSUSP] = b"\0"
-        termios.tcsetattr(keyboard, termios.TCSADRAIN, without_stop)
-        yield keyboard
-    finally:
-        termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)
-
-
-class Live:
-    """
-    The screen of ``redlock top``, and what the keys do to it.
-
-    A thread reads, so that keys are heard however long a node takes to answer.
-    """
-
-    def __init__(self, settings: Settings, reader: Reader, screen: Console) -> None:
-        self._settings, self._reader, self._screen = settings, reader, screen
-        self._snapshot: Snapshot | None = None
-        self._problem = self._why = self._part = ""
-        self._order, self._is_typing, self._has_quit = "busiest", False, False
-        self._chosen: str | None = None
-
-    def run(self, stop: Stop, keyboard: int) -> Snapshot | None:
-        """Show everything until somebody quits; return what was seen last."""
-        from rich.live import Live as Screen  # noqa: PLC0415  an extra, and slow to import
-
-        ended = threading.Event()
-        threading.Thread(target=self._read, args=(ended,), daemon=True).start()
-        try:
-            with Screen(console=self._screen, screen=True, auto_refresh=False) as screen:
-                while not (stop.is_wanted or self._has_quit):
-                    screen.update(self._view(), refresh=True)
-                    if select.select([keyboard], [], [], GLANCE)[0]:
-                        keys = os.read(keyboard, 64).decode(errors="replace")
-                        if not keys:  # the terminal is gone
-                            break
-                        self._press(keys)
-        finally:
-            ended.set()
-        return self._snapshot
-
-    def _read(self, ended: threading.Event) -> None:
-        while not ended.is_set():
-            begun = time.monotonic()
-            try:
-                self._snapshot, self._problem = self._reader.read(), ""
-            except Exception as error:  # noqa: BLE001  shown; the next look may do better
-                self._problem = f"{type(error).__name__}: {one_line(error)}"
-            took = time.monotonic() - begun
-            ended.wait(max(LOOK_EVERY, took / SHARE - took))
-
-    # -- keys ----------------------------------------------------------------------
-
-    def _press(self, keys: str) -> None:
-        """Do what *keys* say, which arrived together."""
-        if self._why:
-            self._why = ""
-            return
-        for key in KEY.findall(keys):
-            if key[1:]:  # an arrow, or a key that says nothing here
-                self._move({"A": -1, "B": 1}.get(key[-1], 0))
-            elif self._is_typing:
-                self._type(key)
-            else:
-                self._command(key)
-
-    def _type(self, key: str) -> None:
-        if key in "\r\n\x1b":
-            self._is_typing = False
-            self._part = "" if key == "\x1b" else self._part
-        elif key in "\x7f\b":
-            self._part = self._part[:-1]
-        elif key.isprintable():
-            self._part += key
-
-    def _command(self, key: str) -> None:
-        orders = {order[0]: order for order in ORDERS}
-        if key == "q":
-            self._has_quit = True
-        elif key in "kj":
-            self._move(-1 if key == "k" else 1)
-        elif key == "/":
-            self._is_typing, self._part = True, ""
-        elif key == "\x1b":
-            self._part = ""
-        elif key in "\r\n":
-            self._open()
-        self._order = orders.get(key, self._order)
-
-    def _names(self) -> list[Name]:
-        return self._snapshot.sorted(self._order, self._part) if self._snapshot else []
-
-    def _place(self, names: list[Name]) -> int:
-        """Return where the chosen name is; the first one where it is gone."""
-        return next((i for i, name in enumerate(names) if name.name == self._chosen), 0)
-
-    def _move(self, by: int) -> None:
-        if names := self._names():
-            self._chosen = names[max(0, min(len(names) - 1, self._place(names) + by))].name
-
-    def _open(self) -> None:
-        """Say why the chosen name is as it is, in the words of ``redlock why``."""
-        if names := self._names():
-            name = names[self._place(names)].name
-            with contextlib.redirect_stdout(io.StringIO()) as said:
-                try:
-                    show_why(explain(app_at_hand(), self._settings, name))
-                except Exception as error:  # noqa: BLE001  shown; the rest goes on
-                    click.echo(f"{type(error).__name__}: {one_line(error)}")
-            self._why = said.getvalue()
-
-    # -- screen --------------------------------------------------------------------
-
-    def _view(self) -> RenderableType:
-        from rich.console import Group  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-
-        snapshot, height = self._snapshot, self._screen.height
-        if self._why:
-            lines = self._why.splitlines()[: height - 2]
-            return Text("\n".join([*lines, "", "Any key goes back."]), overflow="fold")
-        if snapshot is None:
-            return Text(self._problem or "The nodes are asked ...")
-        quorum = snapshot.quorum
-        head = Text(quorum.headline, COLOURS[quorum.mark], no_wrap=True)
-        for node in quorum.nodes:
-            state = Text(f"{node.state:<12}", COLOURS[MARKS.get(node.state, "bad")])
-            head += Text(f"\n  {node.node:<24} ") + state + Text(one_line(node.problem))
-        refused = Text(f"\nRefused in the last minute: {len(snapshot.refused)}", no_wrap=True)
-        for record in snapshot.refused[:REFUSALS]:
-            refused += Text(f"\n  {line(record)}")
-        taken = len(quorum.nodes) + 1 + len(snapshot.refused[:REFUSALS]) + 2
-        names = self._names()
-        room = max(1, height - taken - 5)
-        place = self._place(names)
-        first = max(0, min(place - room // 2, len(names) - room))
-        return Group(head, "", self._table(names, first, room, place), refused, self._foot(names))
-
-    def _table(self, names: list[Name], first: int, room: int, place: int) -> RenderableType:
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-
-        table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-        for word in HEAD:
-            is_number = word in ("REFUSED", "WAITING", "AGE", "TTL LEFT")
-            ratio = None if is_number else 3 if word == "LOCK" else 2
-            justify: Any = "right" if is_number else "left"
-            table.add_column(word, no_wrap=True, overflow="ellipsis", ratio=ratio, justify=justify)
-        for i, name in enumerate(names[first : first + room], first):
-            style = "reverse" if i == place else "yellow" if name.refused else ""
-            table.add_row(*map(Text, name.cells), style=style)
-        return table
-
-    def _foot(self, names: list[Name]) -> RenderableType:
-        from rich.text import Text  # noqa: PLC0415
-
-        gaps = "" if self._snapshot and self._snapshot.is_complete else " (not all)"
-        typed = self._part + "_" * self._is_typing
-        filtered = f"  filter: {typed}" if typed else ""
-        said = f"{len(names)} names{gaps} by {self._order}{filtered}"
-        return Text(f"\n{self._problem or said}\n", no_wrap=True) + Text(KEYS, "dim")

@@ -6,33 +6,24 @@ import time
 from typing import Any
 
 import click
-from celery.bin.base import CeleryCommand
 
 from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.cli.command import (
     TEXT,
     UNWELL,
     app_at_hand,
-    app_with_tasks,
-    finish,
-    json_option,
-    with_settings,
+    operator_command,
+    settings_at_hand,
 )
-from celery_redlock.ops.journal_lines import line
-from celery_redlock.ops.listing import (
-    STATES,
-    holder_as_json,
-    left,
-    scalar,
-    who_as_json,
-)
+from celery_redlock.ops.listing import STATES, holder_as_json, left, line, scalar, who_as_json
+from celery_redlock.ops.loading import load_tasks
+from celery_redlock.ops.outlook import GETS_IT
 from celery_redlock.ops.screen import COLOURS, colour
 from celery_redlock.ops.text import LONGEST, one_line, show_json, show_table
 from celery_redlock.ops.why import Explanation, explain, find_task, name_of_call
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.stored import LockView, StoredLock, StoredReservation
-from celery_redlock.settings import Settings
 from celery_redlock.words import who
 
 __all__ = ["why"]
@@ -53,16 +44,12 @@ majority; nodes[]: node, state, token, ttl, fence, problem; another_call:
 meets (granted, taken, unavailable), publish, run; queued, next: task_id,
 task, host, pid, since, running, left, merged; recent[]: journal records
 """
-#: What each verdict is called in JSON.
-MEETS = {Verdict.GRANTED: "granted", Verdict.TAKEN: "taken"}
 
 
-@click.command(cls=CeleryCommand, epilog=EXAMPLES, short_help="Why a call of a task does not run.")
+@operator_command("Why a call of a task does not run.", EXAMPLES)
 @click.argument("call", nargs=-1, metavar="[TASK [ARGS [KWARGS]]]")
 @click.option("--name", type=TEXT, help="Ask for a lock by its name instead.")
-@json_option
-@with_settings
-def why(settings: Settings, *, call: tuple[str, ...], name: str | None, as_json: bool) -> None:
+def why(*, call: tuple[str, ...], name: str | None, as_json: bool) -> int:
     """
     Say why a call of a task does not run: who holds its lock, and what another call would meet.
 
@@ -72,19 +59,19 @@ def why(settings: Settings, *, call: tuple[str, ...], name: str | None, as_json:
     Exits with 0 if the lock is free, with 1 if it is held or if no quorum could say, with 2 if
     there is no such task or it takes no such arguments.
     """
-    app, task = app_at_hand(), None
+    settings, app, task = settings_at_hand(), app_at_hand(), None
     if (name is None) == (not call) or len(call) > 3:  # noqa: PLR2004  TASK, ARGS and KWARGS
         raise click.UsageError("Give TASK with its ARGS and KWARGS in JSON, or --name.")
-    app_with_tasks(app)
+    load_tasks(app)
     if name is None:
         task = find_task(app, call[0])
-        name = name_of_call(task, *[*call[1:], *("[]", "{}")[len(call) - 1 :]])
+        name = name_of_call(task, *call[1:])
     found = explain(app, settings, name, task)
     if as_json:
         show_json(as_plain(found))
     else:
         show(found)
-    finish(0 if found.state == "free" else UNWELL)
+    return 0 if found.state == "free" else UNWELL
 
 
 # --- as text ------------------------------------------------------------------------------
@@ -113,17 +100,17 @@ def show(found: Explanation) -> None:
 
 def without_task(found: Explanation) -> str:
     """Return what another call would meet as far as that can be told without knowing its task."""
-    verdict = found.lock.verdict
-    if verdict is Verdict.GRANTED:
-        return "A worker that starts it now gets the lock."
-    option = "on_conflict" if verdict is Verdict.TAKEN else "on_unavailable"
-    meets = "finds the lock taken" if verdict is Verdict.TAKEN else "finds no quorum"
-    task = found.lock.views[0].holder.get("task") if found.lock.views else None
+    if found.lock.verdict is Verdict.GRANTED:
+        return GETS_IT
+    option, meets = "on_unavailable", "finds no quorum"
+    if found.lock.verdict is Verdict.TAKEN:
+        option, meets = "on_conflict", "finds the lock taken"
     cause = "nobody holds it, so no task is known"
-    if task is not None:
-        cause = f"the app has no task {one_line(task, LONGEST)!r} that takes a lock"
-    elif found.lock.views:
+    if found.lock.views:
+        task = found.lock.views[0].holder.get("task")
         cause = "its holder is no task"
+        if task is not None:
+            cause = f"the app has no task {one_line(task, LONGEST)!r} that takes a lock"
     return (
         f"A worker that gets it now {meets}. What {option} then says cannot be told from the name: "
         f"{cause}. Ask with the task: 'redlock why TASK ARGS'."
@@ -136,14 +123,12 @@ def show_holder(view: LockView, found: Explanation) -> None:
     if view.is_foreign:
         click.echo(f"  Something else than celery-redlock has written its key, {votes}.")
         return
-    is_leftover = view != found.holder
-    role = "An attempt under way, or left over" if is_leftover else "Held"
-    info = view.holder
-    click.echo(f"  {role}: {who(info, time.time())}")
-    times = scalar(info.get("renewals"))
+    role = "Held" if view == found.holder else "An attempt under way, or left over"
+    click.echo(f"  {role}: {who(view.holder, time.time())}")
+    times = scalar(view.holder.get("renewals"))
     renewed = f"renewed {times} time{'' if times == 1 else 's'}, " if times else ""
     fence = f"fence {view.fence}, " if view.fence else ""
-    rest = one_line(f"{renewed}{fence}token {info.get('token', '?')}", LONGEST)
+    rest = one_line(f"{renewed}{fence}token {view.holder.get('token', '?')}", LONGEST)
     click.echo(f"  {rest}; {votes}, ttl left {left(view.ttl)}")
     if view.ttl is None:
         click.echo(
@@ -156,19 +141,15 @@ def show_nodes(lock: OneLock) -> None:
     """Print what each node has."""
     rows = []
     for node in lock.nodes:
-        stored = lock.stored.get(node.node, StoredLock())
-        rest = "" if stored.value is None else left(stored.ttl)
-        told = (token_of(node, lock), rest, str(stored.fence or ""), one_line(node.problem))
-        rows.append((node.node, node.state, *told))
+        told = node_as_plain(node, lock)
+        token = "" if node.state in ("down", "unfit") else "free"
+        rest = ""
+        if told["ttl"] != 0.0:
+            token, rest = one_line(told["token"] or "not ours", LONGEST), left(told["ttl"])
+        rows.append(
+            (node.node, node.state, token, rest, str(told["fence"] or ""), one_line(node.problem))
+        )
     show_table(("NODE", "STATE", "TOKEN", "TTL LEFT", "FENCE", "PROBLEM"), rows, STATES)
-
-
-def token_of(node: NodeStatus, lock: OneLock) -> str:
-    """Return whose token a node has, by its public part."""
-    stored = lock.stored.get(node.node)
-    if stored is None or stored.value is None:
-        return "free" if stored and node.state not in ("down", "unfit") else ""
-    return "not ours" if stored.is_foreign else one_line(stored.holder.get("token", "?"), LONGEST)
 
 
 def reservation_in_words(seen: StoredReservation) -> str:
@@ -198,7 +179,7 @@ def as_plain(found: Explanation) -> dict[str, Any]:
         "others": [holder_as_plain(each) for each in found.lock.views if each != holder],
         "nodes": [node_as_plain(node, found.lock) for node in found.lock.nodes],
         "another_call": {
-            "meets": MEETS.get(found.lock.verdict, "unavailable"),
+            "meets": found.lock.verdict.value,
             "publish": found.publish,
             "run": found.run or None,
         },

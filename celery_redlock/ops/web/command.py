@@ -11,7 +11,8 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.ops.cli.command import SettingsError, app_with_tasks, settings_of
+from celery_redlock.ops.cli.command import SettingsError, settings_of
+from celery_redlock.ops.loading import load_tasks
 
 if TYPE_CHECKING:
     from celery_redlock.ops.web.guard import Door
@@ -73,7 +74,7 @@ def web_command(context: click.Context, *, host: str, port: int, names: tuple[st
     except ConfigurationError as error:
         raise SettingsError(str(error)) from None
     try:
-        app_with_tasks(app)
+        load_tasks(app)
     except ConfigurationError as error:
         click.echo(f"Note: what another call would meet is not known. {error}", err=True)
     serve(app, settings, door, port)
