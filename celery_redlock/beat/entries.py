@@ -17,7 +17,6 @@ from celery_redlock.beat.due import interval_of, last_due, twin_of
 from celery_redlock.errors import LockKeyError
 from celery_redlock.task.base import takes_lock
 from celery_redlock.task.envelope import Envelope
-from celery_redlock.task.keys import names_of_call
 from celery_redlock.task.options import overlap_word
 from celery_redlock.task.slot import Slot
 
@@ -57,9 +56,10 @@ def lock_name_of(task: Any, entry: Any) -> str | None:
     if not takes_lock(task):
         return None
     try:
-        return names_of_call(task, tuple(entry.args or ()), dict(entry.kwargs or {}))[0]
+        name = task.lock_name(entry.args, entry.kwargs)
     except (LockKeyError, TypeError):  # it will fail where it runs, and say why
         return None
+    return name if isinstance(name, str) and name else None
 
 
 def for_slot(entry: Any, slot: Slot, task_id: str) -> Any:

@@ -138,7 +138,7 @@ class Listener:
                 backoff = SHORTEST_BACKOFF
                 self._hear_all(position, connection, closed)
                 break
-            except Exception as error:  # noqa: BLE001  whatever it is, the node says nothing
+            except Exception as error:  # noqa: BLE001  the node says nothing until it is back
                 logger.debug("Not listening to %s: %s", self._addresses[position].label, error)
             finally:
                 if connection is not None:

@@ -391,7 +391,7 @@ class Redlock:
             owner: As in `rounds.Wanted`; somebody else's lock stays what it is.
             since: When the holder began [s, Unix time], for those who are told.
             keep: Let the key stand for so much longer instead [s].
-            info: What the holder told of itself.
+            info: How the holder described itself.
             place: Of the lock, where it has a limit.
         """
         outcome = self._release(name, owner, keep, place)
@@ -490,5 +490,5 @@ def _never(_ballot: Ballot) -> bool:
 
 
 def who(info: dict[str, Any]) -> dict[str, Any]:
-    """Return the task in what a holder tells of itself, as the fields of an event."""
+    """Return the task in a holder's description, as the fields of an event."""
     return {field: info[field] for field in ("task", "task_id") if field in info}

@@ -103,7 +103,7 @@ return {kind, now, fence}
 
 # Tells the process of the oldest ticket (token, channel, description) that *lock* is free, and
 # returns that ticket; nil if nobody listens. A ticket whose process does not listen any more is
-# taken away, and so is one of *own*. An answer that is no number is a lack of rights, or somebody
+# removed, and so is one of *own*. An answer that is no number is a lack of rights, or somebody
 # else's key: then nobody can be told, and all come by themselves.
 WAKE = (
     f"local CHANNEL = {CHANNEL_LENGTH}"

@@ -78,7 +78,7 @@ class Log:
             logger.log(level, "%s", sentence(record), extra=extra)
 
     def _level(self, event: events.Event, level: int) -> int:
-        """Return *level*, or a lower one for what others tell of."""
+        """Return *level*, or a lower one for what others report."""
         if isinstance(event, events.LockUnavailable) and event.task:
             return logging.INFO  # what happens to the task is said next
         if isinstance(event, events.NodeEvent):

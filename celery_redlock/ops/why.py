@@ -21,7 +21,6 @@ from celery_redlock.reading.quorum import Mark
 from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.keys import names_of
 from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["CallError", "Explanation", "explain", "explained", "find_task", "name_of_call"]
@@ -150,15 +149,15 @@ def name_of_call(task: Any, args: str = "[]", kwargs: str = "{}") -> str:
     """
     called = json_of("ARGS", args, list), json_of("KWARGS", kwargs, dict)
     try:
-        names = names_of(task.lock_name(*called))
+        name = task.lock_name(*called)
     except LockKeyError as error:
         raise CallError(str(error)) from None
     except Exception as error:  # a lock_name() of the user's
         msg = f"{task.name}: its lock_name() raised {type(error).__name__}"
         raise CallError(msg) from error
-    if not (names and isinstance(names[0], str) and names[0]):
+    if not (isinstance(name, str) and name):
         raise CallError(f"{task.name}: its lock_name() returned no name")
-    return names[0]
+    return name
 
 
 def json_of(what: str, text: str, kind: type) -> Any:

@@ -113,17 +113,17 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         if task is not None and not lock_of(task).is_built_in:
             check_bases(task, RedlockTask)
             check_declared(task, RedlockTask)
-            lock_of(task).bind()
+            lock_of(task).bind(is_named=cls.lock_name is not RedlockTask.lock_name)
             cls.throws = expected(cls.throws)
         return bound
 
     def lock_name(
         self, args: tuple[Any, ...] | list[Any] | None = None, kwargs: dict[str, Any] | None = None
-    ) -> str | tuple[str, ...]:
+    ) -> str:
         """
         Return the lock name of a call with these arguments; the same on client and worker.
 
-        A tuple where ``lock_key`` makes several names.
+        The first of them where ``lock_key`` makes several.
 
         Args:
             args: Positional arguments, without ``self``.
@@ -132,7 +132,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         Raises:
             LockKeyError: They do not fit the signature, or cannot be distinguished reliably.
         """
-        return lock_of(self).name(args, kwargs)
+        return lock_of(self).names(args, kwargs)[0]
 
     @property
     def lock(self) -> HeldLock:

@@ -30,11 +30,11 @@ from celery_redlock.plugin import locking
 from celery_redlock.task import refused
 from celery_redlock.task.delivery import forget_serializer
 from celery_redlock.task.interrupt import defer_interrupts
-from celery_redlock.task.keys import names_of
 from celery_redlock.task.outcome import DONE, DeliveryOver, Outcome, Records
 from celery_redlock.task.policies import Queue, Reschedule, RunUnlocked
 from celery_redlock.task.redelivery import delays_in_broker, longest_countdown, requeue
 from celery_redlock.task.reservation import NotItsTurn, Reservation, look_again, newest_call
+from celery_redlock.task.task_lock import names_of
 from celery_redlock.task.waiting import Waiting
 from celery_redlock.unique.requests import OVER
 
@@ -256,7 +256,7 @@ def join_queue(
         if not may_wait(plugin.locks, ticket, policy.max_waiting):
             return replace(options, on_conflict=policy.overflow)
     longest = longest_countdown(task.app)
-    # Where nothing can wake it, it comes again as one does that was rescheduled.
+    # Where nothing can wake it, it is delivered as often as if it were rescheduled.
     countdown = (
         waiting.comes_by_itself(longest)
         if plugin.locks.listener is not None and not delays_in_broker(task.app)
@@ -341,7 +341,7 @@ def start_reservation(execution: Execution, reservation: Reservation, held: Held
         raise wait_for_turn(execution, error.after, error.why) from None
     held.merged = started.merged
     newest = newest_call(started.arguments)
-    if newest is not None and names_of(task.lock_name(*newest)) != execution.names:
+    if newest is not None and names_of(task, *newest) != execution.names:
         raise LockKeyError(f"Task {task.name!r}: what was merged into it makes another lock name")
     return newest
 

@@ -32,7 +32,6 @@ from celery_redlock.task.current import latest_execution
 from celery_redlock.task.delivery import Delivery, hide
 from celery_redlock.task.envelope import HEADER, Envelope
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt, defer_interrupts
-from celery_redlock.task.keys import names_of_call
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.outcome import (
     DONE,
@@ -43,7 +42,7 @@ from celery_redlock.task.outcome import (
     outcome_of,
     records_after,
 )
-from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.task_lock import lock_of, names_of_call
 
 __all__ = ["Execution", "delay_in", "left_of"]
 
@@ -66,7 +65,7 @@ class Execution:
         reservation: That its message was published with; None for none.
         name: Lock name, the first of its *names*.
         held: Its lock, or what stands in for one; None before it has any.
-        own_lock: The lock that this has to give back; None if there is none.
+        own_lock: The lock that this has to release; None if there is none.
         interrupt: Tells the body that its lock is lost.
         records: What the nodes are to remember; None until its end begins.
     """

@@ -76,7 +76,7 @@ class RedlockRequest(Request):
             return None
         try:
             return room_of(self.task.app).enter(self, self._delivery)
-        except Exception:  # it comes again later; Celery's own work must go on
+        except Exception:  # it is delivered in any case; Celery's own work must go on
             logger.exception("%s[%s] cannot be woken", self.task.name, self.id)
             return None
 

@@ -23,7 +23,7 @@ from celery_redlock.task.arguments import Parameters, Task, misfit
 from celery_redlock.task.canonical import NotCarried, canonical, json_key
 from celery_redlock.task.template import Field, delimited, endings, pieces
 
-__all__ = ["LockKey", "LockName", "Names", "names_of", "names_of_call"]
+__all__ = ["LockKey", "LockName", "Names"]
 
 logger = get_logger(__name__)
 
@@ -263,24 +263,3 @@ def _check_callable(task: Task, lock_key: Callable[..., object]) -> None:
         ) from None
     except ValueError:
         pass  # written in C, without a signature; the first call will tell
-
-
-# --- a call ---------------------------------------------------------------------------
-
-
-def names_of(found: Names) -> tuple[str, ...]:
-    """Return *found*, what a ``lock_name`` returned, as one or several names."""
-    return (found,) if isinstance(found, str) else tuple(found)
-
-
-def names_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
-    """Return the lock names; TypeError, as of a plain task, if the arguments do not fit."""
-    try:
-        found = task.lock_name(args, kwargs)
-    except LockKeyError:
-        inspect.signature(task.run).bind(*args, **kwargs)
-        raise
-    names = names_of(found) if isinstance(found, (str, tuple)) else ()
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise LockKeyError(f"Task {task.name!r}: lock_name() returned no name")  # a user's
-    return names

@@ -118,7 +118,7 @@ class Queue:
 
     Attributes:
         max_waiting: How many tasks may wait for one lock [>= 1]; None for any number.
-        then: What becomes of a task that comes when so many wait: ``"fail"`` or ``"skip"``.
+        then: What happens to a task when so many wait already: ``"fail"`` or ``"skip"``.
     """
 
     max_waiting: int | None = None
@@ -133,7 +133,7 @@ class Queue:
 
     @property
     def overflow(self) -> Fail | Skip:
-        """What becomes of a task that comes when enough wait already."""
+        """What happens to a task when enough wait already."""
         return Skip() if self.then == "skip" else Fail()
 
 

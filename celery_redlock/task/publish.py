@@ -32,7 +32,6 @@ from celery_redlock.events import DuplicatePublished
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.current import latest_execution
 from celery_redlock.task.envelope import HEADER, Envelope, fresh_publish_id
-from celery_redlock.task.keys import names_of
 from celery_redlock.task.options import LONGEST_UNIQUE_FOR, LockOptions
 from celery_redlock.task.policies import Fail
 from celery_redlock.task.reservation import Reservation
@@ -113,7 +112,7 @@ def publish(
 
 def publish_unique(message: Message, chosen: LockOptions) -> UniqueResult:
     """Reserve the lock name of *message* and send it, or return who has the name."""
-    name = names_of(message.task.lock_name(message.args, message.kwargs))[0]
+    name = message.task.lock_name(message.args, message.kwargs)
     trigger = trigger_of(message, name, chosen)
     try:
         found = plugin_for(message.task.app).reservations.reserve(trigger)

@@ -7,17 +7,19 @@ any name that is not an option or a public method of `RedlockTask`.
 
 from __future__ import annotations
 
+import inspect
 import time
 from operator import attrgetter
 from typing import Any
 
+from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.records import place_name
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.settings import Settings
-from celery_redlock.task.keys import LockName, Names, names_of
+from celery_redlock.task.keys import LockName
 from celery_redlock.task.options import OPTIONS, LockOptions
 
-__all__ = ["TaskLock", "lock_of", "places_of", "wait_until_bound"]
+__all__ = ["TaskLock", "lock_of", "names_of", "names_of_call", "places_of", "wait_until_bound"]
 
 #: Built-in tasks of Celery; they inherit from us under ``task_cls`` and take no lock.
 BUILT_IN = "celery."
@@ -37,6 +39,7 @@ class TaskLock:
         task: A `RedlockTask`.
 
     Attributes:
+        is_named: Whether a ``lock_name`` of the user's names it.
         stores_started: Whether the delivery that has the lock stores STARTED. Celery would store
             it for every delivery.
     """
@@ -46,16 +49,16 @@ class TaskLock:
         self._name: LockName | None = None
         self._options: tuple[Settings, tuple[Any, ...], LockOptions] | None = None
         self._is_celerys = task.name.startswith(BUILT_IN)
-        self.stores_started = False
+        self.stores_started = self.is_named = False
 
-    def bind(self) -> None:
+    def bind(self, *, is_named: bool) -> None:
         """
         Read what the task declares, now that it is bound to its app.
 
         Raises:
             ConfigurationError: The options make no lock name.
         """
-        self._name = self._make_name()
+        self._name, self.is_named = self._make_name(), is_named
         if self._task.track_started:
             self._task.track_started, self.stores_started = False, True
 
@@ -82,20 +85,46 @@ class TaskLock:
             known = self._options = settings, own, LockOptions.of(self._task, settings)
         return known[2]
 
-    def name(self, args: Any, kwargs: Any) -> Names:
-        """Return the name or names of a call, unless the task has a ``lock_name`` of the user's."""
+    def names(self, args: Any, kwargs: Any) -> tuple[str, ...]:
+        """Return the lock names of a call, unless the task has a ``lock_name`` of the user's."""
         if self._name is None:
             self._name = self._make_name()
-        return self._name.name(args, kwargs)
+        names = self._name.name(args, kwargs)
+        return (names,) if isinstance(names, str) else names
 
     def _make_name(self) -> LockName:
         cls = type(self._task)  # a callable lock_key is no method: take it from the class, unbound
         return LockName.of_task(self._task, lock_key=cls.lock_key, unique_on=cls.unique_on)
 
 
+def names_of(task: Any, args: Any, kwargs: Any) -> tuple[str, ...]:
+    """
+    Return the lock names of a call of *task*, one or several.
+
+    Raises:
+        LockKeyError: The arguments make none, or a ``lock_name`` of the user's returns none.
+    """
+    lock = lock_of(task)
+    if not lock.is_named:
+        return lock.names(args, kwargs)
+    name = task.lock_name(args, kwargs)
+    if not (isinstance(name, str) and name):
+        raise LockKeyError(f"Task {task.name!r}: lock_name() returned no name")
+    return (name,)
+
+
+def names_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+    """Return the lock names; TypeError, as of a plain task, if the arguments do not fit."""
+    try:
+        return names_of(task, args, kwargs)
+    except LockKeyError:
+        inspect.signature(task.run).bind(*args, **kwargs)
+        raise
+
+
 def places_of(task: Any, args: Any, kwargs: Any) -> list[tuple[str, int]]:
     """Return all locks of which a call of *task* may hold one: each lock's name, and its place."""
-    limits = lock_of(task).options.limits(names_of(task.lock_name(args, kwargs)))
+    limits = lock_of(task).options.limits(names_of(task, args, kwargs))
     return [
         (place_name(name, place), place) for name, limit in limits.items() for place in range(limit)
     ]

@@ -38,7 +38,7 @@ class Waiting:
     That a task waits for its lock.
 
     Attributes:
-        name: Of the lock; shortened if it is very long.
+        name: Of the lock; shortened if it is long.
         since: When the lock was first refused [s, Unix time].
         times: How often it was refused by now [>= 1].
         limit: How many places the lock has.

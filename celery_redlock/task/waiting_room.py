@@ -43,10 +43,10 @@ __all__ = ["WaitingRoom", "WakeTasks", "room_of"]
 
 logger = get_logger(__name__)
 
-#: How often the nodes are told of who has waited longest for each lock [s]: that wakes it if the
+#: How often the longest waiting task of each lock is noted again [s]: that wakes it if the
 #: lock has become free without a release, and if a wake-up was lost.
 LOOK_EVERY = 1.0
-#: How often they are told of the others [s].
+#: How often the others are [s].
 TELL_EVERY = HEARD_FOR / 5
 #: How many waiting tasks do not count for ``worker_eta_task_limit``. With those that do, a worker
 #: would soon take no messages at all.

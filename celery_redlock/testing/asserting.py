@@ -6,7 +6,6 @@ from typing import Any
 
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.task.current import current_lock
-from celery_redlock.task.keys import names_of
 
 __all__ = ["assert_locked", "name_of"]
 
@@ -58,4 +57,4 @@ def name_of(what: Any) -> str:
     if not hasattr(task, "lock_name"):
         msg = f"a lock name, or a call of a RedlockTask like bill.s(7), is wanted; got {what!r}"
         raise TypeError(msg)
-    return names_of(task.lock_name(what.args, what.kwargs))[0]  # type: ignore[union-attr]
+    return str(task.lock_name(what.args, what.kwargs))  # type: ignore[union-attr]
