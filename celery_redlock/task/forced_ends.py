@@ -89,6 +89,16 @@ class RedlockRequest(Request):
                 logger.exception("%s[%s] may be waited for", self.task.name, self.id)
         return super().execute_using_pool(pool, **kwargs)
 
+    def _decline(self) -> None:
+        """Have the next one get the lock, as this is not going to run."""
+        waiting = self._delivery.envelope.waiting
+        if self._ticket is None or waiting is None:
+            return
+        try:
+            room_of(self.task.app).decline(waiting.name, self._ticket)
+        except Exception:  # what is kept for it lapses; Celery's own work must go on
+            logger.exception("A lock may be kept for %s[%s]", self.task.name, self.id)
+
     # -- what Celery says becomes of it ----------------------------------------------
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  Celery's signature
@@ -159,6 +169,7 @@ class RedlockRequest(Request):
         is_revoked = bool(super().revoked())
         if is_revoked:
             self.leave_queue(Outcome.REVOKED)
+            self._decline()
         return is_revoked
 
     # -- what is done about it --------------------------------------------------------

@@ -24,6 +24,7 @@ from celery import bootsteps
 from celery.worker.state import revoked
 
 from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH
+from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.waiting import HEARD_FOR, Ticket, leave_request, wait_request
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin, locking, plugin_for
@@ -89,8 +90,13 @@ class WaitingRoom:
         """Have the nodes forget one that has not been woken."""
         guest = self._forget(token)
         if guest is not None:
-            locks = self._plugin.locks
-            locks.driver.tell(leave_request(locks.rules, guest.ticket))
+            self._tell_off(guest.ticket)
+
+    def decline(self, name: str, token: str) -> None:
+        """Have the next one get the lock *name*, which may be kept for one that is not to run."""
+        self.leave(token)
+        locks = self._plugin.locks
+        locks.driver.tell(release_request(locks.rules, name, token))
 
     def clear(self) -> None:
         """Have the nodes forget all: the broker delivers their messages again."""
@@ -130,9 +136,14 @@ class WaitingRoom:
         """Run those whose turn has come; in the thread that runs tasks which come later."""
         while self._turns:
             guest = self._forget(self._turns.popleft())
-            request = None if guest is None else guest.request()
-            if guest is not None and request is not None:
-                bring_forward(self._consumer.timer, request, guest.ticket.token)
+            if guest is None:
+                continue
+            ticket, request = guest.ticket, guest.request()
+            self._tell_off(ticket)  # some nodes may not have said that its turn has come
+            if request is None:
+                self.decline(ticket.name, ticket.token)
+            else:
+                bring_forward(self._consumer.timer, request, ticket.token)
 
     def look(self) -> None:
         """Tell the nodes who still waits; called every `LOOK_EVERY`."""
@@ -140,7 +151,7 @@ class WaitingRoom:
         oldest: dict[str, Ticket] = {}
         for token, guest in list(self._guests.items()):
             request = guest.request()
-            if request is None or request.id in revoked:
+            if request is None or request.maybe_expire() or request.id in revoked:
                 self.leave(token)
             elif tells_all:
                 self._tell(guest.ticket)
@@ -156,6 +167,10 @@ class WaitingRoom:
     def _tell(self, ticket: Ticket) -> None:
         locks = self._plugin.locks
         locks.driver.tell(wait_request(locks.rules, ticket))
+
+    def _tell_off(self, ticket: Ticket) -> None:
+        locks = self._plugin.locks
+        locks.driver.tell(leave_request(locks.rules, ticket))
 
     # -- the worker --------------------------------------------------------------------
 
