@@ -22,27 +22,9 @@ from celery_redlock.task import waiting_room
 from celery_redlock.task.delivery import TICKET
 from celery_redlock.task.forced_ends import RedlockRequest
 from celery_redlock.task.waiting_room import WakeTasks, bring_forward, room_of
+from support.fakes import Ears
 
 NAMES = {WAIT: "wait", LEAVE: "leave", RELEASE: "release"}
-
-
-class Ears:
-    """A listener that hears what a test says."""
-
-    def __init__(self):
-        self.expected = {}
-
-    def channel(self):
-        """Return what this process is woken by."""
-        return "c" * 16
-
-    def expect(self, token, on_turn):
-        """Note who waits."""
-        self.expected[token] = on_turn
-
-    def forget(self, token):
-        """Note who waits no more."""
-        self.expected.pop(token, None)
 
 
 @pytest.fixture
