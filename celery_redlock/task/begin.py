@@ -101,7 +101,7 @@ def take_in_turn(execution: Execution) -> None:
     """Acquire the lock; a task never loses to itself nor to what came before it."""
     delivery, is_eager = execution.delivery, execution.request.is_eager
     try:
-        return take(execution, execution.options.wait)
+        return take(execution, execution.options.wait, delivery.ticket)
     except LockTaken as error:
         taken = error
     if is_eager:
@@ -120,15 +120,22 @@ def take_in_turn(execution: Execution) -> None:
     raise taken
 
 
-def take(execution: Execution, wait: float) -> None:
-    """Acquire the lock unless the execution has finished before."""
+def take(execution: Execution, wait: float, ticket: str | None = None) -> None:
+    """
+    Acquire the lock unless the execution has finished before.
+
+    Args:
+        execution: That wants it.
+        wait: How long to keep trying [s].
+        ticket: Token that it was woken by; good for one attempt.
+    """
     options, delivery, locks = execution.options, execution.delivery, execution.plugin.locks
     marker = execution.id if options.dedup_ttl else None
     asked = marker if delivery.may_be_repeated else None
     info, owner, waiting = execution.info, delivery.owner, delivery.envelope.waiting
     wanted = Wanted(execution.name, options.ttl, wait, options.fence, info, asked, owner)
     if waiting is not None:
-        wanted = replace(wanted, token=delivery.ticket, queued_since=waiting.since)
+        wanted = replace(wanted, token=ticket, queued_since=waiting.since)
     interrupt = execution.interrupt
     on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
     with defer_interrupts():  # or a lock that was granted might not be given back
@@ -206,6 +213,7 @@ def join_queue(
     if policy.max_waiting is not None and before is None:
         ticket = waiting.ticket(execution.task, delivery)
         if not may_wait(plugin.locks, ticket, policy.max_waiting):
+            plugin.locks.driver.tell(leave_request(plugin.locks.rules, ticket))  # some noted it
             return replace(options, on_conflict=policy.overflow)
     longest = longest_countdown(task.app)
     # Where nothing can wake it, it comes again as one does that was rescheduled.
