@@ -84,6 +84,14 @@ class Listener:
         self._listening: set[int] = set()
         self._unused_since = clock.now()
         self._closed = threading.Event()
+        self._connections: set[AbstractConnection] = set()
+
+    def after_fork_in_child(self) -> None:
+        """Close our copies: or a node would take the parent for alive as long as we are."""
+        inherited = self._connections
+        self.start_over()
+        for connection in inherited:
+            connection.disconnect()  # shuts nothing down: not our pid
 
     def close(self) -> None:
         """Hang up; whoever waits is woken no more."""
@@ -142,6 +150,7 @@ class Listener:
                 logger.debug("Not listening to %s: %s", self._addresses[position].label, error)
             finally:
                 if connection is not None:
+                    self._connections.discard(connection)
                     connection.disconnect()
             closed.wait(clock.jitter(backoff / 2, backoff))
             backoff = min(2 * backoff, LONGEST_BACKOFF)
@@ -150,10 +159,13 @@ class Listener:
 
     def _subscribed(self, position: int) -> AbstractConnection:
         connection = self._addresses[position].connection()
+        self._connections.add(connection)
         try:
             connection.connect()
             connection.send_command("SUBSCRIBE", channel(self._prefix, self._process))
+            connection.read_response(disable_decoding=True)  # or why not, as for want of the right
         except BaseException:
+            self._connections.discard(connection)
             connection.disconnect()
             raise
         return connection
@@ -209,7 +221,7 @@ _every_listener: weakref.WeakSet[Listener] = weakref.WeakSet()
 def _start_over() -> None:
     """After a fork: the threads of the parent are not here."""
     for listener in list(_every_listener):
-        listener.start_over()
+        listener.after_fork_in_child()
 
 
 if hasattr(os, "register_at_fork"):

@@ -274,7 +274,7 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
     except BaseException:
         yield from queue.leave()
         raise
-    if queue.ticket is not None:
+    if queue.has_joined:
         yield from queue.leave()
     return lease
 
@@ -285,28 +285,40 @@ class _Queue:
     def __init__(self, client: Client, wanted: Wanted) -> None:
         self._client = client
         self._wanted = wanted
-        self.ticket: Ticket | None = None
+        self._since = 0.0
+        self._has_turn = False
+        self._ticket: Ticket | None = None
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the nodes may know of it."""
+        return self._ticket is not None
 
     @property
     def token(self) -> str:
-        """Of the ticket; empty for none."""
-        return "" if self.ticket is None else self.ticket.token
+        """Of the ticket; empty for none, or none that is waited with any more."""
+        return "" if self._ticket is None or self._has_turn else self._ticket.token
 
     def join(self) -> Generator[Tell, None, None]:
         """Have the nodes know that this waits; again with each attempt that was refused."""
         client, wanted, listener = self._client, self._wanted, self._client.listener
         if listener is None:
             return
-        if self.ticket is None:
+        if self._has_turn:  # in vain; a ticket is good for one turn
+            yield from self.leave()
+        if self._ticket is None:
             token, channel = fresh_token(client, wanted.owner), listener.channel()
             who, since = token[:OWNER_LENGTH], client.wall()
-            self.ticket = Ticket(wanted.name, who, since, wanted.info, token, channel, wanted.limit)
+            self._ticket = Ticket(
+                wanted.name, who, self._since or since, wanted.info, token, channel, wanted.limit
+            )
+            self._since = self._ticket.since
             listener.expect(token)
-        yield Tell(wait_request(client.rules, self.ticket))
+        yield Tell(wait_request(client.rules, self._ticket))
 
     def take_turn(self, free: bytes) -> Turn:
         """Return the turn that has come, on the place that is *free*; the next attempt has it."""
-        ticket, self.ticket = self.ticket, None
+        ticket, self._has_turn = self._ticket, True
         assert ticket is not None
         self._forget(ticket.token)
         return Turn(ticket.token, locks_of(self._client.rules, ticket).index(free))
@@ -317,11 +329,15 @@ class _Queue:
 
     def leave(self) -> Generator[Tell, None, None]:
         """Have the nodes forget that this waits, and whoever comes next have what it was given."""
-        ticket, self.ticket = self.ticket, None
-        if ticket is not None:
+        ticket, had_turn = self._ticket, self._has_turn
+        self._ticket, self._has_turn = None, False
+        if ticket is None:
+            return
+        rules = self._client.rules
+        yield Tell(leave_request(rules, ticket))
+        if not had_turn:  # else an attempt has its token, and gave that back, or holds the lock
             self._forget(ticket.token)
-            rules = self._client.rules
-            yield Tell(leave_request(rules, ticket))
+            self._forget(ticket.token)
             for place in range(ticket.limit):  # on any it may have been given one
                 name = place_name(ticket.name, place)
                 yield Tell(release_request(rules, name, ticket.token, place=place))
@@ -354,7 +370,7 @@ def attempts(client: Client, wanted: Wanted, queue: _Queue) -> Steps:
         took = min(now - attempt.started, client.rules.node_timeout)  # without waits to connect
         if verdict is Verdict.TAKEN and now < give_up:
             yield from queue.join()
-        most = LONGEST_SLEEP if queue.ticket else LONGEST_PAUSE
+        most = LONGEST_SLEEP if queue.token else LONGEST_PAUSE
         pause = _pause_after(client, verdict, ballot, tries, splits, give_up - now, took, most)
         if pause is None:
             if wanted.marker is not None and is_in_doubt(ballot):

@@ -167,7 +167,8 @@ def release_seen(nodes: Sequence[Any], rules: Rules, name: str, token: str) -> d
         if len(begin) < PUBLIC_TOKEN_LENGTH or not value[:TOKEN_LENGTH].startswith(begin):
             return "held by another"
         request = release_request(rules, name, value[:TOKEN_LENGTH].decode("latin-1"))
-        command = (b"EVALSHA", request.script.sha, b"2", *request.keys, *request.arguments)
+        keys = request.keys
+        command = (b"EVALSHA", request.script.sha, b"%d" % len(keys), *keys, *request.arguments)
         ((released, _now),) = exchange(connection, command)
         return "released" if released else "held by another"
 

@@ -113,7 +113,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         if task is not None and not lock_of(task).is_built_in:
             check_bases(task, RedlockTask)
             check_declared(task, RedlockTask)
-            lock_of(task).bind(is_named=cls.lock_name is not RedlockTask.lock_name)
+            lock_of(task).bind(RedlockTask.lock_name)
             cls.throws = expected(cls.throws)
         return bound
 

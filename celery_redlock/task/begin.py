@@ -22,7 +22,7 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.records import shorten
 from celery_redlock.lock.requests import Marker
-from celery_redlock.lock.rounds import NO_TURN, Ask, MarkerStands, Wanted
+from celery_redlock.lock.rounds import NO_TURN, Ask, MarkerStands, Turn, Wanted
 from celery_redlock.lock.votes import Ballot, VoteKind, has_majority
 from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
 from celery_redlock.log import get_logger
@@ -104,7 +104,7 @@ def take_in_turn(execution: Execution) -> None:
     """Acquire the lock; a task loses neither to itself nor to its previous execution."""
     delivery, is_eager = execution.delivery, execution.request.is_eager
     try:
-        return take(execution, execution.options.wait)
+        return take(execution, execution.options.wait, delivery.turn)
     except LockTaken as error:
         taken = error
     if is_eager:
@@ -123,15 +123,22 @@ def take_in_turn(execution: Execution) -> None:
     raise taken
 
 
-def take(execution: Execution, wait: float) -> None:
-    """Acquire the lock unless the execution has finished before."""
+def take(execution: Execution, wait: float, turn: Turn = NO_TURN) -> None:
+    """
+    Acquire the lock unless the execution has finished before.
+
+    Args:
+        execution: That wants it.
+        wait: How long to keep trying [s].
+        turn: Token that it was woken by; good for one attempt.
+    """
     options, delivery, locks = execution.options, execution.delivery, execution.plugin.locks
     marker = execution.id if options.dedup_ttl else None
     asked = marker if delivery.may_be_repeated else None
     info, owner, waiting = execution.info, delivery.owner, delivery.envelope.waiting
     since = None if waiting is None else waiting.since
     lock = execution.name, options.ttl, wait, options.fence, info, asked, owner
-    wanted = Wanted(*lock, delivery.turn, since, options.limit[0])
+    wanted = Wanted(*lock, turn, since, options.limit[0])
     interrupt = execution.interrupt
     on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
     with defer_interrupts():  # or a lock that was granted might not be released
@@ -254,6 +261,7 @@ def join_queue(
     if policy.max_waiting is not None and before is None:
         ticket = waiting.ticket(execution.task, delivery)
         if not may_wait(plugin.locks, ticket, policy.max_waiting):
+            plugin.locks.driver.tell(leave_request(plugin.locks.rules, ticket))  # some noted it
             return replace(options, on_conflict=policy.overflow)
     longest = longest_countdown(task.app)
     # Where nothing can wake it, it is delivered as often as if it were rescheduled.

@@ -45,9 +45,13 @@ def options_of_copy(
 
 
 def envelope_of_copy(headers: Mapping[str, Any], request: Any) -> Envelope:
-    """Return what a message with these *headers* says of itself, or a retry of *request* does."""
+    """
+    Return what a message with these *headers* says of itself, or a retry of *request* does.
+
+    A retry waits for its own time, and not for the lock.
+    """
     envelope = Envelope.of(headers.get(HEADER), request.id)
     if envelope.publish_id is not None:  # of a copy, which is the same execution
         return envelope
     envelope = Envelope.of(vars(request).get(HEADER), request.id)
-    return envelope._replace(publish_id=None, previous=None)
+    return envelope._replace(publish_id=None, previous=None, waiting=None)

@@ -23,6 +23,7 @@ from celery.exceptions import InvalidTaskError
 from celery.worker.request import Request
 from celery.worker.state import revoked, task_ready
 
+from celery_redlock.lock.waiting import Ticket
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.delivery import Delivery, mint_owner, note_serializer
@@ -70,8 +71,8 @@ class RedlockRequest(Request):
         """Return whether *holder*, known by the beginning of its token, is this delivery."""
         return self._delivery.is_owner(holder)
 
-    def _wait(self) -> str | None:
-        """Have this woken when its lock is free; return by which token, None if by none."""
+    def _wait(self) -> Ticket | None:
+        """Have this woken when its lock is free; return its ticket, None if nothing wakes it."""
         if self.eta is None or locking.disabled:
             return None
         try:
@@ -84,10 +85,19 @@ class RedlockRequest(Request):
         """Run the task; it waits no more."""
         if self._ticket is not None:
             try:
-                room_of(self.task.app).leave(self._ticket)
+                room_of(self.task.app).leave(self._ticket.token)
             except Exception:  # the nodes forget it by themselves
                 logger.exception("%s[%s] may be waited for", self.task.name, self.id)
         return super().execute_using_pool(pool, **kwargs)
+
+    def _decline(self) -> None:
+        """Have the next one get the lock, as this is not going to run."""
+        if self._ticket is None:
+            return
+        try:
+            room_of(self.task.app).decline(self._ticket)
+        except Exception:  # what is kept for it lapses; Celery's own work must go on
+            logger.exception("A lock may be kept for %s[%s]", self.task.name, self.id)
 
     # -- what Celery says happens to it ----------------------------------------------
 
@@ -159,6 +169,7 @@ class RedlockRequest(Request):
         is_revoked = bool(super().revoked())
         if is_revoked:
             self.leave_queue(Outcome.REVOKED)
+            self._decline()
         return is_revoked
 
     # -- what is done about it --------------------------------------------------------

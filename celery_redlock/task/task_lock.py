@@ -39,7 +39,7 @@ class TaskLock:
         task: A `RedlockTask`.
 
     Attributes:
-        is_named: Whether a ``lock_name`` of the user's names it.
+        own: The ``lock_name`` of its base; None before it is bound.
         stores_started: Whether the delivery that has the lock stores STARTED. Celery would store
             it for every delivery.
     """
@@ -49,16 +49,20 @@ class TaskLock:
         self._name: LockName | None = None
         self._options: tuple[Settings, tuple[Any, ...], LockOptions] | None = None
         self._is_celerys = task.name.startswith(BUILT_IN)
-        self.stores_started = self.is_named = False
+        self.stores_started = False
+        self.own: Any = None
 
-    def bind(self, *, is_named: bool) -> None:
+    def bind(self, own: Any) -> None:
         """
         Read what the task declares, now that it is bound to its app.
+
+        Args:
+            own: The class's own ``lock_name``; any other names one lock.
 
         Raises:
             ConfigurationError: The options make no lock name.
         """
-        self._name, self.is_named = self._make_name(), is_named
+        self._name, self.own = self._make_name(), own
         if self._task.track_started:
             self._task.track_started, self.stores_started = False, True
 
@@ -105,7 +109,7 @@ def names_of(task: Any, args: Any, kwargs: Any) -> tuple[str, ...]:
         LockKeyError: The arguments make none, or a ``lock_name`` of the user's returns none.
     """
     lock = lock_of(task)
-    if not lock.is_named:
+    if type(task).lock_name is lock.own:
         return lock.names(args, kwargs)
     name = task.lock_name(args, kwargs)
     if not (isinstance(name, str) and name):

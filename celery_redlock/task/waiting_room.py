@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from celery import bootsteps
 from celery.worker.state import revoked
 
-from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH
+from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH, place_name
+from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rounds import Turn
 from celery_redlock.lock.waiting import (
     HEARD_FOR,
@@ -74,12 +75,12 @@ class WaitingRoom:
 
     # -- coming and going --------------------------------------------------------------
 
-    def enter(self, request: RedlockRequest, delivery: Delivery) -> str | None:
+    def enter(self, request: RedlockRequest, delivery: Delivery) -> Ticket | None:
         """
         Have *request*, which is to come later, woken when its lock is free.
 
         Returns:
-            The token that it is woken by; None if nothing can wake it.
+            The ticket that it is woken by; None if nothing can wake it.
         """
         waiting, locks = delivery.envelope.waiting, self._plugin.locks
         if waiting is None or delivery.owner is None or locks.listener is None:
@@ -90,14 +91,24 @@ class WaitingRoom:
         self._count()
         locks.listener.expect(token, functools.partial(self._call, token))
         self._tell(ticket)
-        return token
+        return ticket
 
     def leave(self, token: str) -> None:
         """Have the nodes forget one that has not been woken."""
         guest = self._forget(token)
         if guest is not None:
-            locks = self._plugin.locks
-            locks.driver.tell(leave_request(locks.rules, guest.ticket))
+            self._tell_off(guest.ticket)
+
+    def decline(self, ticket: Ticket) -> None:
+        """Have the next one get the lock, which may be kept for *ticket*, which is not to run."""
+        self.leave(ticket.token)
+        self._hand_on(ticket)
+
+    def _hand_on(self, ticket: Ticket) -> None:
+        locks = self._plugin.locks
+        for place in range(ticket.limit):
+            name = place_name(ticket.name, place)
+            locks.driver.tell(release_request(locks.rules, name, ticket.token, place=place))
 
     def clear(self) -> None:
         """Have the nodes forget all: the broker delivers their messages again."""
@@ -138,9 +149,14 @@ class WaitingRoom:
         while self._turns:
             token, free = self._turns.popleft()
             guest = self._forget(token)
-            request = None if guest is None else guest.request()
-            if guest is not None and request is not None:
-                place = locks_of(self._plugin.locks.rules, guest.ticket).index(free)
+            if guest is None:
+                continue
+            ticket, request = guest.ticket, guest.request()
+            self._tell_off(ticket)  # some nodes may not have said that its turn has come
+            if request is None:
+                self._hand_on(ticket)
+            else:
+                place = locks_of(self._plugin.locks.rules, ticket).index(free)
                 bring_forward(self._consumer.timer, request, Turn(token, place))
 
     def look(self) -> None:
@@ -149,7 +165,7 @@ class WaitingRoom:
         oldest: dict[str, Ticket] = {}
         for token, guest in list(self._guests.items()):
             request = guest.request()
-            if request is None or request.id in revoked:
+            if request is None or request.maybe_expire() or request.id in revoked:
                 self.leave(token)
             elif tells_all:
                 self._tell(guest.ticket)
@@ -165,6 +181,10 @@ class WaitingRoom:
     def _tell(self, ticket: Ticket) -> None:
         locks = self._plugin.locks
         locks.driver.tell(wait_request(locks.rules, ticket))
+
+    def _tell_off(self, ticket: Ticket) -> None:
+        locks = self._plugin.locks
+        locks.driver.tell(leave_request(locks.rules, ticket))
 
     # -- the worker --------------------------------------------------------------------
 

@@ -84,6 +84,7 @@ def declare(app):
     locked("fail", on_conflict="fail")
     locked("retry", on_conflict=Retry(countdown=0.5), max_retries=100)
     locked("reschedule", on_conflict=Paced(), max_retries=0)
+    locked("queue", on_conflict="queue")
     locked("late", acks_late=True)
     locked("late_long", acks_late=True, lock_ttl=8.0)
     locked("lost", acks_late=True, reject_on_worker_lost=True)
@@ -158,6 +159,39 @@ def begin(it, name, lock, **options):
     result = it.task(name).apply_async((lock,), **options)
     it.started(lock)
     return result
+
+
+# -- in line ---------------------------------------------------------------------------
+
+
+def test_who_queues_runs_soon_after_the_lock_is_free(it):
+    """From a classic queue it waits in a worker, and is woken; a quorum queue brings it again."""
+    first = begin(it, "queue", "in line")
+    rivals = [it.task("queue").apply_async(("in line",), queue=it.other) for _ in range(3)]
+    for rival in rivals:
+        it.wait_for_log(rf"Queued task queue\[{rival.id}")
+    it.open("in line")
+    assert first.get(timeout=100)["first"]
+    for rival in rivals:
+        assert rival.get(timeout=40)["queue"] == it.other  # by itself a woken one comes in 54 s
+    assert not [pair for pair in overlaps(read(it.events)) if pair[0].name == "in line"]
+
+
+def test_who_queues_in_a_worker_that_is_killed_runs_elsewhere(it):
+    """The broker has its message, and another worker is woken for it."""
+    queue = f"{it.kind}-killed"
+    killed = it.worker(name="killed", concurrency=1, args=["-Q", queue])
+    first = begin(it, "queue", "killed in line")
+    rival = it.task("queue").apply_async(("killed in line",), queue=queue)
+    killed.wait_for_log(rf"Queued task queue\[{rival.id}")
+    killed.kill()
+    elsewhere = it.worker(name="elsewhere", concurrency=1, args=["-Q", queue])
+    elsewhere.wait_for_log(rf"{rival.id}\] received", timeout=100)
+    it.open("killed in line")
+    assert first.get(timeout=100)["first"]
+    assert rival.get(timeout=50)["queue"] == queue
+    assert len(it.bodies("killed in line")) == 2
+    elsewhere.stop()
 
 
 # -- conflicts -------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import re
 from types import SimpleNamespace
 
@@ -24,11 +25,13 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task import calls
-from celery_redlock.task.delivery import WELL_FORMED, Delivery, execution_id, hide, word_in
+from celery_redlock.task import delivery as words
+from celery_redlock.task.delivery import Delivery, execution_id, hide, word_in
 from celery_redlock.task.envelope import PARSERS, Envelope
 from celery_redlock.task.forced_ends import RedlockRequest
 from celery_redlock.task.redelivery import headers_of
 from celery_redlock.task.reservation import Reservation
+from celery_redlock.task.waiting import LONGEST_BY_ITSELF, Waiting
 from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import Started
 from fuzz.hostile import JSON, TEXTS
@@ -59,7 +62,7 @@ TRIED = st.sampled_from(
 )
 #: Headers that we or Celery's request take an attribute from, and some of ours that are none.
 NAMES = (
-    st.sampled_from(["redlock", "redlock_owner"])
+    st.sampled_from(["redlock", "redlock_owner", "redlock_ticket"])
     | st.sampled_from(
         ["_redlock", "_protected", "headers", "is_eager", "called_directly", "parent_id", "root_id"]
     )
@@ -67,10 +70,26 @@ NAMES = (
         ["replaced_task_nesting", "x-death", "stamps", "lock", "merged", "delivery_info"]
     )
 )
+#: That a task waits, as it is written, and as nobody would write it.
+WAITING = (
+    TRIED
+    | JSON
+    | st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(["another", LOCK, "", "x" * 200, "\ud800"]) | TEXTS | JSON,
+            "since": st.sampled_from([0, 1.7e9, -1, 1e300, True]) | st.floats() | JSON,
+            "times": st.sampled_from([1, 0, -1, 2**31 - 1, 2**31, 10**400, True]) | JSON,
+        },
+        optional={"more": JSON},
+    )
+)
 #: What stands in ours.
 OURS = st.fixed_dictionaries(
     {"v": st.just(1) | JSON, "task_id": st.sampled_from([MINE, FOREIGN]) | JSON},
-    optional=dict.fromkeys(("id", "previous", "reschedules", "reservation", "slot"), TRIED | JSON),
+    optional={
+        **dict.fromkeys(("id", "previous", "reschedules", "reservation", "slot"), TRIED | JSON),
+        "waiting": WAITING,
+    },
 )
 FORGED = st.dictionaries(NAMES, TRIED | OURS | JSON, min_size=1, max_size=4) | st.builds(
     lambda ours: {"redlock": ours}, OURS
@@ -308,18 +327,40 @@ def test_an_envelope_of_any_shape_is_read(header, task_id):
     assert len(json.dumps(written)) < 10**7
 
 
+@settings(max_examples=200)
+@given(value=WAITING)
+@example(value={"name": LOCK, "since": float("nan"), "times": 1})
+@example(value={"name": LOCK, "since": 1.7e9, "times": True})
+@example(value={"name": LOCK, "since": 1.7e9, "times": 1, "more": 1})
+def test_a_task_that_waits_says_so_in_full_or_not_at_all(value):
+    """What is found is what was sent, can be written again, and comes within bounds."""
+    found = Waiting.of(value)
+    if found is None:
+        return
+    assert value | found.parts == value
+    assert Waiting.of(json.loads(json.dumps(found.parts))) == found
+    assert 1 <= found.comes_by_itself(math.inf) <= LONGEST_BY_ITSELF
+    again = Waiting.again(found, found.name)
+    assert (again.since, Waiting.of(again.parts)) == (found.since, again)
+
+
 @settings(max_examples=60)
 @given(info=st.none() | st.dictionaries(NAMES, TRIED | JSON))
 @example(info={"redlock_owner": TOKEN})
 @example(info={"redlock_owner": OWNER + "\n"})
 @example(info={"redlock_owner": OWNER.upper()})
-def test_an_owner_is_well_formed_or_none(info):
-    """And is taken out, so that the body does not see it."""
+@example(info={"redlock_turn": f"{TOKEN}#3"})
+@example(info={"redlock_turn": TOKEN})
+@example(info={"redlock_turn": f"{TOKEN}#3\n"})
+def test_what_the_parent_hands_over_is_well_formed_or_none(info):
+    """Owner and ticket; they are taken out, so that the body does not see them."""
     told = dict(info or {})
-    owner = word_in(info, "redlock_owner", WELL_FORMED)
+    owner = word_in(info, words.OWNER, words.WELL_FORMED)
+    turn = words.turn_in(info)
     hide(SimpleNamespace(headers=None, delivery_info=info))
     assert owner is None or (owner == told["redlock_owner"] and len(owner) == 32)
-    assert "redlock_owner" not in (info or {})
+    assert turn == words.NO_TURN or f"{turn.token}#{turn.place}" == told["redlock_turn"]
+    assert not {"redlock_owner", "redlock_turn"} & set(info or {})
 
 
 @settings(max_examples=60)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.listener import Listener
 from celery_redlock.lock.rounds import Ask, Client, Pause, Tell, Wanted, acquire
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import Vote, VoteKind
@@ -18,6 +19,7 @@ from celery_redlock.lock.votes import Vote, VoteKind
 __all__ = [
     "SILENT",
     "Drive",
+    "Ears",
     "FakeClock",
     "granted",
     "lease_of",
@@ -89,6 +91,33 @@ def lease_of(clock: Callable[[], float], name: str = "k", **changes: Any) -> Lea
     return replace(lease, **changes)
 
 
+class Ears:
+    """
+    A listener that hears what a test says.
+
+    Attributes:
+        expected: Token -> what is called when its turn has come.
+        forgotten: The tokens that are waited for no more.
+    """
+
+    def __init__(self) -> None:
+        self.expected: dict[str, Callable[[], None]] = {}
+        self.forgotten: list[str] = []
+
+    def channel(self) -> str:
+        """Return what this process is woken by."""
+        return "c" * 16
+
+    def expect(self, token: str, on_turn: Callable[[], None] = lambda: None) -> None:
+        """Note who waits."""
+        self.expected[token] = on_turn
+
+    def forget(self, token: str) -> None:
+        """Note who waits no more."""
+        self.expected.pop(token, None)
+        self.forgotten.append(token)
+
+
 class Drive:
     """
     One acquire, taken a step at a time.
@@ -106,7 +135,12 @@ class Drive:
     """
 
     def __init__(
-        self, nodes: int = 3, rules: Rules | None = None, seen: int = 0, **wanted: Any
+        self,
+        nodes: int = 3,
+        rules: Rules | None = None,
+        seen: int = 0,
+        ears: Ears | None = None,
+        **wanted: Any,
     ) -> None:
         self.clock = FakeClock()
         self.wall = FakeClock(1.7e9)
@@ -115,6 +149,7 @@ class Drive:
             rules or Rules(),
             tuple(f"node-{i}" for i in range(nodes)),
             seen,
+            cast("Listener | None", ears),
             now=self.clock,
             wall=self.wall,
             chance=lambda _, longest: longest,
@@ -158,6 +193,19 @@ class Drive:
         if isinstance(self.step, Pause):
             self.clock.advance(self.step.seconds)
         self._advance(lambda: self.steps.send(None))
+        return self
+
+    def wake(self) -> Drive:
+        """Have the turn of the ticket come that is waited with."""
+        assert isinstance(self.step, Pause), self.step
+        assert self.step.token
+        self._advance(lambda: self.steps.send(True))
+        return self
+
+    def go_on_to(self, kind: type) -> Drive:
+        """Go on to the next step of this *kind*, or to the end."""
+        while isinstance(self.step, (Tell, Pause)) and not isinstance(self.step, kind):
+            self.go_on()
         return self
 
     def go_on_to_ask(self) -> Drive:

@@ -1,0 +1,422 @@
+"""
+Tasks that queue behind the holder of their lock, with real workers.
+
+A task that was refused comes by itself after 54 s at the earliest; all of this takes less, so what
+runs here was woken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import redis
+from celery import chain, chord, group
+
+from celery_redlock import LockTaken, Queue, RedlockTask
+from celery_redlock.lock.listener import Listener
+from celery_redlock.task import waiting_room
+from support.events import body, overlaps, read
+from support.stage import stage
+from support.waiting import eventually
+
+pytestmark = pytest.mark.in_order  # the scenes kill children and workers
+
+TTL = 3.0
+#: Longest that wake-ups may take on a loaded machine [s]; nobody comes by itself so soon.
+SOON = 40.0
+#: How many tasks wait behind one lock.
+MANY = 30
+
+
+def gate_of(lock):
+    """Return the file for which the first body under *lock* waits, if it is gated."""
+    return Path(os.environ["EVENTS"]).with_name(f"open {lock}")
+
+
+def declare(app):
+    """Declare the tasks of this file."""
+    if "DEAF" in os.environ:
+        Listener._hear = lambda *_: None
+    if "COUNTED" in os.environ:
+        waiting_room.UNCOUNTED = 0
+
+    def nap(self, lock, number=0, gated=False):  # noqa: FBT002  as a message carries it
+        """Be in the way for a moment, or until the gate is open."""
+        with body(os.environ["EVENTS"], lock, number=number, id=self.request.id):
+            ends = time.monotonic() + 60
+            while gated and not gate_of(lock).exists() and time.monotonic() < ends:
+                time.sleep(0.02)
+            time.sleep(0.02)
+        return number
+
+    def locked(name, run=nap, **options):
+        options = {"on_conflict": "queue", "lock_key": "{lock}", **options}
+        app.task(name=name, base=RedlockTask, bind=True, shared=False, **options)(run)
+
+    locked("nap")
+    locked("late", acks_late=True)
+    locked("lost", acks_late=True, reject_on_worker_lost=True)
+    locked("full", on_conflict=Queue(max_waiting=2))
+    locked("full_skip", on_conflict=Queue(max_waiting=2, then="skip"))
+    locked("once", unique_until="started", on_duplicate="join")
+
+    @app.task(
+        name="stubborn",
+        base=RedlockTask,
+        bind=True,
+        shared=False,
+        lock_key="{lock}",
+        on_conflict="queue",
+        max_retries=1,
+    )
+    def stubborn(self, lock):
+        with body(os.environ["EVENTS"], lock, retries=self.request.retries):
+            if not self.request.retries:
+                raise self.retry(countdown=2)
+        return self.request.retries
+
+    @app.task(name="plain", shared=False)
+    def plain(value=None):
+        return value
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory):
+    """A stage without workers; each test has its own, on a queue of its own."""
+    folder = tmp_path_factory.mktemp("queue")
+    with stage(__file__, folder, redlock_ttl=TTL, worker_eta_task_limit=10) as it:
+        it.numbers = itertools.count(1)
+        yield it
+
+
+class Crew:
+    """Workers on a queue of their own, and what is published to them."""
+
+    def __init__(self, it, queue):
+        self.it = it
+        self.queue = queue
+        self.workers = []
+
+    def worker(self, queue=None, **options):
+        """Start another worker."""
+        options = {"concurrency": 2, "args": ["-Q", queue or self.queue], **options}
+        self.workers.append(self.it.worker(**options))
+        return self.workers[-1]
+
+    def publish(self, name, *args, **options):
+        """Publish a task to this crew."""
+        return self.it.task(name).apply_async(args, **{"queue": self.queue, **options})
+
+    def log(self):
+        """Return what its workers wrote."""
+        return "\n".join(worker.log() for worker in self.workers if worker.log_path.exists())
+
+    def queued(self, name, *args, **options):
+        """Publish a task and wait until it waits for its lock."""
+        result = self.publish(name, *args, **options)
+        eventually(
+            lambda: f"Queued task {name}[{result.id}]" in self.log(),
+            f"{name}{args} in the queue",
+            timeout=SOON,
+        )
+        return result
+
+    def in_line(self, lock, count=MANY, name="nap"):
+        """Have *count* tasks wait for *lock*, one after another."""
+        return [self.queued(name, lock, number) for number in range(count)]
+
+    def numbers(self, lock):
+        """Return the numbers of the bodies under *lock*, in the order of their starts."""
+        starts = read(self.it.events, "start")
+        return [start.get("number") for start in starts if start["name"] == lock]
+
+    def tickets(self, lock):
+        """Return how many tickets for *lock* each node has."""
+        counts = []
+        for node in self.it.nodes:
+            with redis.Redis.from_url(node.url) as client:
+                counts.append(client.zcard(f"redlock:ready:{lock}"))
+        return counts
+
+
+@pytest.fixture
+def crew(it):
+    """Workers for one test."""
+    number = next(it.numbers)
+    crew = Crew(it, f"queue-{number}")
+    yield crew
+    complaints = [word for word in ("cannot be woken", "may be waited for") if word in crew.log()]
+    for worker in crew.workers:
+        worker.stop()
+    assert not complaints
+
+
+def all_of(results, timeout=SOON):
+    """Return the values of *results* once all are there."""
+    ends = time.monotonic() + timeout
+    return [result.get(timeout=max(0.1, ends - time.monotonic())) for result in results]
+
+
+def alone(it, lock):
+    """Whether no two bodies under *lock* ran at the same time."""
+    return not [pair for pair in overlaps(read(it.events)) if pair[0].name == lock]
+
+
+# -- in line -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+@pytest.mark.parametrize("name", ["nap", "late"])
+def test_all_who_wait_run_one_by_one_in_the_order_of_their_refusal(it, crew, pool, name):
+    """And long before they would come by themselves: each release wakes the next one."""
+    lock = f"line, {pool}, {name}"
+    crew.worker(pool=pool)
+    count = MANY if (pool, name) == ("prefork", "nap") else 10
+    with it.held(lock):
+        results = crew.in_line(lock, count, name)
+        assert it.bodies(lock) == []
+    assert all_of(results) == list(range(count))
+    numbers = crew.numbers(lock)
+    assert sorted(numbers) == list(range(count))
+    assert alone(it, lock)
+    # Best effort: a wake-up that a loaded machine loses lets the next one pass.
+    assert sum(b < a for a, b in itertools.pairwise(numbers)) <= 1, numbers
+    eventually(lambda: crew.tickets(lock) == [0] * 5, "no ticket left", timeout=SOON)
+    assert not it.keys(f"redlock:waiting:{lock}")
+
+
+def test_twin_a_worker_that_hears_nothing_runs_none_of_them(it, crew):
+    """They wait until they come by themselves: what ran above was woken."""
+    crew.worker(env={"DEAF": "1"})
+    with it.held("deaf"):
+        crew.in_line("deaf", 5)
+    time.sleep(6)
+    assert it.bodies("deaf") == []
+
+
+def test_several_workers_wake_each_other(it, crew):
+    """Whoever releases finds the oldest, wherever that one waits."""
+    crew.worker(pool="threads")
+    crew.worker(pool="prefork")
+    with it.held("all over"):
+        results = crew.in_line("all over", 12)
+    assert all_of(results) == list(range(12))
+    assert alone(it, "all over")
+    numbers = crew.numbers("all over")
+    assert sum(b < a for a, b in itertools.pairwise(numbers)) <= 1, numbers
+
+
+def test_those_who_wait_are_in_nobody_s_way(it, crew):
+    """They count for neither the prefetch nor ``worker_eta_task_limit``, which is 10 here."""
+    crew.worker()
+    with it.held("beside"):
+        waiting = crew.in_line("beside")
+        plain = [crew.publish("plain", number) for number in range(40)]
+        assert all_of(plain, timeout=20) == list(range(40))
+    assert all_of(waiting) == list(range(MANY))
+
+
+def test_twin_tasks_that_count_for_the_limit_hold_up_all_others(it, crew):
+    """As any tasks do that are to come later."""
+    crew.worker(env={"COUNTED": "1"})
+    with it.held("counted"):
+        for number in range(MANY):
+            crew.publish("nap", "counted", number)
+        eventually(lambda: crew.log().count("Queued task") >= 10, "a full queue", timeout=SOON)
+        time.sleep(2)
+        plain = [crew.publish("plain", number) for number in range(40)]
+        time.sleep(4)
+        assert not all(result.ready() for result in plain)
+
+
+# -- how the lock becomes free -----------------------------------------------------------
+
+
+def test_a_child_that_is_killed_wakes_the_next(it, crew):
+    """Its parent releases for it, and that release wakes, too."""
+    crew.worker()
+    crew.publish("nap", "killed child", 7, True)
+    (holder,) = it.started("killed child")
+    it.wait_until_begun(holder.pid)
+    waiting = crew.queued("nap", "killed child", 8)
+    os.kill(holder.pid, signal.SIGKILL)
+    assert waiting.get(timeout=SOON) == 8
+
+
+def test_a_lease_that_lapses_wakes_the_next(it, crew):
+    """Nobody releases for a worker that is killed with its children; others look every second."""
+    holding = crew.worker(queue="queue-holding")
+    crew.worker()
+    crew.publish("nap", "killed worker", 7, True, queue="queue-holding")
+    it.started("killed worker")
+    waiting = crew.queued("nap", "killed worker", 8)
+    began = time.monotonic()
+    holding.kill()
+    assert waiting.get(timeout=SOON) == 8
+    assert time.monotonic() - began < TTL + 15
+
+
+def test_an_operator_s_release_wakes_the_next(it, crew):
+    """As every release does."""
+    crew.worker()
+    locks = it.locks()
+    lease = locks.acquire("operator", ttl=30)
+    waiting = crew.queued("nap", "operator", 8)
+    line = "-m celery -A support.stage redlock release operator --yes --token"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment["STAGE"] = json.dumps([__file__, it.conf])
+    command = [sys.executable, *line.split(), lease.token[:8]]
+    subprocess.run(command, check=True, env=environment, timeout=60)
+    assert waiting.get(timeout=SOON) == 8
+    locks.close()
+
+
+# -- those who do not run -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_one_that_is_not_to_run_lets_the_next_pass(it, crew, how):
+    """Its ticket goes as soon as that is known, so nobody waits for it."""
+    crew.worker()
+    lock = f"the first has {how}"
+    with it.held(lock):
+        first = crew.queued("nap", lock, 1, **({"expires": 4} if how == "expired" else {}))
+        second = crew.queued("nap", lock, 2)
+        eventually(lambda: crew.tickets(lock) == [2] * 5, "both tickets", timeout=SOON)
+        if how == "revoked":
+            it.app.control.revoke(first.id)
+        eventually(lambda: crew.tickets(lock) == [1] * 5, "one ticket left", timeout=SOON)
+    began = time.monotonic()
+    assert second.get(timeout=SOON) == 2
+    assert time.monotonic() - began < 10
+    assert crew.numbers(lock) == [2]
+
+
+def gate_of_stage(it, lock):
+    """Return the gate of *lock*, as the workers know it."""
+    return it.events.with_name(f"open {lock}")
+
+
+@pytest.mark.parametrize("name", ["full", "full_skip"])
+def test_no_more_wait_than_may(it, crew, name):
+    """The newest ends as the policy says; those who wait already wait on, and run."""
+    crew.worker()
+    lock = f"no more, {name}"
+    with it.held(lock):
+        waiting = [crew.queued(name, lock, number) for number in range(2)]
+        third = crew.publish(name, lock, 2)
+        if name == "full":
+            with pytest.raises(LockTaken, match="no more"):
+                third.get(timeout=SOON)
+        else:
+            assert third.get(timeout=SOON)["skipped"] == "conflict"
+    assert all_of(waiting) == [0, 1]
+    with it.held(lock):  # and room for others is there again
+        again = [crew.queued(name, lock, number) for number in range(3, 5)]
+    assert all_of(again) == [3, 4]
+
+
+# -- what else a task may be ------------------------------------------------------------------
+
+
+def test_parts_of_workflows_wait_like_all(it, crew):
+    """A chord, a group and a chain end with the results of those who waited."""
+    crew.worker()
+    nap, plain = it.task("nap"), it.task("plain")
+    with it.held("workflow"):
+        parts = [nap.si("workflow", number).set(queue=crew.queue) for number in range(3)]
+        last = plain.s().set(queue=crew.queue)
+        results = [
+            chord(parts, last).apply_async(queue=crew.queue),
+            group(parts).apply_async(queue=crew.queue),
+            chain(parts[2], last).apply_async(queue=crew.queue),
+        ]
+        eventually(lambda: crew.log().count("Queued task") >= 7, "all wait", timeout=SOON)
+    assert all_of(results) == [[0, 1, 2], [0, 1, 2], 2]
+    assert alone(it, "workflow")
+
+
+def test_one_runs_and_one_waits(it, crew):
+    """With ``unique_until="started"`` and this policy: exactly so many, and no message more."""
+    crew.worker()
+    lock = "one and one"
+    first = crew.publish("once", lock, 1, True)
+    it.started(lock)
+    second = crew.queued("once", lock, 2)
+    others = [crew.publish("once", lock, number) for number in (3, 4)]
+    assert [other.id for other in others] == [second.id] * 2
+    gate_of_stage(it, lock).touch()
+    assert all_of([first, second, *others]) == [1, 2, 2, 2]
+    time.sleep(1)
+    assert crew.numbers(lock) == [1, 2]
+
+
+def test_a_retry_of_its_own_is_none_that_waits(it, crew):
+    """It comes when the body said, and not when a lock is released."""
+    crew.worker()
+    with it.held("stubborn"):
+        result = crew.queued("stubborn", "stubborn")
+    assert result.get(timeout=SOON) == 1
+    first, second = it.bodies("stubborn")
+    assert second.started - first.started > 1.5
+
+
+def test_a_message_that_was_delivered_twice_runs_once(it, crew):
+    """Both wait; the second finds that the first has finished, or is set aside for it."""
+    lock = "delivered twice"
+    with it.held(lock), redis.Redis.from_url(it.broker.url) as client:
+        result = crew.publish("late", lock, 1)
+        (message,) = client.lrange(crew.queue, 0, -1)
+        copy = json.loads(message)
+        copy["properties"]["delivery_tag"] = "another"
+        copy["headers"]["redelivered"] = True
+        client.lpush(crew.queue, json.dumps(copy))
+        crew.worker()
+        eventually(lambda: crew.log().count("Queued task") >= 2, "both wait", timeout=SOON)
+    assert result.get(timeout=SOON) == 1
+    eventually(lambda: crew.tickets(lock) == [0] * 5, "no ticket left", timeout=SOON)
+    time.sleep(1)
+    assert crew.numbers(lock) == [1]
+
+
+# -- the worker that holds the messages -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_those_who_wait_in_a_worker_that_stops_run_elsewhere(it, crew, pool):
+    """It gives their messages back, and takes their tickets off the nodes."""
+    stopping = crew.worker(pool=pool)
+    lock = f"stops, {pool}"
+    with it.held(lock):
+        results = crew.in_line(lock, 4)
+        stopping.terminate()
+        eventually(lambda: crew.tickets(lock) == [0] * 5, "no ticket left", timeout=10)
+        crew.worker(pool=pool)
+        eventually(lambda: crew.tickets(lock) == [4] * 5, "tickets again", timeout=SOON)
+    assert all_of(results) == list(range(4))
+    assert sorted(crew.numbers(lock)) == list(range(4))
+
+
+def test_those_who_wait_survive_a_connection_that_breaks(it, crew):
+    """The broker delivers their messages again, and they are woken as before."""
+    worker = crew.worker()
+    lock = "breaks"
+    with it.held(lock):
+        results = crew.in_line(lock, 4)
+        with redis.Redis.from_url(it.broker.url) as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+        worker.wait_for_log(r"(?s)[Cc]onnection to broker lost.*")
+        eventually(lambda: crew.tickets(lock) == [4] * 5, "tickets again", timeout=SOON)
+        plain = [crew.publish("plain", number) for number in range(20)]
+        assert all_of(plain) == list(range(20))
+    assert all_of(results) == list(range(4))
+    assert sorted(crew.numbers(lock)) == list(range(4))
+    assert alone(it, lock)

@@ -1,0 +1,282 @@
+"""Who waits for a lock and is woken, as every server there is does it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+
+from celery_redlock.lock import requests
+from celery_redlock.lock.guard import boot_marker
+from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.records import channel, ready_key
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripting import registered
+from celery_redlock.lock.votes import VoteKind
+from celery_redlock.lock.waiting import (
+    HEARD_FOR,
+    Ticket,
+    leave_request,
+    wait_request,
+    waiting_key,
+)
+from support.fakes import token_of
+from support.waiting import eventually
+
+RULES = Rules(ttl=20, max_ttl=30)
+NAME = "report:7"
+LOCK = b"redlock:lock:" + NAME.encode()
+HOLDER = token_of("h")
+ALIVE, DEAD = "a" * 16, "d" * 16
+YES, NO = VoteKind.GRANTED, VoteKind.REFUSED
+
+
+def ticket(letter, since, process=ALIVE):
+    """Return who waits since *since* in a *process*; its token begins with *letter*."""
+    return Ticket(NAME, letter * 32, since, {"task": letter}, token_of(letter), process)
+
+
+class Bench:
+    """One server, and a process that listens on it."""
+
+    def __init__(self, server):
+        self.client = redis.Redis.from_url(server.url)
+        self.boot = boot_marker(self.client.info("server")["run_id"], "f" * 16)
+        for script in registered():
+            self.client.script_load(script.source)
+        self.client.set("redlock:node:boot", self.boot)
+        self.ears = self.client.pubsub(ignore_subscribe_messages=True)
+        self.ears.subscribe(channel(RULES.prefix, ALIVE))
+        eventually(lambda: self.client.pubsub_numsub(channel(RULES.prefix, ALIVE))[0][1], "ears")
+        self.heard()
+
+    def close(self):
+        """Hang up."""
+        self.ears.close()
+        self.client.close()
+
+    def ask(self, request, client=None):
+        """Return the vote on *request*."""
+        script, arguments = request.script, list(request.arguments)
+        if script.guarded:
+            arguments.append(self.boot)
+        client = client or self.client
+        return script.read(client.evalsha(script.sha, len(request.keys), *request.keys, *arguments))
+
+    def acquire(self, token=HOLDER, ttl=20.0):
+        """Ask for the lock; returns the kind of vote."""
+        lease = Lease(NAME, token, 0, ttl, 0.0, 0.0, {})
+        return self.ask(requests.acquire_request(RULES, lease, None)).kind
+
+    def release(self, token=HOLDER, **options):
+        """Give the lock back."""
+        client = options.pop("client", None)
+        return self.ask(requests.release_request(RULES, NAME, token, **options), client).kind
+
+    def wait(self, *tickets, most=0):
+        """Note that they wait; returns the kind of the last vote."""
+        return [self.ask(wait_request(RULES, one, most)).kind for one in tickets][-1]
+
+    def heard(self):
+        """Return which tokens were woken since this was asked last."""
+        found = []
+        while (message := self.ears.get_message(timeout=0.05)) is not None:
+            found.append(message["data"])
+        return found
+
+    def tickets(self):
+        """Return the first letters of the tokens that the node has tickets of, oldest first."""
+        members = self.client.zrange(ready_key(RULES.prefix, NAME), 0, -1)
+        return [member[:1].decode() for member in members]
+
+    def waiting(self):
+        """Return who waits, by the first letters."""
+        members = self.client.zrange(waiting_key(RULES, NAME), 0, -1)
+        return {member[:1].decode() for member in members}
+
+
+@pytest.fixture
+def bench(contract_node):
+    """A node that votes, and a process that listens on it."""
+    bench = Bench(contract_node)
+    yield bench
+    bench.close()
+
+
+def woken(letter):
+    """Return what the process of that ticket hears."""
+    return token_of(letter).encode() + LOCK
+
+
+def test_a_release_wakes_the_oldest_and_keeps_the_lock_for_it(bench):
+    """Whenever it came; a newcomer is refused, that one is granted, and the next waits on."""
+    bench.acquire()
+    bench.wait(ticket("b", 2.0), ticket("c", 3.0), ticket("a", 1.0))
+    assert bench.release() is YES
+    assert bench.heard() == [woken("a")]
+    assert bench.tickets() == ["b", "c"]
+    assert 0 < bench.client.pttl(LOCK) <= 1000
+    stored = bench.client.get(LOCK)
+    assert stored[:40] == token_of("a").encode()
+    assert json.loads(stored[40:])["task"] == "a"
+    assert bench.acquire(token_of("n")) is NO
+    assert bench.acquire(token_of("a")) is YES
+    assert bench.client.pttl(LOCK) > 1000
+    bench.release(token_of("a"))
+    assert bench.heard() == [woken("b")]
+
+
+def test_twin_without_a_ticket_a_newcomer_has_the_lock(bench):
+    """What is waited for without one, as by those who only count, is not handed over."""
+    bench.acquire()
+    bench.wait(Ticket(NAME, "a" * 32, 1.0, {}))
+    bench.release()
+    assert bench.heard() == []
+    assert bench.acquire(token_of("n")) is YES
+
+
+def test_what_was_kept_for_one_that_does_not_come_lapses(bench):
+    """Within a second."""
+    bench.acquire()
+    bench.wait(ticket("a", 1.0))
+    bench.release()
+    eventually(lambda: not bench.client.exists(LOCK), "end of what was kept", timeout=5)
+    assert bench.acquire(token_of("n")) is YES
+
+
+def test_one_that_was_woken_in_vain_hands_on(bench):
+    """By its release, as by any."""
+    bench.acquire()
+    bench.wait(ticket("a", 1.0), ticket("b", 2.0))
+    bench.release()
+    bench.release(token_of("a"))
+    assert bench.heard() == [woken("a"), woken("b")]
+    assert bench.client.get(LOCK)[:40] == token_of("b").encode()
+
+
+def test_a_dead_process_is_passed_by(bench):
+    """Nobody listens on its channel; all its tickets go, and the lock is not kept for them."""
+    bench.acquire()
+    bench.wait(ticket("x", 1.0, DEAD), ticket("y", 2.0, DEAD), ticket("a", 3.0))
+    bench.release()
+    assert bench.heard() == [woken("a")]
+    assert bench.tickets() == []
+    bench.release(token_of("a"))
+    bench.acquire()
+    bench.wait(ticket("x", 1.0, DEAD))
+    bench.release()
+    assert not bench.client.exists(LOCK)
+
+
+def test_nobody_wakes_itself(bench):
+    """A ticket of the one who releases is an old one of its own, by its owner too."""
+    bench.acquire(token_of("a"))
+    bench.wait(ticket("a", 1.0), ticket("b", 2.0))
+    bench.release(token_of("a")[:32])
+    assert bench.heard() == [woken("b")]
+    assert bench.tickets() == []
+
+
+def test_who_has_nothing_to_release_wakes_nobody(bench):
+    """Nor who keeps the key for a while, nor an attempt that was never granted the lock."""
+    bench.acquire()
+    bench.wait(ticket("a", 1.0))
+    assert bench.release(token_of("n")) is NO
+    bench.release(keep=5.0)
+    assert bench.heard() == []
+    assert bench.client.get(LOCK)[:40] == HOLDER.encode()
+    bench.release(wakes=False)
+    assert bench.heard() == []
+    assert not bench.client.exists(LOCK)
+    assert bench.tickets() == ["a"]
+
+
+@pytest.mark.parametrize("value", ["string", "hash"])
+def test_a_key_of_another_kind_breaks_no_release(bench, value):
+    """Somebody else's, under the name of ours: nobody is woken, and the lock is free."""
+    ready = ready_key(RULES.prefix, NAME)
+    bench.acquire()
+    if value == "string":
+        bench.client.set(ready, "mine")
+    else:
+        bench.client.hset(ready, "mine", "too")
+    assert bench.release() is YES
+    assert not bench.client.exists(LOCK)
+    assert bench.client.exists(ready)
+
+
+def test_who_may_not_publish_can_release(bench, contract_node):
+    """Nobody is woken; twin: with the right to our channels somebody is."""
+    for rights, heard in (("resetchannels", []), ("&redlock:*", [woken("a")])):
+        bench.client.execute_command(
+            "ACL",
+            "SETUSER",
+            "worker",
+            "reset",
+            "on",
+            ">secret",
+            "~redlock:*",
+            "+@all",
+            *rights.split(),
+        )
+        bench.acquire()
+        bench.wait(ticket("a", 1.0))
+        url = contract_node.url.replace("redis://", "redis://worker:secret@")
+        with redis.Redis.from_url(url) as client:
+            assert bench.release(client=client) is YES
+        assert bench.heard() == heard
+        assert bench.client.exists(LOCK) == len(heard)
+    bench.client.execute_command("ACL", "DELUSER", "worker")
+
+
+# -- who waits ---------------------------------------------------------------------------------
+
+
+def test_who_finds_the_lock_free_is_woken_at_once(bench):
+    """It was released, or lapsed, before the node heard that somebody waits."""
+    bench.wait(ticket("b", 2.0))
+    assert bench.heard() == [woken("b")]
+    bench.acquire()
+    bench.wait(ticket("a", 1.0))
+    assert bench.heard() == []
+
+
+def test_no_more_than_so_many_wait(bench):
+    """Whoever is known already may wait on; one that left makes room."""
+    bench.acquire()
+    first, second, third = (ticket(letter, 1.0) for letter in "abc")
+    assert bench.wait(first, second, most=2) is YES
+    assert bench.wait(third, most=2) is NO
+    assert bench.wait(first, most=2) is YES
+    assert (bench.waiting(), bench.tickets()) == ({"a", "b"}, ["a", "b"])
+    bench.ask(leave_request(RULES, first))
+    assert bench.wait(third, most=2) is YES
+    assert bench.waiting() == {"b", "c"}
+
+
+def test_who_is_not_heard_of_any_more_is_not_counted(bench):
+    """A message that was purged takes nobody's place for long."""
+    bench.acquire()
+    bench.wait(ticket("a", 1.0))
+    long_ago = (bench.client.time()[0] - HEARD_FOR - 5) * 1000
+    bench.client.zadd(waiting_key(RULES, NAME), {ticket("a", 1.0).waits: long_ago})
+    assert bench.wait(ticket("b", 1.0), most=1) is YES
+    assert bench.waiting() == {"b"}
+
+
+def test_all_of_it_expires(bench):
+    """If nobody waits any more, nor leaves."""
+    bench.acquire()
+    bench.wait(ticket("a", 1.0))
+    for key in (ready_key(RULES.prefix, NAME), waiting_key(RULES, NAME)):
+        assert HEARD_FOR * 1000 - 5000 < bench.client.pttl(key) <= HEARD_FOR * 1000
+
+
+def test_who_leaves_leaves_nothing(bench):
+    """Neither note nor ticket, nor an empty key."""
+    bench.acquire()
+    bench.wait(ticket("a", 1.0))
+    assert bench.ask(leave_request(RULES, ticket("a", 1.0))).kind is YES
+    assert bench.ask(leave_request(RULES, ticket("a", 1.0))).kind is NO
+    assert not bench.client.exists(ready_key(RULES.prefix, NAME), waiting_key(RULES, NAME))

@@ -1,0 +1,216 @@
+"""Who waits for a lock on real nodes: woken in turn, not starved, and gone without a trace."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from importlib.util import find_spec
+
+import pytest
+import redis
+
+from celery_redlock import LockTaken, Redlock
+from celery_redlock.lock.rules import Rules
+from celery_redlock.reading.nodes import bootstrap
+from support.waiting import eventually
+
+#: Most releases that one who waits may see go by: those under way when it came, and what a loaded
+#: machine makes of a wake-up that was missed.
+BOUND = 30
+ARRIVALS = 1000
+
+
+@pytest.fixture
+def nodes(five_nodes):
+    """Five nodes that vote."""
+    bootstrap([node.url for node in five_nodes], Rules(ttl=20, node_timeout=0.5))
+    return five_nodes
+
+
+@pytest.fixture
+def locks(nodes):
+    """Locks on them."""
+    locks = Redlock.from_urls([node.url for node in nodes], node_timeout=0.5, ttl=20)
+    locks.release(locks.acquire("warm up", wait=10), wait=True)
+    yield locks
+    locks.close()
+
+
+def keys(nodes, pattern):
+    """Return the keys on any node that fit *pattern*."""
+    found = set()
+    for node in nodes:
+        with redis.Redis.from_url(node.url) as client:
+            found |= set(client.keys(pattern))
+    return found
+
+
+def tickets(nodes, name):
+    """Return how many tickets for *name* each node has."""
+    counts = []
+    for node in nodes:
+        with redis.Redis.from_url(node.url) as client:
+            counts.append(client.zcard(f"redlock:ready:{name}"))
+    return counts
+
+
+def test_threads_that_wait_are_woken_in_turn(locks, nodes):
+    """The oldest first; fences grow, and nothing of the line is left."""
+    got, waiting = [], []
+    first = locks.acquire("line")
+
+    def wait(number):
+        lease = locks.acquire("line", wait=60)
+        got.append((number, lease.fence))
+        locks.release(lease)
+
+    for number in range(10):
+        waiting.append(threading.Thread(target=wait, args=(number,)))
+        waiting[-1].start()
+        eventually(lambda n=number: tickets(nodes, "line") == [n + 1] * 5, "a ticket more")
+    began = time.monotonic()
+    locks.release(first)
+    for thread in waiting:
+        thread.join(timeout=60)
+    assert time.monotonic() - began < 10
+    assert sorted(number for number, _ in got) == list(range(10))
+    overtaken = sum(b < a for (a, _), (b, _) in itertools.pairwise(got))
+    assert overtaken <= 1, got
+    fences = [first.fence, *(fence for _, fence in got)]
+    assert fences == sorted(set(fences))
+    eventually(lambda: not keys(nodes, "redlock:*:line") & traces("line"), "no trace")
+
+
+def traces(name):
+    """Return the keys that may be left of those who waited for *name*."""
+    return {f"redlock:{kind}:{name}".encode() for kind in ("ready", "waiting", "lock")}
+
+
+@pytest.mark.skipif(not find_spec("gevent"), reason="gevent is not installed")
+def test_greenlets_that_wait_are_woken(nodes):
+    """The listener's threads are greenlets there, too."""
+    source = """
+    from gevent import monkey; monkey.patch_all()
+    import gevent, sys, time
+    from celery_redlock import Redlock
+    locks = Redlock.from_urls(sys.argv[1:], node_timeout=0.5, ttl=20)
+    first, got = locks.acquire("green", wait=10), []
+    def wait(number):
+        lease = locks.acquire("green", wait=60)
+        got.append(number)
+        locks.release(lease)
+    waiting = []
+    for number in range(10):
+        waiting.append(gevent.spawn(wait, number))
+        gevent.sleep(0.1)
+    began = time.monotonic()
+    locks.release(first)
+    gevent.joinall(waiting, timeout=60)
+    print(sorted(got) == list(range(10)), time.monotonic() - began < 8)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(source), *(node.url for node in nodes)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert ended.stdout.split() == ["True", "True"], ended.stderr
+
+
+def releases_that_go_by(nodes, name, *, is_woken):
+    """Return how many others have the lock while one waits for it among those who never wait."""
+    urls = [node.url for node in nodes]
+    crowd = [Redlock.from_urls(urls, node_timeout=0.5, ttl=20) for _ in range(2)]
+    one = Redlock.from_urls(urls, node_timeout=0.5, ttl=20)
+    if not is_woken:
+        one.client.listener = None
+    grants, over = [0], threading.Event()
+
+    def storm(locks):
+        while not over.is_set():
+            try:
+                lease = locks.acquire(name)
+            except LockTaken:
+                continue
+            grants[0] += 1
+            locks.release(lease)
+
+    for locks in (*crowd, one):
+        locks.release(locks.acquire(f"{name}, warm up", wait=10), wait=True)
+    threads = [threading.Thread(target=storm, args=(locks,)) for locks in crowd]
+    for thread in threads:
+        thread.start()
+    try:
+        eventually(lambda: grants[0] > 20, "a storm")
+        seen = []
+        while sum(seen) < ARRIVALS and len(seen) < 20:
+            before = grants[0]
+            lease = one.acquire(name, wait=60)
+            seen.append(grants[0] - before)
+            one.release(lease, wait=True)
+            time.sleep(0.05)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        for locks in (*crowd, one):
+            locks.close()
+    return sorted(seen)
+
+
+def test_newcomers_do_not_starve_one_that_waits(nodes):
+    """What is released is kept for it; twin: one that nobody wakes sees many more go by."""
+    seen = releases_that_go_by(nodes, "storm", is_woken=True)
+    assert len(seen) == 20
+    assert seen[len(seen) // 2] <= BOUND, seen
+    twin = releases_that_go_by(nodes, "storm, twin", is_woken=False)
+    assert sum(twin) / len(twin) > 3 * sum(seen) / len(seen), (seen, twin)
+
+
+class Interrupted(Exception):
+    """Raised by a signal."""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals here")
+def test_who_is_interrupted_leaves_no_trace(locks, nodes):
+    """Neither key nor ticket, nor a note that it waits; the next one has the lock at once."""
+
+    def interrupt(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    first = locks.acquire("interrupted")
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(Interrupted):
+            locks.acquire("interrupted", wait=30)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    left = {f"redlock:{kind}:interrupted".encode() for kind in ("ready", "waiting")}
+    eventually(lambda: not keys(nodes, "redlock:*:interrupted") & left, "no trace", timeout=5)
+    locks.release(first, wait=True)
+    locks.release(locks.acquire("interrupted"), wait=True)
+
+
+def test_who_may_not_use_channels_waits_as_ever(nodes):
+    """Nobody is woken, and all works."""
+    for node in nodes:
+        with redis.Redis.from_url(node.url) as client:
+            user = "ACL SETUSER mute reset on >secret ~redlock:* +@all resetchannels"
+            client.execute_command(*user.split())
+    urls = [node.url.replace("redis://", "redis://mute:secret@") for node in nodes]
+    locks = Redlock.from_urls(urls, node_timeout=0.5, ttl=20)
+    try:
+        first = locks.acquire("mute", wait=10)
+        threading.Timer(0.5, locks.release, args=(first,)).start()
+        second = locks.acquire("mute", wait=30)
+        assert second.fence > first.fence
+        assert locks.release(second, wait=True).name == "RELEASED"
+        eventually(lambda: not keys(nodes, "redlock:*:mute") & traces("mute"), "no trace")
+    finally:
+        locks.close()
+        for node in nodes:
+            with redis.Redis.from_url(node.url) as client:
+                client.acl_deluser("mute")

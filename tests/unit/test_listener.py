@@ -1,0 +1,272 @@
+"""What a process hears from the nodes of whose turn has come, and when it counts."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from redis.exceptions import NoPermissionError
+
+from celery_redlock.lock import listener as module
+from celery_redlock.lock.listener import Listener
+from support.fakes import token_of
+from support.waiting import eventually
+
+TOKEN, LOCK = token_of("t"), b"redlock:lock:a"
+SUBSCRIBED = [b"subscribe", b"redlock:wake:x", 1]
+
+
+class ScriptedConnection:
+    """A connection on which a node says what a test has it say."""
+
+    def __init__(self, *replies):
+        self.replies = queue.Queue()
+        for reply in replies:
+            self.replies.put(reply)
+        self.sent = []
+        self.is_open = False
+
+    def connect(self):
+        """Connect."""
+        self.is_open = True
+
+    def disconnect(self):
+        """Hang up."""
+        self.is_open = False
+
+    def send_command(self, *words, check_health=True):
+        """Note what is sent."""
+        self.sent.append(words)
+
+    def can_read(self, timeout=0):
+        """Wait for something to read."""
+        ends = time.monotonic() + timeout
+        while self.replies.empty() and time.monotonic() < ends:
+            time.sleep(0.001)
+        return not self.replies.empty()
+
+    def read_response(self, *, disable_decoding=False):
+        """Return or raise what the node says."""
+        assert disable_decoding
+        reply = self.replies.get(timeout=5)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+
+class ScriptedNode:
+    """A node by its address: connections that are made of it, one after the other."""
+
+    def __init__(self, number, *first):
+        self.label = f"node-{number}"
+        self.first = first or (SUBSCRIBED,)
+        self.made = []
+
+    def connection(self):
+        """Return another connection."""
+        self.made.append(ScriptedConnection(*self.first))
+        return self.made[-1]
+
+    def say(self, token=TOKEN, lock=LOCK):
+        """Say whose turn has come."""
+        eventually(lambda: self.made and self.made[-1].sent, "a subscription")
+        self.made[-1].replies.put([b"message", b"redlock:wake:x", token.encode() + lock])
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """Three nodes; nothing takes long."""
+    monkeypatch.setattr(module, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(module, "SHORTEST_BACKOFF", 0.01)
+    return [ScriptedNode(number) for number in range(3)]
+
+
+@pytest.fixture
+def ears(nodes):
+    """A listener on them."""
+    ears = Listener(nodes, "redlock")
+    yield ears
+    ears.close()
+    eventually(lambda: not listening(), "end of all threads")
+
+
+def listening():
+    """Return the threads that listen to a node."""
+    return [t for t in threading.enumerate() if t.name.startswith("redlock-listen-node-")]
+
+
+def test_nothing_is_connected_before_somebody_waits(ears, nodes):
+    """And then one connection per node, however many wait."""
+    assert not listening()
+    ears.expect(TOKEN)
+    ears.expect(token_of("u"))
+    eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
+    assert [len(node.made) for node in nodes] == [1, 1, 1]
+    channel = f"redlock:wake:{ears.channel()}".encode()
+    assert nodes[0].made[0].sent == [("SUBSCRIBE", channel)]
+    assert len(listening()) == 3
+
+
+def test_a_majority_has_to_say_it(ears, nodes):
+    """One node may have been restarted, or be cut off; its word is not enough."""
+    ears.expect(TOKEN)
+    nodes[0].say()
+    assert not ears.wait(TOKEN, 0.1)
+    nodes[0].say()
+    assert not ears.wait(TOKEN, 0.1)
+    nodes[2].say()
+    assert ears.wait(TOKEN, 5)
+
+
+def test_it_has_to_be_said_of_the_same_lock(ears, nodes):
+    """Each place of a lock is one of its own."""
+    ears.expect(TOKEN)
+    nodes[0].say(lock=b"redlock:lock:a")
+    nodes[1].say(lock=b"redlock:lock:b")
+    assert not ears.wait(TOKEN, 0.1)
+    nodes[2].say(lock=b"redlock:lock:b")
+    assert ears.wait(TOKEN, 5)
+
+
+def test_who_is_called_is_called_once(ears, nodes):
+    """Also if all nodes say it, and say it again."""
+    calls = []
+    ears.expect(TOKEN, lambda: calls.append(1))
+    for _ in range(2):
+        for node in nodes:
+            node.say()
+    assert ears.wait(TOKEN, 5)
+    eventually(lambda: all(node.made[-1].replies.empty() for node in nodes), "all heard")
+    time.sleep(0.05)
+    assert calls == [1]
+
+
+def test_who_is_forgotten_is_not_called(ears, nodes):
+    """Nor is anybody else: what is said of them, and what is none of ours, is let pass."""
+    calls = []
+    ears.expect(TOKEN, lambda: calls.append(TOKEN))
+    other = token_of("u")
+    ears.expect(other)
+    ears.forget(TOKEN)
+    for node in nodes:
+        node.say()
+        node.say("no token", b"")
+        node.say(other)
+    assert ears.wait(other, 5)
+    assert calls == []
+
+
+def test_what_was_heard_of_an_old_ticket_does_not_count_for_a_new_one(ears, nodes):
+    """It is expected anew with nothing heard."""
+    ears.expect(TOKEN)
+    nodes[0].say()
+    eventually(lambda: ears._expected[TOKEN].heard, "word")
+    ears.expect(TOKEN)
+    nodes[1].say()
+    assert not ears.wait(TOKEN, 0.1)
+
+
+def test_a_node_that_hangs_up_is_connected_again(ears, nodes):
+    """What it says then counts as before."""
+    ears.expect(TOKEN)
+    nodes[0].say()
+    nodes[1].made[0].replies.put(ConnectionError("gone"))
+    eventually(lambda: len(nodes[1].made) == 2, "another connection")
+    assert not nodes[1].made[0].is_open
+    nodes[1].say()
+    assert ears.wait(TOKEN, 5)
+
+
+def test_a_node_that_refuses_is_asked_less_and_less_often(ears, nodes):
+    """For want of a right to its channel, say: not many times a second for ever."""
+    nodes[0].first = (NoPermissionError("no rights to this channel"),)
+    ears.expect(TOKEN)
+    eventually(lambda: len(nodes[0].made) >= 4, "some tries", timeout=5)
+    tries = len(nodes[0].made)
+    time.sleep(0.5)
+    assert len(nodes[0].made) - tries <= 6
+    nodes[1].say()
+    nodes[2].say()
+    assert ears.wait(TOKEN, 5)
+
+
+def test_a_silent_node_is_pinged_and_then_dropped(ears, nodes, monkeypatch):
+    """A connection that a firewall forgot looks like one on which nothing is said."""
+    monkeypatch.setattr(module, "PING_EVERY", 0.1)
+    ears.expect(TOKEN)
+    eventually(lambda: len(nodes[0].made) == 2, "another connection")
+    assert ("PING",) in nodes[0].made[0].sent
+    assert nodes[0].made[0].sent.count(("PING",)) == 1
+
+
+def test_when_nobody_waits_any_more_the_connections_go(ears, nodes, monkeypatch):
+    """After a while; whoever waits then is heard again."""
+    monkeypatch.setattr(module, "IDLE", 0.05)
+    ears.expect(TOKEN)
+    eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
+    time.sleep(0.2)
+    assert len(listening()) == 3
+    ears.forget(TOKEN)
+    eventually(lambda: not listening(), "end of all threads")
+    assert not any(node.made[0].is_open for node in nodes)
+    ears.expect(TOKEN)
+    eventually(lambda: all(len(node.made) == 2 for node in nodes), "connections again")
+    nodes[0].say()
+    nodes[1].say()
+    assert ears.wait(TOKEN, 5)
+
+
+def test_a_closed_listener_hears_nothing_until_somebody_waits_again(ears, nodes):
+    """As the connections for locks do."""
+    ears.expect(TOKEN)
+    eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
+    ears.close()
+    eventually(lambda: not listening(), "end of all threads")
+    assert not any(node.made[0].is_open for node in nodes)
+    ears.expect(TOKEN)
+    eventually(lambda: all(len(node.made) == 2 for node in nodes), "connections again")
+
+
+def test_out_of_threads_everybody_comes_by_itself(ears, monkeypatch):
+    """It is tried again with the next one that waits."""
+
+    def fail(_self):
+        msg = "can't start new thread"
+        raise RuntimeError(msg)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        ears.expect(TOKEN)
+        assert not ears.wait(TOKEN, 0.01)
+    ears.expect(token_of("u"))
+    eventually(lambda: len(listening()) == 3, "threads")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_has_ears_of_its_own_and_closes_its_copies(ears, nodes):
+    """Else a node would take a parent that was killed for one that still listens."""
+    ears.expect(TOKEN)
+    eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
+    mine = ears.channel()
+    child = os.fork()
+    if not child:
+        is_new = ears.channel() != mine and not ears._expected and not ears._listening
+        is_closed = not any(node.made[0].is_open for node in nodes)
+        os._exit(0 if is_new and is_closed and not ears.wait(TOKEN, 0.01) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ears.channel() == mine
+    assert all(node.made[0].is_open for node in nodes)
+
+
+def test_one_node_is_a_majority_of_one():
+    """As everywhere."""
+    node = ScriptedNode(0)
+    ears = Listener([SimpleNamespace(label=node.label, connection=node.connection)], "redlock")
+    ears.expect(TOKEN)
+    node.say()
+    assert ears.wait(TOKEN, 5)
+    ears.close()

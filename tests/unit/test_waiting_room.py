@@ -1,0 +1,315 @@
+"""Tasks that wait for their locks in a worker's main process: tickets, turns, and who is let go."""
+
+from __future__ import annotations
+
+import gc
+import time
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from celery.worker.state import revoked
+from kombu.asynchronous.timer import Timer
+from kombu.common import QoS
+
+from celery_redlock import RedlockTask
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import RELEASE
+from celery_redlock.lock.waiting import LEAVE, WAIT, Ticket
+from celery_redlock.plugin import plugin_for
+from celery_redlock.task import waiting_room
+from celery_redlock.task.delivery import TICKET
+from celery_redlock.task.forced_ends import RedlockRequest
+from celery_redlock.task.waiting_room import WakeTasks, bring_forward, room_of
+from support.fakes import Ears
+
+NAMES = {WAIT: "wait", LEAVE: "leave", RELEASE: "release"}
+
+
+@pytest.fixture
+def app():
+    """The app of a worker, and all that it tells the nodes."""
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://one:1/0"]
+    app.told = []
+    plugin = plugin_for(app)
+    plugin._locks = SimpleNamespace(
+        listener=Ears(), rules=Rules(), driver=SimpleNamespace(tell=app.told.append)
+    )
+
+    @app.task(name="bill", base=RedlockTask, shared=False, lock_key="{lock}", on_conflict="queue")
+    def bill(lock):
+        return lock
+
+    app.ran = []
+    app.consumer = SimpleNamespace(
+        app=app, timer=Timer(), qos=QoS(lambda prefetch_count: None, 4, max_prefetch=10)
+    )
+    app.room = room_of(app)
+    app.room.open(app.consumer)
+    yield app
+    revoked.discard("me")
+    app.close()
+
+
+def receive(app, lock="a", *, since=1.7e9, eta=True, expires=None, task_id="me"):
+    """Return a delivery of a task that waits; the worker holds it in its timer."""
+    waiting = {"name": lock, "since": since, "times": 1}
+    in_a_while = datetime.now(timezone.utc) + timedelta(minutes=1)
+    headers = {
+        "id": task_id,
+        "task": "bill",
+        "lang": "py",
+        "retries": 0,
+        "redlock": {"v": 1, "task_id": task_id, "id": "0" * 32, "waiting": waiting},
+        "eta": in_a_while.isoformat() if eta else None,
+        "expires": expires,
+    }
+    message = SimpleNamespace(
+        headers=headers,
+        body=b"",
+        payload=[[lock], {}, {}],
+        content_type="application/json",
+        content_encoding="utf-8",
+        delivery_info={"routing_key": "celery"},
+        properties={"correlation_id": task_id, "reply_to": "somebody"},
+        acknowledged=False,
+    )
+    request = RedlockRequest(
+        message, app=app, task=app.tasks["bill"], on_ack=lambda *_: app.ran.append("ack")
+    )
+    if eta:
+        app.consumer.timer.call_after(60, app.ran.append, (request,))
+    return request
+
+
+def told(app):
+    """Return what the nodes were told since this was asked last."""
+    names = [NAMES[request.script] for request in app.told]
+    app.told.clear()
+    return names
+
+
+def call(app, request):
+    """Tell that the turn of *request* has come."""
+    room = app.room
+    room._plugin.locks.listener.expected[request._ticket]()
+
+
+# -- coming and going ----------------------------------------------------------------
+
+
+def test_one_that_waits_gets_a_ticket(app):
+    """Its token begins with the owner, so that the parent can release for the child."""
+    request = receive(app, since=1.7e9)
+    assert len(request._ticket) == 40
+    assert request._ticket.startswith(request._delivery.owner)
+    assert list(app.room._plugin.locks.listener.expected) == [request._ticket]
+    (wait,) = app.told
+    assert wait.keys[1] == b"redlock:ready:a"
+    assert wait.arguments[1].startswith(request._ticket.encode() + b"c" * 16)
+    assert wait.arguments[2] == b"1700000000000"
+
+
+def test_what_is_to_run_now_or_does_not_wait_gets_none(app):
+    """Only what Celery holds back can be woken."""
+    assert receive(app, eta=False)._ticket is None
+    assert told(app) == []
+
+
+def test_whose_turn_has_come_runs_with_its_ticket(app):
+    """Out of the timer, once; the nodes forget a ticket that only a majority had called."""
+    request, other = receive(app, "a"), receive(app, "b", task_id="other")
+    told(app)
+    call(app, request)
+    assert app.ran == [request]
+    assert request.request_dict["delivery_info"][TICKET] == request._ticket
+    assert told(app) == ["leave"]
+    waiting = [scheduled.entry for scheduled in app.consumer.timer.queue]
+    assert [entry.args for entry in waiting if not entry.cancelled] == [(other,)]
+    assert list(app.room._plugin.locks.listener.expected) == [other._ticket]
+
+
+def test_one_that_comes_by_itself_takes_its_ticket_along(app, monkeypatch):
+    """Nobody hands a lock to it any more, as it asks for it with a token of its own."""
+    request = receive(app)
+    told(app)
+    monkeypatch.setattr("celery.worker.request.Request.execute_using_pool", lambda *_, **__: None)
+    request.execute_using_pool(None)
+    assert told(app) == ["leave"]
+    request.execute_using_pool(None)
+    assert told(app) == []
+
+
+def test_one_whose_message_is_gone_hands_on(app):
+    """What was kept for it goes to the next one at once."""
+    request = receive(app)
+    token, heard = request._ticket, app.room._plugin.locks.listener.expected
+    app.consumer.timer.clear()
+    del request
+    gc.collect()
+    told(app)
+    heard[token]()
+    assert told(app) == ["leave", "release"]
+    assert app.ran == []
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_one_that_was_woken_and_is_not_to_run_hands_on(app, how):
+    """Else the others would wait for what was kept for it; twin: one that runs keeps it."""
+    past = datetime.now(timezone.utc) - timedelta(seconds=1)
+    request = receive(app, expires=past.isoformat() if how == "expired" else None)
+    call(app, request)
+    told(app)
+    if how == "revoked":
+        assert not request.revoked()
+        assert told(app) == []
+        revoked.add("me")
+    assert request.revoked()
+    leave_or_release = told(app)
+    assert leave_or_release == ["release"]
+
+
+def test_a_node_that_cannot_be_told_does_not_disturb_celery(app, monkeypatch):
+    """The worker's own work goes on; the ticket ends by itself."""
+    request = receive(app)
+
+    def fail(_request):
+        msg = "no way"
+        raise OSError(msg)
+
+    app.room._plugin.locks.driver.tell = fail
+    revoked.add("me")
+    assert request.revoked()
+    assert receive(app, task_id="other")._ticket is None
+
+
+# -- who is told of -------------------------------------------------------------------
+
+
+def test_the_oldest_of_each_lock_is_told_of_again_and_again(app):
+    """That wakes it where a lease lapsed; the others only now and then, or it would be a flood."""
+    requests = [
+        receive(app, "a", since=1002.0, task_id="1"),
+        receive(app, "a", since=1001.0, task_id="2"),
+        receive(app, "b", since=1003.0, task_id="3"),
+    ]
+    app.room._told_at = time.monotonic()
+    app.told.clear()
+    app.room.look()
+    tokens = {request.arguments[1][:40].decode() for request in app.told}
+    assert tokens == {requests[1]._ticket, requests[2]._ticket}
+    app.told.clear()
+    app.room._told_at = time.monotonic() - 2 * waiting_room.TELL_EVERY
+    app.room.look()
+    assert told(app) == ["wait"] * 3
+    app.room.look()
+    assert told(app) == ["wait"] * 2
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired", "gone"])
+def test_who_is_not_to_run_waits_no_more(app, how):
+    """As soon as that is known; Celery itself looks when its time has come."""
+    past = datetime.now(timezone.utc) - timedelta(seconds=1)
+    request = receive(app, expires=past.isoformat() if how == "expired" else None)
+    other = receive(app, "b", task_id="other")
+    app.room._told_at = time.monotonic()
+    told(app)
+    if how == "revoked":
+        revoked.add("me")
+    elif how == "gone":
+        app.consumer.timer.clear()
+        app.consumer.timer.call_after(60, app.ran.append, (other,))
+        del request
+        gc.collect()
+    app.room.look()
+    assert told(app) == ["leave", "wait"]
+    app.room.look()
+    assert told(app) == ["wait"]
+
+
+# -- Celery's limit ----------------------------------------------------------------------
+
+
+def test_those_who_wait_do_not_count_for_the_limit(app, monkeypatch):
+    """Up to a bound; all of it is taken back when they are gone."""
+    monkeypatch.setattr(waiting_room, "UNCOUNTED", 3)
+    qos, requests = app.consumer.qos, []
+    for number in range(5):
+        requests.append(receive(app, task_id=f"{number}"))
+        assert qos.max_prefetch == 10 + min(number + 1, 3)
+        qos.increment_eventually()
+    assert qos.value == 9
+    call(app, requests[0])
+    assert qos.max_prefetch == 13
+    app.room.clear()
+    assert qos.max_prefetch == 10
+    assert app.room._plugin.locks.listener.expected == {}
+
+
+def test_a_new_connection_counts_anew(app):
+    """Celery makes another limit for it, of which nothing was taken away."""
+    receive(app)
+    app.room.clear()
+    app.consumer.qos = QoS(lambda prefetch_count: None, 4, max_prefetch=10)
+    app.room.open(app.consumer)
+    receive(app, task_id="other")
+    assert app.consumer.qos.max_prefetch == 11
+
+
+def test_without_a_limit_there_is_nothing_to_count(app):
+    """Celery's default."""
+    app.consumer.qos.max_prefetch = None
+    receive(app)
+    assert app.consumer.qos.max_prefetch is None
+
+
+# -- the step of the consumer ----------------------------------------------------------------
+
+
+def test_a_bell_rings_in_the_event_loop(app):
+    """The listener's thread touches nothing of the worker's; the loop does, when it is woken."""
+    step, readers = WakeTasks(app.consumer), {}
+    step.start(app.consumer)
+    hub = SimpleNamespace(add_reader=lambda end, answer: readers.update({end: answer}))
+    step.register_with_event_loop(app.consumer, hub)
+    first, second = receive(app, task_id="1"), receive(app, task_id="2")
+    call(app, first)
+    call(app, second)
+    assert app.ran == []
+    (answer,) = readers.values()
+    answer()
+    assert app.ran == [first, second]
+    third = receive(app, task_id="3")
+    told(app)
+    step.stop(app.consumer)
+    assert told(app) == ["leave"]
+    assert third._ticket not in app.room._plugin.locks.listener.expected
+    step.stop(app.consumer)
+
+
+def test_a_bell_that_rings_already_is_enough(app):
+    """A loop that is busy for long fills no pipe."""
+    step = WakeTasks(app.consumer)
+    step.start(app.consumer)
+    step.register_with_event_loop(app.consumer, SimpleNamespace(add_reader=lambda *_: None))
+    for _ in range(70_000):
+        app.room._call("nobody")
+    step.stop(app.consumer)
+
+
+def test_what_is_not_in_the_timer_is_left_alone(app):
+    """It runs already, or its connection is gone."""
+    request = receive(app)
+    app.consumer.timer.clear()
+    bring_forward(app.consumer.timer, request, "t" * 40)
+    assert app.ran == []
+
+
+def test_a_ticket_has_two_names():
+    """What it is known by does not change with what wakes it; a name that is too long is cut."""
+    ticket = Ticket("a", "w" * 32, 1.7e9, {"task": "bill"}, "t" * 40, "c" * 16)
+    assert ticket.waits == Ticket("a", "w" * 32, 1.7e9, {"task": "bill"}).waits
+    assert ticket.wakes.startswith(b"t" * 40 + b"c" * 16 + b"{")
+    assert Ticket("a", "w" * 32, 1.7e9, {}).wakes == b""
