@@ -163,7 +163,7 @@ class Listener:
         try:
             connection.connect()
             connection.send_command("SUBSCRIBE", channel(self._prefix, self._process))
-            connection.read_response(disable_decoding=True)  # or why not, as for want of the right
+            connection.read_response(disable_decoding=True)  # or why not, as without the right
         except BaseException:
             self._connections.discard(connection)
             connection.disconnect()

@@ -130,7 +130,7 @@ def take(execution: Execution, wait: float, turn: Turn = NO_TURN) -> None:
     Args:
         execution: That wants it.
         wait: How long to keep trying [s].
-        turn: Token that it was woken by; good for one attempt.
+        turn: With what the first attempt begins.
     """
     options, delivery, locks = execution.options, execution.delivery, execution.plugin.locks
     marker = execution.id if options.dedup_ttl else None
