@@ -340,7 +340,7 @@ def test_a_task_that_waits_says_so_in_full_or_not_at_all(value):
     assert value | found.parts == value
     assert Waiting.of(json.loads(json.dumps(found.parts))) == found
     assert 1 <= found.comes_by_itself(math.inf) <= LONGEST_BY_ITSELF
-    again = Waiting.again(found, found.name)
+    again = Waiting.again(found, found.name, found.limit)
     assert (again.since, Waiting.of(again.parts)) == (found.since, again)
 
 

@@ -101,14 +101,14 @@ class Ears:
     """
 
     def __init__(self) -> None:
-        self.expected: dict[str, Callable[[], None]] = {}
+        self.expected: dict[str, Callable[[bytes], None]] = {}
         self.forgotten: list[str] = []
 
     def channel(self) -> str:
         """Return what this process is woken by."""
         return "c" * 16
 
-    def expect(self, token: str, on_turn: Callable[[], None] = lambda: None) -> None:
+    def expect(self, token: str, on_turn: Callable[[bytes], None] = lambda _: None) -> None:
         """Note who waits."""
         self.expected[token] = on_turn
 
@@ -199,7 +199,7 @@ class Drive:
         """Have the turn of the ticket come that is waited with."""
         assert isinstance(self.step, Pause), self.step
         assert self.step.token
-        self._advance(lambda: self.steps.send(True))
+        self._advance(lambda: self.steps.send(b"redlock:lock:k"))
         return self
 
     def go_on_to(self, kind: type) -> Drive:

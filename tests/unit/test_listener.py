@@ -135,7 +135,7 @@ def test_it_has_to_be_said_of_the_same_lock(ears, nodes):
 def test_who_is_called_is_called_once(ears, nodes):
     """Also if all nodes say it, and say it again."""
     calls = []
-    ears.expect(TOKEN, lambda: calls.append(1))
+    ears.expect(TOKEN, lambda _: calls.append(1))
     for _ in range(2):
         for node in nodes:
             node.say()
@@ -148,7 +148,7 @@ def test_who_is_called_is_called_once(ears, nodes):
 def test_who_is_forgotten_is_not_called(ears, nodes):
     """Nor is anybody else: what is said of them, and what is none of ours, is let pass."""
     calls = []
-    ears.expect(TOKEN, lambda: calls.append(TOKEN))
+    ears.expect(TOKEN, lambda _: calls.append(TOKEN))
     other = token_of("u")
     ears.expect(other)
     ears.forget(TOKEN)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from celery_redlock import ConfigurationError, Fail, LockTaken, Queue, Skip
+from celery_redlock.lock.rounds import NO_TURN, Turn
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting import LEAVE
 from celery_redlock.task import begin
@@ -62,6 +63,11 @@ class Options:
 
     on_conflict: object
 
+    @staticmethod
+    def limits(names):
+        """Return how many places each lock has."""
+        return dict.fromkeys(names, 1)
+
 
 @pytest.fixture
 def queue_up(monkeypatch):
@@ -83,6 +89,7 @@ def queue_up(monkeypatch):
         locks = SimpleNamespace(driver=driver, rules=Rules(), listener=object())
         execution = SimpleNamespace(
             name="a",
+            names=("a",),
             task=SimpleNamespace(name="bill", app=None),
             request=SimpleNamespace(id="me"),
             delivery=Delivery(
@@ -151,14 +158,19 @@ def test_a_ticket_is_good_for_one_attempt(monkeypatch):
     """A task that waits for what came before it asks again with a token of its own."""
     tried = []
 
-    def take(_execution, wait, ticket=None):
-        tried.append((wait, ticket))
+    def take(_execution, wait, turn=NO_TURN):
+        tried.append((wait, turn.token))
         raise LockTaken("a", {}, {"task_id": "me", "execution": "d" * 32, "ttl": 1.0})
 
     monkeypatch.setattr(begin, "take", take)
     monkeypatch.setattr(begin, "set_aside", lambda *_: DeliveryOver("aside", Outcome.SET_ASIDE))
     delivery = Delivery(
-        "me", Envelope(), "e" * 32, may_be_repeated=True, comes_again=True, ticket=token_of("t")
+        "me",
+        Envelope(),
+        "e" * 32,
+        may_be_repeated=True,
+        comes_again=True,
+        turn=Turn(token_of("t"), 0),
     )
     execution = SimpleNamespace(
         delivery=delivery,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from celery_redlock.errors import LockTaken
 from celery_redlock.lock.records import shorten
-from celery_redlock.lock.rounds import LONGEST_PAUSE, LONGEST_SLEEP, Ask, Pause, Tell
+from celery_redlock.lock.rounds import LONGEST_PAUSE, LONGEST_SLEEP, Ask, Pause, Tell, Turn
 from celery_redlock.lock.scripts import RELEASE
 from celery_redlock.lock.waiting import LEAVE, WAIT
 from celery_redlock.task.waiting import (
@@ -168,7 +168,7 @@ def test_a_ticket_s_token_begins_with_the_owner():
 
 def test_a_task_that_was_woken_asks_with_its_ticket_once():
     """The next attempt has a token of its own."""
-    drive = Drive(token="w" * 40, wait=10.0)
+    drive = Drive(turn=Turn("w" * 40, 0), wait=10.0)
     assert drive.token == "w" * 40
     drive.vote(*TAKEN).go_on_to_ask()
     assert drive.token == FIRST
@@ -186,21 +186,22 @@ def test_what_waits_is_told_without_an_answer():
 
 def test_a_task_waits_since_it_was_refused_first():
     """However often it comes in vain; for another lock it begins anew."""
-    first = Waiting.again(None, "a")
-    second = Waiting.again(first, "a")
+    first = Waiting.again(None, "a", 1)
+    second = Waiting.again(first, "a", 3)
     assert (first.times, second.times, second.since) == (1, 2, first.since)
-    assert Waiting.again(second, "b").times == 1
+    assert Waiting.again(second, "b", 1).times == 1
+    assert (first.limit, second.limit) == (1, 3)
     most = Waiting("a", 1.0, MOST_TIMES)
-    assert Waiting.again(most, "a") == most
+    assert Waiting.again(most, "a", 1) == most
 
 
 def test_a_long_name_is_known_again():
     """A message carries what stands in the key."""
     name = "x" * 5000
-    first = Waiting.again(None, name)
+    first = Waiting.again(None, name, 7)
     assert first.name == shorten(name)
     assert Waiting.of(first.parts) == first
-    assert Waiting.again(first, name).times == 2
+    assert Waiting.again(first, name, 7).times == 2
 
 
 @given(times=st.integers(1, MOST_TIMES), longest=st.floats(1, 1e6))

@@ -14,12 +14,13 @@ from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
 from celery_redlock import RedlockTask
+from celery_redlock.lock.rounds import Turn
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import RELEASE
 from celery_redlock.lock.waiting import LEAVE, WAIT, Ticket
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task import waiting_room
-from celery_redlock.task.delivery import TICKET
+from celery_redlock.task.delivery import TURN
 from celery_redlock.task.forced_ends import RedlockRequest
 from celery_redlock.task.waiting_room import WakeTasks, bring_forward, room_of
 from support.fakes import Ears
@@ -94,7 +95,12 @@ def told(app):
 def call(app, request):
     """Tell that the turn of *request* has come."""
     room = app.room
-    room._plugin.locks.listener.expected[request._ticket]()
+    room._plugin.locks.listener.expected[request._ticket.token](b"redlock:lock:" + lock_of(request))
+
+
+def lock_of(request):
+    """Return the name of the lock that a task waits for."""
+    return request._delivery.envelope.waiting.name.encode()
 
 
 # -- coming and going ----------------------------------------------------------------
@@ -103,12 +109,12 @@ def call(app, request):
 def test_one_that_waits_gets_a_ticket(app):
     """Its token begins with the owner, so that the parent can release for the child."""
     request = receive(app, since=1.7e9)
-    assert len(request._ticket) == 40
-    assert request._ticket.startswith(request._delivery.owner)
-    assert list(app.room._plugin.locks.listener.expected) == [request._ticket]
+    assert len(request._ticket.token) == 40
+    assert request._ticket.token.startswith(request._delivery.owner)
+    assert list(app.room._plugin.locks.listener.expected) == [request._ticket.token]
     (wait,) = app.told
     assert wait.keys[1] == b"redlock:ready:a"
-    assert wait.arguments[1].startswith(request._ticket.encode() + b"c" * 16)
+    assert wait.arguments[1].startswith(request._ticket.token.encode() + b"c" * 16)
     assert wait.arguments[2] == b"1700000000000"
 
 
@@ -124,11 +130,11 @@ def test_whose_turn_has_come_runs_with_its_ticket(app):
     told(app)
     call(app, request)
     assert app.ran == [request]
-    assert request.request_dict["delivery_info"][TICKET] == request._ticket
+    assert request.request_dict["delivery_info"][TURN] == f"{request._ticket.token}#0"
     assert told(app) == ["leave"]
     waiting = [scheduled.entry for scheduled in app.consumer.timer.queue]
     assert [entry.args for entry in waiting if not entry.cancelled] == [(other,)]
-    assert list(app.room._plugin.locks.listener.expected) == [other._ticket]
+    assert list(app.room._plugin.locks.listener.expected) == [other._ticket.token]
 
 
 def test_one_that_comes_by_itself_takes_its_ticket_along(app, monkeypatch):
@@ -145,12 +151,12 @@ def test_one_that_comes_by_itself_takes_its_ticket_along(app, monkeypatch):
 def test_one_whose_message_is_gone_hands_on(app):
     """What was kept for it goes to the next one at once."""
     request = receive(app)
-    token, heard = request._ticket, app.room._plugin.locks.listener.expected
+    token, heard = request._ticket.token, app.room._plugin.locks.listener.expected
     app.consumer.timer.clear()
     del request
     gc.collect()
     told(app)
-    heard[token]()
+    heard[token](b"redlock:lock:a")
     assert told(app) == ["leave", "release"]
     assert app.ran == []
 
@@ -199,7 +205,7 @@ def test_the_oldest_of_each_lock_is_told_of_again_and_again(app):
     app.told.clear()
     app.room.look()
     tokens = {request.arguments[1][:40].decode() for request in app.told}
-    assert tokens == {requests[1]._ticket, requests[2]._ticket}
+    assert tokens == {requests[1]._ticket.token, requests[2]._ticket.token}
     app.told.clear()
     app.room._told_at = time.monotonic() - 2 * waiting_room.TELL_EVERY
     app.room.look()
@@ -285,7 +291,7 @@ def test_a_bell_rings_in_the_event_loop(app):
     told(app)
     step.stop(app.consumer)
     assert told(app) == ["leave"]
-    assert third._ticket not in app.room._plugin.locks.listener.expected
+    assert third._ticket.token not in app.room._plugin.locks.listener.expected
     step.stop(app.consumer)
 
 
@@ -295,7 +301,7 @@ def test_a_bell_that_rings_already_is_enough(app):
     step.start(app.consumer)
     step.register_with_event_loop(app.consumer, SimpleNamespace(add_reader=lambda *_: None))
     for _ in range(70_000):
-        app.room._call("nobody")
+        app.room._call("nobody", b"")
     step.stop(app.consumer)
 
 
@@ -303,7 +309,7 @@ def test_what_is_not_in_the_timer_is_left_alone(app):
     """It runs already, or its connection is gone."""
     request = receive(app)
     app.consumer.timer.clear()
-    bring_forward(app.consumer.timer, request, "t" * 40)
+    bring_forward(app.consumer.timer, request, Turn("t" * 40, 0))
     assert app.ran == []
 
 
