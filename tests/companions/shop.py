@@ -55,7 +55,7 @@ def declare(app: Any) -> None:
     @app.task(name="again", max_retries=3, **ours)
     def again(self: Any) -> int:
         if not self.request.retries:
-            raise self.retry(countdown=0.1)
+            raise self.retry(countdown=1)  # not before Celery has stored RETRY, also when slow
         return int(self.request.retries)
 
     @app.task(name="broken", **ours)

@@ -737,6 +737,10 @@ def test_whose_lock_is_lost_is_whose_body_ends(app, steal, lost, work):
         assert result.get().startswith("Lock 'inner' is lost (stolen): a majority")
 
 
+# One may strike in a destructor, or a callback of a weak reference: Python reports it, and goes on.
+@pytest.mark.filterwarnings(
+    r"ignore:(?s)Exception ignored.*LockInterrupt:pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("where", ["main thread", "thread"])
 def test_a_loss_at_the_end_of_a_body_hurts_nobody_after_it(app, steal, forget, where):
     """What is raised for a body never reaches what comes after it."""
