@@ -191,7 +191,29 @@ def test_who_queues_in_a_worker_that_is_killed_runs_elsewhere(it):
     assert first.get(timeout=100)["first"]
     assert rival.get(timeout=50)["queue"] == queue
     assert len(it.bodies("killed in line")) == 2
-    elsewhere.stop()
+    elsewhere.terminate()
+
+
+def test_who_queues_is_woken_after_the_broker_was_lost(it):
+    """Messages are delivered anew, and get tickets anew; no body runs twice."""
+    queue = f"{it.kind}-broken"
+    worker = it.worker(name="broken", args=["-Q", queue])
+    with it.held("broken line"):
+        rivals = [it.task("queue").apply_async(("broken line",), queue=queue) for _ in range(3)]
+        for rival in rivals:
+            worker.wait_for_log(rf"Queued task queue\[{rival.id}")
+        it.rabbit.close_all_connections()
+        worker.wait_for_log(r"(?s)[Cc]onnection to broker lost.*Connected to", timeout=60)
+        for rival in rivals if it.kind == "classic" else ():
+            worker.wait_for_log(
+                rf"(?s)Connected to.*Connected to.*{rival.id}\] received", timeout=60
+            )
+    it.open("broken line")
+    for rival in rivals:
+        assert rival.get(timeout=40)["queue"] == queue
+    assert len(it.bodies("broken line")) == 3
+    assert not [pair for pair in overlaps(read(it.events)) if pair[0].name == "broken line"]
+    worker.terminate()
 
 
 # -- conflicts -------------------------------------------------------------------------

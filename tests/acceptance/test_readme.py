@@ -228,7 +228,8 @@ def test_the_policies_table_is_complete_and_shows_defaults():
     assert set(shown) == set(policies.WORDS)
     for word, call in shown.items():
         policy = eval(call, vars(policies))
-        assert policy == policies.policy_of("on_unavailable", word)
+        option = "on_conflict" if word == "queue" else "on_unavailable"
+        assert policy == policies.policy_of(option, word)
         fields = {f.name for f in dataclasses.fields(policy)}
         assert fields == set(re.findall(r"(\w+)=", call))
 

@@ -19,6 +19,7 @@ RULES = Rules(ttl=20, max_ttl=20, node_timeout=0.5)
 #: What a worker has to be allowed; the tools want more.
 WORKER = "+info +script|load +eval +evalsha +time +set +get +mget +pttl +exists +pexpire +del"
 WORKER += " +hset +hget +hmget +hdel +rename +xadd +ping +client|setname +client|setinfo +select"
+WORKER += " +zadd +zrem +zremrangebyscore +zcard +zscore +zrange +publish +subscribe &redlock:*"
 TOOLS = f"{WORKER} +scan +xrevrange +xrange +config|get"
 
 
@@ -145,6 +146,9 @@ def test_persistence_counts_where_the_guard_is_off(app, redis_nodes):
         (TOOLS.replace("+hset", ""), {"no-permission"}),
         (TOOLS.replace("+pexpire", ""), {"no-permission"}),
         (TOOLS.replace("+xadd", ""), {"no-permission"}),
+        (TOOLS.replace("+zrange", ""), {"no-permission"}),
+        (TOOLS.replace("+publish", ""), {"no-permission"}),
+        (TOOLS.replace("&redlock:*", ""), {"no-permission"}),
         (TOOLS.replace("+info", ""), {"no-permission", "node-x"}),
         (TOOLS.replace("+evalsha", ""), {"no-permission", "node-x"}),
         (TOOLS.replace("+config|get", ""), set()),

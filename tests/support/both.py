@@ -154,6 +154,8 @@ def assert_same(what: Any, ours: Any, theirs: Any, slack: float) -> None:
         assert len(ours) == len(theirs), differ
         for one, other in zip(ours, theirs, strict=True):
             assert_same(what, one, other, slack)
+    elif isinstance(theirs, float) and isinstance(ours, bytes):  # a score, in RESP3
+        assert float(ours) == theirs, differ
     elif isinstance(theirs, int) and isinstance(ours, int) and abs(theirs) > slack:
         assert_near(ours, theirs, slack, differ)
     elif isinstance(theirs, bytes) and MADE.fullmatch(theirs):

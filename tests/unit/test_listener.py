@@ -88,6 +88,7 @@ def nodes(monkeypatch):
 @pytest.fixture
 def ears(nodes):
     """A listener on them."""
+    eventually(lambda: not listening(), "end of those of other tests")
     ears = Listener(nodes, "redlock")
     yield ears
     ears.close()

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.guard import Unfit, check_fit, exchange, read_info
+from celery_redlock.lock.records import channel
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import Script, read_release
 from celery_redlock.lock.scripts import ENROL
@@ -44,7 +45,7 @@ CONFIG = ("appendonly", "appendfsync", "save")
 #: How a node says that this user must not do something.
 DENIED = re.compile("noperm|no permission|user executing the script", re.IGNORECASE)
 
-# KEYS 1 text 2 hash 3 another hash 4 stream, all with a name that nobody else has
+# KEYS 1 text 2 hash 3 another hash 4 stream, all with a name that nobody else has ; ARGV 1 channel
 # Answers what failed, as 'COMMAND message'. No key without an expiry may be left behind.
 ALLOWED_LUA = """
 local failed = {}
@@ -71,7 +72,15 @@ if can_end then
   try('RENAME', KEYS[2], KEYS[3])
   try('XADD', KEYS[4], 'NOMKSTREAM', '*', 'e', '1')
   redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+  try('ZADD', KEYS[1], '1', 'a')
+  try('ZCARD', KEYS[1])
+  try('ZSCORE', KEYS[1], 'a')
+  try('ZRANGE', KEYS[1], '0', '0')
+  try('ZREMRANGEBYSCORE', KEYS[1], '-inf', '0')
+  try('ZREM', KEYS[1], 'a')
+  redis.call('DEL', KEYS[1])
 end
+try('PUBLISH', ARGV[1], '')
 return failed
 """
 ALLOWED = Script(ALLOWED_LUA, read_release, guarded=False)
@@ -181,7 +190,8 @@ class Visit:
         name = f"doctor:{secrets.token_hex(4)}"
         keys = [f"{self.rules.prefix}:{part}:{name}" for part in ("lock", "queued", "next")]
         keys.append(f"{journal}:{name}")
-        failed = self.ask(self.denied, "EVALSHA", ALLOWED.sha, len(keys), *keys)
+        to_nobody = channel(self.rules.prefix, name)
+        failed = self.ask(self.denied, "EVALSHA", ALLOWED.sha, len(keys), *keys, to_nobody)
         for line in failed or ():
             command, _, why = line.decode(errors="replace").partition(" ")
             if DENIED.search(why):
