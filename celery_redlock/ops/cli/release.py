@@ -41,7 +41,7 @@ node, result
 """
 #: What a node answers on which the holder does not have the lock (any more).
 GONE = ("released", "free", "held by another", "not written by us")
-#: What became of a lock, in words for a person.
+#: What happened to a lock, in words for a person.
 REASONS = {
     "released": "Released.",
     "not everywhere": "Not released everywhere: see above. Nodes that did not answer keep the key "
@@ -49,7 +49,7 @@ REASONS = {
     "free": "Nobody holds this lock. Nothing was changed.",
     "held by another": "Another holder has this lock, not the one of this token. Nothing was "
     "changed; see 'redlock why --name'.",
-    "unavailable": "No quorum of nodes could tell who holds this lock. Nothing was changed; see "
+    "unavailable": "No quorum of nodes could say who holds this lock. Nothing was changed; see "
     "'redlock status'.",
     "not ours": "The value of this key was not written by celery-redlock, and what it means to "
     "whoever wrote it is not known here. Nothing was changed. If it is in the way: redis-cli "
@@ -62,7 +62,7 @@ class Token(Text):
 
     # Click has called it with *param* alone before 8.2.
     def get_missing_message(self, param: Any, ctx: Any = None) -> str:  # noqa: ARG002
-        """Say where it is to be had."""
+        """Say where to find it."""
         return "'redlock ls' shows it."
 
 
@@ -76,7 +76,7 @@ def release(*, name: str, token: str, yes: bool, as_json: bool) -> int:
 
     For a holder that is gone for good or hangs, where waiting for the lease to end is no way
     out, and for keys that never expire. A holder that still runs finds out at its next renewal,
-    after a third of its TTL, and is told that its lock is lost; until then two may run at once.
+    after a third of its TTL, and learns that its lock is lost; until then two may run at once.
 
     Exits with 0 if a quorum of nodes says that the holder does not have it any more, with 1 if
     not.
@@ -120,7 +120,7 @@ def seen_holder(lock: OneLock, token: str) -> LockView | None:
 
 
 def why_not(lock: OneLock) -> str:
-    """Return in a word why there is nothing to release."""
+    """Return why there is nothing to release, as ``--json`` says it."""
     if len(lock.stored) < quorum(len(lock.nodes)):
         return "unavailable"
     if not lock.views:  # a node that is not up may have forgotten that somebody holds it
@@ -129,7 +129,7 @@ def why_not(lock: OneLock) -> str:
 
 
 def outcome(results: Mapping[str, str], seen: LockView) -> str:
-    """Return in a word what became of the lock that *seen* held."""
+    """Return what happened to the lock that *seen* held, as ``--json`` says it."""
     answers = results.values()
     gone = [node for node, result in results.items() if result in GONE]
     if len(gone) < quorum(len(results)):
@@ -142,12 +142,12 @@ def outcome(results: Mapping[str, str], seen: LockView) -> str:
 
 
 def show_holder(name: str, seen: LockView, nodes: int, *, err: bool) -> None:
-    """Say who holds the lock, and what taking it away means."""
+    """Say who holds the lock, and what releasing it means."""
     holder = who(seen.holder, time.time())
     click.echo(f"Lock {one_line(name, LONGEST)!r} is held by {holder};", err=err)
     click.echo(f"on {len(seen.votes)} of {nodes} nodes, ttl left {left(seen.ttl)}.", err=err)
     click.echo(
         "If it still runs, it goes on until its next renewal, and another one can run beside it "
-        "as soon as the lock is taken away.",
+        "as soon as the lock is released.",
         err=err,
     )

@@ -24,7 +24,9 @@ def check_nodes(facts: Facts) -> Iterator[Finding]:
     for node in facts.nodes:
         if node.problem:
             what = f"It does not answer: {node.problem}"
-            yield Finding(WARNING, "node-down", node.node, what, "Start it, or mend the way to it.")
+            yield Finding(
+                WARNING, "node-down", node.node, what, "Start it, or check the path to it."
+            )
             continue
         unfit = list(fitness(node))
         yield from unfit
@@ -111,7 +113,7 @@ def leaks(node: NodeFacts) -> Iterator[Finding]:
     what = (
         f"{node.leaked} of our keys never expire: {', '.join(node.leaked_names)}{more}. We write "
         "none without an expiry: PERSIST, a restored dump or another program did. A lock of that "
-        "kind is held for ever."
+        "kind is held forever."
     )
     fix = (
         f"For a lock: '{redlock_command('ls')}' shows its token, 'redlock release' takes it away. "
