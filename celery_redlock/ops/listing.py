@@ -1,4 +1,4 @@
-"""How nodes, locks and records of the journal are told an operator: as text, or in JSON."""
+"""How nodes, locks and records of the journal are shown: as text, or in JSON."""
 
 from __future__ import annotations
 

@@ -163,5 +163,5 @@ def stop_on_interrupt() -> contextlib.AbstractContextManager[Stop]:
 
 
 def stop_on_any() -> contextlib.AbstractContextManager[Stop]:
-    """Have Ctrl-C and its kin ask for an orderly end; repeating it changes nothing."""
+    """Have Ctrl-C and similar signals ask for an orderly end; repeating it changes nothing."""
     return stop_on("SIGINT", "SIGTERM", "SIGHUP")

@@ -66,13 +66,13 @@ class Token(Text):
         return "'redlock ls' shows it."
 
 
-@operator_command("Take a lock away from a holder that is gone.", EXAMPLES)
+@operator_command("Release a lock whose holder is gone.", EXAMPLES)
 @click.argument("name", type=TEXT)
 @click.option("--token", type=Token(), required=True, help="Public part of the holder's token.")
 @click.option("--yes", is_flag=True, help="Do not ask. Needed where there is no terminal.")
 def release(*, name: str, token: str, yes: bool, as_json: bool) -> int:
     """
-    Take the lock NAME away from the holder that was seen, and from no other.
+    Release the lock NAME of the holder that was seen, and of no other.
 
     For a holder that is gone for good or hangs, where waiting for the lease to end is no way
     out, and for keys that never expire. A holder that still runs finds out at its next renewal,
@@ -95,7 +95,7 @@ def release(*, name: str, token: str, yes: bool, as_json: bool) -> int:
         if not (as_json and yes):
             show_holder(name, seen, len(lock.nodes), err=as_json)
         if not yes:
-            click.confirm("Take the lock away from this holder?", abort=True, err=True)
+            click.confirm("Release the lock of this holder?", abort=True, err=True)
         results = release_seen(settings.nodes, settings.rules, name, token)
         reason = outcome(results, seen)
     if as_json:

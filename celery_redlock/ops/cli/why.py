@@ -133,7 +133,7 @@ def show_holder(view: LockView, found: Explanation) -> None:
     if view.ttl is None:
         click.echo(
             "  This key never expires, so no task of ours has written it like that. If its holder "
-            "is gone, 'redlock release' takes it away."
+            "is gone, 'redlock release' releases it."
         )
 
 

@@ -89,8 +89,8 @@ def clocks(facts: Facts) -> Iterator[Finding]:
     harmful = facts.settings.rules.longest_skew
     if fast - slow > harmful:
         what = (
-            f"The clock of {ahead} is {fast - slow:.1f} s ahead of that of {behind}: whoever is "
-            f"right for one may be refused by the other (more than {harmful:.1f} s)."
+            f"The clock of {ahead} is {fast - slow:.1f} s ahead of that of {behind}: a client "
+            f"that agrees with one may be refused by the other (more than {harmful:.1f} s)."
         )
         fix = "Run NTP or chrony on all nodes."
         yield Finding(ERROR, "clock-spread", "", what, fix)
