@@ -101,7 +101,7 @@ def play(screen: Screen, stop: Stop, *, with_locks: bool) -> list[Claim]:
 
 
 def show_log(stage: Stage) -> None:
-    """Print the end of the worker's log, which tells why something did not hold."""
+    """Print the end of the worker's log, which shows why something did not hold."""
     stage.screen.failure("The end of the worker's log:")
     for line in stage.log.splitlines()[-LOG_LINES:]:
         stage.screen.say(line)

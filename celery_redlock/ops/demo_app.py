@@ -140,7 +140,7 @@ def overlapping(runs: Sequence[Run]) -> int:
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of some orders: their runs, and how many have no run, an error, no end yet."""
+    """The outcome of some orders: their runs, and how many have no run, an error, no end yet."""
 
     runs: list[Run]
     skipped: int

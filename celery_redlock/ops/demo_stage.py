@@ -98,7 +98,7 @@ class Stage:
         return read_runs(self._record, self._killed)
 
     def tally(self, orders: Sequence[str]) -> Tally:
-        """Return what became of *orders*."""
+        """Return the outcome of *orders*."""
         answers = [demo_app.app.backend.get_task_meta(order) for order in orders]
         ready = [answer for answer in answers if answer["status"] in states.READY_STATES]
         results = [answer["result"] for answer in ready]
@@ -129,7 +129,7 @@ class Stage:
     def watch(
         self, orders: Sequence[str], until: Callable[[Tally], bool], longest: float = 15.0
     ) -> Tally:
-        """Wait until what became of *orders* is as it should, show it, and return it."""
+        """Wait until the outcome of *orders* is as it should be, show it, and return it."""
         tally = self.tally(orders)
 
         def is_so() -> bool:
@@ -141,7 +141,7 @@ class Stage:
         return tally
 
     def finish(self, orders: Sequence[str], longest: float = 15.0) -> Tally:
-        """Wait until all *orders* have ended, show it, and return what became of them."""
+        """Wait until all *orders* have ended, show it, and return their outcome."""
         return self.watch(orders, lambda tally: not (tally.open or tally.running), longest)
 
     def pause(self, seconds: float) -> None:
@@ -223,7 +223,7 @@ class Stage:
         worker, self._worker = self._worker, None
         if worker is None:
             return
-        # Its children may outlive it, so the group is told whatever became of it.
+        # Its children may outlive it, so the group is killed even if it has ended.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()

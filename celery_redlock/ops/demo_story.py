@@ -158,7 +158,7 @@ def servers_die(stage: Stage) -> Iterator[Claim]:
         stage,
         "The three servers come back",
         "Their memory is empty. One of them may have granted a lock before it died, and must not "
-        "grant it to somebody else now. So each keeps silent until every lock that it may have "
+        "grant it to somebody else now. So each does not vote until every lock that it may have "
         f"forgotten has ended: {silence:.1f} seconds here, about a minute by default.",
     )
     back = time.monotonic()

@@ -26,7 +26,7 @@ from celery_redlock.task.task_lock import lock_of, places_of
 
 __all__ = ["locks_of", "nodes_of"]
 
-#: What is told of a lock, and of a node; the rest of `NodeStatus` a worker does not ask for.
+#: What is reported of a lock, and of a node; the rest of `NodeStatus` a worker does not ask for.
 LOCK = (
     *("name", "task", "task_id", "execution", "pid", "fence", "age", "ttl"),
     *("left", "renewals", "margin", "lost", "unknown"),
@@ -55,13 +55,13 @@ def nodes_of(app: Any) -> dict[str, Any]:
 
 
 def told(info: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Return what is told of a lock by *info* of its holder, and by *more*; None is unknown."""
+    """Return what is reported of a lock, from *info* of its holder and *more*; None is unknown."""
     who = {field: info.get(field) for field in ("task", "task_id", "execution", "pid")}
     return {**dict.fromkeys(LOCK), **who, "unknown": False, **more}
 
 
 def in_hand(held: HeldLock) -> dict[str, Any]:
-    """Return what is told of a lock that this process holds; no token."""
+    """Return what is reported of a lock that this process holds; no token."""
     return told(
         held.lease.info,
         name=held.name,
@@ -77,7 +77,7 @@ def in_hand(held: HeldLock) -> dict[str, Any]:
 
 
 def held_by_children(plugin: Plugin, requests: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return what the nodes tell of the locks of *requests* that run in children."""
+    """Return what the nodes report of the locks of *requests* that run in children."""
     named = []
     for request in list(requests):
         if isinstance(request, RedlockRequest):
@@ -99,7 +99,7 @@ def of_child(
     request: Any, name: str, views: Sequence[NodeView], total: int
 ) -> dict[str, Any] | None:
     """
-    Return what *views* tell of the lock *name* if it is *request*'s, and None if it is not.
+    Return what *views* show of the lock *name* if it is *request*'s, and None if it is not.
 
     Args:
         request: Of a task that runs.

@@ -1,4 +1,4 @@
-"""How nodes, locks and records of the journal are told an operator: as text, or in JSON."""
+"""How nodes, locks and records of the journal are shown: as text, or in JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOCK_HEAD = (
     *("VOTES", "FENCE", "WAITING", "TOKEN"),
 )
 LOCK_COLOURS = {"never": "red"}
-#: What a holder tells of itself, and we tell of it.
+#: What a holder says about itself that is shown.
 HOLDER = ("task_id", "task", "execution", "host", "pid", "since")
 #: Events that are noticed by more than one process: who noticed is worth a word.
 NOTICED = ("Node", "Leader")
@@ -92,7 +92,7 @@ def left(ttl: float | None) -> str:
 
 def lock_as_json(lock: LockView, nodes: int) -> dict[str, Any]:
     """
-    Return what may be told of *lock*, which stands on some of so many *nodes*.
+    Return what may be shown of *lock*, which is on some of so many *nodes*.
 
     Of its token that is the public part, by which ``redlock release`` knows the holder that an
     operator has seen.
@@ -108,7 +108,7 @@ def lock_as_json(lock: LockView, nodes: int) -> dict[str, Any]:
 
 
 def holder_as_json(lock: LockView) -> dict[str, Any]:
-    """Return what may be told of the holder of *lock*, and where it stands."""
+    """Return what may be shown of the holder of *lock*, and where it is."""
     return {
         **who_as_json(lock.holder),
         "age": lock.age,
@@ -119,7 +119,7 @@ def holder_as_json(lock: LockView) -> dict[str, Any]:
 
 
 def who_as_json(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what *holder* tells of itself that we tell on; None for what it does not tell."""
+    """Return the fields of *holder* that are shown; None for those that it does not have."""
     return {field: scalar(holder.get(field)) for field in HOLDER}
 
 

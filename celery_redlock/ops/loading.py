@@ -9,7 +9,7 @@ from celery_redlock.ops.text import one_line
 
 __all__ = ["AppError", "load_tasks"]
 
-#: So much is told of what an app raised.
+#: So many characters of an app's error are shown.
 TOLD = 300
 
 
@@ -18,7 +18,7 @@ class AppError(ConfigurationError):
 
     @classmethod
     def of(cls, error: Exception) -> AppError:
-        """Return what tells of the app's *error*."""
+        """Return the error to show for the app's *error*."""
         return cls(f"The app could not be loaded: {type(error).__name__}: {one_line(error, TOLD)}")
 
 
@@ -27,7 +27,7 @@ def load_tasks(app: Any) -> None:
     Have *app* know all the tasks that a worker would know.
 
     Raises:
-        ConfigurationError: A task or a setting of ours makes no sense.
+        ConfigurationError: The options of a task, or a setting of ours, are invalid.
         AppError: A module of the app's could not be imported, or its code raised.
     """
     try:

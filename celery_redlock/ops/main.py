@@ -68,7 +68,7 @@ def demo(*, without_locks: bool) -> None:
 
     Exits with 0 if every claim was seen to be true, with 1 if one was not.
     """
-    # First of all: from here on Ctrl-C is an orderly way out.
+    # First, as from here on Ctrl-C is an orderly way out.
     from celery_redlock.ops.screen import stop_on_any  # noqa: PLC0415
 
     with stop_on_any() as stop:

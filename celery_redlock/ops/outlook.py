@@ -1,5 +1,5 @@
 """
-What would become of another call of a task now, in plain words: from its options, asking nobody.
+What would happen to another call of a task now, in plain words: from its options, asking nobody.
 
 The order is that of a call's life: what ``apply_async`` would do, then what a worker would.
 """
@@ -107,5 +107,5 @@ def in_words(task: Any, options: LockOptions, policy: Policy) -> str:
 
 
 def times(limit: int | None, then: str) -> str:
-    """Return how often something may come again, and what *then* is so."""
+    """Return how often something may be rescheduled, and what happens *then*."""
     return "without end" if limit is None else f"{limit} times{then}"

@@ -34,7 +34,7 @@ def kept(port: int) -> socket.socket | None:
     place = socket.socket()
     try:
         place.bind((HOST, port))
-    except OSError:  # somebody was faster; the server will say so
+    except OSError:  # somebody else has it; the server will say so
         place.close()
         return None
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

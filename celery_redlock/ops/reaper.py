@@ -119,7 +119,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 reaper = Reaper()
-os.register_at_fork(after_in_child=reaper._abandon)  # noqa: SLF001 - for this very line
+os.register_at_fork(after_in_child=reaper._abandon)  # noqa: SLF001 - for this line alone
 
 
 def main(owner: int) -> None:
@@ -143,7 +143,7 @@ def main(owner: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if entry["group"] else os.kill)(entry["pid"], signal.SIGKILL)
         if entry["folder"] is not None:
-            import shutil  # noqa: PLC0415 - needed once at the very end; it would slow every start
+            import shutil  # noqa: PLC0415 - needed once, at the end; it would slow every start
 
             shutil.rmtree(entry["folder"], ignore_errors=True)
 

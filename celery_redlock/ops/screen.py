@@ -38,7 +38,7 @@ def is_terminal(stream: Any) -> bool:
 
 
 def is_colourless() -> bool:
-    """Return whether ``--no-color`` or NO_COLOR forbids colours, or the terminal has none."""
+    """Return whether ``--no-color`` or ``NO_COLOR`` forbids colours, or the terminal has none."""
     if os.environ.get("NO_COLOR") or is_dumb():
         return True
     context = click.get_current_context(silent=True)
@@ -80,7 +80,7 @@ class Progress:
             click.echo(f"\r{done} {self._what}\x1b[K", nl=False, err=True)
 
     def clear(self) -> None:
-        """Take away what was told, before something else is printed."""
+        """Erase what was shown, before something else is printed."""
         if self._has_told:
             self._has_told = False
             click.echo("\r\x1b[K", nl=False, err=True)
@@ -136,7 +136,7 @@ def stop_on(*names: str, is_patient: bool = True) -> Iterator[Stop]:
 
     Args:
         names: Of the signals; those that the system does not have are left out.
-        is_patient: Whether a second one changes nothing; else it does as ever.
+        is_patient: Whether a second one changes nothing; else it does what it did before.
     """
     stop, before = Stop(), dict[int, Any]()
 
@@ -158,10 +158,10 @@ def stop_on(*names: str, is_patient: bool = True) -> Iterator[Stop]:
 
 
 def stop_on_interrupt() -> contextlib.AbstractContextManager[Stop]:
-    """Have Ctrl-C ask for an orderly end, for the body of a ``with``; a second one is as ever."""
+    """Have Ctrl-C ask for an orderly end, for the body of a ``with``; a second one interrupts."""
     return stop_on("SIGINT", is_patient=False)
 
 
 def stop_on_any() -> contextlib.AbstractContextManager[Stop]:
-    """Have Ctrl-C and its kin ask for an orderly end; repeating it changes nothing."""
+    """Have Ctrl-C and similar signals ask for an orderly end; repeating it changes nothing."""
     return stop_on("SIGINT", "SIGTERM", "SIGHUP")

@@ -4,7 +4,7 @@ Real Valkey or Redis servers on the loopback interface, for the demo and the tes
 Each server is one process with a folder of its own, keeps nothing on disk, and can be killed,
 paused and restarted: what a lock has to survive cannot be tried on a fake. Only processes started
 here are ever signalled, by their process id. They end with :meth:`Server.stop`, at the
-interpreter's exit, and, told by the reaper process, even when this process is killed.
+interpreter's exit, and, by the reaper process, even when this process is killed.
 
 Not for production: no password, no persistence, no replication.
 """
@@ -212,7 +212,7 @@ class Server:
             self._process.send_signal(signal.SIGTERM)
 
     def _launch_again(self) -> None:
-        """Launch after another process was faster at our port: on a new one, if we still may."""
+        """Launch after another process took our port: on a new one, if we still may."""
         if self._known:
             time.sleep(0.05)  # the port may be on its way out of another's hands
         else:

@@ -37,7 +37,7 @@ class Name:
     A lock name that somebody holds, or was refused lately.
 
     Attributes:
-        name: Lock name (shortened if it is very long).
+        name: Lock name (shortened if it is long).
         refused: How often somebody was refused it in the last minute.
         lock: Who holds it; None for nobody.
     """

@@ -437,7 +437,7 @@ def test_a_lock_is_released_and_its_holder_learns_it(shop, page, window):
         assert error_in(shop, "taken") is None
         window.find("#token").send_keys(TOKEN)
         window.click("button.danger")
-        has(window, "main", "Released on ", " of 5 nodes.", "is told at its next renewal")
+        has(window, "main", "Released on ", " of 5 nodes.", "learns of it at its next renewal")
         assert TOKEN not in window.driver.current_url
         told = eventually(lambda: error_in(shop, "taken"), "the loss", timeout=100)
         assert told in {"LockLost", "LockInterrupt"}

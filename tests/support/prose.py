@@ -21,8 +21,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs" / "glossary.md"
-#: Left out until they have been rewritten.
-LATER = (ROOT / "docs" / "guarantees.md", ROOT / "celery_redlock" / "ops")
 #: Checks of proselint that are about typography, or mistake our terms for something else.
 OFF = ("typography", "social_awareness", "annotations")
 
@@ -35,15 +33,9 @@ CODE = re.compile(r"``[^`]*``|`[^`]*`|^ +(?:>>> |\$ ).*$", re.MULTILINE)
 TAG = re.compile(r"<(style|script).*?</\1>|<[^>]*>|\{[{%#].*?[}%#]\}", re.DOTALL)
 
 
-def files(folder: Path, pattern: str) -> list[Path]:
-    """Return the files of a folder, and of those below it, that are read."""
-    found = sorted(folder.rglob(pattern))
-    return [path for path in found if not {path, *path.parents} & {*LATER}]
-
-
-PAGES = [*sorted(ROOT.glob("*.md")), *files(ROOT / "docs", "*.md")]
-MODULES = files(ROOT / "celery_redlock", "*.py")
-TEMPLATES = files(ROOT / "celery_redlock", "*.html")
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+MODULES = sorted((ROOT / "celery_redlock").rglob("*.py"))
+TEMPLATES = sorted((ROOT / "celery_redlock").rglob("*.html"))
 
 
 @dataclass(frozen=True)

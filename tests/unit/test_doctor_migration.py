@@ -196,7 +196,7 @@ def test_a_task_of_both_is_an_error():
     own = frozenset({"unique_until"})
     found = finding(theirs("celery-once", {"once": {"graceful": True}}, is_ours=True, own=own))
     assert (found.level, found.code) == ("error", "migrate-mixed")
-    assert found.fix == "Take QueueOnce away: on_duplicate='join'."
+    assert found.fix == "Remove QueueOnce: on_duplicate='join'."
 
 
 def test_an_option_that_is_left_over_is_a_warning():
@@ -207,7 +207,7 @@ def test_an_option_that_is_left_over_is_a_warning():
     assert found.fix.startswith("Instead of it write unique_on=('a',), unique_until='finished'")
     own = frozenset({"unique_on", "unique_until", "on_duplicate"})
     assert finding(theirs("celery-once", {"once": {"keys": ["a"]}}, own=own, **left)).fix == (
-        "Take it away."
+        "Remove it."
     )
 
 

@@ -32,7 +32,7 @@ PINGS = 100
 CYCLES = 0.7
 #: After so many failures in a row there is nothing to measure.
 HOPELESS = 3
-#: What is timed of a lock, and of a cycle of one: granted and given back.
+#: What is timed of a lock, and of a cycle of one: granted and released.
 TIMED = ("cycle", "acquire", "release", "refused")
 EXAMPLES = """\b
 Examples:
@@ -59,7 +59,7 @@ def bench(*, seconds: float, as_json: bool) -> int:
     Measure round trips, grants and refusals on the app's own nodes, with a lock of a random name.
 
     One process, one thread, one lock: what a task pays, not what the nodes can bear. Nothing is
-    written to the journal, and the lock is given back; its fencing number expires by itself.
+    written to the journal, and the lock is released; its fencing number expires by itself.
 
     Exits with 0, or with 1 if no quorum granted the lock.
     """
@@ -226,7 +226,7 @@ def left_behind(told: Mapping[str, Any]) -> str:
     """Return in words what was written, and what is left of it."""
     if not told["acquire"]["count"]:
         return "No lock was granted; nothing is left behind."
-    written = f"Written: the lock {told['lock']!r}, taken and given back."
+    written = f"Written: the lock {told['lock']!r}, acquired and released."
     if told["fence_expires"] is None:
         return f"{written} Nothing is left behind."
     memory = duration(told["fence_expires"])

@@ -96,13 +96,13 @@ def refuse(locks: Sequence[LockView], silent: Sequence[str], nodes: int, *, as_j
         show_table(LOCK_HEAD, [lock_row(lock, nodes) for lock in locks], LOCK_COLOURS)
         click.echo()
     msg = (
-        f"These nodes could not tell whether somebody holds a lock: {', '.join(silent)}. So "
+        f"These nodes could not say whether a lock is held: {', '.join(silent)}. So "
         "nothing was changed. Start them, or let this user run SCAN on them. (--force goes on all "
         "the same. On new nodes it does no harm; else it may let two run at once.)"
     )
     if locks:
         msg = (
-            "Somebody holds a lock, so nothing was changed. Wait until it is given back, or stop "
-            "its holder. (--force goes on all the same, and may let two run at once.)"
+            "Somebody holds a lock, so nothing was changed. Wait until it is released, or stop its "
+            "holder. (--force ignores this, and may let two run at once.)"
         )
     raise click.ClickException(msg)

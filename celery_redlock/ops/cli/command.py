@@ -32,14 +32,14 @@ __all__ = [
 
 #: Exit code when something is not as it should be, was refused, or a lock is held.
 UNWELL = 1
-#: Exit code when the app's settings make no sense; click's own for wrong usage, too.
+#: Exit code when the app's settings are invalid; click's own for wrong usage, too.
 MISCONFIGURED = 2
 #: How Celery calls the app that it makes when ``-A`` is missing.
 NO_APP = "default"
 
 
 class SettingsError(click.ClickException):
-    """The app's settings make no sense; ends the command with exit code 2."""
+    """The app's settings are invalid; ends the command with exit code 2."""
 
     exit_code = MISCONFIGURED
 

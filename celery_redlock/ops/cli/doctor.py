@@ -52,7 +52,7 @@ def doctor(*, as_json: bool) -> int:
     ours on each node, page by page, and writes one key for a moment to see what it may do.
 
     Exits with 0 if there is nothing worse than a note, with 1 if there is, with 2 if the settings
-    make no sense or the app cannot be loaded, so that nothing else could be looked at.
+    are invalid or the app cannot be loaded, so that nothing else could be checked.
     """
     app, progress = app_at_hand(), Progress("keys looked at on a node")
     try:
@@ -61,7 +61,7 @@ def doctor(*, as_json: bool) -> int:
     except ConfigurationError as error:
         kind, fix = "settings", "As it says."
         if isinstance(error, AppError):
-            kind, fix = "app-import", "Mend it: a worker would not start either."
+            kind, fix = "app-import", "Fix it: a worker would not start either."
         found, code = [Finding(ERROR, kind, "", str(error), fix)], MISCONFIGURED
     progress.clear()
     counts = {level: sum(1 for f in found if f.level == level) for level in LEVELS}

@@ -51,7 +51,7 @@ Examples:
 Exit codes of all commands:
   0   all is well
   1   something is not: no quorum, a lock that is held, a refusal, a finding
-  2   wrong usage, or settings that make no sense
+  2   wrong usage, or invalid settings
 
 \b
 Completion of commands and options, as of any program made with click:

@@ -23,7 +23,7 @@ __all__ = ["ls"]
 SORTED = 5000
 EXAMPLES = """\b
 Columns:
-  VOTES     on how many nodes the lock stands; with fewer than a majority
+  VOTES     on how many nodes the lock is; with fewer than a majority
             it is an attempt under way, or what is left of one
   TTL LEFT  'never' is a key without an expiry, which nobody of ours has
             written: see 'redlock doctor' and 'redlock release'
@@ -133,4 +133,4 @@ def print_text(found: Found, total: int) -> None:
     elif is_quorate(found.locks, total):
         click.echo("No live locks.")
     else:
-        click.echo("No majority of the nodes could be read, so who holds a lock cannot be told.")
+        click.echo("No majority of the nodes could be read: cannot tell whether any lock is held.")

@@ -41,7 +41,7 @@ node, result
 """
 #: What a node answers on which the holder does not have the lock (any more).
 GONE = ("released", "free", "held by another", "not written by us")
-#: What became of a lock, in words for a person.
+#: What happened to a lock, in words for a person.
 REASONS = {
     "released": "Released.",
     "not everywhere": "Not released everywhere: see above. Nodes that did not answer keep the key "
@@ -49,7 +49,7 @@ REASONS = {
     "free": "Nobody holds this lock. Nothing was changed.",
     "held by another": "Another holder has this lock, not the one of this token. Nothing was "
     "changed; see 'redlock why --name'.",
-    "unavailable": "No quorum of nodes could tell who holds this lock. Nothing was changed; see "
+    "unavailable": "No quorum of nodes could say who holds this lock. Nothing was changed; see "
     "'redlock status'.",
     "not ours": "The value of this key was not written by celery-redlock, and what it means to "
     "whoever wrote it is not known here. Nothing was changed. If it is in the way: redis-cli "
@@ -62,21 +62,21 @@ class Token(Text):
 
     # Click has called it with *param* alone before 8.2.
     def get_missing_message(self, param: Any, ctx: Any = None) -> str:  # noqa: ARG002
-        """Say where it is to be had."""
+        """Say where to find it."""
         return "'redlock ls' shows it."
 
 
-@operator_command("Take a lock away from a holder that is gone.", EXAMPLES)
+@operator_command("Release a lock whose holder is gone.", EXAMPLES)
 @click.argument("name", type=TEXT)
 @click.option("--token", type=Token(), required=True, help="Public part of the holder's token.")
 @click.option("--yes", is_flag=True, help="Do not ask. Needed where there is no terminal.")
 def release(*, name: str, token: str, yes: bool, as_json: bool) -> int:
     """
-    Take the lock NAME away from the holder that was seen, and from no other.
+    Release the lock NAME of the holder that was seen, and of no other.
 
     For a holder that is gone for good or hangs, where waiting for the lease to end is no way
     out, and for keys that never expire. A holder that still runs finds out at its next renewal,
-    after a third of its TTL, and is told that its lock is lost; until then two may run at once.
+    after a third of its TTL, and learns that its lock is lost; until then two may run at once.
 
     Exits with 0 if a quorum of nodes says that the holder does not have it any more, with 1 if
     not.
@@ -95,7 +95,7 @@ def release(*, name: str, token: str, yes: bool, as_json: bool) -> int:
         if not (as_json and yes):
             show_holder(name, seen, len(lock.nodes), err=as_json)
         if not yes:
-            click.confirm("Take the lock away from this holder?", abort=True, err=True)
+            click.confirm("Release the lock of this holder?", abort=True, err=True)
         results = release_seen(settings.nodes, settings.rules, name, token)
         reason = outcome(results, seen)
     if as_json:
@@ -120,7 +120,7 @@ def seen_holder(lock: OneLock, token: str) -> LockView | None:
 
 
 def why_not(lock: OneLock) -> str:
-    """Return in a word why there is nothing to release."""
+    """Return why there is nothing to release, as ``--json`` says it."""
     if len(lock.stored) < quorum(len(lock.nodes)):
         return "unavailable"
     if not lock.views:  # a node that is not up may have forgotten that somebody holds it
@@ -129,7 +129,7 @@ def why_not(lock: OneLock) -> str:
 
 
 def outcome(results: Mapping[str, str], seen: LockView) -> str:
-    """Return in a word what became of the lock that *seen* held."""
+    """Return what happened to the lock that *seen* held, as ``--json`` says it."""
     answers = results.values()
     gone = [node for node, result in results.items() if result in GONE]
     if len(gone) < quorum(len(results)):
@@ -142,12 +142,12 @@ def outcome(results: Mapping[str, str], seen: LockView) -> str:
 
 
 def show_holder(name: str, seen: LockView, nodes: int, *, err: bool) -> None:
-    """Say who holds the lock, and what taking it away means."""
+    """Say who holds the lock, and what releasing it means."""
     holder = who(seen.holder, time.time())
     click.echo(f"Lock {one_line(name, LONGEST)!r} is held by {holder};", err=err)
     click.echo(f"on {len(seen.votes)} of {nodes} nodes, ttl left {left(seen.ttl)}.", err=err)
     click.echo(
         "If it still runs, it goes on until its next renewal, and another one can run beside it "
-        "as soon as the lock is taken away.",
+        "as soon as the lock is released.",
         err=err,
     )

@@ -14,7 +14,7 @@ from celery_redlock.reading.quorum import MEANINGS, Quorum
 
 __all__ = ["status"]
 
-#: What is told of a node; the rest of `NodeStatus` is what a worker knows.
+#: What is shown of a node; the rest of `NodeStatus` is what a worker knows.
 NODE = ("node", "state", "version", "uptime", "quarantine", "problem")
 
 STATES = "\n".join(

@@ -1,4 +1,4 @@
-"""``redlock why``: who holds the lock of a call, and what becomes of another one."""
+"""``redlock why``: who holds the lock of a call, and what would happen to another one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Examples:
   celery -A shop redlock why shop.bill '[42]'
   celery -A shop redlock why shop.bill '[42]' '{"dry_run": true}'
   celery -A shop redlock why shop.report '[]' '{"day": "2026-11-22"}'
-  celery -A shop redlock why --name nightly-report
+  celery -A shop redlock why --name nightly
   celery -A shop redlock why shop.bill '[42]' --json | jq .state
 
 \b
@@ -99,7 +99,7 @@ def show(found: Explanation) -> None:
 
 
 def without_task(found: Explanation) -> str:
-    """Return what another call would meet as far as that can be told without knowing its task."""
+    """Return what another call would meet, as far as the lock name alone says."""
     if found.lock.verdict is Verdict.GRANTED:
         return GETS_IT
     option, meets = "on_unavailable", "finds no quorum"
@@ -112,7 +112,7 @@ def without_task(found: Explanation) -> str:
         if task is not None:
             cause = f"the app has no task {one_line(task, LONGEST)!r} that takes a lock"
     return (
-        f"A worker that gets it now {meets}. What {option} then says cannot be told from the name: "
+        f"A worker that gets it now {meets}. What {option} then says is not known from the name: "
         f"{cause}. Ask with the task: 'redlock why TASK ARGS'."
     )
 
@@ -133,7 +133,7 @@ def show_holder(view: LockView, found: Explanation) -> None:
     if view.ttl is None:
         click.echo(
             "  This key never expires, so no task of ours has written it like that. If its holder "
-            "is gone, 'redlock release' takes it away."
+            "is gone, 'redlock release' releases it."
         )
 
 

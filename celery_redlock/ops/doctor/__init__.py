@@ -3,7 +3,7 @@ What may be set up wrongly: facts are gathered once, and pure functions find wha
 
 `facts` is what is known; `diagnosis` has it gathered, of nodes by `nodes`, of other libraries by
 `peer_facts`, and has findings made of it by `check_nodes`, `check_tasks` and `check_migration`.
-`peers` is a table of other libraries, and of what becomes of their options.
+`peers` is a table of other libraries, and of what replaces their options.
 """
 
 from __future__ import annotations

@@ -39,11 +39,11 @@ def number_of_nodes(facts: Facts) -> Iterator[Finding]:
 
 
 def passwords(facts: Facts) -> Iterator[Finding]:
-    """Yield that passwords of nodes are told to whoever asks Celery for its settings."""
+    """Yield that anybody who asks Celery for its settings sees passwords of nodes."""
     if facts.shown_passwords:
         what = (
             f"It holds the passwords of {', '.join(facts.shown_passwords)}: 'celery report' prints "
-            "them, and 'celery inspect conf' tells them to whoever may write to the broker."
+            "them, and 'celery inspect conf' shows them to anybody who may write to the broker."
         )
         fix = (
             "Set redlock_username and redlock_password, which Celery masks. Sentinels have no such "
@@ -71,9 +71,9 @@ def votes(facts: Facts) -> Iterator[Finding]:
     if voting < needed:
         what = (
             f"{voting} of {len(facts.nodes)} nodes can vote, {needed} are needed: no lock can be "
-            "taken or renewed, and on_unavailable decides what becomes of tasks."
+            "taken or renewed, and on_unavailable decides what happens to tasks."
         )
-        fix = f"Mend the nodes that are named; '{redlock_command('status')}' shows them all."
+        fix = f"Fix the nodes that are named; '{redlock_command('status')}' shows them all."
         if all(node.state == "unmarked" or node.quarantine for node in facts.nodes):
             command = redlock_command("bootstrap")
             fix = f"All are new or restarted. If nobody can hold a lock: {command}"
@@ -89,8 +89,8 @@ def clocks(facts: Facts) -> Iterator[Finding]:
     harmful = facts.settings.rules.longest_skew
     if fast - slow > harmful:
         what = (
-            f"The clock of {ahead} is {fast - slow:.1f} s ahead of that of {behind}: whoever is "
-            f"right for one may be refused by the other (more than {harmful:.1f} s)."
+            f"The clock of {ahead} is {fast - slow:.1f} s ahead of that of {behind}: a client "
+            f"that agrees with one may be refused by the other (more than {harmful:.1f} s)."
         )
         fix = "Run NTP or chrony on all nodes."
         yield Finding(ERROR, "clock-spread", "", what, fix)

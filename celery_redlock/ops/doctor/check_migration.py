@@ -147,7 +147,7 @@ def one_task(task: PeerTask, settings: Mapping[str, Any]) -> Iterator[Finding]:
     if not task.is_based:
         named = ", ".join(f"{name}={shown(value)}" for name, value in task.options.items())
         what = f"Nothing reads {named}: the task is not based on {base} of {task.library}."
-        fix = f"Instead of it write {write}." if write else "Take it away."
+        fix = f"Instead of it write {write}." if write else "Remove it."
         yield Finding(WARNING, "migrate-option", task.name, *told(what, fix, advice))
     elif not advice.write:
         what = f"It is based on {base} of {task.library}, without a lock."
@@ -158,7 +158,7 @@ def one_task(task: PeerTask, settings: Mapping[str, Any]) -> Iterator[Finding]:
             f"It is based on {base} of {task.library} and on RedlockTask: both take a lock, and "
             "what one of them skips or reschedules counts as run, or as queued, for the other."
         )
-        fix = f"Take {base} away: {write or 'nothing has to be written'}."
+        fix = f"Remove {base}: {write or 'nothing has to be written'}."
         yield Finding(ERROR, "migrate-mixed", task.name, *told(what, fix, advice))
     else:
         what, fix = f"{task.library} locks it ({base}), on one server.", f"Write {write}."

@@ -24,7 +24,8 @@ def check_nodes(facts: Facts) -> Iterator[Finding]:
     for node in facts.nodes:
         if node.problem:
             what = f"It does not answer: {node.problem}"
-            yield Finding(WARNING, "node-down", node.node, what, "Start it, or mend the way to it.")
+            fix = "Start it, or check the network path to it."
+            yield Finding(WARNING, "node-down", node.node, what, fix)
             continue
         unfit = list(fitness(node))
         yield from unfit
@@ -73,8 +74,8 @@ def permissions(node: NodeFacts) -> Iterator[Finding]:
         yield Finding(ERROR, "no-permission", node.node, what, fix)
     if node.denied_to_tools:
         what = (
-            f"This user must not run {', '.join(node.denied_to_tools)}: workers do not need that, "
-            "but some of the operator's tools see less without."
+            f"This user must not run {', '.join(node.denied_to_tools)}: workers do not need them, "
+            "but some of the operator's tools see less without them."
         )
         fix = "Allow these commands to the user of the operator's tools (ACL SETUSER)."
         yield Finding(NOTE, "no-permission-for-tools", node.node, what, fix)
@@ -98,7 +99,9 @@ def standing(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
         )
         yield Finding(WARNING, "node-unmarked", node.node, what, f"For a new node: {bootstrap()}.")
     elif node.quarantine:
-        what = f"It is new, restarted or wiped, and does not vote for {node.quarantine:.0f} s yet."
+        what = (
+            f"It is new, restarted or wiped, and does not vote for another {node.quarantine:.0f} s."
+        )
         fix = f"Wait, or for new nodes: {bootstrap()}. If it is restarted often, find out why."
         yield Finding(WARNING, "node-quarantined", node.node, what, fix)
 
@@ -111,10 +114,10 @@ def leaks(node: NodeFacts) -> Iterator[Finding]:
     what = (
         f"{node.leaked} of our keys never expire: {', '.join(node.leaked_names)}{more}. We write "
         "none without an expiry: PERSIST, a restored dump or another program did. A lock of that "
-        "kind is held for ever."
+        "kind is held forever."
     )
     fix = (
-        f"For a lock: '{redlock_command('ls')}' shows its token, 'redlock release' takes it away. "
+        f"For a lock: '{redlock_command('ls')}' shows its token, 'redlock release' releases it. "
         "Others: DEL, or PEXPIRE with redlock_max_ttl."
     )
     yield Finding(ERROR, "leaked-keys", node.node, what, fix)
@@ -140,16 +143,16 @@ def persistence(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
         what = (
             "redlock_restart_guard is off, and the node does not have every write on disk before "
             f"it answers (appendonly {config.get('appendonly')}, appendfsync "
-            f"{config.get('appendfsync')}). After a restart it gives away locks that are held."
+            f"{config.get('appendfsync')}). After a restart it may grant locks that are held."
         )
         fix = "Turn redlock_restart_guard on, or set appendonly yes and appendfsync always."
         yield Finding(ERROR, "restart-forgets", node.node, what, fix)
     elif config.get("save") and config.get("appendonly") != "yes":
         what = (
-            f"It writes snapshots (save {config['save']!r}). With the restart guard they bring "
-            "nothing for locks: after a restart the node waits all the same."
+            f"It writes snapshots (save {config['save']!r}). With the restart guard they are "
+            "of no use to locks: after a restart the node does not vote for a while anyway."
         )
-        fix = "If the server is for locks alone: save '' spares its forks and its disk."
+        fix = "If the server is for locks alone: save '' saves forks and disk writes."
         yield Finding(NOTE, "snapshots", node.node, what, fix)
 
 

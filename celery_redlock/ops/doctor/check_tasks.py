@@ -139,7 +139,7 @@ def eager(facts: Facts) -> Iterator[Finding]:
 
 
 def comes_later(task: TaskFacts) -> bool:
-    """Return whether a policy may put the task off."""
+    """Return whether a policy may reschedule the task."""
     options = task.options
     policies = (options.on_conflict, options.on_unavailable) if options else ()
     return any(isinstance(policy, (Retry, Reschedule)) for policy in policies)

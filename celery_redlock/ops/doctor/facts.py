@@ -81,8 +81,8 @@ class TaskFacts:
 
     Attributes:
         name: Its name.
-        problem: Why its options make no sense; "" if they do.
-        options: Of its lock; None if they make no sense.
+        problem: What is wrong with its options; "" if nothing is.
+        options: Of its lock; None if they are invalid.
         max_retries: As of Celery; None for without end.
         acks_late: Whether its message is acknowledged after it ran.
         time_limit: The shorter one of its time limits [s]; None for none.

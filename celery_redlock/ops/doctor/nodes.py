@@ -1,7 +1,7 @@
 """
 Gathers the facts of the lock nodes, on connections of its own.
 
-Writes to a key with a random name, to see what it may do, and takes it away again; and what any
+Writes to a key with a random name, to see what it may do, and deletes it again; and what any
 client does that meets a restarted node: it puts it into quarantine. Else it only reads, and goes
 through the keys page by page.
 """

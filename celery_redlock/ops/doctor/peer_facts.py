@@ -19,10 +19,10 @@ __all__ = ["load_the_rest", "peer_settings", "peer_tasks"]
 
 def load_the_rest(app: Any) -> None:
     """
-    Have *app* know the tasks that come after one that made no sense.
+    Have *app* register the tasks that come after one with invalid options.
 
-    That one is told. What is wrong with the others is told when it is mended, as a worker would;
-    but options of other libraries are to be told all at once.
+    That one is reported. What is wrong with the others is reported once it is fixed, as a worker
+    would; but options of other libraries are to be reported all at once.
     """
     while app._pending:  # noqa: SLF001  Celery has no other way to go on
         with contextlib.suppress(Exception):

@@ -83,7 +83,7 @@ def moment(value: Any) -> Moment | None:
     at = number(value)
     if at is None:
         return None
-    # Clocks of hosts differ a little; nothing is told of before it happened.
+    # Clocks of hosts differ a little; nothing is shown as being in the future.
     ago = duration(float(round(max(0.0, time.time() - at))))
     return Moment(ago, words.moment(at), words.iso_moment(at))
 

@@ -94,7 +94,7 @@ class Cached(Generic[T]):
         started = self._now()
         try:
             self.value, self.at = self._read(), self._now()
-        except Exception:  # whatever it is, the page has to say that it knows nothing new
+        except Exception:  # of any kind: the page has to say that it knows nothing new
             logger.exception("Could not read the lock nodes")
         finally:
             # At least as much rest as work, however slow the nodes or many the locks.
@@ -143,7 +143,7 @@ class Reader:
     Args:
         nodes: As the setting ``redlock_nodes``.
         rules: As all clients have them.
-        app: Knows the tasks; None: nobody says what would become of another call.
+        app: Knows the tasks; None: nobody says what would happen to another call.
     """
 
     def __init__(self, nodes: Sequence[Any], rules: Rules, app: Any = None) -> None:

@@ -122,7 +122,7 @@ class Desk:
         return make_response(page, code)
 
     def _outcome(self, name: str, results: dict[str, str]) -> Response:
-        """Return the page that says what became of the lock on each node."""
+        """Return the page that says what happened to the lock on each node."""
         gone = sum(result == "released" for result in results.values())
         now = self._reader.lock(name)
         # Whoever was seen cannot have a majority any more.

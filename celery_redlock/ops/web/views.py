@@ -40,8 +40,8 @@ ENTRIES, TASKS, BLOCKERS = 20, 10, 6
 #: How many locks, and how many refusals, are in the short answer; the tables have them all.
 ANSWERS = 3
 UNCLEAR = (
-    "It cannot be told whether such a lock is held: too few nodes answered. Nothing that the "
-    "others told matches."
+    "Cannot tell whether such a lock is held: too few nodes answered. Nothing that the others "
+    "store matches."
 )
 NOTHING = (
     "Nothing matches: no live lock, and nothing in the journal. A task that is not here has run, "
@@ -87,7 +87,7 @@ class Asked:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Asked:
-        """Return what the arguments of an address ask for; what makes no sense is left out."""
+        """Return what the arguments of an address ask for; malformed ones are left out."""
         event, since = given.get("event", ""), given.get("since", "")
         return cls(
             q=given.get("q", "")[:LONGEST].strip(),
@@ -257,12 +257,12 @@ def of_lock(lock: LockView, nodes: int, silent: int) -> str:
         return f"Lock {name} never expires, so nobody can take it until it is removed: {holder}."
     if lock.is_unclear(nodes, silent):
         return (
-            f"Lock {name} stands on {on}, as far as they answered, for {holder}; too few did to "
-            "tell whether it is held."
+            f"Lock {name} is on at least {on}, for {holder}; too few answered to say whether it "
+            "is held."
         )
     if not lock.is_held(nodes):
         return (
-            f"Lock {name} stands on only {on}: an attempt under way, or what is left of one, by "
+            f"Lock {name} is on only {on}: an attempt under way, or what is left of one, by "
             f"{holder}."
         )
     return f"Lock {name} is held by {holder}; {seconds(lock.ttl) or 'long'} of its lease are left."
