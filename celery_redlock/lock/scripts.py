@@ -119,7 +119,7 @@ local function wake(ready, lock, channels, own)
       if type(heard) ~= 'number' then return nil end
       if heard > 0 then return ticket end
     end
-    redis.call('ZREM', ready, ticket)
+    if type(redis.pcall('ZREM', ready, ticket)) ~= 'number' then return nil end
   end
 end
 """
@@ -139,7 +139,7 @@ if mine and ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2])
 elseif mine then
   local next = KEYS[3] ~= KEYS[1] and wake(KEYS[3], KEYS[1], ARGV[5], ARGV[1])
   if next then
-    redis.call('ZREM', KEYS[3], next)
+    redis.pcall('ZREM', KEYS[3], next)
     local value = string.sub(next, 1, TOKEN) .. string.sub(next, TOKEN + CHANNEL + 1)
     redis.call('SET', KEYS[1], value, 'PX', ARGV[6])
   else redis.call('DEL', KEYS[1]) end

@@ -113,8 +113,8 @@ class Ticket:
 
     @property
     def waits(self) -> bytes:
-        """What the nodes know it by; the same however often it waits again."""
-        return self.who.encode() + encode_info({**self.info, "since": round(self.since, 3)})
+        """What the nodes know it by; the same however often it waits again, or is delivered."""
+        return self.who.encode() + encode_info(self.info)
 
     @property
     def wakes(self) -> bytes:

@@ -206,9 +206,15 @@ def test_a_key_of_another_kind_breaks_no_release(bench, value):
     assert bench.client.exists(ready)
 
 
-def test_who_may_not_publish_can_release(bench, contract_node):
-    """Nobody is woken; twin: with the right to our channels somebody is."""
-    for rights, heard in (("resetchannels", []), ("&redlock:*", [woken("a")])):
+def test_who_may_not_wake_can_release(bench, contract_node):
+    """Nobody is woken without one of the rights; twin: with all of them somebody is."""
+    for rights, heard in (
+        ("resetchannels", []),
+        ("&redlock:* -publish", []),
+        ("&redlock:* -zrange", []),
+        ("&redlock:* -zrem", [woken("a")]),
+        ("&redlock:*", [woken("a")]),
+    ):
         bench.client.execute_command(
             "ACL",
             "SETUSER",
@@ -220,6 +226,7 @@ def test_who_may_not_publish_can_release(bench, contract_node):
             "+@all",
             *rights.split(),
         )
+        bench.client.delete(LOCK, "redlock:ready:" + NAME)  # of the turn before
         bench.acquire()
         bench.wait(ticket("a", 1.0))
         url = contract_node.url.replace("redis://", "redis://worker:secret@")
@@ -253,6 +260,14 @@ def test_no_more_than_so_many_wait(bench):
     bench.ask(leave_request(RULES, first))
     assert bench.wait(third, most=2) is YES
     assert bench.waiting() == {"b", "c"}
+
+
+def test_a_message_that_is_delivered_twice_is_one_that_waits(bench):
+    """Refused a second time, a little later: else its copy would be one too many."""
+    bench.acquire()
+    assert bench.wait(ticket("a", 1.0), most=1) is YES
+    assert bench.wait(ticket("a", 2.0), most=1) is YES
+    assert bench.wait(ticket("b", 2.0), most=1) is NO
 
 
 def test_who_is_not_heard_of_any_more_is_not_counted(bench):
