@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_redlock.errors import RedlockError
+from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.redlock import ReleaseOutcome
 from celery_redlock.lock.requests import Marker
 from celery_redlock.log import get_logger
@@ -92,12 +93,24 @@ class LostChild:
             if wait_until_dead(self.pid, LONGEST_DYING):
                 if reservation is not None:
                     reservation.end(plugin.reservations, records, wait=True)
-                for name, place in places:
+                for name, place in self._left_behind(locks, places):
                     self._release(locks, name, place, options, since)
         except RedlockError as error:  # the arguments make no name, the settings no locks
             logger.warning("Nothing to release for %s: %s", self, error)
         except Exception:
             logger.exception("Releasing for %s failed; its lock expires", self)
+
+    def _left_behind(self, locks: Any, places: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Return those of *places* that the child may hold, now that it is dead; one round."""
+        if len(places) == 1:
+            return places
+        majority = quorum(len(locks.labels))
+        found = []
+        for place, views in zip(places, locks.inspect_all([it[0] for it in places]), strict=True):
+            is_known = sum(not view.problem for view in views) >= majority
+            if not is_known or any(self.delivery.is_owner(view.holder) for view in views):
+                found.append(place)
+        return found
 
     def _is_held_by_another(self, holders: list[dict[str, Any]]) -> bool:
         """Return whether another delivery of this execution runs: then it is not over."""

@@ -304,6 +304,27 @@ def test_nodes_that_do_not_answer_are_asked_again(app):
     assert 2 <= told(app).count("release") <= 25
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_of_many_places_that_of_the_child_is_released(app, is_known):
+    """In one round; where too few nodes tell, whatever it may have held."""
+    task = declare(app, acks_late=True, lock_limit=3)
+    request = deliver(app, task)
+    owner, problem = request._delivery.owner, "" if is_known else "no answer in time"
+    app.locks.labels = ("a", "b", "c")
+    holders = [{}, {"token": owner[:8]}, {"token": "f" * 8}]
+    app.locks.inspect_all = lambda names: [
+        [SimpleNamespace(holder=holders[number], problem=problem)] * 3
+        for number, _ in enumerate(names)
+    ]
+    released = []
+    app.locks.release_for = lambda name, who, *, place, **_: (
+        released.append((name, who == owner, place)) or ReleaseOutcome.RELEASED
+    )
+    fail(request, TimeLimitExceeded(1))
+    names = [("seven", True, 0), ("seven#1", True, 1), ("seven#2", True, 2)]
+    assert released == (names[1:2] if is_known else names)
+
+
 def test_a_child_that_will_not_die_is_left_its_lock(app, monkeypatch):
     """Whoever is not proven dead may still be at work."""
     monkeypatch.setattr(lost_child, "wait_until_dead", lambda pid, longest: False)
