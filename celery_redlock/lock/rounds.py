@@ -490,7 +490,9 @@ class _Attempt:
                 if lease is not None:
                     return lease
                 verdict = Verdict.UNAVAILABLE
-            yield Tell(self.release(), _refusing(ballot))
+            # The lock was kept for one that was woken, also where the answer was no.
+            clean = frozenset() if self.was_woken else _refusing(ballot)
+            yield Tell(self.release(), clean)
         except GeneratorExit:  # dropped by its driver: nobody could send it
             raise
         except BaseException:

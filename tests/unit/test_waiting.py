@@ -20,7 +20,7 @@ from celery_redlock.task.waiting import (
     MOST_TIMES,
     Waiting,
 )
-from support.fakes import Drive, Ears, granted, refused, token_of
+from support.fakes import Drive, Ears, granted, marked, quarantined, refused, token_of
 
 TAKEN = [refused()] * 3
 NAMES = {WAIT: "wait", LEAVE: "leave", RELEASE: "release"}
@@ -117,6 +117,17 @@ def test_a_woken_attempt_that_fails_hands_on():
     drive.told.clear()
     drive.wake().vote(granted(), refused(), refused()).go_on_to(Pause)
     assert drive.told[0].request.keys[2] == b"redlock:ready:k"
+
+
+@pytest.mark.parametrize("vote", [refused(), quarantined(), marked()], ids=lambda it: it.kind.name)
+def test_a_woken_attempt_hands_on_from_every_node(vote):
+    """Whatever a node answered, it may keep the lock for it; of any other it has nothing then."""
+    drive = wait_in_line(marker="m")
+    assert drive.told[0].skip == {0, 1, 2}
+    drive.told.clear()
+    drive.wake().vote(*[vote] * 3).go_on_to(Pause)
+    assert drive.told[0].request.script is RELEASE
+    assert drive.told[0].skip == frozenset()
 
 
 def test_who_comes_by_itself_gives_back_what_was_kept_for_it():
