@@ -13,7 +13,7 @@ from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.text import LONGEST, one_line
 from celery_redlock.reading.stored import StoredReservation
 from celery_redlock.task.options import LockOptions
-from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip
+from celery_redlock.task.policies import Fail, Policy, Queue, Reschedule, Retry, Skip
 
 __all__ = ["GETS_IT", "at_publish", "at_run"]
 
@@ -92,18 +92,32 @@ def in_words(task: Any, options: LockOptions, policy: Policy) -> str:
     if isinstance(policy, Fail):
         return "fails, visibly to its caller"
     if isinstance(policy, Retry):
-        if task.max_retries == 0:
-            return "fails at once, as its max_retries is 0"
-        pace = f"in {float(task.default_retry_delay):g} s"
-        if policy.countdown is not None:
-            pace = f"in {policy.countdown:g} s"
-        elif getattr(task, "retry_backoff", None):
-            pace = "by its retry_backoff"
-        return f"is retried {pace}, {times(task.max_retries, ' at most')}"
+        return retried(task, policy)
     if isinstance(policy, Reschedule):
         pace = f"after {policy.base:g} s at first and {policy.cap:g} s at most"
         return f"is rescheduled, {pace}, {times(policy.max_reschedules, '; then it fails')}"
-    return "runs WITHOUT a lock"
+    return waits(policy) if isinstance(policy, Queue) else "runs WITHOUT a lock"
+
+
+def retried(task: Any, policy: Retry) -> str:
+    """Return how *task* is retried, likewise."""
+    if task.max_retries == 0:
+        return "fails at once, as its max_retries is 0"
+    pace = f"in {float(task.default_retry_delay):g} s"
+    if policy.countdown is not None:
+        pace = f"in {policy.countdown:g} s"
+    elif getattr(task, "retry_backoff", None):
+        pace = "by its retry_backoff"
+    return f"is retried {pace}, {times(task.max_retries, ' at most')}"
+
+
+def waits(policy: Queue) -> str:
+    """Return how a task waits, likewise."""
+    how = "waits as a message, and is woken when the lock is released"
+    if policy.max_waiting is None:
+        return how
+    deed = "is skipped" if policy.then == "skip" else "fails"
+    return f"{how}; if {policy.max_waiting} wait already it {deed}"
 
 
 def times(limit: int | None, then: str) -> str:

@@ -9,7 +9,7 @@ from celery_redlock.ops.doctor.facts import Facts, TaskFacts
 from celery_redlock.ops.text import one_line
 from celery_redlock.reading.holds import holds_by_task
 from celery_redlock.task.options import LockOptions
-from celery_redlock.task.policies import Reschedule, Retry, RunUnlocked
+from celery_redlock.task.policies import Queue, Reschedule, Retry, RunUnlocked
 from celery_redlock.words import duration, moment, number, redlock_command
 
 __all__ = ["check_tasks"]
@@ -131,8 +131,8 @@ def eager(facts: Facts) -> Iterator[Finding]:
     if facts.is_eager and later:
         more = ", ..." if len(later) > NAMED else ""
         what = (
-            "task_always_eager is on: nothing can come later there, so the policies 'retry' and "
-            f"'reschedule' fail the task ({', '.join(later[:NAMED])}{more})."
+            "task_always_eager is on: nothing can come later there, so the policies 'retry', "
+            f"'reschedule' and 'queue' fail the task ({', '.join(later[:NAMED])}{more})."
         )
         fix = "Use it in tests alone; there, celery_redlock.testing switches locks off."
         yield Finding(WARNING, "always-eager", "task_always_eager", what, fix)
@@ -142,7 +142,7 @@ def comes_later(task: TaskFacts) -> bool:
     """Return whether a policy may reschedule the task."""
     options = task.options
     policies = (options.on_conflict, options.on_unavailable) if options else ()
-    return any(isinstance(policy, (Retry, Reschedule)) for policy in policies)
+    return any(isinstance(policy, (Retry, Reschedule, Queue)) for policy in policies)
 
 
 def late_interrupts(facts: Facts) -> Iterator[Finding]:
