@@ -265,22 +265,33 @@ def fresh_token(client: Client, owner: str | None) -> str:
 
 
 def acquire(client: Client, wanted: Wanted) -> Steps:
-    """Acquire the lock as `attempts` does, and have the nodes forget that it was waited for."""
+    """Acquire the lock as `attempts` does, and leave nothing else behind, however that ends."""
     queue = _Queue(client, wanted)
     try:
         lease = yield from attempts(client, wanted, queue)
+        if queue.has_joined:
+            yield from queue.leave()
+        return lease  # noqa: TRY300  an interruption may strike here, too
     except GeneratorExit:  # dropped by its driver: nobody could send it
         raise
-    except BaseException:
+    except RedlockError:
         yield from queue.leave()
         raise
-    if queue.has_joined:
+    except BaseException:  # interrupted, perhaps after the grant
+        if queue.attempt is not None:
+            yield Tell(queue.attempt.release())
         yield from queue.leave()
-    return lease
+        raise
 
 
 class _Queue:
-    """Those who wait for a lock, as far as this attempt to get it is one of them."""
+    """
+    What one who wants a lock may have left on the nodes.
+
+    Attributes:
+        attempt: That which is under way, or was granted the lock; None for none.
+        started: When the latest attempt that failed began [s, our clock].
+    """
 
     def __init__(self, client: Client, wanted: Wanted) -> None:
         self._client = client
@@ -288,6 +299,8 @@ class _Queue:
         self._since = 0.0
         self._has_turn = False
         self._ticket: Ticket | None = None
+        self.attempt: _Attempt | None = None
+        self.started = 0.0
 
     @property
     def has_joined(self) -> bool:
@@ -359,7 +372,7 @@ def attempts(client: Client, wanted: Wanted, queue: _Queue) -> Steps:
     tries = splits = 0
     turn = wanted.turn
     while True:
-        attempt, answer = yield from try_places(client, wanted, turn)
+        answer = yield from try_places(client, wanted, turn, queue)
         if isinstance(answer, Lease):
             return answer
         verdict, ballot = answer
@@ -367,7 +380,7 @@ def attempts(client: Client, wanted: Wanted, queue: _Queue) -> Steps:
             state = marker_in(ballot) or b""
             raise MarkerStands(state.decode(errors="replace"))  # others may have written it
         now = client.now()
-        took = min(now - attempt.started, client.rules.node_timeout)  # without waits to connect
+        took = min(now - queue.started, client.rules.node_timeout)  # without waits to connect
         if verdict is Verdict.TAKEN and now < give_up:
             yield from queue.join()
         most = LONGEST_SLEEP if queue.token else LONGEST_PAUSE
@@ -384,22 +397,25 @@ def attempts(client: Client, wanted: Wanted, queue: _Queue) -> Steps:
 
 
 def try_places(
-    client: Client, wanted: Wanted, turn: Turn
-) -> Generator[Ask | Tell, Any, tuple[_Attempt, Lease | tuple[Verdict, Ballot]]]:
-    """Make an attempt on every place that may be free; return the last, and what it came to."""
+    client: Client, wanted: Wanted, turn: Turn, queue: _Queue
+) -> Generator[Ask | Tell, Any, Lease | tuple[Verdict, Ballot]]:
+    """Make an attempt on every place that may be free; return what the last one came to."""
     tried: set[int] = set()
     token, place = turn
     if place is None:
         place = any_of(range(wanted.limit), client) if wanted.limit > 1 else 0
     while True:
-        attempt = _Attempt(client, wanted, token, place)
+        attempt = queue.attempt = _Attempt(client, wanted, token, place)
         answer = yield from attempt.make()
-        if wanted.limit == 1 or isinstance(answer, Lease) or answer[0] is not Verdict.TAKEN:
-            return attempt, answer
+        if isinstance(answer, Lease):
+            return answer
+        queue.started, queue.attempt = attempt.started, None
+        if wanted.limit == 1 or answer[0] is not Verdict.TAKEN:
+            return answer
         tried.add(place)
         token, place = None, (yield from free_place(client, wanted, tried))
         if place is None:
-            return attempt, answer
+            return answer
 
 
 def any_of(places: Sequence[int], client: Client) -> int:
@@ -480,24 +496,18 @@ class _Attempt:
         self.since = client.wall()
 
     def make(self) -> Generator[Ask | Tell, Any, Lease | tuple[Verdict, Ballot]]:
-        """Ask the nodes; return the lease, or why there is none. Leaves nothing behind."""
-        try:
-            ballot = yield Ask(self.request(), acquire_is_decided)
-            verdict = judge(ballot)
-            self.client.learn(ballot)
-            if verdict is Verdict.GRANTED:
-                lease = yield from self.settle(ballot)
-                if lease is not None:
-                    return lease
-                verdict = Verdict.UNAVAILABLE
-            # The lock was kept for one that was woken, also where the answer was no.
-            clean = frozenset() if self.was_woken else _refusing(ballot)
-            yield Tell(self.release(), clean)
-        except GeneratorExit:  # dropped by its driver: nobody could send it
-            raise
-        except BaseException:
-            yield Tell(self.release())  # interrupted: leave nothing behind
-            raise
+        """Ask the nodes; return the lease, or why there is none, and then leave nothing behind."""
+        ballot = yield Ask(self.request(), acquire_is_decided)
+        verdict = judge(ballot)
+        self.client.learn(ballot)
+        if verdict is Verdict.GRANTED:
+            lease = yield from self.settle(ballot)
+            if lease is not None:
+                return lease
+            verdict = Verdict.UNAVAILABLE
+        # The lock was kept for one that was woken, also where the answer was no.
+        clean = frozenset() if self.was_woken else _refusing(ballot)
+        yield Tell(self.release(), clean)
         return verdict, ballot
 
     def request(self) -> Request:

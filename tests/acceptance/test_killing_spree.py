@@ -34,6 +34,7 @@ import redis
 from celery import Task
 
 from celery_redlock import RedlockTask, Reschedule, current_lock
+from celery_redlock.lock.waiting import HEARD_FOR
 from support.events import bodies, body, overlaps, read, record
 from support.stage import stage
 from support.waiting import eventually
@@ -46,6 +47,8 @@ DEDUP_TTL = 60.0
 #: Longest life of each kind of key [s].
 LONGEST = {
     "lock": TTL,
+    "waiting": HEARD_FOR,
+    "ready": HEARD_FOR,
     "marker": DEDUP_TTL,
     "fence": 3600.0,
     "node": 30 * 24 * 3600.0,

@@ -229,5 +229,7 @@ def test_a_callable_gives_a_name_or_is_refused(result):
 
     name = called(made(lock_key=key), (1,), {})
     if name is not None:
-        assert name == result
-        assert_fits(name)
+        names = (name,) if isinstance(name, str) else name
+        assert names == ((result,) if isinstance(result, str) else tuple(result))
+        for one in names:
+            assert_fits(one)

@@ -10,6 +10,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_redlock.errors import LockLost
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.redlock import Redlock
+from celery_redlock.lock.rounds import Ask
 from resources.calls import CALLS, is_handed_over, staged, strike
 from resources.strikes import Strikes
 
@@ -74,7 +75,8 @@ def drive_and_drop(self, steps):
     answer = None
     while True:
         try:
-            answer = self._do(steps.send(answer))
+            step = steps.send(answer)
+            answer = self.ask(step) if isinstance(step, Ask) else self.tell(step.request, step.skip)
         except StopIteration as end:
             return end.value
 
