@@ -274,10 +274,7 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
         return lease  # noqa: TRY300  an interruption may strike here, too
     except GeneratorExit:  # dropped by its driver: nobody could send it
         raise
-    except RedlockError:
-        yield from queue.leave()
-        raise
-    except BaseException:  # interrupted, perhaps after the grant
+    except BaseException:  # refused; or interrupted, perhaps after the grant
         if queue.attempt is not None:
             yield Tell(queue.attempt.release())
         yield from queue.leave()
