@@ -286,7 +286,7 @@ class _Queue:
     What one who wants a lock may have left on the nodes.
 
     Attributes:
-        attempt: That which is under way, or was granted the lock; None for none.
+        attempt: The one under way, or that was granted the lock; None for none.
         started: When the latest attempt that failed began [s, our clock].
     """
 
