@@ -30,7 +30,7 @@ from celery_redlock.lock.waiting import (
     HEARD_FOR,
     Ticket,
     leave_request,
-    locks_of,
+    place_of,
     wait_request,
 )
 from celery_redlock.log import get_logger
@@ -146,18 +146,27 @@ class WaitingRoom:
 
     def wake(self) -> None:
         """Run those whose turn has come; in the thread that runs tasks which come later."""
-        while self._turns:
-            token, free = self._turns.popleft()
+        while True:
+            try:
+                token, free = self._turns.popleft()
+            except IndexError:  # or without an event loop, another node's thread was quicker
+                return
             guest = self._forget(token)
             if guest is None:
                 continue
-            ticket, request = guest.ticket, guest.request()
-            self._tell_off(ticket)  # some nodes may not have said that its turn has come
-            if request is None:
-                self._hand_on(ticket)
-            else:
-                place = locks_of(self._plugin.locks.rules, ticket).index(free)
-                bring_forward(self._consumer.timer, request, Turn(token, place))
+            try:
+                self._run(guest, free)
+            except Exception:  # it comes by itself; Celery's own work must go on
+                logger.exception("A task that waits for lock %r was not run", guest.ticket.name)
+
+    def _run(self, guest: _Guest, free: bytes) -> None:
+        ticket, request = guest.ticket, guest.request()
+        self._tell_off(ticket)  # some nodes may not have said that its turn has come
+        if request is None:
+            self._hand_on(ticket)
+        else:
+            place = place_of(self._plugin.locks.rules, ticket, free)
+            bring_forward(self._consumer.timer, request, Turn(ticket.token, place))
 
     def look(self) -> None:
         """Tell the nodes who still waits; called every `LOOK_EVERY`."""
@@ -202,8 +211,8 @@ def bring_forward(timer: Any, request: RedlockRequest, turn: Turn) -> None:
     for scheduled in list(timer.queue):
         entry = scheduled.entry
         if entry.args and entry.args[0] is request:
-            getattr(scheduled, "kill", entry.cancel)()  # a green timer has a greenlet for each
             give_turn(request.request_dict, turn)
+            getattr(scheduled, "kill", entry.cancel)()  # a green timer has a greenlet for each
             entry.fun(*entry.args, **entry.kwargs)
             return
 
