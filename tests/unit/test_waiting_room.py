@@ -288,6 +288,21 @@ def test_those_who_wait_do_not_count_for_the_limit(app, monkeypatch):
     assert app.room._plugin.locks.listener.expected == {}
 
 
+def test_one_that_is_revoked_does_not_count_until_celery_takes_it_out_of_its_timer(
+    app, monkeypatch
+):
+    """Celery counts it until then: an increment meanwhile would be cut, and its value shrink."""
+    monkeypatch.setattr("celery.worker.request.Request.execute_using_pool", lambda *_, **__: None)
+    qos, request = app.consumer.qos, receive(app)
+    qos.increment_eventually()
+    revoked.add("me")
+    app.room.look()
+    assert told(app) == ["wait", "leave"]
+    assert qos.max_prefetch == 11
+    request.execute_using_pool(None)
+    assert qos.max_prefetch == 10
+
+
 def test_a_new_connection_counts_anew(app):
     """Celery makes another limit for it, of which nothing was taken away."""
     receive(app)
