@@ -13,7 +13,7 @@ from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.text import LONGEST, one_line
 from celery_redlock.reading.stored import StoredReservation
 from celery_redlock.task.options import LockOptions
-from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip
+from celery_redlock.task.policies import Fail, Policy, Queue, Reschedule, Retry, Skip
 
 __all__ = ["GETS_IT", "at_publish", "at_run"]
 
@@ -78,7 +78,9 @@ def at_run(task: Any, options: LockOptions, verdict: Verdict) -> str:
     if options.wait:
         patience = f"tries for {options.wait:g} s (lock_wait); then it"
     deed = in_words(task, options, getattr(options, option))
-    return f"A worker that gets it now {patience} {deed} ({option})."
+    places = max(options.limit)  # all but the first are locks with names of their own
+    full = f", and finds none of {places} places free," if places > 1 else ""
+    return f"A worker that gets it now{full} {patience} {deed} ({option})."
 
 
 def in_words(task: Any, options: LockOptions, policy: Policy) -> str:
@@ -92,18 +94,28 @@ def in_words(task: Any, options: LockOptions, policy: Policy) -> str:
     if isinstance(policy, Fail):
         return "fails, visibly to its caller"
     if isinstance(policy, Retry):
-        if task.max_retries == 0:
-            return "fails at once, as its max_retries is 0"
-        pace = f"in {float(task.default_retry_delay):g} s"
-        if policy.countdown is not None:
-            pace = f"in {policy.countdown:g} s"
-        elif getattr(task, "retry_backoff", None):
-            pace = "by its retry_backoff"
-        return f"is retried {pace}, {times(task.max_retries, ' at most')}"
+        return retried(task, policy)
     if isinstance(policy, Reschedule):
         pace = f"after {policy.base:g} s at first and {policy.cap:g} s at most"
         return f"is rescheduled, {pace}, {times(policy.max_reschedules, '; then it fails')}"
+    if isinstance(policy, Queue):
+        waits = "waits as a message until the lock is released"
+        end = "fails" if policy.then == "fail" else "is skipped"
+        most = policy.max_waiting
+        return waits if most is None else f"{waits}, unless {most} wait already; then it {end}"
     return "runs WITHOUT a lock"
+
+
+def retried(task: Any, policy: Retry) -> str:
+    """Return how *task* is retried, likewise."""
+    if task.max_retries == 0:
+        return "fails at once, as its max_retries is 0"
+    pace = f"in {float(task.default_retry_delay):g} s"
+    if policy.countdown is not None:
+        pace = f"in {policy.countdown:g} s"
+    elif getattr(task, "retry_backoff", None):
+        pace = "by its retry_backoff"
+    return f"is retried {pace}, {times(task.max_retries, ' at most')}"
 
 
 def times(limit: int | None, then: str) -> str:

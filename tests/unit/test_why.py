@@ -16,7 +16,7 @@ from celery_redlock.ops.why import CallError, Explanation, find_task, name_of_ca
 from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.one_lock import majority_of
 from celery_redlock.reading.stored import StoredReservation, reservation_in
-from celery_redlock.task.policies import Fail, Reschedule, Retry, RunUnlocked, Skip
+from celery_redlock.task.policies import Fail, Queue, Reschedule, Retry, RunUnlocked, Skip
 from support.one_lock import one_lock, seen
 from support.options import OPTIONS
 
@@ -133,6 +133,13 @@ RUN_WORDS = {
         {"on_conflict": Reschedule(max_reschedules=4)},
         "4 times; then it fails",
     ),
+    "queue": (Verdict.TAKEN, {"on_conflict": Queue()}, "waits as a message until"),
+    "full": (
+        Verdict.TAKEN,
+        {"on_conflict": Queue(max_waiting=3, then="skip")},
+        "unless 3 wait already; then it is skipped",
+    ),
+    "places": (Verdict.TAKEN, {"limit": (1, 3)}, "finds none of 3 places free"),
     "wait": (Verdict.TAKEN, {"wait": 5.0}, "tries for 5 s (lock_wait)"),
     "no wait": (Verdict.TAKEN, {}, "does not wait"),
     "next": (Verdict.TAKEN, {"on_duplicate": "rerun"}, "sets it aside"),
