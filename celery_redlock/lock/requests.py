@@ -155,10 +155,11 @@ def inspect_request(rules: Rules, name: str) -> Request:
     return Request(INSPECT, (keys.lock, keys.fence), ())
 
 
-def places_request(rules: Rules, name: str, limit: int) -> Request:
-    """Return what asks a node which of the places of *name* are taken."""
+def places_request(rules: Rules, name: str, limit: int, execution: str) -> Request:
+    """Return what asks a node which of the places of *name* are taken, and which by *execution*."""
     names = (place_name(name, place) for place in range(limit))
-    return Request(PLACES, tuple(record_key(rules.prefix, "lock", name) for name in names), ())
+    keys = tuple(record_key(rules.prefix, "lock", name) for name in names)
+    return Request(PLACES, keys, (execution.encode(),))
 
 
 def probe_request(rules: Rules) -> Request:

@@ -66,7 +66,7 @@ from celery_redlock.lock.votes import (
     verdict_when_split,
     votes_by_node,
 )
-from celery_redlock.lock.waiting import Ticket, leave_request, locks_of, wait_request
+from celery_redlock.lock.waiting import Ticket, leave_request, place_of, wait_request
 
 if TYPE_CHECKING:
     from celery_redlock.lock.listener import Listener
@@ -331,7 +331,7 @@ class _Queue:
         ticket, self._has_turn = self._ticket, True
         assert ticket is not None
         self._forget(ticket.token)
-        return Turn(ticket.token, locks_of(self._client.rules, ticket).index(free))
+        return Turn(ticket.token, place_of(self._client.rules, ticket, free))
 
     def _forget(self, token: str) -> None:
         if self._client.listener is not None:
@@ -396,11 +396,23 @@ def attempts(client: Client, wanted: Wanted, queue: _Queue) -> Steps:
 def try_places(
     client: Client, wanted: Wanted, turn: Turn, queue: _Queue
 ) -> Generator[Ask | Tell, Any, Lease | tuple[Verdict, Ballot]]:
-    """Make an attempt on every place that may be free; return what the last one came to."""
-    tried: set[int] = set()
-    token, place = turn
-    if place is None:
-        place = any_of(range(wanted.limit), client) if wanted.limit > 1 else 0
+    """
+    Make an attempt on every place that may be free; return what the last one came to.
+
+    First on one that this very execution holds: a message that is delivered again while it runs
+    does not run beside itself.
+    """
+    (token, handed), tried, place = turn, set[int](), 0
+    execution = wanted.info.get("execution", "")
+    if wanted.limit > 1:
+        own, free = yield from seen_places(client, wanted, execution)
+        usable = [] if handed is None else [handed] if handed < wanted.limit else []
+        place = any_of(own or usable or free or range(wanted.limit), client)
+    if token is not None and handed is not None and place != handed:
+        # It runs already, or others have more places under this name. The next one has it.
+        name = place_name(wanted.name, handed)
+        yield Tell(release_request(client.rules, name, token, place=handed))
+        token = None
     while True:
         attempt = queue.attempt = _Attempt(client, wanted, token, place)
         answer = yield from attempt.make()
@@ -409,10 +421,14 @@ def try_places(
         queue.started, queue.attempt = attempt.started, None
         if wanted.limit == 1 or answer[0] is not Verdict.TAKEN:
             return answer
-        tried.add(place)
-        token, place = None, (yield from free_place(client, wanted, tried))
-        if place is None:
+        if execution and holder_of(answer[1]).get("execution") == execution:
             return answer
+        tried.add(place)
+        _, free = yield from seen_places(client, wanted, execution)
+        untried = [one for one in free if one not in tried]
+        if not untried:
+            return answer
+        token, place = None, any_of(untried, client)
 
 
 def any_of(places: Sequence[int], client: Client) -> int:
@@ -420,20 +436,17 @@ def any_of(places: Sequence[int], client: Client) -> int:
     return places[min(int(client.chance(0.0, len(places))), len(places) - 1)]
 
 
-def free_place(
-    client: Client, wanted: Wanted, tried: set[int]
-) -> Generator[Ask, Ballot, int | None]:
-    """Return a place that a majority calls free, not one that was *tried*; None if none."""
+def seen_places(
+    client: Client, wanted: Wanted, execution: str
+) -> Generator[Ask, Ballot, tuple[list[int], list[int]]]:
+    """Return the places that any node says *execution* has, and those a majority calls free."""
     majority = quorum(len(client.labels))
-    asked = places_request(client.rules, wanted.name, wanted.limit)
+    asked = places_request(client.rules, wanted.name, wanted.limit, execution)
     ballot = yield Ask(asked, lambda votes: count(votes, VoteKind.GRANTED) >= majority)
     told = [vote.value for vote in ballot if vote is not None and vote.kind is VoteKind.GRANTED]
-    free = [
-        place
-        for place in range(wanted.limit)
-        if place not in tried and sum(one[place : place + 1] == b"0" for one in told) >= majority
-    ]
-    return any_of(free, client) if free else None
+    said = [[one[place : place + 1] for one in told] for place in range(wanted.limit)]
+    own = [place for place, words in enumerate(said) if b"2" in words]
+    return own, [place for place, words in enumerate(said) if words.count(b"0") >= majority]
 
 
 def _pause_after(  # noqa: PLR0917  all that there is to know of an attempt

@@ -194,10 +194,14 @@ return {0, now_ms(), redis.call('PTTL', KEYS[1]), cur, fence}
 """
 
 
-# KEYS the places of a lock ; answers for each whether it is taken: '1' or '0'
+# KEYS the places of a lock ; ARGV 1 an execution, or ''
+# Answers for each whether it is free ('0'), taken ('1'), or taken by that execution ('2').
 PLACES_LUA = """
-local taken = {}
-for i, key in ipairs(KEYS) do taken[i] = redis.call('EXISTS', key) end
+local taken = redis.call('MGET', unpack(KEYS))
+for i, value in ipairs(taken) do
+  local is_its = value and ARGV[1] ~= '' and string.find(value, ARGV[1], TOKEN, true)
+  taken[i] = is_its and '2' or value and '1' or '0'
+end
 return {1, now_ms(), table.concat(taken)}
 """
 

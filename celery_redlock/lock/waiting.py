@@ -40,6 +40,7 @@ __all__ = [
     "Ticket",
     "leave_request",
     "locks_of",
+    "place_of",
     "wait_request",
     "waiting_key",
 ]
@@ -134,6 +135,18 @@ def locks_of(rules: Rules, ticket: Ticket) -> tuple[bytes, ...]:
     """Return the keys of all places of the lock that *ticket* waits for, in their order."""
     names = (place_name(ticket.name, place) for place in range(ticket.limit))
     return tuple(record_key(rules.prefix, "lock", name) for name in names)
+
+
+def place_of(rules: Rules, ticket: Ticket, lock: bytes) -> int:
+    """
+    Return which place of the lock that *ticket* waits for has the key *lock*.
+
+    It may be one that the ticket does not know: a limit changes, and two tasks with one name may
+    have different ones.
+    """
+    names = (place_name(ticket.name, place) for place in range(MOST_PLACES))
+    keys = (record_key(rules.prefix, "lock", name) for name in names)
+    return next((place for place, key in enumerate(keys) if key == lock), 0)
 
 
 def keys_of(rules: Rules, name: str) -> tuple[bytes, bytes]:

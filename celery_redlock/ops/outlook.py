@@ -78,7 +78,9 @@ def at_run(task: Any, options: LockOptions, verdict: Verdict) -> str:
     if options.wait:
         patience = f"tries for {options.wait:g} s (lock_wait); then it"
     deed = in_words(task, options, getattr(options, option))
-    return f"A worker that gets it now {patience} {deed} ({option})."
+    places = max(options.limit)  # all but the first are locks with names of their own
+    full = f", and finds none of {places} places free," if places > 1 else ""
+    return f"A worker that gets it now{full} {patience} {deed} ({option})."
 
 
 def in_words(task: Any, options: LockOptions, policy: Policy) -> str:
@@ -96,7 +98,12 @@ def in_words(task: Any, options: LockOptions, policy: Policy) -> str:
     if isinstance(policy, Reschedule):
         pace = f"after {policy.base:g} s at first and {policy.cap:g} s at most"
         return f"is rescheduled, {pace}, {times(policy.max_reschedules, '; then it fails')}"
-    return waits(policy) if isinstance(policy, Queue) else "runs WITHOUT a lock"
+    if isinstance(policy, Queue):
+        waits = "waits as a message until the lock is released"
+        end = "fails" if policy.then == "fail" else "is skipped"
+        most = policy.max_waiting
+        return waits if most is None else f"{waits}, unless {most} wait already; then it {end}"
+    return "runs WITHOUT a lock"
 
 
 def retried(task: Any, policy: Retry) -> str:
@@ -109,15 +116,6 @@ def retried(task: Any, policy: Retry) -> str:
     elif getattr(task, "retry_backoff", None):
         pace = "by its retry_backoff"
     return f"is retried {pace}, {times(task.max_retries, ' at most')}"
-
-
-def waits(policy: Queue) -> str:
-    """Return how a task waits, likewise."""
-    how = "waits as a message, and is woken when the lock is released"
-    if policy.max_waiting is None:
-        return how
-    deed = "is skipped" if policy.then == "skip" else "fails"
-    return f"{how}; if {policy.max_waiting} wait already it {deed}"
 
 
 def times(limit: int | None, then: str) -> str:

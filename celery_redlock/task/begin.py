@@ -20,8 +20,8 @@ from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, Quor
 from celery_redlock.events import TaskQueued
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
-from celery_redlock.lock.records import shorten
-from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.records import place_name, shorten
+from celery_redlock.lock.requests import Marker, release_request
 from celery_redlock.lock.rounds import NO_TURN, Ask, MarkerStands, Turn, Wanted
 from celery_redlock.lock.votes import Ballot, VoteKind, has_majority
 from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
@@ -89,7 +89,7 @@ def has_replaced(execution: Execution, outer: HeldLock | None) -> bool:
     if outer is None or not execution.request.is_eager:
         return False
     is_ours = outer.lease.info.get("task_id") == execution.request.id
-    return is_ours and outer.name == execution.name
+    return is_ours and outer.name == place_name(execution.name, outer.place)
 
 
 def hold_reservation(execution: Execution) -> None:
@@ -187,6 +187,11 @@ def take_all(
     except BaseException:
         for lock in held.values():
             locks.give_back(lock)
+        token, place = wanted.turn
+        if waiting is not None and token is not None and place is not None:
+            # It was woken for one name and refused another: the next one has what is kept for it.
+            name = place_name(waiting.name, place)
+            locks.driver.tell(release_request(locks.rules, name, token, place=place))
         raise
     first = held.pop(wanted.name)
     first.others = tuple(held.values())

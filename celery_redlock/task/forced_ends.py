@@ -73,7 +73,7 @@ class RedlockRequest(Request):
 
     def _wait(self) -> Ticket | None:
         """Have this woken when its lock is free; return its ticket, None if nothing wakes it."""
-        if self.eta is None or locking.disabled:
+        if self.eta is None or locking.disabled or self._is_of_another_worker:
             return None
         try:
             return room_of(self.task.app).enter(self, self._delivery)
@@ -161,8 +161,7 @@ class RedlockRequest(Request):
 
     def revoked(self) -> bool:
         """Return whether the task is revoked or has expired; then it stands for no name."""
-        worker = self._delivery.envelope.worker
-        if worker is not None and worker != self.hostname:  # a broadcast copy; its worker runs it
+        if self._is_of_another_worker:
             task_ready(self)
             self.acknowledge()
             return True
@@ -173,6 +172,11 @@ class RedlockRequest(Request):
         return is_revoked
 
     # -- what is done about it --------------------------------------------------------
+
+    @property
+    def _is_of_another_worker(self) -> bool:
+        """Whether this is a copy of a broadcast task, which goes to all of them again."""
+        return self._delivery.envelope.worker not in {None, self.hostname}
 
     def _clear_away(self) -> None:
         """Release for a child once it is dead; in pools without children, at once."""

@@ -93,24 +93,13 @@ class LostChild:
             if wait_until_dead(self.pid, LONGEST_DYING):
                 if reservation is not None:
                     reservation.end(plugin.reservations, records, wait=True)
-                for name, place in self._left_behind(locks, places):
-                    self._release(locks, name, place, options, since)
+                ends = time.monotonic() + options.ttl  # by then its leases have ended without us
+                for name, place in self._held(locks, places):
+                    self._release(locks, name, place, options, since, ends)
         except RedlockError as error:  # the arguments make no name, the settings no locks
             logger.warning("Nothing to release for %s: %s", self, error)
         except Exception:
             logger.exception("Releasing for %s failed; its lock expires", self)
-
-    def _left_behind(self, locks: Any, places: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Return those of *places* that the child may hold, now that it is dead; one round."""
-        if len(places) == 1:
-            return places
-        majority = quorum(len(locks.labels))
-        found = []
-        for place, views in zip(places, locks.inspect_all([it[0] for it in places]), strict=True):
-            is_known = sum(not view.problem for view in views) >= majority
-            if not is_known or any(self.delivery.is_owner(view.holder) for view in views):
-                found.append(place)
-        return found
 
     def _is_held_by_another(self, holders: list[dict[str, Any]]) -> bool:
         """Return whether another delivery of this execution runs: then it is not over."""
@@ -120,9 +109,22 @@ class LostChild:
             for holder in holders
         )
 
-    def _release(self, locks: Any, name: str, place: int, options: Any, since: float) -> None:
+    def _held(self, locks: Any, places: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Return those of *places* that it may hold: a lock may have a thousand."""
+        if len(places) == 1:
+            return places
+        asked = locks.inspect_all([name for name, _ in places])
+        return [
+            place
+            for place, views in zip(places, asked, strict=True)
+            if sum(not view.problem for view in views) < quorum(len(views))
+            or any(self.delivery.is_owner(view.holder) for view in views)
+        ]
+
+    def _release(
+        self, locks: Any, name: str, place: int, options: Any, since: float, ends: float
+    ) -> None:
         """Release until a majority has answered, or the lease has ended without us."""
-        died = time.monotonic()
         info = {"task": self.task.name, "task_id": self.delivery.task_id}
         while True:
             keep = left_of(options.min_hold, since)
@@ -133,7 +135,7 @@ class LostChild:
                 )
             if outcome is ReleaseOutcome.RELEASED:
                 logger.info("Released lock %r for %s", name, self)
-            if outcome is not ReleaseOutcome.UNKNOWN or time.monotonic() > died + options.ttl:
+            if outcome is not ReleaseOutcome.UNKNOWN or time.monotonic() > ends:
                 return
             time.sleep(PAUSE)  # until a quorum answers, or the lease has ended by itself
 

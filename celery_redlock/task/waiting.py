@@ -60,8 +60,10 @@ class Waiting:
             limit: How many places that has.
         """
         short = shorten(name)
-        if before is None or before.name != short:
+        if before is None:
             return cls(short, round(clock.wall(), 3), limit=limit)
+        if before.name != short:  # another of its names: it does not go to the end of that queue
+            return cls(short, before.since, limit=limit)
         return replace(before, times=min(before.times + 1, MOST_TIMES), limit=limit)
 
     @classmethod

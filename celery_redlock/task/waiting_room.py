@@ -18,7 +18,7 @@ import secrets
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
 from celery.worker.state import revoked
@@ -30,7 +30,7 @@ from celery_redlock.lock.waiting import (
     HEARD_FOR,
     Ticket,
     leave_request,
-    locks_of,
+    place_of,
     wait_request,
 )
 from celery_redlock.log import get_logger
@@ -54,19 +54,14 @@ TELL_EVERY = HEARD_FOR / 5
 UNCOUNTED = 1000
 
 
-class _Guest(NamedTuple):
-    """Somebody who waits."""
-
-    request: weakref.ref[RedlockRequest]
-    ticket: Ticket
-
-
 class WaitingRoom:
     """The tasks that wait for their locks in one worker's main process."""
 
     def __init__(self, plugin: Plugin) -> None:
         self._plugin = plugin
-        self._guests: dict[str, _Guest] = {}
+        self._tickets: dict[str, Ticket] = {}
+        self._in_timer: weakref.WeakValueDictionary[str, RedlockRequest]
+        self._in_timer = weakref.WeakValueDictionary()
         self._turns: deque[tuple[str, bytes]] = deque()
         self._told_at = 0.0
         self._uncounted = 0
@@ -87,17 +82,23 @@ class WaitingRoom:
             return None
         token = delivery.owner + secrets.token_hex((TOKEN_LENGTH - OWNER_LENGTH) // 2)
         ticket = waiting.ticket(request.task, delivery, token, locks.listener.channel())
-        self._guests[token] = _Guest(weakref.ref(request), ticket)
+        self._tickets[token], self._in_timer[token] = ticket, request
         self._count()
         locks.listener.expect(token, functools.partial(self._call, token))
         self._tell(ticket)
         return ticket
 
     def leave(self, token: str) -> None:
-        """Have the nodes forget one that has not been woken."""
-        guest = self._forget(token)
-        if guest is not None:
-            self._tell_off(guest.ticket)
+        """Have the nodes forget one that has not been woken, and is not in the timer any more."""
+        self._in_timer.pop(token, None)
+        self._count()
+        self._withdraw(token)
+
+    def _withdraw(self, token: str) -> None:
+        """Have the nodes forget one; Celery counts it for as long as it is in the timer."""
+        ticket = self._forget(token)
+        if ticket is not None:
+            self._tell_off(ticket)
 
     def decline(self, ticket: Ticket) -> None:
         """Have the next one get the lock, which may be kept for *ticket*, which is not to run."""
@@ -112,24 +113,23 @@ class WaitingRoom:
 
     def clear(self) -> None:
         """Have the nodes forget all: the broker delivers their messages again."""
-        for token in list(self._guests):
+        self._in_timer.clear()
+        for token in list(self._tickets):
             self.leave(token)
 
-    def _forget(self, token: str) -> _Guest | None:
-        guest = self._guests.pop(token, None)
-        if guest is not None:
-            self._count()
-            listener = self._plugin.locks.listener
-            if listener is not None:
-                listener.forget(token)
-        return guest
+    def _forget(self, token: str) -> Ticket | None:
+        ticket = self._tickets.pop(token, None)
+        listener = self._plugin.locks.listener
+        if ticket is not None and listener is not None:
+            listener.forget(token)
+        return ticket
 
     def _count(self) -> None:
         """Let waiting tasks, as far as they are `UNCOUNTED`, not count for the worker's limit."""
         qos: Any = getattr(self._consumer, "qos", None)
         if getattr(qos, "max_prefetch", None) is None:
             return
-        uncounted = min(len(self._guests), UNCOUNTED)
+        uncounted = min(len(self._in_timer), UNCOUNTED)
         qos.max_prefetch += uncounted - self._uncounted
         self._uncounted = uncounted
 
@@ -146,33 +146,43 @@ class WaitingRoom:
 
     def wake(self) -> None:
         """Run those whose turn has come; in the thread that runs tasks which come later."""
-        while self._turns:
-            token, free = self._turns.popleft()
-            guest = self._forget(token)
-            if guest is None:
+        while True:
+            try:
+                token, free = self._turns.popleft()
+            except IndexError:  # or without an event loop, another node's thread was quicker
+                return
+            ticket = self._forget(token)
+            if ticket is None:
                 continue
-            ticket, request = guest.ticket, guest.request()
-            self._tell_off(ticket)  # some nodes may not have said that its turn has come
-            if request is None:
-                self._hand_on(ticket)
-            else:
-                place = locks_of(self._plugin.locks.rules, ticket).index(free)
-                bring_forward(self._consumer.timer, request, Turn(token, place))
+            try:
+                self._run(ticket, free)
+            except Exception:  # it comes by itself; Celery's own work must go on
+                logger.exception("A task that waits for lock %r was not run", ticket.name)
+
+    def _run(self, ticket: Ticket, free: bytes) -> None:
+        request = self._in_timer.pop(ticket.token, None)
+        self._count()
+        self._tell_off(ticket)  # some nodes may not have said that its turn has come
+        if request is None:
+            self._hand_on(ticket)
+        else:
+            place = place_of(self._plugin.locks.rules, ticket, free)
+            bring_forward(self._consumer.timer, request, Turn(ticket.token, place))
 
     def look(self) -> None:
         """Tell the nodes who still waits; called every `LOOK_EVERY`."""
         tells_all = time.monotonic() > self._told_at + TELL_EVERY
         oldest: dict[str, Ticket] = {}
-        for token, guest in list(self._guests.items()):
-            request = guest.request()
+        for token, ticket in list(self._tickets.items()):
+            request = self._in_timer.get(token)
             if request is None or request.maybe_expire() or request.id in revoked:
-                self.leave(token)
+                self._withdraw(token)
             elif tells_all:
-                self._tell(guest.ticket)
+                self._tell(ticket)
             else:
-                known = oldest.setdefault(guest.ticket.name, guest.ticket)
-                if guest.ticket.since < known.since:
-                    oldest[guest.ticket.name] = guest.ticket
+                known = oldest.setdefault(ticket.name, ticket)
+                if ticket.since < known.since:
+                    oldest[ticket.name] = ticket
         for ticket in oldest.values():
             self._tell(ticket)
         if tells_all:
@@ -202,8 +212,8 @@ def bring_forward(timer: Any, request: RedlockRequest, turn: Turn) -> None:
     for scheduled in list(timer.queue):
         entry = scheduled.entry
         if entry.args and entry.args[0] is request:
-            getattr(scheduled, "kill", entry.cancel)()  # a green timer has a greenlet for each
             give_turn(request.request_dict, turn)
+            getattr(scheduled, "kill", entry.cancel)()  # a green timer has a greenlet for each
             entry.fun(*entry.args, **entry.kwargs)
             return
 

@@ -38,10 +38,17 @@ class ScriptedLocks:
         self.outcomes = []
         self.done = []
         self.holders = []
+        self.held = {}
+        self.silent = 0
 
     def inspect_all(self, names):
         """Tell who holds each lock, for each node."""
-        return [[SimpleNamespace(holder=holder) for holder in self.holders] for _ in names]
+        return [
+            [SimpleNamespace(holder=holder, problem="") for holder in self.held.get(name, [])]
+            + [SimpleNamespace(holder=holder, problem="") for holder in self.holders]
+            + [SimpleNamespace(holder={}, problem="down")] * self.silent
+            for name in names
+        ]
 
     def mark(self, marker, *, wait):
         """Note what is marked."""
@@ -50,7 +57,7 @@ class ScriptedLocks:
 
     def release_for(self, name, owner, *, since, keep, info, place):
         """Note what is released."""
-        assert place == 0, "the task has no lock_limit"
+        assert (place == 0) == ("#" not in name)
         assert info["task"], "observers are told whose lock it was"
         assert info["task_id"]
         self.done.append(("release", name, owner, keep))
@@ -276,6 +283,28 @@ def test_the_lock_is_that_of_the_child(app):
     assert len(owner) == 32
     assert ("release", task.lock_name(["seven"]), owner, 0.0) in app.locks.done
     assert ("mark", execution_id("bill", "me", "0" * 32, 2, 1), "done", 3600.0) in app.locks.done
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+def test_of_a_thousand_places_those_are_released_that_it_has(app, silent):
+    """Each costs a round; unless so few nodes answer that it may have any."""
+    request = deliver(app, declare(app, lock_limit=1000))
+    app.locks.held["seven#7"] = [{"token": request._delivery.owner[:8]}]
+    app.locks.held["seven#8"] = [{"token": "0" * 8}]
+    app.locks.holders, app.locks.silent = [{}, {}], silent
+    fail(request, LOST)
+    released = [d[1] for d in app.locks.done if d[0] == "release"]
+    assert released == ["seven#7"] if silent == 1 else len(released) == 999
+
+
+def test_all_its_places_are_tried_for_as_long_as_a_lease(app):
+    """And not each of a thousand for so long."""
+    request = deliver(app, declare(app, lock_limit=1000, lock_ttl=1.0))
+    app.locks.silent, app.locks.outcomes = 5, [ReleaseOutcome.UNKNOWN] * 3000
+    began = time.monotonic()
+    fail(request, LOST)
+    assert time.monotonic() - began < 20
+    assert len({d[1] for d in app.locks.done if d[0] == "release"}) == 1000
 
 
 def test_min_hold_is_kept_for_a_dead_child_too(app):

@@ -10,7 +10,9 @@ from celery import Celery
 from celery_redlock import ConfigurationError, LockTaken, RedlockTask
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import place_name, queue_of
-from celery_redlock.lock.rounds import Wanted
+from celery_redlock.lock.rounds import Turn, Wanted
+from celery_redlock.task.begin import take_all
+from celery_redlock.task.waiting import Waiting
 from celery_redlock.testing import memory_quorum
 
 LIMIT = 3
@@ -85,6 +87,73 @@ def test_a_place_says_what_it_is_a_place_of(name):
     assert names[0] == name
     assert len(set(names)) == 12
     assert len({queue_of(one, place) for place, one in enumerate(names) if place}) == 1
+
+
+def of(execution, **options):
+    """Return what a delivery of the task with that id asks for."""
+    return Wanted("api", 10.0, info={"execution": execution}, limit=LIMIT, **options)
+
+
+def test_a_message_that_is_delivered_again_does_not_run_beside_itself(nodes):
+    """Whatever places are free: it finds its own; twin: another execution has one of those."""
+    locks, one = nodes.locks, "e" * 32
+    held = locks.take(of(one))
+    for _ in range(10):
+        with pytest.raises(LockTaken) as refused:
+            locks.take(of(one))
+        assert refused.value.holder["execution"] == one
+    assert locks.take(of("f" * 32)).place != held.place
+
+
+def test_nor_is_it_refused_for_another_one_where_no_place_is_free(nodes):
+    """Its policy would end it, and with it the one that runs."""
+    executions = ["d" * 32, "e" * 32, "f" * 32]
+    for one in executions:
+        nodes.locks.take(of(one))
+    for one in executions:
+        with pytest.raises(LockTaken) as refused:
+            nodes.locks.take(of(one))
+        assert refused.value.holder["execution"] == one
+
+
+def test_what_a_minority_has_of_it_is_nobody(nodes):
+    """As a release that has yet to reach a node: another place is taken."""
+    held = nodes.locks.take(of("e" * 32))
+    for node in nodes.nodes[:2]:
+        node.down()
+    nodes.locks.give_back(held)
+    for node in nodes.nodes[:2]:
+        node.up()
+    assert nodes.locks.take(of("e" * 32)).fence
+
+
+@pytest.mark.parametrize("beyond", [True, False])
+def test_one_that_was_woken_and_does_not_take_its_turn_hands_on(nodes, beyond):
+    """It runs already; or the place is beyond its limit, as after one that was lowered."""
+    locks, place = nodes.locks, LIMIT if beyond else 1
+    if not beyond:
+        locks.take(Wanted("api", 10.0, info={"execution": "e" * 32}))
+    kept = place_name("api", place)
+    token = locks.take(Wanted(kept, 1.0)).token
+    wanted = of("e" * 32, turn=Turn(token, place))
+    if beyond:
+        assert locks.take(wanted).place < LIMIT
+    else:
+        with pytest.raises(LockTaken):
+            locks.take(wanted)
+    assert locks.take(Wanted(kept, 10.0)).name == kept
+
+
+def test_one_that_was_woken_for_one_name_and_refused_another_hands_on(nodes):
+    """What is kept for it would be in the way of all who wait, for a second each time."""
+    locks, waiting = nodes.locks, Waiting("z", 1.7e9)
+    taken, kept = take(nodes, 1, "a"), locks.take(Wanted("z", 1.0, owner="f" * 32))
+    turn = Turn(kept.token, 0)
+    wanted = Wanted("z", 10.0, turn=turn)
+    with pytest.raises(LockTaken, match="'a'"):
+        take_all(locks, wanted, {"z": 1, "a": 1}, waiting, None)
+    assert take(nodes, 1, "z").name == "z"
+    locks.give_back(taken)
 
 
 def test_a_count_on_each_node_would_let_more_run():

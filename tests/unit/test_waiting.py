@@ -170,6 +170,13 @@ def test_who_is_interrupted_leaves(where):
     assert drive.client.listener.expected == {}
 
 
+def test_a_task_that_was_woken_on_a_place_beyond_its_limit_hands_on():
+    """Its message waited since before the limit was lowered: one more would run."""
+    drive = Drive(turn=Turn("w" * 40, 1), wait=10.0).go_on_to_ask()
+    assert told(drive) == [("release", "w" * 40)]
+    assert (drive.token, drive.step.request.keys[0]) == (token_of("t1-"), b"redlock:lock:k")
+
+
 def test_a_ticket_s_token_begins_with_the_owner():
     """So that the parent can release for a child that died while it was woken."""
     owner = "f" * 32
@@ -196,11 +203,12 @@ def test_what_waits_is_told_without_an_answer():
 
 
 def test_a_task_waits_since_it_was_refused_first():
-    """However often it comes in vain; for another lock it begins anew."""
+    """However often it comes in vain; for another of its names, too, but for how often."""
     first = Waiting.again(None, "a", 1)
     second = Waiting.again(first, "a", 3)
     assert (first.times, second.times, second.since) == (1, 2, first.since)
-    assert Waiting.again(second, "b", 1).times == 1
+    third = Waiting.again(second, "b", 1)
+    assert (third.name, third.times, third.since) == ("b", 1, first.since)
     assert (first.limit, second.limit) == (1, 3)
     most = Waiting("a", 1.0, MOST_TIMES)
     assert Waiting.again(most, "a", 1) == most

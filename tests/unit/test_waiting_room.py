@@ -54,7 +54,7 @@ def app():
     app.close()
 
 
-def receive(app, lock="a", *, since=1.7e9, eta=True, expires=None, task_id="me"):
+def receive(app, lock="a", *, since=1.7e9, eta=True, expires=None, task_id="me", **said):
     """Return a delivery of a task that waits; the worker holds it in its timer."""
     waiting = {"name": lock, "since": since, "times": 1}
     in_a_while = datetime.now(timezone.utc) + timedelta(minutes=1)
@@ -63,7 +63,7 @@ def receive(app, lock="a", *, since=1.7e9, eta=True, expires=None, task_id="me")
         "task": "bill",
         "lang": "py",
         "retries": 0,
-        "redlock": {"v": 1, "task_id": task_id, "id": "0" * 32, "waiting": waiting},
+        "redlock": {"v": 1, "task_id": task_id, "id": "0" * 32, "waiting": waiting, **said},
         "eta": in_a_while.isoformat() if eta else None,
         "expires": expires,
     }
@@ -124,6 +124,13 @@ def test_what_is_to_run_now_or_does_not_wait_gets_none(app):
     assert told(app) == []
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_broadcast_copy_waits_in_one_worker(app, own):
+    """All get it; in the others it would be counted, and woken in vain."""
+    name = receive(app).hostname
+    assert (receive(app, worker=name if own else "another")._ticket is not None) is own
+
+
 def test_whose_turn_has_come_runs_with_its_ticket(app):
     """Out of the timer, once; the nodes forget a ticket that only a majority had called."""
     request, other = receive(app, "a"), receive(app, "b", task_id="other")
@@ -135,6 +142,33 @@ def test_whose_turn_has_come_runs_with_its_ticket(app):
     waiting = [scheduled.entry for scheduled in app.consumer.timer.queue]
     assert [entry.args for entry in waiting if not entry.cancelled] == [(other,)]
     assert list(app.room._plugin.locks.listener.expected) == [other._ticket.token]
+
+
+def test_a_place_that_a_ticket_does_not_know_is_the_child_s_to_judge(app):
+    """The limit was raised since, or is that of another task: what runs knows the limit of now."""
+    request, other = receive(app), receive(app, task_id="other")
+    heard = app.room._plugin.locks.listener.expected
+    heard[request._ticket.token](b"redlock:lock:a#7")
+    assert request.request_dict["delivery_info"][TURN] == f"{request._ticket.token}#7"
+    heard[other._ticket.token](b"what nobody of ours has said")
+    assert app.ran == [request, other]
+
+
+def test_one_that_cannot_be_run_disturbs_nobody(app, monkeypatch):
+    """It comes by itself; the next one runs, and so does the worker's event loop."""
+    request, other = receive(app), receive(app, task_id="other")
+    tokens = [one._ticket.token for one in (request, other)]
+    app.room.ring(None)
+    app.room._turns.extend((token, b"redlock:lock:a") for token in tokens)
+    one_way = waiting_room.give_turn
+
+    def fail_once(*arguments):
+        monkeypatch.setattr(waiting_room, "give_turn", one_way)
+        raise OSError
+
+    monkeypatch.setattr(waiting_room, "give_turn", fail_once)
+    app.room.wake()
+    assert app.ran == [other]
 
 
 def test_one_that_comes_by_itself_takes_its_ticket_along(app, monkeypatch):
@@ -252,6 +286,21 @@ def test_those_who_wait_do_not_count_for_the_limit(app, monkeypatch):
     app.room.clear()
     assert qos.max_prefetch == 10
     assert app.room._plugin.locks.listener.expected == {}
+
+
+def test_one_that_is_revoked_does_not_count_until_celery_takes_it_out_of_its_timer(
+    app, monkeypatch
+):
+    """Celery counts it until then: an increment meanwhile would be cut, and its value shrink."""
+    monkeypatch.setattr("celery.worker.request.Request.execute_using_pool", lambda *_, **__: None)
+    qos, request = app.consumer.qos, receive(app)
+    qos.increment_eventually()
+    revoked.add("me")
+    app.room.look()
+    assert told(app) == ["wait", "leave"]
+    assert qos.max_prefetch == 11
+    request.execute_using_pool(None)
+    assert qos.max_prefetch == 10
 
 
 def test_a_new_connection_counts_anew(app):

@@ -133,12 +133,13 @@ RUN_WORDS = {
         {"on_conflict": Reschedule(max_reschedules=4)},
         "4 times; then it fails",
     ),
-    "queue": (Verdict.TAKEN, {"on_conflict": Queue()}, "woken when the lock is released (on_c"),
-    "queue a few": (
+    "queue": (Verdict.TAKEN, {"on_conflict": Queue()}, "waits as a message until"),
+    "full": (
         Verdict.TAKEN,
         {"on_conflict": Queue(max_waiting=3, then="skip")},
-        "if 3 wait already it is skipped (on_conflict)",
+        "unless 3 wait already; then it is skipped",
     ),
+    "places": (Verdict.TAKEN, {"limit": (1, 3)}, "finds none of 3 places free"),
     "wait": (Verdict.TAKEN, {"wait": 5.0}, "tries for 5 s (lock_wait)"),
     "no wait": (Verdict.TAKEN, {}, "does not wait"),
     "next": (Verdict.TAKEN, {"on_duplicate": "rerun"}, "sets it aside"),
