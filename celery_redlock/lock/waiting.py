@@ -54,7 +54,9 @@ MOST_PLACES = 1000
 # KEYS 1 who waits 2 tickets 3... the lock
 # ARGV 1 who 2 ticket, or '' for one that cannot be woken yet 3 since when 4 how many may wait, or
 #      '0' for any number 5 for how long one counts who is not heard of 6 what channels begin with
-# Whoever finds the lock free is woken at once: it was released before this came.
+# Whoever finds the lock free is woken at once: it was released before this came. Its ticket goes,
+# as with a release: one whose process listens and does nothing would be woken in place of all
+# others. One that lives is noted again within a second.
 WAIT_LUA = """
 local now = now_ms()
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', whole(now - tonumber(ARGV[5])))
@@ -69,7 +71,8 @@ if ARGV[2] ~= '' then
   redis.call('PEXPIRE', KEYS[2], ARGV[5])
   for i = 3, #KEYS do
     if redis.call('EXISTS', KEYS[i]) == 0 then
-      wake(KEYS[2], KEYS[i], ARGV[6], '-')
+      local woken = wake(KEYS[2], KEYS[i], ARGV[6], '-')
+      if woken then redis.call('ZREM', KEYS[2], woken) end
       break
     end
   end

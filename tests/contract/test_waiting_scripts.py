@@ -249,6 +249,19 @@ def test_who_finds_the_lock_free_is_woken_at_once(bench):
     assert bench.heard() == []
 
 
+def test_one_that_is_woken_and_does_nothing_is_not_woken_again(bench):
+    """Its worker is stopped, and listens all the same: the next one is woken in its place."""
+    bench.acquire()
+    bench.wait(ticket("a", 1.0))
+    bench.client.delete(LOCK)
+    bench.wait(ticket("b", 2.0))
+    assert bench.heard() == [woken("a")]
+    assert bench.tickets() == ["b"]
+    bench.wait(ticket("b", 2.0))
+    assert bench.heard() == [woken("b")]
+    assert bench.tickets() == []
+
+
 def test_no_more_than_so_many_wait(bench):
     """Whoever is known already may wait on; one that left makes room."""
     bench.acquire()

@@ -934,6 +934,24 @@ def test_an_eager_replacement_of_the_same_name_runs_under_the_lock_it_stands_in(
     assert not any(keys())
 
 
+def test_nor_where_it_stands_in_a_place(app, rival):
+    """The other place is taken, and its own is the second one."""
+    rival.acquire("bill")
+    options = {"base": RedlockTask, "lock_key": "bill", "lock_limit": 2, "on_conflict": "fail"}
+
+    @app.task(name="second", **options)
+    def second():
+        return current_lock().place, current_lock().fence
+
+    @app.task(name="first", bind=True, **options)
+    def first(self):
+        return (self.lock.place, self.lock.fence), self.replace(second.s())
+
+    mine, theirs = first.apply().get()
+    assert mine == theirs
+    assert mine[0] == 1
+
+
 def test_an_app_that_is_configured_again_is_believed_in_eager_mode(app, rival):
     """Suites that change settings or options between their tests see the change."""
 
