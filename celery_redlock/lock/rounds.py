@@ -399,7 +399,7 @@ def try_places(
     """
     Make an attempt on every place that may be free; return what the last one came to.
 
-    First on one that this very execution holds: a message that is delivered again while it runs
+    First on one that this execution itself holds: a message that is delivered again while it runs
     does not run beside itself.
     """
     (token, handed), tried, place = turn, set[int](), 0
