@@ -339,7 +339,7 @@ def test_holding_renews_and_releases(five_nodes, locks, size):
     told = []
     lock = locks(five_nodes[:size], observers=[told.append], ttl=1.2)
     rival = locks(five_nodes[:size], bootstrap=False)
-    with lock.hold("report") as held:
+    with lock.hold("report", wait=5) as held:  # a machine that stalls grants it too late
         until = time.monotonic() + 1.8
         while time.monotonic() < until:
             held.ensure_held()
