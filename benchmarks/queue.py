@@ -57,7 +57,7 @@ def app_with(conf: dict[str, Any]) -> Celery:
 
     def work(number: int) -> None:
         with body(os.environ["MARKS"], "behind", number=number):
-            time.sleep(LASTS)
+            time.sleep(LASTS)  # stands for work
 
     for name, policy in POLICIES.items():
         app.task(name=name, base=RedlockTask, lock_key="x", on_conflict=policy, **options)(work)
@@ -95,7 +95,7 @@ class Scene:
         """Wait until *is_so*, at most so long; return how long that was [s]."""
         began = time.monotonic()
         while not is_so() and time.monotonic() < began + longest:
-            time.sleep(0.01)
+            time.sleep(0.01)  # seldom: the workers are what is measured
         return time.monotonic() - began
 
     def plain(self, name: str) -> float:
@@ -161,7 +161,7 @@ def behind(policy: str, limit: int | None, tasks: int) -> Behind:
         with locks.hold("x", ttl=locks.rules.max_ttl):
             for number in range(tasks):
                 it.app.tasks[policy].delay(number)
-            time.sleep(HELD)
+            time.sleep(HELD)  # all have met the holder, and wait
             beside = statistics.median(it.plain(f"beside {turn}") for turn in range(TURNS))
         it.until(lambda: len(it.ended("behind")) >= tasks, LONGEST)
         released = next(e["at"] for e in read(it.marks, "start") if e["name"] == "behind")
@@ -179,7 +179,7 @@ def pauses(tasks: int) -> tuple[list[float], float]:
         with locks.hold("x", ttl=locks.rules.max_ttl):
             for number in range(3 * tasks):
                 it.app.tasks[QUEUED].delay(number)
-            time.sleep(HELD)
+            time.sleep(HELD)  # likewise
         it.until(lambda: len(it.ended("behind")) >= 3 * tasks, LONGEST)
         begins = [e["at"] for e in read(it.marks, "start") if e["name"] == "behind"]
         ends = it.ended("behind")
