@@ -153,7 +153,8 @@ class Fanout:
             self._connector.stop()
             for node in self.nodes:
                 if node.connection is not None:
-                    self._drop(node, Gone("closed"))
+                    self._unregister(node)
+                    node.finish()
             self._rouse_decided()
             self._news.clear()
             self._disconnected()
@@ -383,9 +384,12 @@ class Fanout:
 
     def _drop(self, node: Node, problem: Gone) -> None:
         if node.connection is not None:
-            with contextlib.suppress(KeyError, ValueError):  # interrupted here before
-                self._selector.unregister(node.sock)
+            self._unregister(node)
         node.detach(problem)
+
+    def _unregister(self, node: Node) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # interrupted here before
+            self._selector.unregister(node.sock)
 
     def _attach(self, node: Node, connection: AbstractConnection, greeting: Greeting) -> None:
         node.attach(connection, greeting, self._fingerprint)

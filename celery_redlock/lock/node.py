@@ -9,6 +9,9 @@ they come. Redis exceptions end here; outside there are only votes.
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
@@ -42,6 +45,8 @@ PATIENCE = 2.0
 UNDELIVERED = 512
 #: How much may wait until a node takes it before its connection is given up [bytes].
 LARGEST_UNSENT = 2**20
+#: How much is read at once from a node whose answers nobody wants any more [bytes].
+LARGEST_READ = 2**16
 #: What stands before the arguments of a command that a server does not know: AUTH's, perhaps.
 ECHO = ", with args beginning with"
 NO_ANSWER = Vote(VoteKind.UNREACHABLE, reason="no answer in time")
@@ -59,6 +64,17 @@ def without_echo(problem: Exception) -> str:
 
 #: A reply that a node owes: to which call (None for one of our own), and since when [s].
 Owed = tuple["Call | None", float]
+
+
+def read_out(connection: AbstractConnection) -> None:
+    """Send no more along *connection*, and hang up when the other end does, or is silent."""
+    sock = cast("Any", connection)._sock  # noqa: SLF001  as in `Node.attach`
+    with contextlib.suppress(OSError):
+        sock.settimeout(PATIENCE)
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(LARGEST_READ):
+            pass
+    connection.disconnect()
 
 
 class Node:
@@ -145,6 +161,25 @@ class Node:
                 call.take(self.position, self._unreachable())
                 self._keep(call, sent)
         if connection is not None:
+            connection.disconnect()
+
+    def finish(self) -> None:
+        """
+        Let go of the connection once the node has read all that was sent to it, e.g. a release.
+
+        A node that is behind sends its answers to a connection that was closed, is told so, and
+        throws away what it has not read. So it is read from, in a thread, until it hangs up.
+        """
+        connection, owes = self.connection, bool(self._owed)
+        if connection is None or not owes:
+            self.detach(Gone("closed"))
+            return
+        self.connection = None
+        self.detach(Gone("closed"))
+        run = threading.Thread(target=read_out, args=(connection,), daemon=True)
+        try:
+            run.start()
+        except RuntimeError:  # out of threads, or at the end of the process
             connection.disconnect()
 
     def fail(self, problem: Exception) -> None:

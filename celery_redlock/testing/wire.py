@@ -76,6 +76,10 @@ class Wire:
             self._hear(self, command)
         return len(data)
 
+    def shutdown(self, _how: int) -> None:
+        """Refuse: what was sent along a wire is done, whoever hangs up."""
+        raise OSError
+
     def pack_commands(self, asked: Sequence[Sequence[bytes]]) -> Sequence[Sequence[bytes]]:
         """Leave commands as they are."""
         return asked

@@ -135,6 +135,30 @@ def test_a_late_release_does_not_free_the_next_holders_lock(five_nodes, locks, m
 
 
 @protection
+def test_a_node_that_is_behind_reads_what_was_sent_before_the_end(
+    redis_nodes, locks, monkeypatch, on
+):
+    """Many releases, and then close(): a node that was paused meanwhile has all of them, too."""
+    if not on:
+        closed = node.Gone("closed")
+        monkeypatch.setattr(node.Node, "finish", lambda it: it.detach(closed))
+    servers = redis_nodes(3)
+    lock = locks(servers, ttl=30.0, max_ttl=60.0)
+    leases = [lock.acquire(f"report {number}", wait=5) for number in range(400)]
+    servers[2].pause()
+    assert {lock.release(lease) for lease in leases} == {ReleaseOutcome.RELEASED}
+    lock.close()
+    servers[2].resume()
+    with redis.Redis.from_url(servers[2].url) as client:
+        try:
+            eventually(lambda: not client.keys("redlock:lock:*"), "every release", timeout=5)
+            is_free = True
+        except AssertionError:
+            is_free = False
+    assert is_free is on
+
+
+@protection
 def test_the_quorum_is_over_the_configured_nodes(
     redis_nodes, proxied_nodes, locks, monkeypatch, on
 ):
