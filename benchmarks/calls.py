@@ -64,6 +64,8 @@ PARTS = {
     "plugin": "events",
 }
 ELSEWHERE = "Python, Celery, kombu"
+#: How often each is counted.
+REPEATS = 3
 numbers = itertools.count()
 
 
@@ -140,8 +142,15 @@ def part_of(file: str) -> str:
 
 
 def added(what: dict[str, Callable[[], object]], times: int) -> dict[str, Counter[str]]:
-    """Return by part how many calls each of `AGAINST` makes more than what it is compared with."""
-    made = {name: counted(cycle, times) for name, cycle in what.items()}
+    """
+    Return by part how many calls each of `AGAINST` makes more than what it is compared with.
+
+    On a machine that is busy replies come one by one, and each is looked at: the fewest count.
+    """
+    made = {
+        name: min((counted(cycle, times) for _ in range(REPEATS)), key=Counter.total)
+        for name, cycle in what.items()
+    }
     found = {name: Counter(made[name]) for name in AGAINST}
     for name, other in AGAINST.items():
         found[name].subtract(made[other])
