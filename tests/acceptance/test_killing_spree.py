@@ -10,6 +10,10 @@ and happens to any task. Such losses are told from ours by the broker's own reco
 what was lost so was pushed to its queue, is not there any more, and was never noted. RabbitMQ
 loses nothing, so there nothing is excused.
 
+Messages that nobody acknowledged are brought back by a worker that has taken kombu's own lock for
+that (``unacked_mutex``). Killed with it in its hand, it keeps all others from bringing any back
+until ``unacked_mutex_expire``: five minutes, unless it is set, as it is here.
+
 The length is a parameter:
 
     REDLOCK_SPREE_KILLS=200 make test ARGS="tests/acceptance/test_killing_spree.py --timeout 1800"
@@ -163,7 +167,11 @@ def children_of(pid):
 @pytest.fixture
 def spree(request, tmp_path):
     """A stage whose broker is impatient, the killer, chance, and the broker's record."""
-    transport = {"visibility_timeout": 3, "unacked_restore_interval": 1}
+    transport = {
+        "visibility_timeout": 3,
+        "unacked_restore_interval": 1,
+        "unacked_mutex_expire": 2,
+    }
     conf = {
         "redlock_ttl": TTL,
         "redlock_max_ttl": TTL,
