@@ -258,7 +258,8 @@ PARENT = """
         if "paused" in sys.argv:
             nodes[0].pause()
             print("paused", flush=True)
-        time.sleep(60)
+        while True:
+            time.sleep(0.1)  # a signal just before a long sleep would be looked at after it
 """
 
 
