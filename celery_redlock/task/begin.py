@@ -10,38 +10,30 @@ Begin an execution: its lock, or the policy; then its reservation, and the newes
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from celery import states
 
 from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, QuorumUnavailable
-from celery_redlock.events import TaskQueued
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
-from celery_redlock.lock.records import place_name, shorten
-from celery_redlock.lock.requests import Marker, release_request
-from celery_redlock.lock.rounds import NO_TURN, Ask, MarkerStands, Turn, Wanted
-from celery_redlock.lock.votes import Ballot, VoteKind, has_majority
-from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
+from celery_redlock.lock.records import place_name
+from celery_redlock.lock.rounds import MarkerStands
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking
 from celery_redlock.task import refused
 from celery_redlock.task.delivery import forget_serializer
 from celery_redlock.task.interrupt import defer_interrupts
 from celery_redlock.task.outcome import DONE, DeliveryOver, Outcome, Records
-from celery_redlock.task.policies import Queue, Reschedule, RunUnlocked
-from celery_redlock.task.redelivery import delays_in_broker, longest_countdown, requeue
+from celery_redlock.task.policies import Queue, RunUnlocked
+from celery_redlock.task.queueing import join_queue, set_aside
 from celery_redlock.task.reservation import NotItsTurn, Reservation, look_again, newest_call
+from celery_redlock.task.taking import take
 from celery_redlock.task.task_lock import names_of
-from celery_redlock.task.waiting import Waiting
 from celery_redlock.unique.requests import OVER
 
 if TYPE_CHECKING:
-    from celery_redlock.lock.redlock import Redlock
     from celery_redlock.task.execution import Execution
-    from celery_redlock.task.options import LockOptions
 
 __all__ = ["acquire", "refuse", "start"]
 
@@ -123,81 +115,6 @@ def take_in_turn(execution: Execution) -> None:
     raise taken
 
 
-def take(execution: Execution, wait: float, turn: Turn = NO_TURN) -> None:
-    """
-    Acquire the lock unless the execution has finished before.
-
-    Args:
-        execution: That wants it.
-        wait: How long to keep trying [s].
-        turn: With what the first attempt begins.
-    """
-    options, delivery, locks = execution.options, execution.delivery, execution.plugin.locks
-    marker = execution.id if options.dedup_ttl else None
-    asked = marker if delivery.may_be_repeated else None
-    info, owner, waiting = execution.info, delivery.owner, delivery.envelope.waiting
-    since = None if waiting is None else waiting.since
-    lock = execution.name, options.ttl, wait, options.fence, info, asked, owner
-    wanted = Wanted(*lock, turn, since, options.limit[0])
-    interrupt = execution.interrupt
-    on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
-    with defer_interrupts():  # or a lock that was granted might not be released
-        if len(execution.names) == 1 == len(options.limit):
-            held = locks.take(wanted, on_lost)
-        else:
-            held = take_all(locks, wanted, options.limits(execution.names), waiting, on_lost)
-        execution.own_lock = execution.held = held
-        if asked != marker:  # what an earlier publish under this task id has left
-            locks.mark(Marker(execution.id, DONE, 0.0))
-        if waiting is not None:
-            locks.driver.tell(leave_request(locks.rules, waiting.ticket(execution.task, delivery)))
-
-
-def take_all(
-    locks: Redlock,
-    wanted: Wanted,
-    limits: Mapping[str, int],
-    waiting: Waiting | None,
-    on_lost: Callable[[HeldLock], None] | None,
-) -> HeldLock:
-    """
-    Acquire the locks of all names, or none of them; each process takes them in the same order.
-
-    Args:
-        locks: On the nodes.
-        wanted: As of the first name.
-        limits: Each name, in their order, and how many places its lock has.
-        waiting: That the task waited for one of them.
-        on_lost: As of `Redlock.take`.
-
-    Returns:
-        The lock of the first name; its `others` are the rest.
-
-    Raises:
-        LockTaken, QuorumUnavailable, MarkerStands: As `Redlock.take`.
-    """
-    ends, held = clock.now() + wanted.wait, dict[str, HeldLock]()
-    try:
-        for name, limit in sorted(limits.items()):
-            has_turn = waiting is not None and waiting.name == shorten(name)
-            turn = wanted.turn if has_turn else NO_TURN
-            wait = max(0.0, ends - clock.now())
-            one = replace(wanted, name=name, wait=wait, turn=turn, limit=limit)
-            held[name] = locks.take(one, on_lost)
-    except BaseException:
-        for lock in held.values():
-            locks.give_back(lock)
-        token, place = wanted.turn
-        if waiting is not None and token is not None and place is not None:
-            # It was woken for one name and refused another: the next one has what is kept for it.
-            name = place_name(waiting.name, place)
-            locks.driver.tell(release_request(locks.rules, name, token, place=place))
-        raise
-    first = held.pop(wanted.name)
-    first.others = tuple(held.values())
-    return first
-
-
 def finished_before(execution: Execution, state: str) -> DeliveryOver:
     """Return what ends a copy of an execution that has finished, is about to, or may have."""
     if state == DONE:
@@ -205,27 +122,6 @@ def finished_before(execution: Execution, state: str) -> DeliveryOver:
         return DeliveryOver("this execution has finished before", Outcome.REPEATED)
     after = execution.options.ttl * SHARE_OF_LEASE
     return set_aside(execution, after, "it may have finished", Outcome.REPEATED)
-
-
-def set_aside(
-    execution: Execution,
-    after: float,
-    reason: str,
-    outcome: Outcome,
-    otherwise: Exception | None = None,
-) -> DeliveryOver:
-    """Requeue a copy and return what to raise; arguments as of `requeue`."""
-    over = requeue(
-        execution.task,
-        execution.request,
-        execution.delivery.copy,
-        after,
-        reason=reason,
-        outcome=outcome,
-        otherwise=otherwise,
-    )
-    logger.info("%s set aside for %d s: %s", execution, over.comes_in, reason)
-    return over
 
 
 def wait_for_turn(execution: Execution, after: float, otherwise: LockNotAcquired) -> DeliveryOver:
@@ -245,62 +141,6 @@ def refuse(execution: Execution, error: LockNotAcquired) -> Any:
     copy, notify = execution.delivery.copy, execution.plugin.notify
     skipped = refused.refuse(execution.task, request, copy, error, options, notify)
     return skipped if request.is_eager else dict(skipped)  # for every result serializer
-
-
-def join_queue(
-    execution: Execution, error: LockTaken, options: LockOptions, policy: Queue
-) -> LockOptions:
-    """
-    Have the task wait for its lock as a message.
-
-    Returns:
-        The options of a task that may not, as enough wait already.
-
-    Raises:
-        DeliveryOver: It waits.
-    """
-    delivery, plugin, task = execution.delivery, execution.plugin, execution.task
-    before = delivery.envelope.waiting
-    limits = options.limits(execution.names)
-    waiting = Waiting.again(before, error.name, limits[error.name])
-    if policy.max_waiting is not None and before is None:
-        ticket = waiting.ticket(execution.task, delivery)
-        if not may_wait(plugin.locks, ticket, policy.max_waiting):
-            plugin.locks.driver.tell(leave_request(plugin.locks.rules, ticket))  # some noted it
-            return replace(options, on_conflict=policy.overflow)
-    longest = longest_countdown(task.app)
-    # Where nothing can wake it, it is delivered as often as if it were rescheduled.
-    countdown = (
-        waiting.comes_by_itself(longest)
-        if plugin.locks.listener is not None and not delays_in_broker(task.app)
-        else Reschedule().countdown(waiting.times - 1, longest)
-    )
-    copy = delivery.copy._replace(waiting=waiting)
-    over = requeue(
-        task,
-        execution.request,
-        copy,
-        countdown,
-        reason="waits for its lock",
-        outcome=Outcome.REQUEUED,
-        otherwise=error,
-    )
-    about = refused.description(task, execution.request, error)
-    plugin.notify(
-        TaskQueued(**about, countdown=countdown, times=waiting.times, since=waiting.since)
-    )
-    raise over
-
-
-def may_wait(locks: Redlock, ticket: Ticket, most: int) -> bool:
-    """Note that *ticket* waits unless *most* do already; return whether it may."""
-    ballot = locks.driver.ask(Ask(wait_request(locks.rules, ticket, most), has_answered))
-    return not has_majority(ballot, VoteKind.REFUSED)
-
-
-def has_answered(ballot: Ballot) -> bool:
-    """Return whether a majority says that the task may wait, or that it may not."""
-    return any(has_majority(ballot, kind) for kind in (VoteKind.GRANTED, VoteKind.REFUSED))
 
 
 def start(

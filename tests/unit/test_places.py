@@ -11,7 +11,7 @@ from celery_redlock import ConfigurationError, LockTaken, RedlockTask
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import place_name, queue_of
 from celery_redlock.lock.rounds import Turn, Wanted
-from celery_redlock.task.begin import take_all
+from celery_redlock.task.taking import take_all
 from celery_redlock.task.waiting import Waiting
 from celery_redlock.testing import memory_quorum
 

@@ -11,7 +11,7 @@ from celery_redlock import ConfigurationError, Fail, LockTaken, Queue, Skip
 from celery_redlock.lock.rounds import NO_TURN, Turn
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting import LEAVE
-from celery_redlock.task import begin
+from celery_redlock.task import begin, queueing
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.outcome import DeliveryOver, Outcome
@@ -77,9 +77,9 @@ def queue_up(monkeypatch):
         queue_up.copies.append((copy, countdown))
         return DeliveryOver("waits", Outcome.REQUEUED, float(countdown))
 
-    monkeypatch.setattr(begin, "requeue", requeue)
-    monkeypatch.setattr(begin, "longest_countdown", lambda _app: 600.0)
-    monkeypatch.setattr(begin, "delays_in_broker", lambda _app: False)
+    monkeypatch.setattr(queueing, "requeue", requeue)
+    monkeypatch.setattr(queueing, "longest_countdown", lambda _app: 600.0)
+    monkeypatch.setattr(queueing, "delays_in_broker", lambda _app: False)
 
     def queue_up(*ballot, before=None, most=2):
         asked, told = [], []
@@ -100,7 +100,7 @@ def queue_up(monkeypatch):
         queue_up.asked, queue_up.told = asked, told
         policy = Queue(max_waiting=most)
         error = LockTaken("a", {}, {})
-        return begin.join_queue(execution, error, Options(policy), policy)
+        return queueing.join_queue(execution, error, Options(policy), policy)
 
     queue_up.copies, queue_up.events = [], []
     return queue_up
