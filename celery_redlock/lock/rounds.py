@@ -79,9 +79,12 @@ __all__ = [
     "Pause",
     "Tell",
     "Turn",
+    "Waiter",
     "Wanted",
     "acquire",
+    "hand_on",
     "new_owner",
+    "pause_before",
 ]
 
 #: How often a split vote is tried again before it is called taken or unavailable.
@@ -266,7 +269,7 @@ def fresh_token(client: Client, owner: str | None) -> str:
 
 def acquire(client: Client, wanted: Wanted) -> Steps:
     """Acquire the lock as `attempts` does, and leave nothing else behind, however that ends."""
-    queue = _Queue(client, wanted)
+    queue = Waiter(client, wanted)
     try:
         lease = yield from attempts(client, wanted, queue)
         if queue.has_joined:
@@ -281,11 +284,12 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
         raise
 
 
-class _Queue:
+class Waiter:
     """
     What one who wants a lock may have left on the nodes.
 
     Attributes:
+        name: Of the lock.
         attempt: The one under way, or that was granted the lock; None for none.
         started: When the latest attempt that failed began [s, our clock].
     """
@@ -293,11 +297,13 @@ class _Queue:
     def __init__(self, client: Client, wanted: Wanted) -> None:
         self._client = client
         self._wanted = wanted
-        self._since = 0.0
+        self._since = wanted.queued_since or 0.0
         self._has_turn = False
         self._ticket: Ticket | None = None
         self.attempt: _Attempt | None = None
         self.started = 0.0
+
+        self.name = wanted.name
 
     @property
     def has_joined(self) -> bool:
@@ -353,7 +359,7 @@ class _Queue:
                 yield Tell(release_request(rules, name, ticket.token, place=place))
 
 
-def attempts(client: Client, wanted: Wanted, queue: _Queue) -> Steps:
+def attempts(client: Client, wanted: Wanted, queue: Waiter) -> Steps:
     """
     Acquire the lock, trying until it is granted or *wanted.wait* has passed.
 
@@ -394,7 +400,7 @@ def attempts(client: Client, wanted: Wanted, queue: _Queue) -> Steps:
 
 
 def try_places(
-    client: Client, wanted: Wanted, turn: Turn, queue: _Queue
+    client: Client, wanted: Wanted, turn: Turn, queue: Waiter
 ) -> Generator[Ask | Tell, Any, Lease | tuple[Verdict, Ballot]]:
     """
     Make an attempt on every place that may be free; return what the last one came to.
@@ -410,8 +416,7 @@ def try_places(
         place = any_of(own or usable or free or range(wanted.limit), client)
     if token is not None and handed is not None and place != handed:
         # It runs already, or others have more places under this name. The next one has it.
-        name = place_name(wanted.name, handed)
-        yield Tell(release_request(client.rules, name, token, place=handed))
+        yield hand_on(client, wanted.name, turn)
         token = None
     while True:
         attempt = queue.attempt = _Attempt(client, wanted, token, place)
@@ -429,6 +434,13 @@ def try_places(
         if not untried:
             return answer
         token, place = None, any_of(untried, client)
+
+
+def hand_on(client: Client, name: str, turn: Turn) -> Tell:
+    """Return what hands on the lock *name*, kept for a *turn* that is not taken."""
+    place = turn.place or 0
+    one = place_name(name, place)
+    return Tell(release_request(client.rules, one, turn.token or "", place=place))
 
 
 def any_of(places: Sequence[int], client: Client) -> int:
@@ -463,12 +475,25 @@ def _pause_after(  # noqa: PLR0917  all that there is to know of an attempt
     if verdict is Verdict.SPLIT and splits < SPLIT_TRIES:
         longest = max(SHORTEST_SPLIT_PAUSE, took) * 2 ** min(splits, 5)
         return client.chance(0.0, min(LONGEST_PAUSE, longest))
-    if left <= 0:
-        return None
+    return None if left <= 0 else pause_before(client, tries, left, most, earliest_free(ballot))
+
+
+def pause_before(
+    client: Client, tries: int, left: float, most: float, free_in: float | None
+) -> float:
+    """
+    Return how long to wait before the next attempt on a lock that is taken [s].
+
+    Args:
+        client: Has the jitter.
+        tries: How many attempts were in vain.
+        left: How long it may take at all [s].
+        most: Longest pause [s].
+        free_in: When the lock may be free without a release [s from now]; None if unknown.
+    """
     longest = min(most, SHORTEST_PAUSE * 2 ** min(tries, 7))
-    hint = earliest_free(ballot)
-    if hint is not None:
-        longest = min(longest, hint + SHORTEST_PAUSE)
+    if free_in is not None:
+        longest = min(longest, free_in + SHORTEST_PAUSE)
     return min(left, client.chance(longest / 2, longest))
 
 

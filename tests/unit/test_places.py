@@ -11,8 +11,6 @@ from celery_redlock import ConfigurationError, LockTaken, RedlockTask
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import place_name, queue_of
 from celery_redlock.lock.rounds import Turn, Wanted
-from celery_redlock.task.taking import take_all
-from celery_redlock.task.waiting import Waiting
 from celery_redlock.testing import memory_quorum
 
 LIMIT = 3
@@ -142,18 +140,6 @@ def test_one_that_was_woken_and_does_not_take_its_turn_hands_on(nodes, beyond):
         with pytest.raises(LockTaken):
             locks.take(wanted)
     assert locks.take(Wanted(kept, 10.0)).name == kept
-
-
-def test_one_that_was_woken_for_one_name_and_refused_another_hands_on(nodes):
-    """What is kept for it would be in the way of all who wait, for a second each time."""
-    locks, waiting = nodes.locks, Waiting("z", 1.7e9)
-    taken, kept = take(nodes, 1, "a"), locks.take(Wanted("z", 1.0, owner="f" * 32))
-    turn = Turn(kept.token, 0)
-    wanted = Wanted("z", 10.0, turn=turn)
-    with pytest.raises(LockTaken, match="'a'"):
-        take_all(locks, wanted, {"z": 1, "a": 1}, waiting, None)
-    assert take(nodes, 1, "z").name == "z"
-    locks.give_back(taken)
 
 
 def test_a_count_on_each_node_would_let_more_run():
