@@ -209,9 +209,31 @@ def check_declared(task: Any, base: type) -> None:
         value = getattr(task, option)
         if value is not None:
             check(f"{task.name}: {option}", value)
+    check_several(task)
     check_unique(task)
     for attribute, value in declared(task, base).items():
         check_spelling(task.name, attribute, value)
+
+
+def check_several(task: Any) -> None:
+    """Raise ConfigurationError if *task* has an option that does not fit its number of names."""
+    key, limit = task.lock_key, task.lock_limit
+    if callable(key):  # each call says how many
+        return
+    names = len(key) if isinstance(key, (tuple, list)) else 1
+    limits = len(limit) if isinstance(limit, (tuple, list)) else 1
+    if limits not in {1, names}:
+        msg = (
+            f"{task.name}: lock_limit={limit!r} has {limits} numbers and lock_key={key!r} makes "
+            f"{names} names; give one number for each name, or one for all"
+        )
+        raise ConfigurationError(msg)
+    if names > 1 and task.unique_until is not None:
+        msg = (
+            f"{task.name}: unique_until={task.unique_until!r} reserves one name, and "
+            f"lock_key={key!r} makes {names}; drop unique_until, or give one template"
+        )
+        raise ConfigurationError(msg)
 
 
 def check_unique(task: Any) -> None:

@@ -94,7 +94,14 @@ class TaskLock:
         if self._name is None:
             self._name = self._make_name()
         names = self._name.name(args, kwargs)
-        return (names,) if isinstance(names, str) else names
+        if isinstance(names, str):
+            return (names,)
+        if len(names) > 1 and self._task.unique_until is not None:
+            raise LockKeyError(
+                f"Task {self._task.name!r}: lock_key gave {len(names)} names, and unique_until "
+                "reserves one; drop unique_until, or give one name"
+            )
+        return names
 
     def _make_name(self) -> LockName:
         cls = type(self._task)  # a callable lock_key is no method: take it from the class, unbound
