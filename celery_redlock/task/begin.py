@@ -26,8 +26,14 @@ from celery_redlock.task.delivery import forget_serializer
 from celery_redlock.task.interrupt import defer_interrupts
 from celery_redlock.task.outcome import DONE, DeliveryOver, Outcome, Records
 from celery_redlock.task.policies import Queue, RunUnlocked
-from celery_redlock.task.queueing import join_queue, set_aside
-from celery_redlock.task.reservation import NotItsTurn, Reservation, look_again, newest_call
+from celery_redlock.task.queueing import (
+    LEASE_UNKNOWN,
+    join_queue,
+    set_aside,
+    wait_behind,
+    wait_for_turn,
+)
+from celery_redlock.task.reservation import NotItsTurn, Reservation, newest_call
 from celery_redlock.task.taking import take
 from celery_redlock.task.task_lock import names_of
 from celery_redlock.unique.requests import OVER
@@ -44,8 +50,6 @@ PREVIOUS_GRACE = 2.0
 #: When a copy comes back to see whether the result of what has finished is stored, as a share of
 #: the lease: a marker that says "finishing" lives no longer, and its worker is then taken for dead.
 SHARE_OF_LEASE = 1 / 3
-#: When a copy comes back if nobody says how long the lock may be held [s].
-LEASE_UNKNOWN = 1.0
 
 
 def acquire(execution: Execution) -> None:
@@ -106,12 +110,15 @@ def take_in_turn(execution: Execution) -> None:
             return take(execution, PREVIOUS_GRACE)
         except LockTaken as error:
             taken = error
-    after = taken.holder.get("ttl", LEASE_UNKNOWN)
     if delivery.is_same_execution(taken.holder):  # to fail would stand for that one's result
-        raise set_aside(execution, after, "it runs elsewhere", Outcome.SET_ASIDE)
+        why = "it runs elsewhere"
+        if execution.options.limits(execution.names)[taken.name] > 1:  # other places may be free
+            after = taken.holder.get("ttl", LEASE_UNKNOWN)
+            raise set_aside(execution, after, why, Outcome.SET_ASIDE)
+        raise wait_behind(execution, taken, why, Outcome.SET_ASIDE)
     if delivery.is_previous_execution(taken.holder):
         why = "the execution before it has not ended"
-        raise set_aside(execution, after, why, Outcome.SET_ASIDE, taken)
+        raise wait_behind(execution, taken, why, Outcome.SET_ASIDE, taken)
     raise taken
 
 
@@ -124,20 +131,14 @@ def finished_before(execution: Execution, state: str) -> DeliveryOver:
     return set_aside(execution, after, "it may have finished", Outcome.REPEATED)
 
 
-def wait_for_turn(execution: Execution, after: float, otherwise: LockNotAcquired) -> DeliveryOver:
-    """Requeue what has the reservation for the next run, and return what to raise."""
-    why = "the run before it has not ended"
-    return set_aside(execution, after, why, Outcome.REQUEUED, otherwise)
-
-
 def refuse(execution: Execution, error: LockNotAcquired) -> Any:
     """Act on *error* by policy; returns the result of the task, or raises."""
     options, request = execution.options, execution.request
     if isinstance(error, LockTaken) and not request.is_eager:
         if options.reruns:
-            raise wait_for_turn(execution, look_again(error.holder), error)
+            raise wait_for_turn(execution, error, is_woken=True)
         if isinstance(options.on_conflict, Queue):
-            options = join_queue(execution, error, options, options.on_conflict)
+            options = join_queue(execution, error, options.on_conflict)
     copy, notify = execution.delivery.copy, execution.plugin.notify
     skipped = refused.refuse(execution.task, request, copy, error, options, notify)
     return skipped if request.is_eager else dict(skipped)  # for every result serializer
@@ -191,7 +192,7 @@ def start_reservation(execution: Execution, reservation: Reservation, held: Held
                 known, options, held, execution.info, comes_back=task.acks_late
             )
     except NotItsTurn as error:
-        raise wait_for_turn(execution, error.after, error.why) from None
+        raise wait_for_turn(execution, error.why, is_woken=False) from None
     held.merged = started.merged
     newest = newest_call(started.arguments)
     if newest is not None and names_of(task, *newest) != execution.names:

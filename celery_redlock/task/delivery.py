@@ -135,11 +135,14 @@ class Delivery:
         The envelope of a copy published in place of this delivery.
 
         It is the same execution, unless this is the first delivery of a message that does not
-        say of which publish it is: then the copy gets an id of its own.
+        say of which publish it is: then the copy gets an id of its own. No release wakes it.
         """
-        if self.envelope.publish_id is None and self.may_be_repeated:
-            return self.envelope._replace(publish_id="")
-        return self.envelope
+        envelope = self.envelope
+        if envelope.publish_id is None and self.may_be_repeated:
+            envelope = envelope._replace(publish_id="")
+        if envelope.waiting is not None:
+            envelope = envelope._replace(waiting=envelope.waiting.unwoken)
+        return envelope
 
 
 def broadcast_of(app: Any, delivery_info: Any) -> Any:

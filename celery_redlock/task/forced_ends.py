@@ -65,7 +65,8 @@ class RedlockRequest(Request):
         self._delivery = Delivery.of(self.task, self._request_dict, self.hostname)
         if self._delivery.envelope.reservation is not None:
             _with_reservation.add(self)
-        self._ticket = self._wait() if self._delivery.envelope.waiting is not None else None
+        waiting = self._delivery.envelope.waiting
+        self._ticket = self._wait() if waiting is not None and waiting.is_woken else None
 
     def is_owner(self, holder: dict[str, Any]) -> bool:
         """Return whether *holder*, known by the beginning of its token, is this delivery."""

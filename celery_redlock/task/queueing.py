@@ -1,8 +1,10 @@
 """
 Publish a delivery again for when its lock may be free, and end this one without a state.
 
-    refused, policy "queue"     --> waits in line, unless enough wait already
-    held by this same execution --> a copy that is set aside
+    refused, policy "queue"         --> waits in line, unless enough wait already
+    held by this same execution,
+    by the one or the run before it --> waits behind that one, whatever the policy
+    it may have finished            --> a copy for later, which no release wakes
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from celery_redlock.errors import LockTaken
+from celery_redlock.errors import LockNotAcquired, LockTaken
 from celery_redlock.events import TaskQueued
 from celery_redlock.lock.rounds import Ask
 from celery_redlock.lock.votes import Ballot, VoteKind, has_majority
@@ -27,14 +29,17 @@ if TYPE_CHECKING:
     from celery_redlock.task.execution import Execution
     from celery_redlock.task.options import LockOptions
 
-__all__ = ["join_queue", "set_aside"]
+__all__ = ["join_queue", "set_aside", "wait_behind", "wait_for_turn"]
 
 logger = get_logger(__name__)
 
+#: When a copy comes if nobody says how long the lock may be held [s].
+LEASE_UNKNOWN = 1.0
+#: When a task looks whether the one before it has ended, where no release tells.
+WITHOUT_A_RELEASE = Reschedule(cap=10.0)
 
-def join_queue(
-    execution: Execution, error: LockTaken, options: LockOptions, policy: Queue
-) -> LockOptions:
+
+def join_queue(execution: Execution, error: LockTaken, policy: Queue) -> LockOptions:
     """
     Have the task wait for its lock as a message.
 
@@ -45,19 +50,17 @@ def join_queue(
         DeliveryOver: It waits.
     """
     delivery, plugin, task = execution.delivery, execution.plugin, execution.task
-    before = delivery.envelope.waiting
-    limits = options.limits(execution.names)
-    waiting = Waiting.again(before, error.name, limits[error.name])
-    if policy.max_waiting is not None and before is None:
+    waiting = in_line(execution, error.name)
+    if policy.max_waiting is not None and delivery.envelope.waiting is None:
         ticket = waiting.ticket(execution.task, delivery)
         if not may_wait(plugin.locks, ticket, policy.max_waiting):
             plugin.locks.driver.tell(leave_request(plugin.locks.rules, ticket))  # some noted it
-            return replace(options, on_conflict=policy.overflow)
+            return replace(execution.options, on_conflict=policy.overflow)
     longest = longest_countdown(task.app)
     # Where nothing can wake it, it is delivered as often as if it were rescheduled.
     countdown = (
         waiting.comes_by_itself(longest)
-        if plugin.locks.listener is not None and not delays_in_broker(task.app)
+        if can_be_woken(execution)
         else Reschedule().countdown(waiting.times - 1, longest)
     )
     copy = delivery.copy._replace(waiting=waiting)
@@ -88,18 +91,76 @@ def has_answered(ballot: Ballot) -> bool:
     return any(has_majority(ballot, kind) for kind in (VoteKind.GRANTED, VoteKind.REFUSED))
 
 
+def in_line(execution: Execution, name: str, *, is_woken: bool = True) -> Waiting:
+    """Return that the task of *execution* waits for the lock *name*, one of its own."""
+    limit = execution.options.limits(execution.names)[name]
+    before = execution.delivery.envelope.waiting
+    return Waiting.again(before, name, limit, is_woken=is_woken)
+
+
+def can_be_woken(execution: Execution) -> bool:
+    """Return whether a release can wake a message: it waits in a worker that hears the nodes."""
+    is_heard = execution.plugin.locks.listener is not None
+    return is_heard and not delays_in_broker(execution.task.app)
+
+
+def wait_behind(
+    execution: Execution,
+    error: LockTaken,
+    reason: str,
+    outcome: Outcome,
+    otherwise: Exception | None = None,
+) -> DeliveryOver:
+    """Set aside a copy until the holder in *error* releases, or its lease may have ended."""
+    after = error.holder.get("ttl", LEASE_UNKNOWN)
+    waiting = in_line(execution, error.name)
+    return set_aside(execution, after, reason, outcome, otherwise, waiting)
+
+
+def wait_for_turn(execution: Execution, error: LockNotAcquired, *, is_woken: bool) -> DeliveryOver:
+    """
+    Requeue what has the reservation for the next run, and return what to raise.
+
+    Args:
+        execution: Of the next run.
+        error: Why it does not run now, and how it fails if it could not be published.
+        is_woken: Whether the run before it holds the lock, so that a release tells of its end.
+    """
+    why = "the run before it has not ended"
+    if is_woken and isinstance(error, LockTaken) and can_be_woken(execution):
+        return wait_behind(execution, error, why, Outcome.REQUEUED, error)
+    waiting = in_line(execution, execution.name, is_woken=False)
+    longest = longest_countdown(execution.task.app)
+    after = WITHOUT_A_RELEASE.countdown(waiting.times - 1, longest)
+    return set_aside(execution, after, why, Outcome.REQUEUED, error, waiting)
+
+
 def set_aside(
     execution: Execution,
     after: float,
     reason: str,
     outcome: Outcome,
     otherwise: Exception | None = None,
+    waiting: Waiting | None = None,
 ) -> DeliveryOver:
-    """Requeue a copy and return what to raise; arguments as of `requeue`."""
+    """
+    Requeue a copy and return what to raise.
+
+    Args:
+        execution: That does not run now.
+        after: As of `requeue`, and so are *reason*, *outcome* and *otherwise*.
+        reason: Why.
+        outcome: Of this delivery.
+        otherwise: How it fails.
+        waiting: For what the copy waits; None if no release is to wake it.
+    """
+    copy = execution.delivery.copy
+    if waiting is not None:
+        copy = copy._replace(waiting=waiting)
     over = requeue(
         execution.task,
         execution.request,
-        execution.delivery.copy,
+        copy,
         after,
         reason=reason,
         outcome=outcome,

@@ -96,11 +96,11 @@ def queue_up(monkeypatch):
                 "me", Envelope("0" * 32, waiting=before), "e" * 32, may_be_repeated=False
             ),
             plugin=SimpleNamespace(locks=locks, notify=queue_up.events.append),
+            options=Options(Queue(max_waiting=most)),
         )
         queue_up.asked, queue_up.told = asked, told
-        policy = Queue(max_waiting=most)
-        error = LockTaken("a", {}, {})
-        return queueing.join_queue(execution, error, Options(policy), policy)
+        policy = execution.options.on_conflict
+        return queueing.join_queue(execution, LockTaken("a", {}, {}), policy)
 
     queue_up.copies, queue_up.events = [], []
     return queue_up
@@ -163,7 +163,7 @@ def test_a_ticket_is_good_for_one_attempt(monkeypatch):
         raise LockTaken("a", {}, {"task_id": "me", "execution": "d" * 32, "ttl": 1.0})
 
     monkeypatch.setattr(begin, "take", take)
-    monkeypatch.setattr(begin, "set_aside", lambda *_: DeliveryOver("aside", Outcome.SET_ASIDE))
+    monkeypatch.setattr(begin, "wait_behind", lambda *_: DeliveryOver("aside", Outcome.SET_ASIDE))
     delivery = Delivery(
         "me",
         Envelope(),

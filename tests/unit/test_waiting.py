@@ -214,6 +214,15 @@ def test_a_task_waits_since_it_was_refused_first():
     assert Waiting.again(most, "a", 1) == most
 
 
+def test_a_message_says_that_it_is_not_woken():
+    """Only then, and in the way that others are read; what is neither yes nor no is nothing."""
+    woken = Waiting("a", 1.7e9, 2, 3)
+    assert "woken" not in woken.parts
+    assert Waiting.of(woken.unwoken.parts) == woken.unwoken != woken
+    assert Waiting.of(woken.parts | {"woken": 0}) is None
+    assert Waiting.again(woken.unwoken, "a", 3).is_woken
+
+
 def test_a_long_name_is_known_again():
     """A message carries what stands in the key."""
     name = "x" * 5000

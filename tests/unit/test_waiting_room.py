@@ -54,9 +54,11 @@ def app():
     app.close()
 
 
-def receive(app, lock="a", *, since=1.7e9, eta=True, expires=None, task_id="me", **said):
+def receive(
+    app, lock="a", *, since=1.7e9, woken=True, eta=True, expires=None, task_id="me", **said
+):
     """Return a delivery of a task that waits; the worker holds it in its timer."""
-    waiting = {"name": lock, "since": since, "times": 1}
+    waiting = {"name": lock, "since": since, "times": 1, "woken": woken}
     in_a_while = datetime.now(timezone.utc) + timedelta(minutes=1)
     headers = {
         "id": task_id,
@@ -104,6 +106,12 @@ def lock_of(request):
 
 
 # -- coming and going ----------------------------------------------------------------
+
+
+def test_one_that_waits_for_something_else_gets_none(app):
+    """It has waited for the lock before, which is free by now; twin: the test below."""
+    assert receive(app, woken=False)._ticket is None
+    assert told(app) == []
 
 
 def test_one_that_waits_gets_a_ticket(app):
