@@ -413,7 +413,7 @@ def try_places(
     if wanted.limit > 1:
         own, free = yield from seen_places(client, wanted, execution)
         usable = [] if handed is None else [handed] if handed < wanted.limit else []
-        place = any_of(own or usable or free or range(wanted.limit), client)
+        place = any_of(own[:1] or usable or free or range(wanted.limit), client)
     if token is not None and handed is not None and place != handed:
         # It runs already, or others have more places under this name. The next one has it.
         yield hand_on(client, wanted.name, turn)
@@ -429,11 +429,12 @@ def try_places(
         if execution and holder_of(answer[1]).get("execution") == execution:
             return answer
         tried.add(place)
-        _, free = yield from seen_places(client, wanted, execution)
+        own, free = yield from seen_places(client, wanted, execution)
         untried = [one for one in free if one not in tried]
-        if not untried:
+        own = [one for one in own if one not in tried]  # it may have begun a moment ago
+        if not (own or untried):
             return answer
-        token, place = None, any_of(untried, client)
+        token, place = None, any_of(own[:1] or untried, client)
 
 
 def hand_on(client: Client, name: str, turn: Turn) -> Tell:
@@ -451,13 +452,18 @@ def any_of(places: Sequence[int], client: Client) -> int:
 def seen_places(
     client: Client, wanted: Wanted, execution: str
 ) -> Generator[Ask, Ballot, tuple[list[int], list[int]]]:
-    """Return the places that any node says *execution* has, and those a majority calls free."""
+    """
+    Return the places that any node says *execution* has, and those that a majority calls free.
+
+    Of the former that which most nodes say first: others may have missed a release.
+    """
     majority = quorum(len(client.labels))
     asked = places_request(client.rules, wanted.name, wanted.limit, execution)
     ballot = yield Ask(asked, lambda votes: count(votes, VoteKind.GRANTED) >= majority)
     told = [vote.value for vote in ballot if vote is not None and vote.kind is VoteKind.GRANTED]
     said = [[one[place : place + 1] for one in told] for place in range(wanted.limit)]
     own = [place for place, words in enumerate(said) if b"2" in words]
+    own.sort(key=lambda place: said[place].count(b"2"), reverse=True)
     return own, [place for place, words in enumerate(said) if words.count(b"0") >= majority]
 
 

@@ -105,7 +105,7 @@ def take_in_turn(execution: Execution) -> None:
         taken = error
     if is_eager:
         raise taken
-    if delivery.is_previous_execution(taken.holder):
+    if has_previous(execution, taken):
         try:
             return take(execution, PREVIOUS_GRACE)
         except LockTaken as error:
@@ -116,10 +116,21 @@ def take_in_turn(execution: Execution) -> None:
             after = taken.holder.get("ttl", LEASE_UNKNOWN)
             raise set_aside(execution, after, why, Outcome.SET_ASIDE)
         raise wait_behind(execution, taken, why, Outcome.SET_ASIDE)
-    if delivery.is_previous_execution(taken.holder):
+    if has_previous(execution, taken):
         why = "the execution before it has not ended"
         raise wait_behind(execution, taken, why, Outcome.SET_ASIDE, taken)
     raise taken
+
+
+def has_previous(execution: Execution, taken: LockTaken) -> bool:
+    """Return whether the execution before this one has the lock, or one of its places."""
+    delivery, holders = execution.delivery, [taken.holder]
+    limit = execution.options.limits(execution.names)[taken.name]
+    if limit > 1 and delivery.may_have_previous:
+        places = [place_name(taken.name, place) for place in range(limit)]
+        asked = execution.plugin.locks.inspect_all(places)
+        holders += [view.holder for views in asked for view in views]
+    return any(map(delivery.is_previous_execution, holders))
 
 
 def finished_before(execution: Execution, state: str) -> DeliveryOver:

@@ -114,6 +114,12 @@ class Delivery:
         is_ours = "task_id" in holder and holder.get("execution") == self.execution
         return is_ours and self.may_be_repeated
 
+    @property
+    def may_have_previous(self) -> bool:
+        """Whether there can be an execution before this one that still holds its lock."""
+        is_published = self.envelope.previous is not None or self.parent_id is not None
+        return self.comes_again or is_published
+
     def is_previous_execution(self, holder: Mapping[str, Any]) -> bool:
         """Return whether *holder* came before this one: a retry of it, or its parent in a chain."""
         task_id, execution = holder.get("task_id"), holder.get("execution")

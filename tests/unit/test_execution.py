@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, Retry
@@ -33,6 +35,7 @@ class ScriptedLocks:
         self.wanted = []
         self.released = []
         self.marked = []
+        self.held_by = {}
 
     def take(self, wanted, on_lost=None):
         """Return the next answer, or raise it."""
@@ -44,6 +47,12 @@ class ScriptedLocks:
             raise answer
         until = clock.now() + 100
         return HeldLock(Lease(wanted.name, "t" * 40, 1, wanted.ttl, until, 0.0), on_lost)
+
+    def inspect_all(self, names):
+        """Return one more holder of the last place."""
+        return [
+            [SimpleNamespace(holder=self.held_by if name == names[-1] else {})] for name in names
+        ]
 
     def give_back(self, held, *, keep=0.0, marker=None):
         """Note what is released."""
@@ -274,6 +283,22 @@ def test_what_came_before_a_task_is_waited_for(app, kin):
     with pytest.raises(Ignore):
         deliver(app, taken(**kin), taken(**kin), **fields)
     assert len(app.sent) == 1
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_what_came_before_a_task_is_looked_for_on_all_places(app, limit):
+    """Whoever was named in the refusal; twin: of a lock without places there is but one holder."""
+    kin = {"task_id": "me", "execution": execution(retries=1)}
+    app.locks.held_by = kin
+    options = {"on_conflict": "skip", "lock_limit": limit}
+    if limit == 1:
+        assert deliver(app, taken(**STRANGER), retries=2, options=options)["skipped"]
+        return
+    assert deliver(app, taken(**STRANGER), retries=2, options=options) == 7
+    assert [wanted.wait for wanted in app.locks.wanted] == [0.0, PREVIOUS_GRACE]
+    with pytest.raises(Ignore):
+        deliver(app, taken(**STRANGER), taken(**STRANGER), retries=2, options=options)
+    assert waiting_in(app.sent[0]).limit == limit
 
 
 def test_a_stranger_who_comes_first_after_all_is_a_conflict(app):

@@ -118,11 +118,30 @@ def test_what_a_minority_has_of_it_is_nobody(nodes):
     """As a release that has yet to reach a node: another place is taken."""
     held = nodes.locks.take(of("e" * 32))
     for node in nodes.nodes[:2]:
-        node.down()
+        node.deny("DEL")
     nodes.locks.give_back(held)
     for node in nodes.nodes[:2]:
         node.up()
     assert nodes.locks.take(of("e" * 32)).fence
+
+
+def test_it_finds_where_it_runs_and_not_what_a_node_missed_the_release_of(nodes):
+    """Two nodes say of another place that it has that: it would be granted there."""
+    locks, one = nodes.locks, "e" * 32
+    first = locks.take(of(one))
+    for node in nodes.nodes[:2]:
+        node.deny("DEL")
+    locks.give_back(first)
+    other = locks.take(Wanted(first.name, 10.0))
+    for node in nodes.nodes[:2]:
+        node.up()
+    held = locks.take(of(one))
+    assert held.place != first.place
+    locks.give_back(other)
+    for _ in range(10):
+        with pytest.raises(LockTaken) as refused:
+            locks.take(of(one))
+        assert refused.value.holder["execution"] == one
 
 
 @pytest.mark.parametrize("beyond", [True, False])
