@@ -65,7 +65,7 @@ def acquire(execution: Execution) -> None:
     if locking.disabled:
         execution.held = NotLocked(name, "locks are disabled in this process", clock.wall())
         return
-    if outer is not None and has_replaced(execution, outer.held):
+    if outer is not None and has_replaced(execution, outer):
         execution.held = outer.held
         return
     try:
@@ -80,12 +80,14 @@ def acquire(execution: Execution) -> None:
         execution.held = NotLocked(name, "no quorum of lock nodes; run_unlocked", clock.wall())
 
 
-def has_replaced(execution: Execution, outer: HeldLock | None) -> bool:
-    """Return whether the body that holds *outer* has become this one, in eager mode."""
-    if outer is None or not execution.request.is_eager:
+def has_replaced(execution: Execution, outer: Execution) -> bool:
+    """Return whether the body of *outer* has become this one, in eager mode, and has its locks."""
+    held = outer.held
+    if held is None or not execution.request.is_eager:
         return False
-    is_ours = outer.lease.info.get("task_id") == execution.request.id
-    return is_ours and outer.name == place_name(execution.name, outer.place)
+    is_ours = held.lease.info.get("task_id") == execution.request.id
+    is_first = held.name == place_name(execution.name, held.place)
+    return is_ours and is_first and set(execution.names) <= set(outer.names)
 
 
 def hold_reservation(execution: Execution) -> None:
