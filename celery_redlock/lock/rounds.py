@@ -455,7 +455,7 @@ def seen_places(
     """
     Return the places that any node says *execution* has, and those that a majority calls free.
 
-    Of the former that which most nodes say first: others may have missed a release.
+    Of the former first the one that most nodes name: others may have missed a release.
     """
     majority = quorum(len(client.labels))
     asked = places_request(client.rules, wanted.name, wanted.limit, execution)

@@ -124,7 +124,7 @@ def wait_for_turn(execution: Execution, error: LockNotAcquired, *, is_woken: boo
     Args:
         execution: Of the next run.
         error: Why it does not run now, and how it fails if it could not be published.
-        is_woken: Whether the run before it holds the lock, so that a release tells of its end.
+        is_woken: Whether the run before it holds the lock, so that a release reports its end.
     """
     why = "the run before it has not ended"
     if is_woken and isinstance(error, LockTaken) and can_be_woken(execution):
