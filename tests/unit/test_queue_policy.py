@@ -175,7 +175,8 @@ def test_a_ticket_is_good_for_one_attempt(monkeypatch):
     execution = SimpleNamespace(
         delivery=delivery,
         request=SimpleNamespace(is_eager=False),
-        options=SimpleNamespace(wait=0.0),
+        options=SimpleNamespace(wait=0.0, limits=lambda _names: {"a": 1}),
+        names=("a",),
     )
     with pytest.raises(DeliveryOver):
         begin.take_in_turn(execution)
