@@ -4,7 +4,7 @@ The tasks that wait for their locks in a worker's main process, and how they are
 Celery holds a message that is to come later in a timer. Here it gets a ticket on the lock nodes;
 when a release says that its turn has come, it is taken out of the timer and runs.
 
-    message received --> ticket --> WAIT, again every second for the oldest of each lock
+    message received --> ticket --> WAIT, again every second for the oldest of each lock, in turn
     the turn has come --> out of the timer --> a child, which acquires the lock with the ticket
     it comes by itself, or the connection breaks --> LEAVE
 """
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import heapq
+import math
 import os
 import secrets
 import time
@@ -23,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 from celery import bootsteps
 from celery.worker.state import revoked
 
-from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH, place_name
-from celery_redlock.lock.requests import release_request
+from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH
 from celery_redlock.lock.rounds import Turn
 from celery_redlock.lock.waiting import (
     HEARD_FOR,
@@ -44,11 +45,13 @@ __all__ = ["WaitingRoom", "WakeTasks", "room_of"]
 
 logger = get_logger(__name__)
 
-#: How often the longest waiting task of each lock is noted again [s]: that wakes it if the
-#: lock has become free without a release, and if a wake-up was lost.
+#: How often the longest waiting task of each lock is noted again [s], with up to `MOST_TOLD` locks:
+#: that wakes it if the lock has become free without a release, and if a wake-up was lost.
 LOOK_EVERY = 1.0
 #: How often the others are [s].
 TELL_EVERY = HEARD_FOR / 5
+#: How many are noted at once, or all of them would not be within `TELL_EVERY`.
+MOST_TOLD = 200
 #: How many waiting tasks do not count for ``worker_eta_task_limit``. With those that do, a worker
 #: would soon take no messages at all.
 UNCOUNTED = 1000
@@ -63,7 +66,8 @@ class WaitingRoom:
         self._in_timer: weakref.WeakValueDictionary[str, RedlockRequest]
         self._in_timer = weakref.WeakValueDictionary()
         self._turns: deque[tuple[str, bytes]] = deque()
-        self._told_at = 0.0
+        #: When each ticket was noted last [s, our clock]; longest ago first.
+        self._told: dict[str, float] = {}
         self._uncounted = 0
         self._bell: int | None = None
         self._consumer: Any = None
@@ -102,14 +106,10 @@ class WaitingRoom:
 
     def decline(self, ticket: Ticket) -> None:
         """Have the next one get the lock, which may be kept for *ticket*, which is not to run."""
-        self.leave(ticket.token)
-        self._hand_on(ticket)
-
-    def _hand_on(self, ticket: Ticket) -> None:
-        locks = self._plugin.locks
-        for place in range(ticket.limit):
-            name = place_name(ticket.name, place)
-            locks.driver.tell(release_request(locks.rules, name, ticket.token, place=place))
+        self._in_timer.pop(ticket.token, None)
+        self._count()
+        self._forget(ticket.token)
+        self._tell_off(ticket)
 
     def clear(self) -> None:
         """Have the nodes forget all: the broker delivers their messages again."""
@@ -119,6 +119,7 @@ class WaitingRoom:
 
     def _forget(self, token: str) -> Ticket | None:
         ticket = self._tickets.pop(token, None)
+        self._told.pop(token, None)
         listener = self._plugin.locks.listener
         if ticket is not None and listener is not None:
             listener.forget(token)
@@ -162,39 +163,36 @@ class WaitingRoom:
     def _run(self, ticket: Ticket, free: bytes) -> None:
         request = self._in_timer.pop(ticket.token, None)
         self._count()
-        self._tell_off(ticket)  # some nodes may not have said that its turn has come
-        if request is None:
-            self._hand_on(ticket)
-        else:
-            place = place_of(self._plugin.locks.rules, ticket, free)
+        place = place_of(self._plugin.locks.rules, ticket, free)
+        # Some nodes may not have said that its turn has come, or on another place.
+        self._tell_off(ticket, keeps=None if request is None else place)
+        if request is not None:
             bring_forward(self._consumer.timer, request, Turn(ticket.token, place))
 
     def look(self) -> None:
-        """Tell the nodes who still waits; called every `LOOK_EVERY`."""
-        tells_all = time.monotonic() > self._told_at + TELL_EVERY
+        """Tell the nodes who still waits, some at a time; called every `LOOK_EVERY`."""
         oldest: dict[str, Ticket] = {}
         for token, ticket in list(self._tickets.items()):
             request = self._in_timer.get(token)
             if request is None or request.maybe_expire() or request.id in revoked:
                 self._withdraw(token)
-            elif tells_all:
-                self._tell(ticket)
-            else:
-                known = oldest.setdefault(ticket.name, ticket)
-                if ticket.since < known.since:
-                    oldest[ticket.name] = ticket
-        for ticket in oldest.values():
-            self._tell(ticket)
-        if tells_all:
-            self._told_at = time.monotonic()
+            elif ticket.since < oldest.setdefault(ticket.name, ticket).since:
+                oldest[ticket.name] = ticket
+        first = {ticket.token for ticket in oldest.values()}
+        due_since = time.monotonic() - TELL_EVERY
+        due = [token for token, at in self._told.items() if token in first or at < due_since]
+        for token in due[: max(MOST_TOLD, math.ceil(len(self._told) * LOOK_EVERY / TELL_EVERY))]:
+            self._tell(self._tickets[token])
 
     def _tell(self, ticket: Ticket) -> None:
+        self._told.pop(ticket.token, None)
+        self._told[ticket.token] = time.monotonic()
         locks = self._plugin.locks
         locks.driver.tell(wait_request(locks.rules, ticket))
 
-    def _tell_off(self, ticket: Ticket) -> None:
+    def _tell_off(self, ticket: Ticket, keeps: int | None = None) -> None:
         locks = self._plugin.locks
-        locks.driver.tell(leave_request(locks.rules, ticket))
+        locks.driver.tell(leave_request(locks.rules, ticket, keeps=keeps))
 
     # -- the worker --------------------------------------------------------------------
 
@@ -209,13 +207,25 @@ class WaitingRoom:
 
 def bring_forward(timer: Any, request: RedlockRequest, turn: Turn) -> None:
     """Do now what *timer* holds for *request*, whose *turn* has come."""
-    for scheduled in list(timer.queue):
+    for scheduled in list(timer.schedule._queue):  # noqa: SLF001  its `queue` sorts all of them
         entry = scheduled.entry
         if entry.args and entry.args[0] is request:
             give_turn(request.request_dict, turn)
-            getattr(scheduled, "kill", entry.cancel)()  # a green timer has a greenlet for each
+            take_out(timer, scheduled)
             entry.fun(*entry.args, **entry.kwargs)
             return
+
+
+def take_out(timer: Any, scheduled: Any) -> None:
+    """Have *timer* hold *scheduled* no more: cancelled, it would be listed until it is due."""
+    if hasattr(scheduled, "kill"):  # a green timer has a greenlet for each
+        scheduled.kill()
+        return
+    scheduled.entry.cancel()
+    queue = timer.schedule._queue  # noqa: SLF001  there is no public way to take one out
+    with getattr(timer, "mutex", contextlib.nullcontext()), contextlib.suppress(ValueError):
+        queue.remove(scheduled)
+        heapq.heapify(queue)
 
 
 _rooms: weakref.WeakKeyDictionary[Any, WaitingRoom] = weakref.WeakKeyDictionary()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
@@ -87,7 +86,10 @@ def receive(app, lock="a", *, since=1.7e9, eta=True, expires=None, task_id="me",
 
 def told(app):
     """Return what the nodes were told since this was asked last."""
-    names = [NAMES[request.script] for request in app.told]
+    names = [
+        "hand on" if request.script is LEAVE and len(request.keys) > 2 else NAMES[request.script]
+        for request in app.told
+    ]
     app.told.clear()
     return names
 
@@ -139,8 +141,7 @@ def test_whose_turn_has_come_runs_with_its_ticket(app):
     assert app.ran == [request]
     assert request.request_dict["delivery_info"][TURN] == f"{request._ticket.token}#0"
     assert told(app) == ["leave"]
-    waiting = [scheduled.entry for scheduled in app.consumer.timer.queue]
-    assert [entry.args for entry in waiting if not entry.cancelled] == [(other,)]
+    assert [scheduled.entry.args for scheduled in app.consumer.timer.queue] == [(other,)]
     assert list(app.room._plugin.locks.listener.expected) == [other._ticket.token]
 
 
@@ -177,7 +178,7 @@ def test_one_that_comes_by_itself_takes_its_ticket_along(app, monkeypatch):
     told(app)
     monkeypatch.setattr("celery.worker.request.Request.execute_using_pool", lambda *_, **__: None)
     request.execute_using_pool(None)
-    assert told(app) == ["leave"]
+    assert told(app) == ["hand on"]
     request.execute_using_pool(None)
     assert told(app) == []
 
@@ -191,7 +192,7 @@ def test_one_whose_message_is_gone_hands_on(app):
     gc.collect()
     told(app)
     heard[token](b"redlock:lock:a")
-    assert told(app) == ["leave", "release"]
+    assert told(app) == ["hand on"]
     assert app.ran == []
 
 
@@ -207,8 +208,7 @@ def test_one_that_was_woken_and_is_not_to_run_hands_on(app, how):
         assert told(app) == []
         revoked.add("me")
     assert request.revoked()
-    leave_or_release = told(app)
-    assert leave_or_release == ["release"]
+    assert told(app) == ["hand on"]
 
 
 def test_a_node_that_cannot_be_told_does_not_disturb_celery(app, monkeypatch):
@@ -235,17 +235,57 @@ def test_the_oldest_of_each_lock_is_told_of_again_and_again(app):
         receive(app, "a", since=1001.0, task_id="2"),
         receive(app, "b", since=1003.0, task_id="3"),
     ]
-    app.room._told_at = time.monotonic()
     app.told.clear()
     app.room.look()
-    tokens = {request.arguments[1][:40].decode() for request in app.told}
-    assert tokens == {requests[1]._ticket.token, requests[2]._ticket.token}
-    app.told.clear()
-    app.room._told_at = time.monotonic() - 2 * waiting_room.TELL_EVERY
+    assert tokens(app) == {requests[1]._ticket.token, requests[2]._ticket.token}
+    later(app, 2 * waiting_room.TELL_EVERY)
     app.room.look()
     assert told(app) == ["wait"] * 3
     app.room.look()
     assert told(app) == ["wait"] * 2
+
+
+def test_many_locks_are_told_of_in_turn(app, monkeypatch):
+    """So many at once, longest ago first: those of thousands of locks would cost a worker much."""
+    monkeypatch.setattr(waiting_room, "MOST_TOLD", 2)
+    for number in range(5):
+        receive(app, f"{number}", task_id=f"{number}")
+    app.told.clear()
+    seen = []
+    for _ in range(5):
+        app.room.look()
+        seen += [request.arguments[1][:40] for request in app.told]
+        assert told(app) == ["wait"] * 2
+    assert seen[:5] == seen[5:]
+    assert len(set(seen)) == 5
+
+
+def test_all_are_told_of_before_the_nodes_forget_them(app, monkeypatch):
+    """However many they are: the number at once grows with them."""
+    monkeypatch.setattr(waiting_room, "MOST_TOLD", 1)
+    monkeypatch.setattr(waiting_room, "TELL_EVERY", 4.0)
+    for number in range(9):
+        receive(app, "a", task_id=f"{number}")
+    later(app, 5.0)
+    app.told.clear()
+    found = set()
+    for _ in range(3):
+        app.room.look()
+        assert len(app.told) == 3
+        found |= tokens(app)
+    assert len(found) == 9
+
+
+def tokens(app):
+    """Return the tokens that the nodes were told of since this was asked last."""
+    found = {request.arguments[1][:40].decode() for request in app.told}
+    app.told.clear()
+    return found
+
+
+def later(app, seconds):
+    """Have the nodes been told of all so long ago [s]."""
+    app.room._told.update({token: at - seconds for token, at in app.room._told.items()})
 
 
 @pytest.mark.parametrize("how", ["revoked", "expired", "gone"])
@@ -254,7 +294,6 @@ def test_who_is_not_to_run_waits_no_more(app, how):
     past = datetime.now(timezone.utc) - timedelta(seconds=1)
     request = receive(app, expires=past.isoformat() if how == "expired" else None)
     other = receive(app, "b", task_id="other")
-    app.room._told_at = time.monotonic()
     told(app)
     if how == "revoked":
         revoked.add("me")
@@ -264,7 +303,7 @@ def test_who_is_not_to_run_waits_no_more(app, how):
         del request
         gc.collect()
     app.room.look()
-    assert told(app) == ["leave", "wait"]
+    assert told(app) == ["hand on", "wait"]
     app.room.look()
     assert told(app) == ["wait"]
 
@@ -297,7 +336,7 @@ def test_one_that_is_revoked_does_not_count_until_celery_takes_it_out_of_its_tim
     qos.increment_eventually()
     revoked.add("me")
     app.room.look()
-    assert told(app) == ["wait", "leave"]
+    assert told(app) == ["wait", "hand on"]
     assert qos.max_prefetch == 11
     request.execute_using_pool(None)
     assert qos.max_prefetch == 10
@@ -339,7 +378,7 @@ def test_a_bell_rings_in_the_event_loop(app):
     third = receive(app, task_id="3")
     told(app)
     step.stop(app.consumer)
-    assert told(app) == ["leave"]
+    assert told(app) == ["hand on"]
     assert third._ticket.token not in app.room._plugin.locks.listener.expected
     step.stop(app.consumer)
 
