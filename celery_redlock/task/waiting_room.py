@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import heapq
 import math
 import os
 import secrets
 import time
 import weakref
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from celery import bootsteps
-from celery.worker.state import revoked
+from celery.worker.state import reserved_requests, revoked
 
 from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH
 from celery_redlock.lock.rounds import Turn
@@ -35,13 +34,14 @@ from celery_redlock.lock.waiting import (
     wait_request,
 )
 from celery_redlock.log import get_logger
-from celery_redlock.plugin import Plugin, locking, plugin_for
+from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.task.delivery import Delivery, give_turn
+from celery_redlock.task.timer import find, take_out
 
 if TYPE_CHECKING:
     from celery_redlock.task.forced_ends import RedlockRequest
 
-__all__ = ["WaitingRoom", "WakeTasks", "room_of"]
+__all__ = ["LOOK_EVERY", "WaitingRoom", "room_of"]
 
 logger = get_logger(__name__)
 
@@ -52,6 +52,14 @@ LOOK_EVERY = 1.0
 TELL_EVERY = HEARD_FOR / 5
 #: How many are noted at once, or all of them would not be within `TELL_EVERY`.
 MOST_TOLD = 200
+#: How often it is looked whether a woken task can run, and how long it is paused before [s]. What
+#: wakes it may be the end of a task whose process is free in a moment.
+PAUSES, PAUSE = 20, 0.01
+#: How long a task that cannot run lets others pass [s]. Then it runs when it is woken, as soon as
+#: there is a process for it: one that is always busy would not run it at all.
+PASSES_FOR = 10.0
+#: Before any moment [s].
+NEVER = float("-inf")
 #: How many waiting tasks do not count for ``worker_eta_task_limit``. With those that do, a worker
 #: would soon take no messages at all.
 UNCOUNTED = 1000
@@ -68,6 +76,9 @@ class WaitingRoom:
         self._turns: deque[tuple[str, bytes]] = deque()
         #: When each ticket was noted last [s, our clock]; longest ago first.
         self._told: dict[str, float] = {}
+        #: Who has let others pass, as no process was free, and until when it does [s, our clock].
+        self._passed: dict[bytes, float] = {}
+        self._is_full = False
         self._uncounted = 0
         self._bell: int | None = None
         self._consumer: Any = None
@@ -84,13 +95,19 @@ class WaitingRoom:
         waiting, locks = delivery.envelope.waiting, self._plugin.locks
         if waiting is None or delivery.owner is None or locks.listener is None:
             return None
-        token = delivery.owner + secrets.token_hex((TOKEN_LENGTH - OWNER_LENGTH) // 2)
-        ticket = waiting.ticket(request.task, delivery, token, locks.listener.channel())
-        self._tickets[token], self._in_timer[token] = ticket, request
+        token, channel = fresh_token(delivery.owner), locks.listener.channel()
+        ticket = waiting.ticket(request.task, delivery, token, channel)
+        self._admit(request, ticket)
         self._count()
-        locks.listener.expect(token, functools.partial(self._call, token))
         self._tell(ticket)
         return ticket
+
+    def _admit(self, request: RedlockRequest, ticket: Ticket) -> None:
+        token, listener = ticket.token, self._plugin.locks.listener
+        self._tickets[token], self._in_timer[token] = ticket, request
+        self._told[token] = NEVER
+        if listener is not None:
+            listener.expect(token, functools.partial(self._call, token))
 
     def leave(self, token: str) -> None:
         """Have the nodes forget one that has not been woken, and is not in the timer any more."""
@@ -153,36 +170,83 @@ class WaitingRoom:
             except IndexError:  # or without an event loop, another node's thread was quicker
                 return
             ticket = self._forget(token)
-            if ticket is None:
-                continue
-            try:
-                self._run(ticket, free)
-            except Exception:  # it comes by itself; Celery's own work must go on
-                logger.exception("A task that waits for lock %r was not run", ticket.name)
+            if ticket is not None:
+                self._run(ticket, free, PAUSES)
 
-    def _run(self, ticket: Ticket, free: bytes) -> None:
-        request = self._in_timer.pop(ticket.token, None)
+    def _run(self, ticket: Ticket, free: bytes, pauses: int) -> None:
+        """Run one whose turn has come; if that takes too long, the next one has its turn."""
+        try:
+            if not self._has_run(ticket, free):
+                self._wait_a_moment(ticket, free, pauses)
+        except Exception:  # it comes by itself; Celery's own work must go on
+            logger.exception("A task that waits for lock %r was not run", ticket.name)
+
+    def _has_run(self, ticket: Ticket, free: bytes) -> bool:
+        """Run it unless it is not in the timer yet, or no process could take it."""
+        request, timer = self._in_timer.get(ticket.token), self._consumer.timer
+        if request is None:  # gone, or come by itself
+            self._tell_off(ticket)
+            return True
+        scheduled = find(timer, request)
+        if scheduled is None or (self._is_busy() and ticket.waits not in self._passed):
+            return False
+        self._in_timer.pop(ticket.token, None)
         self._count()
         place = place_of(self._plugin.locks.rules, ticket, free)
+        give_turn(request.request_dict, Turn(ticket.token, place))
+        take_out(timer, scheduled)
         # Some nodes may not have said that its turn has come, or on another place.
-        self._tell_off(ticket, keeps=None if request is None else place)
-        if request is not None:
-            bring_forward(self._consumer.timer, request, Turn(ticket.token, place))
+        self._tell_off(ticket, keeps=place)
+        entry = scheduled.entry
+        entry.fun(*entry.args, **entry.kwargs)
+        return True
+
+    def _is_busy(self) -> bool:
+        """Whether another task would wait for a process: one may be about to be free."""
+        processes: int = self._consumer.pool.num_processes
+        is_busy = len(reserved_requests) >= processes
+        self._is_full = self._is_full and is_busy
+        return is_busy
+
+    def _wait_a_moment(self, ticket: Ticket, free: bytes, pauses: int) -> None:
+        if pauses and not self._is_full:
+            self._consumer.timer.call_after(PAUSE, self._run, (ticket, free, pauses - 1))
+        else:
+            self._is_full = self._is_busy()
+            self._let_pass(ticket)
+
+    def _let_pass(self, ticket: Ticket) -> None:
+        """Have the next one get the lock, and this one be woken later, with another ticket."""
+        request = self._in_timer.pop(ticket.token, None)
+        self._tell_off(ticket)
+        if request is None:
+            return
+        again = replace(ticket, token=fresh_token(ticket.token[:OWNER_LENGTH]))
+        self._admit(request, again)
+        request.wait_with(again)
+        self._passed[again.waits] = time.monotonic() + PASSES_FOR
+        locks = self._plugin.locks
+        locks.driver.tell(wait_request(locks.rules, replace(again, token="")))  # it is counted
 
     def look(self) -> None:
         """Tell the nodes who still waits, some at a time; called every `LOOK_EVERY`."""
+        now, is_busy = time.monotonic(), self._is_busy()
         oldest: dict[str, Ticket] = {}
+        to_wake: set[str] = set()
         for token, ticket in list(self._tickets.items()):
             request = self._in_timer.get(token)
             if request is None or request.maybe_expire() or request.id in revoked:
                 self._withdraw(token)
-            elif ticket.since < oldest.setdefault(ticket.name, ticket).since:
-                oldest[ticket.name] = ticket
+            elif not is_busy or now >= self._passed.get(ticket.waits, NEVER):
+                to_wake.add(token)
+                if ticket.since < oldest.setdefault(ticket.name, ticket).since:
+                    oldest[ticket.name] = ticket
         first = {ticket.token for ticket in oldest.values()}
-        due_since = time.monotonic() - TELL_EVERY
-        due = [token for token, at in self._told.items() if token in first or at < due_since]
+        long_ago = {token for token in to_wake if self._told[token] < now - TELL_EVERY}
+        due = [token for token in self._told if token in first or token in long_ago]
         for token in due[: max(MOST_TOLD, math.ceil(len(self._told) * LOOK_EVERY / TELL_EVERY))]:
-            self._tell(self._tickets[token])
+            if token in self._tickets:  # in a green pool it may be gone by now
+                self._tell(self._tickets[token])
 
     def _tell(self, ticket: Ticket) -> None:
         self._told.pop(ticket.token, None)
@@ -191,6 +255,7 @@ class WaitingRoom:
         locks.driver.tell(wait_request(locks.rules, ticket))
 
     def _tell_off(self, ticket: Ticket, keeps: int | None = None) -> None:
+        self._passed.pop(ticket.waits, None)
         locks = self._plugin.locks
         locks.driver.tell(leave_request(locks.rules, ticket, keeps=keeps))
 
@@ -205,27 +270,9 @@ class WaitingRoom:
         self._bell = bell
 
 
-def bring_forward(timer: Any, request: RedlockRequest, turn: Turn) -> None:
-    """Do now what *timer* holds for *request*, whose *turn* has come."""
-    for scheduled in list(timer.schedule._queue):  # noqa: SLF001  its `queue` sorts all of them
-        entry = scheduled.entry
-        if entry.args and entry.args[0] is request:
-            give_turn(request.request_dict, turn)
-            take_out(timer, scheduled)
-            entry.fun(*entry.args, **entry.kwargs)
-            return
-
-
-def take_out(timer: Any, scheduled: Any) -> None:
-    """Have *timer* hold *scheduled* no more: cancelled, it would be listed until it is due."""
-    if hasattr(scheduled, "kill"):  # a green timer has a greenlet for each
-        scheduled.kill()
-        return
-    scheduled.entry.cancel()
-    queue = timer.schedule._queue  # noqa: SLF001  there is no public way to take one out
-    with getattr(timer, "mutex", contextlib.nullcontext()), contextlib.suppress(ValueError):
-        queue.remove(scheduled)
-        heapq.heapify(queue)
+def fresh_token(owner: str) -> str:
+    """Return a token that begins with *owner*."""
+    return owner + secrets.token_hex((TOKEN_LENGTH - OWNER_LENGTH) // 2)
 
 
 _rooms: weakref.WeakKeyDictionary[Any, WaitingRoom] = weakref.WeakKeyDictionary()
@@ -237,53 +284,3 @@ def room_of(app: Any) -> WaitingRoom:
     if room is None:
         room = _rooms.setdefault(app, WaitingRoom(plugin_for(app)))
     return room
-
-
-class WakeTasks(bootsteps.StartStopStep):
-    """
-    Has a worker wake tasks that wait for their locks.
-
-    A step of the consumer: with each connection to the broker all messages are delivered anew.
-    """
-
-    requires = ("celery_redlock.task.forced_ends:NoteRevokes",)
-    _entry: Any = None
-    _bell: tuple[int, int] | None = None
-
-    def start(self, consumer: Any) -> None:
-        """Set the timer."""
-        if locking.disabled:
-            return
-        room = room_of(consumer.app)
-        room.open(consumer)
-        self._entry = consumer.timer.call_repeatedly(LOOK_EVERY, room.look)
-
-    def register_with_event_loop(self, consumer: Any, hub: Any) -> None:
-        """Have the event loop woken when the turn of a task has come."""
-        if self._bell is None:
-            self._bell = os.pipe()
-            for end in self._bell:
-                os.set_blocking(end, False)
-        heard, bell = self._bell
-        room = room_of(consumer.app)
-
-        def answer() -> None:
-            os.read(heard, 4096)
-            room.wake()
-
-        hub.add_reader(heard, answer)
-        room.ring(bell)
-
-    def stop(self, consumer: Any) -> None:
-        """Wake nobody any more, before the next connection."""
-        entry, self._entry = self._entry, None
-        if entry is None:
-            return
-        # A green timer returns the greenlet of the first firing, which is over by then.
-        consumer.timer.cancel(getattr(entry, "entry", entry))
-        room = room_of(consumer.app)
-        room.ring(None)
-        try:
-            room.clear()
-        except Exception:  # the tickets end by themselves; the worker's own work must go on
-            logger.exception("Tasks that waited for their locks may be waited for")
