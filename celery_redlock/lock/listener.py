@@ -9,15 +9,17 @@ heard is a hint: whoever is woken still has to acquire the lock.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from celery_redlock.deferral import allow_signals
+from celery_redlock.deferral import allow_signals, defer_signals
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import CHANNEL_LENGTH, TOKEN_LENGTH, channel
@@ -50,14 +52,19 @@ class _Expected:
     Attributes:
         on_turn: Called once, in a thread of the listener, with the key of the lock that is free.
         heard: Position of each node that has said so -> which lock is free there.
-        turn: Set when its turn has come.
-        free: Which lock is free then.
+        free: Which lock is free, once its turn has come.
+        turn: Locked until then. No event: a signal may strike whoever waits at any point, and
+            would leave an event's own lock taken, on which the listener's threads would hang.
     """
 
     on_turn: Callable[[bytes], None]
     heard: dict[int, bytes] = field(default_factory=dict)
-    turn: threading.Event = field(default_factory=threading.Event)
     free: bytes = b""
+    turn: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.turn = threading.Lock()
+        self.turn.acquire()
 
 
 class Listener:
@@ -95,9 +102,11 @@ class Listener:
 
     def close(self) -> None:
         """Hang up; whoever waits is woken no more."""
-        with self._mutex:
+        with defer_signals(), self._mutex:
             self._closed.set()
             self._closed, self._listening = threading.Event(), set()
+        for connection in list(self._connections):
+            hang_up(connection)
 
     def channel(self) -> str:
         """What this process is woken by."""
@@ -105,12 +114,13 @@ class Listener:
 
     def expect(self, token: str, on_turn: Callable[[bytes], None] = lambda _: None) -> None:
         """Hear when the turn of *token* comes, until `forget`; *on_turn* is called then."""
-        with self._mutex:
-            self._expected[token] = _Expected(on_turn)
-            missing = set(range(len(self._addresses))) - self._listening
-            self._listening |= missing
-        for position in missing:
-            self._start(position)
+        with defer_signals():
+            with self._mutex:
+                self._expected[token] = _Expected(on_turn)
+                missing = set(range(len(self._addresses))) - self._listening
+                self._listening |= missing
+            for position in missing:
+                self._start(position)
 
     def _start(self, position: int) -> None:
         name = f"redlock-listen-{self._addresses[position].label}"
@@ -123,16 +133,16 @@ class Listener:
 
     def forget(self, token: str) -> None:
         """Wait for *token* no more."""
-        with self._mutex:
+        with defer_signals(), self._mutex:
             self._expected.pop(token, None)
             self._unused_since = clock.now()
 
     def wait(self, token: str, seconds: float) -> bytes:
         """Sleep until the turn of *token* comes; return the key that is free, empty for none."""
-        with self._mutex:
-            expected = self._expected.get(token) or _Expected(lambda _: None)  # after a fork
+        expected = self._expected.get(token) or _Expected(lambda _: None)  # after a fork
         with allow_signals():
-            expected.turn.wait(seconds)
+            if not expected.free:
+                expected.turn.acquire(timeout=max(0.0, seconds))
         return expected.free
 
     # -- in the thread of a node -------------------------------------------------------
@@ -207,12 +217,20 @@ class Listener:
             if expected is None:
                 return
             expected.heard[position] = lock
-            is_first = not expected.turn.is_set()
-            if is_first and list(expected.heard.values()).count(lock) >= self._majority:
-                expected.free = lock
-                expected.turn.set()
-        if is_first and expected.turn.is_set():
-            expected.on_turn(lock)
+            is_said = list(expected.heard.values()).count(lock) >= self._majority
+            if expected.free or not is_said:
+                return
+            expected.free = lock
+            expected.turn.release()
+        expected.on_turn(lock)
+
+
+def hang_up(connection: AbstractConnection) -> None:
+    """End what a thread reads from *connection*; it is that thread's to close."""
+    sock = cast("Any", connection)._sock  # noqa: SLF001  redis-py has no public way to it
+    if sock is not None:
+        with contextlib.suppress(OSError):  # the node has hung up
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 _every_listener: weakref.WeakSet[Listener] = weakref.WeakSet()

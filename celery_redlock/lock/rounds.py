@@ -345,18 +345,14 @@ class Waiter:
 
     def leave(self) -> Generator[Tell, None, None]:
         """Have the nodes forget that this waits, and whoever comes next have what it was given."""
-        ticket, had_turn = self._ticket, self._has_turn
+        ticket, attempt = self._ticket, self.attempt
         self._ticket, self._has_turn = None, False
         if ticket is None:
             return
-        rules = self._client.rules
-        yield Tell(leave_request(rules, ticket))
-        if not had_turn:  # else an attempt has its token, and gave that back, or holds the lock
-            self._forget(ticket.token)
-            self._forget(ticket.token)
-            for place in range(ticket.limit):  # on any it may have been given one
-                name = place_name(ticket.name, place)
-                yield Tell(release_request(rules, name, ticket.token, place=place))
+        self._forget(ticket.token)
+        is_its = attempt is not None and attempt.token == ticket.token
+        keeps = attempt.place if attempt is not None and is_its else None
+        yield Tell(leave_request(self._client.rules, ticket, keeps=keeps))
 
 
 def attempts(client: Client, wanted: Wanted, queue: Waiter) -> Steps:

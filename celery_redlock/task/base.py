@@ -35,7 +35,7 @@ __all__ = ["RedlockTask", "takes_lock"]
 WORKER_STEPS = (ServeMetrics, WatchNodes, FreeResultsLater)
 CONSUMER_STEPS = (
     "celery_redlock.task.forced_ends:NoteRevokes",
-    "celery_redlock.task.waiting_room:WakeTasks",
+    "celery_redlock.task.wake_tasks:WakeTasks",
 )
 
 

@@ -130,6 +130,12 @@ class Delivery:
         # Never by the same id: Celery makes a copy, published within its task, a child of itself.
         return bool(task_id == self.parent_id)
 
+    def info(self, task: str) -> dict[str, Any]:
+        """Return how an execution of the *task* of this name describes itself to others."""
+        info = {"task": task, "task_id": self.task_id, "execution": self.execution}
+        slot = self.envelope.slot
+        return info if slot is None else {**info, **slot.info}
+
     def adjust(self, options: LockOptions) -> LockOptions:
         """Return the *options* of its task, as the slot that it runs for adjusts them."""
         slot = self.envelope.slot

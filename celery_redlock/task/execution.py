@@ -259,9 +259,7 @@ class Execution:
     @property
     def info(self) -> dict[str, Any]:
         """How it describes itself to others."""
-        info = {"task": self.task.name, "task_id": self.request.id, "execution": self.id}
-        slot = self.delivery.envelope.slot
-        return info if slot is None else {**info, **slot.info}
+        return self.delivery.info(self.task.name)
 
 
 def left_of(min_hold: float, since: float) -> float:

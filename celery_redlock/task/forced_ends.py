@@ -82,6 +82,10 @@ class RedlockRequest(Request):
             logger.exception("%s[%s] cannot be woken", self.task.name, self.id)
             return None
 
+    def wait_with(self, ticket: Ticket) -> None:
+        """Be woken by another *ticket*."""
+        self._ticket = ticket
+
     def execute_using_pool(self, pool: Any, **kwargs: Any) -> Any:
         """Run the task; it waits no more."""
         if self._ticket is not None:

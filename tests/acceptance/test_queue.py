@@ -178,7 +178,9 @@ def alone(it, lock):
 def test_all_who_wait_run_one_by_one_in_the_order_of_their_refusal(it, crew, pool, name):
     """And long before they would come by themselves: each release wakes the next one."""
     lock = f"line, {pool}, {name}"
-    crew.worker(pool=pool)
+    # With Celery events a greenlet lets others run at moments at which none does without them.
+    events = ["-E"] if pool == "gevent" else []
+    crew.worker(pool=pool, args=["-Q", crew.queue, *events])
     count = MANY if (pool, name) == ("prefork", "nap") else 10
     with it.held(lock):
         results = crew.in_line(lock, count, name)
@@ -191,6 +193,7 @@ def test_all_who_wait_run_one_by_one_in_the_order_of_their_refusal(it, crew, poo
     assert sum(b < a for a, b in itertools.pairwise(numbers)) <= 1, numbers
     eventually(lambda: crew.tickets(lock) == [0] * 5, "no ticket left", timeout=SOON)
     assert not it.keys(f"redlock:waiting:{lock}")
+    assert not any(it.app.control.inspect(timeout=1).scheduled().values())
 
 
 def test_twin_a_worker_that_hears_nothing_runs_none_of_them(it, crew):
@@ -235,6 +238,25 @@ def test_twin_tasks_that_count_for_the_limit_hold_up_all_others(it, crew):
         plain = [crew.publish("plain", number) for number in range(40)]
         time.sleep(4)
         assert not all(result.ready() for result in plain)
+
+
+def test_a_worker_without_a_free_process_lets_the_next_one_pass(it, crew):
+    """Its task was refused first, and has its turn when the worker has a process again."""
+    busy, lock = crew.worker(concurrency=1), "no process"
+    with it.held(lock):
+        first = crew.queued("nap", lock, 1)
+        crew.publish("nap", "in the way", 0, True)
+        it.started("in the way")
+        crew.worker(queue="queue-free")
+        second = crew.queued("nap", lock, 2, queue="queue-free")
+        eventually(lambda: crew.tickets(lock) == [2] * 5, "both tickets", timeout=SOON)
+    began = time.monotonic()
+    assert second.get(timeout=SOON) == 2
+    assert time.monotonic() - began < 5
+    assert crew.numbers(lock) == [2]
+    gate_of_stage(it, "in the way").touch()
+    assert first.get(timeout=SOON) == 1
+    assert busy.log().count("Queued task nap") == 1
 
 
 # -- how the lock becomes free -----------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from celery_redlock import LockTaken, Redlock
+from celery_redlock.lock.listener import Listener
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
@@ -117,6 +118,32 @@ def test_greenlets_that_wait_are_woken(nodes):
     command = [sys.executable, "-c", textwrap.dedent(source), *(node.url for node in nodes)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert ended.stdout.split() == ["True", "True"], ended.stderr
+
+
+def test_a_url_that_asks_for_another_protocol_is_woken(nodes, monkeypatch):
+    """RESP3, of which the library needs nothing; and nothing listens once the locks are closed."""
+    woken, hear = [], Listener._hear
+    monkeypatch.setattr(Listener, "_hear", lambda *words: (woken.append(1), hear(*words)))
+    urls = [f"{node.url}?protocol=3&decode_responses=true" for node in nodes]
+    locks = Redlock.from_urls(urls, node_timeout=0.5, ttl=20)
+    first = locks.acquire("third", wait=10)
+    waiting = threading.Thread(target=lambda: locks.release(locks.acquire("third", wait=60)))
+    waiting.start()
+    eventually(lambda: tickets(nodes, "third") == [1] * 5, "a ticket")
+    locks.release(first)
+    waiting.join(timeout=30)
+    assert len(woken) >= 3
+    began = time.monotonic()
+    locks.close()
+    eventually(lambda: not listening(nodes), "end of the threads")
+    assert time.monotonic() - began < 3
+
+
+def listening(nodes):
+    """Return the threads that listen to *nodes*."""
+    ports = [node.url.rpartition(":")[2].partition("/")[0] for node in nodes]
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if "-listen-" in name and any(port in name for port in ports)]
 
 
 def releases_that_go_by(nodes, name, *, is_woken):

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 from celery import Celery
-from celery.worker.state import revoked
+from celery.utils.timer2 import Timer as ThreadTimer
+from celery.worker.state import reserved_requests, revoked
 from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
 from celery_redlock import RedlockTask
-from celery_redlock.lock.rounds import Turn
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import RELEASE
 from celery_redlock.lock.waiting import LEAVE, WAIT, Ticket
@@ -22,7 +22,9 @@ from celery_redlock.plugin import plugin_for
 from celery_redlock.task import waiting_room
 from celery_redlock.task.delivery import TURN
 from celery_redlock.task.forced_ends import RedlockRequest
-from celery_redlock.task.waiting_room import WakeTasks, bring_forward, room_of
+from celery_redlock.task.timer import find, take_out
+from celery_redlock.task.waiting_room import room_of
+from celery_redlock.task.wake_tasks import WakeTasks
 from support.fakes import Ears
 
 NAMES = {WAIT: "wait", LEAVE: "leave", RELEASE: "release"}
@@ -45,7 +47,10 @@ def app():
 
     app.ran = []
     app.consumer = SimpleNamespace(
-        app=app, timer=Timer(), qos=QoS(lambda prefetch_count: None, 4, max_prefetch=10)
+        app=app,
+        timer=Timer(),
+        qos=QoS(lambda prefetch_count: None, 4, max_prefetch=10),
+        pool=SimpleNamespace(num_processes=1),
     )
     app.room = room_of(app)
     app.room.open(app.consumer)
@@ -89,7 +94,10 @@ def receive(
 
 def told(app):
     """Return what the nodes were told since this was asked last."""
-    names = [NAMES[request.script] for request in app.told]
+    names = [
+        "hand on" if request.script is LEAVE and len(request.keys) > 2 else NAMES[request.script]
+        for request in app.told
+    ]
     app.told.clear()
     return names
 
@@ -147,8 +155,7 @@ def test_whose_turn_has_come_runs_with_its_ticket(app):
     assert app.ran == [request]
     assert request.request_dict["delivery_info"][TURN] == f"{request._ticket.token}#0"
     assert told(app) == ["leave"]
-    waiting = [scheduled.entry for scheduled in app.consumer.timer.queue]
-    assert [entry.args for entry in waiting if not entry.cancelled] == [(other,)]
+    assert [scheduled.entry.args for scheduled in app.consumer.timer.queue] == [(other,)]
     assert list(app.room._plugin.locks.listener.expected) == [other._ticket.token]
 
 
@@ -185,7 +192,7 @@ def test_one_that_comes_by_itself_takes_its_ticket_along(app, monkeypatch):
     told(app)
     monkeypatch.setattr("celery.worker.request.Request.execute_using_pool", lambda *_, **__: None)
     request.execute_using_pool(None)
-    assert told(app) == ["leave"]
+    assert told(app) == ["hand on"]
     request.execute_using_pool(None)
     assert told(app) == []
 
@@ -199,7 +206,7 @@ def test_one_whose_message_is_gone_hands_on(app):
     gc.collect()
     told(app)
     heard[token](b"redlock:lock:a")
-    assert told(app) == ["leave", "release"]
+    assert told(app) == ["hand on"]
     assert app.ran == []
 
 
@@ -215,8 +222,7 @@ def test_one_that_was_woken_and_is_not_to_run_hands_on(app, how):
         assert told(app) == []
         revoked.add("me")
     assert request.revoked()
-    leave_or_release = told(app)
-    assert leave_or_release == ["release"]
+    assert told(app) == ["hand on"]
 
 
 def test_a_node_that_cannot_be_told_does_not_disturb_celery(app, monkeypatch):
@@ -233,6 +239,133 @@ def test_a_node_that_cannot_be_told_does_not_disturb_celery(app, monkeypatch):
     assert receive(app, task_id="other")._ticket is None
 
 
+# -- those that cannot run yet ----------------------------------------------------------
+
+
+def pass_time(app, *, at_most=100):
+    """Do what the timer holds for a moment from now, in its order."""
+    timer = app.consumer.timer
+    for _ in range(at_most):
+        soon = [one for one in timer.queue if one.eta < time.monotonic() + 1]
+        if not soon:
+            return
+        take_out(timer, soon[0])
+        soon[0].entry.fun(*soon[0].entry.args)
+    raise AssertionError("there is no end to it")
+
+
+@pytest.fixture
+def busy(app):
+    """Another task, which has the only process."""
+    other = receive(app, eta=False, task_id="busy")
+    reserved_requests.add(other)
+    yield other
+    reserved_requests.discard(other)
+
+
+def test_one_that_is_woken_before_it_is_in_the_timer_runs_when_it_is(app):
+    """With Celery events and greenlets others run between the two."""
+    request = receive(app)
+    app.consumer.timer.clear()
+    told(app)
+    call(app, request)
+    assert (told(app), app.ran) == ([], [])
+    app.consumer.timer.call_after(60, app.ran.append, (request,))
+    pass_time(app)
+    assert app.ran == [request]
+    assert request.request_dict["delivery_info"][TURN] == f"{request._ticket.token}#0"
+    assert told(app) == ["leave"]
+
+
+def test_twin_one_that_is_never_in_the_timer_lets_others_pass(app):
+    """It has another turn later, with another ticket of the same owner."""
+    request = receive(app)
+    first = request._ticket
+    app.consumer.timer.clear()
+    told(app)
+    call(app, request)
+    pass_time(app)
+    assert told(app) == ["hand on", "wait"]
+    assert request._ticket.token != first.token
+    assert request._ticket.token.startswith(request._delivery.owner)
+    assert request._ticket.waits == first.waits
+    assert list(app.room._plugin.locks.listener.expected) == [request._ticket.token]
+    app.room.look()
+    assert tokens(app) == {request._ticket.token}
+
+
+def test_what_ends_in_a_moment_is_waited_for(app, busy):
+    """It may be the very holder whose release wakes the next: its process is free in a moment."""
+    request = receive(app)
+    told(app)
+    call(app, request)
+    assert (told(app), app.ran) == ([], [])
+    reserved_requests.discard(busy)
+    pass_time(app)
+    assert app.ran == [request]
+    assert told(app) == ["leave"]
+
+
+def test_one_that_no_process_can_take_lets_others_pass(app, busy):
+    """And those behind it in this worker do at once; twin: with a process it ran above."""
+    first, second = receive(app), receive(app, task_id="other")
+    told(app)
+    call(app, first)
+    pass_time(app)
+    assert told(app) == ["hand on", "wait"]
+    call(app, second)
+    assert told(app) == ["hand on", "wait"]
+    app.room.look()
+    assert (told(app), app.ran) == ([], [])
+    reserved_requests.discard(busy)
+    app.room.look()
+    assert tokens(app) == {first._ticket.token, second._ticket.token}
+    call(app, first)
+    assert app.ran == [first]
+
+
+def test_while_it_lets_others_pass_it_counts_as_waiting(app, busy):
+    """Its note stands; there is no ticket to wake it by."""
+    request = receive(app)
+    call(app, request)
+    pass_time(app)
+    note = app.told[-1]
+    assert note.arguments[0] == request._ticket.waits
+    assert note.arguments[1] == b""
+
+
+def test_one_in_a_worker_that_is_always_busy_runs_when_it_is_woken_again(app, busy, monkeypatch):
+    """It waits for a process then, as any message does."""
+    monkeypatch.setattr(waiting_room, "PASSES_FOR", 0.0)
+    request = receive(app)
+    call(app, request)
+    pass_time(app)
+    told(app)
+    app.room.look()
+    assert told(app) == ["wait"]
+    call(app, request)
+    assert app.ran == [request]
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("how", ["revoked", "by itself"])
+def test_one_that_lets_others_pass_can_end_meanwhile(app, monkeypatch, how):
+    """With the ticket that it has now."""
+    monkeypatch.setattr("celery.worker.request.Request.execute_using_pool", lambda *_, **__: None)
+    request = receive(app)
+    call(app, request)
+    pass_time(app)
+    told(app)
+    if how == "revoked":
+        revoked.add("me")
+        app.room.look()
+    else:
+        request.execute_using_pool(None)
+    assert told(app) == ["hand on"]
+    assert app.room._plugin.locks.listener.expected == {}
+    assert app.room._passed == {}
+
+
 # -- who is told of -------------------------------------------------------------------
 
 
@@ -243,17 +376,57 @@ def test_the_oldest_of_each_lock_is_told_of_again_and_again(app):
         receive(app, "a", since=1001.0, task_id="2"),
         receive(app, "b", since=1003.0, task_id="3"),
     ]
-    app.room._told_at = time.monotonic()
     app.told.clear()
     app.room.look()
-    tokens = {request.arguments[1][:40].decode() for request in app.told}
-    assert tokens == {requests[1]._ticket.token, requests[2]._ticket.token}
-    app.told.clear()
-    app.room._told_at = time.monotonic() - 2 * waiting_room.TELL_EVERY
+    assert tokens(app) == {requests[1]._ticket.token, requests[2]._ticket.token}
+    later(app, 2 * waiting_room.TELL_EVERY)
     app.room.look()
     assert told(app) == ["wait"] * 3
     app.room.look()
     assert told(app) == ["wait"] * 2
+
+
+def test_many_locks_are_told_of_in_turn(app, monkeypatch):
+    """So many at once, longest ago first: those of thousands of locks would cost a worker much."""
+    monkeypatch.setattr(waiting_room, "MOST_TOLD", 2)
+    for number in range(5):
+        receive(app, f"{number}", task_id=f"{number}")
+    app.told.clear()
+    seen = []
+    for _ in range(5):
+        app.room.look()
+        seen += [request.arguments[1][:40] for request in app.told]
+        assert told(app) == ["wait"] * 2
+    assert seen[:5] == seen[5:]
+    assert len(set(seen)) == 5
+
+
+def test_all_are_told_of_before_the_nodes_forget_them(app, monkeypatch):
+    """However many they are: the number at once grows with them."""
+    monkeypatch.setattr(waiting_room, "MOST_TOLD", 1)
+    monkeypatch.setattr(waiting_room, "TELL_EVERY", 4.0)
+    for number in range(9):
+        receive(app, "a", task_id=f"{number}")
+    later(app, 5.0)
+    app.told.clear()
+    found = set()
+    for _ in range(3):
+        app.room.look()
+        assert len(app.told) == 3
+        found |= tokens(app)
+    assert len(found) == 9
+
+
+def tokens(app):
+    """Return the tokens that the nodes were told of since this was asked last."""
+    found = {request.arguments[1][:40].decode() for request in app.told}
+    app.told.clear()
+    return found
+
+
+def later(app, seconds):
+    """Have the nodes been told of all so long ago [s]."""
+    app.room._told.update({token: at - seconds for token, at in app.room._told.items()})
 
 
 @pytest.mark.parametrize("how", ["revoked", "expired", "gone"])
@@ -262,7 +435,6 @@ def test_who_is_not_to_run_waits_no_more(app, how):
     past = datetime.now(timezone.utc) - timedelta(seconds=1)
     request = receive(app, expires=past.isoformat() if how == "expired" else None)
     other = receive(app, "b", task_id="other")
-    app.room._told_at = time.monotonic()
     told(app)
     if how == "revoked":
         revoked.add("me")
@@ -272,7 +444,7 @@ def test_who_is_not_to_run_waits_no_more(app, how):
         del request
         gc.collect()
     app.room.look()
-    assert told(app) == ["leave", "wait"]
+    assert told(app) == ["hand on", "wait"]
     app.room.look()
     assert told(app) == ["wait"]
 
@@ -305,7 +477,7 @@ def test_one_that_is_revoked_does_not_count_until_celery_takes_it_out_of_its_tim
     qos.increment_eventually()
     revoked.add("me")
     app.room.look()
-    assert told(app) == ["wait", "leave"]
+    assert told(app) == ["wait", "hand on"]
     assert qos.max_prefetch == 11
     request.execute_using_pool(None)
     assert qos.max_prefetch == 10
@@ -347,7 +519,7 @@ def test_a_bell_rings_in_the_event_loop(app):
     third = receive(app, task_id="3")
     told(app)
     step.stop(app.consumer)
-    assert told(app) == ["leave"]
+    assert told(app) == ["hand on"]
     assert third._ticket.token not in app.room._plugin.locks.listener.expected
     step.stop(app.consumer)
 
@@ -362,12 +534,24 @@ def test_a_bell_that_rings_already_is_enough(app):
     step.stop(app.consumer)
 
 
-def test_what_is_not_in_the_timer_is_left_alone(app):
-    """It runs already, or its connection is gone."""
-    request = receive(app)
-    app.consumer.timer.clear()
-    bring_forward(app.consumer.timer, request, Turn("t" * 40, 0))
-    assert app.ran == []
+def test_a_timer_is_searched_and_left_in_order(app):
+    """What is taken out is gone at once; all others come when they are due."""
+    timer, requests = app.consumer.timer, [receive(app, task_id=f"{number}") for number in range(9)]
+    take_out(timer, find(timer, requests[4]))
+    assert find(timer, requests[4]) is None
+    etas = [scheduled.eta for scheduled in timer.queue]
+    assert etas == sorted(etas)
+    assert [scheduled.entry.args[0] for scheduled in timer.queue] == requests[:4] + requests[5:]
+    assert timer._queue[0].entry.args == (requests[0],)
+
+
+def test_a_timer_of_a_thread_is_searched_as_well(app):
+    """Celery has one where no event loop is."""
+    timer, request = ThreadTimer(), receive(app, eta=False)
+    timer.schedule.call_after(60, app.ran.append, (request,))
+    take_out(timer, find(timer, request))
+    assert len(timer) == 0
+    assert not timer.mutex.locked()
 
 
 def test_a_ticket_has_two_names():
