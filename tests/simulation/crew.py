@@ -101,7 +101,8 @@ class Crew:
                 break
             held.append(lease)
         else:
-            yield Pause(self.world.chance.uniform(0.0, self.world.rules.ttl / 4))
+            length = self.world.chance.expovariate(1.0 / self.length)
+            yield Pause(min(length, self.world.rules.ttl / 4))  # so that it needs no renewal
         for lease in held:
             self.end(lease)
             yield self.release(host, lease)
@@ -119,7 +120,7 @@ class Crew:
         while lease is None and host.now() < ends:
             turn = yield from self.turn(host, name, since, ends)
             lease = yield from self._take(host, self.wanted(host, name, turn=turn))
-        self.world.waits.append(Wait(name, came, self.world.now, lease is not None))
+        self.world.wanted.append(Wait(name, came, self.world.now, lease is not None))
         return lease
 
     def turn(
@@ -136,7 +137,9 @@ class Crew:
             free = yield Pause(min(LOOK_EVERY, ends - host.now()), token)
         ears.forget(token)
         yield Tell(leave_request(rules, ticket))
-        return rounds.Turn(token, rounds.place_of(rules, ticket, free)) if free else NO_TURN
+        if not free:
+            return NO_TURN
+        return rounds.Turn(token, rounds.place_of(rules, ticket, free))  # type: ignore[attr-defined]
 
     def take(
         self, host: Host, wait: float, marker: str | None = None, name: str = NAME
@@ -144,7 +147,7 @@ class Crew:
         """Acquire the lock unless a marker stands, None if that fails."""
         came = self.world.now
         lease = yield from self._take(host, self.wanted(host, name, wait=wait, marker=marker))
-        self.world.waits.append(Wait(name, came, self.world.now, lease is not None))
+        self.world.wanted.append(Wait(name, came, self.world.now, lease is not None))
         return lease
 
     def wanted(self, host: Host, name: str, **more: Any) -> Wanted:

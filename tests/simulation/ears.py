@@ -32,7 +32,7 @@ class Ears(Listener):
     def __init__(self, host: Host) -> None:
         super().__init__([], host.rules.prefix)
         self._host = host
-        self._majority = listener.quorum(len(host.servers))
+        self._majority = listener.quorum(len(host.servers))  # type: ignore[attr-defined]
         self._missing = set(range(len(host.servers)))
         self._process = f"{host.number:x}-{host.lives}".rjust(CHANNEL_LENGTH, "0")
         self.heard_by: dict[int, int] = {}
@@ -48,9 +48,9 @@ class Ears(Listener):
         """Begin to listen to a node, as soon as it can be reached."""
         host = self._host
         link = host.links[position]
-        host.world.at(link.arrival(0.0, []), self._subscribed, host.servers[position])
+        host.world.at(link.arrival(0.0, []), self._is_heard, host.servers[position])
 
-    def _subscribed(self, server: SimulatedNode) -> None:
+    def _is_heard(self, server: SimulatedNode) -> None:
         host = self._host
         if host.ears is not self:
             return

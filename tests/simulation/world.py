@@ -60,7 +60,7 @@ class World:
         holds: All grants so far.
         held: The last one of each token.
         is_woken: Whether those who wait hear when their turn has come.
-        waits: Everybody who has wanted a lock, in the order in which their waiting ended.
+        wanted: Everybody who has wanted a lock, in the order in which their waiting ended.
         room: How much a connection takes at a time [bytes]; None for all.
         asked: When a token was last sent in an acquire.
         progressed: Numbers of the clients that got the lock when all was well again.
@@ -84,7 +84,7 @@ class World:
     asked: dict[str, float] = field(default_factory=dict)
     progressed: set[int] = field(default_factory=set)
     met: Counter[Any] = field(default_factory=Counter)
-    waits: list[Wait] = field(default_factory=list)
+    wanted: list[Wait] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
@@ -198,12 +198,14 @@ class World:
 
     def published(self, node: SimulatedNode, channel: bytes, message: bytes) -> int:
         """Have clients hear what a node publishes, unless it is lost; return how many should."""
-        listening = [h for h in self.hosts if h.ears and h.ears.is_subscribed(node, channel)]
-        for host in listening:
-            if self.chance.random() >= self.chaos.unheard:
-                when = host.links[node.position].arrival(0.0, None)
-                self.at(when, host.ears.hear, node.position, message)
-        return len(listening)
+        listening = 0
+        for host in self.hosts:
+            if host.ears is not None and host.ears.is_subscribed(node, channel):
+                listening += 1
+                if self.chance.random() >= self.chaos.unheard:
+                    when = host.links[node.position].arrival(0.0, None)
+                    self.at(when, host.ears.hear, node.position, message)
+        return listening
 
     def revoke(self) -> None:
         """Take the lock away from its present holder on all nodes, on an operator's word."""

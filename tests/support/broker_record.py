@@ -37,7 +37,7 @@ class BrokerRecord:
         self._of: dict[str, str] = {}
         self._client = redis.Redis.from_url(url)
         self._monitor = self._client.monitor()
-        self._monitor.__enter__()  # type: ignore[no-untyped-call]
+        self._monitor.__enter__()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class BrokerRecord:
 
     def _listen(self) -> None:
         with contextlib.suppress(Exception):  # the connection was closed
-            for told in self._monitor.listen():  # type: ignore[no-untyped-call]
+            for told in self._monitor.listen():
                 self._note(*told["command"].partition(" ")[::2])
 
     def _note(self, verb: str, rest: str) -> None:
