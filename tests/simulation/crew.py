@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import LockNotAcquired
@@ -136,9 +137,11 @@ class Crew:
             yield Tell(wait_request(rules, ticket))
             free = yield Pause(min(LOOK_EVERY, ends - host.now()), token)
         ears.forget(token)
-        yield Tell(leave_request(rules, ticket))
         if not free:
+            yield Tell(leave_request(rules, ticket))
             return NO_TURN
+        # No more than the ticket: of the places it is about to ask for one.
+        yield Tell(leave_request(rules, replace(ticket, limit=0)))
         return rounds.Turn(token, rounds.place_of(rules, ticket, free))  # type: ignore[attr-defined]
 
     def take(

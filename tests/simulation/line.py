@@ -11,13 +11,19 @@ from contextlib import suppress
 from dataclasses import replace
 
 from celery_redlock.errors import LockTaken
+from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.requests import acquire_request, release_request
 from celery_redlock.lock.rounds import Pause, Wanted
 from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.waiting import Ticket, wait_request
 from celery_redlock.task import begin
 from celery_redlock.testing import memory_quorum
+from simulation.clocks import BEGIN
+from simulation.crew import NAME
 from simulation.hosts import Host, Process
 from simulation.schedules import KEYS, A, B, C, Schedule, X, Y, broken
 from simulation.world import RULES
+from support.lua import ScriptNode
 
 __all__ = ["LINE", "LINE_BREAKS"]
 
@@ -26,6 +32,18 @@ Z = 2
 LONG = replace(RULES, ttl=10.0, max_ttl=10.0)
 #: How soon who is next gets a lock that becomes free [s]: two ways there and two back.
 SOON = 0.05
+
+
+class Noted(dict[str, float]):
+    """When who asked last, and when anybody did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[float] = []
+
+    def __setitem__(self, token: str, at: float) -> None:
+        self.times.append(at)
+        super().__setitem__(token, at)
 
 
 class Line(Schedule):
@@ -46,6 +64,12 @@ class Line(Schedule):
             yield Pause(length)
             self.people.end(lease)
             yield self.people.release(host, lease)
+
+    def asked_from(self, at: float) -> list[float]:
+        """Return when somebody asks for the lock, from a time on; complete once it has run [s]."""
+        times = Noted()
+        self.at(at, setattr, self, "asked", times)
+        return times.times
 
     def granted_at(self, number: int, place: int = 0) -> float:
         """Return when a client was granted the lock for the first, or a later, time [s]."""
@@ -72,20 +96,17 @@ def oldest_first() -> list[str]:
     return late + (["z was granted the lock before x"] if line.granted_at(Z) < 1.1 else [])
 
 
-def given_up_when_woken() -> list[str]:
-    """
-    Let x be woken by A and B, be granted C only, which had not woken it, and give up.
-
-    C releases the token of x's ticket, which it still has. Then y asks B and C.
-    """
-    line = Line()
-    line.take(line.y, 0.0, 0.3)
-    line.take(line.x, 0.05, wait=0.28)
-    line.at(0.3005, line.nodes[C].delete, KEYS.lock)
-    line.at(0.3015, line.ways.update, {(X, A): [0.2], (X, B): [0.2]})
-    line.at(0.6, line.y.links[A].sever)
-    line.take(line.y, 0.7)
-    return line.late(Y, 0.7, place=1)
+def own_ticket() -> list[str]:
+    """Let x release on a node what it was granted there, and have a ticket there yet: in vain."""
+    node = ScriptNode(RULES, lambda: BEGIN)
+    node.keyspace.hear = lambda _channel, _message: 1
+    ticket = Ticket(NAME, "1" * 32, BEGIN, {}, "1" * 40, "c" * 16)
+    lease = Lease(NAME, ticket.token, None, RULES.ttl, 0.0, BEGIN, {})
+    node.vote(acquire_request(RULES, lease, None))
+    node.vote(wait_request(RULES, ticket))
+    node.vote(release_request(RULES, NAME, ticket.token))
+    left = node.ask(b"GET", KEYS.lock)
+    return [f"the lock is kept for whoever released it: {left!r}"] if left else []
 
 
 def killed_in_line() -> list[str]:
@@ -111,15 +132,17 @@ def stopped_in_line() -> list[str]:
 
 
 def newcomer() -> list[str]:
-    """Let y release while x waits, and ask again at once."""
+    """Let y release while x waits, and ask again before x, which is further away."""
     line = Line()
 
     def twice() -> Process:
         yield from line.taking(line.y, 0.5, 0.0)
+        yield Pause(0.003)
         yield from line.taking(line.y, 0.5, 0.0)
 
     line.y.run(twice())
     line.take(line.x, 0.1, wait=0.8)
+    line.at(0.501, line.ways.update, {(X, node): [0.01] for node in (A, B, C)})
     return line.late(X, 0.5)
 
 
@@ -148,24 +171,11 @@ def one_node_says() -> list[str]:
     line.take(line.y, 0.0, 3.0)
     line.at(0.1, line.x.run, line.people.take_in_line(line.x, 60.0))
     line.at(0.5, line.nodes[A].delete, KEYS.lock)
-    asked: list[float] = []
-    line.at(0.6, setattr, line, "asked", Noted(line.asked, asked, line))
+    asked = line.asked_from(0.6)
     late = line.late(X, 3.0)
     return late + [
         f"x was woken for a lock that is held, at {at:.3f} s" for at in asked if at < 3.0
     ]
-
-
-class Noted(dict[str, float]):
-    """When who asked for the lock, and all such times in their order."""
-
-    def __init__(self, known: dict[str, float], times: list[float], world: Schedule) -> None:
-        super().__init__(known)
-        self.times, self.world = times, world
-
-    def __setitem__(self, token: str, at: float) -> None:
-        self.times.append(at)
-        super().__setitem__(token, at)
 
 
 def second_place() -> list[str]:
@@ -181,7 +191,9 @@ def second_place() -> list[str]:
     line.at(0.0, line.y.run, hold(line.y))
     line.at(0.02, line.z.run, hold(line.z))
     line.take(line.x, 0.1, wait=8.0)
-    return line.late(X, 0.55)
+    asked = line.asked_from(0.5)
+    late = line.late(X, 0.55)
+    return late + (["x had to ask twice"] if len(asked) > 1 else [])
 
 
 def both_places() -> list[str]:
@@ -210,7 +222,7 @@ LINE: dict[str, Callable[[], list[str]]] = {
     story.__name__: story
     for story in (
         oldest_first,
-        given_up_when_woken,
+        own_ticket,
         killed_in_line,
         stopped_in_line,
         newcomer,
@@ -225,7 +237,7 @@ LINE: dict[str, Callable[[], list[str]]] = {
 #: As `simulation.schedules.BREAKS`.
 LINE_BREAKS: dict[str, tuple[str, ...]] = {
     "oldest_first": ("oldest-first",),
-    "given_up_when_woken": ("own-ticket",),
+    "own_ticket": ("own-ticket",),
     "killed_in_line": ("dead-ticket",),
     "stopped_in_line": ("woken-once",),
     "newcomer": ("kept-for-the-woken",),

@@ -70,18 +70,12 @@ WAITING_GUARDS = {
         Guard(
             "woken-once",
             "who was woken has no ticket any more: one that does nothing is not woken again",
-            lua=((RELEASE, "redis.pcall('ZREM', KEYS[3], next)", ""),),
+            lua=((RELEASE, ", next)", ", 'nobody')"),),
         ),
         Guard(
             "kept-for-the-woken",
             "a lock that is handed over is nobody else's meanwhile",
-            lua=(
-                (
-                    RELEASE,
-                    "redis.call('SET', KEYS[1], value, 'PX', ARGV[6])",
-                    "redis.call('DEL', KEYS[1])",
-                ),
-            ),
+            ((requests, "HAND_OVER", b"1"),),
         ),
         Guard(
             "free-wakes",
