@@ -120,12 +120,14 @@ class Keyspace:
         store: Key -> value and end.
         micros: What the node's clock shows [us, Unix time]; stands still during a command.
         info: What INFO says, by section.
+        hear: Who hears what is published; returns how many do.
     """
 
     def __init__(self) -> None:
         self.store: Store = {}
         self.micros = 0
         self.info: Callable[[bytes], bytes] = lambda _section: b""
+        self.hear: Callable[[bytes, bytes], int] = lambda _channel, _message: 0
 
     @property
     def now(self) -> int:
@@ -311,9 +313,9 @@ class Keyspace:
         self.change(key, Stream((*found, entry)[-kept:] if kept else ()))
         return entry[0]
 
-    def publish(self, _channel: bytes, _message: bytes) -> int:
-        """PUBLISH; nobody listens to a node in memory."""
-        return 0
+    def publish(self, channel: bytes, message: bytes) -> int:
+        """PUBLISH."""
+        return self.hear(channel, message)
 
     def time(self) -> list[bytes]:
         """TIME."""

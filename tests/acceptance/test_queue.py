@@ -173,8 +173,13 @@ def alone(it, lock):
 # -- in line -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-@pytest.mark.parametrize("name", ["nap", "late"])
+@pytest.mark.parametrize(
+    ("pool", "name"),
+    [
+        *itertools.product(["prefork", "threads", "gevent", "solo"], ["nap", "late"]),
+        ("eventlet", "late"),
+    ],
+)
 def test_all_who_wait_run_one_by_one_in_the_order_of_their_refusal(it, crew, pool, name):
     """And long before they would come by themselves: each release wakes the next one."""
     lock = f"line, {pool}, {name}"
