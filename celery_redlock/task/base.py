@@ -10,6 +10,7 @@ from celery import Task, signals
 from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
+import celery_redlock.protect  # noqa: F401  its import is its use
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.exposition import ServeMetrics
 from celery_redlock.lock.held import HeldLock
@@ -28,7 +29,7 @@ from celery_redlock.task.result import FreeResultsLater, UniqueResult, result_of
 from celery_redlock.task.skip_line import TRACER, shorten
 from celery_redlock.task.task_lock import lock_of
 
-__all__ = ["RedlockTask", "takes_lock"]
+__all__ = ["RedlockTask", "install", "takes_lock"]
 
 #: Steps of a worker's start, and of each of its connections to the broker; the latter by its name,
 #: as it imports Celery's worker, which a publisher does without.
@@ -107,7 +108,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         """
         bound = super().bind(app)
         protect(cls, RedlockTask)
-        plugin_for(app).install(check_tasks, WORKER_STEPS, CONSUMER_STEPS)
+        install(app)
         registered = app._tasks.values()  # noqa: SLF001  app.tasks would finalize the app here
         task = next((task for task in reversed(registered) if type(task) is cls), None)
         if task is not None and not lock_of(task).is_built_in:
@@ -225,6 +226,11 @@ def expected(throws: Any) -> tuple[type[Exception], ...]:
 def takes_lock(task: Any) -> bool:
     """Return whether *task*, of whatever kind, or None, runs under a lock."""
     return isinstance(task, RedlockTask) and not lock_of(task).is_built_in
+
+
+def install(app: Any) -> None:
+    """Let a worker of *app* check everything at its start, and do what tasks of ours need."""
+    plugin_for(app).install(check_tasks, WORKER_STEPS, CONSUMER_STEPS)
 
 
 def check_tasks(app: Any) -> None:
