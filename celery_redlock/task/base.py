@@ -10,7 +10,6 @@ from celery import Task, signals
 from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
-import celery_redlock.protect  # noqa: F401  its import is its use
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.exposition import ServeMetrics
 from celery_redlock.lock.held import HeldLock
@@ -247,3 +246,7 @@ get_logger(TRACER).addFilter(shorten)
 def _after_task(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
     if isinstance(task, RedlockTask):
         after(task, state, retval)
+
+
+# At last, as it may have tasks to protect at once. Its import is its use.
+import celery_redlock.protect  # noqa: E402, F401

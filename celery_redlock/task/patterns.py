@@ -46,7 +46,7 @@ class Patterns:
         setting: As the app's configuration has it; not None.
 
     Attributes:
-        unused: Patterns that have matched no task so far.
+        unused: Patterns with options that have matched no task so far.
 
     Raises:
         ConfigurationError: It is malformed; names the pattern, the option and the fix.
@@ -60,7 +60,7 @@ class Patterns:
             (pattern, matcher_of(pattern), rule_of(f"redlock_protect[{pattern!r}]", options))
             for pattern, options in (setting.items() if is_mapping else ())
         ]
-        self.unused = [pattern for pattern, _, _ in self._rules]
+        self.unused = [pattern for pattern, _, rule in self._rules if rule is not None]
 
     def rule_for(self, name: str) -> Rule | None:
         """

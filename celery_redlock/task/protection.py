@@ -12,47 +12,44 @@ from __future__ import annotations
 
 import difflib
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import signals
-from celery.app.registry import TaskRegistry
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.log import get_logger
+from celery_redlock.protect import WatchedTasks, watch_with
 from celery_redlock.task.base import RedlockTask, install
 from celery_redlock.task.options import declared
 from celery_redlock.task.overrides import check_request
 from celery_redlock.task.patterns import Patterns, Rule
 from celery_redlock.task.task_lock import lock_of
 
-if TYPE_CHECKING:
-    from celery import Celery
-
 __all__ = ["protect_tasks"]
 
 logger = get_logger(__name__)
 
 
-class ProtectingRegistry(TaskRegistry):
+class ProtectedTasks(WatchedTasks):
     """
-    The tasks of an app; protects each as it is registered.
+    The tasks of an app; those that its setting names are protected as they are registered.
 
     Attributes:
-        app: The app.
-        patterns: Its setting.
+        patterns: The setting.
     """
 
-    app: Celery
     patterns: Patterns
 
     def __setitem__(self, name: str, task: Any) -> None:
         rule = self.patterns.rule_for(name)
         if rule is None or lock_of(task).is_named:
-            super().__setitem__(name, task)
+            super(WatchedTasks, self).__setitem__(name, task)
             return
         try:
             give_class(task, rule)
-            super().__setitem__(name, task)  # never without its class, as other threads look here
+            super(WatchedTasks, self).__setitem__(
+                name, task
+            )  # as it is from now on, for all threads
             bind(task, self.app)
         except ConfigurationError as error:
             self.pop(name, None)  # so that its next use says so again
@@ -72,11 +69,7 @@ def protect_tasks(app: Any) -> None:
     """
     patterns = Patterns(app.conf["redlock_protect"])
     install(app)
-    registry = app._tasks  # noqa: SLF001  app.tasks would finalize the app here
-    if not isinstance(registry, ProtectingRegistry):
-        theirs = type(registry)
-        registry.__class__ = type(theirs.__name__, (ProtectingRegistry, theirs), {})
-    registry.app, registry.patterns = app, patterns
+    registry = watch_with(ProtectedTasks, app, patterns=patterns)
     for name, task in list(registry.items()):
         registry[name] = task
 
@@ -123,7 +116,7 @@ def bind(task: Any, app: Any) -> None:
 def _warn_of_unused(sender: Any = None, **_: Any) -> None:
     """Report patterns that match no task of a worker: a misspelt one protects nothing."""
     registry = getattr(sender, "app", None) and sender.app._tasks  # noqa: SLF001
-    if not isinstance(registry, ProtectingRegistry):
+    if not isinstance(registry, ProtectedTasks):
         return
     for pattern in registry.patterns.unused:
         near = difflib.get_close_matches(str(pattern), registry, 1)

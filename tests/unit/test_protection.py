@@ -10,13 +10,13 @@ import subprocess
 import sys
 import types
 import weakref
-from types import SimpleNamespace
 
 import pytest
 from celery import Celery, Task, _state, shared_task, signals
+from celery.app.registry import TaskRegistry
 from celery.worker.request import Request
 
-from celery_redlock import ConfigurationError, Fail, RedlockTask, protect
+from celery_redlock import ConfigurationError, Fail, RedlockTask
 from celery_redlock.plugin import CheckLocks, plugin_for
 from celery_redlock.task import calls
 from celery_redlock.task.base import takes_lock
@@ -28,6 +28,15 @@ NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
 ORDER = {"vendor.*": {"unique_on": ["order_id"], "on_conflict": "fail"}}
 
 
+@pytest.fixture(autouse=True)
+def _apps_are_closed():
+    """A shared task of one test is not registered in the apps of another."""
+    before = set(_state._get_active_apps())
+    yield
+    for app in set(_state._get_active_apps()) - before:
+        app.close()
+
+
 def app_with(setting=ORDER, **options):
     """Return an app with a setting, which never connects."""
     options = {"broker": "memory://", "backend": "cache+memory://", **options}
@@ -37,6 +46,16 @@ def app_with(setting=ORDER, **options):
 
 
 def sync(order_id, how=None):
+    """Say which order it is."""
+    return order_id
+
+
+def bound_sync(self, order_id):
+    """Say which order it is, as a task that is given itself."""
+    return order_id
+
+
+def other_sync(order_id):
     """Say which order it is."""
     return order_id
 
@@ -86,7 +105,7 @@ class Plain(Task):
     "options",
     [
         {},
-        {"bind": True, "run": lambda self, order_id: order_id},
+        {"bind": True, "run": bound_sync},
         {"base": Plain},
         {"autoretry_for": (ValueError,)},
         {"lazy": False},
@@ -118,7 +137,7 @@ def test_without_the_setting_it_is_not(executions, setting):
 
 
 def test_an_app_without_the_setting_stays_as_celery_made_it():
-    """With no step, no registry and no import of ours."""
+    """With no step and no registry of ours, once its first task is there."""
     app = app_with(None)
     declare(app)
     assert type(app._tasks).__module__ == "celery.app.registry"
@@ -187,7 +206,7 @@ def test_a_protected_task_is_what_it_was_to_everybody_else():
     ):
         assert getattr(task, part) == getattr(before, part), part
     assert inspect.signature(task.run) == inspect.signature(before.run)
-    assert (repr(type(task)), str(task)) == (repr(type(before)), str(before))
+    assert repr(type(task)) == repr(type(before))
     assert pickle.loads(pickle.dumps(task)) is task
     assert task(7) == 7
 
@@ -265,17 +284,24 @@ def test_a_worker_checks_it_at_its_start():
         plugin_for(app)._check_tasks(app)
 
 
+class Consumer:
+    """Of a worker."""
+
+    def __init__(self, app):
+        self.app = app
+
+
 def test_a_worker_reports_patterns_that_match_nothing(caplog):
     """With the name that is like it; what matched is not reported, nor what another app has."""
-    app = app_with({"vendor.snyc": {}, "vendor.*": {}, "*": None})
+    app = app_with({"vendor.sink": {}, "vendor.*": {}, "*": None})
+    app.finalize()  # Celery's own are for no pattern
     declare(app)
     with caplog.at_level(logging.WARNING):
         for one in (app, app_with(None)):
-            signals.worker_ready.send(sender=SimpleNamespace(app=one))
-    (told,) = [record.getMessage() for record in caplog.records if "redlock" in record.name]
-    assert told == (
-        "redlock_protect: 'vendor.snyc' matches no task of this worker; did you mean 'vendor.sync'?"
-    )
+            signals.worker_ready.send(sender=Consumer(one))
+    told = [record.getMessage() for record in caplog.records if "redlock" in record.name]
+    unused = "redlock_protect: 'vendor.sink' matches no task of this worker"
+    assert told == [f"{unused}; did you mean 'vendor.sync'?"]
 
 
 # -- what cannot be protected -----------------------------------------------------------
@@ -353,7 +379,7 @@ def test_what_cannot_be_protected_is_refused_by_name(base, words, when):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"unique_on": ["order"]}, r"unique_on names 'order'.*did you mean 'order_id'"),
+        ({"unique_on": ["order"]}, "names 'order'.*did you mean 'order_id'"),
         ({"lock_key": "order:{order}"}, "order"),
         ({"unique_until": "expired"}, "needs unique_for"),
         ({"on_duplicate": "fail"}, "has no effect without unique_until"),
@@ -401,8 +427,8 @@ def load(order_id):
 {}
 app.finalize()
 {}
-task = app.tasks["vendor.sync"]
-print(*("RedlockTask" in [c.__name__ for c in type(t).__mro__] for t in (sync, load)))
+tasks = [app.tasks[f"vendor.{{name}}"] for name in ("sync", "load")]
+print(*("RedlockTask" in [c.__name__ for c in type(task).__mro__] for task in tasks))
 """
 CONF = "app.config_from_object(settings)"
 IMPORT = "import celery_redlock.protect"
@@ -459,6 +485,34 @@ def test_an_app_is_forgotten_with_what_protects_it():
     assert [ref() for ref in kept] == [None] * 3
 
 
-def test_celery_calls_it_for_each_app():
-    """By the hook that its shared tasks have, too."""
-    assert protect.apply_setting in _state._on_app_finalizers
+def test_an_app_that_is_never_finalized_publishes_protected():
+    """As one that only publishes: it looks at no task but the one that it has in hand."""
+    app = app_with()
+    task = app.task(name="vendor.sync", shared=False)(sync)
+    assert isinstance(task.delay(7), UniqueResult)
+    assert not app.finalized
+
+
+@pytest.mark.parametrize("fixups", [None, []])
+def test_a_setting_that_comes_late_counts_once_the_app_is_finalized(fixups):
+    """For the tasks that are there, and later ones; also in an app without fix-ups."""
+    app = app_with(None, fixups=fixups)
+    app.task(name="vendor.sync", shared=False, lazy=False)(sync)
+    app.conf.redlock_protect = ORDER
+    tasks = declare(app), declare(app, "vendor.load", other_sync)
+    assert [takes_lock(task) for task in tasks] == [True, True]
+
+
+def test_a_registry_of_the_users_stays_one():
+    """What it does is done, with our setting and without."""
+
+    class Noting(TaskRegistry):
+        def __setitem__(self, name, task):
+            super().__setitem__(name, task)
+            vars(self).setdefault("noted", []).append(name)
+
+    for setting in (ORDER, None):
+        app = app_with(setting, tasks=Noting())
+        declare(app)
+        assert isinstance(app.tasks, Noting)
+        assert app.tasks.noted.count("vendor.sync") == 1
