@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from celery import shared_task
@@ -63,22 +61,19 @@ def declare(app):
     app.task(name="vendor.again", bind=True, shared=False)(again)
 
 
-@dataclass
 class Scene:
-    """
-    A stage, and what was published on it.
+    """A stage, and the results of what was published on it, by what happens to them."""
 
-    Attributes:
-        it: The stage.
-        results: By what happens to them.
-    """
-
-    it: Any
-    results: dict[str, Any]
+    def __init__(self, it):
+        self.it, self.results = it, {}
 
     def overlaps(self, order):
         """Return which bodies of an order ran at the same time."""
         return overlaps(e for e in read(self.it.events) if e.get("name") == order)
+
+    def deliveries(self, order):
+        """Return how often the message of an order was delivered."""
+        return self.it.log().count(f"[{self.results[order][0].id}] received")
 
 
 def set_up(folder, setting):
@@ -121,7 +116,7 @@ def publish(it):
     results["ping"].append(send("ping", "ping", 1.5))
     results["once"] = [send("once", "once", 1.0) for _ in range(2)]
     it.workers[-1].kill()
-    it.worker(name="heir", args=["-Q", "q_killed"])
+    it.worker(name="heir", concurrency=1, args=["-Q", "q_killed"])
     it.app.control.revoke(results["revoked"][0].id, terminate=True)
     results["revoked"].append(send("next", "revoked"))
     return results
@@ -135,11 +130,11 @@ def scenes(tmp_path_factory):
         for name, setting in (("protected", SETTING), ("plain", None)):
             it = stack.enter_context(set_up(tmp_path_factory.mktemp(name), setting))
             it.start_workers(
-                {"name": f"w{n}", "concurrency": 8, "args": ["-Q", queue]}
-                for n, queue in enumerate(("q_both", "q_both", "celery", "q_killed"))
+                {"name": f"w{n}", "concurrency": size, "args": ["-Q", queue]}
+                for n, (queue, size) in enumerate((("q_both,celery", 9), ("q_killed", 1)))
             )
             it.workers.sort(key=lambda worker: "q_killed" in worker.command)
-            found[name] = Scene(it, {})
+            found[name] = Scene(it)
         for scene in found.values():
             beat = stage_beat(scene.it, "beat")
             scene.results = publish(scene.it)
@@ -168,7 +163,7 @@ def test_a_shared_task_runs_once(protected):
     assert len(protected.it.bodies("shared")) == 1
 
 
-def test_a_task_that_the_setting_leaves_out_runs_as_ever(protected):
+def test_a_task_that_the_setting_leaves_out_runs_as_usual(protected):
     """Although a later pattern matches it."""
     assert [r.get(timeout=60) for r in protected.results["ping"]] == ["worked on ping"] * 2
     assert protected.it.bodies("ping")
@@ -195,8 +190,8 @@ def test_a_message_delivered_again_does_not_run_again(protected):
     """Although its first delivery runs for three visibility timeouts."""
     assert protected.results["late"][0].get(timeout=60) == "worked on late"
     protected.it.wait_until_quiet()
-    (ran,) = protected.it.bodies("late")
-    assert ran.ended - ran.started > LONG - 0.5
+    assert len(protected.it.bodies("late")) == 1
+    assert protected.deliveries("late") > 1, "not delivered again: this shows nothing"
 
 
 def test_the_task_of_a_killed_worker_is_done_by_another(protected):
@@ -223,6 +218,6 @@ def test_without_the_setting_they_meet(plain):
     for results in plain.results.values():
         for result in results[-1:]:
             result.get(timeout=60)
-    assert all(plain.overlaps(order) for order in ("shared", "late", "nap"))
+    for order in ("shared", "late", "nap"):
+        eventually(lambda order=order: plain.overlaps(order), f"overlap of {order}", timeout=60)
     assert len(plain.it.bodies("once")) == 2
-    eventually(lambda: not plain.it.keys("redlock:lock:vendor*"), "no lock")
