@@ -8,6 +8,7 @@ plain names (`celery_redlock.plugin` does).
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -16,7 +17,16 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.credentials import with_credentials
 from celery_redlock.lock.rules import Rules, in_seconds, positive
 
-__all__ = ["KNOWN", "OBSERVERS", "PREFIX", "Settings", "host_and_port", "one_of"]
+__all__ = [
+    "KNOWN",
+    "OBSERVERS",
+    "PREFIX",
+    "Settings",
+    "check_options_type",
+    "check_protect",
+    "host_and_port",
+    "one_of",
+]
 
 PREFIX = "redlock_"
 #: Names of `Rules` that are settings; the rest are constants of the protocol.
@@ -45,6 +55,7 @@ OWN = (
     "skip_log_level",
     "prometheus_listen",
     "web_token",
+    "protect",
 )
 #: Who receives events unless the app says otherwise.
 OBSERVERS = ("logging", "journal", "celery")
@@ -79,6 +90,8 @@ class Settings:
         skip_log_level: Level at which ``"logging"`` reports a task that is skipped.
         prometheus_listen: Where a worker serves its metrics, ``"host:port"``; None: nowhere.
         web_token: What the web page asks for before it releases a lock; None for never.
+        protect: Pattern of task names -> options of these tasks, whatever their base; or a callable
+            name -> options, or None. What `celery_redlock.task.patterns` makes of it.
         is_fallback: Whether *nodes* is the app's result backend or broker, as there is no setting.
 
     Raises:
@@ -100,6 +113,7 @@ class Settings:
     skip_log_level: str = "INFO"
     prometheus_listen: str | None = None
     web_token: str | None = field(default=None, repr=False)
+    protect: Any = None
     is_fallback: bool = False
 
     def __post_init__(self) -> None:
@@ -119,6 +133,8 @@ class Settings:
         if self.prometheus_listen is not None:
             host_and_port(self.prometheus_listen)
         check_web_token(self.web_token)
+        if self.protect is not None:
+            check_protect(self.protect)
 
     @classmethod
     def from_conf(cls, conf: Mapping[str, Any], fallback: str | None = None) -> Settings:
@@ -217,3 +233,36 @@ def check_web_token(token: object) -> None:
         "with: python -c 'import secrets; print(secrets.token_urlsafe())'"
     )
     raise ConfigurationError(msg)
+
+
+def check_protect(protect: object) -> None:
+    """Raise ConfigurationError unless *protect* maps patterns to options, or can be called."""
+    if not isinstance(protect, Mapping):
+        if callable(protect):
+            return
+        msg = (
+            "redlock_protect must map patterns of task names to options, like "
+            "{'vendor.*': {'unique_on': ['order_id']}}, or be a callable name -> options; "
+            f"got {type(protect).__name__}"
+        )
+        raise ConfigurationError(msg)
+    for pattern, options in protect.items():
+        text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+        if not (callable(pattern) or (isinstance(text, str) and text)):
+            msg = (
+                "redlock_protect: a pattern is a task's name, a glob like 'vendor.*', a compiled "
+                f"pattern of str or a callable name -> bool, got {pattern!r}"
+            )
+            raise ConfigurationError(msg)
+        if options is not None:
+            check_options_type(f"redlock_protect[{pattern!r}]", options)
+
+
+def check_options_type(where: str, options: object) -> None:
+    """Raise ConfigurationError, which begins with *where*, unless *options* is a mapping."""
+    if not isinstance(options, Mapping):
+        msg = (
+            f"{where} must be options like {{'unique_on': ['order_id']}}, {{}} for the defaults, "
+            f"or None to leave such tasks as they are; got {type(options).__name__}"
+        )
+        raise ConfigurationError(msg)

@@ -28,7 +28,7 @@ from celery_redlock.task.result import FreeResultsLater, UniqueResult, result_of
 from celery_redlock.task.skip_line import TRACER, shorten
 from celery_redlock.task.task_lock import lock_of
 
-__all__ = ["RedlockTask", "takes_lock"]
+__all__ = ["RedlockTask", "install", "takes_lock"]
 
 #: Steps of a worker's start, and of each of its connections to the broker; the latter by its name,
 #: as it imports Celery's worker, which a publisher does without.
@@ -107,7 +107,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         """
         bound = super().bind(app)
         protect(cls, RedlockTask)
-        plugin_for(app).install(check_tasks, WORKER_STEPS, CONSUMER_STEPS)
+        install(app)
         registered = app._tasks.values()  # noqa: SLF001  app.tasks would finalize the app here
         task = next((task for task in reversed(registered) if type(task) is cls), None)
         if task is not None and not lock_of(task).is_built_in:
@@ -227,6 +227,11 @@ def takes_lock(task: Any) -> bool:
     return isinstance(task, RedlockTask) and not lock_of(task).is_built_in
 
 
+def install(app: Any) -> None:
+    """Let a worker of *app* check everything at its start, and do what tasks of ours need."""
+    plugin_for(app).install(check_tasks, WORKER_STEPS, CONSUMER_STEPS)
+
+
 def check_tasks(app: Any) -> None:
     """Check all tasks of *app* that are based on `RedlockTask`; raises ConfigurationError."""
     for task in list(app.tasks.values()):
@@ -241,3 +246,7 @@ get_logger(TRACER).addFilter(shorten)
 def _after_task(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
     if isinstance(task, RedlockTask):
         after(task, state, retval)
+
+
+# At last, as it may have tasks to protect at once. Its import is its use.
+import celery_redlock.protect  # noqa: E402, F401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,21 @@ from celery_redlock.lock.waiting import MOST_PLACES
 from celery_redlock.settings import PREFIX, Settings, one_of
 from celery_redlock.task.policies import Policy, policy_of
 
-__all__ = ["OPTIONS", "OVERLAP", "LockOptions", "check_declared", "classes_before", "overlap_word"]
+__all__ = [
+    "BUILT_IN",
+    "CHECKS",
+    "OPTIONS",
+    "OVERLAP",
+    "LockOptions",
+    "check_declared",
+    "classes_before",
+    "declared",
+    "nearest_option",
+    "overlap_word",
+]
+
+#: Celery's own tasks; they inherit from us under ``task_cls`` and take no lock.
+BUILT_IN = "celery."
 
 #: Task attribute -> setting without the prefix; "" for attributes without a setting.
 OPTIONS = {
@@ -292,11 +307,18 @@ def check_spelling(task: str, attribute: str, value: object) -> None:
     """Raise ConfigurationError if an attribute of a task looks like an option misspelt."""
     if attribute in OPTIONS or attribute in METHODS or attribute.startswith("_"):
         return
-    meant = {f"{PREFIX}{setting}": option for option, setting in OPTIONS.items() if setting}
-    near = difflib.get_close_matches(attribute, [*OPTIONS, *meant], 1, 0.85)
-    if near:
-        msg = f"{task}: unknown option {attribute}; did you mean {meant.get(near[0], near[0])}?"
+    near = nearest_option(attribute, 0.85)
+    if near is not None:
+        msg = f"{task}: unknown option {attribute}; did you mean {near}?"
         raise ConfigurationError(msg)
     if attribute.startswith(("lock_", PREFIX)) and not callable(value):
         msg = f"{task}: unknown option {attribute}; known are {', '.join(OPTIONS)}"
         raise ConfigurationError(msg)
+
+
+@functools.lru_cache(maxsize=1024)  # a thousand tasks have the same thirty attributes
+def nearest_option(word: str, likeness: float) -> str | None:
+    """Return the option that *word* looks like, as an option or its setting [0 to 1]; or None."""
+    meant = {f"{PREFIX}{setting}": option for option, setting in OPTIONS.items() if setting}
+    near = difflib.get_close_matches(word, [*OPTIONS, *meant], 1, likeness)
+    return meant.get(near[0], near[0]) if near else None
