@@ -14,6 +14,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any, Protocol, cast
 
@@ -22,9 +23,9 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.deferral import defer_signals, pause
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.events import Event, Observer, tell
+from celery_redlock.events import Event, LockEvent, Observer, tell
 from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.rules import LONGEST_PREFIX, Rules
 from celery_redlock.log import get_logger
 from celery_redlock.observers import prometheus_files
 from celery_redlock.observers.journal import JournalObserver
@@ -44,6 +45,8 @@ _plugins: weakref.WeakKeyDictionary[Any, Plugin] = weakref.WeakKeyDictionary()
 _building = threading.RLock()
 #: How often a worker looks for children that have died [s].
 LOOK_FOR_DEATHS = 0.25
+#: What follows the prefix in the keys of reports.
+OF_REPORTS = ":report"
 #: The pool whose tasks run in children; by its name, as only a worker needs it.
 PREFORK = "celery.concurrency.prefork:TaskPool"
 
@@ -109,6 +112,7 @@ class Plugin:
         self._conf: dict[str, Any] = {}
         self._settings: Settings | None = None
         self._locks: Redlock | None = None
+        self._reports: Redlock | None = None
         self._observers: tuple[Observer, ...] | None = None
         self._check_tasks: Callable[[Any], None] | None = None
         self.has_children = self.sends_events = False
@@ -146,6 +150,7 @@ class Plugin:
     def _start_over(self) -> None:
         with _building:
             locks, self._locks, self._settings = self._locks, None, None
+            self._reports = None
             observers, self._observers = self._observers or (), None
         if locks is not None:
             locks.close()
@@ -197,9 +202,31 @@ class Plugin:
         return self._locks
 
     @property
-    def reservations(self) -> Reservations:
-        """What keeps a second message of a task out of the queue; raises likewise."""
-        return Reservations.on(self.locks)
+    def reports(self) -> Redlock:
+        """
+        What takes note of tasks in report mode, under names of its own; raises likewise.
+
+        No enforced lock meets it. Over the connections of `locks`; what happens is reported with
+        ``report`` set. No node is kept from voting by its restart, as nobody relies on a vote.
+        """
+        if self._reports is None:
+            with _building:
+                if self._reports is None:
+                    prefix = report_prefix(self.settings.rules.prefix)
+                    rules = replace(self.settings.rules, prefix=prefix, restart_guard=False)
+                    self._reports = self.locks.under(rules, [self._notify_of_report])
+        return self._reports
+
+    def _notify_of_report(self, event: Event) -> None:
+        self.notify(replace(event, report=True) if isinstance(event, LockEvent) else event)
+
+    def locks_for(self, *, report: bool) -> Redlock:
+        """Return `reports` or `locks`."""
+        return self.reports if report else self.locks
+
+    def reservations_for(self, *, report: bool) -> Reservations:
+        """Return what knows a second message of a task: and only reports it, or keeps it out."""
+        return Reservations.on(self.locks_for(report=report))
 
     @contextlib.contextmanager
     def on_servers(self, servers: Servers) -> Iterator[None]:
@@ -245,6 +272,12 @@ class Plugin:
         settings, _ = self.settings, self.observers
         if self._check_tasks is not None:
             self._check_tasks(self.app)
+        if settings.mode == "report":
+            report_prefix(settings.rules.prefix)
+            logger.warning(
+                "redlock_mode is 'report': every task runs whether or not its lock is held; what "
+                "would have been refused is reported"
+            )
         if settings.is_fallback:
             logger.warning(
                 "redlock_nodes is not set: locks are kept on the one Redis at %s, which survives "
@@ -298,6 +331,17 @@ class NoteDeaths(bootsteps.StartStopStep):
         look = getattr(worker.pool, "maintain_pool", None)
         if plugin_for(worker.app).has_children and look is not None:
             hub.call_repeatedly(LOOK_FOR_DEATHS, look)
+
+
+def report_prefix(prefix: str) -> str:
+    """Return the prefix of the keys of reports; raises ConfigurationError if it is too long."""
+    if len(prefix.encode()) + len(OF_REPORTS) > LONGEST_PREFIX:
+        msg = (
+            f"redlock_prefix must be at most {LONGEST_PREFIX - len(OF_REPORTS)} bytes for tasks in "
+            f"report mode, whose keys begin with {prefix + OF_REPORTS!r}; shorten it"
+        )
+        raise ConfigurationError(msg)
+    return prefix + OF_REPORTS
 
 
 def load_inspect_commands() -> None:

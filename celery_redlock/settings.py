@@ -16,7 +16,7 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.credentials import with_credentials
 from celery_redlock.lock.rules import Rules, in_seconds, positive
 
-__all__ = ["KNOWN", "OBSERVERS", "PREFIX", "Settings", "host_and_port", "one_of"]
+__all__ = ["KNOWN", "MODES", "OBSERVERS", "PREFIX", "Settings", "host_and_port", "one_of"]
 
 PREFIX = "redlock_"
 #: Names of `Rules` that are settings; the rest are constants of the protocol.
@@ -34,6 +34,7 @@ OWN = (
     "nodes",
     "username",
     "password",
+    "mode",
     "on_conflict",
     "on_unavailable",
     "on_lock_lost",
@@ -48,6 +49,8 @@ OWN = (
 )
 #: Who receives events unless the app says otherwise.
 OBSERVERS = ("logging", "journal", "celery")
+#: Whether locks are enforced, or what they would have refused is only reported.
+MODES = ("enforce", "report")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 #: A secret that a person can still type, and a program cannot guess.
 SHORTEST_WEB_TOKEN = 16
@@ -65,6 +68,8 @@ class Settings:
         rules: The numbers of the lock itself.
         username: For all nodes that have none of their own; None for the default user.
         password: Likewise; None for none.
+        mode: ``"enforce"``, or ``"report"``: every body runs, every message is published, and an
+            event says what would have been refused.
         on_conflict: Policy when another execution holds the key; a word or a policy.
         on_unavailable: Policy when no quorum could decide; a word or a policy.
         on_lock_lost: ``"abort"`` or ``"warn"``.
@@ -89,6 +94,7 @@ class Settings:
     rules: Rules
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    mode: str = "enforce"
     on_conflict: Any = "skip"
     on_unavailable: Any = "reschedule"
     on_lock_lost: str = "abort"
@@ -107,6 +113,7 @@ class Settings:
         object.__setattr__(self, "nodes", nodes)  # as frozen dataclasses set their fields
         dedup_ttl = in_seconds("redlock_dedup_ttl", self.dedup_ttl)
         object.__setattr__(self, "dedup_ttl", dedup_ttl)
+        one_of("redlock_mode", self.mode, MODES)
         one_of("redlock_on_lock_lost", self.on_lock_lost, ("abort", "warn"))
         if self.beat_starting_deadline is not None:
             deadline = positive("redlock_beat_starting_deadline", self.beat_starting_deadline)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from celery_redlock.task.execution import Execution
     from celery_redlock.task.options import LockOptions
 
-__all__ = ["acquire", "refuse", "start"]
+__all__ = ["acquire", "hand_on", "refuse", "start", "stop_waiting", "take"]
 
 logger = get_logger(__name__)
 
@@ -97,7 +97,7 @@ def hold_reservation(execution: Execution) -> None:
     reservation, options = execution.reservation, execution.options
     if reservation is not None and options.wait and not execution.task.acks_late:
         longest = options.wait + PREVIOUS_GRACE + options.ttl
-        reservation.hold(execution.plugin.reservations, longest)
+        reservation.hold(execution.reservations, longest)
 
 
 def take_in_turn(execution: Execution) -> None:
@@ -123,7 +123,9 @@ def take_in_turn(execution: Execution) -> None:
     raise taken
 
 
-def take(execution: Execution, wait: float, turn: Turn = NO_TURN) -> None:
+def take(
+    execution: Execution, wait: float, turn: Turn = NO_TURN, ends: float | None = None
+) -> None:
     """
     Acquire the lock unless the execution has finished before.
 
@@ -131,14 +133,15 @@ def take(execution: Execution, wait: float, turn: Turn = NO_TURN) -> None:
         execution: That wants it.
         wait: How long to keep trying [s].
         turn: With what the first attempt begins.
+        ends: As of `Wanted`.
     """
-    options, delivery, locks = execution.options, execution.delivery, execution.plugin.locks
+    options, delivery, locks = execution.options, execution.delivery, execution.locks
     marker = execution.id if options.dedup_ttl else None
     asked = marker if delivery.may_be_repeated else None
     info, owner, waiting = execution.info, delivery.owner, delivery.envelope.waiting
     since = None if waiting is None else waiting.since
     lock = execution.name, options.ttl, wait, options.fence, info, asked, owner
-    wanted = Wanted(*lock, turn, since, options.limit[0])
+    wanted = Wanted(*lock, turn, since, options.limit[0], ends)
     interrupt = execution.interrupt
     on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
     with defer_interrupts():  # or a lock that was granted might not be released
@@ -146,11 +149,25 @@ def take(execution: Execution, wait: float, turn: Turn = NO_TURN) -> None:
             held = locks.take(wanted, on_lost)
         else:
             held = take_all(locks, wanted, options.limits(execution.names), waiting, on_lost)
-        execution.own_lock = execution.held = held
+        execution.own_lock = held
+        execution.held = execution.held or held
         if asked != marker:  # what an earlier publish under this task id has left
             locks.mark(Marker(execution.id, DONE, 0.0))
         if waiting is not None:
-            locks.driver.tell(leave_request(locks.rules, waiting.ticket(execution.task, delivery)))
+            stop_waiting(execution, waiting)
+
+
+def stop_waiting(execution: Execution, waiting: Waiting) -> None:
+    """Have the nodes forget that the task waits as a message."""
+    locks, ticket = execution.plugin.locks, waiting.ticket(execution.task, execution.delivery)
+    locks.driver.tell(leave_request(locks.rules, ticket))
+
+
+def hand_on(locks: Redlock, waiting: Waiting | None, turn: Turn) -> None:
+    """Have the next one get the lock that is kept for a task that does not take it."""
+    if waiting is not None and turn.token is not None and turn.place is not None:
+        name = place_name(waiting.name, turn.place)
+        locks.driver.tell(release_request(locks.rules, name, turn.token, place=turn.place))
 
 
 def take_all(
@@ -187,11 +204,7 @@ def take_all(
     except BaseException:
         for lock in held.values():
             locks.give_back(lock)
-        token, place = wanted.turn
-        if waiting is not None and token is not None and place is not None:
-            # It was woken for one name and refused another: the next one has what is kept for it.
-            name = place_name(waiting.name, place)
-            locks.driver.tell(release_request(locks.rules, name, token, place=place))
+        hand_on(locks, waiting, wanted.turn)  # it was woken for one name and refused another
         raise
     first = held.pop(wanted.name)
     first.others = tuple(held.values())
@@ -344,11 +357,18 @@ def is_for_lock(reservation: Reservation, execution: Execution) -> bool:
 
 def start_reservation(execution: Execution, reservation: Reservation, held: HeldLock) -> Any:
     """Note in the reservation that its task runs; return the newest arguments, None for none."""
-    task, known, options = execution.task, execution.plugin.reservations, execution.options
+    task, known, options = execution.task, execution.reservations, execution.options
+    is_of_other_mode = reservation.is_report is not execution.only_reports
+    # In report mode the body has none, and what it stands under is its note.
+    lock = execution.own_lock or held if reservation.is_report else held
     try:
         with defer_interrupts():
             started = reservation.start(
-                known, options, held, execution.info, comes_back=task.acks_late
+                known,
+                options,
+                lock,
+                execution.info,
+                comes_back=task.acks_late or is_of_other_mode,
             )
     except NotItsTurn as error:
         raise wait_for_turn(execution, error.after, error.why) from None

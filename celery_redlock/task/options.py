@@ -10,7 +10,7 @@ from typing import Any
 from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.rules import flag, in_seconds, positive
 from celery_redlock.lock.waiting import MOST_PLACES
-from celery_redlock.settings import PREFIX, Settings, one_of
+from celery_redlock.settings import MODES, PREFIX, Settings, one_of
 from celery_redlock.task.policies import Policy, policy_of
 
 __all__ = ["OPTIONS", "OVERLAP", "LockOptions", "check_declared", "classes_before", "overlap_word"]
@@ -22,6 +22,7 @@ OPTIONS = {
     "lock_ttl": "ttl",
     "lock_wait": "wait",
     "lock_limit": "",
+    "lock_mode": "mode",
     "on_conflict": "on_conflict",
     "on_unavailable": "on_unavailable",
     "on_lock_lost": "on_lock_lost",
@@ -79,6 +80,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "lock_ttl": positive,
     "lock_wait": in_seconds,
     "lock_limit": limit_of,
+    "lock_mode": one_of_words(*MODES),
     "on_conflict": policy_of,
     "on_unavailable": policy_of,
     "on_lock_lost": one_of_words("abort", "warn"),
@@ -103,6 +105,7 @@ class LockOptions:
         wait: How long to keep trying before the policy applies [s].
         limit: How many may hold the lock at once, each on a place of its own: one number for all
             names that the task has, or one for each.
+        only_reports: Whether bodies run and messages are published whatever the nodes say.
         on_conflict: When another execution holds the key.
         on_unavailable: When no quorum could decide.
         aborts_on_loss: Whether `LockLost` is raised in the running body.
@@ -119,6 +122,7 @@ class LockOptions:
     ttl: float
     wait: float
     limit: tuple[int, ...] = (1,)
+    only_reports: bool = False
     on_conflict: Policy
     on_unavailable: Policy
     aborts_on_loss: bool
@@ -180,6 +184,7 @@ class LockOptions:
             ttl=rules.check_ttl(valid("lock_ttl"), f"{task.name}: lock_ttl"),
             wait=valid("lock_wait"),
             limit=valid("lock_limit"),
+            only_reports=valid("lock_mode") == "report",
             on_conflict=valid("on_conflict"),
             on_unavailable=valid("on_unavailable"),
             aborts_on_loss=valid("on_lock_lost") == "abort",
