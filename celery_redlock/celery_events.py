@@ -6,12 +6,12 @@ processes, those that publish tasks and beat, where ``task_send_sent_event`` is 
 of a worker learn of ``-E`` when they are started: ``celery control enable_events`` at run time
 does not reach them, so restart the worker with ``-E``.
 
-What a worker's task did with its lock is ``task-redlock-acquired`` and so on, with the task's id
-as ``uuid``, so that consumers file it under the task. All else is in a group of its own,
+What a worker's task did with its lock is ``task-redlock-acquired`` and so on, with the task's id as
+``uuid``, so that consumers file it under the task. All else is in a group of its own,
 ``redlock-node-down`` and so on. In report mode, where nothing is refused, the same are called
 ``task-redlock-report-skipped`` and so on. Consumers take whatever is in the group ``task`` for news
-of a task from the worker that runs it. For Celery's own `celery.events.state.State` a type that it does not
-know is a state, which lasts until the task succeeds or fails: until then it shows
+of a task from the worker that runs it. For Celery's own `celery.events.state.State` a type that it
+does not know is a state, which lasts until the task succeeds or fails: until then it shows
 ``REDLOCK-ACQUIRED`` where it had ``STARTED``, also of a task that is terminated or retried
 afterwards. ``SUCCESS`` and ``FAILURE`` win, whatever comes before or after.
 
