@@ -7,7 +7,7 @@ Publish a task; one with ``unique_until`` first reserves its lock name.
                       reserved:  sent with the token; it is ended if that fails
                       duplicate: join, fail, or rerun
                       no quorum: sent (the lock decides at run time), or fail by policy
-                      in report mode: sent, whatever it is
+                      in report mode: sent in any case
 
 Members of a chord, group or chain are always published: dropping one would leave the rest
 waiting without end. So is a task with a callback, which would be dropped along with it.
@@ -172,7 +172,7 @@ def publish_reported(message: Message, chosen: LockOptions) -> UniqueResult:
         pass  # that is reported where it was asked
     except SoftTimeLimitExceeded:  # of the task that publishes it
         raise
-    except Exception:  # noqa: BLE001  whatever it is, the message is published
+    except Exception:  # noqa: BLE001  with any error the message is published
         warn_once(message.task.name, "%s is published, and unreported", message.task.name)
     try:
         return unique(message.send(reservation), lock_name=getattr(reservation, "name", None))

@@ -65,7 +65,7 @@ def report(execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             execution.plugin.notify(event)
     except SoftTimeLimitExceeded:  # of the task
         raise
-    except Exception:  # noqa: BLE001  whatever it is, the body runs
+    except Exception:  # noqa: BLE001  with any error the body runs
         warn_once(task.name, "%s runs, and nothing is reported of it", execution)
 
 
