@@ -224,9 +224,14 @@ class Plugin:
         """Return `reports` or `locks`."""
         return self.reports if report else self.locks
 
+    @property
+    def reservations(self) -> Reservations:
+        """What keeps a second message of a task out of the queue; raises likewise."""
+        return Reservations.on(self.locks)
+
     def reservations_for(self, *, report: bool) -> Reservations:
-        """Return what knows a second message of a task: and only reports it, or keeps it out."""
-        return Reservations.on(self.locks_for(report=report))
+        """Return those of `reports`, which keep nothing out, or `reservations`."""
+        return Reservations.on(self.reports) if report else self.reservations
 
     @contextlib.contextmanager
     def on_servers(self, servers: Servers) -> Iterator[None]:

@@ -21,7 +21,7 @@ from celery.exceptions import Retry
 from celery.utils.time import maybe_make_aware
 
 from celery_redlock.deferral import defer_signals
-from celery_redlock.errors import LockNotAcquired
+from celery_redlock.errors import ConfigurationError, LockNotAcquired
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.redlock import Redlock
@@ -268,7 +268,10 @@ class Execution:
     @property
     def only_reports(self) -> bool:
         """Whether its body runs whatever the nodes say."""
-        return not locking.disabled and self.options.only_reports
+        try:
+            return not locking.disabled and self.options.only_reports
+        except ConfigurationError:  # it is raised where it does not hide how the task fails
+            return False
 
     @property
     def locks(self) -> Redlock:

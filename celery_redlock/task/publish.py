@@ -120,7 +120,7 @@ def publish_unique(message: Message, chosen: LockOptions) -> UniqueResult:
     name = message.task.lock_name(message.args, message.kwargs)
     trigger = trigger_of(message, name, chosen)
     try:
-        found = plugin_for(message.task.app).reservations_for(report=False).reserve(trigger)
+        found = plugin_for(message.task.app).reservations.reserve(trigger)
     except QuorumUnavailable:
         if isinstance(chosen.on_unavailable, Fail):
             raise
@@ -145,7 +145,7 @@ def send_reserved(
         delay = delay_behind(before, message.options, chosen)
         result = message.send(Reservation(name, reserved.token, until), **delay)
     except BaseException:  # not published, or nobody knows: a second message at the worst
-        plugin_for(app).reservations_for(report=False).end(name, reserved.token, OVER)
+        plugin_for(app).reservations.end(name, reserved.token, OVER)
         raise
     holder_id = before.get("task_id") if is_duplicate else None
     return unique(result, lock_name=name, duplicate=is_duplicate, holder_id=holder_id)
