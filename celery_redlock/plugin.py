@@ -25,7 +25,7 @@ from celery_redlock.deferral import defer_signals, pause
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Event, LockEvent, Observer, tell
 from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.rules import LONGEST_PREFIX, Rules
+from celery_redlock.lock.rules import Rules
 from celery_redlock.log import get_logger
 from celery_redlock.observers import prometheus_files
 from celery_redlock.observers.journal import JournalObserver
@@ -35,7 +35,7 @@ from celery_redlock.observers.logging import Log
 # the lock of its module held without end.
 from celery_redlock.reading import health
 from celery_redlock.reading.journal import Journal
-from celery_redlock.settings import KNOWN, PREFIX, Settings
+from celery_redlock.settings import KNOWN, PREFIX, Settings, report_prefix
 from celery_redlock.unique.reservations import Reservations
 
 __all__ = ["Plugin", "Servers", "first_url", "locking", "plugin_for", "redlock_conf"]
@@ -45,8 +45,6 @@ _plugins: weakref.WeakKeyDictionary[Any, Plugin] = weakref.WeakKeyDictionary()
 _building = threading.RLock()
 #: How often a worker looks for children that have died [s].
 LOOK_FOR_DEATHS = 0.25
-#: What follows the prefix in the keys of reports.
-OF_REPORTS = ":report"
 #: The pool whose tasks run in children; by its name, as only a worker needs it.
 PREFORK = "celery.concurrency.prefork:TaskPool"
 
@@ -278,7 +276,6 @@ class Plugin:
         if self._check_tasks is not None:
             self._check_tasks(self.app)
         if settings.mode == "report":
-            report_prefix(settings.rules.prefix)
             logger.warning(
                 "redlock_mode is 'report': every task runs whether or not its lock is held; what "
                 "would have been refused is reported"
@@ -336,17 +333,6 @@ class NoteDeaths(bootsteps.StartStopStep):
         look = getattr(worker.pool, "maintain_pool", None)
         if plugin_for(worker.app).has_children and look is not None:
             hub.call_repeatedly(LOOK_FOR_DEATHS, look)
-
-
-def report_prefix(prefix: str) -> str:
-    """Return the prefix of the keys of reports; raises ConfigurationError if it is too long."""
-    if len(prefix.encode()) + len(OF_REPORTS) > LONGEST_PREFIX:
-        msg = (
-            f"redlock_prefix must be at most {LONGEST_PREFIX - len(OF_REPORTS)} bytes for tasks in "
-            f"report mode, whose keys begin with {prefix + OF_REPORTS!r}; shorten it"
-        )
-        raise ConfigurationError(msg)
-    return prefix + OF_REPORTS
 
 
 def load_inspect_commands() -> None:

@@ -14,9 +14,18 @@ from typing import Any
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.credentials import with_credentials
-from celery_redlock.lock.rules import Rules, in_seconds, positive
+from celery_redlock.lock.rules import LONGEST_PREFIX, Rules, in_seconds, positive
 
-__all__ = ["KNOWN", "MODES", "OBSERVERS", "PREFIX", "Settings", "host_and_port", "one_of"]
+__all__ = [
+    "KNOWN",
+    "MODES",
+    "OBSERVERS",
+    "PREFIX",
+    "Settings",
+    "host_and_port",
+    "one_of",
+    "report_prefix",
+]
 
 PREFIX = "redlock_"
 #: Names of `Rules` that are settings; the rest are constants of the protocol.
@@ -51,6 +60,8 @@ OWN = (
 OBSERVERS = ("logging", "journal", "celery")
 #: Whether locks are enforced, or what they would have refused is only reported.
 MODES = ("enforce", "report")
+#: What follows the prefix in the keys of tasks that only report.
+OF_REPORTS = ":report"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 #: A secret that a person can still type, and a program cannot guess.
 SHORTEST_WEB_TOKEN = 16
@@ -185,6 +196,18 @@ def one_of(name: str, value: object, words: Sequence[str]) -> str:
     )
     msg = f"{name} = {value!r}: {hint}"
     raise ConfigurationError(msg)
+
+
+def report_prefix(prefix: str) -> str:
+    """Return what the keys of tasks in report mode begin with, by the setting of this name."""
+    longest = LONGEST_PREFIX - len(OF_REPORTS)
+    if len(prefix.encode()) > longest:
+        msg = (
+            f"redlock_prefix must be at most {longest} bytes for tasks in report mode, whose keys "
+            f"begin with {prefix + OF_REPORTS!r}; shorten it"
+        )
+        raise ConfigurationError(msg)
+    return prefix + OF_REPORTS
 
 
 def check_observers(observers: object) -> None:

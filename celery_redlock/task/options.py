@@ -10,7 +10,7 @@ from typing import Any
 from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.rules import flag, in_seconds, positive
 from celery_redlock.lock.waiting import MOST_PLACES
-from celery_redlock.settings import MODES, PREFIX, Settings, one_of
+from celery_redlock.settings import MODES, PREFIX, Settings, one_of, report_prefix
 from celery_redlock.task.policies import Policy, policy_of
 
 __all__ = ["OPTIONS", "OVERLAP", "LockOptions", "check_declared", "classes_before", "overlap_word"]
@@ -173,6 +173,9 @@ class LockOptions:
             return CHECKS[option](f"{task.name}: {option}", own)
 
         check_backend(task)
+        only_reports = valid("lock_mode") == "report"
+        if only_reports:
+            report_prefix(rules.prefix)
         min_hold = valid("min_hold")
         if min_hold > rules.max_ttl:
             msg = (
@@ -184,7 +187,7 @@ class LockOptions:
             ttl=rules.check_ttl(valid("lock_ttl"), f"{task.name}: lock_ttl"),
             wait=valid("lock_wait"),
             limit=valid("lock_limit"),
-            only_reports=valid("lock_mode") == "report",
+            only_reports=only_reports,
             on_conflict=valid("on_conflict"),
             on_unavailable=valid("on_unavailable"),
             aborts_on_loss=valid("on_lock_lost") == "abort",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from billiard.einfo import ExceptionInfo
@@ -24,9 +25,12 @@ from celery_redlock import (
     current_lock,
     events,
 )
+from celery_redlock.beat.entries import lock_name_of
 from celery_redlock.lock.held import NotLocked
 from celery_redlock.lock.rounds import Turn
+from celery_redlock.observers.records import record_of
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.journal_view import is_refusal
 from celery_redlock.task import reporting
 from celery_redlock.task.delivery import give_turn
 from celery_redlock.task.envelope import Envelope
@@ -147,11 +151,25 @@ def test_another_mode_is_refused(app, mode):
 
 
 def test_a_prefix_that_leaves_no_room_is_refused(app):
-    """It says how long it may be."""
-    app.conf.redlock_prefix = "p" * 34
-    plugin_for(app).refresh()
+    """At a worker's start; it says how long it may be."""
+    task = declare(app)
+    for prefix, mode in (("p" * 33, "report"), ("p" * 34, "enforce")):
+        app.conf.redlock_prefix, task.lock_mode = prefix, mode
+        plugin_for(app).refresh()
+        task.check_lock()
+    task.lock_mode = "report"
     with pytest.raises(ConfigurationError, match="at most 33 bytes"):
-        _ = plugin_for(app).reports
+        task.check_lock()
+
+
+def test_a_worker_says_that_nothing_is_enforced(app, caplog):
+    """Once, at its start. Twin: in the other mode it says nothing of it."""
+    for mode, times in (("report", 1), ("enforce", 0)):
+        caplog.clear()
+        app.conf.redlock_mode = mode
+        plugin_for(app).refresh()
+        plugin_for(app).check()
+        assert caplog.text.count("redlock_mode is 'report'") == times
 
 
 # -- what is reported ----------------------------------------------------------------------------
@@ -460,6 +478,29 @@ def test_a_report_merges_nothing(app):
         for it in (True, False)
     )
     assert (ours.after_result, theirs.after_result) == (False, True)
+
+
+# -- beat, and whoever is told -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "name"), [("report", None), ("enforce", "k")])
+def test_beat_looks_for_no_overlap_of_a_task_that_reports(app, mode, name):
+    """It publishes the slot, and the worker reports the overlap."""
+    entry = SimpleNamespace(args=("k",), kwargs={})
+    assert lock_name_of(declare(app, lock_mode=mode), entry) == name
+
+
+def test_what_report_mode_reports_is_no_refusal():
+    """Those who ask why a task did not run are not shown what ran."""
+    about = {"name": "k", "task": "bill", "task_id": "me", "cause": "conflict"}
+    told = [record_of(events.TaskSkipped(**about, report=it)) for it in (True, False)]
+    assert [is_refusal(record) for record in told] == [False, True]
+
+
+def test_an_event_that_reports_nothing_does_not_say_so():
+    """Records of locks that are enforced are as before."""
+    assert "report" not in record_of(events.LockReleased("k", 1.0))
+    assert record_of(events.LockReleased("k", 1.0, report=True))["report"] is True
 
 
 # -- messages of workers that enforce ------------------------------------------------------------
