@@ -14,6 +14,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any, Protocol, cast
 
@@ -22,7 +23,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.deferral import defer_signals, pause
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.events import Event, Observer, tell
+from celery_redlock.events import Event, LockEvent, Observer, tell
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.log import get_logger
@@ -34,7 +35,7 @@ from celery_redlock.observers.logging import Log
 # the lock of its module held without end.
 from celery_redlock.reading import health
 from celery_redlock.reading.journal import Journal
-from celery_redlock.settings import KNOWN, PREFIX, Settings
+from celery_redlock.settings import KNOWN, PREFIX, Settings, report_prefix
 from celery_redlock.unique.reservations import Reservations
 
 __all__ = ["Plugin", "Servers", "first_url", "locking", "plugin_for", "redlock_conf"]
@@ -109,6 +110,7 @@ class Plugin:
         self._conf: dict[str, Any] = {}
         self._settings: Settings | None = None
         self._locks: Redlock | None = None
+        self._reports: Redlock | None = None
         self._observers: tuple[Observer, ...] | None = None
         self._check_tasks: Callable[[Any], None] | None = None
         self.has_children = self.sends_events = False
@@ -146,6 +148,7 @@ class Plugin:
     def _start_over(self) -> None:
         with _building:
             locks, self._locks, self._settings = self._locks, None, None
+            self._reports = None
             observers, self._observers = self._observers or (), None
         if locks is not None:
             locks.close()
@@ -197,9 +200,36 @@ class Plugin:
         return self._locks
 
     @property
+    def reports(self) -> Redlock:
+        """
+        What takes note of tasks in report mode, under names of its own; raises likewise.
+
+        No enforced lock meets it. Over the connections of `locks`; what happens is reported with
+        ``report`` set. No node is kept from voting by its restart, as nobody relies on a vote.
+        """
+        if self._reports is None:
+            with _building:
+                if self._reports is None:
+                    prefix = report_prefix(self.settings.rules.prefix)
+                    rules = replace(self.settings.rules, prefix=prefix, restart_guard=False)
+                    self._reports = self.locks.under(rules, [self._notify_of_report])
+        return self._reports
+
+    def _notify_of_report(self, event: Event) -> None:
+        self.notify(replace(event, report=True) if isinstance(event, LockEvent) else event)
+
+    def locks_for(self, *, report: bool) -> Redlock:
+        """Return `reports` or `locks`."""
+        return self.reports if report else self.locks
+
+    @property
     def reservations(self) -> Reservations:
         """What keeps a second message of a task out of the queue; raises likewise."""
         return Reservations.on(self.locks)
+
+    def reservations_for(self, *, report: bool) -> Reservations:
+        """Return those of `reports`, which keep nothing out, or `reservations`."""
+        return Reservations.on(self.reports) if report else self.reservations
 
     @contextlib.contextmanager
     def on_servers(self, servers: Servers) -> Iterator[None]:
@@ -245,6 +275,11 @@ class Plugin:
         settings, _ = self.settings, self.observers
         if self._check_tasks is not None:
             self._check_tasks(self.app)
+        if settings.mode == "report":
+            logger.warning(
+                "redlock_mode is 'report': every task runs whether or not its lock is held; what "
+                "would have been refused is reported"
+            )
         if settings.is_fallback:
             logger.warning(
                 "redlock_nodes is not set: locks are kept on the one Redis at %s, which survives "

@@ -15,10 +15,11 @@ from typing import Any
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.credentials import with_credentials
-from celery_redlock.lock.rules import Rules, in_seconds, positive
+from celery_redlock.lock.rules import LONGEST_PREFIX, Rules, in_seconds, positive
 
 __all__ = [
     "KNOWN",
+    "MODES",
     "OBSERVERS",
     "PREFIX",
     "Settings",
@@ -26,6 +27,7 @@ __all__ = [
     "check_protect",
     "host_and_port",
     "one_of",
+    "report_prefix",
 ]
 
 PREFIX = "redlock_"
@@ -44,6 +46,7 @@ OWN = (
     "nodes",
     "username",
     "password",
+    "mode",
     "on_conflict",
     "on_unavailable",
     "on_lock_lost",
@@ -59,6 +62,10 @@ OWN = (
 )
 #: Who receives events unless the app says otherwise.
 OBSERVERS = ("logging", "journal", "celery")
+#: Whether locks are enforced, or what they would have refused is only reported.
+MODES = ("enforce", "report")
+#: What follows the prefix in the keys of tasks that only report.
+OF_REPORTS = ":report"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 #: A secret that a person can still type, and a program cannot guess.
 SHORTEST_WEB_TOKEN = 16
@@ -76,6 +83,8 @@ class Settings:
         rules: The numbers of the lock itself.
         username: For all nodes that have none of their own; None for the default user.
         password: Likewise; None for none.
+        mode: ``"enforce"``, or ``"report"``: every body runs, every message is published, and an
+            event says what would have been refused.
         on_conflict: Policy when another execution holds the key; a word or a policy.
         on_unavailable: Policy when no quorum could decide; a word or a policy.
         on_lock_lost: ``"abort"`` or ``"warn"``.
@@ -102,6 +111,7 @@ class Settings:
     rules: Rules
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    mode: str = "enforce"
     on_conflict: Any = "skip"
     on_unavailable: Any = "reschedule"
     on_lock_lost: str = "abort"
@@ -121,6 +131,7 @@ class Settings:
         object.__setattr__(self, "nodes", nodes)  # as frozen dataclasses set their fields
         dedup_ttl = in_seconds("redlock_dedup_ttl", self.dedup_ttl)
         object.__setattr__(self, "dedup_ttl", dedup_ttl)
+        one_of("redlock_mode", self.mode, MODES)
         one_of("redlock_on_lock_lost", self.on_lock_lost, ("abort", "warn"))
         if self.beat_starting_deadline is not None:
             deadline = positive("redlock_beat_starting_deadline", self.beat_starting_deadline)
@@ -194,6 +205,18 @@ def one_of(name: str, value: object, words: Sequence[str]) -> str:
     )
     msg = f"{name} = {value!r}: {hint}"
     raise ConfigurationError(msg)
+
+
+def report_prefix(prefix: str) -> str:
+    """Return what the keys of tasks in report mode begin with, by the setting of this name."""
+    longest = LONGEST_PREFIX - len(OF_REPORTS)
+    if len(prefix.encode()) > longest:
+        msg = (
+            f"redlock_prefix must be at most {longest} bytes for tasks in report mode, whose keys "
+            f"begin with {prefix + OF_REPORTS!r}; shorten it"
+        )
+        raise ConfigurationError(msg)
+    return prefix + OF_REPORTS
 
 
 def check_observers(observers: object) -> None:

@@ -19,6 +19,7 @@ from celery_redlock.task.base import takes_lock
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.options import overlap_word
 from celery_redlock.task.slot import Slot
+from celery_redlock.task.task_lock import lock_of
 
 __all__ = [
     "current",
@@ -52,8 +53,12 @@ def overlap_of(entry: Any, app: Any) -> str:
 
 
 def lock_name_of(task: Any, entry: Any) -> str | None:
-    """Return the lock name of a run of *entry*, None if *task* takes no lock that we know of."""
-    if not takes_lock(task):
+    """
+    Return the lock name of a run of *entry*, None if *task* takes no lock that we know of.
+
+    Nor does one in report mode, whose overlaps are reported where they run.
+    """
+    if not takes_lock(task) or lock_of(task).options.only_reports:
         return None
     try:
         name = task.lock_name(entry.args, entry.kwargs)

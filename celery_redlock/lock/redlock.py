@@ -18,12 +18,13 @@ For writes that must not happen twice even then, pass the fence to the store.
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import (
     ConfigurationError,
@@ -59,6 +60,9 @@ from celery_redlock.lock.rules import Rules, in_seconds
 from celery_redlock.lock.several import acquire_all
 from celery_redlock.lock.votes import Ballot, VoteKind, count, votes_by_node
 from celery_redlock.lock.watchdog import NotRenewed, Watchdog
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing only since Python 3.11
 
 __all__ = ["NodeView", "Redlock", "ReleaseOutcome"]
 
@@ -135,7 +139,21 @@ class Redlock:
         self.driver = Driver(self.fanout, sleep, self.listener)
         if self.listener is not None:
             self.client.listener = self.listener
-        self._watchdog = Watchdog(self._extend_all, self._tell_renewal)
+        self._watchdog = self._new_watchdog()
+
+    def under(self, rules: Rules, observers: Iterable[Observer]) -> Self:
+        """
+        Return other locks over the same connections, which neither meet these nor wake anybody.
+
+        Args:
+            rules: With another prefix, and no restart guard but that of the connections.
+            observers: Receive their events; those of the nodes go where they went.
+        """
+        others = copy.copy(self)
+        others.rules, others.notify, others.listener = rules, broadcast(observers), None
+        others.client = replace(self.client, rules=rules, listener=None)
+        others._watchdog = others._new_watchdog()  # noqa: SLF001  of this class
+        return others
 
     @classmethod
     def from_urls(
@@ -175,6 +193,10 @@ class Redlock:
     def _new_listener(self, addresses: Sequence[Address]) -> Listener | None:
         """Return what listens; `celery_redlock.testing` has none."""
         return Listener(addresses, self.rules.prefix)
+
+    def _new_watchdog(self) -> Watchdog:
+        """Return what renews; `celery_redlock.testing` has one without a thread."""
+        return Watchdog(self._extend_all, self._tell_renewal)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {', '.join(self.labels)}>"
@@ -375,7 +397,7 @@ class Redlock:
         """
         started = clock.now()
         try:
-            leases = self.driver.drive(acquire_all(self.client, wanted))
+            leases = self.driver.drive(acquire_all(self.client, wanted), wanted[0].ends)
         except LockNotAcquired as error:
             self._tell_refusal(error, wanted[0].info, started)
             raise
@@ -474,7 +496,7 @@ class Redlock:
     def _acquire(self, wanted: Wanted) -> Lease:
         started = clock.now()
         try:
-            lease = self.driver.drive(rounds.acquire(self.client, wanted))
+            lease = self.driver.drive(rounds.acquire(self.client, wanted), wanted.ends)
         except LockNotAcquired as error:
             self._tell_refusal(error, wanted.info, started)
             raise

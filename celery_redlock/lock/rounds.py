@@ -185,6 +185,8 @@ class Wanted:
         turn: With what the first attempt begins.
         limit: How many places the lock has: it is granted on any of them.
         queued_since: Since when it has waited as a message [s, Unix time]; None if it has not.
+        ends: Give up by then whatever the nodes do, a split vote included [s, our clock]; None
+            for no such limit.
 
     Raises:
         LockKeyError: The name is no string, or empty.
@@ -200,6 +202,7 @@ class Wanted:
     turn: Turn = NO_TURN
     queued_since: float | None = None
     limit: int = 1
+    ends: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -384,7 +387,7 @@ def attempts(client: Client, wanted: Wanted, queue: Waiter) -> Steps:
             yield from queue.join()
         most = LONGEST_SLEEP if queue.token else LONGEST_PAUSE
         pause = _pause_after(client, verdict, ballot, tries, splits, give_up - now, took, most)
-        if pause is None:
+        if pause is None or (wanted.ends is not None and now + pause >= wanted.ends):
             if wanted.marker is not None and is_in_doubt(ballot):
                 raise MarkerStands("")
             raise refusal(wanted.name, ballot, client.labels)

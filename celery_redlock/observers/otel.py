@@ -22,7 +22,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace import Span, Status, StatusCode
 
 from celery_redlock import events
-from celery_redlock.observers.records import HOLDER
+from celery_redlock.observers.records import HOLDER, reported_as
 
 __all__ = ["OpenTelemetry"]
 
@@ -63,6 +63,9 @@ class OpenTelemetry:
             events.TaskQueued: count("redlock.queued", "{task}", "Tasks queued behind a holder"),
         }
         self._duplicates = count("redlock.duplicates", "{task}", "Duplicates met at publish")
+        self._reported = count(
+            "redlock.reported", "{report}", "What report mode would have refused, by cause"
+        )
         self._up = gauge("redlock.node.up", "{node}", "1 if a lock node answers, else 0")
         self._quarantined = gauge(
             "redlock.node.quarantined",
@@ -92,8 +95,20 @@ class OpenTelemetry:
     def __call__(self, event: events.Event) -> None:
         """Record *event*."""
         take = self._told.get(type(event))
-        if take is not None:
+        if getattr(event, "report", False):
+            self._report(event)
+        elif take is not None:
             take(event)
+
+    def _report(self, event: Any) -> None:
+        """Record what report mode would have refused; no lock was taken, so nothing else counts."""
+        cause = reported_as(event)
+        if not cause:
+            return
+        self._reported.add(1, {**about_task(event), "redlock.cause": cause})
+        span = trace.get_current_span()
+        if span.is_recording():
+            span.add_event("redlock.reported", {LOCK: event.name, "redlock.cause": cause})
 
     def _acquired(self, event: events.LockAcquired) -> None:
         span = self._wait(event, event.waited, "granted")

@@ -21,12 +21,15 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from celery_redlock import events
 from celery_redlock.observers.fading import Fading, SmallestOfLate
+from celery_redlock.observers.records import reported_as
 
 __all__ = ["count_event", "counting"]
 
 #: For how long a small margin is shown [s].
 WINDOW = 300.0
 UNKNOWN = float("nan")
+#: What report mode reports, by cause.
+REPORTS = ("conflict", "unavailable", "redelivered", "finished", "duplicate", "lost")
 
 #: Held while an event is counted. Whoever forks should hold it: a child would find the mutex of
 #: prometheus_client as another thread of the parent held it, and never released.
@@ -72,6 +75,9 @@ RESCHEDULED = counter("rescheduled_total", "How often tasks were rescheduled.", 
 QUEUED = counter("queued_total", "How often tasks were queued behind a holder.", "task", "cause")
 RENEWALS = counter("renewals_total", "Leases extended by the watchdog.", "task")
 LOST = counter("lost_total", "Locks lost while they were held.", "task", "reason")
+REPORTED = counter(
+    "reported_total", "What would have been refused or lost, in report mode.", "task", "cause"
+)
 DUPLICATES = counter(
     "duplicates_total", "Publishes of a task that was there already.", "task", "on_duplicate"
 )
@@ -124,7 +130,7 @@ _pid = os.getpid()
 
 def count_event(event: events.Event) -> None:
     """Count *event*, or set its gauge; events that are not counted cost a look-up."""
-    note = NOTES.get(type(event))
+    note = reported if getattr(event, "report", False) else NOTES.get(type(event))
     if note is not None:
         with counting:
             if _pid != os.getpid():
@@ -157,6 +163,15 @@ def acquired(event: events.LockAcquired) -> None:
             introduce(refusals, event.task, ("conflict", "unavailable"))
     ACQUIRES[event.task, "granted"].inc()
     WAIT[(event.task,)].observe(event.waited)
+
+
+def reported(event: Any) -> None:
+    """Count what report mode would have refused; no lock was taken, so nothing else counts."""
+    if isinstance(event, events.LockAcquired) and (event.task, "conflict") not in REPORTED:
+        introduce(REPORTED, event.task, REPORTS)
+    cause = reported_as(event)
+    if cause:
+        REPORTED[event.task, cause].inc()
 
 
 def released(event: events.LockReleased) -> None:

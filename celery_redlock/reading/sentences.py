@@ -48,7 +48,15 @@ def wording(record: Record) -> Wording:
     """Return how *record* is worded; an unknown event by its name and known fields."""
     event = record.get("event")
     name = event if isinstance(event, str) and event else "?"
-    return WORDINGS.get(name, Wording(name, "plain", anything))
+    told = WORDINGS.get(name, Wording(name, "plain", anything))
+    return in_report(name, told) if record.get("report") else told
+
+
+def in_report(name: str, told: Wording) -> Wording:
+    """Return how an event is worded by which nothing was refused."""
+    what = REPORTED.get(name, told.what)
+    mark: Literal["warn", "plain"] = "warn" if name in REPORTED else "plain"
+    return Wording(f"report: {told.word}", mark, lambda it: f"{what(it)} (report mode)", told.why)
 
 
 # --- parts ---------------------------------------------------------------------------------
@@ -79,8 +87,12 @@ def length(record: Record, field: str) -> str:
 
 def refusal(record: Record) -> str:
     """Return why a lock was not granted."""
-    if record.get("cause") == "conflict":
-        return f"{lock(record)} is held by {who(record.get('holder'), record.get('at'))}"
+    cause = record.get("cause")
+    if cause == "finished":
+        return "this execution has finished before"
+    if cause in ("conflict", "redelivered"):
+        again = "delivered again while it runs; " if cause == "redelivered" else ""
+        return f"{again}{lock(record)} is held by {who(record.get('holder'), record.get('at'))}"
     return f"no quorum of lock nodes for {lock(record)}"
 
 
@@ -159,12 +171,36 @@ def anything(record: Record) -> str:
 
 
 def lost(record: Record) -> str:
-    by = f" by {task(record)}" if record.get("task") else ""
-    return f"Lock {text(record, 'name')!r} is lost ({text(record, 'reason')}){by}"
+    return f"Lock {text(record, 'name')!r} is lost ({text(record, 'reason')}){by_task(record)}"
+
+
+def by_task(record: Record) -> str:
+    """Return by whom something was lost, if by a task."""
+    return f" by {task(record)}" if record.get("task") else ""
+
+
+def duplicating(record: Record) -> str:
+    """Return what a duplicate did, and of which task it is one."""
+    did = DUPLICATES.get(text(record, "on_duplicate"), "was published beside")
+    return f"{did} task {text(record, 'task')}[{text(record, 'holder_id')}]"
 
 
 #: What a duplicate did, by its ``on_duplicate``.
 DUPLICATES = {"join": "joined", "fail": "failed because of", "rerun": "asked for another run of"}
+#: Name of an event -> what it says in report mode, where it has not happened.
+REPORTED: dict[str, Callable[[Record], str]] = {
+    "TaskSkipped": lambda it: f"Running {task(it)}, which would have been skipped",
+    "TaskRefused": lambda it: f"Running {task(it)}, which would have failed",
+    "TaskRetried": lambda it: f"Running {task(it)}, which would have been retried",
+    "TaskRescheduled": lambda it: f"Running {task(it)}, which would have been rescheduled",
+    "TaskQueued": lambda it: f"Running {task(it)}, which would have been queued",
+    "LeaseLost": lambda it: (
+        f"Lock {text(it, 'name')!r} would have been lost ({text(it, 'reason')}){by_task(it)}"
+    ),
+    "DuplicatePublished": lambda it: (
+        f"Published task {text(it, 'task')}, which would have {duplicating(it)}"
+    ),
+}
 #: Why a slot was skipped, in words.
 SLOTS = {
     "overlap": "the run of an earlier slot has not ended",
@@ -220,10 +256,7 @@ WORDINGS: dict[str, Wording] = {
     "DuplicatePublished": Wording(
         "duplicate",
         "plain",
-        lambda it: (
-            f"A duplicate {DUPLICATES.get(text(it, 'on_duplicate'), 'was published beside')} "
-            f"task {text(it, 'task')}[{text(it, 'holder_id')}]"
-        ),
+        lambda it: f"A duplicate {duplicating(it)}",
         duplicate,
     ),
     "NodeDown": Wording(

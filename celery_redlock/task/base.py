@@ -56,6 +56,8 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         lock_wait: How long to keep trying before the policy applies [s].
         lock_limit: How many executions may hold the lock at once [1 to 1000]; each has a place of
             its own, with fencing numbers of its own. A tuple has one for each name.
+        lock_mode: ``"enforce"``; or ``"report"`` to run every body, publish every message, and
+            report what would have been refused.
         on_conflict: Policy when another execution holds the lock.
         on_unavailable: Policy when no quorum could decide.
         on_lock_lost: ``"abort"`` or ``"warn"``.
@@ -85,6 +87,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
     lock_ttl: float | timedelta | None = None
     lock_wait: float | timedelta | None = None
     lock_limit: int | tuple[int, ...] = 1
+    lock_mode: str | None = None
     on_conflict: Policy | str | None = None
     on_unavailable: Policy | str | None = None
     on_lock_lost: str | None = None

@@ -41,7 +41,7 @@ from celery_redlock.unique.requests import OVER
 if TYPE_CHECKING:
     from celery_redlock.task.execution import Execution
 
-__all__ = ["acquire", "refuse", "start"]
+__all__ = ["acquire", "has_previous", "refuse", "start"]
 
 logger = get_logger(__name__)
 
@@ -95,7 +95,7 @@ def hold_reservation(execution: Execution) -> None:
     reservation, options = execution.reservation, execution.options
     if reservation is not None and options.wait and not execution.task.acks_late:
         longest = options.wait + PREVIOUS_GRACE + options.ttl
-        reservation.hold(execution.plugin.reservations, longest)
+        reservation.hold(execution.reservations, longest)
 
 
 def take_in_turn(execution: Execution) -> None:
@@ -130,7 +130,7 @@ def has_previous(execution: Execution, taken: LockTaken) -> bool:
     limit = execution.options.limits(execution.names)[taken.name]
     if limit > 1 and delivery.may_have_previous:
         places = [place_name(taken.name, place) for place in range(limit)]
-        asked = execution.plugin.locks.inspect_all(places)
+        asked = execution.locks.inspect_all(places)
         holders += [view.holder for views in asked for view in views]
     return any(map(delivery.is_previous_execution, holders))
 
@@ -198,11 +198,18 @@ def is_for_lock(reservation: Reservation, execution: Execution) -> bool:
 
 def start_reservation(execution: Execution, reservation: Reservation, held: HeldLock) -> Any:
     """Note in the reservation that its task runs; return the newest arguments, None for none."""
-    task, known, options = execution.task, execution.plugin.reservations, execution.options
+    task, known, options = execution.task, execution.reservations, execution.options
+    is_of_other_mode = reservation.is_report is not execution.only_reports
+    # In report mode the body has none, and what it stands under is its note.
+    lock = execution.own_lock or held if reservation.is_report else held
     try:
         with defer_interrupts():
             started = reservation.start(
-                known, options, held, execution.info, comes_back=task.acks_late
+                known,
+                options,
+                lock,
+                execution.info,
+                comes_back=task.acks_late or is_of_other_mode,
             )
     except NotItsTurn as error:
         raise wait_for_turn(execution, error.why, is_woken=False) from None

@@ -229,7 +229,7 @@ class RedlockRequest(Request):
         try:
             options = self._delivery.adjust(lock_of(task).options)
             records = records_after(outcome, options, reservation, None)
-            reservation.end(plugin.reservations, records)
+            reservation.end(plugin.reservations_for(report=reservation.is_report), records)
         except Exception:  # it expires; Celery's own work must go on
             logger.exception("Ending the reservation of %s[%s] failed", self.task.name, self.id)
 

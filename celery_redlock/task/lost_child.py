@@ -83,7 +83,7 @@ class LostChild:
             options = self.delivery.adjust(lock_of(self.task).options)
             reservation = self.delivery.envelope.reservation
             records = records_after(self.outcome, options, reservation, DONE, self.comes_in)
-            locks = plugin.locks
+            locks = plugin.locks_for(report=options.only_reports)
             asked = locks.inspect_all([name for name, _ in places])
             holders = [view.holder for views in asked for view in views if view.holder]
             if records.marker is not None and not self._is_held_by_another(holders):
@@ -93,8 +93,9 @@ class LostChild:
             since = next(held_since, None) or self.since
             if wait_until_dead(self.pid, LONGEST_DYING):
                 if reservation is not None:
-                    reservation.end(plugin.reservations, records, wait=True)
-                self._leave(locks)
+                    known = plugin.reservations_for(report=reservation.is_report)
+                    reservation.end(known, records, wait=True)
+                self._leave(plugin.locks)
                 ends = time.monotonic() + options.ttl  # by then its leases have ended without us
                 for name, place in self._held(locks, places):
                     self._release(locks, name, place, options, since, ends)

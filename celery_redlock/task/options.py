@@ -11,7 +11,7 @@ from typing import Any
 from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.rules import flag, in_seconds, positive
 from celery_redlock.lock.waiting import MOST_PLACES
-from celery_redlock.settings import PREFIX, Settings, one_of
+from celery_redlock.settings import MODES, PREFIX, Settings, one_of, report_prefix
 from celery_redlock.task.policies import Policy, policy_of
 
 __all__ = [
@@ -37,6 +37,7 @@ OPTIONS = {
     "lock_ttl": "ttl",
     "lock_wait": "wait",
     "lock_limit": "",
+    "lock_mode": "mode",
     "on_conflict": "on_conflict",
     "on_unavailable": "on_unavailable",
     "on_lock_lost": "on_lock_lost",
@@ -94,6 +95,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "lock_ttl": positive,
     "lock_wait": in_seconds,
     "lock_limit": limit_of,
+    "lock_mode": one_of_words(*MODES),
     "on_conflict": policy_of,
     "on_unavailable": policy_of,
     "on_lock_lost": one_of_words("abort", "warn"),
@@ -118,6 +120,7 @@ class LockOptions:
         wait: How long to keep trying before the policy applies [s].
         limit: How many may hold the lock at once, each on a place of its own: one number for all
             names that the task has, or one for each.
+        only_reports: Whether bodies run and messages are published whatever the nodes say.
         on_conflict: When another execution holds the key.
         on_unavailable: When no quorum could decide.
         aborts_on_loss: Whether `LockLost` is raised in the running body.
@@ -134,6 +137,7 @@ class LockOptions:
     ttl: float
     wait: float
     limit: tuple[int, ...] = (1,)
+    only_reports: bool = False
     on_conflict: Policy
     on_unavailable: Policy
     aborts_on_loss: bool
@@ -184,6 +188,9 @@ class LockOptions:
             return CHECKS[option](f"{task.name}: {option}", own)
 
         check_backend(task)
+        only_reports = valid("lock_mode") == "report"
+        if only_reports:
+            report_prefix(rules.prefix)
         min_hold = valid("min_hold")
         if min_hold > rules.max_ttl:
             msg = (
@@ -195,6 +202,7 @@ class LockOptions:
             ttl=rules.check_ttl(valid("lock_ttl"), f"{task.name}: lock_ttl"),
             wait=valid("lock_wait"),
             limit=valid("lock_limit"),
+            only_reports=only_reports,
             on_conflict=valid("on_conflict"),
             on_unavailable=valid("on_unavailable"),
             aborts_on_loss=valid("on_lock_lost") == "abort",

@@ -31,6 +31,8 @@ __all__ = ["NotItsTurn", "Reservation", "newest_call"]
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{40}")
 LONGEST_NAME = 100_000
+#: What follows in the message of one that only reports.
+REPORT = "report"
 
 
 class NotItsTurn(Exception):
@@ -55,30 +57,39 @@ class Reservation:
         name: Lock name that it is for.
         token: Proof of ownership.
         until: ``unique_until`` of its task when it was published; that may have changed since.
+        is_report: Whether the task was in report mode then: it keeps no other message out.
     """
 
     name: str
     token: str
     until: str
+    is_report: bool = False
 
     @classmethod
     def of(cls, parts: Any) -> Reservation | None:
         """Parse what a message carries; None if absent or malformed."""
-        if not (isinstance(parts, (list, tuple)) and len(parts) == 3):  # noqa: PLR2004
+        if not (isinstance(parts, (list, tuple)) and len(parts) in (3, 4)):
             return None
         if not all(isinstance(part, str) and part for part in parts):
             return None
-        name, token, until = parts
+        name, token, until, *mode = parts
+        if mode not in ([], [REPORT]):
+            return None
         if until not in UNIQUE_UNTIL or not WELL_FORMED.fullmatch(token):
             return None
         if len(name) > LONGEST_NAME or re.search("[\ud800-\udfff]", name):
             return None
-        return cls(name, token, until)
+        return cls(name, token, until, bool(mode))
 
     @property
     def parts(self) -> list[str]:
         """What a message carries."""
-        return [self.name, self.token, self.until]
+        parts = [self.name, self.token, self.until]
+        return [*parts, REPORT] if self.is_report else parts
+
+    def reruns(self, options: LockOptions) -> bool:
+        """Return whether duplicates are merged into it, by the *options* of its task."""
+        return options.reruns and not self.is_report
 
     def hold(self, reservations: Reservations, longest: float) -> None:
         """
@@ -114,11 +125,12 @@ class Reservation:
         Raises:
             NotItsTurn: Another task of this name is queued before it.
         """
-        if self.until == "expired" and not options.reruns:
+        reruns = self.reruns(options)
+        if self.until == "expired" and not reruns:
             return Started()
         alone = self._alone_from_start(options, lock, comes_back=comes_back)
         start = Start(info, lock.token, info["execution"], alone, options.unique_for)
-        started = reservations.start(self.name, self.token, start, wait=options.reruns)
+        started = reservations.start(self.name, self.token, start, wait=reruns)
         if isinstance(started, Started):
             return started
         if not started.holder and not lock.token:  # it has to run whatever the nodes say
@@ -128,7 +140,7 @@ class Reservation:
     def _alone_from_start(
         self, options: LockOptions, lock: HeldLock, *, comes_back: bool
     ) -> float | str:
-        if self.until == "started" and not options.reruns:
+        if self.until == "started" and not self.reruns(options):
             return OVER
         if self.until == "expired":
             return AS_IT_IS

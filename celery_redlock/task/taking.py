@@ -13,11 +13,14 @@ from celery_redlock.task.outcome import DONE
 
 if TYPE_CHECKING:
     from celery_redlock.task.execution import Execution
+    from celery_redlock.task.waiting import Waiting
 
-__all__ = ["take"]
+__all__ = ["leave_line", "take"]
 
 
-def take(execution: Execution, wait: float, turn: Turn = NO_TURN) -> None:
+def take(
+    execution: Execution, wait: float, turn: Turn = NO_TURN, ends: float | None = None
+) -> None:
     """
     Acquire the lock unless the execution has finished before.
 
@@ -25,8 +28,9 @@ def take(execution: Execution, wait: float, turn: Turn = NO_TURN) -> None:
         execution: That wants it.
         wait: How long to keep trying [s].
         turn: With what the first attempt begins.
+        ends: As of `Wanted`.
     """
-    options, delivery, locks = execution.options, execution.delivery, execution.plugin.locks
+    options, delivery, locks = execution.options, execution.delivery, execution.locks
     marker = execution.id if options.dedup_ttl else None
     asked = marker if delivery.may_be_repeated else None
     waiting = delivery.envelope.waiting
@@ -42,6 +46,7 @@ def take(execution: Execution, wait: float, turn: Turn = NO_TURN) -> None:
             turn if waiting is not None and waiting.name == shorten(name) else NO_TURN,
             None if waiting is None else waiting.since,
             limit,
+            ends,
         )
         for name, limit in options.limits(execution.names).items()
     ]
@@ -54,8 +59,16 @@ def take(execution: Execution, wait: float, turn: Turn = NO_TURN) -> None:
             all_held = locks.take_all(wanted, on_lost)
             held = all_held.pop(execution.name)
             held.others = tuple(all_held.values())
-        execution.own_lock = execution.held = held
+        execution.own_lock = held
+        execution.held = execution.held or held
         if asked != marker:  # what an earlier publish under this task id has left
             locks.mark(Marker(execution.id, DONE, 0.0))
         if waiting is not None:
-            locks.driver.tell(leave_request(locks.rules, waiting.ticket(execution.task, delivery)))
+            leave_line(execution, waiting)
+
+
+def leave_line(execution: Execution, waiting: Waiting, token: str = "") -> None:
+    """Have the nodes forget that the task waits as a message, and hand on what has *token*."""
+    locks = execution.plugin.locks
+    ticket = waiting.ticket(execution.task, execution.delivery, token)
+    locks.driver.tell(leave_request(locks.rules, ticket))

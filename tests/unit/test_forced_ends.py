@@ -182,6 +182,16 @@ def test_what_is_done_for_a_child(app, options, error, done):
     assert told(app) == done
 
 
+def test_what_a_child_noted_in_report_mode_is_released(app):
+    """On the keys of reports, by the same rule; nothing is done to a lock."""
+    plugin = plugin_for(app)
+    plugin._reports, plugin._locks = app.locks, ScriptedLocks()
+    request = deliver(app, declare(app, acks_late=True, lock_mode="report"))
+    fail(request, LOST)
+    assert told(app) == ["ack", DONE, *RELEASE]
+    assert plugin._locks.done == []
+
+
 @pytest.mark.parametrize("error", [LOST, TimeLimitExceeded(1), Terminated(15)])
 def test_an_error_that_the_child_returned_is_no_forced_end(app, error):
     """Whatever it is: one of these may come from a task that the body waited for."""

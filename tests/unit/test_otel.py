@@ -245,6 +245,25 @@ def test_what_became_of_a_task_is_noted_on_its_span(sdk, event, name):
     assert "0123abcd" not in run.to_json()
 
 
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        (events.TaskSkipped("key", **REFUSED, report=True), "conflict"),
+        (events.LeaseLost("key", "deadline", **TASK, report=True), "lost"),
+    ],
+    ids=["skipped", "lost"],
+)
+def test_what_is_only_reported_has_a_metric_of_its_own(sdk, event, cause):
+    """And a note on the span; nothing else was measured."""
+    with sdk.tracer.start_as_current_span("run"):
+        sdk.observe(event)
+        sdk.observe(events.LockAcquired("key", None, 0.1, **TASK, report=True))
+    assert sdk.value("redlock.reported") == (1, {**ABOUT, "redlock.cause": cause})
+    assert set(sdk.points) == {"redlock.reported"}
+    (run,) = sdk.spans
+    assert [noted.name for noted in run.events] == ["redlock.reported"]
+
+
 SCRIPT = """
     from opentelemetry import metrics, trace
     from celery_redlock import events

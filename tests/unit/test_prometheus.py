@@ -165,6 +165,51 @@ def test_what_a_rule_waits_for_begins_with_zero():
     assert value("redlock_beat_slots_total", entry="new", outcome="deadline") == 0
 
 
+REPORTED = [
+    (taken(events.TaskSkipped, "redelivered", report=True), "redelivered"),
+    (taken(events.TaskRetried, "conflict", countdown=3.0, report=True), "conflict"),
+    (events.LeaseLost(NAME, "deadline", **WHO, report=True), "lost"),
+    (events.DuplicatePublished(NAME, "shop.bill", "1", "join", report=True), "duplicate"),
+]
+
+
+def counts():
+    """Return all samples that only ever grow."""
+    metrics = (metric for metric in REGISTRY.collect() if metric.name.startswith("redlock_"))
+    samples = (sample for metric in metrics for sample in metric.samples)
+    growing = [it for it in samples if it.name.endswith(("_total", "_count", "_sum", "_bucket"))]
+    return {(it.name, *sorted(it.labels.items())): it.value for it in growing}
+
+
+@pytest.mark.parametrize(("event", "cause"), REPORTED, ids=lambda it: str(it)[:12])
+def test_what_is_only_reported_is_counted_apart(event, cause):
+    """No other metric moves: nothing was refused, and no lock was lost."""
+    count_event(events.LockAcquired(NAME, None, 0.1, **WHO, report=True))  # begins with zeros
+    before = counts()
+    count_event(event)
+    changed = {key: told - before.get(key, 0) for key, told in counts().items()}
+    assert {key: by for key, by in changed.items() if by} == {
+        ("redlock_reported_total", ("cause", cause), ("task", "shop.bill")): 1
+    }
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        events.LockAcquired(NAME, None, 0.1, **WHO, report=True),
+        events.LockReleased(NAME, 0.1, **WHO, report=True),
+        events.LockConflict(NAME, {}, 0.1, **WHO, report=True),
+    ],
+    ids=lambda it: type(it).__name__,
+)
+def test_a_note_is_no_lock(event):
+    """What report mode does on the nodes is counted nowhere."""
+    count_event(events.LockAcquired(NAME, None, 0.1, **WHO, report=True))
+    before = counts()
+    count_event(event)
+    assert counts() == before
+
+
 def test_every_event_is_counted_or_set():
     """An event that is added later has to be given a metric, or a place in this list."""
     every = {

@@ -635,8 +635,9 @@ class ScriptedFanout:
         self.asked, self.told = [], []
         self.trouble = deque()
 
-    def ask(self, calls):
-        """Answer, or be interrupted."""
+    def ask(self, calls, ends):
+        """Answer, or be interrupted; nobody is in a hurry."""
+        assert ends is None
         (call,) = calls
         self.asked.append(call.request)
         answer = self.answers.popleft()

@@ -92,6 +92,51 @@ EVENTS = [
             "2 merged into the next run"
         ),
     ),
+    (
+        events.TaskSkipped(**REFUSED, report=True),
+        f"Running task shop.bill[id-1], which would have been skipped (report mode): {HELD}",
+    ),
+    (
+        events.TaskRefused(**{**REFUSED, "cause": "unavailable"}, report=True),
+        (
+            "Running task shop.bill[id-1], which would have failed (report mode): "
+            "no quorum of lock nodes for lock 'invoice:7'"
+        ),
+    ),
+    (
+        events.TaskSkipped(**{**REFUSED, "cause": "redelivered"}, report=True),
+        (
+            "Running task shop.bill[id-1], which would have been skipped (report mode): "
+            f"delivered again while it runs; {HELD}"
+        ),
+    ),
+    (
+        events.TaskSkipped(**{**REFUSED, "cause": "finished"}, report=True),
+        (
+            "Running task shop.bill[id-1], which would have been skipped (report mode): "
+            "this execution has finished before"
+        ),
+    ),
+    (
+        events.LeaseLost("A", "deadline", **KIN, report=True),
+        (
+            "Lock 'A' would have been lost (deadline) by task shop.bill[id-1] (report mode): "
+            "not renewed in time"
+        ),
+    ),
+    (
+        events.DuplicatePublished(
+            "a", task="shop.bill", holder_id="id-0", on_duplicate="join", report=True
+        ),
+        (
+            "Published task shop.bill, which would have joined task shop.bill[id-0] (report mode): "
+            "lock 'a'"
+        ),
+    ),
+    (
+        events.LockReleased("a", 75.0, report=True),
+        "Released lock 'a' after 1 min 15 s (report mode)",
+    ),
     (events.LeaderElected("beat:shop", 3), "Leads as 'beat:shop', term 3"),
     (
         events.LeaderDeposed("beat:shop", "resigned", 61.0),

@@ -108,6 +108,7 @@ def test_the_defaults_are_those_of_the_documentation():
     assert found == {
         "ttl": 30.0,
         "wait": 0.0,
+        "mode": "enforce",
         "on_conflict": "skip",
         "on_unavailable": "reschedule",
         "on_lock_lost": "abort",

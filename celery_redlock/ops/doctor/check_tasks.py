@@ -112,7 +112,8 @@ def losses(facts: Facts) -> Iterator[Finding]:
     lost: dict[str, list[float]] = {}
     for record in facts.records:
         at = number(record.get("at"))
-        if record.get("event") == "LeaseLost" and facts.now - at < LATELY:
+        is_lost = record.get("event") == "LeaseLost" and not record.get("report")
+        if is_lost and facts.now - at < LATELY:
             lost.setdefault(one_line(record.get("task") or "(no task)"), []).append(at)
     for name, times in sorted(lost.items()):
         what = (
