@@ -21,10 +21,12 @@ def record_of(event: Event) -> dict[str, Any]:
 
     Returns:
         Its fields, and beside them ``event`` (the name of its class), ``at`` [s, Unix time],
-        ``host`` and ``pid`` of this process. Neither a token nor an argument value, except
-        where a lock name of the user's holds one.
+        ``host`` and ``pid`` of this process; ``report`` only where it is true. Neither a token
+        nor an argument value, except where a lock name of the user's holds one.
     """
     told = dict(vars(event))
+    if not told.get("report"):
+        told.pop("report", None)
     if "holder" in told:
         told["holder"] = {key: told["holder"][key] for key in HOLDER if key in told["holder"]}
     where = {"at": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
