@@ -134,7 +134,9 @@ def read_counts(reply: Sequence[Any]) -> Counts:
     """Return what a node says of `FIELDS` and `EXAMPLES`, less what others have written there."""
     values = dict(zip((*FIELDS, *EXAMPLES), reply, strict=True))
     numbers = {name: natural(values[name]) for name in FIELDS}
-    examples = {name: object_in(values[name]) for name in EXAMPLES if values[name]}
+    examples = {
+        name: object_in(values[name]) for name in EXAMPLES if isinstance(values[name], bytes)
+    }
     return Counts(
         {name: value for name, value in numbers.items() if value is not None},
         {name: record for name, record in examples.items() if record},

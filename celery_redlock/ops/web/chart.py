@@ -56,7 +56,7 @@ class Chart:
 
 def hold_chart(holds: Holds) -> Chart:
     """Return what to draw for the hold times of one task."""
-    bounds = [f"{it:.2g} s" if it >= 1 else f"{it * 1000:.2g} ms" for it in BOUNDS]
+    bounds = [f"{rounded(it)} s" if it >= 1 else f"{rounded(it * 1000)} ms" for it in BOUNDS]
     between = (f"{lower} to {upper}" for lower, upper in pairwise(bounds))
     names = [f"up to {bounds[0]}", *between, f"over {bounds[-1]}"]
     labels = [bound if i % 2 == 0 else "" for i, bound in enumerate(bounds)]
@@ -65,6 +65,11 @@ def hold_chart(holds: Holds) -> Chart:
     counts = [sum(holds.counts[begin:end]) for begin, end in pairwise(edges)]
     drawn = bars(names, [*labels, ""], counts)
     return Chart(drawn, place_of(holds.ttl) if holds.ttl else None, f"lease {seconds(holds.ttl)}")
+
+
+def rounded(value: float) -> str:
+    """Return *value* with two digits that count."""
+    return f"{float(f'{value:.2g}'):g}"
 
 
 def time_chart(counts: Sequence[int], length: float) -> Chart:
