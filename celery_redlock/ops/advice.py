@@ -26,6 +26,8 @@ DAY = 24 * HOUR
 ENOUGH = 100
 #: Holds that end sooner than this may be waited for in a worker's slot [s].
 SHORT = 5.0
+#: Nor is less than this worth being advised [s].
+SHORTEST_WAIT = 0.1
 #: Share of all holds that is planned for; the rest are exceptions.
 MOST = 0.99
 
@@ -147,8 +149,8 @@ def of_wait(watched: Watched, options: LockOptions) -> Iterator[Advice]:
         f"lock_wait is {options.wait:g} s; {conflicts} execution{'' if conflicts == 1 else 's'} "
         f"met a holder, and 99 % of the holds ended within {duration(usual)}."
     )
-    if usual <= SHORT and options.wait < usual:
-        wait = round_up(usual)
+    if usual <= SHORT and options.wait < max(SHORTEST_WAIT, usual):
+        wait = max(SHORTEST_WAIT, round_up(usual))
         what = f"{measured} lock_wait={wait:g} lets most run after it, in a worker's slot meanwhile"
         if isinstance(options.on_conflict, Skip):
             yield Advice("lock_wait", f"{what}. If one run is as good as two, keep it.")
