@@ -1231,7 +1231,7 @@ def test_the_page_of_the_report_says_what_was_refused(client, stand):
     stand.silent = LABELS[4:]
     page = seen_in(client().get("/report"))
     for told in (
-        "3 × lock was held", "ran in report mode: nothing was refused", "task id id-8",
+        "3 x lock was held", "ran in report mode: nothing was refused", "task id id-8",
         "process 5 on worker-2", "held by task orders.bill[id-7], process 4711 on worker-1",
         "too short to advise", "No answer from lock-5", "never", "Watched for 1 h 59 min",
     ):  # fmt: skip
