@@ -7,6 +7,7 @@ declared; a worker builds it at its start, so that what is wrong is said there.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import difflib
 import os
@@ -30,11 +31,13 @@ from celery_redlock.log import get_logger
 from celery_redlock.observers import prometheus_files
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
+from celery_redlock.observers.tally import Tally
 
 # With redis, and not at the first lock: a fork meanwhile would leave the child half an import, and
 # the lock of its module held without end.
 from celery_redlock.reading import health
 from celery_redlock.reading.journal import Journal
+from celery_redlock.reading.tally import Counts, tally_request
 from celery_redlock.settings import KNOWN, PREFIX, Settings, report_prefix
 from celery_redlock.unique.reservations import Reservations
 
@@ -180,7 +183,9 @@ class Plugin:
                 tell(observers, event)
 
     def flush(self) -> None:
-        """Let observers send what they have gathered; never fails."""
+        """Let observers send what they have gathered; never fails, and connects to no node."""
+        if self._locks is None or not self._locks.fanout.is_connected:
+            return
         for observer in self._observers or ():
             if isinstance(observer, JournalObserver):
                 try:
@@ -377,6 +382,14 @@ def what_is_wrong(named: str, error: Exception) -> str:
     return f"there is no {named!r} ({error}); {hint}"
 
 
+def journal(plugin: Plugin) -> Observer:
+    def send(hour: int, task: str, counts: Counts) -> None:
+        locks = plugin.locks
+        locks.driver.tell(tally_request(locks.rules, hour, task, counts))
+
+    return JournalObserver(lambda: Journal.on(plugin.locks), Tally(send))
+
+
 def celery_events(plugin: Plugin) -> Observer:
     from celery_redlock.celery_events import CeleryEvents  # noqa: PLC0415  in workers alone
 
@@ -400,7 +413,7 @@ def otel(_plugin: Plugin) -> Observer:
 #: Word in ``redlock_observers`` -> what makes the observer.
 READY: dict[str, Callable[[Plugin], Observer]] = {
     "logging": lambda plugin: Log(plugin.settings.skip_log_level, lambda: plugin.speaks_of_nodes),
-    "journal": lambda plugin: JournalObserver(lambda: Journal.on(plugin.locks)),
+    "journal": journal,
     "celery": celery_events,
     "prometheus": prometheus,
     "otel": otel,
@@ -469,8 +482,10 @@ def _in_child(**_: Any) -> None:
             plugin.sends_events = bool(plugin.app.conf.worker_send_task_events)
 
 
+@atexit.register
+@signals.worker_shutdown.connect(weak=False)
 @signals.worker_process_shutdown.connect(weak=False)
 def _before_end(**_: Any) -> None:
-    """Let observers of a child write what they have gathered."""
+    """Let observers of a process send what they have gathered."""
     for plugin in list(_plugins.values()):
         plugin.flush()

@@ -137,6 +137,11 @@ class Fanout:
         self._connector = Connector(self._rules, self.labels, self._mutex, self._attach)
         self._has_settled = False
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether any node is connected."""
+        return any(node.connection is not None for node in self.nodes)
+
     def after_fork_in_child(self) -> None:
         """Drop our copies of the parent's connections without disturbing them."""
         inherited, selector = self.nodes, self._opened

@@ -23,6 +23,7 @@ __all__ = [
     "holder_as_json",
     "left",
     "line",
+    "local_time",
     "lock_as_json",
     "lock_row",
     "note_silent",

@@ -154,15 +154,6 @@ def measured(record: Record) -> str:
     return f"Lock node {text(record, 'node')} answers in {took}, its clock differs by {offset}"
 
 
-def holds(record: Record) -> str:
-    counts = record.get("counts")
-    times = sum(map(number, counts)) if isinstance(counts, list) else 0
-    return (
-        f"Held: {times:g} times by {text(record, 'task')}, "
-        f"up to {length(record, 'longest')} (ttl {number(record.get('ttl')):g} s)"
-    )
-
-
 def anything(record: Record) -> str:
     """Return what is known of an event that this version does not know."""
     known = ("name", "task", "task_id", "node", "entry", "reason", "cause")
@@ -217,7 +208,7 @@ TERMS = {
     **LOSSES,
 }
 
-#: Name of an event -> its wording. ``Holds`` is a record of the journal's own.
+#: Name of an event -> its wording.
 WORDINGS: dict[str, Wording] = {
     "LockAcquired": Wording("acquired", "plain", acquired),
     "LockConflict": Wording(
@@ -293,5 +284,4 @@ WORDINGS: dict[str, Wording] = {
     ),
     "SlotPublished": Wording("slot published", "plain", published),
     "SlotSkipped": Wording("slot skipped", "warn", slot_skipped, from_table(SLOTS, "cause")),
-    "Holds": Wording("hold times", "plain", holds),
 }

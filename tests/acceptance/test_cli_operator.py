@@ -711,6 +711,8 @@ def test_secrets_are_told_nobody(line, redis_nodes):
         ["why", "shop.bill", "[]", "{}", "4rgument"],
         ["doctor"],
         ["tail", "--no-follow"],
+        ["report"],
+        ["report", "--json"],
         ["bench", "--seconds", "0.2"],
         ["bootstrap"],
         ["release", name, "--token", "0" * 8, "--yes"],
@@ -730,7 +732,10 @@ def test_secrets_are_told_nobody(line, redis_nodes):
         assert secret not in seen
 
 
-COMMANDS = ("status", "ls", "top", "why", "release", "doctor", "tail", "bench", "bootstrap", "web")
+COMMANDS = (
+    *("status", "ls", "top", "why", "release", "report"),
+    *("doctor", "tail", "bench", "bootstrap", "web"),
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -23,6 +23,7 @@ from celery_redlock.observers.records import record_of
 from celery_redlock.ops.listing import STATES
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.sentences import sentence
+from support import report_page
 from support.page_names import names_for
 from support.page_run import PageRun, run_page
 from support.pages import LANGUAGES, blocks_of, commands_of, outcome_of
@@ -100,6 +101,11 @@ COMMANDS = {
         "python -m example_worker.publish": FIVE_MINUTES,
     },
     "docs/how-to/install.md": {'pip install celery-redlock "celery[redis]"': PUBLISHED},
+    "docs/how-to/try-on-production.md": {
+        "celery -A shop redlock report": Ends((0,)),
+        "celery -A shop redlock report --since 7d --task 'shop.*'": Ends((0,)),
+        "celery -A shop redlock report --json": Ends((0,)),
+    },
     "docs/how-to/why-did-my-task-not-run.md": OPERATOR,
     "docs/reference/beat.md": {
         "celery -A shop beat -S redlock": Until(r"leads -> one of all called .shop."),
@@ -186,8 +192,14 @@ def is_warning_of_the_watchdog(text):
     assert text.strip() == f"WARNING {told[0]}"
 
 
+def is_report(text):
+    """What `redlock report` prints of such a day."""
+    assert text.strip() == report_page.shown().strip()
+
+
 #: Page -> first word or words of a block that is not run -> what holds it.
 HELD = {
+    "docs/how-to/try-on-production.md": {"Watched for": is_report},
     "docs/architecture.md": {"": names_files_that_exist},
     "docs/guarantees.md": {
         "        node A": is_a_drawing,

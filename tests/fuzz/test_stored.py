@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from datetime import datetime, timezone
 from types import SimpleNamespace
 
@@ -39,6 +40,7 @@ from celery_redlock.ops.inspected import of_child
 from celery_redlock.ops.listing import lock_as_json, lock_row
 from celery_redlock.ops.text import in_json as shown_json
 from celery_redlock.plugin import plugin_for
+from celery_redlock.reading import tally
 from celery_redlock.reading.journal import read_record, when
 from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.nodes import bootstrap
@@ -368,6 +370,22 @@ def test_a_tool_that_prints_what_it_reads_is_seen(app, five_nodes, monkeypatch):
         assert_tame(app, "ls")
 
 
+def plant_tally(client):
+    """Write tallies that are none of ours, to the hour that is now and the one before."""
+    for hour in (int(time.time() // tally.HOUR), int(time.time() // tally.HOUR) - 1):
+        for text in ACTING:
+            name = text.encode("utf-8", "replace")
+            client.zadd(tally.hour_key("redlock", hour), {name: 0})
+            numbers = dict.fromkeys(tally.FIELDS, 10**14)
+            examples = dict.fromkeys(
+                tally.EXAMPLES, in_json({"at": text, "holder": {"host": text}})
+            )
+            key = tally.tally_key("redlock", hour, name.decode())
+            client.hset(key, mapping={**numbers, **examples, "ttl": b"9" * 400})
+        client.zadd(tally.hour_key("redlock", hour), {b"\xff": 0, b"text": 0, b"": 0})
+        client.set(tally.tally_key("redlock", hour, "text"), "text")
+
+
 def test_the_doctor_bears_what_is_planted(app, five_nodes):
     """It goes through all keys; of those without an end it names some."""
     with redis.Redis.from_url(five_nodes[0].url) as client:
@@ -375,10 +393,11 @@ def test_the_doctor_bears_what_is_planted(app, five_nodes):
             client.set(b"redlock:lock:" + text.encode("utf-8", "replace"), TOKEN + in_json(text))
             client.hset(f"redlock:queued:{number}", "token", text.encode("utf-8", "replace"))
             client.xadd("redlock:journal", {"e": in_json({"event": "LeaseLost", "at": text})})
-        client.xadd(
-            "redlock:journal", {"e": in_json({"id": "1", "event": "Holds", "ttl": 10**400})}
-        )
-        for words in (("doctor",), ("doctor", "--json"), ("ls",), ("tail", "--no-follow")):
+        plant_tally(client)
+        for words in (
+            *(("doctor",), ("doctor", "--json"), ("ls",), ("tail", "--no-follow")),
+            *(("report",), ("report", "--json")),
+        ):
             assert_tame(app, *words)
 
 

@@ -12,7 +12,8 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.doctor import LEVELS
 from celery_redlock.ops.doctor.diagnosis import findings
 from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, TaskFacts
-from celery_redlock.reading.holds import Holds
+from celery_redlock.reading.holds import HOLD_BOUNDS, Holds, class_of
+from celery_redlock.reading.tally import TaskTally
 from celery_redlock.settings import Settings
 from celery_redlock.task.policies import Fail, Retry, RunUnlocked, Skip
 from support.options import OPTIONS
@@ -56,9 +57,12 @@ def told(of):
     return {(finding.level, finding.code) for finding in findings(of)}
 
 
-def holds(**more):
-    """Return what the journal keeps of hold times."""
-    return {"event": "Holds", "at": 1e9, "task": "shop.bill", **Holds().as_record(), **more}
+def held(longest, ttl=30.0):
+    """Return what the nodes count of a task whose lock was held twice."""
+    counts = [0] * (len(HOLD_BOUNDS) + 1)
+    for length in (1.0, longest):
+        counts[class_of(length)] += 1
+    return {"shop.bill": TaskTally(holds=Holds(tuple(counts), 1.0 + longest, longest, ttl))}
 
 
 def replaced(**options):
@@ -72,7 +76,7 @@ def test_of_a_healthy_app_there_is_nothing_to_say():
         tasks=[task(acks_late=True, time_limit=60.0)],
         visibility_timeout=3600.0,
         others=[OtherServer(role="broker", place="broker:6379", run_id="b" * 40)],
-        records=[holds(longest=29.0, ttl=30.0)],
+        tally=held(29.0),
     )
     assert findings(well) == []
     kept = [node(number, config=FSYNC) for number in (1, 2, 3)]
@@ -273,8 +277,11 @@ def test_of_a_task(case):
 )
 def test_holds_that_outlast_their_ttl(aborts, longest, expected):
     """That is what the watchdog is for; it is risky where a body goes on without its lock."""
-    records = [holds(longest=longest, ttl=30.0), holds(longest=1.0, ttl=30.0)]
-    assert told(facts(tasks=replaced(aborts_on_loss=aborts), records=records)) == expected
+    known = facts(tasks=replaced(aborts_on_loss=aborts), tally=held(longest))
+    assert told(known) == expected
+    for finding in findings(known):
+        assert f"for {longest:g} s" in finding.what
+        assert "of 2 holds in a day, 99 % took up to" in finding.what
 
 
 def test_locks_that_were_lost_lately():

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from celery_redlock import events
-from celery_redlock.observers import journal, logging
+from celery_redlock.observers import logging
 from celery_redlock.observers.records import record_of
 from celery_redlock.ops import listing
 from celery_redlock.ops.cli import tail
@@ -179,17 +179,8 @@ def test_an_event_in_a_sentence(event, words):
 
 def test_every_event_has_a_sentence():
     """Nobody is left to the words for what a newer version may have written."""
-    assert {kind.__name__ for kind in CLASSES} | {"Holds"} == set(WORDINGS)
+    assert {kind.__name__ for kind in CLASSES} == set(WORDINGS)
     assert {type(event) for event, _ in EVENTS} == CLASSES
-
-
-def test_hold_times_in_a_sentence():
-    """What the journal's observer writes of them."""
-    holds = journal.Holds(30.0)
-    holds.add(0.5, 30.0)
-    holds.add(75.0, 30.0)
-    record = {"event": "Holds", "at": 1.0, "task": "shop.bill", **holds.as_record()}
-    assert sentence(record) == "Held: 2 times by shop.bill, up to 1 min 15 s (ttl 30 s)"
 
 
 def test_an_unknown_event_is_told_by_its_name():

@@ -28,7 +28,7 @@ LOOK_EVERY = 0.5
 #: and a node that comes back has records that nobody asked for.
 LATE = 10.0
 #: Every event that there is in a journal.
-EVENTS = [*(event.__name__ for event in (*NOTABLE, *NODE_EVENTS)), "Holds"]
+EVENTS = [event.__name__ for event in (*NOTABLE, *NODE_EVENTS)]
 EXAMPLES = f"""\b
 Events:
   {", ".join(EVENTS[:4])},

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from celery_redlock.ops.doctor import ERROR, NOTE, WARNING, Finding
 from celery_redlock.ops.doctor.facts import Facts, TaskFacts
 from celery_redlock.ops.text import one_line
-from celery_redlock.reading.holds import holds_by_task
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Queue, Reschedule, Retry, RunUnlocked
 from celery_redlock.words import duration, moment, number, redlock_command
@@ -80,20 +79,21 @@ def unlocked(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
 
 def holds(facts: Facts) -> Iterator[Finding]:
     """
-    Yield that locks are held for longer than their TTL, as the journal says.
+    Yield that locks are held for longer than their TTL, as the tally says.
 
     The watchdog renews them, so that is as it should be. With ``on_lock_lost="warn"`` a body
     goes on when that fails, beside whoever has the lock next.
     """
     options = {task.name: task.options for task in facts.tasks}
-    for name, held in sorted(holds_by_task(facts.records).items()):
-        known = options.get(name)
+    for name, tally in sorted(facts.tally.items()):
+        known, held = options.get(name), tally.holds
         if known is None or not 0 < held.ttl < held.longest:
             continue
         is_risky = not known.aborts_on_loss
         what = (
             f"Its lock was held for {duration(held.longest)}, longer than its TTL of "
-            f"{held.ttl:g} s. "
+            f"{held.ttl:g} s; of {held.count} holds in a day, 99 % took up to "
+            f"{duration(held.quantile(0.99))}. "
         )
         what += (
             "Should renewing fail, the body goes on all the same (on_lock_lost='warn'), and "

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from celery_redlock.reading.tally import TaskTally
 from celery_redlock.settings import Settings
 from celery_redlock.task.options import LockOptions
 
@@ -131,6 +132,7 @@ class Facts:
         tasks: Those that take locks.
         others: Other servers of the app.
         records: Of the journal, oldest first.
+        tally: What each task did in the last day.
         problems: Setting or place -> what is wrong with it.
         shown_passwords: Nodes whose passwords stand in ``redlock_nodes``.
         visibility_timeout: Of the broker [s]; None for none.
@@ -148,6 +150,7 @@ class Facts:
     tasks: Sequence[TaskFacts] = ()
     others: Sequence[OtherServer] = ()
     records: Sequence[Mapping[str, Any]] = ()
+    tally: Mapping[str, TaskTally] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
     shown_passwords: Sequence[str] = ()
     visibility_timeout: float | None = None
