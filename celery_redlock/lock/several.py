@@ -15,8 +15,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from celery_redlock.errors import LockNotAcquired, LockTaken
-from celery_redlock.lock.lease import Lease
+from celery_redlock.errors import LockNotAcquired, LockTaken, QuorumUnavailable
+from celery_redlock.lock.lease import Lease, least_validity
 from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rounds import (
     LONGEST_PAUSE,
@@ -97,6 +97,10 @@ def acquire_now(
         for name, one in wanted.items():
             once = replace(one, wait=0.0, turn=unused.pop(name, NO_TURN))
             leases[name] = yield from acquire(client, once)
+        for name, lease in leases.items():  # nobody has renewed the first ones
+            if client.now() + least_validity(lease.ttl) > lease.valid_until:
+                late = dict.fromkeys(client.labels, "granted, but too late")
+                raise QuorumUnavailable(name, late)  # noqa: TRY301  all are released below
     except GeneratorExit:  # dropped by its driver: nobody could send it
         raise
     except BaseException as error:

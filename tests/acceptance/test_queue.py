@@ -23,6 +23,7 @@ from celery import chain, chord, group
 from celery_redlock import LockTaken, Queue, RedlockTask
 from celery_redlock.lock.listener import Listener
 from celery_redlock.task import waiting_room
+from celery_redlock.task.envelope import Envelope, fresh_publish_id
 from support.events import body, overlaps, read
 from support.stage import stage
 from support.waiting import eventually
@@ -32,6 +33,8 @@ pytestmark = pytest.mark.in_order  # the scenes kill children and workers
 TTL = 3.0
 #: Longest that wake-ups may take on a loaded machine [s]; nobody comes by itself so soon.
 SOON = 40.0
+#: A lease of which two thirds are more than that.
+LONG = 60.0
 #: How many tasks wait behind one lock.
 MANY = 30
 
@@ -67,6 +70,9 @@ def declare(app):
     locked("full", on_conflict=Queue(max_waiting=2))
     locked("full_skip", on_conflict=Queue(max_waiting=2, then="skip"))
     locked("once", unique_until="started", on_duplicate="join")
+    locked("long", lock_ttl=LONG, on_conflict="fail")
+    again = {"unique_until": "finished", "on_duplicate": "rerun"}
+    locked("again", lock_ttl=LONG, on_conflict="fail", **again)
 
     @app.task(
         name="stubborn",
@@ -384,6 +390,42 @@ def test_one_runs_and_one_waits(it, crew):
     assert all_of([first, second, *others]) == [1, 2, 2, 2]
     time.sleep(1)
     assert crew.numbers(lock) == [1, 2]
+
+
+def set_aside(crew, name, result):
+    """Wait until a task has been set aside."""
+    words = f"{name}[{result.id}] set aside"
+    eventually(lambda: words in crew.log(), f"{name} that is set aside", timeout=SOON)
+
+
+def test_the_next_run_is_woken_by_the_one_before_it(it, crew):
+    """It would come by itself when the lease may have ended."""
+    crew.worker()
+    crew.publish("again", "next run", 1, True)
+    it.started("next run")
+    second = crew.publish("again", "next run", 2)
+    set_aside(crew, "again", second)
+    gate_of_stage(it, "next run").touch()
+    assert second.get(timeout=LONG / 2) == 2
+    assert alone(it, "next run")
+
+
+def test_a_copy_of_what_runs_ends_when_that_does(it, crew):
+    """Woken by its release, it finds that it has finished."""
+    crew.worker()
+    message = {"task_id": "copied", "headers": Envelope(fresh_publish_id()).header("copied")}
+    result = crew.publish("long", "copied", 1, True, **message)
+    it.started("copied")
+    crew.publish("long", "copied", 1, True, **message)
+    set_aside(crew, "long", result)
+    gate_of_stage(it, "copied").touch()
+    assert result.get(timeout=SOON) == 1
+    eventually(
+        lambda: f"long[{result.id}] has finished before; this copy ends" in crew.log(),
+        "the end of the copy",
+        timeout=LONG / 2,
+    )
+    assert crew.numbers("copied") == [1]
 
 
 def test_a_retry_of_its_own_is_none_that_waits(it, crew):

@@ -192,6 +192,21 @@ def test_what_is_kept_for_one_that_is_refused_before_is_handed_on():
     assert len(drive.client.listener.expected) == 1
 
 
+def test_a_first_that_has_grown_old_by_then_is_none():
+    """Contenders for the second may split the vote for seconds; twin: in time they are two."""
+    split = [granted(), refused("x"), refused("y")]
+    drive = DriveBoth().expect("a", FREE).expect("z", split).go_on_to(Pause)
+    drive.clock.advance(25.0)
+    drive.words()
+    drive.expect("z", FREE)
+    while drive.step is not None:
+        drive.go_on()
+    assert isinstance(drive.error, QuorumUnavailable)
+    assert drive.error.name == "a"
+    assert drive.words() == ["release a", "release z"]
+    assert len(DriveBoth().expect("a", FREE).expect("z", FREE).lease) == 2
+
+
 @pytest.mark.parametrize("where", ["pause", "first", "second"])
 def test_who_is_interrupted_leaves_nothing(where):
     """Neither a lock, nor a ticket, nor what was kept for it."""
