@@ -215,7 +215,7 @@ def test_a_task_that_was_put_off_can_be_called_off(it, policy, end):
             result.revoke()
         with pytest.raises(TaskRevokedError):
             result.get(timeout=100)
-    assert it.task("skip").delay(lock, 0.0, "next").get(timeout=100) == "next"
+    assert it.task(policy).delay(lock, 0.0, "next").get(timeout=100) == "next"
     assert len(it.bodies(lock)) == 1
 
 
