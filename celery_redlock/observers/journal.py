@@ -1,8 +1,8 @@
 """
 The observer that keeps what went wrong where every operator's tool finds it: on the lock nodes.
 
-Grants, renewals and releases are not written; of them, only how long locks were held, now and
-then. So a task that gets its lock costs nothing here.
+Renewals and releases are not written, and of grants those to tasks that had queued; of others only
+how long locks were held, now and then. So a task that gets its lock at once costs nothing here.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class JournalObserver:
         if self._late:
             self._catch_up()
         kind = type(event)
-        if kind in NOTABLE or (kind in NODE_EVENTS and self._is_news(event)):
+        has_queued = kind is events.LockAcquired and event.queued_for > 0
+        if kind in NOTABLE or has_queued or (kind in NODE_EVENTS and self._is_news(event)):
             self._journal().put(record_of(event))
         elif kind is events.LockReleased:
             self._held(event)

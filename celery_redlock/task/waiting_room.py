@@ -17,12 +17,13 @@ import os
 import secrets
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from celery import bootsteps
 from celery.worker.state import revoked
 
+from celery_redlock.events import TasksWaiting
 from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH, place_name
 from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rounds import Turn
@@ -64,6 +65,7 @@ class WaitingRoom:
         self._in_timer = weakref.WeakValueDictionary()
         self._turns: deque[tuple[str, bytes]] = deque()
         self._told_at = 0.0
+        self._reported: Counter[str] = Counter()
         self._uncounted = 0
         self._bell: int | None = None
         self._consumer: Any = None
@@ -187,6 +189,15 @@ class WaitingRoom:
             self._tell(ticket)
         if tells_all:
             self._told_at = time.monotonic()
+        self._report()
+
+    def _report(self) -> None:
+        """Notify observers where another number of tasks waits than at the last look."""
+        waiting = Counter(str(it.info.get("task")) for it in list(self._tickets.values()))
+        before, self._reported = self._reported, waiting
+        for task in {*before, *waiting}:
+            if waiting[task] != before[task]:
+                self._plugin.notify(TasksWaiting(task, waiting[task]))
 
     def _tell(self, ticket: Ticket) -> None:
         locks = self._plugin.locks
