@@ -66,6 +66,7 @@ OF_TASKS: dict[type[events.Event], str] = {
 #: of the task that was there first, it would be shown as running there.
 OF_OTHERS: dict[type[events.Event], str] = {
     events.DuplicatePublished: "duplicate",
+    events.TasksWaiting: "waiting",
     events.NodeDown: "node-down",
     events.NodeUp: "node-up",
     events.NodeQuarantined: "node-quarantined",

@@ -38,6 +38,7 @@ __all__ = [
     "TaskRescheduled",
     "TaskRetried",
     "TaskSkipped",
+    "TasksWaiting",
     "broadcast",
 ]
 
@@ -350,6 +351,20 @@ class TaskQueued(TaskEvent):
     countdown: float
     times: int
     since: float
+
+
+@dataclass(frozen=True)
+class TasksWaiting(Event):
+    """
+    How many tasks wait for their locks in this worker has changed; once a second at most.
+
+    Attributes:
+        task: Name of the tasks.
+        count: How many wait and can be woken [>= 0].
+    """
+
+    task: str
+    count: int
 
 
 @dataclass(frozen=True)

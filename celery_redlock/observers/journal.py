@@ -1,8 +1,8 @@
 """
 The observer that keeps what went wrong where every operator's tool finds it: on the lock nodes.
 
-Grants, renewals and releases are not written, only counted (`celery_redlock.observers.tally`). So a
-task that gets its lock costs next to nothing here.
+Grants, renewals and releases are not written, only counted (`celery_redlock.observers.tally`), but
+for grants to tasks that had queued. So a task that gets its lock at once costs next to nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class JournalObserver:
         if self._late:
             self._catch_up()
         kind = type(event)
-        if kind in NOTABLE or (kind in NODE_EVENTS and self._is_news(event)):
+        has_queued = kind is events.LockAcquired and event.queued_for > 0
+        if kind in NOTABLE or has_queued or (kind in NODE_EVENTS and self._is_news(event)):
             self._journal().put(record_of(event))
 
     def _is_news(self, event: events.NodeEvent) -> bool:

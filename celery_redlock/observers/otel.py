@@ -50,6 +50,8 @@ class OpenTelemetry:
         count, gauge = meter.create_counter, meter.create_gauge
         self._acquires = count("redlock.acquires", "{acquire}", "Locks asked for, by outcome")
         self._waits = seconds("redlock.wait.duration", "From asking for a lock to the answer")
+        self._queued = seconds("redlock.queue.duration", "From joining the queue to the grant")
+        self._waiting = gauge("redlock.waiting", "{task}", "Tasks that wait for their locks")
         self._holds = seconds("redlock.hold.duration", "From a grant to the release")
         self._renewals = count("redlock.renewals", "{renewal}", "Leases renewed")
         self._margins = seconds("redlock.lease.margin", "What was left of a lease when renewed")
@@ -85,6 +87,7 @@ class OpenTelemetry:
             events.LeaseLost: self._lose,
             events.LockReleased: self._released,
             **dict.fromkeys(self._policies, self._policy),
+            events.TasksWaiting: lambda e: self._waiting.set(e.count, {TASK: e.task}),
             events.DuplicatePublished: self._duplicate,
             events.NodeDown: self._down,
             events.NodeQuarantined: lambda e: self._quarantined.set(1, {NODE: e.node}),
@@ -112,6 +115,9 @@ class OpenTelemetry:
 
     def _acquired(self, event: events.LockAcquired) -> None:
         span = self._wait(event, event.waited, "granted")
+        if event.queued_for:
+            woken = {"redlock.woken": event.was_woken}
+            self._queued.record(event.queued_for, {**about_task(event), **woken})
         if event.fence is not None:
             span.set_attribute("redlock.fence", event.fence)
         span.end()

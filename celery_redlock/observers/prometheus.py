@@ -107,6 +107,22 @@ LAG = Histogram(
 )
 # fmt: on
 
+QUEUE = Children(
+    Histogram(
+        "redlock_queue_seconds",
+        "For how long tasks had waited as messages when they got their locks, woken or not.",
+        ("task", "woken"),
+        buckets=(0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600, 10800, 43200),
+    )
+)
+WAITING = Children(
+    Gauge(
+        "redlock_waiting",
+        "Tasks that wait for their locks in this worker, and can be woken.",
+        ("task",),
+        multiprocess_mode="livesum",
+    )
+)
 MARGIN = of_leases(
     "smallest_lease_margin_seconds",
     "Least that was left of a lease when it was renewed, in the last five minutes.",
@@ -163,6 +179,9 @@ def acquired(event: events.LockAcquired) -> None:
             introduce(refusals, event.task, ("conflict", "unavailable"))
     ACQUIRES[event.task, "granted"].inc()
     WAIT[(event.task,)].observe(event.waited)
+    if event.queued_for:
+        by_word = {word: QUEUE[event.task, word] for word in ("yes", "no")}  # one begins with zero
+        by_word["yes" if event.was_woken else "no"].observe(event.queued_for)
 
 
 def reported(event: Any) -> None:
@@ -267,6 +286,7 @@ NOTES: dict[type[events.Event], Callable[[Any], None]] = {
     events.TaskRetried: lambda e: RETRIED[e.task, e.cause].inc(),
     events.TaskRescheduled: lambda e: RESCHEDULED[e.task, e.cause].inc(),
     events.TaskQueued: lambda e: QUEUED[e.task, e.cause].inc(),
+    events.TasksWaiting: lambda e: WAITING[(e.task,)].set(e.count),
     events.DuplicatePublished: lambda e: DUPLICATES[e.task, e.on_duplicate].inc(),
     events.NodeDown: node_down,
     events.NodeUp: node_up,

@@ -132,6 +132,11 @@ def queued(record: Record) -> str:
     return f"Queued {task(record)} (attempt {number(record.get('times')):g})"
 
 
+def waiting(record: Record) -> str:
+    count = number(record.get("count"))
+    return f"{count:g} of task {text(record, 'task')} wait for their locks in this worker"
+
+
 def duplicate(record: Record) -> str:
     merged = number(record.get("merged"))
     return f"{lock(record)}{f'; {merged:g} merged into the next run' if merged else ''}"
@@ -244,6 +249,7 @@ WORDINGS: dict[str, Wording] = {
     ),
     "TaskRescheduled": Wording("rescheduled", "warn", rescheduled, refusal),
     "TaskQueued": Wording("queued", "plain", queued, refusal),
+    "TasksWaiting": Wording("waiting", "plain", waiting),
     "DuplicatePublished": Wording(
         "duplicate",
         "plain",

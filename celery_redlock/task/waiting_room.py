@@ -18,12 +18,13 @@ import os
 import secrets
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from celery.worker.state import reserved_requests, revoked
 
+from celery_redlock.events import TasksWaiting
 from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH
 from celery_redlock.lock.rounds import Turn
 from celery_redlock.lock.waiting import (
@@ -79,6 +80,7 @@ class WaitingRoom:
         #: Who has let others pass, as no process was free, and until when it does [s, our clock].
         self._passed: dict[bytes, float] = {}
         self._is_full = False
+        self._reported: Counter[str] = Counter()
         self._uncounted = 0
         self._bell: int | None = None
         self._consumer: Any = None
@@ -247,6 +249,15 @@ class WaitingRoom:
         for token in due[: max(MOST_TOLD, math.ceil(len(self._told) * LOOK_EVERY / TELL_EVERY))]:
             if token in self._tickets:  # in a green pool it may be gone by now
                 self._tell(self._tickets[token])
+        self._report()
+
+    def _report(self) -> None:
+        """Notify observers where another number of tasks waits than at the last look."""
+        waiting = Counter(str(it.info.get("task")) for it in list(self._tickets.values()))
+        before, self._reported = self._reported, waiting
+        for task in {*before, *waiting}:
+            if waiting[task] != before[task]:
+                self._plugin.notify(TasksWaiting(task, waiting[task]))
 
     def _tell(self, ticket: Ticket) -> None:
         self._told.pop(ticket.token, None)

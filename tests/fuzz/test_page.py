@@ -25,6 +25,7 @@ from celery_redlock.ops.why import explained
 from celery_redlock.reading.journal import read_record
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
+from celery_redlock.reading.places import Places
 from celery_redlock.reading.search import find_locks
 from celery_redlock.reading.stored import stored, views_of
 from celery_redlock.reading.tally import Tallies
@@ -48,7 +49,7 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
 
     def __init__(self, locks=(), lines=()):
         self.stored = {
-            name: {LABELS[0]: stored(0, (value, ttl, fence, QUEUED, None, 0))}
+            name: {LABELS[0]: stored(0, (value, ttl, fence, QUEUED, None, 0, [], []))}
             for name, value, ttl, fence in locks
         }
         self.views = [view for name, on in self.stored.items() for view in views_of(name, on)]
@@ -64,7 +65,7 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
     def explain(self, name, search):
         """Return what is known of the lock, and what happened to it that fits *search*."""
         lock = OneLock(name, self.nodes, self.stored.get(name, {}))
-        return explained(None, lock, filter(search.has_record, self.happened)), 0.1
+        return explained(None, Places.only(lock), filter(search.has_record, self.happened)), 0.1
 
     def lock(self, name):
         """Return who holds the lock."""

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from celery_redlock import LockTaken, QuorumUnavailable, RedlockTask
 from celery_redlock.beat.slot_records import Claim, Slots, last_of
 from celery_redlock.beat.slots import settled
-from celery_redlock.beat.term import leader_in, led_by
+from celery_redlock.beat.term import led_by, majority_holder
 from celery_redlock.errors import LockKeyError
 from celery_redlock.events import TaskSkipped
 from celery_redlock.lock.records import is_ours, read_holder
@@ -108,7 +108,7 @@ def test_a_holder_of_any_shape_is_told(values):
     for value in values:
         holder = read_holder(value)
         assert len(holder["token"]) <= 8
-        (row,) = views_of("n", {"node": stored(0, (value, -1, b"nan", None, None, 0))})
+        (row,) = views_of("n", {"node": stored(0, (value, -1, b"nan", None, None, 0, [], []))})
         assert row.is_foreign is not is_ours(value)
         assert all(cell.isprintable() for cell in lock_row(row, 3))
         json.loads(shown_json(lock_as_json(row, 3)), parse_constant=pytest.fail)
@@ -183,7 +183,7 @@ def test_nobody_is_kin_who_does_not_say_so(holder):
 def test_beat_asks_nodes_who_may_say_anything(holders):
     """Who leads, and whether the run of an earlier slot has not ended."""
     views = [NodeView("n", read_holder(value) if value else {}, 1.0, 7, "") for value in holders]
-    leader = leader_in(views)
+    leader = majority_holder(views)
     assert leader == {} or len(leader["token"]) <= 8
     for view in views:
         assert Slot("entry", 1.7e9).is_run_of_entry(view.holder) in (True, False)

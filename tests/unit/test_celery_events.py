@@ -33,6 +33,7 @@ EXAMPLES = [
     events.TaskRescheduled("key", **REFUSED, countdown=3.0, times=2),
     events.TaskQueued("key", **REFUSED, countdown=60.0, times=1, since=1.0),
     events.DuplicatePublished("key", task="shop.bill", holder_id="other", on_duplicate="join"),
+    events.TasksWaiting("shop.bill", 3),
     events.NodeDown("n1", "refused"),
     events.NodeUp("n1"),
     events.NodeQuarantined("n1", 5.0),

@@ -87,6 +87,19 @@ def test_a_task_that_gets_its_lock_writes_nothing(observe, memory):
     assert memory.written == []
 
 
+def test_a_grant_to_a_task_that_had_queued_is_written(observe, memory):
+    """With how long, and whether it was woken; the twin got its lock at once."""
+    queued = {"queued_for": 4.0, "was_woken": True}
+    observe(events.LockAcquired("name", 7, 0.1, task="shop.bill", task_id="id", **queued))
+    observe(events.LockAcquired("name", 8, 0.1, task="shop.bill", task_id="id"))
+    (record,) = memory.written
+    assert (record["event"], record["queued_for"], record["was_woken"]) == (
+        "LockAcquired",
+        4.0,
+        True,
+    )
+
+
 def test_that_a_node_is_up_is_news_only_after_it_was_down(observe, memory, clock):
     """Every process connects to every node when it starts, and nobody wants to read that."""
     observe(events.NodeUp("a"))

@@ -121,6 +121,11 @@ LAWS = [
         {"redlock.queued": (1, {**ABOUT, "redlock.cause": "conflict"})},
     ),
     (
+        events.LockAcquired("key", 7, 0.1, **TASK, queued_for=4.0, was_woken=True),
+        {"redlock.queue.duration": (4.0, {**ABOUT, "redlock.woken": True})},
+    ),
+    (events.TasksWaiting("shop.bill", 3), {"redlock.waiting": (3, ABOUT)}),
+    (
         events.DuplicatePublished("key", task="shop.bill", holder_id="x", on_duplicate="join"),
         {"redlock.duplicates": (1, {**ABOUT, "redlock.on_duplicate": "join"})},
     ),
@@ -229,7 +234,7 @@ def test_a_release_for_a_dead_child_is_no_span(sdk):
         (events.TaskRefused("key", **REFUSED), "redlock.refused"),
         (events.TaskRetried("key", **REFUSED, countdown=3.0), "redlock.retried"),
         (events.TaskRescheduled("key", **REFUSED, countdown=3.0, times=2), "redlock.rescheduled"),
-        (LAWS[12][0], "redlock.duplicate"),
+        (LAWS[14][0], "redlock.duplicate"),
     ],
     ids=lambda it: it if isinstance(it, str) else "",
 )

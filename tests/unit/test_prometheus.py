@@ -95,6 +95,17 @@ COUNTED = [
         [("redlock_queued_total", {**TASK, "cause": "conflict"})],
     ),
     (
+        events.LockAcquired(NAME, 7, 0.002, queued_for=90.0, was_woken=True, **WHO),
+        [
+            ("redlock_queue_seconds_count", {**TASK, "woken": "yes"}),
+            ("redlock_queue_seconds_bucket", {**TASK, "woken": "yes", "le": "120.0"}),
+        ],
+    ),
+    (
+        events.LockAcquired(NAME, 7, 0.002, queued_for=90.0, **WHO),
+        [("redlock_queue_seconds_count", {**TASK, "woken": "no"})],
+    ),
+    (
         events.DuplicatePublished(NAME, "shop.bill", "0815", "join"),
         [("redlock_duplicates_total", {**TASK, "on_duplicate": "join"})],
     ),
@@ -132,7 +143,7 @@ COUNTED = [
     ),
 ]
 #: Events that set gauges alone.
-SET = [events.NodeMeasured("node:1/0", 0.001, -0.2)]
+SET = [events.NodeMeasured("node:1/0", 0.001, -0.2), events.TasksWaiting("shop.bill", 2)]
 
 
 @pytest.fixture(autouse=True)
@@ -208,6 +219,17 @@ def test_a_note_is_no_lock(event):
     before = counts()
     count_event(event)
     assert counts() == before
+
+
+def test_how_many_wait_is_shown_as_it_is_now():
+    """And of woken and others, the ones that there were not yet begin with zero."""
+    for count in (3, 0, 2):
+        count_event(events.TasksWaiting("waits", count))
+        assert value("redlock_waiting", task="waits") == count
+    count_event(events.LockAcquired(NAME, 7, 0.1, task="woken"))
+    assert value("redlock_queue_seconds_count", task="woken", woken="no") is None
+    count_event(events.LockAcquired(NAME, 7, 0.1, task="woken", queued_for=3.0, was_woken=True))
+    assert value("redlock_queue_seconds_count", task="woken", woken="no") == 0
 
 
 def test_every_event_is_counted_or_set():

@@ -80,6 +80,17 @@ EVENTS = [
         "Acquired lock 'a' of task shop.bill[id-1] after 4 s in the queue (woken), fence 7",
     ),
     (
+        events.LockAcquired("a", 7, 0.5, queued_for=61.0, **KIN),
+        (
+            "Acquired lock 'a' of task shop.bill[id-1] after 1 min 1 s in the queue "
+            "(came by itself), fence 7"
+        ),
+    ),
+    (
+        events.TasksWaiting("shop.bill", 3),
+        "3 of task shop.bill wait for their locks in this worker",
+    ),
+    (
         events.DuplicatePublished("a", task="shop.bill", holder_id="id-0", on_duplicate="join"),
         "A duplicate joined task shop.bill[id-0]: lock 'a'",
     ),

@@ -15,6 +15,7 @@ from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
 from celery_redlock import RedlockTask
+from celery_redlock.events import TasksWaiting
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import RELEASE
 from celery_redlock.lock.waiting import LEAVE, WAIT, Ticket
@@ -111,6 +112,21 @@ def call(app, request):
 def lock_of(request):
     """Return the name of the lock that a task waits for."""
     return request._delivery.envelope.waiting.name.encode()
+
+
+def test_how_many_wait_is_told_where_that_has_changed(app, monkeypatch):
+    """At a look, once a second; nobody is told again of what is as it was."""
+    heard = []
+    monkeypatch.setattr(app.room._plugin, "notify", heard.append, raising=False)
+    requests = [receive(app, lock) for lock in "ab"]
+    app.room.look()
+    app.room.look()
+    assert heard == [TasksWaiting("bill", 2)]
+    app.room.leave(requests[0]._ticket.token)
+    app.room.look()
+    app.room.leave(requests[1]._ticket.token)
+    app.room.look()
+    assert heard[1:] == [TasksWaiting("bill", 1), TasksWaiting("bill", 0)]
 
 
 # -- coming and going ----------------------------------------------------------------

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from werkzeug.exceptions import TooManyRequests
 
 from celery_redlock import ConfigurationError
-from celery_redlock.lock.records import shorten
+from celery_redlock.lock.records import place_name, shorten
 from celery_redlock.ops.web import command, reader
 from celery_redlock.ops.web.app import make_app
 from celery_redlock.ops.web.chart import hold_chart, time_chart
@@ -43,9 +43,11 @@ from celery_redlock.reading import search as searching
 from celery_redlock.reading.holds import HOLD_BOUNDS, Holds
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
+from celery_redlock.reading.places import Place, Places
 from celery_redlock.reading.search import Found, Search, find_locks
 from celery_redlock.reading.stored import LockView, StoredLock
 from celery_redlock.reading.tally import CAUSES, Tallies, TaskTally
+from celery_redlock.reading.waiters import NOBODY, Noted, NotedWaiters
 from celery_redlock.settings import Settings
 
 NODES = [f"redis://lock-{i}:6379/0" for i in range(1, 6)]
@@ -101,6 +103,8 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
     def __init__(self):
         self.statuses = [NodeStatus(label, "up", "9.1.2", 86400.0) for label in LABELS]
         self.views = [view()]
+        self.waiters = NOBODY
+        self.places = 1
         self.happened = [skipped()]
         self.tasks = {"orders.bill": tally({10: 4, 13: 1})}
         self.app = None
@@ -123,9 +127,12 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
         value = b"0123abcd" + b"e" * 32 + b'{"task": "orders.bill", "task_id": "id-7", "host": "w"}'
         is_held = name in [it.name for it in self.views]
         told = StoredLock(value, 12.0, 42) if is_held else StoredLock()
+        told = told._replace(waiters=self.waiters, noted=len(self.waiters.waiting))
         stored = {label: told for label in LABELS if label not in self.silent}
-        recent = filter(search.has_record, self.happened)
-        return explained(None, OneLock(name, self.statuses, stored), recent), self.age
+        names = [place_name(name, number) for number in range(self.places)]
+        locks = [OneLock(each, self.statuses, stored) for each in names]
+        places = Places([Place(lock, name, number) for number, lock in enumerate(locks)])
+        return explained(None, places, filter(search.has_record, self.happened)), self.age
 
     def lock(self, name):
         """Return who holds the lock."""
@@ -820,7 +827,7 @@ def test_what_could_not_be_read_is_said(client, stand):
     stand.explain = lambda name, search: (None, 0.0)
     page = client().get("/lock?name=x").get_data(as_text=True)
     assert "have not answered yet" in page
-    assert page.count("Not read yet") == 3
+    assert page.count("Not read yet") == 4
     stand.page = lambda search: Page(stand.statuses, Found([]), [], Tallies(), 30.0)
     assert "The nodes are slow" in client().get("/").get_data(as_text=True)
 
@@ -1274,11 +1281,53 @@ def test_the_page_of_a_lock_says_who_holds_it(client, stand):
     assert "/release" not in free
 
 
+def waits(letter, since):
+    """Return one that waits, and its ticket."""
+    info = {"task": "orders.bill", "task_id": f"id-{letter}", "host": "web-3", "pid": 7}
+    return Noted(letter.encode() * 32, info, 0.0), Noted(letter.encode() * 40, info, since)
+
+
+def test_the_page_of_a_lock_says_who_waits_for_it(client, stand):
+    """The oldest first, since when and where; without anybody it says so."""
+    assert "Nobody." in seen_in(client().get("/lock?name=orders.bill:7"))
+    both = [waits("a", time.time() - 5), waits("b", time.time() - 3725)]
+    stand.waiters = NotedWaiters(*zip(*both, strict=True))
+    page = seen_in(client().get("/lock?name=orders.bill:7"))
+    assert page.index("id-b") < page.index("id-a")
+    assert "web-3" in page
+    assert "2, the first since 1 h 2 min ago" in page
+    assert "b" * 8 not in page
+
+
+def test_a_long_line_is_cut_and_counted(client, stand):
+    """The page stays short."""
+    many = [waits(f"{i:04x}", time.time() - i) for i in range(60)]
+    stand.waiters = NotedWaiters(*zip(*many, strict=True))
+    page = seen_in(client().get("/lock?name=orders.bill:7"))
+    assert "10 more wait" in page
+
+
+def test_the_page_of_a_lock_shows_all_its_places(client, stand):
+    """Who has each of them."""
+    stand.places = 3
+    page = seen_in(client().get("/lock?name=orders.bill:7"))
+    for told in ("place 0", "place 1", "place 2"):
+        assert told in page, told
+
+
+def test_a_list_of_locks_says_since_when_the_oldest_waits(client, stand):
+    """Where that is known; the twin is a lock where it is not."""
+    assert "the first since" not in seen_in(client().get("/"))
+    stand.views = [replace(view(), waiting_since=time.time() - 3725)]
+    assert "3, the first since 1 h 2 min ago" in seen_in(client().get("/"))
+
+
 def test_a_filter_of_a_lock_goes_through_all_that_was_refused_for_it(monkeypatch):
     """Not through the newest of it alone."""
     lost = skipped(id="lost", event="LeaseLost", at=time.time() - 900)
     records = [lost, *(skipped(id=f"r{i}") for i in range(50))]
-    monkeypatch.setattr(reader, "read_lock", lambda *_: OneLock("orders.bill:7", [], {}))
+    lock = OneLock("orders.bill:7", [], {})
+    monkeypatch.setattr(reader, "read_places", lambda *_: Places.only(lock))
     monkeypatch.setattr(reader.JournalTail, "read", lambda _: records)
     it = reader.Reader(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
     try:

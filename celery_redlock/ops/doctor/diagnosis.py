@@ -32,7 +32,7 @@ from celery_redlock.reading.nodes import connected
 from celery_redlock.reading.tally import TallyReader
 from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.redelivery import visibility_timeout
+from celery_redlock.task.redelivery import delays_in_broker, visibility_timeout
 from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["findings", "gather"]
@@ -83,6 +83,8 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
         shown_passwords=[addresses_of([it])[0].label for it in named if shows_password(it)],
         visibility_timeout=visibility_timeout(app),
         is_eager=bool(conf.task_always_eager),
+        delays_in_broker=is_delayed_in_broker(app),
+        eta_task_limit=conf.get("worker_eta_task_limit"),
         pool=str(conf.worker_pool or "prefork"),
         has_hiredis=importlib.util.find_spec("hiredis") is not None,
         peer_tasks=peer_tasks(app),
@@ -125,6 +127,14 @@ def task_facts(app: Any, name: str, task: Any) -> TaskFacts:
         acks_late=bool(task.acks_late),
         time_limit=min((float(limit) for limit in limits if limit), default=None),
     )
+
+
+def is_delayed_in_broker(app: Any) -> bool:
+    """Return whether the broker holds back what is to come later; False if that is not known."""
+    try:
+        return delays_in_broker(app)
+    except Exception:  # noqa: BLE001  kombu knows no such broker; a worker would not start either
+        return False
 
 
 # --- other servers ------------------------------------------------------------------------

@@ -21,11 +21,12 @@ from typing import Any, Generic, TypeVar, cast
 from celery_redlock.lock.rules import Rules
 from celery_redlock.log import get_logger
 from celery_redlock.ops.advice import DAY
-from celery_redlock.ops.why import Explanation, explained
+from celery_redlock.ops.why import Explanation, explained, most_places
 from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.journal import JournalReader
 from celery_redlock.reading.nodes import NodeStatus, node_statuses
 from celery_redlock.reading.one_lock import OneLock, read_lock, release_seen
+from celery_redlock.reading.places import read_places
 from celery_redlock.reading.search import (
     LONGEST,
     Found,
@@ -180,11 +181,12 @@ class Reader:
 
         Of what happened to it, what fits *search*.
         """
-        seen = self._searched(name, lambda: read_lock(self._nodes, self._rules, name))
-        (lock, records), age = waited_for(seen, self._journal)
-        if lock is None or records is None:
+        limits = {name: most_places(self._app)}
+        seen = self._searched(name, lambda: read_places(self._nodes, self._rules, limits))
+        (places, records), age = waited_for(seen, self._journal)
+        if places is None or records is None:
             return None, age
-        return explained(self._app, lock, filter(search.has_record, records)), age
+        return explained(self._app, places, filter(search.has_record, records)), age
 
     def lock(self, name: str) -> OneLock:
         """Return what the nodes have of the lock *name* at this moment."""

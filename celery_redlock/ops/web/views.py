@@ -42,6 +42,8 @@ LONGEST, LONGEST_NAME = 200, 8192
 ENTRIES, TASKS, BLOCKERS = 20, 10, 6
 #: How many locks, and how many refusals, are in the short answer; the tables have them all.
 ANSWERS = 3
+#: How many of those who wait the page of a lock shows.
+WAITERS = 50
 UNCLEAR = (
     "Cannot tell whether such a lock is held: too few nodes answered. Nothing that the others "
     "store matches."
@@ -182,6 +184,7 @@ def lock_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any
         "found": found,
         "total": len(settings.nodes),
         "entries": entries(found.recent) if found else [],
+        "most_waiters": WAITERS,
         **freshness(age),
     }
 
