@@ -184,14 +184,14 @@ class Plugin:
 
     def flush(self) -> None:
         """Let observers send what they have gathered; never fails, and connects to no node."""
-        if self._locks is None or not self._locks.fanout.is_connected:
-            return
-        for observer in self._observers or ():
-            if isinstance(observer, JournalObserver):
-                try:
+        try:
+            if self._locks is None or not self._locks.fanout.is_connected:
+                return
+            for observer in self._observers or ():
+                if isinstance(observer, JournalObserver):
                     observer.flush()
-                except Exception:  # the end of a process must go on
-                    logger.exception("The last records of this process could not be written")
+        except Exception:  # the end of a process must go on
+            logger.exception("The last records of this process could not be written")
 
     @property
     def locks(self) -> Redlock:

@@ -7,12 +7,16 @@ are not run and why, and what holds a block that cannot be run at all.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import sqlite3
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,9 +24,11 @@ from celery_redlock import events
 from celery_redlock.lock import watchdog
 from celery_redlock.nodewatch import no_lock
 from celery_redlock.observers.records import record_of
+from celery_redlock.ops.cli.why import show_waiters
 from celery_redlock.ops.listing import STATES
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.sentences import sentence
+from celery_redlock.reading.waiters import Waiter
 from support import report_page
 from support.page_names import names_for
 from support.page_run import PageRun, run_page
@@ -107,6 +113,13 @@ COMMANDS = {
         "celery -A shop redlock report --json": Ends((0,)),
     },
     "docs/how-to/why-did-my-task-not-run.md": OPERATOR,
+    "docs/how-to/queue-behind-a-holder.md": {
+        "celery -A shop redlock why shop.move_stock '[\"tea\", 3]'": Ends((0,)),
+        "celery -A shop redlock ls": Ends((0,)),
+        "celery -A shop redlock tail --event TaskQueued --event LockAcquired --no-follow": Ends(
+            (0,)
+        ),
+    },
     "docs/reference/beat.md": {
         "celery -A shop beat -S redlock": Until(r"leads -> one of all called .shop."),
     },
@@ -139,6 +152,17 @@ def is_table_of_status(text):
     assert head.split() == ["NODE", "STATE", "VERSION", "UPTIME", "QUARANTINE"]
     assert rows
     assert all(row.split()[1] in STATES for row in rows)
+
+
+def is_list_of_waiters(text):
+    """What `redlock why` says of two that wait so long."""
+    waiters = [
+        Waiter("shop.move_stock", task_id, "web-3", 4711, time.time() - ago)
+        for task_id, ago in (("9f2c", 42), ("41d0", 4))
+    ]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        show_waiters(SimpleNamespace(waiters=waiters))
+    assert text.strip() == said.getvalue().strip()
 
 
 def is_line_of_a_skip(text):
@@ -205,6 +229,7 @@ HELD = {
         "        node A": is_a_drawing,
         "holder   asks": is_a_drawing,
     },
+    "docs/how-to/queue-behind-a-holder.md": {"Waiting:": is_list_of_waiters},
     "docs/how-to/why-did-my-task-not-run.md": {"NODE": is_table_of_status},
     "docs/lost-leases.md": {"WARNING The watchdog": is_warning_of_the_watchdog},
     "docs/proofs.md": {"UPDATE counter": refuses_stale_writers},

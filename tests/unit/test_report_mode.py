@@ -25,7 +25,7 @@ from celery_redlock import (
     current_lock,
     events,
 )
-from celery_redlock.beat.entries import lock_name_of
+from celery_redlock.beat.entries import places_of_run
 from celery_redlock.lock.held import NotLocked
 from celery_redlock.lock.rounds import Turn
 from celery_redlock.observers.records import record_of
@@ -483,11 +483,11 @@ def test_a_report_merges_nothing(app):
 # -- beat, and whoever is told -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "name"), [("report", None), ("enforce", "k")])
-def test_beat_looks_for_no_overlap_of_a_task_that_reports(app, mode, name):
+@pytest.mark.parametrize(("mode", "names"), [("report", []), ("enforce", ["k"])])
+def test_beat_looks_for_no_overlap_of_a_task_that_reports(app, mode, names):
     """It publishes the slot, and the worker reports the overlap."""
     entry = SimpleNamespace(args=("k",), kwargs={})
-    assert lock_name_of(declare(app, lock_mode=mode), entry) == name
+    assert places_of_run(declare(app, lock_mode=mode), entry) == names
 
 
 def test_what_report_mode_reports_is_no_refusal():

@@ -213,7 +213,7 @@ def test_who_is_interrupted_leaves_nothing(where):
     drive = waiting_for_the_second()
     drive.words()
     left = {
-        "pause": ["leave z", "release z"],
+        "pause": ["leave z"],
         "first": ["release a", "release z", "leave z"],
         "second": ["release z", "release a", "leave z"],
     }
