@@ -45,7 +45,8 @@ from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.search import Found, Search, find_locks
 from celery_redlock.reading.stored import LockView, StoredLock
-from celery_redlock.reading.tally import CAUSES, Tallies, TaskTally
+from celery_redlock.reading.tally import CAUSES, TaskTally
+from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.settings import Settings
 
 NODES = [f"redis://lock-{i}:6379/0" for i in range(1, 6)]
