@@ -13,7 +13,8 @@ from typing import Any
 
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.advice import Advice, Watched, advise, entry_of, too_short
-from celery_redlock.reading.tally import Tallies, TaskTally
+from celery_redlock.reading.tally import TaskTally
+from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.task.base import RedlockTask, takes_lock
 from celery_redlock.task.options import OPTIONS, LockOptions
 from celery_redlock.task.redelivery import visibility_timeout

@@ -28,7 +28,7 @@ from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.places import Places
 from celery_redlock.reading.search import find_locks
 from celery_redlock.reading.stored import stored, views_of
-from celery_redlock.reading.tally import Tallies
+from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.settings import Settings
 from fuzz.hostile import ACTING, JSON, TEXTS, in_json
 

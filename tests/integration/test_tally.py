@@ -16,15 +16,8 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.health import probe
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.reading.tally import (
-    HOUR,
-    RETENTION,
-    Counts,
-    TallyReader,
-    hour_key,
-    tally_key,
-    tally_request,
-)
+from celery_redlock.reading.tally import HOUR, RETENTION, Counts, hour_key, tally_key, tally_request
+from celery_redlock.reading.tally_reader import TallyReader
 from support.waiting import eventually
 
 RULES = Rules(ttl=5, max_ttl=5)

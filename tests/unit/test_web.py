@@ -46,7 +46,8 @@ from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.places import Place, Places
 from celery_redlock.reading.search import Found, Search, find_locks
 from celery_redlock.reading.stored import LockView, StoredLock
-from celery_redlock.reading.tally import CAUSES, Tallies, TaskTally
+from celery_redlock.reading.tally import CAUSES, TaskTally
+from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.reading.waiters import NOBODY, Noted, NotedWaiters
 from celery_redlock.settings import Settings
 

@@ -16,7 +16,8 @@ from celery_redlock.ops.loading import load_tasks
 from celery_redlock.ops.report import CAUSES, Report, TaskReport, example_in_words, report_of
 from celery_redlock.ops.text import LONGEST, one_line, show_json, show_table
 from celery_redlock.reading.holds import Holds
-from celery_redlock.reading.tally import HOUR, RETENTION, TallyReader
+from celery_redlock.reading.tally import HOUR, RETENTION
+from celery_redlock.reading.tally_reader import TallyReader
 from celery_redlock.words import duration
 
 __all__ = ["report"]

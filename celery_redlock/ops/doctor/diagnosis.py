@@ -29,7 +29,7 @@ from celery_redlock.ops.loading import AppError, load_tasks
 from celery_redlock.plugin import plugin_for, redis_of, redlock_conf
 from celery_redlock.reading.journal import KEPT, JournalReader
 from celery_redlock.reading.nodes import connected
-from celery_redlock.reading.tally import TallyReader
+from celery_redlock.reading.tally_reader import TallyReader
 from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
 from celery_redlock.task.redelivery import delays_in_broker, visibility_timeout

@@ -36,7 +36,7 @@ from celery_redlock.reading.search import (
     together,
 )
 from celery_redlock.reading.stored import LockView
-from celery_redlock.reading.tally import Tallies, TallyReader
+from celery_redlock.reading.tally_reader import Tallies, TallyReader
 
 __all__ = ["PATIENCE", "Cached", "Page", "Reader"]
 

@@ -30,7 +30,7 @@ from celery_redlock.reading.quorum import Quorum
 from celery_redlock.reading.search import Found, Search
 from celery_redlock.reading.sentences import sentence, wording
 from celery_redlock.reading.stored import LockView
-from celery_redlock.reading.tally import Tallies
+from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.settings import Settings
 from celery_redlock.words import number, who
 
