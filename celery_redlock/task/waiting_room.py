@@ -197,16 +197,17 @@ class WaitingRoom:
         place = place_of(self._plugin.locks.rules, ticket, free)
         give_turn(request.request_dict, Turn(ticket.token, place))
         take_out(timer, scheduled)
-        # Some nodes may not have said that its turn has come, or on another place.
-        self._tell_off(ticket, keeps=place)
         entry = scheduled.entry
-        entry.fun(*entry.args, **entry.kwargs)
+        try:  # some nodes may not have said that its turn has come, or on another place
+            self._tell_off(ticket, keeps=place)
+        finally:
+            entry.fun(*entry.args, **entry.kwargs)
         return True
 
     def _is_busy(self) -> bool:
         """Whether another task would wait for a process: one may be about to be free."""
-        processes: int = self._consumer.pool.num_processes
-        is_busy = len(reserved_requests) >= processes
+        processes = getattr(self._consumer.pool, "num_processes", 0)  # none once it has stopped
+        is_busy: bool = len(reserved_requests) >= processes
         self._is_full = self._is_full and is_busy
         return is_busy
 
@@ -244,11 +245,12 @@ class WaitingRoom:
                 if ticket.since < oldest.setdefault(ticket.name, ticket).since:
                     oldest[ticket.name] = ticket
         first = {ticket.token for ticket in oldest.values()}
-        long_ago = {token for token in to_wake if self._told[token] < now - TELL_EVERY}
-        due = [token for token in self._told if token in first or token in long_ago]
-        for token in due[: max(MOST_TOLD, math.ceil(len(self._told) * LOOK_EVERY / TELL_EVERY))]:
-            if token in self._tickets:  # in a green pool it may be gone by now
-                self._tell(self._tickets[token])
+        told = list(self._told.items())  # in a green pool it may change meanwhile
+        due = [t for t, at in told if t in first or (t in to_wake and at < now - TELL_EVERY)]
+        for token in due[: max(MOST_TOLD, math.ceil(len(told) * LOOK_EVERY / TELL_EVERY))]:
+            ticket_now = self._tickets.get(token)
+            if ticket_now is not None:
+                self._tell(ticket_now)
         self._report()
 
     def _report(self) -> None:

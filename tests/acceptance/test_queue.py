@@ -65,6 +65,7 @@ def declare(app):
         app.task(name=name, base=RedlockTask, bind=True, shared=False, **options)(run)
 
     locked("nap")
+    locked("patient", lock_wait=60)
     locked("late", acks_late=True)
     locked("lost", acks_late=True, reject_on_worker_lost=True)
     locked("full", on_conflict=Queue(max_waiting=2))
@@ -282,6 +283,20 @@ def test_a_child_that_is_killed_wakes_the_next(it, crew):
     waiting = crew.queued("nap", "killed child", 8)
     os.kill(holder.pid, signal.SIGKILL)
     assert waiting.get(timeout=SOON) == 8
+
+
+def test_a_child_that_is_killed_while_it_waits_waits_no_more(it, crew):
+    """Its parent says so; the nodes would count it for minutes."""
+    crew.worker()
+    lock = "killed while it waits"
+    with it.held(lock), redis.Redis.from_url(it.nodes[0].url) as client:
+        crew.publish("patient", lock, 7)
+        eventually(lambda: it.keys(f"redlock:waiting:{lock}"), "somebody who waits", timeout=SOON)
+        (ticket,) = eventually(lambda: client.zrange(f"redlock:ready:{lock}", 0, -1), "ticket")
+        pid = json.loads(ticket[ticket.index(b"{") :])["pid"]
+        it.wait_until_begun(pid)
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not it.keys(f"redlock:waiting:{lock}"), "end of that", timeout=SOON)
 
 
 def test_a_lease_that_lapses_wakes_the_next(it, crew):

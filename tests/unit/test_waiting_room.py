@@ -249,10 +249,13 @@ def test_a_node_that_cannot_be_told_does_not_disturb_celery(app, monkeypatch):
         msg = "no way"
         raise OSError(msg)
 
+    other = receive(app, task_id="other")
     app.room._plugin.locks.driver.tell = fail
     revoked.add("me")
     assert request.revoked()
-    assert receive(app, task_id="other")._ticket is None
+    assert receive(app, task_id="third")._ticket is None
+    call(app, other)
+    assert app.ran[-1] is other
 
 
 # -- those that cannot run yet ----------------------------------------------------------
@@ -361,6 +364,15 @@ def test_one_in_a_worker_that_is_always_busy_runs_when_it_is_woken_again(app, bu
     assert told(app) == ["wait"]
     call(app, request)
     assert app.ran == [request]
+
+
+def test_a_pool_that_has_stopped_takes_nothing(app):
+    """Celery's has no number of processes any more; the timer still fires."""
+    receive(app)
+    told(app)
+    app.consumer.pool = SimpleNamespace()
+    app.room.look()
+    assert told(app) == ["wait"]
 
 
 @pytest.mark.usefixtures("busy")
