@@ -167,7 +167,9 @@ def find_task(app: Any, name: str) -> Any:
         hint = f"; did you mean {' or '.join(near)}?" if near else "; the app has no tasks"
         raise CallError(f"There is no task {name!r}{hint}")
     if not takes_lock(task):
-        raise CallError(f"{name} takes no lock: it is no RedlockTask")
+        raise CallError(
+            f"{name} takes no lock: it is no RedlockTask, and redlock_protect does not name it"
+        )
     return task
 
 

@@ -47,9 +47,8 @@ class ProtectedTasks(WatchedTasks):
             return
         try:
             give_class(task, rule)
-            super(WatchedTasks, self).__setitem__(
-                name, task
-            )  # as it is from now on, for all threads
+            # With its class, as other threads look for it here.
+            super(WatchedTasks, self).__setitem__(name, task)
             bind(task, self.app)
         except ConfigurationError as error:
             self.pop(name, None)  # so that its next use says so again
@@ -84,11 +83,11 @@ def give_class(task: Any, rule: Rule) -> None:
     theirs = type(task)
     is_ours = issubclass(theirs, RedlockTask)
     if is_ours:
-        own = {*vars(task), *declared(task, RedlockTask)}
+        own = {**declared(task, RedlockTask), **vars(task)}
     else:
-        own = {option for option in rule.options if hasattr(task, option)}
+        own = {option: getattr(task, option, None) for option in rule.options}
     body = {name: getattr(theirs, name) for name in ("__module__", "__qualname__", "__doc__")}
-    body |= {option: value for option, value in rule.options.items() if option not in own}
+    body |= {name: value for name, value in rule.options.items() if own.get(name) is None}
     bases = (theirs,) if is_ours else (theirs, RedlockTask)
     try:
         task.__class__ = types.new_class(theirs.__name__, bases, exec_body=lambda n: n.update(body))

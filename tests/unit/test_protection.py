@@ -233,6 +233,14 @@ def test_what_a_task_declares_itself_wins():
         assert type(options.on_conflict).__name__ == "Reschedule"
 
 
+@pytest.mark.parametrize("base", [Task, RedlockTask])
+def test_an_option_that_is_none_is_not_declared(base):
+    """As another library's base has it, or a class that wants what its app has."""
+    kind = type("Kind", (base,), {"abstract": True, "unique_on": None})
+    task = declare(app_with(), base=kind)
+    assert task.lock_name((7, "now")) == task.lock_name((7, "later"))
+
+
 def test_an_annotation_wins():
     """It is what the task's user says of this task."""
     app = app_with({"vendor.*": {"lock_ttl": 5, "lock_wait": 2}})
@@ -432,13 +440,7 @@ print(*("RedlockTask" in [c.__name__ for c in type(task).__mro__] for task in ta
 """
 CONF = "app.config_from_object(settings)"
 IMPORT = "import celery_redlock.protect"
-MODULE = """
-class Settings(types.ModuleType):
-    def __getattr__(self, name):
-        raise AttributeError(name)
-sys.path.insert(0, {!r})
-app.config_from_object("late_settings")
-"""
+MODULE = 'sys.path.insert(0, {!r})\napp.config_from_object("late_settings")'
 
 
 @pytest.mark.parametrize(
