@@ -173,7 +173,12 @@ def start(
     reservation, held, request = execution.reservation, execution.held, execution.request
     newest = None
     if reservation is not None and held is not None and is_for_lock(reservation, execution):
-        newest = start_reservation(execution, reservation, held)
+        try:
+            newest = start_reservation(execution, reservation, held)
+        except LockKeyError:
+            if not execution.only_reports:
+                raise
+            logger.warning("%s runs with its own arguments", execution, exc_info=True)
     if newest is not None:
         request.args, request.kwargs = newest  # for a retry, or a copy
         args, kwargs = tuple(newest[0]), newest[1]

@@ -31,7 +31,7 @@ from celery_redlock.lock.rounds import Turn
 from celery_redlock.observers.records import record_of
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.journal_view import is_refusal
-from celery_redlock.task import reporting
+from celery_redlock.task import begin, reporting
 from celery_redlock.task.delivery import give_turn
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.outcome import Outcome, records_after
@@ -427,6 +427,22 @@ def test_newest_arguments_that_were_merged_are_not_lost(app):
     task.lock_mode = "report"
     deliver(task, "old", task_id=sent["task_id"], header=sent["headers"]["redlock"])
     assert seen == ["new"]
+
+
+@pytest.mark.parametrize("mode", ["report", "enforce"])
+def test_what_was_merged_and_is_broken_keeps_no_body_from_running(app, monkeypatch, mode):
+    """It runs with its own arguments. Twin: enforced, it fails."""
+    task = declare(app, **UNIQUE, lock_mode="enforce")
+    task.delay("k")
+    (sent,) = app.sent
+    task.lock_mode = mode
+    monkeypatch.setattr(begin, "newest_call", lambda _: ((), {"what": "is no argument"}))
+    message = {"task_id": sent["task_id"], "header": sent["headers"]["redlock"]}
+    if mode == "report":
+        assert deliver(task, "k", **message) == "ran"
+    else:
+        with pytest.raises(LockKeyError):
+            deliver(task, "k", **message)
 
 
 def test_a_publish_goes_out_without_a_quorum(app):
