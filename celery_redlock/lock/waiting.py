@@ -51,11 +51,12 @@ HEARD_FOR = 300.0
 #: Most places of one lock: each is a key on every node, and all are looked at at once.
 MOST_PLACES = 1000
 
+# Nobody has waited since a moment that is yet to come: one whose clock is ahead would be passed by
+# all others for as long as that.
+
 # KEYS 1 who waits 2 tickets 3... the lock
 # ARGV 1 who 2 ticket, or '' for one that cannot be woken yet 3 since when 4 how many may wait, or
 #      '0' for any number 5 for how long one counts who is not heard of 6 what channels begin with
-# Nobody has waited since a moment that is yet to come: one whose clock is ahead would be passed by
-# all others for as long as that.
 # Whoever finds the lock free is woken at once: it was released before this came. Its ticket goes,
 # as with a release: one whose process listens and does nothing would be woken in place of all
 # others. One that lives is noted again within a second.
