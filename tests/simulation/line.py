@@ -183,10 +183,11 @@ def second_place() -> list[str]:
     line = Line(limit=2)
 
     def hold(host: Host) -> Process:
-        lease = yield from line.granted_to(host)
-        yield Pause(0.5 if lease.place else 5.0)
-        line.people.end(lease)
-        yield line.people.release(host, lease)
+        lease = yield from line.people.take(host, wait=0.0)
+        if lease is not None:
+            yield Pause(0.5 if lease.place else 5.0)
+            line.people.end(lease)
+            yield line.people.release(host, lease)
 
     line.at(0.0, line.y.run, hold(line.y))
     line.at(0.02, line.z.run, hold(line.z))
