@@ -51,6 +51,9 @@ HEARD_FOR = 300.0
 #: Most places of one lock: each is a key on every node, and all are looked at at once.
 MOST_PLACES = 1000
 
+# Nobody has waited since a moment that is yet to come: one whose clock is ahead would be passed by
+# all others for as long as that.
+
 # KEYS 1 who waits 2 tickets 3... the lock
 # ARGV 1 who 2 ticket, or '' for one that cannot be woken yet 3 since when 4 how many may wait, or
 #      '0' for any number 5 for how long one counts who is not heard of 6 what channels begin with
@@ -67,7 +70,8 @@ end
 redis.call('ZADD', KEYS[1], whole(now), ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 if ARGV[2] ~= '' then
-  redis.call('ZADD', KEYS[2], ARGV[3], ARGV[2])
+  local since = redis.call('ZSCORE', KEYS[2], ARGV[2]) or whole(math.min(now, tonumber(ARGV[3])))
+  redis.call('ZADD', KEYS[2], since, ARGV[2])
   redis.call('PEXPIRE', KEYS[2], ARGV[5])
   for i = 3, #KEYS do
     if redis.call('EXISTS', KEYS[i]) == 0 then

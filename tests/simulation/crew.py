@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import LockNotAcquired
@@ -13,6 +12,7 @@ from celery_redlock.lock.lease import Lease, renew_at
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rounds import NO_TURN, Ask, MarkerStands, Pause, Tell, Wanted, acquire
+from celery_redlock.lock.several import acquire_all
 from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
 from simulation.hosts import GRAIN, Host, Interrupted, Process
 from simulation.laws import Wait
@@ -95,18 +95,27 @@ class Crew:
 
     def work_under_all(self, host: Host, wait: float) -> Process:
         """Take the locks of all names in one order, or none, and hold them for a moment."""
-        held: list[Lease] = []
-        for name in sorted(self.names):
-            lease = yield from self.take(host, wait, name=name)
-            if lease is None:
-                break
-            held.append(lease)
-        else:
+        held = yield from self.take_all(host, wait)
+        if held:
             length = self.world.chance.expovariate(1.0 / self.length)
             yield Pause(min(length, self.world.rules.ttl / 4))  # so that it needs no renewal
         for lease in held:
             self.end(lease)
             yield self.release(host, lease)
+
+    def take_all(self, host: Host, wait: float) -> Generator[Any, Any, list[Lease]]:
+        """Acquire the locks of all names; none of them if that fails."""
+        host.is_acquiring = True
+        wanted = [self.wanted(host, name, wait=wait) for name in self.names]
+        try:
+            leases = yield from acquire_all(host.kernel, wanted)
+        except (LockNotAcquired, Interrupted, MarkerStands):
+            return []
+        finally:
+            host.is_acquiring = False
+        for lease in leases.values():
+            self.world.granted(host, lease, self.trusted_until(host, lease))
+        return list(leases.values())
 
     def take_in_line(
         self, host: Host, wait: float, name: str = NAME
@@ -140,9 +149,9 @@ class Crew:
         if not free:
             yield Tell(leave_request(rules, ticket))
             return NO_TURN
-        # No more than the ticket: of the places it is about to ask for one.
-        yield Tell(leave_request(rules, replace(ticket, limit=0)))
-        return rounds.Turn(token, rounds.place_of(rules, ticket, free))  # type: ignore[attr-defined]
+        place = rounds.place_of(rules, ticket, free)  # type: ignore[attr-defined]
+        yield Tell(leave_request(rules, ticket, keeps=place))
+        return rounds.Turn(token, place)
 
     def take(
         self, host: Host, wait: float, marker: str | None = None, name: str = NAME

@@ -16,7 +16,6 @@ from celery_redlock.lock.requests import acquire_request, release_request
 from celery_redlock.lock.rounds import Pause, Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting import Ticket, wait_request
-from celery_redlock.task import begin
 from celery_redlock.testing import memory_quorum
 from simulation.clocks import BEGIN
 from simulation.crew import NAME
@@ -183,10 +182,11 @@ def second_place() -> list[str]:
     line = Line(limit=2)
 
     def hold(host: Host) -> Process:
-        lease = yield from line.granted_to(host)
-        yield Pause(0.5 if lease.place else 5.0)
-        line.people.end(lease)
-        yield line.people.release(host, lease)
+        lease = yield from line.people.take(host, wait=0.0)
+        if lease is not None:
+            yield Pause(0.5 if lease.place else 5.0)
+            line.people.end(lease)
+            yield line.people.release(host, lease)
 
     line.at(0.0, line.y.run, hold(line.y))
     line.at(0.02, line.z.run, hold(line.z))
@@ -210,7 +210,7 @@ def refused_one_of_two() -> list[str]:
         locks = nodes.locks
         locks.acquire("b")
         with suppress(LockTaken):
-            begin.take_all(locks, Wanted("a", 10.0), {"a": 1, "b": 1}, None, None)
+            locks.take_all([Wanted("a", 10.0), Wanted("b", 10.0)])
         try:
             locks.acquire("a")
         except LockTaken:

@@ -6,6 +6,7 @@ Exclusion, places and fences in such worlds are held by `test_laws`, each guard 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from unittest import mock
 
@@ -79,6 +80,19 @@ def test_twin_without_tickets_some_are_passed_by_many():
     world = World(2, crew=10, rules=LONG, chaos=RIGHT)
     world.live(10.0, hold=0.0008, rest=0.0008, wait=100.0, forgets=0.0)
     assert laws.overtaken(world.wanted) > 5 * PASSED
+
+
+@pytest.mark.parametrize("ahead", [2.5, -2.5])
+def test_a_clock_that_is_wrong_starves_nobody(ahead):
+    """Neither its owner, who would come last for so long, nor all others; as far as nodes allow."""
+    assert abs(ahead) < LONG.longest_skew
+    world = World(2, crew=5, rules=LONG, chaos=RIGHT, is_woken=True)
+    one = world.hosts[0]
+    one.wall = replace(one.wall, offset=one.wall.offset + ahead)
+    world.live(10.0, hold=0.002, rest=0.002, wait=1000.0, forgets=0.0)
+    granted = Counter(hold.token[:2] for hold in world.holds if hold.granted < world.peace)
+    assert len(granted) == 5
+    assert min(granted.values()) > 20
 
 
 @pytest.mark.parametrize("limit", [2, 3])

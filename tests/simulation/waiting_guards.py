@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from celery_redlock.lock import clock, listener, requests, rounds, waiting
+from celery_redlock.errors import LockNotAcquired
+from celery_redlock.lock import listener, requests, rounds, several, waiting
 from celery_redlock.lock.scripts import RELEASE
 from celery_redlock.lock.waiting import LEAVE, WAIT
-from celery_redlock.task import begin, waiting_room
+from celery_redlock.task import waiting_room
 from simulation.guard import Guard
 
 __all__ = ["WAITING_GUARDS"]
@@ -35,18 +36,15 @@ def one_is_enough(_nodes: int) -> int:
     return 1
 
 
-def take_one_by_one(locks: Any, wanted: Any, limits: Any, _waiting: Any, on_lost: Any) -> Any:
+def keep_what_was_granted(client: Any, wanted: Any, _turns: Any) -> Any:
     """Take the locks of all names, and keep those that were granted if one is not."""
-    ends = clock.now() + wanted.wait
-    held = {
-        name: locks.take(
-            replace(wanted, name=name, limit=limit, wait=max(0.0, ends - clock.now())), on_lost
-        )
-        for name, limit in sorted(limits.items())
-    }
-    first = held.pop(wanted.name)
-    first.others = tuple(held.values())
-    return first
+    leases = {}
+    try:
+        for name, one in wanted.items():
+            leases[name] = yield from rounds.acquire(client, replace(one, wait=0.0))
+    except LockNotAcquired as error:
+        return error
+    return leases
 
 
 WAITING_GUARDS = {
@@ -105,7 +103,7 @@ WAITING_GUARDS = {
         Guard(
             "all-or-none",
             "who is refused one of several names holds none of the others",
-            ((begin, "take_all", take_one_by_one),),
+            ((several, "acquire_now", keep_what_was_granted),),
         ),
     )
 }
