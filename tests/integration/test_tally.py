@@ -12,6 +12,7 @@ import redis
 from celery import Celery
 
 from celery_redlock import Redlock, events
+from celery_redlock.lock.fanout import Fanout
 from celery_redlock.lock.rules import Rules
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.health import probe
@@ -194,6 +195,17 @@ def test_at_the_end_nothing_connects(five_nodes, plugin):
     plugin.flush()
     assert not plugin.locks.fanout.is_connected
     assert threading.active_count() == before
+
+
+def test_without_a_look_at_the_connections_it_would_connect(five_nodes, plugin, monkeypatch):
+    """The twin of the one before."""
+    happens(plugin)
+    happens(plugin)
+    plugin.locks.close()
+    monkeypatch.setattr(Fanout, "is_connected", True)
+    plugin.flush()
+    nodes = plugin.locks.fanout.nodes
+    eventually(lambda: any(node.connection is not None for node in nodes), "a connection")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
