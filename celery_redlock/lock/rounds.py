@@ -276,7 +276,7 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
     try:
         lease = yield from attempts(client, wanted, queue)
         if queue.has_joined:
-            yield from queue.leave()
+            yield from queue.leave(lease)
         return lease  # noqa: TRY300  an interruption may strike here, too
     except GeneratorExit:  # dropped by its driver: nobody could send it
         raise
@@ -346,15 +346,20 @@ class Waiter:
         if self._client.listener is not None:
             self._client.listener.forget(token)
 
-    def leave(self) -> Generator[Tell, None, None]:
-        """Have the nodes forget that this waits, and whoever comes next have what it was given."""
-        ticket, attempt = self._ticket, self.attempt
+    def leave(self, lease: Lease | None = None) -> Generator[Tell, None, None]:
+        """
+        Have the nodes forget that this waits, and whoever comes next have what it was given.
+
+        Args:
+            lease: What was granted with the ticket's token, or another one; it stays.
+        """
+        ticket, granted = self._ticket, lease or self.attempt
         self._ticket, self._has_turn = None, False
         if ticket is None:
             return
         self._forget(ticket.token)
-        is_its = attempt is not None and attempt.token == ticket.token
-        keeps = attempt.place if attempt is not None and is_its else None
+        is_its = granted is not None and granted.token == ticket.token
+        keeps = granted.place if granted is not None and is_its else None
         yield Tell(leave_request(self._client.rules, ticket, keeps=keeps))
 
 

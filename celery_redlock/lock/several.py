@@ -52,13 +52,14 @@ def acquire_all(client: Client, wanted: Sequence[Wanted]) -> Steps:
     since = wanted[0].queued_since or client.wall()
     turns = {one.name: one.turn for one in wanted if one.turn.token is not None}
     in_order = {one.name: one for one in sorted(wanted, key=lambda one: one.name)}
-    waiter = Waiter(client, wanted[0])
+    waiter, leases = Waiter(client, wanted[0]), dict[str, Lease]()
     try:
         while True:
             answer = yield from acquire_now(client, in_order, turns)
             if isinstance(answer, dict):
-                yield from waiter.leave()
-                return answer
+                leases = answer
+                yield from waiter.leave(leases.get(waiter.name))
+                return leases
             left = ends - client.now()
             if left <= 0:
                 raise answer  # noqa: TRY301  all that was left on the nodes goes below
@@ -76,8 +77,15 @@ def acquire_all(client: Client, wanted: Sequence[Wanted]) -> Steps:
     except GeneratorExit:  # dropped by its driver: nobody could send it
         raise
     except BaseException:
+        yield from let_go(client, leases)
         yield from waiter.leave()
         raise
+
+
+def let_go(client: Client, leases: Leases) -> Generator[Tell, None, None]:
+    """Release what is not to be held without the rest."""
+    for lease in leases.values():
+        yield Tell(release_request(client.rules, lease.name, lease.token, place=lease.place))
 
 
 def acquire_now(
@@ -104,8 +112,7 @@ def acquire_now(
     except GeneratorExit:  # dropped by its driver: nobody could send it
         raise
     except BaseException as error:
-        for lease in leases.values():
-            yield Tell(release_request(client.rules, lease.name, lease.token, place=lease.place))
+        yield from let_go(client, leases)
         for name, turn in unused.items():  # or all who wait there would wait for what is kept
             yield hand_on(client, name, turn)
         if isinstance(error, LockNotAcquired):

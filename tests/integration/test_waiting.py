@@ -260,6 +260,9 @@ def test_the_first_is_free_while_the_second_is_waited_for(locks, nodes):
     assert tickets(nodes, "second") == [0] * 5
     locks.release(other)
     waiting.join(timeout=60)
+    for name in ("first", "second"):  # on the same connections, so after all that it said
+        with pytest.raises(LockTaken):
+            locks.acquire(name, wait=0)
     for held in got[0].values():
         locks.give_back(held)
     for name in ("first", "second"):
