@@ -229,14 +229,15 @@ def test_a_chord_and_a_group_whose_members_wait_end(it):
 @pytest.mark.parametrize("end", ["revoked", "expired"])
 def test_who_queues_can_be_called_off(it, end):
     """It ends as revoked and does not run, wherever it waits; the next in line does."""
-    lock, began = f"in line, {end}", time.time()
+    lock = f"in line, {end}"
     with it.held(lock):
         rival = it.task("queue").apply_async((lock,), expires=3 if end == "expired" else None)
+        sent = time.time()
         it.wait_for_log(rf"Queued task queue\[{rival.id}")
         if end == "revoked":
             rival.revoke()
         else:
-            eventually(lambda: time.time() > began + 3, "its time to be up")
+            eventually(lambda: time.time() > sent + 3, "its time to be up")
         # One that has expired in a worker's timer ends when it comes by itself, as any such task.
         if end == "revoked" or it.kind == "quorum":
             with pytest.raises(TaskRevokedError):
