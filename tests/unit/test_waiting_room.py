@@ -377,6 +377,18 @@ def test_a_pool_that_has_stopped_takes_nothing(app):
 
 
 @pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_pool_that_may_grow_does_so_for_one_that_is_woken(app, most):
+    """With ``--autoscale``: Celery adds processes for messages that it receives, or in a while."""
+    request, grown = receive(app), []
+    scaler = SimpleNamespace(max_concurrency=most, maybe_scale=lambda: grown.append(list(app.ran)))
+    app.consumer.controller = SimpleNamespace(autoscaler=scaler)
+    call(app, request)
+    assert app.ran == [request] * (most - 1)
+    assert grown == [[request]] * (most - 1)
+
+
+@pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("how", ["revoked", "by itself"])
 def test_one_that_lets_others_pass_can_end_meanwhile(app, how):
     """With the ticket that it has now."""
