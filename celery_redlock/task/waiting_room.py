@@ -202,11 +202,20 @@ class WaitingRoom:
             self._tell_off(ticket, keeps=place)
         finally:
             entry.fun(*entry.args, **entry.kwargs)
+        if self._autoscaler is not None:  # it looks when a message is received, or every 30 s
+            self._autoscaler.maybe_scale()
         return True
+
+    @property
+    def _autoscaler(self) -> Any:
+        """What adds processes to the pool (``--autoscale``); None if nothing does."""
+        return getattr(getattr(self._consumer, "controller", None), "autoscaler", None)
 
     def _is_busy(self) -> bool:
         """Whether another task would wait for a process: one may be about to be free."""
         processes = getattr(self._consumer.pool, "num_processes", 0)  # none once it has stopped
+        if processes and self._autoscaler is not None:
+            processes = self._autoscaler.max_concurrency
         is_busy: bool = len(reserved_requests) >= processes
         self._is_full = self._is_full and is_busy
         return is_busy

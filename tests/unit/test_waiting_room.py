@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 from celery import Celery
+from celery.exceptions import TaskRevokedError
 from celery.utils.timer2 import Timer as ThreadTimer
+from celery.worker.request import create_request_cls
 from celery.worker.state import reserved_requests, revoked
 from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
@@ -51,7 +53,7 @@ def app():
         app=app,
         timer=Timer(),
         qos=QoS(lambda prefetch_count: None, 4, max_prefetch=10),
-        pool=SimpleNamespace(num_processes=1),
+        pool=SimpleNamespace(num_processes=1, apply_async=lambda *_, **__: None),
     )
     app.room = room_of(app)
     app.room.open(app.consumer)
@@ -85,9 +87,9 @@ def receive(
         properties={"correlation_id": task_id, "reply_to": "somebody"},
         acknowledged=False,
     )
-    request = RedlockRequest(
-        message, app=app, task=app.tasks["bill"], on_ack=lambda *_: app.ran.append("ack")
-    )
+    task = app.tasks["bill"]
+    made = create_request_cls(RedlockRequest, task, app.consumer.pool, "w@h", None, app=app)
+    request = made(message, app=app, task=task, on_ack=lambda *_: app.ran.append("ack"))
     if eta:
         app.consumer.timer.call_after(60, app.ran.append, (request,))
     return request
@@ -202,11 +204,10 @@ def test_one_that_cannot_be_run_disturbs_nobody(app, monkeypatch):
     assert app.ran == [other]
 
 
-def test_one_that_comes_by_itself_takes_its_ticket_along(app, monkeypatch):
+def test_one_that_comes_by_itself_takes_its_ticket_along(app):
     """Nobody hands a lock to it any more, as it asks for it with a token of its own."""
     request = receive(app)
     told(app)
-    monkeypatch.setattr("celery.worker.request.Request.execute_using_pool", lambda *_, **__: None)
     request.execute_using_pool(None)
     assert told(app) == ["hand on"]
     request.execute_using_pool(None)
@@ -376,10 +377,21 @@ def test_a_pool_that_has_stopped_takes_nothing(app):
 
 
 @pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_pool_that_may_grow_does_so_for_one_that_is_woken(app, most):
+    """With ``--autoscale``: Celery adds processes for messages that it receives, or in a while."""
+    request, grown = receive(app), []
+    scaler = SimpleNamespace(max_concurrency=most, maybe_scale=lambda: grown.append(list(app.ran)))
+    app.consumer.controller = SimpleNamespace(autoscaler=scaler)
+    call(app, request)
+    assert app.ran == [request] * (most - 1)
+    assert grown == [[request]] * (most - 1)
+
+
+@pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("how", ["revoked", "by itself"])
-def test_one_that_lets_others_pass_can_end_meanwhile(app, monkeypatch, how):
+def test_one_that_lets_others_pass_can_end_meanwhile(app, how):
     """With the ticket that it has now."""
-    monkeypatch.setattr("celery.worker.request.Request.execute_using_pool", lambda *_, **__: None)
     request = receive(app)
     call(app, request)
     pass_time(app)
@@ -496,18 +508,16 @@ def test_those_who_wait_do_not_count_for_the_limit(app, monkeypatch):
     assert app.room._plugin.locks.listener.expected == {}
 
 
-def test_one_that_is_revoked_does_not_count_until_celery_takes_it_out_of_its_timer(
-    app, monkeypatch
-):
+def test_one_that_is_revoked_does_not_count_until_celery_takes_it_out_of_its_timer(app):
     """Celery counts it until then: an increment meanwhile would be cut, and its value shrink."""
-    monkeypatch.setattr("celery.worker.request.Request.execute_using_pool", lambda *_, **__: None)
     qos, request = app.consumer.qos, receive(app)
     qos.increment_eventually()
     revoked.add("me")
     app.room.look()
     assert told(app) == ["wait", "hand on"]
     assert qos.max_prefetch == 11
-    request.execute_using_pool(None)
+    with pytest.raises(TaskRevokedError):
+        request.execute_using_pool(None)
     assert qos.max_prefetch == 10
 
 
