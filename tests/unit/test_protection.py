@@ -31,7 +31,8 @@ ORDER = {"vendor.*": {"unique_on": ["order_id"], "on_conflict": "fail"}}
 @pytest.fixture(autouse=True)
 def _apps_are_closed(monkeypatch):
     """A shared task of one test, or of another file, is not registered in the apps of a test."""
-    kept = {it for it in _state._on_app_finalizers if it.__module__ != "celery.app"}
+    known = ("celery.app.builtins", "celery_redlock.protect")
+    kept = {it for it in _state._on_app_finalizers if it.__module__ in known}
     monkeypatch.setattr(_state, "_on_app_finalizers", kept)
     before = set(_state._get_active_apps())
     yield
