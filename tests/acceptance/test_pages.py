@@ -437,7 +437,7 @@ def test_a_failing_python_block_fails(run):
 
 def test_a_command_in_the_background_is_waited_for_and_ended(run, tmp_path):
     """With its children, at the end of the page."""
-    wait = "$ (sleep 600 & echo $! > child; wait) & echo ready; wait"
+    wait = "$ (sleep 600 & echo $! > child; echo ready; wait) & wait"
     it = run(console(wait, "ready", note="background: ^ready$"))
     child = int((it.folder / "child").read_text())
     eventually(lambda: has_ended(child), "end of the child")  # killed is not yet gone
