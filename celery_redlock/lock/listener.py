@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from celery_redlock.deferral import allow_signals, defer_signals
+from celery_redlock.deferral import allow_signals
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import CHANNEL_LENGTH, TOKEN_LENGTH, channel
@@ -102,7 +102,7 @@ class Listener:
 
     def close(self) -> None:
         """Hang up; whoever waits is woken no more."""
-        with defer_signals(), self._mutex:
+        with self._mutex:
             self._closed.set()
             self._closed, self._listening = threading.Event(), set()
         for connection in list(self._connections):
@@ -114,26 +114,21 @@ class Listener:
 
     def expect(self, token: str, on_turn: Callable[[bytes], None] = lambda _: None) -> None:
         """Hear when the turn of *token* comes, until `forget`; *on_turn* is called then."""
-        with defer_signals():
-            with self._mutex:
-                self._expected[token] = _Expected(on_turn)
-                missing = set(range(len(self._addresses))) - self._listening
-                self._listening |= missing
-            for position in missing:
-                self._start(position)
+        with self._mutex:
+            self._expected[token] = _Expected(on_turn)
+            missing = set(range(len(self._addresses))) - self._listening
+        for position in missing:
+            self._start(position)
 
     def _start(self, position: int) -> None:
         name = f"redlock-listen-{self._addresses[position].label}"
         run, closed = self._listen, self._closed
-        try:
+        with contextlib.suppress(RuntimeError):  # out of threads: everybody comes by itself
             threading.Thread(target=run, args=(position, closed), name=name, daemon=True).start()
-        except RuntimeError:  # out of threads: everybody comes by itself
-            with self._mutex:
-                self._listening.discard(position)
 
     def forget(self, token: str) -> None:
         """Wait for *token* no more."""
-        with defer_signals(), self._mutex:
+        with self._mutex:
             self._expected.pop(token, None)
             self._unused_since = clock.now()
 
@@ -148,6 +143,10 @@ class Listener:
     # -- in the thread of a node -------------------------------------------------------
 
     def _listen(self, position: int, closed: threading.Event) -> None:
+        with self._mutex:  # not by whoever starts this thread: a signal may strike in between
+            if closed.is_set() or position in self._listening:
+                return
+            self._listening.add(position)
         backoff = SHORTEST_BACKOFF
         while not closed.is_set():
             connection = None

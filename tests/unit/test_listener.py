@@ -290,6 +290,30 @@ def test_a_signal_locks_nobody_out_wherever_it_strikes(ears):
     assert moment > 3
 
 
+def test_who_is_struck_before_it_listens_leaves_it_to_the_next(ears, nodes, monkeypatch):
+    """Nobody takes a node for listened to whose thread was never started."""
+
+    def fail(_self):
+        raise Interrupted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(Interrupted):
+            ears.expect(TOKEN)
+    ears.expect(TOKEN)
+    eventually(lambda: all(node.made for node in nodes), "connections")
+
+
+def test_two_that_expect_at_once_listen_once(ears, nodes):
+    """The second thread of a node ends at once."""
+    ears._start(0)
+    for token in (TOKEN, TOKEN[::-1]):
+        ears.expect(token)
+    eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
+    eventually(lambda: len(listening()) == len(nodes), "as many threads as nodes")
+    assert [len(node.made) for node in nodes] == [1] * len(nodes)
+
+
 def test_out_of_threads_everybody_comes_by_itself(ears, monkeypatch):
     """It is tried again with the next one that waits."""
 
