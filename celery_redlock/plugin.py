@@ -185,7 +185,7 @@ class Plugin:
     def flush(self) -> None:
         """Let observers send what they have gathered; never fails, and connects to no node."""
         try:
-            if self._locks is None or not self._locks.fanout.is_connected:
+            if not (isinstance(self._locks, Redlock) and self._locks.fanout.is_connected):
                 return
             for observer in self._observers or ():
                 if isinstance(observer, JournalObserver):

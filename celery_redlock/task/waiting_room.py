@@ -247,8 +247,10 @@ class WaitingRoom:
         to_wake: set[str] = set()
         for token, ticket in list(self._tickets.items()):
             request = self._in_timer.get(token)
-            if request is None or request.maybe_expire() or request.id in revoked:
+            if request is None:
                 self._withdraw(token)
+            elif request.maybe_expire() or request.id in revoked:
+                self._end(token, request)
             elif not is_busy or now >= self._passed.get(ticket.waits, NEVER):
                 to_wake.add(token)
                 if ticket.since < oldest.setdefault(ticket.name, ticket).since:
@@ -261,6 +263,16 @@ class WaitingRoom:
             if ticket_now is not None:
                 self._tell(ticket_now)
         self._report()
+
+    def _end(self, token: str, request: RedlockRequest) -> None:
+        """Have Celery end what is revoked or has expired: it may come by itself much later."""
+        scheduled = find(self._consumer.timer, request)
+        if scheduled is None:  # it has come by itself
+            self._withdraw(token)
+            return
+        self.leave(token)
+        take_out(self._consumer.timer, scheduled)
+        scheduled.entry.fun(*scheduled.entry.args, **scheduled.entry.kwargs)
 
     def _report(self) -> None:
         """Notify observers where another number of tasks waits than at the last look."""

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import redis
 from celery import chain, chord, group
+from celery.exceptions import TaskRevokedError
 
 from celery_redlock import LockTaken, Queue, RedlockTask
 from celery_redlock.lock.listener import Listener
@@ -342,6 +343,8 @@ def test_one_that_is_not_to_run_lets_the_next_pass(it, crew, how):
         if how == "revoked":
             it.app.control.revoke(first.id)
         eventually(lambda: crew.tickets(lock) == [1] * 5, "one ticket left", timeout=SOON)
+        with pytest.raises(TaskRevokedError):  # while the lock is held, and long before it comes
+            first.get(timeout=SOON / 2)
     began = time.monotonic()
     assert second.get(timeout=SOON) == 2
     assert time.monotonic() - began < 10

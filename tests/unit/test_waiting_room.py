@@ -471,7 +471,7 @@ def later(app, seconds):
 
 @pytest.mark.parametrize("how", ["revoked", "expired", "gone"])
 def test_who_is_not_to_run_waits_no_more(app, how):
-    """As soon as that is known; Celery itself looks when its time has come."""
+    """And Celery ends it as soon as that is known, not when it would have come by itself."""
     past = datetime.now(timezone.utc) - timedelta(seconds=1)
     request = receive(app, expires=past.isoformat() if how == "expired" else None)
     other = receive(app, "b", task_id="other")
@@ -485,8 +485,10 @@ def test_who_is_not_to_run_waits_no_more(app, how):
         gc.collect()
     app.room.look()
     assert told(app) == ["hand on", "wait"]
+    assert app.ran == ([] if how == "gone" else [request])
     app.room.look()
     assert told(app) == ["wait"]
+    assert len(app.ran) < 2
 
 
 # -- Celery's limit ----------------------------------------------------------------------
@@ -508,10 +510,11 @@ def test_those_who_wait_do_not_count_for_the_limit(app, monkeypatch):
     assert app.room._plugin.locks.listener.expected == {}
 
 
-def test_one_that_is_revoked_does_not_count_until_celery_takes_it_out_of_its_timer(app):
-    """Celery counts it until then: an increment meanwhile would be cut, and its value shrink."""
+def test_one_that_has_come_by_itself_and_is_revoked_counts_until_celery_ends_it(app):
+    """An increment meanwhile would be cut, and its value shrink."""
     qos, request = app.consumer.qos, receive(app)
     qos.increment_eventually()
+    app.consumer.timer.clear()
     revoked.add("me")
     app.room.look()
     assert told(app) == ["wait", "hand on"]
