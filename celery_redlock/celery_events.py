@@ -6,11 +6,12 @@ processes, those that publish tasks and beat, where ``task_send_sent_event`` is 
 of a worker learn of ``-E`` when they are started: ``celery control enable_events`` at run time
 does not reach them, so restart the worker with ``-E``.
 
-What a worker's task did with its lock is ``task-redlock-acquired`` and so on, with the task's id
-as ``uuid``, so that consumers file it under the task. All else is in a group of its own,
-``redlock-node-down`` and so on: consumers take whatever is in the group ``task`` for news of a task
-from the worker that runs it. For Celery's own `celery.events.state.State` a type that it does not
-know is a state, which lasts until the task succeeds or fails: until then it shows
+What a worker's task did with its lock is ``task-redlock-acquired`` and so on, with the task's id as
+``uuid``, so that consumers file it under the task. All else is in a group of its own,
+``redlock-node-down`` and so on. In report mode, where nothing is refused, the same are called
+``task-redlock-report-skipped`` and so on. Consumers take whatever is in the group ``task`` for news
+of a task from the worker that runs it. For Celery's own `celery.events.state.State` a type that it
+does not know is a state, which lasts until the task succeeds or fails: until then it shows
 ``REDLOCK-ACQUIRED`` where it had ``STARTED``, also of a task that is terminated or retried
 afterwards. ``SUCCESS`` and ``FAILURE`` win, whatever comes before or after.
 
@@ -65,6 +66,7 @@ OF_TASKS: dict[type[events.Event], str] = {
 #: of the task that was there first, it would be shown as running there.
 OF_OTHERS: dict[type[events.Event], str] = {
     events.DuplicatePublished: "duplicate",
+    events.TasksWaiting: "waiting",
     events.NodeDown: "node-down",
     events.NodeUp: "node-up",
     events.NodeQuarantined: "node-quarantined",
@@ -154,7 +156,9 @@ def message_of(event: events.Event, at: float, worker: str) -> dict[str, Any]:
     told = {CALLED.get(key, key): value for key, value in record.items() if key not in LEFT_OUT}
     told = {key: value for key, value in told.items() if value or key not in ("uuid", "name")}
     is_filed = type(event) in OF_TASKS and "uuid" in told and bool(worker)
-    kind = f"{'task-' if is_filed else ''}redlock-{TYPES.get(type(event), type(event).__name__)}"
+    name = TYPES.get(type(event), type(event).__name__)
+    group, mode = "task-" if is_filed else "", "report-" if record.get("report") else ""
+    kind = f"{group}redlock-{mode}{name}"
     return {**told, "type": kind, "hostname": worker or anon_nodename(), "utcoffset": utcoffset()}
 
 

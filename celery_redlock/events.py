@@ -38,6 +38,7 @@ __all__ = [
     "TaskRescheduled",
     "TaskRetried",
     "TaskSkipped",
+    "TasksWaiting",
     "broadcast",
 ]
 
@@ -89,11 +90,14 @@ class LockEvent(Event):
             them there, and there are as many names as such values: no label for a metric.
         task: Name of the task that wants or holds it; "" outside of tasks.
         task_id: Its id; "" outside of tasks.
+        report: Whether the task is in report mode (``redlock_mode``): nothing was refused,
+            delayed or aborted, and this is what would have happened.
     """
 
     name: str
     task: str = field(default="", kw_only=True)
     task_id: str = field(default="", kw_only=True)
+    report: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -265,7 +269,8 @@ class TaskEvent(LockEvent):
     Attributes:
         task: Name of the task.
         task_id: Its id.
-        cause: ``"conflict"`` or ``"unavailable"``.
+        cause: ``"conflict"`` or ``"unavailable"``. In report mode also ``"redelivered"``, of a copy
+            beside the run of the original, and ``"finished"``, of one that came after it.
         holder: Who holds the lock, as in `LockTaken.holder`; empty if nobody knows.
     """
 
@@ -346,6 +351,20 @@ class TaskQueued(TaskEvent):
     countdown: float
     times: int
     since: float
+
+
+@dataclass(frozen=True)
+class TasksWaiting(Event):
+    """
+    How many tasks wait for their locks in this worker has changed; once a second at most.
+
+    Attributes:
+        task: Name of the tasks.
+        count: How many wait and can be woken [>= 0].
+    """
+
+    task: str
+    count: int
 
 
 @dataclass(frozen=True)

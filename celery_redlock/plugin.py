@@ -7,6 +7,7 @@ declared; a worker builds it at its start, so that what is wrong is said there.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import difflib
 import os
@@ -14,6 +15,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any, Protocol, cast
 
@@ -22,19 +24,21 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.deferral import defer_signals, pause
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.events import Event, Observer, tell
+from celery_redlock.events import Event, LockEvent, Observer, tell
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.log import get_logger
 from celery_redlock.observers import prometheus_files
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
+from celery_redlock.observers.tally import Tally
 
 # With redis, and not at the first lock: a fork meanwhile would leave the child half an import, and
 # the lock of its module held without end.
 from celery_redlock.reading import health
 from celery_redlock.reading.journal import Journal
-from celery_redlock.settings import KNOWN, PREFIX, Settings
+from celery_redlock.reading.tally import Counts, tally_request
+from celery_redlock.settings import KNOWN, PREFIX, Settings, report_prefix
 from celery_redlock.unique.reservations import Reservations
 
 __all__ = ["Plugin", "Servers", "first_url", "locking", "plugin_for", "redlock_conf"]
@@ -109,6 +113,7 @@ class Plugin:
         self._conf: dict[str, Any] = {}
         self._settings: Settings | None = None
         self._locks: Redlock | None = None
+        self._reports: Redlock | None = None
         self._observers: tuple[Observer, ...] | None = None
         self._check_tasks: Callable[[Any], None] | None = None
         self.has_children = self.sends_events = False
@@ -146,6 +151,7 @@ class Plugin:
     def _start_over(self) -> None:
         with _building:
             locks, self._locks, self._settings = self._locks, None, None
+            self._reports = None
             observers, self._observers = self._observers or (), None
         if locks is not None:
             locks.close()
@@ -177,13 +183,15 @@ class Plugin:
                 tell(observers, event)
 
     def flush(self) -> None:
-        """Let observers send what they have gathered; never fails."""
-        for observer in self._observers or ():
-            if isinstance(observer, JournalObserver):
-                try:
+        """Let observers send what they have gathered; never fails, and connects to no node."""
+        try:
+            if not (isinstance(self._locks, Redlock) and self._locks.fanout.is_connected):
+                return
+            for observer in self._observers or ():
+                if isinstance(observer, JournalObserver):
                     observer.flush()
-                except Exception:  # the end of a process must go on
-                    logger.exception("The last records of this process could not be written")
+        except Exception:  # the end of a process must go on
+            logger.exception("The last records of this process could not be written")
 
     @property
     def locks(self) -> Redlock:
@@ -197,9 +205,36 @@ class Plugin:
         return self._locks
 
     @property
+    def reports(self) -> Redlock:
+        """
+        What takes note of tasks in report mode, under names of its own; raises likewise.
+
+        No enforced lock meets it. Over the connections of `locks`; what happens is reported with
+        ``report`` set. No node is kept from voting by its restart, as nobody relies on a vote.
+        """
+        if self._reports is None:
+            with _building:
+                if self._reports is None:
+                    prefix = report_prefix(self.settings.rules.prefix)
+                    rules = replace(self.settings.rules, prefix=prefix, restart_guard=False)
+                    self._reports = self.locks.under(rules, [self._notify_of_report])
+        return self._reports
+
+    def _notify_of_report(self, event: Event) -> None:
+        self.notify(replace(event, report=True) if isinstance(event, LockEvent) else event)
+
+    def locks_for(self, *, report: bool) -> Redlock:
+        """Return `reports` or `locks`."""
+        return self.reports if report else self.locks
+
+    @property
     def reservations(self) -> Reservations:
         """What keeps a second message of a task out of the queue; raises likewise."""
         return Reservations.on(self.locks)
+
+    def reservations_for(self, *, report: bool) -> Reservations:
+        """Return those of `reports`, which keep nothing out, or `reservations`."""
+        return Reservations.on(self.reports) if report else self.reservations
 
     @contextlib.contextmanager
     def on_servers(self, servers: Servers) -> Iterator[None]:
@@ -245,6 +280,11 @@ class Plugin:
         settings, _ = self.settings, self.observers
         if self._check_tasks is not None:
             self._check_tasks(self.app)
+        if settings.mode == "report":
+            logger.warning(
+                "redlock_mode is 'report': every task runs whether or not its lock is held; what "
+                "would have been refused is reported"
+            )
         if settings.is_fallback:
             logger.warning(
                 "redlock_nodes is not set: locks are kept on the one Redis at %s, which survives "
@@ -342,6 +382,14 @@ def what_is_wrong(named: str, error: Exception) -> str:
     return f"there is no {named!r} ({error}); {hint}"
 
 
+def journal(plugin: Plugin) -> Observer:
+    def send(hour: int, task: str, counts: Counts) -> None:
+        locks = plugin.locks
+        locks.driver.tell(tally_request(locks.rules, hour, task, counts))
+
+    return JournalObserver(lambda: Journal.on(plugin.locks), Tally(send))
+
+
 def celery_events(plugin: Plugin) -> Observer:
     from celery_redlock.celery_events import CeleryEvents  # noqa: PLC0415  in workers alone
 
@@ -365,7 +413,7 @@ def otel(_plugin: Plugin) -> Observer:
 #: Word in ``redlock_observers`` -> what makes the observer.
 READY: dict[str, Callable[[Plugin], Observer]] = {
     "logging": lambda plugin: Log(plugin.settings.skip_log_level, lambda: plugin.speaks_of_nodes),
-    "journal": lambda plugin: JournalObserver(lambda: Journal.on(plugin.locks)),
+    "journal": journal,
     "celery": celery_events,
     "prometheus": prometheus,
     "otel": otel,
@@ -434,8 +482,10 @@ def _in_child(**_: Any) -> None:
             plugin.sends_events = bool(plugin.app.conf.worker_send_task_events)
 
 
+@atexit.register
+@signals.worker_shutdown.connect(weak=False)
 @signals.worker_process_shutdown.connect(weak=False)
 def _before_end(**_: Any) -> None:
-    """Let observers of a child write what they have gathered."""
+    """Let observers of a process send what they have gathered."""
     for plugin in list(_plugins.values()):
         plugin.flush()

@@ -8,15 +8,27 @@ plain names (`celery_redlock.plugin` does).
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.credentials import with_credentials
-from celery_redlock.lock.rules import Rules, in_seconds, positive
+from celery_redlock.lock.rules import LONGEST_PREFIX, Rules, in_seconds, positive
 
-__all__ = ["KNOWN", "OBSERVERS", "PREFIX", "Settings", "host_and_port", "one_of"]
+__all__ = [
+    "KNOWN",
+    "MODES",
+    "OBSERVERS",
+    "PREFIX",
+    "Settings",
+    "check_options_type",
+    "check_protect",
+    "host_and_port",
+    "one_of",
+    "report_prefix",
+]
 
 PREFIX = "redlock_"
 #: Names of `Rules` that are settings; the rest are constants of the protocol.
@@ -34,6 +46,7 @@ OWN = (
     "nodes",
     "username",
     "password",
+    "mode",
     "on_conflict",
     "on_unavailable",
     "on_lock_lost",
@@ -45,9 +58,14 @@ OWN = (
     "skip_log_level",
     "prometheus_listen",
     "web_token",
+    "protect",
 )
 #: Who receives events unless the app says otherwise.
 OBSERVERS = ("logging", "journal", "celery")
+#: Whether locks are enforced, or what they would have refused is only reported.
+MODES = ("enforce", "report")
+#: What follows the prefix in the keys of tasks that only report.
+OF_REPORTS = ":report"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 #: A secret that a person can still type, and a program cannot guess.
 SHORTEST_WEB_TOKEN = 16
@@ -65,6 +83,8 @@ class Settings:
         rules: The numbers of the lock itself.
         username: For all nodes that have none of their own; None for the default user.
         password: Likewise; None for none.
+        mode: ``"enforce"``, or ``"report"``: every body runs, every message is published, and an
+            event says what would have been refused.
         on_conflict: Policy when another execution holds the key; a word or a policy.
         on_unavailable: Policy when no quorum could decide; a word or a policy.
         on_lock_lost: ``"abort"`` or ``"warn"``.
@@ -79,6 +99,8 @@ class Settings:
         skip_log_level: Level at which ``"logging"`` reports a task that is skipped.
         prometheus_listen: Where a worker serves its metrics, ``"host:port"``; None: nowhere.
         web_token: What the web page asks for before it releases a lock; None for never.
+        protect: Pattern of task names -> options of these tasks, whatever their base; or a callable
+            name -> options, or None. What `celery_redlock.task.patterns` makes of it.
         is_fallback: Whether *nodes* is the app's result backend or broker, as there is no setting.
 
     Raises:
@@ -89,6 +111,7 @@ class Settings:
     rules: Rules
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    mode: str = "enforce"
     on_conflict: Any = "skip"
     on_unavailable: Any = "reschedule"
     on_lock_lost: str = "abort"
@@ -100,6 +123,7 @@ class Settings:
     skip_log_level: str = "INFO"
     prometheus_listen: str | None = None
     web_token: str | None = field(default=None, repr=False)
+    protect: Any = None
     is_fallback: bool = False
 
     def __post_init__(self) -> None:
@@ -107,6 +131,7 @@ class Settings:
         object.__setattr__(self, "nodes", nodes)  # as frozen dataclasses set their fields
         dedup_ttl = in_seconds("redlock_dedup_ttl", self.dedup_ttl)
         object.__setattr__(self, "dedup_ttl", dedup_ttl)
+        one_of("redlock_mode", self.mode, MODES)
         one_of("redlock_on_lock_lost", self.on_lock_lost, ("abort", "warn"))
         if self.beat_starting_deadline is not None:
             deadline = positive("redlock_beat_starting_deadline", self.beat_starting_deadline)
@@ -119,6 +144,8 @@ class Settings:
         if self.prometheus_listen is not None:
             host_and_port(self.prometheus_listen)
         check_web_token(self.web_token)
+        if self.protect is not None:
+            check_protect(self.protect)
 
     @classmethod
     def from_conf(cls, conf: Mapping[str, Any], fallback: str | None = None) -> Settings:
@@ -180,6 +207,18 @@ def one_of(name: str, value: object, words: Sequence[str]) -> str:
     raise ConfigurationError(msg)
 
 
+def report_prefix(prefix: str) -> str:
+    """Return what the keys of tasks in report mode begin with, by the setting of this name."""
+    longest = LONGEST_PREFIX - len(OF_REPORTS)
+    if len(prefix.encode()) > longest:
+        msg = (
+            f"redlock_prefix must be at most {longest} bytes for tasks in report mode, whose keys "
+            f"begin with {prefix + OF_REPORTS!r}; shorten it"
+        )
+        raise ConfigurationError(msg)
+    return prefix + OF_REPORTS
+
+
 def check_observers(observers: object) -> None:
     """Raise ConfigurationError unless *observers* is a list of words, names and callables."""
     if isinstance(observers, str) or not isinstance(observers, Sequence):
@@ -217,3 +256,36 @@ def check_web_token(token: object) -> None:
         "with: python -c 'import secrets; print(secrets.token_urlsafe())'"
     )
     raise ConfigurationError(msg)
+
+
+def check_protect(protect: object) -> None:
+    """Raise ConfigurationError unless *protect* maps patterns to options, or can be called."""
+    if not isinstance(protect, Mapping):
+        if callable(protect):
+            return
+        msg = (
+            "redlock_protect must map patterns of task names to options, like "
+            "{'vendor.*': {'unique_on': ['order_id']}}, or be a callable name -> options; "
+            f"got {type(protect).__name__}"
+        )
+        raise ConfigurationError(msg)
+    for pattern, options in protect.items():
+        text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+        if not (callable(pattern) or (isinstance(text, str) and text)):
+            msg = (
+                "redlock_protect: a pattern is a task's name, a glob like 'vendor.*', a compiled "
+                f"pattern of str or a callable name -> bool, got {pattern!r}"
+            )
+            raise ConfigurationError(msg)
+        if options is not None:
+            check_options_type(f"redlock_protect[{pattern!r}]", options)
+
+
+def check_options_type(where: str, options: object) -> None:
+    """Raise ConfigurationError, which begins with *where*, unless *options* is a mapping."""
+    if not isinstance(options, Mapping):
+        msg = (
+            f"{where} must be options like {{'unique_on': ['order_id']}}, {{}} for the defaults, "
+            f"or None to leave such tasks as they are; got {type(options).__name__}"
+        )
+        raise ConfigurationError(msg)

@@ -1,5 +1,5 @@
 """
-A small shop: invoices with a lock each, a long import, items up to a limit, a periodic report.
+A small shop: invoices with a lock each, reminders, a long import, items up to a limit, a report.
 
     celery -A example_worker.app worker
     celery -A example_worker.app beat
@@ -39,6 +39,7 @@ app.conf.update(
     redlock_nodes=REDLOCK_NODES.split(","),
     redlock_max_ttl=REDLOCK_MAX_TTL,
     redlock_ttl=min(10.0, REDLOCK_MAX_TTL),
+    redlock_protect={"example_worker.app.remind": {"unique_on": ["invoice_id"]}},
     broker_transport_options={
         "visibility_timeout": VISIBILITY_TIMEOUT,
         "unacked_restore_interval": max(1, VISIBILITY_TIMEOUT // 12),
@@ -113,6 +114,15 @@ def report(seconds: float = 1.0) -> str:
     lock = current_lock()
     ledger.write(lock.name, lock.fence, "report", f"{ledger.count()} entries")
     return f"reported with fence {lock.fence}"
+
+
+@app.task
+def remind(invoice_id: int, seconds: float = 1.0) -> str:
+    """Send a reminder; a plain task, which `redlock_protect` above protects."""
+    time.sleep(seconds)
+    lock = current_lock()
+    ledger.write(lock.name, lock.fence, f"reminder {invoice_id}", "sent")
+    return f"reminder of invoice {invoice_id} sent with fence {lock.fence}"
 
 
 @app.task(

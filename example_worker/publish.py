@@ -10,7 +10,7 @@ from typing import Any
 from celery.exceptions import TimeoutError as NotInTime
 from celery.result import AsyncResult
 
-from example_worker.app import bill, create_item, create_item_unlocked, load, report
+from example_worker.app import bill, create_item, create_item_unlocked, load, remind, report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--loads", type=int, default=2, help="imports of one file (default 2)")
     made.add_argument("--rows", type=int, default=20, help="of that file (default 20)")
     made.add_argument("--reports", type=int, default=0, help="reports at once (default 0)")
+    made.add_argument("--reminders", type=int, default=0, help="of an invoice, at once (default 0)")
     made.add_argument("--items", type=int, default=0, help="of a new customer, at once (default 0)")
     made.add_argument("--unlocked", action="store_true", help="create the items without a lock")
     made.add_argument("--timeout", type=float, default=120.0, help="per task [s] (default 120)")
@@ -50,12 +51,15 @@ def publish(options: argparse.Namespace) -> list[tuple[AsyncResult, str]]:
         (load.delay("stock.csv", rows=options.rows), "load stock.csv") for _ in range(options.loads)
     ]
     reports = [(report.delay(), "report") for _ in range(options.reports)]
+    reminders = [
+        (remind.delay(options.first), f"remind {options.first}") for _ in range(options.reminders)
+    ]
     create = create_item_unlocked if options.unlocked else create_item
     items = [
         (create.delay(options.first, f"item {number}"), "create item")
         for number in range(1, options.items + 1)
     ]
-    return [*bills, *loads, *reports, *items]
+    return [*bills, *loads, *reports, *reminders, *items]
 
 
 def outcome(result: AsyncResult, timeout: float) -> tuple[bool, str]:

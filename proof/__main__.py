@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import proof
-from proof import report
+from proof import matrix, report
 
 SPREES = ("--timeout=3600", *(f"tests/acceptance/test_{w}_spree.py" for w in ("beat", "killing")))
 #: Name -> what is run, and about how long that takes on two cores.
@@ -59,8 +59,12 @@ def run(name: str, options: Sequence[str], *, is_recorded: bool) -> int:
 
 
 def with_others(told: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return what a run told, with those recorded runs of the nemesis that it did not repeat."""
-    if "runs" not in told or not path.exists():
+    """Return what a run told, with what was recorded of faults and guards that it left out."""
+    if not path.exists():
+        return told
+    if "pairs" in told:
+        return matrix.with_earlier(told, json.loads(path.read_text()))
+    if "runs" not in told:
         return told
     repeated = {run["fault"] for run in told["runs"]}
     others = [run for run in json.loads(path.read_text())["runs"] if run["fault"] not in repeated]

@@ -25,7 +25,8 @@ from typing import Any
 import pytest
 
 import proof
-from simulation.guards import GUARDS, switched_off
+from simulation.guards import ALL_GUARDS, GUARDS, WAITING_GUARDS, switched_off
+from simulation.line import LINE
 from simulation.profiles import PROFILES, violations
 from simulation.schedules import SCHEDULES
 
@@ -43,8 +44,11 @@ UNIT = (
     "watchdog",
     "execution",
     "reservations",
+    "waiting",
+    "waiting_room",
+    "places",
 )
-CONTRACT = ("scripts", "node")
+CONTRACT = ("scripts", "node", "waiting_scripts")
 #: For how long things go wrong in each world that is searched [s, at pace 1].
 LENGTH = 8.0
 #: Longest run of a layer [s]; one that hangs has noticed.
@@ -69,7 +73,7 @@ def tests(folder: str, names: Sequence[str]) -> Callable[[int], bool]:
 
 def schedules(_seeds: int) -> bool:
     """Return whether a story ends badly."""
-    return any(story() for story in SCHEDULES.values())
+    return any(story() for story in (*LINE.values(), *SCHEDULES.values()))
 
 
 def chance(seeds: int) -> bool:
@@ -137,11 +141,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at a time (all cores)")
     parser.add_argument("--json", type=Path, help="where to leave the matrix")
     chosen = parser.parse_args()
-    names = chosen.guards or list(GUARDS)
-    if unknown := set(names) - set(GUARDS):
-        parser.error(f"no guard {min(unknown)!r}; there are {', '.join(GUARDS)}")
+    names = chosen.guards or list(ALL_GUARDS)
+    if unknown := set(names) - set(ALL_GUARDS):
+        parser.error(f"no guard {min(unknown)!r}; there are {', '.join(ALL_GUARDS)}")
     mutants: list[tuple[str, ...]] = [(), *((name,) for name in names)]
-    mutants += list(combinations(names, 2))
+    mutants += pairs(names)
     started = time.monotonic()
     rows = []
     with ThreadPoolExecutor(chosen.jobs) as pool:
@@ -156,6 +160,34 @@ def main() -> int:
     return int(bool(found["survived"] or found["failed_with_all_on"]))
 
 
+def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of guards that may cover for one another."""
+    kinds = ([name for name in names if name in kind] for kind in (GUARDS, WAITING_GUARDS))
+    return [pair for kind in kinds for pair in combinations(kind, 2)]
+
+
+def with_earlier(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """Return what was *found*, with *earlier* rows of guards that were not tried now."""
+    told = {tuple(row["off"]) for row in (*found["rows"], *found["pairs"])}
+    order = list(ALL_GUARDS)
+
+    def merged(kind: str) -> list[dict[str, Any]]:
+        left = [row for row in earlier[kind] if tuple(row["off"]) not in told]
+        known = [row for row in (*found[kind], *left) if set(row["off"]) <= set(order)]
+        return sorted(known, key=lambda row: [order.index(name) for name in row["off"]])
+
+    rows = {kind: merged(kind) for kind in ("rows", "pairs")}
+    every = rows["rows"] + rows["pairs"]
+    return {
+        **found,
+        **rows,
+        "rules": {name: guard.rule for name, guard in ALL_GUARDS.items()},
+        "mutants": len(every),
+        "survived": [row["off"] for row in every if not any(row["noticed"].values())],
+        "took": round(found["took"] + earlier["took"], 1),
+    }
+
+
 def tell(found: dict[str, Any], how_far: str) -> None:
     """Print a row."""
     seen = ", ".join(layer for layer, noticed in found["noticed"].items() if noticed)
@@ -168,7 +200,7 @@ def summed_up(rows: Sequence[dict[str, Any]], took: float) -> dict[str, Any]:
     survived = [row["off"] for row in mutants if not any(row["noticed"].values())]
     return {
         "layers": list(LAYERS),
-        "rules": {name: guard.rule for name, guard in GUARDS.items()},
+        "rules": {name: guard.rule for name, guard in ALL_GUARDS.items()},
         "failed_with_all_on": [layer for layer, seen in whole["noticed"].items() if seen],
         "rows": [row for row in mutants if len(row["off"]) == 1],
         "pairs": [row for row in mutants if len(row["off"]) == 2],

@@ -33,6 +33,8 @@ import pytest
 import redis
 from celery import _state
 
+import celery_redlock.protect  # noqa: F401  before a test forgets what it has Celery call
+from celery_redlock import deferral
 from celery_redlock.ops.servers import Server, find_binary, servers
 from support.clients import hang_up
 from support.postgres import Database, Postgres, find_postgres, postgres
@@ -102,6 +104,14 @@ def in_order(items: list[pytest.Item]) -> dict[Path, list[pytest.Item]]:
     for item in sorted(marked, key=place):
         found.setdefault(item.path, []).append(item)
     return found
+
+
+@pytest.fixture(autouse=True)
+def _signals_take_effect_after_a_test() -> Iterator[None]:
+    """No test leaves signals held back: those after it would see none of theirs."""
+    yield
+    left, deferral._Deferral.current = deferral._Deferral.current, None
+    assert left is None, "signals are still held back"
 
 
 @pytest.fixture(autouse=True)

@@ -15,16 +15,18 @@ from celery import beat
 
 from celery_redlock.beat.due import interval_of, last_due, twin_of
 from celery_redlock.errors import LockKeyError
+from celery_redlock.lock.records import place_name
 from celery_redlock.task.base import takes_lock
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.options import overlap_word
 from celery_redlock.task.slot import Slot
+from celery_redlock.task.task_lock import lock_of, names_of
 
 __all__ = [
     "current",
     "for_slot",
-    "lock_name_of",
     "overlap_of",
+    "places_of_run",
     "ran_last",
     "reserve",
     "set_last_run",
@@ -51,15 +53,21 @@ def overlap_of(entry: Any, app: Any) -> str:
     return task.overlap if takes_lock(task) else "skip"
 
 
-def lock_name_of(task: Any, entry: Any) -> str | None:
-    """Return the lock name of a run of *entry*, None if *task* takes no lock that we know of."""
-    if not takes_lock(task):
-        return None
+def places_of_run(task: Any, entry: Any) -> list[str]:
+    """
+    Return the places of which a run of *entry* has one, as lock names.
+
+    Of several lock names those of the first: a run has all names. Empty if *task* takes no lock
+    that we know of, or is in report mode, whose overlaps are reported where they run.
+    """
+    if not takes_lock(task) or lock_of(task).options.only_reports:
+        return []
     try:
-        name = task.lock_name(entry.args, entry.kwargs)
+        names = names_of(task, entry.args, entry.kwargs)
+        limit = lock_of(task).options.limits(names)[names[0]]
     except (LockKeyError, TypeError):  # it will fail where it runs, and say why
-        return None
-    return name if isinstance(name, str) and name else None
+        return []
+    return [place_name(names[0], place) for place in range(limit)]
 
 
 def for_slot(entry: Any, slot: Slot, task_id: str) -> Any:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -25,9 +25,9 @@ from celery.beat import SchedulingError
 from celery.schedules import BaseSchedule
 
 from celery_redlock.beat.due import MILLISECOND, due_between, last_due, next_due
-from celery_redlock.beat.entries import for_slot, lock_name_of, overlap_of, with_arguments
+from celery_redlock.beat.entries import for_slot, overlap_of, places_of_run, with_arguments
 from celery_redlock.beat.slot_records import Claim, Claimed, LastSlot, Slots, SlotState
-from celery_redlock.beat.term import Term
+from celery_redlock.beat.term import Term, majority_holder
 from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import ConfigurationError, DuplicateTask
 from celery_redlock.events import SlotPublished, SlotSkipped
@@ -258,8 +258,8 @@ class SlotPublisher:
         task = app.tasks.get(entry.task)
         slot = Slot(entry.name, due.timestamp(), self._overlap(entry))
         entry = with_arguments(entry)
-        lock = lock_name_of(task, entry) if slot.overlap == "skip" else None
-        claim = self._claim(entry, slot, lock)
+        places = places_of_run(task, entry) if slot.overlap == "skip" else []
+        claim = self._claim(entry, slot, next(iter(places), None))
         with defer_signals():  # a stop between claim and settle would leave a doubt
             self._ensure_leading()
             claimed = self._slots.claim(claim)
@@ -267,6 +267,8 @@ class SlotPublisher:
             if claimed.state is SlotState.PUBLISHED:
                 self._last[entry.name] = due
                 return None
+            if cause is None and self._goes_on(slot, places[1:]):
+                cause = "overlap"
             if cause is None:
                 self._ensure_leading(claim)
                 task_id = slot.task_id(self._beat)
@@ -321,6 +323,11 @@ class SlotPublisher:
         if claimed.state is SlotState.UNCERTAIN and not knows_copies(task):
             return "uncertain"
         return "overlap" if slot.is_run_of_entry(claimed.holder) else None
+
+    def _goes_on(self, slot: Slot, places: Sequence[str]) -> bool:
+        """Return whether the run of an earlier slot has one of *places*; a round if there are."""
+        views = self._plugin.locks.inspect_all(places) if places else []
+        return any(slot.is_run_of_entry(majority_holder(of_place)) for of_place in views)
 
     def _skipped(self, entry: Any, slot: Slot, cause: str, since: float = 0.0) -> None:
         self._plugin.notify(SlotSkipped(entry.name, entry.task, slot.due, cause, since))

@@ -28,7 +28,7 @@ from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.votes import agreed
 from celery_redlock.log import get_logger, printable
 
-__all__ = ["AFTER_FAILURE", "Elector", "StandBy", "Term", "leader_in"]
+__all__ = ["AFTER_FAILURE", "Elector", "StandBy", "Term", "majority_holder"]
 
 logger = get_logger(__name__)
 
@@ -75,7 +75,7 @@ class Term:
         return self.held.fence or 0
 
 
-def leader_in(views: Sequence[NodeView]) -> dict[str, Any]:
+def majority_holder(views: Sequence[NodeView]) -> dict[str, Any]:
     """Return whom a majority of the nodes names as the holder, ``{}`` if there is none."""
     named = agreed(views, lambda view: view.holder.get("token"))
     return named[0].holder if named else {}
@@ -109,7 +109,7 @@ class Elector:
 
     def _bid(self, now: float) -> Term | StandBy:
         views = self._locks.inspect(self.name)
-        leader = leader_in(views)
+        leader = majority_holder(views)
         if leader:
             return StandBy(now + clock.jitter(*BETWEEN_BIDS), led_by(leader), is_led=True)
         silent = [view.node for view in views if view.problem]

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import parse_url
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -22,12 +23,16 @@ __all__ = ["Address", "addresses_of"]
 #: Longest wait for each step of connecting to a node, in the background [s].
 CONNECT_TIMEOUT = 1.0
 OPTIONS: dict[str, Any] = {
-    "protocol": 2,  # RESP3 would cost another round trip at connect and bring nothing here
     "socket_timeout": CONNECT_TIMEOUT,
     "socket_connect_timeout": CONNECT_TIMEOUT,
     "client_name": "celery-redlock",
-    "decode_responses": False,
     "health_check_interval": 0,
+}
+#: What no URL changes, as it says in which form replies come.
+FIXED: dict[str, Any] = {
+    "protocol": 2,  # RESP3 would cost another round trip at connect and bring nothing here
+    "decode_responses": False,
+    "retry": Retry(NoBackoff(), 0),
 }
 
 
@@ -50,7 +55,7 @@ class UrlAddress:
 
     def __init__(self, url: str) -> None:
         try:
-            self._pool = redis.ConnectionPool.from_url(url, **OPTIONS, retry=Retry(NoBackoff(), 0))
+            self._pool = pool_of(url)
         except (ValueError, TypeError) as error:
             why = "" if "@" in url else f": {error}"  # which may quote a piece of the password
             msg = f"redlock_nodes: {hide_password(url)!r} is not a URL of a Redis server{why}"
@@ -105,8 +110,8 @@ class SentinelAddress:
         return self._connection(host, port)
 
     def _connection(self, host: str, port: int) -> AbstractConnection:
-        where = {"host": host, "port": port, "retry": Retry(NoBackoff(), 0)}
-        return cast("AbstractConnection", self._kind(**{**self._options, **where}))
+        where = {"host": host, "port": port}
+        return cast("AbstractConnection", self._kind(**{**self._options, **where, **FIXED}))
 
 
 class NoAnswer(redis.ConnectionError):
@@ -121,10 +126,9 @@ class SentinelClient(redis.Redis):
     def __init__(self, sentinel: object) -> None:
         host, port = host_and_port(sentinel)
         self._label = f"{host}:{port}"
-        options = {**OPTIONS, "retry": Retry(NoBackoff(), 0)}
         url = str(sentinel) if isinstance(sentinel, str) and "//" in sentinel else "redis://"
         try:
-            pool = redis.ConnectionPool.from_url(url, **options)
+            pool = pool_of(url)
         except (ValueError, TypeError):
             raise not_a_sentinel(sentinel) from None
         pool.connection_kwargs.update(host=host, port=port, db=0)
@@ -181,6 +185,11 @@ def addresses_of(nodes: object) -> tuple[Address, ...]:
         )
         raise ConfigurationError(msg)
     return addresses
+
+
+def pool_of(url: str) -> redis.ConnectionPool:
+    """Return what makes connections to *url*, in the form that we read; ValueError, TypeError."""
+    return redis.ConnectionPool(**{**OPTIONS, **parse_url(url), **FIXED})
 
 
 def address_of(node: object) -> Address:

@@ -48,8 +48,14 @@ class Driver:
         self.labels = fanout.labels
         self._nodes = len(fanout.labels)
 
-    def drive(self, steps: Generator[Ask | Tell | Pause, Any, T]) -> T:
-        """Do what *steps* say until they end; they clean up after an interruption."""
+    def drive(self, steps: Generator[Ask | Tell | Pause, Any, T], ends: float | None = None) -> T:
+        """
+        Do what *steps* say until they end; they clean up after an interruption.
+
+        Args:
+            steps: An algorithm.
+            ends: Wait for no answer after that [s, our clock]; None for no such limit.
+        """
         answer: Ballot | bytes | None = None
         problem: BaseException | None = None
         while True:
@@ -58,7 +64,7 @@ class Driver:
                     step = steps.send(answer) if problem is None else steps.throw(problem)
                     answer = problem = None
                     if isinstance(step, Ask):
-                        answer = self.ask(step)
+                        answer = self.ask(step, ends)
                     elif isinstance(step, Tell):
                         self.tell(step.request, step.skip)
                     elif step.token and self._listener is not None:
@@ -80,10 +86,10 @@ class Driver:
             self._fanout.tell(Call(request, self._nodes, None), skip)
             raise
 
-    def ask(self, step: Ask) -> Ballot:
-        """Ask the nodes and return their votes, complete."""
+    def ask(self, step: Ask, ends: float | None = None) -> Ballot:
+        """Ask the nodes and return their votes, complete; *ends* as of `drive`."""
         call = Call(step.request, self._nodes, step.decided)
-        self._fanout.ask((call,))
+        self._fanout.ask((call,), ends)
         return call.ballot
 
     def ask_all(self, steps: Sequence[Ask]) -> list[Ballot]:

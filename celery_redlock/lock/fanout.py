@@ -137,6 +137,11 @@ class Fanout:
         self._connector = Connector(self._rules, self.labels, self._mutex, self._attach)
         self._has_settled = False
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether any node is connected."""
+        return any(node.connection is not None for node in self.nodes)
+
     def after_fork_in_child(self) -> None:
         """Drop our copies of the parent's connections without disturbing them."""
         inherited, selector = self.nodes, self._opened
@@ -159,24 +164,30 @@ class Fanout:
             self._news.clear()
             self._disconnected()
 
-    def ask(self, calls: Sequence[Call]) -> None:
+    def ask(self, calls: Sequence[Call], ends: float | None = None) -> None:
         """
         Put *calls* to every node and return when all are decided, or after ``node_timeout``.
 
         Afterwards every ballot is complete: a node that did not answer votes unreachable.
+
+        Args:
+            calls: What is asked.
+            ends: Return by then [s, our clock], waits for connections included; None for no
+                such limit.
         """
-        self._ask(calls)
+        self._ask(calls, ends)
         for node in self.nodes:
             if node.clock.doubt is not None:
                 self._compare_clocks()
                 return
 
-    def _ask(self, calls: Sequence[Call]) -> None:
+    def _ask(self, calls: Sequence[Call], ends: float | None = None) -> None:
         if clock.now() - self._looked > QUIET:
             with self._mutex:
                 self._look()
-        self.settle()
-        waiter = _Waiter(calls, clock.now() + self._rules.node_timeout)
+        self.settle(ends)
+        deadline = clock.now() + self._rules.node_timeout
+        waiter = _Waiter(calls, deadline if ends is None else min(deadline, ends))
         try:
             with self._mutex:
                 self._waiters.append(waiter)
@@ -221,16 +232,21 @@ class Fanout:
             self._send((call,), skip)
         self.publish()
 
-    def settle(self) -> None:
+    def settle(self, ends: float | None = None) -> None:
         """
         Wait for nodes that are being connected, if it is the first time or no quorum is there.
 
         The first time every node is waited for; with a quorum there, the others no longer
         than ``node_timeout``. Later only a quorum is waited for, and no longer than that.
+
+        Args:
+            ends: Wait for a quorum alone, and until then at most [s, our clock]; None: as above.
         """
         self._check_clock()
         hurry = self._rules.node_timeout
-        if not self._has_settled:
+        if ends is not None:
+            self._connect_until(lambda: self._connected() >= self._majority, ends - clock.now())
+        elif not self._has_settled:
             self._connect_until(lambda: self._connected() >= self._majority, FIRST_CONNECT)
             self._connect_until(lambda: False, hurry)
             self._has_settled = True

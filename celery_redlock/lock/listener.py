@@ -9,13 +9,15 @@ heard is a hint: whoever is woken still has to acquire the lock.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from celery_redlock.deferral import allow_signals
 from celery_redlock.lock import clock
@@ -50,14 +52,19 @@ class _Expected:
     Attributes:
         on_turn: Called once, in a thread of the listener, with the key of the lock that is free.
         heard: Position of each node that has said so -> which lock is free there.
-        turn: Set when its turn has come.
-        free: Which lock is free then.
+        free: Which lock is free, once its turn has come.
+        turn: Locked until then. No event: a signal may strike whoever waits at any point, and
+            would leave an event's own lock taken, on which the listener's threads would hang.
     """
 
     on_turn: Callable[[bytes], None]
     heard: dict[int, bytes] = field(default_factory=dict)
-    turn: threading.Event = field(default_factory=threading.Event)
     free: bytes = b""
+    turn: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.turn = threading.Lock()
+        self.turn.acquire()
 
 
 class Listener:
@@ -98,6 +105,8 @@ class Listener:
         with self._mutex:
             self._closed.set()
             self._closed, self._listening = threading.Event(), set()
+        for connection in list(self._connections):
+            hang_up(connection)
 
     def channel(self) -> str:
         """What this process is woken by."""
@@ -108,18 +117,14 @@ class Listener:
         with self._mutex:
             self._expected[token] = _Expected(on_turn)
             missing = set(range(len(self._addresses))) - self._listening
-            self._listening |= missing
         for position in missing:
             self._start(position)
 
     def _start(self, position: int) -> None:
         name = f"redlock-listen-{self._addresses[position].label}"
         run, closed = self._listen, self._closed
-        try:
+        with contextlib.suppress(RuntimeError):  # out of threads: everybody comes by itself
             threading.Thread(target=run, args=(position, closed), name=name, daemon=True).start()
-        except RuntimeError:  # out of threads: everybody comes by itself
-            with self._mutex:
-                self._listening.discard(position)
 
     def forget(self, token: str) -> None:
         """Wait for *token* no more."""
@@ -129,15 +134,19 @@ class Listener:
 
     def wait(self, token: str, seconds: float) -> bytes:
         """Sleep until the turn of *token* comes; return the key that is free, empty for none."""
-        with self._mutex:
-            expected = self._expected.get(token) or _Expected(lambda _: None)  # after a fork
+        expected = self._expected.get(token) or _Expected(lambda _: None)  # after a fork
         with allow_signals():
-            expected.turn.wait(seconds)
+            if not expected.free:
+                expected.turn.acquire(timeout=max(0.0, seconds))
         return expected.free
 
     # -- in the thread of a node -------------------------------------------------------
 
     def _listen(self, position: int, closed: threading.Event) -> None:
+        with self._mutex:  # not by whoever starts this thread: a signal may strike in between
+            if closed.is_set() or position in self._listening:
+                return
+            self._listening.add(position)
         backoff = SHORTEST_BACKOFF
         while not closed.is_set():
             connection = None
@@ -207,12 +216,20 @@ class Listener:
             if expected is None:
                 return
             expected.heard[position] = lock
-            is_first = not expected.turn.is_set()
-            if is_first and list(expected.heard.values()).count(lock) >= self._majority:
-                expected.free = lock
-                expected.turn.set()
-        if is_first and expected.turn.is_set():
-            expected.on_turn(lock)
+            is_said = list(expected.heard.values()).count(lock) >= self._majority
+            if expected.free or not is_said:
+                return
+            expected.free = lock
+            expected.turn.release()
+        expected.on_turn(lock)
+
+
+def hang_up(connection: AbstractConnection) -> None:
+    """End what a thread reads from *connection*; it is that thread's to close."""
+    sock = cast("Any", connection)._sock  # noqa: SLF001  redis-py has no public way to it
+    if sock is not None:
+        with contextlib.suppress(OSError):  # the node has hung up
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 _every_listener: weakref.WeakSet[Listener] = weakref.WeakSet()

@@ -18,14 +18,21 @@ For writes that must not happen twice even then, pass the fence to the store.
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from celery_redlock.errors import ConfigurationError, LockLost, LockTaken, QuorumUnavailable
+from celery_redlock.errors import (
+    ConfigurationError,
+    LockLost,
+    LockNotAcquired,
+    LockTaken,
+    QuorumUnavailable,
+)
 from celery_redlock.events import (
     LeaseLost,
     LockAcquired,
@@ -50,8 +57,12 @@ from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rounds import Ask, Client, Wanted
 from celery_redlock.lock.rules import Rules, in_seconds
+from celery_redlock.lock.several import acquire_all
 from celery_redlock.lock.votes import Ballot, VoteKind, count, votes_by_node
 from celery_redlock.lock.watchdog import NotRenewed, Watchdog
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing only since Python 3.11
 
 __all__ = ["NodeView", "Redlock", "ReleaseOutcome"]
 
@@ -128,7 +139,21 @@ class Redlock:
         self.driver = Driver(self.fanout, sleep, self.listener)
         if self.listener is not None:
             self.client.listener = self.listener
-        self._watchdog = Watchdog(self._extend_all, self._tell_renewal)
+        self._watchdog = self._new_watchdog()
+
+    def under(self, rules: Rules, observers: Iterable[Observer]) -> Self:
+        """
+        Return other locks over the same connections, which neither meet these nor wake anybody.
+
+        Args:
+            rules: With another prefix, and no restart guard but that of the connections.
+            observers: Receive their events; those of the nodes go where they went.
+        """
+        others = copy.copy(self)
+        others.rules, others.notify, others.listener = rules, broadcast(observers), None
+        others.client = replace(self.client, rules=rules, listener=None)
+        others._watchdog = others._new_watchdog()  # noqa: SLF001  of this class
+        return others
 
     @classmethod
     def from_urls(
@@ -168,6 +193,10 @@ class Redlock:
     def _new_listener(self, addresses: Sequence[Address]) -> Listener | None:
         """Return what listens; `celery_redlock.testing` has none."""
         return Listener(addresses, self.rules.prefix)
+
+    def _new_watchdog(self) -> Watchdog:
+        """Return what renews; `celery_redlock.testing` has one without a thread."""
+        return Watchdog(self._extend_all, self._tell_renewal)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {', '.join(self.labels)}>"
@@ -342,13 +371,50 @@ class Redlock:
         """
         lease = self._acquire(wanted)
         try:
-            held = HeldLock(lease, on_lost)
-            drift = self.rules.drift_factor
-            started = lease.valid_until - lease.ttl * (1.0 - drift)
-            self._watchdog.watch(held, started)
+            held = self._watch(lease, on_lost)
         except BaseException:
             self._take_back(lease)
             raise
+        return held
+
+    def take_all(
+        self, wanted: Sequence[Wanted], on_lost: Callable[[HeldLock], None] | None = None
+    ) -> dict[str, HeldLock]:
+        """
+        Acquire all that is *wanted*, or nothing, and have it renewed until `give_back`.
+
+        For callers that defer signals: one that strikes as this returns leaves locks behind.
+
+        Args:
+            wanted: Each as of `take`; no two of one name.
+            on_lost: As of `take`, called for each that is lost.
+
+        Returns:
+            The locks by name, in the order in which they were granted.
+
+        Raises:
+            LockTaken, QuorumUnavailable, rounds.MarkerStands: As `several.acquire_all`.
+        """
+        started = clock.now()
+        try:
+            leases = self.driver.drive(acquire_all(self.client, wanted), wanted[0].ends)
+        except LockNotAcquired as error:
+            self._tell_refusal(error, wanted[0].info, started)
+            raise
+        try:
+            for one in wanted:
+                self._tell_grant(leases[one.name], one, started)
+            held = {name: self._watch(lease, on_lost) for name, lease in leases.items()}
+        except BaseException:
+            for lease in leases.values():
+                self._take_back(lease)
+            raise
+        return held
+
+    def _watch(self, lease: Lease, on_lost: Callable[[HeldLock], None] | None) -> HeldLock:
+        held = HeldLock(lease, on_lost)
+        started = lease.valid_until - lease.ttl * (1.0 - self.rules.drift_factor)
+        self._watchdog.watch(held, started)
         return held
 
     def give_back(self, held: HeldLock, *, keep: float = 0.0, marker: Marker | None = None) -> None:
@@ -430,25 +496,12 @@ class Redlock:
     def _acquire(self, wanted: Wanted) -> Lease:
         started = clock.now()
         try:
-            lease = self.driver.drive(rounds.acquire(self.client, wanted))
-        except LockTaken as error:
-            waited = clock.now() - started
-            self.notify(LockConflict(wanted.name, error.holder, waited, **who(wanted.info)))
-            raise
-        except QuorumUnavailable as error:
-            waited = clock.now() - started
-            self.notify(LockUnavailable(wanted.name, error.votes, waited, **who(wanted.info)))
+            lease = self.driver.drive(rounds.acquire(self.client, wanted), wanted.ends)
+        except LockNotAcquired as error:
+            self._tell_refusal(error, wanted.info, started)
             raise
         try:
-            waited, since = clock.now() - started, wanted.queued_since
-            queued: dict[str, Any] = {}
-            if since is not None:
-                queued = {
-                    "queued_for": max(0.0, lease.since - since),
-                    "was_woken": wanted.turn.token is not None,
-                }
-            event: dict[str, Any] = {**who(wanted.info), **queued}
-            self.notify(LockAcquired(wanted.name, lease.fence, waited, **event))
+            self._tell_grant(lease, wanted, started)
         except BaseException:
             self._take_back(lease)
             raise
@@ -460,6 +513,24 @@ class Redlock:
             if held.token == lease.token:
                 self._watchdog.unwatch(held)
         self._let_go(lease)
+
+    def _tell_refusal(self, error: LockNotAcquired, info: dict[str, Any], started: float) -> None:
+        name, waited = error.name, clock.now() - started
+        if isinstance(error, LockTaken):
+            self.notify(LockConflict(name, error.holder, waited, **who(info)))
+        else:
+            self.notify(LockUnavailable(name, error.votes, waited, **who(info)))
+
+    def _tell_grant(self, lease: Lease, wanted: Wanted, started: float) -> None:
+        waited, since = clock.now() - started, wanted.queued_since
+        queued: dict[str, Any] = {}
+        if since is not None:
+            queued = {
+                "queued_for": max(0.0, lease.since - since),
+                "was_woken": wanted.turn.token is not None,
+            }
+        event: dict[str, Any] = {**who(wanted.info), **queued}
+        self.notify(LockAcquired(wanted.name, lease.fence, waited, **event))
 
     def _tell_release(self, lease: Lease, held: float, lost: str = "") -> None:
         self.notify(LockReleased(lease.name, held, ttl=lease.ttl, lost=lost, **who(lease.info)))

@@ -3,8 +3,7 @@ The replies that a connection has for us by now, read without waiting for more.
 
 Where hiredis parses them, they are taken from it directly: redis-py's layers above it take several
 times as long as the reply does, and learn that there is no more by an error from the socket. TLS
-may hold back bytes that no selector sees, and RESP3 may bring what is no reply, so there
-redis-py reads.
+may hold back bytes that no selector sees, so there redis-py reads.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ def replies_of(connection: AbstractConnection, owed: Sized) -> Replies:
     inner = cast("Any", connection)  # redis-py has no public way to either
     sock, parser = inner._sock, inner._parser  # noqa: SLF001
     reader = getattr(parser, "_reader", None)  # hiredis's
-    is_plain = str(inner.protocol) == "2" and not isinstance(sock, ssl.SSLSocket)
-    if reader is None or reader.has_data() or not is_plain:
+    if reader is None or reader.has_data() or isinstance(sock, ssl.SSLSocket):
         return by_parser(parser, owed)
     return by_hiredis(sock, reader)
 

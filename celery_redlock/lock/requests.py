@@ -22,6 +22,7 @@ from celery_redlock.lock.scripting import Script, ms
 from celery_redlock.lock.scripts import ACQUIRE, INSPECT, MARK, PLACES, PROBE, RELEASE, RENEW
 
 __all__ = [
+    "HAND_OVER",
     "Marker",
     "Request",
     "acquire_request",

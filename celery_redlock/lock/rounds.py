@@ -79,9 +79,12 @@ __all__ = [
     "Pause",
     "Tell",
     "Turn",
+    "Waiter",
     "Wanted",
     "acquire",
+    "hand_on",
     "new_owner",
+    "pause_before",
 ]
 
 #: How often a split vote is tried again before it is called taken or unavailable.
@@ -182,6 +185,8 @@ class Wanted:
         turn: With what the first attempt begins.
         limit: How many places the lock has: it is granted on any of them.
         queued_since: Since when it has waited as a message [s, Unix time]; None if it has not.
+        ends: Give up by then whatever the nodes do, a split vote included [s, our clock]; None
+            for no such limit.
 
     Raises:
         LockKeyError: The name is no string, or empty.
@@ -197,6 +202,7 @@ class Wanted:
     turn: Turn = NO_TURN
     queued_since: float | None = None
     limit: int = 1
+    ends: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -266,11 +272,11 @@ def fresh_token(client: Client, owner: str | None) -> str:
 
 def acquire(client: Client, wanted: Wanted) -> Steps:
     """Acquire the lock as `attempts` does, and leave nothing else behind, however that ends."""
-    queue = _Queue(client, wanted)
+    queue = Waiter(client, wanted)
     try:
         lease = yield from attempts(client, wanted, queue)
         if queue.has_joined:
-            yield from queue.leave()
+            yield from queue.leave(lease)
         return lease  # noqa: TRY300  an interruption may strike here, too
     except GeneratorExit:  # dropped by its driver: nobody could send it
         raise
@@ -281,11 +287,12 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
         raise
 
 
-class _Queue:
+class Waiter:
     """
     What one who wants a lock may have left on the nodes.
 
     Attributes:
+        name: Of the lock.
         attempt: The one under way, or that was granted the lock; None for none.
         started: When the latest attempt that failed began [s, our clock].
     """
@@ -293,11 +300,13 @@ class _Queue:
     def __init__(self, client: Client, wanted: Wanted) -> None:
         self._client = client
         self._wanted = wanted
-        self._since = 0.0
+        self._since = wanted.queued_since or 0.0
         self._has_turn = False
         self._ticket: Ticket | None = None
         self.attempt: _Attempt | None = None
         self.started = 0.0
+
+        self.name = wanted.name
 
     @property
     def has_joined(self) -> bool:
@@ -337,23 +346,24 @@ class _Queue:
         if self._client.listener is not None:
             self._client.listener.forget(token)
 
-    def leave(self) -> Generator[Tell, None, None]:
-        """Have the nodes forget that this waits, and whoever comes next have what it was given."""
-        ticket, had_turn = self._ticket, self._has_turn
+    def leave(self, lease: Lease | None = None) -> Generator[Tell, None, None]:
+        """
+        Have the nodes forget that this waits, and whoever comes next have what it was given.
+
+        Args:
+            lease: What was granted with the ticket's token, or another one; it stays.
+        """
+        ticket, granted = self._ticket, lease or self.attempt
         self._ticket, self._has_turn = None, False
         if ticket is None:
             return
-        rules = self._client.rules
-        yield Tell(leave_request(rules, ticket))
-        if not had_turn:  # else an attempt has its token, and gave that back, or holds the lock
-            self._forget(ticket.token)
-            self._forget(ticket.token)
-            for place in range(ticket.limit):  # on any it may have been given one
-                name = place_name(ticket.name, place)
-                yield Tell(release_request(rules, name, ticket.token, place=place))
+        self._forget(ticket.token)
+        is_its = granted is not None and granted.token == ticket.token
+        keeps = granted.place if granted is not None and is_its else None
+        yield Tell(leave_request(self._client.rules, ticket, keeps=keeps))
 
 
-def attempts(client: Client, wanted: Wanted, queue: _Queue) -> Steps:
+def attempts(client: Client, wanted: Wanted, queue: Waiter) -> Steps:
     """
     Acquire the lock, trying until it is granted or *wanted.wait* has passed.
 
@@ -382,7 +392,7 @@ def attempts(client: Client, wanted: Wanted, queue: _Queue) -> Steps:
             yield from queue.join()
         most = LONGEST_SLEEP if queue.token else LONGEST_PAUSE
         pause = _pause_after(client, verdict, ballot, tries, splits, give_up - now, took, most)
-        if pause is None:
+        if pause is None or (wanted.ends is not None and now + pause >= wanted.ends):
             if wanted.marker is not None and is_in_doubt(ballot):
                 raise MarkerStands("")
             raise refusal(wanted.name, ballot, client.labels)
@@ -394,7 +404,7 @@ def attempts(client: Client, wanted: Wanted, queue: _Queue) -> Steps:
 
 
 def try_places(
-    client: Client, wanted: Wanted, turn: Turn, queue: _Queue
+    client: Client, wanted: Wanted, turn: Turn, queue: Waiter
 ) -> Generator[Ask | Tell, Any, Lease | tuple[Verdict, Ballot]]:
     """
     Make an attempt on every place that may be free; return what the last one came to.
@@ -407,11 +417,10 @@ def try_places(
     if wanted.limit > 1:
         own, free = yield from seen_places(client, wanted, execution)
         usable = [] if handed is None else [handed] if handed < wanted.limit else []
-        place = any_of(own or usable or free or range(wanted.limit), client)
+        place = any_of(own[:1] or usable or free or range(wanted.limit), client)
     if token is not None and handed is not None and place != handed:
         # It runs already, or others have more places under this name. The next one has it.
-        name = place_name(wanted.name, handed)
-        yield Tell(release_request(client.rules, name, token, place=handed))
+        yield hand_on(client, wanted.name, turn)
         token = None
     while True:
         attempt = queue.attempt = _Attempt(client, wanted, token, place)
@@ -424,11 +433,19 @@ def try_places(
         if execution and holder_of(answer[1]).get("execution") == execution:
             return answer
         tried.add(place)
-        _, free = yield from seen_places(client, wanted, execution)
+        own, free = yield from seen_places(client, wanted, execution)
         untried = [one for one in free if one not in tried]
-        if not untried:
+        own = [one for one in own if one not in tried]  # it may have begun a moment ago
+        if not (own or untried):
             return answer
-        token, place = None, any_of(untried, client)
+        token, place = None, any_of(own[:1] or untried, client)
+
+
+def hand_on(client: Client, name: str, turn: Turn) -> Tell:
+    """Return what hands on the lock *name*, kept for a *turn* that is not taken."""
+    place = turn.place or 0
+    one = place_name(name, place)
+    return Tell(release_request(client.rules, one, turn.token or "", place=place))
 
 
 def any_of(places: Sequence[int], client: Client) -> int:
@@ -439,13 +456,18 @@ def any_of(places: Sequence[int], client: Client) -> int:
 def seen_places(
     client: Client, wanted: Wanted, execution: str
 ) -> Generator[Ask, Ballot, tuple[list[int], list[int]]]:
-    """Return the places that any node says *execution* has, and those a majority calls free."""
+    """
+    Return the places that any node says *execution* has, and those that a majority calls free.
+
+    Of the former first the one that most nodes name: others may have missed a release.
+    """
     majority = quorum(len(client.labels))
     asked = places_request(client.rules, wanted.name, wanted.limit, execution)
     ballot = yield Ask(asked, lambda votes: count(votes, VoteKind.GRANTED) >= majority)
     told = [vote.value for vote in ballot if vote is not None and vote.kind is VoteKind.GRANTED]
     said = [[one[place : place + 1] for one in told] for place in range(wanted.limit)]
     own = [place for place, words in enumerate(said) if b"2" in words]
+    own.sort(key=lambda place: said[place].count(b"2"), reverse=True)
     return own, [place for place, words in enumerate(said) if words.count(b"0") >= majority]
 
 
@@ -463,12 +485,25 @@ def _pause_after(  # noqa: PLR0917  all that there is to know of an attempt
     if verdict is Verdict.SPLIT and splits < SPLIT_TRIES:
         longest = max(SHORTEST_SPLIT_PAUSE, took) * 2 ** min(splits, 5)
         return client.chance(0.0, min(LONGEST_PAUSE, longest))
-    if left <= 0:
-        return None
+    return None if left <= 0 else pause_before(client, tries, left, most, earliest_free(ballot))
+
+
+def pause_before(
+    client: Client, tries: int, left: float, most: float, free_in: float | None
+) -> float:
+    """
+    Return how long to wait before the next attempt on a lock that is taken [s].
+
+    Args:
+        client: Has the jitter.
+        tries: How many attempts were in vain.
+        left: How long it may take at all [s].
+        most: Longest pause [s].
+        free_in: When the lock may be free without a release [s from now]; None if unknown.
+    """
     longest = min(most, SHORTEST_PAUSE * 2 ** min(tries, 7))
-    hint = earliest_free(ballot)
-    if hint is not None:
-        longest = min(longest, hint + SHORTEST_PAUSE)
+    if free_in is not None:
+        longest = min(longest, free_in + SHORTEST_PAUSE)
     return min(left, client.chance(longest / 2, longest))
 
 

@@ -101,10 +101,13 @@ remember(KEYS[3], ARGV[8])
 return {kind, now, fence}
 """
 
-# Tells the process of the oldest ticket (token, channel, description) that *lock* is free, and
-# returns that ticket; nil if nobody listens. A ticket whose process does not listen any more is
-# removed, and so is one of *own*. An answer that is no number is a lack of rights, or somebody
-# else's key: then nobody can be told, and all come by themselves.
+# `wake` tells the process of the oldest ticket (token, channel, description) that *lock* is free,
+# and returns that ticket; nil if nobody listens. A ticket whose process does not listen any more
+# is removed, and so is one of the owner *own*. An answer that is no number is a lack of rights, or
+# somebody else's key: then nobody can be told, and all come by themselves.
+# `hand_over` has *lock* hold the token of the one who was woken for *life*, so that no newcomer is
+# granted it meanwhile; without anybody it is free. It is no grant: that one has to acquire the
+# lock like everybody.
 WAKE = (
     f"local CHANNEL = {CHANNEL_LENGTH}"
     """
@@ -122,6 +125,13 @@ local function wake(ready, lock, channels, own)
     if type(redis.pcall('ZREM', ready, ticket)) ~= 'number' then return nil end
   end
 end
+local function hand_over(ready, lock, channels, own, life)
+  local next = wake(ready, lock, channels, own)
+  if not next then return redis.call('DEL', lock) end
+  redis.pcall('ZREM', ready, next)
+  local value = string.sub(next, 1, TOKEN) .. string.sub(next, TOKEN + CHANNEL + 1)
+  redis.call('SET', lock, value, 'PX', life)
+end
 """
 )
 
@@ -130,19 +140,12 @@ end
 #      3 tickets of those who wait, or the lock again to wake nobody
 # ARGV 1 token, or its owner's part of it 2 keep the key for so long yet, or '0' 3 marker value
 #      4 marker ttl 5 what channels begin with 6 for how long the key stands for who was woken
-# The key is handed over: it holds the token of the one who was woken, so that no newcomer is
-# granted it meanwhile. It is no grant: that one has to acquire the lock like everybody.
 RELEASE_LUA = """
 local cur = redis.call('GET', KEYS[1])
 local mine = cur and #ARGV[1] >= OWNER and string.sub(cur, 1, #ARGV[1]) == ARGV[1]
 if mine and ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2])
-elseif mine then
-  local next = KEYS[3] ~= KEYS[1] and wake(KEYS[3], KEYS[1], ARGV[5], ARGV[1])
-  if next then
-    redis.pcall('ZREM', KEYS[3], next)
-    local value = string.sub(next, 1, TOKEN) .. string.sub(next, TOKEN + CHANNEL + 1)
-    redis.call('SET', KEYS[1], value, 'PX', ARGV[6])
-  else redis.call('DEL', KEYS[1]) end
+elseif mine and KEYS[3] == KEYS[1] then redis.call('DEL', KEYS[1])
+elseif mine then hand_over(KEYS[3], KEYS[1], ARGV[5], string.sub(ARGV[1], 1, OWNER), ARGV[6])
 end
 if KEYS[2] ~= KEYS[1] and (ARGV[3] == 'done' or redis.call('GET', KEYS[2]) ~= 'done') then
   redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])

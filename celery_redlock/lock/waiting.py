@@ -9,7 +9,7 @@ Two sorted sets per lock name and node, which grant nothing and expire:
 
     refused --> WAIT --> ... --> RELEASE tells the oldest ticket's process, and keeps the key for it
                                  '--> that one acquires the lock, with the token of its ticket
-    given up, or come by itself --> LEAVE
+    given up, or come by itself --> LEAVE, which hands on what is kept for it
 
 A wake-up may be lost, and costs time only: everybody who waits comes by itself some day.
 """
@@ -27,9 +27,9 @@ from celery_redlock.lock.records import (
     ready_key,
     record_key,
 )
-from celery_redlock.lock.requests import Request
+from celery_redlock.lock.requests import HAND_OVER, Request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import HEAD, Script, read_release, register
+from celery_redlock.lock.scripting import CONSTANTS, HEAD, Script, read_release, register
 from celery_redlock.lock.scripts import WAKE
 
 __all__ = [
@@ -51,12 +51,15 @@ HEARD_FOR = 300.0
 #: Most places of one lock: each is a key on every node, and all are looked at at once.
 MOST_PLACES = 1000
 
+# Nobody has waited since a moment that is yet to come: one whose clock is ahead would be passed by
+# all others for as long as that.
+
 # KEYS 1 who waits 2 tickets 3... the lock
 # ARGV 1 who 2 ticket, or '' for one that cannot be woken yet 3 since when 4 how many may wait, or
 #      '0' for any number 5 for how long one counts who is not heard of 6 what channels begin with
-# Whoever finds the lock free is woken at once: it was released before this came. Its ticket goes,
-# as with a release: one whose process listens and does nothing would be woken in place of all
-# others. One that lives is noted again within a second.
+# As many are woken at once as places are free: they were released before this came. Their tickets
+# go, as with a release: one whose process listens and does nothing would be woken in place of all
+# others. One that lives is noted again within seconds.
 WAIT_LUA = """
 local now = now_ms()
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', whole(now - tonumber(ARGV[5])))
@@ -67,28 +70,39 @@ end
 redis.call('ZADD', KEYS[1], whole(now), ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 if ARGV[2] ~= '' then
-  redis.call('ZADD', KEYS[2], ARGV[3], ARGV[2])
+  local since = redis.call('ZSCORE', KEYS[2], ARGV[2]) or whole(math.min(now, tonumber(ARGV[3])))
+  redis.call('ZADD', KEYS[2], since, ARGV[2])
   redis.call('PEXPIRE', KEYS[2], ARGV[5])
   for i = 3, #KEYS do
     if redis.call('EXISTS', KEYS[i]) == 0 then
       local woken = wake(KEYS[2], KEYS[i], ARGV[6], '-')
-      if woken then redis.call('ZREM', KEYS[2], woken) end
-      break
+      if not woken then break end
+      redis.call('ZREM', KEYS[2], woken)
     end
   end
 end
 return {1, 0}
 """
 
-# KEYS 1 who waits 2 tickets ; ARGV 1 who 2 ticket, or '' for none
+# KEYS 1 who waits 2 tickets 3... the lock: places that the next one is to have if they are kept for
+#      this one
+# ARGV 1 who 2 ticket, or '' for none 3 what channels begin with 4 for how long a key stands for
+#      who was woken
 LEAVE_LUA = """
 local gone = redis.call('ZREM', KEYS[1], ARGV[1])
 if ARGV[2] ~= '' then redis.call('ZREM', KEYS[2], ARGV[2]) end
+local token = string.sub(ARGV[2], 1, TOKEN)
+for i = 3, #KEYS do
+  local cur = redis.call('GET', KEYS[i])
+  if cur and #token == TOKEN and string.sub(cur, 1, TOKEN) == token then
+    hand_over(KEYS[2], KEYS[i], ARGV[3], string.sub(token, 1, OWNER), ARGV[4])
+  end
+end
 return {gone, 0}
 """
 
 WAIT = Script(HEAD + WAKE + WAIT_LUA, read_release, guarded=False, one_way=True)
-LEAVE = Script(LEAVE_LUA, read_release, guarded=False, one_way=True)
+LEAVE = Script(CONSTANTS + WAKE + LEAVE_LUA, read_release, guarded=False, one_way=True)
 register(WAIT, LEAVE)
 
 
@@ -172,6 +186,21 @@ def wait_request(rules: Rules, ticket: Ticket, most: int = 0) -> Request:
     )
 
 
-def leave_request(rules: Rules, ticket: Ticket) -> Request:
-    """Return what notes that *ticket* waits no more."""
-    return Request(LEAVE, keys_of(rules, ticket.name), (ticket.waits, ticket.wakes))
+def leave_request(rules: Rules, ticket: Ticket, *, keeps: int | None = None) -> Request:
+    """
+    Return what notes that *ticket* waits no more, and hands on what is kept for it.
+
+    Args:
+        rules: Of the cluster.
+        ticket: Who waits no more.
+        keeps: The place that it has, or is about to acquire; None for none.
+    """
+    places = locks_of(rules, ticket) if ticket.token else ()
+    return Request(
+        LEAVE,
+        (
+            *keys_of(rules, ticket.name),
+            *(key for place, key in enumerate(places) if place != keeps),
+        ),
+        (ticket.waits, ticket.wakes, channel(rules.prefix), HAND_OVER),
+    )

@@ -1,24 +1,21 @@
 """
 The observer that keeps what went wrong where every operator's tool finds it: on the lock nodes.
 
-Grants, renewals and releases are not written; of them, only how long locks were held, now and
-then. So a task that gets its lock costs nothing here.
+Grants, renewals and releases are not written, only counted (`celery_redlock.observers.tally`), but
+for grants to tasks that had queued. So a task that gets its lock at once costs next to nothing.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock import events
 from celery_redlock.observers.records import record_of
-from celery_redlock.reading.holds import Holds
 
 if TYPE_CHECKING:
+    from celery_redlock.observers.tally import Tally
     from celery_redlock.reading.journal import Journal
 
 __all__ = ["JournalObserver"]
@@ -44,8 +41,6 @@ NODE_EVENTS = (
 )
 #: Each process reports one node so many times in so long [s], and then its last state.
 NODE_RECORDS, NODE_PAUSE = 3, 30.0
-#: How often a process writes how long its tasks held their locks [s].
-HOLDS_EVERY = 10.0
 
 
 class JournalObserver:
@@ -55,31 +50,25 @@ class JournalObserver:
     Args:
         journal: Returns where to write; asked for each record, as it is another after a change
             of the settings.
+        tally: Counts what tasks do, beside that.
     """
 
-    def __init__(self, journal: Callable[[], Journal]) -> None:
+    def __init__(self, journal: Callable[[], Journal], tally: Tally) -> None:
         self._journal = journal
+        self._tally = tally
         self._down: set[str] = set()
         self._told: dict[str, list[float]] = {}
         self._late: dict[str, events.NodeEvent] = {}
-        self._written = 0.0
-        self._start_over()
-
-    def _start_over(self) -> None:
-        """Count from nothing. After a fork: what the parent counted is the parent's."""
-        self._holds: dict[str, Holds] = {}
-        self._mutex = threading.Lock()
-        self._pid = os.getpid()
 
     def __call__(self, event: Any) -> None:
         """Take note of *event*."""
+        self._tally(event)
         if self._late:
             self._catch_up()
         kind = type(event)
-        if kind in NOTABLE or (kind in NODE_EVENTS and self._is_news(event)):
+        has_queued = kind is events.LockAcquired and event.queued_for > 0
+        if kind in NOTABLE or has_queued or (kind in NODE_EVENTS and self._is_news(event)):
             self._journal().put(record_of(event))
-        elif kind is events.LockReleased:
-            self._held(event)
 
     def _is_news(self, event: events.NodeEvent) -> bool:
         """Return whether to write this now: not of a node that was never down, nor too often."""
@@ -110,32 +99,5 @@ class JournalObserver:
                 self._journal().put(record_of(event))
 
     def flush(self) -> None:
-        """Write what is counted, for the end of a process."""
-        written, self._holds = self._holds, {}
-        self._write(written)
-
-    def _held(self, event: events.LockReleased) -> None:
-        now = time.monotonic()
-        if not event.task:
-            return
-        if self._pid != os.getpid():
-            self._start_over()
-        if not self._mutex.acquire(blocking=False):
-            return  # one hold less in a statistic; nobody waits for that
-        try:
-            if event.task not in self._holds:
-                self._holds[event.task] = Holds(event.ttl)
-            self._holds[event.task].add(event.held, event.ttl)
-            if now - self._written < HOLDS_EVERY:
-                return
-            self._written = now
-            written, self._holds = self._holds, {}
-        finally:
-            self._mutex.release()
-        self._write(written)
-
-    def _write(self, written: dict[str, Holds]) -> None:
-        where = {"at": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
-        for task, holds in written.items():
-            record = {"event": "Holds", **where, "task": task, **holds.as_record()}
-            self._journal().put(record)
+        """Send what is counted, for the end of a process."""
+        self._tally.flush()

@@ -8,7 +8,8 @@ Unix time] and the other fields of the event.
 
 A task that is refused its lock is one line at WARNING, which says what happens to it and who holds
 the lock; at INFO if it is skipped, the normal outcome (``redlock_skip_log_level``). What led to it
-is at INFO, grants and releases are at DEBUG. A node is reported when it goes and comes back;
+is at INFO, grants and releases are at DEBUG. In report mode, what would have been refused is at
+INFO, and the rest at DEBUG. A node is reported when it goes and comes back;
 in a worker by its main process alone, for all its children.
 """
 
@@ -20,7 +21,7 @@ from typing import Any
 
 from celery_redlock import events
 from celery_redlock.log import get_logger
-from celery_redlock.observers.records import record_of
+from celery_redlock.observers.records import record_of, reported_as
 from celery_redlock.reading.sentences import sentence
 
 __all__ = ["Log", "log_event"]
@@ -70,7 +71,9 @@ class Log:
     def __call__(self, event: events.Event) -> None:
         """Write *event*."""
         level = self._levels.get(type(event), logging.DEBUG)
-        if level > logging.DEBUG:
+        if getattr(event, "report", False):  # nothing was refused
+            level = logging.INFO if reported_as(event) else logging.DEBUG
+        elif level > logging.DEBUG:
             level = self._level(event, level)
         if logger.isEnabledFor(level):
             record = record_of(event)

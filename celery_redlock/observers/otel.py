@@ -22,7 +22,7 @@ from opentelemetry import metrics, trace
 from opentelemetry.trace import Span, Status, StatusCode
 
 from celery_redlock import events
-from celery_redlock.observers.records import HOLDER
+from celery_redlock.observers.records import HOLDER, reported_as
 
 __all__ = ["OpenTelemetry"]
 
@@ -50,6 +50,8 @@ class OpenTelemetry:
         count, gauge = meter.create_counter, meter.create_gauge
         self._acquires = count("redlock.acquires", "{acquire}", "Locks asked for, by outcome")
         self._waits = seconds("redlock.wait.duration", "From asking for a lock to the answer")
+        self._queued = seconds("redlock.queue.duration", "From joining the queue to the grant")
+        self._waiting = gauge("redlock.waiting", "{task}", "Tasks that wait for their locks")
         self._holds = seconds("redlock.hold.duration", "From a grant to the release")
         self._renewals = count("redlock.renewals", "{renewal}", "Leases renewed")
         self._margins = seconds("redlock.lease.margin", "What was left of a lease when renewed")
@@ -63,6 +65,9 @@ class OpenTelemetry:
             events.TaskQueued: count("redlock.queued", "{task}", "Tasks queued behind a holder"),
         }
         self._duplicates = count("redlock.duplicates", "{task}", "Duplicates met at publish")
+        self._reported = count(
+            "redlock.reported", "{report}", "What report mode would have refused, by cause"
+        )
         self._up = gauge("redlock.node.up", "{node}", "1 if a lock node answers, else 0")
         self._quarantined = gauge(
             "redlock.node.quarantined",
@@ -82,6 +87,7 @@ class OpenTelemetry:
             events.LeaseLost: self._lose,
             events.LockReleased: self._released,
             **dict.fromkeys(self._policies, self._policy),
+            events.TasksWaiting: lambda e: self._waiting.set(e.count, {TASK: e.task}),
             events.DuplicatePublished: self._duplicate,
             events.NodeDown: self._down,
             events.NodeQuarantined: lambda e: self._quarantined.set(1, {NODE: e.node}),
@@ -92,11 +98,26 @@ class OpenTelemetry:
     def __call__(self, event: events.Event) -> None:
         """Record *event*."""
         take = self._told.get(type(event))
-        if take is not None:
+        if getattr(event, "report", False):
+            self._report(event)
+        elif take is not None:
             take(event)
+
+    def _report(self, event: Any) -> None:
+        """Record what report mode would have refused; no lock was taken, so nothing else counts."""
+        cause = reported_as(event)
+        if not cause:
+            return
+        self._reported.add(1, {**about_task(event), "redlock.cause": cause})
+        span = trace.get_current_span()
+        if span.is_recording():
+            span.add_event("redlock.reported", {LOCK: event.name, "redlock.cause": cause})
 
     def _acquired(self, event: events.LockAcquired) -> None:
         span = self._wait(event, event.waited, "granted")
+        if event.queued_for:
+            woken = {"redlock.woken": event.was_woken}
+            self._queued.record(event.queued_for, {**about_task(event), **woken})
         if event.fence is not None:
             span.set_attribute("redlock.fence", event.fence)
         span.end()

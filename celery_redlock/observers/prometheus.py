@@ -21,12 +21,15 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from celery_redlock import events
 from celery_redlock.observers.fading import Fading, SmallestOfLate
+from celery_redlock.observers.records import reported_as
 
 __all__ = ["count_event", "counting"]
 
 #: For how long a small margin is shown [s].
 WINDOW = 300.0
 UNKNOWN = float("nan")
+#: What report mode reports, by cause.
+REPORTS = ("conflict", "unavailable", "redelivered", "finished", "duplicate", "lost")
 
 #: Held while an event is counted. Whoever forks should hold it: a child would find the mutex of
 #: prometheus_client as another thread of the parent held it, and never released.
@@ -72,6 +75,9 @@ RESCHEDULED = counter("rescheduled_total", "How often tasks were rescheduled.", 
 QUEUED = counter("queued_total", "How often tasks were queued behind a holder.", "task", "cause")
 RENEWALS = counter("renewals_total", "Leases extended by the watchdog.", "task")
 LOST = counter("lost_total", "Locks lost while they were held.", "task", "reason")
+REPORTED = counter(
+    "reported_total", "What would have been refused or lost, in report mode.", "task", "cause"
+)
 DUPLICATES = counter(
     "duplicates_total", "Publishes of a task that was there already.", "task", "on_duplicate"
 )
@@ -101,6 +107,22 @@ LAG = Histogram(
 )
 # fmt: on
 
+QUEUE = Children(
+    Histogram(
+        "redlock_queue_seconds",
+        "For how long tasks had waited as messages when they got their locks, woken or not.",
+        ("task", "woken"),
+        buckets=(0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600, 10800, 43200),
+    )
+)
+WAITING = Children(
+    Gauge(
+        "redlock_waiting",
+        "Tasks that wait for their locks in this worker, and can be woken.",
+        ("task",),
+        multiprocess_mode="livesum",
+    )
+)
 MARGIN = of_leases(
     "smallest_lease_margin_seconds",
     "Least that was left of a lease when it was renewed, in the last five minutes.",
@@ -124,7 +146,7 @@ _pid = os.getpid()
 
 def count_event(event: events.Event) -> None:
     """Count *event*, or set its gauge; events that are not counted cost a look-up."""
-    note = NOTES.get(type(event))
+    note = reported if getattr(event, "report", False) else NOTES.get(type(event))
     if note is not None:
         with counting:
             if _pid != os.getpid():
@@ -157,6 +179,18 @@ def acquired(event: events.LockAcquired) -> None:
             introduce(refusals, event.task, ("conflict", "unavailable"))
     ACQUIRES[event.task, "granted"].inc()
     WAIT[(event.task,)].observe(event.waited)
+    if event.queued_for:
+        by_word = {word: QUEUE[event.task, word] for word in ("yes", "no")}  # one begins with zero
+        by_word["yes" if event.was_woken else "no"].observe(event.queued_for)
+
+
+def reported(event: Any) -> None:
+    """Count what report mode would have refused; no lock was taken, so nothing else counts."""
+    if isinstance(event, events.LockAcquired) and (event.task, "conflict") not in REPORTED:
+        introduce(REPORTED, event.task, REPORTS)
+    cause = reported_as(event)
+    if cause:
+        REPORTED[event.task, cause].inc()
 
 
 def released(event: events.LockReleased) -> None:
@@ -252,6 +286,7 @@ NOTES: dict[type[events.Event], Callable[[Any], None]] = {
     events.TaskRetried: lambda e: RETRIED[e.task, e.cause].inc(),
     events.TaskRescheduled: lambda e: RESCHEDULED[e.task, e.cause].inc(),
     events.TaskQueued: lambda e: QUEUED[e.task, e.cause].inc(),
+    events.TasksWaiting: lambda e: WAITING[(e.task,)].set(e.count),
     events.DuplicatePublished: lambda e: DUPLICATES[e.task, e.on_duplicate].inc(),
     events.NodeDown: node_down,
     events.NodeUp: node_up,

@@ -7,9 +7,9 @@ import socket
 import time
 from typing import Any
 
-from celery_redlock.events import Event
+from celery_redlock.events import DuplicatePublished, Event, LeaseLost, TaskEvent
 
-__all__ = ["record_of"]
+__all__ = ["record_of", "reported_as"]
 
 #: What is said about a holder: who and where it is. Not its token, not even the public part.
 HOLDER = ("task", "task_id", "execution", "host", "pid", "since", "ttl", "entry", "due")
@@ -21,11 +21,22 @@ def record_of(event: Event) -> dict[str, Any]:
 
     Returns:
         Its fields, and beside them ``event`` (the name of its class), ``at`` [s, Unix time],
-        ``host`` and ``pid`` of this process. Neither a token nor an argument value, except
-        where a lock name of the user's holds one.
+        ``host`` and ``pid`` of this process; ``report`` only where it is true. Neither a token
+        nor an argument value, except where a lock name of the user's holds one.
     """
     told = dict(vars(event))
+    if not told.get("report"):
+        told.pop("report", None)
     if "holder" in told:
         told["holder"] = {key: told["holder"][key] for key in HOLDER if key in told["holder"]}
     where = {"at": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
     return {"event": type(event).__name__, **where, **told}
+
+
+def reported_as(event: Event) -> str:
+    """Return what a report counts as; "" if *event* is none, or nothing would have been refused."""
+    if not getattr(event, "report", False):
+        return ""
+    if isinstance(event, TaskEvent):
+        return event.cause
+    return {DuplicatePublished: "duplicate", LeaseLost: "lost"}.get(type(event), "")

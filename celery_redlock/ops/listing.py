@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
@@ -14,6 +16,7 @@ from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.quorum import MARKS
 from celery_redlock.reading.sentences import sentence
 from celery_redlock.reading.stored import LockView
+from celery_redlock.reading.waiters import Waiter
 from celery_redlock.words import duration, number
 
 __all__ = [
@@ -23,11 +26,14 @@ __all__ = [
     "holder_as_json",
     "left",
     "line",
+    "local_time",
     "lock_as_json",
     "lock_row",
     "note_silent",
     "scalar",
     "show_nodes",
+    "since_in_words",
+    "waiter_as_json",
     "who_as_json",
 ]
 
@@ -35,7 +41,7 @@ __all__ = [
 STATES = {state: COLOURS[mark] for state, mark in MARKS.items()}
 LOCK_HEAD = (
     *("LOCK", "TASK ID", "TASK", "HOST", "PID", "AGE", "TTL LEFT"),
-    *("VOTES", "FENCE", "WAITING", "TOKEN"),
+    *("VOTES", "FENCE", "WAITING", "OLDEST", "TOKEN"),
 )
 LOCK_COLOURS = {"never": "red"}
 #: What a holder says about itself that is shown.
@@ -71,8 +77,19 @@ def lock_row(lock: LockView, nodes: int) -> tuple[str, ...]:
         f"{len(lock.votes)}/{nodes}",
         str(lock.fence or ""),
         str(lock.waiting or ""),
+        since_in_words(lock.waiting_since),
         one_line(lock.holder.get("token") or "not ours", LONGEST),
     )
+
+
+def since_in_words(since: float | None) -> str:
+    """Return for how long somebody has waited *since* then [s, Unix time]; "" if unknown."""
+    return "" if since is None else duration(max(0.0, time.time() - since))
+
+
+def waiter_as_json(waiter: Waiter) -> dict[str, Any]:
+    """Return what is known of one who waits for a lock."""
+    return {**asdict(waiter), "age": waiter.age}
 
 
 def note_silent(nodes: Sequence[str]) -> None:
@@ -103,6 +120,7 @@ def lock_as_json(lock: LockView, nodes: int) -> dict[str, Any]:
         "held": lock.is_held(nodes),
         "fence": lock.fence or None,
         "waiting": lock.waiting,
+        "waiting_since": lock.waiting_since,
         "foreign": lock.is_foreign,
     }
 

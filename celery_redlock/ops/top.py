@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_redlock.lock.records import is_text, shorten
-from celery_redlock.ops.listing import left
+from celery_redlock.ops.listing import left, since_in_words
 from celery_redlock.ops.text import one_line
 from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.journal import KEPT, JournalReader
@@ -28,7 +28,7 @@ LATELY = 60.0
 LONGEST_READ = 1.0
 #: So many refusals are shown.
 REFUSALS = 5
-HEAD = ("LOCK", "REFUSED", "WAITING", "AGE", "TTL LEFT", "TASK", "TASK ID", "PROCESS")
+HEAD = ("LOCK", "REFUSED", "WAITING", "OLDEST", "AGE", "TTL LEFT", "TASK", "TASK ID", "PROCESS")
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,14 @@ class Name:
 
     @property
     def waiting(self) -> int:
-        """How many messages wait for it."""
+        """How many wait for it."""
         return self.lock.waiting if self.lock else 0
 
     @property
     def cells(self) -> tuple[str, ...]:
         """It as a row under `HEAD`."""
-        counts = (str(self.refused or ""), str(self.waiting or ""))
+        oldest = since_in_words(self.lock.waiting_since) if self.lock else ""
+        counts = (str(self.refused or ""), str(self.waiting or ""), oldest)
         if self.lock is None:
             return (one_line(self.name), *counts, "free", "", "", "", "")
         holder = self.lock.holder
@@ -100,7 +101,7 @@ class Snapshot:
     def sorted(self, order: str = "busiest", part: str = "") -> list[Name]:
         """Return the names with *part* in them, or in task or task id, in an order of `ORDERS`."""
         like = part.lower()
-        found = (it for it in self.names if like in " ".join((it.name, *it.cells[5:7])).lower())
+        found = (it for it in self.names if like in " ".join((it.name, *it.cells[6:8])).lower())
         return sorted(found, key=ORDERS[order])
 
 

@@ -1,4 +1,4 @@
-"""Why a call does not run: what the nodes, the task's options and the journal say of one lock."""
+"""Why a call does not run: what the nodes, the task's options and the journal say of its locks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,28 @@ from typing import Any
 
 from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.votes import Verdict
 from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.outlook import at_publish, at_run
 from celery_redlock.reading.journal import KEPT, JournalReader
 from celery_redlock.reading.journal_view import is_refusal_of
-from celery_redlock.reading.one_lock import OneLock, read_lock
+from celery_redlock.reading.one_lock import OneLock
+from celery_redlock.reading.places import Places, read_places
 from celery_redlock.reading.quorum import Mark
 from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.task_lock import lock_of, names_of
 
-__all__ = ["CallError", "Explanation", "explain", "explained", "find_task", "name_of_call"]
+__all__ = [
+    "CallError",
+    "Explanation",
+    "explain",
+    "explained",
+    "find_task",
+    "limits_in_call",
+    "most_places",
+    "names_in_call",
+]
 
 #: How many refusals are told.
 RECENT = 10
@@ -36,39 +45,45 @@ class CallError(ConfigurationError):
 @dataclass(frozen=True)
 class Explanation:
     """
-    All that is known of one lock.
+    All that is known of the locks of one call.
 
     Attributes:
-        lock: What the nodes have of it.
+        places: What the nodes have of them.
         task: Name of the task whose options count; "" if unknown.
         run: What a worker would do with another call; "" where the task is unknown.
         publish: What ``apply_async`` would do with it; None where it just publishes.
         recent: The newest refusals in the journal, oldest first.
     """
 
-    lock: OneLock
+    places: Places
     task: str = ""
     run: str = ""
     publish: str | None = None
     recent: Sequence[Mapping[str, Any]] = ()
 
     @property
+    def lock(self) -> OneLock:
+        """The first of them, which is the only one of most tasks."""
+        return self.places.all[0].lock
+
+    @property
     def holder(self) -> LockView | None:
-        """Who has a majority of the nodes; None for nobody."""
-        most = next(iter(self.lock.views), None)
-        return most if most and most.is_held(len(self.lock.nodes)) else None
+        """Who has a majority of the nodes for that one; None for nobody."""
+        return self.places.all[0].holder
 
     @property
     def state(self) -> str:
         """``"held"``, ``"free"``, or ``"unavailable"`` if no quorum could say."""
-        verdict = self.lock.verdict
-        if self.holder is not None or verdict is Verdict.TAKEN:
-            return "held"
-        return "free" if verdict is Verdict.GRANTED else "unavailable"
+        return self.places.state
 
     @property
     def headline(self) -> tuple[str, Mark]:
         """In a few words how it is, and how bad that is."""
+        if len(self.places.all) > 1 and self.state != "unavailable":
+            of = "locks" if len(self.places.names) > 1 else "places"
+            held = sum(place.state == "held" for place in self.places.all)
+            told = f"{held} of {len(self.places.all)} {of} {'is' if held == 1 else 'are'} held."
+            return told, "warn" if self.state == "held" else "good"
         if self.holder is not None:
             return "held.", "warn"
         if self.state == "held":
@@ -80,38 +95,59 @@ class Explanation:
         return told, "bad"
 
 
-def explain(app: Any, settings: Settings, name: str, task: Any = None) -> Explanation:
+def explain(
+    app: Any, settings: Settings, limits: Mapping[str, int], task: Any = None
+) -> Explanation:
     """
-    Ask the nodes and the journal for the lock *name*.
+    Ask the nodes and the journal for all places of locks.
 
     Args:
         app: The app.
         settings: Of it.
-        name: Lock name.
-        task: Whose lock it is; None: that of the holder, if the app knows it.
+        limits: Each lock name, and how many places it has; `most_places` where that is not known.
+        task: Whose locks they are; None: that of a holder, if the app knows it.
     """
-    lock = read_lock(settings.nodes, settings.rules, name)
+    places = read_places(settings.nodes, settings.rules, limits)
     with contextlib.closing(JournalReader(settings.nodes, settings.rules)) as reader:
-        return explained(app, lock, reader.recent(KEPT), task)
+        return explained(app, places, reader.recent(KEPT), task)
 
 
 def explained(
-    app: Any, lock: OneLock, records: Iterable[Mapping[str, Any]], task: Any = None
+    app: Any, places: Places, records: Iterable[Mapping[str, Any]], task: Any = None
 ) -> Explanation:
-    """Return what is known of *lock*, with the *records* of the journal, oldest first."""
-    if task is None and lock.views and app is not None:
-        task = app.tasks.get(str(scalar(lock.views[0].holder.get("task"))))
-    recent = [it for it in records if is_refusal_of(it, lock.name)][-RECENT:]
-    found = Explanation(lock, "" if task is None else task.name, recent=recent)
+    """Return what is known of *places*, with the *records* of the journal, oldest first."""
+    if task is None:
+        task = task_of(app, places)
+        places = places.up_to(max(lock_of(task).options.limit) - 1 if takes_lock(task) else 0)
+    recent = [it for it in records if any(is_refusal_of(it, name) for name in places.names)]
+    name = "" if task is None else task.name
+    found = Explanation(places, name, recent=recent[-RECENT:])
     if not takes_lock(task):
         return found
-    options = lock_of(task).options
+    options, lock = lock_of(task).options, found.lock
     is_quorate = lock.voting >= quorum(len(lock.nodes))
     return replace(
         found,
-        run=at_run(task, options, lock.verdict),
+        run=at_run(task, options, places.verdict),
         publish=at_publish(options, lock.queued, lock.next, is_quorate=is_quorate),
     )
+
+
+def task_of(app: Any, places: Places) -> Any:
+    """Return the task of whoever holds one of *places*; None if there is none that *app* knows."""
+    holders = (view.holder for place in places.all for view in place.lock.views)
+    named = next((scalar(holder.get("task")) for holder in holders), None)
+    return None if app is None else app.tasks.get(str(named))
+
+
+def most_places(app: Any) -> int:
+    """Return how many places the lock of any task of *app* has at most [>= 1]."""
+    most = 1
+    for task in () if app is None else app.tasks.values():
+        if takes_lock(task):
+            with contextlib.suppress(ConfigurationError):  # no worker has such a task
+                most = max(most, *lock_of(task).options.limit)
+    return most
 
 
 # --- the call that is asked about --------------------------------------------------------
@@ -131,13 +167,15 @@ def find_task(app: Any, name: str) -> Any:
         hint = f"; did you mean {' or '.join(near)}?" if near else "; the app has no tasks"
         raise CallError(f"There is no task {name!r}{hint}")
     if not takes_lock(task):
-        raise CallError(f"{name} takes no lock: it is no RedlockTask")
+        raise CallError(
+            f"{name} takes no lock: it is no RedlockTask, and redlock_protect does not name it"
+        )
     return task
 
 
-def name_of_call(task: Any, args: str = "[]", kwargs: str = "{}") -> str:
+def names_in_call(task: Any, args: str = "[]", kwargs: str = "{}") -> tuple[str, ...]:
     """
-    Return the lock name of a call of *task*.
+    Return the lock names of a call of *task*, one or several.
 
     Args:
         task: A `RedlockTask`.
@@ -149,15 +187,21 @@ def name_of_call(task: Any, args: str = "[]", kwargs: str = "{}") -> str:
     """
     called = json_of("ARGS", args, list), json_of("KWARGS", kwargs, dict)
     try:
-        name = task.lock_name(*called)
+        return names_of(task, *called)
     except LockKeyError as error:
         raise CallError(str(error)) from None
     except Exception as error:  # a lock_name() of the user's
         msg = f"{task.name}: its lock_name() raised {type(error).__name__}"
         raise CallError(msg) from error
-    if not (isinstance(name, str) and name):
-        raise CallError(f"{task.name}: its lock_name() returned no name")
-    return name
+
+
+def limits_in_call(task: Any, args: str = "[]", kwargs: str = "{}") -> dict[str, int]:
+    """Return the lock names of a call and how many places each has; likewise."""
+    names = names_in_call(task, args, kwargs)
+    try:
+        return lock_of(task).options.limits(names)
+    except LockKeyError as error:
+        raise CallError(str(error)) from None
 
 
 def json_of(what: str, text: str, kind: type) -> Any:

@@ -49,8 +49,12 @@ class Entry:
 
 
 def is_refusal(record: Record) -> bool:
-    """Return whether *record* says why something did not run, or not to its end."""
-    return record.get("event") in REFUSALS
+    """
+    Return whether *record* says why something did not run, or not to its end.
+
+    In report mode it did.
+    """
+    return record.get("event") in REFUSALS and not record.get("report")
 
 
 def is_refusal_of(record: Record, name: str) -> bool:

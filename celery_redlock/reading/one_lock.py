@@ -1,5 +1,5 @@
 """
-One lock as every node has it: who holds it, who is queued for it, and taking it away.
+One lock, or some, as every node has it: who holds it, who waits for it, and taking it away.
 
 What the nodes store is judged as if somebody asked for the lock at this moment
 (`OneLock.verdict`), without anybody asking.
@@ -38,11 +38,17 @@ from celery_redlock.reading.stored import (
     read_stored,
     views_of,
 )
+from celery_redlock.reading.waiters import Waiter, waiters_of
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["OneLock", "read_lock", "release_seen"]
+__all__ = ["OneLock", "read_lock", "read_locks", "release_seen"]
+
+#: How many of those who wait are read from each node.
+MOST_WAITERS = 1000
+#: For how many locks a node is asked at once.
+PAGE = 100
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,20 @@ class OneLock:
         return verdict_when_split(ballot) if verdict is Verdict.SPLIT else verdict
 
     @property
+    def waiting(self) -> int:
+        """How many are known to wait for it, as in `LockView.waiting`; also while it is free."""
+        return max((one.waiting for one in self.stored.values()), default=0)
+
+    @cached_property
+    def waiters(self) -> list[Waiter]:
+        """
+        Who waits for it as a message or in ``lock_wait``, the oldest first.
+
+        Of more than a thousand, those that the nodes heard of last.
+        """
+        return waiters_of(one.waiters for one in self.stored.values())
+
+    @property
     def queued(self) -> StoredReservation | None:
         """Who is queued or runs, for a majority of the nodes; None for nobody."""
         return majority_of([one.queued for one in self.stored.values()], len(self.nodes))
@@ -116,31 +136,46 @@ def majority_of(found: Sequence[StoredReservation | None], nodes: int) -> Stored
 
 def read_lock(nodes: Sequence[Any], rules: Rules, name: str) -> OneLock:
     """Return what each of *nodes* has of the lock *name*; all are asked at once."""
+    return read_locks(nodes, rules, [name])[0]
+
+
+def read_locks(nodes: Sequence[Any], rules: Rules, names: Sequence[str]) -> list[OneLock]:
+    """Return what each of *nodes* has of the locks *names*, in their order; likewise."""
     addresses = addresses_of(nodes)
     statuses = dict(zip(addresses, node_statuses(nodes, rules), strict=True))
 
-    def ask(address: Address) -> tuple[NodeStatus, StoredLock | None]:
+    def ask(address: Address) -> tuple[NodeStatus, list[StoredLock]]:
         try:
             with connected(address) as connection:
-                return statuses[address], stored_on(connection, rules, name)
+                return statuses[address], stored_on(connection, rules, names)
         except (RedisError, OSError) as error:
             status = statuses[address]
-            return status if status.problem else failed(address, error), None
+            return status if status.problem else failed(address, error), []
 
     answers = ask_all(addresses, ask)
-    stored = {status.node: lock for status, lock in answers if lock is not None}
-    return OneLock(name, [status for status, _ in answers], stored)
+    seen = [status for status, _ in answers]
+    return [
+        OneLock(name, seen, {status.node: locks[i] for status, locks in answers if locks})
+        for i, name in enumerate(names)
+    ]
 
 
-def stored_on(connection: AbstractConnection, rules: Rules, name: str) -> StoredLock:
-    """Return what a node stores of the lock *name*; raises redis-py's errors."""
-    arguments = arguments_of_read([Keys.of(rules.prefix, name).lock], rules.prefix)
-    (reply,) = exchange(connection, (b"EVAL", READ.source, *arguments))
-    (lock,) = read_stored(reply)
-    return lock
+def stored_on(
+    connection: AbstractConnection, rules: Rules, names: Sequence[str]
+) -> list[StoredLock]:
+    """Return what a node stores of the locks *names*; raises redis-py's errors."""
+    found: list[StoredLock] = []
+    for begin in range(0, len(names), PAGE):
+        keys = [Keys.of(rules.prefix, name).lock for name in names[begin : begin + PAGE]]
+        arguments = arguments_of_read(keys, rules.prefix, MOST_WAITERS)
+        (reply,) = exchange(connection, (b"EVAL", READ.source, *arguments))
+        found += read_stored(reply)
+    return found
 
 
-def release_seen(nodes: Sequence[Any], rules: Rules, name: str, token: str) -> dict[str, str]:
+def release_seen(
+    nodes: Sequence[Any], rules: Rules, name: str, token: str, place: int = 0
+) -> dict[str, str]:
     """
     Release the lock *name* of the holder that an operator has seen, and of no other.
 
@@ -151,6 +186,8 @@ def release_seen(nodes: Sequence[Any], rules: Rules, name: str, token: str) -> d
         rules: As all clients have them.
         name: Lock name.
         token: Beginning of the holder's token, as `LockView.holder` has it [>= 8 characters].
+        place: Which place of a lock with several *name* is. Without it, whoever waits for any
+            place finds out within a second.
 
     Returns:
         Node label -> ``"released"``, ``"free"`` (nobody holds it there), ``"held by another"``,
@@ -159,14 +196,15 @@ def release_seen(nodes: Sequence[Any], rules: Rules, name: str, token: str) -> d
     begin = token.encode()
 
     def ask(connection: AbstractConnection, _: Greeting) -> str:
-        value = stored_on(connection, rules, name).value
+        value = stored_on(connection, rules, [name])[0].value
         if value is None:
             return "free"
         if not is_ours(value):
             return "not written by us"
         if len(begin) < PUBLIC_TOKEN_LENGTH or not value[:TOKEN_LENGTH].startswith(begin):
             return "held by another"
-        request = release_request(rules, name, value[:TOKEN_LENGTH].decode("latin-1"))
+        owner = value[:TOKEN_LENGTH].decode("latin-1")
+        request = release_request(rules, name, owner, place=place)
         keys = request.keys
         command = (b"EVALSHA", request.script.sha, b"%d" % len(keys), *keys, *request.arguments)
         ((released, _now),) = exchange(connection, command)

@@ -48,7 +48,15 @@ def wording(record: Record) -> Wording:
     """Return how *record* is worded; an unknown event by its name and known fields."""
     event = record.get("event")
     name = event if isinstance(event, str) and event else "?"
-    return WORDINGS.get(name, Wording(name, "plain", anything))
+    told = WORDINGS.get(name, Wording(name, "plain", anything))
+    return in_report(name, told) if record.get("report") else told
+
+
+def in_report(name: str, told: Wording) -> Wording:
+    """Return how an event is worded by which nothing was refused."""
+    what = REPORTED.get(name, told.what)
+    mark: Literal["warn", "plain"] = "warn" if name in REPORTED else "plain"
+    return Wording(f"report: {told.word}", mark, lambda it: f"{what(it)} (report mode)", told.why)
 
 
 # --- parts ---------------------------------------------------------------------------------
@@ -79,8 +87,12 @@ def length(record: Record, field: str) -> str:
 
 def refusal(record: Record) -> str:
     """Return why a lock was not granted."""
-    if record.get("cause") == "conflict":
-        return f"{lock(record)} is held by {who(record.get('holder'), record.get('at'))}"
+    cause = record.get("cause")
+    if cause == "finished":
+        return "this execution has finished before"
+    if cause in ("conflict", "redelivered"):
+        again = "delivered again while it runs; " if cause == "redelivered" else ""
+        return f"{again}{lock(record)} is held by {who(record.get('holder'), record.get('at'))}"
     return f"no quorum of lock nodes for {lock(record)}"
 
 
@@ -120,6 +132,11 @@ def queued(record: Record) -> str:
     return f"Queued {task(record)} (attempt {number(record.get('times')):g})"
 
 
+def waiting(record: Record) -> str:
+    count = number(record.get("count"))
+    return f"{count:g} of task {text(record, 'task')} wait for their locks in this worker"
+
+
 def duplicate(record: Record) -> str:
     merged = number(record.get("merged"))
     return f"{lock(record)}{f'; {merged:g} merged into the next run' if merged else ''}"
@@ -142,15 +159,6 @@ def measured(record: Record) -> str:
     return f"Lock node {text(record, 'node')} answers in {took}, its clock differs by {offset}"
 
 
-def holds(record: Record) -> str:
-    counts = record.get("counts")
-    times = sum(map(number, counts)) if isinstance(counts, list) else 0
-    return (
-        f"Held: {times:g} times by {text(record, 'task')}, "
-        f"up to {length(record, 'longest')} (ttl {number(record.get('ttl')):g} s)"
-    )
-
-
 def anything(record: Record) -> str:
     """Return what is known of an event that this version does not know."""
     known = ("name", "task", "task_id", "node", "entry", "reason", "cause")
@@ -159,12 +167,36 @@ def anything(record: Record) -> str:
 
 
 def lost(record: Record) -> str:
-    by = f" by {task(record)}" if record.get("task") else ""
-    return f"Lock {text(record, 'name')!r} is lost ({text(record, 'reason')}){by}"
+    return f"Lock {text(record, 'name')!r} is lost ({text(record, 'reason')}){by_task(record)}"
+
+
+def by_task(record: Record) -> str:
+    """Return by whom something was lost, if by a task."""
+    return f" by {task(record)}" if record.get("task") else ""
+
+
+def duplicating(record: Record) -> str:
+    """Return what a duplicate did, and of which task it is one."""
+    did = DUPLICATES.get(text(record, "on_duplicate"), "was published beside")
+    return f"{did} task {text(record, 'task')}[{text(record, 'holder_id')}]"
 
 
 #: What a duplicate did, by its ``on_duplicate``.
 DUPLICATES = {"join": "joined", "fail": "failed because of", "rerun": "asked for another run of"}
+#: Name of an event -> what it says in report mode, where it has not happened.
+REPORTED: dict[str, Callable[[Record], str]] = {
+    "TaskSkipped": lambda it: f"Running {task(it)}, which would have been skipped",
+    "TaskRefused": lambda it: f"Running {task(it)}, which would have failed",
+    "TaskRetried": lambda it: f"Running {task(it)}, which would have been retried",
+    "TaskRescheduled": lambda it: f"Running {task(it)}, which would have been rescheduled",
+    "TaskQueued": lambda it: f"Running {task(it)}, which would have been queued",
+    "LeaseLost": lambda it: (
+        f"Lock {text(it, 'name')!r} would have been lost ({text(it, 'reason')}){by_task(it)}"
+    ),
+    "DuplicatePublished": lambda it: (
+        f"Published task {text(it, 'task')}, which would have {duplicating(it)}"
+    ),
+}
 #: Why a slot was skipped, in words.
 SLOTS = {
     "overlap": "the run of an earlier slot has not ended",
@@ -181,7 +213,7 @@ TERMS = {
     **LOSSES,
 }
 
-#: Name of an event -> its wording. ``Holds`` is a record of the journal's own.
+#: Name of an event -> its wording.
 WORDINGS: dict[str, Wording] = {
     "LockAcquired": Wording("acquired", "plain", acquired),
     "LockConflict": Wording(
@@ -217,13 +249,11 @@ WORDINGS: dict[str, Wording] = {
     ),
     "TaskRescheduled": Wording("rescheduled", "warn", rescheduled, refusal),
     "TaskQueued": Wording("queued", "plain", queued, refusal),
+    "TasksWaiting": Wording("waiting", "plain", waiting),
     "DuplicatePublished": Wording(
         "duplicate",
         "plain",
-        lambda it: (
-            f"A duplicate {DUPLICATES.get(text(it, 'on_duplicate'), 'was published beside')} "
-            f"task {text(it, 'task')}[{text(it, 'holder_id')}]"
-        ),
+        lambda it: f"A duplicate {duplicating(it)}",
         duplicate,
     ),
     "NodeDown": Wording(
@@ -260,5 +290,4 @@ WORDINGS: dict[str, Wording] = {
     ),
     "SlotPublished": Wording("slot published", "plain", published),
     "SlotSkipped": Wording("slot skipped", "warn", slot_skipped, from_table(SLOTS, "cause")),
-    "Holds": Wording("hold times", "plain", holds),
 }

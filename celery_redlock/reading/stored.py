@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from celery_redlock.lock.lease import quorum
@@ -22,6 +22,7 @@ from celery_redlock.lock.records import (
     since_of,
 )
 from celery_redlock.lock.scripting import Script, read_release
+from celery_redlock.reading.waiters import NOBODY, NotedWaiters, noted_waiters, oldest_since
 
 __all__ = [
     "READ",
@@ -39,15 +40,21 @@ __all__ = [
 LONGEST_NUMBER = 20
 
 # KEYS locks ; ARGV 1 length of the prefix 'redlock:lock:' without 'lock:' 2 that prefix
+#      3 how many of those who wait are wanted
 # Answers the node's clock and then, per lock: value, rest of its lease, fence, what stands in the
-# reservations of its name, and how many wait for it. A key of another type is no lock: it is in
-# nobody's way (MGET passes over it, here and in ACQUIRE).
+# reservations of its name, how many wait for it, and of these who was heard of last, and the oldest
+# tickets, with their scores. A key of another type is no lock: it is in nobody's way (MGET passes
+# over it, here and in ACQUIRE).
 READ_LUA = """
 local skip = tonumber(ARGV[1])
 local t = redis.call('TIME')
 local function fields(key)
   local m = redis.pcall('HMGET', key, 'token', 'info', 'until', 'lock', 'started', 'merged')
   return not m.err and m[1] and m
+end
+local function members(key, first, last)
+  local m = redis.pcall('ZRANGE', key, first, last, 'WITHSCORES')
+  return m.err and {} or m
 end
 local names, fences, found = {}, {}, {t[1] * 1000 + math.floor(t[2] / 1000)}
 for i, key in ipairs(KEYS) do
@@ -59,10 +66,13 @@ fences = redis.call('MGET', unpack(fences))
 for i, key in ipairs(KEYS) do
   local queued, next = ARGV[2] .. 'queued:' .. names[i], ARGV[2] .. 'next:' .. names[i]
   local is_reserved = redis.call('EXISTS', queued, next) > 0
-  local waiting = redis.pcall('ZCARD', ARGV[2] .. 'waiting:' .. names[i])
+  local waiting, ready = ARGV[2] .. 'waiting:' .. names[i], ARGV[2] .. 'ready:' .. names[i]
+  local many = redis.pcall('ZCARD', waiting)
+  local some_wait = type(many) == 'number' and many > 0
   found[i + 1] = {values[i], redis.call('PTTL', key), fences[i],
-    is_reserved and fields(queued), is_reserved and fields(next),
-    type(waiting) == 'number' and waiting or 0}
+    is_reserved and fields(queued), is_reserved and fields(next), some_wait and many or 0,
+    some_wait and members(waiting, '-' .. ARGV[3], '-1') or {},
+    some_wait and members(ready, '0', string.format('%d', ARGV[3] - 1)) or {}}
 end
 return found
 """
@@ -108,6 +118,7 @@ class StoredLock(NamedTuple):
         queued: Who is queued or runs; None for nobody.
         next: Who waits for that one to end; None for nobody.
         noted: How many are noted as waiting for the lock, as messages or in ``lock_wait``.
+        waiters: Of these, as many as were asked for.
     """
 
     value: bytes | None = None
@@ -116,6 +127,7 @@ class StoredLock(NamedTuple):
     queued: StoredReservation | None = None
     next: StoredReservation | None = None
     noted: int = 0
+    waiters: NotedWaiters = NOBODY
 
     def __repr__(self) -> str:
         return f"<StoredLock {'free' if self.value is None else self.holder or 'not ours'}>"
@@ -152,6 +164,8 @@ class LockView:
         waiting: How many are known to wait for it to end: tasks with ``on_conflict="queue"``, all
             that try for ``lock_wait``, and messages of tasks with ``unique_until``, merged ones
             included.
+        waiting_since: Since when the oldest of them waits [s, Unix time]; None if that is not
+            known, as of messages of tasks with ``unique_until``.
         is_foreign: Whether something else than celery-redlock has written the key. Its value is
             then shown to nobody; `celery_redlock.reading.one_lock.release_seen` does not touch it.
     """
@@ -162,6 +176,7 @@ class LockView:
     votes: list[str] = field(default_factory=list)
     fence: int = 0
     waiting: int = 0
+    waiting_since: float | None = None
     is_foreign: bool = False
 
     def is_held(self, nodes: int) -> bool:
@@ -192,10 +207,10 @@ def age_of(holder: Mapping[str, Any]) -> float | None:
     return None if since is None else max(0.0, time.time() - since)
 
 
-def arguments_of_read(keys: Sequence[bytes], prefix: str) -> tuple[bytes, ...]:
-    """Return what `READ` is called with for the locks at *keys*."""
+def arguments_of_read(keys: Sequence[bytes], prefix: str, most: int = 1) -> tuple[bytes, ...]:
+    """Return what `READ` is called with for the locks at *keys*, and *most* who wait for each."""
     begin = f"{prefix}:".encode()
-    return (b"%d" % len(keys), *keys, b"%d" % len(begin), begin)
+    return (b"%d" % len(keys), *keys, b"%d" % len(begin), begin, b"%d" % most)
 
 
 def read_stored(reply: Sequence[Any]) -> list[StoredLock]:
@@ -206,7 +221,7 @@ def read_stored(reply: Sequence[Any]) -> list[StoredLock]:
 
 def stored(now: int, fields: Sequence[Any]) -> StoredLock:
     """Return what a node stores of a lock, as it tells; *now* is its clock [ms]."""
-    value, ttl, fence, queued, following, noted = fields
+    value, ttl, fence, queued, following, noted, waiting, tickets = fields
     return StoredLock(
         value,
         None if ttl == -1 else max(0, ttl) / 1000.0,
@@ -214,6 +229,7 @@ def stored(now: int, fields: Sequence[Any]) -> StoredLock:
         reservation_in(queued, now, value) if queued else None,
         reservation_in(following, now, value) if following else None,
         noted,
+        noted_waiters(waiting, tickets) if noted else NOBODY,
     )
 
 
@@ -244,16 +260,19 @@ def number(digits: bytes) -> int:
 def views_of(name: str, locks: Mapping[str, StoredLock]) -> list[LockView]:
     """Return who holds the lock *name*, the one on most nodes first; *locks* by node label."""
     holders: dict[bytes, dict[str, StoredLock]] = {}
-    waiting = 0
     for label, one in locks.items():
-        waiting = max(waiting, one.waiting)
         if one.value is not None:
             holders.setdefault(one.value[:TOKEN_LENGTH], {})[label] = one
-    views = [view_of(name, of_one, waiting) for of_one in holders.values()]
+    waiting = max((one.waiting for one in locks.values()), default=0)
+    since = oldest_since(one.waiters for one in locks.values())
+    views = [
+        replace(view_of(name, of_one), waiting=waiting, waiting_since=since)
+        for of_one in holders.values()
+    ]
     return sorted(views, key=lambda view: -len(view.votes))
 
 
-def view_of(name: str, locks: Mapping[str, StoredLock], waiting: int) -> LockView:
+def view_of(name: str, locks: Mapping[str, StoredLock]) -> LockView:
     """Return the holder whose token all of *locks* store; *locks* by node label."""
     values = list(dict.fromkeys(one.value or b"" for one in locks.values()))
     ttls = [one.ttl for one in locks.values()]
@@ -264,7 +283,6 @@ def view_of(name: str, locks: Mapping[str, StoredLock], waiting: int) -> LockVie
         ttl=None if None in ttls else max(ttl or 0.0 for ttl in ttls),
         votes=list(locks),
         fence=max(one.fence for one in locks.values()),
-        waiting=waiting,
         is_foreign=is_foreign,
     )
 

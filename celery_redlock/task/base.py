@@ -28,14 +28,14 @@ from celery_redlock.task.result import FreeResultsLater, UniqueResult, result_of
 from celery_redlock.task.skip_line import TRACER, shorten
 from celery_redlock.task.task_lock import lock_of
 
-__all__ = ["RedlockTask", "takes_lock"]
+__all__ = ["RedlockTask", "install", "takes_lock"]
 
 #: Steps of a worker's start, and of each of its connections to the broker; the latter by its name,
 #: as it imports Celery's worker, which a publisher does without.
 WORKER_STEPS = (ServeMetrics, WatchNodes, FreeResultsLater)
 CONSUMER_STEPS = (
     "celery_redlock.task.forced_ends:NoteRevokes",
-    "celery_redlock.task.waiting_room:WakeTasks",
+    "celery_redlock.task.wake_tasks:WakeTasks",
 )
 
 
@@ -56,6 +56,8 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         lock_wait: How long to keep trying before the policy applies [s].
         lock_limit: How many executions may hold the lock at once [1 to 1000]; each has a place of
             its own, with fencing numbers of its own. A tuple has one for each name.
+        lock_mode: ``"enforce"``; or ``"report"`` to run every body, publish every message, and
+            report what would have been refused.
         on_conflict: Policy when another execution holds the lock.
         on_unavailable: Policy when no quorum could decide.
         on_lock_lost: ``"abort"`` or ``"warn"``.
@@ -85,6 +87,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
     lock_ttl: float | timedelta | None = None
     lock_wait: float | timedelta | None = None
     lock_limit: int | tuple[int, ...] = 1
+    lock_mode: str | None = None
     on_conflict: Policy | str | None = None
     on_unavailable: Policy | str | None = None
     on_lock_lost: str | None = None
@@ -107,7 +110,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         """
         bound = super().bind(app)
         protect(cls, RedlockTask)
-        plugin_for(app).install(check_tasks, WORKER_STEPS, CONSUMER_STEPS)
+        install(app)
         registered = app._tasks.values()  # noqa: SLF001  app.tasks would finalize the app here
         task = next((task for task in reversed(registered) if type(task) is cls), None)
         if task is not None and not lock_of(task).is_built_in:
@@ -227,6 +230,11 @@ def takes_lock(task: Any) -> bool:
     return isinstance(task, RedlockTask) and not lock_of(task).is_built_in
 
 
+def install(app: Any) -> None:
+    """Let a worker of *app* check everything at its start, and do what tasks of ours need."""
+    plugin_for(app).install(check_tasks, WORKER_STEPS, CONSUMER_STEPS)
+
+
 def check_tasks(app: Any) -> None:
     """Check all tasks of *app* that are based on `RedlockTask`; raises ConfigurationError."""
     for task in list(app.tasks.values()):
@@ -241,3 +249,7 @@ get_logger(TRACER).addFilter(shorten)
 def _after_task(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
     if isinstance(task, RedlockTask):
         after(task, state, retval)
+
+
+# At last, as it may have tasks to protect at once. Its import is its use.
+import celery_redlock.protect  # noqa: E402, F401

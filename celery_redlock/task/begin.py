@@ -10,40 +10,38 @@ Begin an execution: its lock, or the policy; then its reservation, and the newes
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from celery import states
 
 from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, QuorumUnavailable
-from celery_redlock.events import TaskQueued
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
-from celery_redlock.lock.records import place_name, shorten
-from celery_redlock.lock.requests import Marker, release_request
-from celery_redlock.lock.rounds import NO_TURN, Ask, MarkerStands, Turn, Wanted
-from celery_redlock.lock.votes import Ballot, VoteKind, has_majority
-from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
+from celery_redlock.lock.records import place_name
+from celery_redlock.lock.rounds import MarkerStands
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking
 from celery_redlock.task import refused
 from celery_redlock.task.delivery import forget_serializer
 from celery_redlock.task.interrupt import defer_interrupts
 from celery_redlock.task.outcome import DONE, DeliveryOver, Outcome, Records
-from celery_redlock.task.policies import Queue, Reschedule, RunUnlocked
-from celery_redlock.task.redelivery import delays_in_broker, longest_countdown, requeue
-from celery_redlock.task.reservation import NotItsTurn, Reservation, look_again, newest_call
+from celery_redlock.task.policies import Queue, RunUnlocked
+from celery_redlock.task.queueing import (
+    LEASE_UNKNOWN,
+    join_queue,
+    set_aside,
+    wait_behind,
+    wait_for_turn,
+)
+from celery_redlock.task.reservation import NotItsTurn, Reservation, newest_call
+from celery_redlock.task.taking import take
 from celery_redlock.task.task_lock import names_of
-from celery_redlock.task.waiting import Waiting
 from celery_redlock.unique.requests import OVER
 
 if TYPE_CHECKING:
-    from celery_redlock.lock.redlock import Redlock
     from celery_redlock.task.execution import Execution
-    from celery_redlock.task.options import LockOptions
 
-__all__ = ["acquire", "refuse", "start"]
+__all__ = ["acquire", "has_previous", "refuse", "start"]
 
 logger = get_logger(__name__)
 
@@ -52,8 +50,6 @@ PREVIOUS_GRACE = 2.0
 #: When a copy comes back to see whether the result of what has finished is stored, as a share of
 #: the lease: a marker that says "finishing" lives no longer, and its worker is then taken for dead.
 SHARE_OF_LEASE = 1 / 3
-#: When a copy comes back if nobody says how long the lock may be held [s].
-LEASE_UNKNOWN = 1.0
 
 
 def acquire(execution: Execution) -> None:
@@ -69,7 +65,7 @@ def acquire(execution: Execution) -> None:
     if locking.disabled:
         execution.held = NotLocked(name, "locks are disabled in this process", clock.wall())
         return
-    if outer is not None and has_replaced(execution, outer.held):
+    if outer is not None and has_replaced(execution, outer):
         execution.held = outer.held
         return
     try:
@@ -84,12 +80,14 @@ def acquire(execution: Execution) -> None:
         execution.held = NotLocked(name, "no quorum of lock nodes; run_unlocked", clock.wall())
 
 
-def has_replaced(execution: Execution, outer: HeldLock | None) -> bool:
-    """Return whether the body that holds *outer* has become this one, in eager mode."""
-    if outer is None or not execution.request.is_eager:
+def has_replaced(execution: Execution, outer: Execution) -> bool:
+    """Return whether the body of *outer* has become this one, in eager mode, and has its locks."""
+    held = outer.held
+    if held is None or not execution.request.is_eager:
         return False
-    is_ours = outer.lease.info.get("task_id") == execution.request.id
-    return is_ours and outer.name == place_name(execution.name, outer.place)
+    is_ours = held.lease.info.get("task_id") == execution.request.id
+    is_first = held.name == place_name(execution.name, held.place)
+    return is_ours and is_first and set(execution.names) <= set(outer.names)
 
 
 def hold_reservation(execution: Execution) -> None:
@@ -97,7 +95,7 @@ def hold_reservation(execution: Execution) -> None:
     reservation, options = execution.reservation, execution.options
     if reservation is not None and options.wait and not execution.task.acks_late:
         longest = options.wait + PREVIOUS_GRACE + options.ttl
-        reservation.hold(execution.plugin.reservations, longest)
+        reservation.hold(execution.reservations, longest)
 
 
 def take_in_turn(execution: Execution) -> None:
@@ -109,93 +107,32 @@ def take_in_turn(execution: Execution) -> None:
         taken = error
     if is_eager:
         raise taken
-    if delivery.is_previous_execution(taken.holder):
+    if has_previous(execution, taken):
         try:
             return take(execution, PREVIOUS_GRACE)
         except LockTaken as error:
             taken = error
-    after = taken.holder.get("ttl", LEASE_UNKNOWN)
     if delivery.is_same_execution(taken.holder):  # to fail would stand for that one's result
-        raise set_aside(execution, after, "it runs elsewhere", Outcome.SET_ASIDE)
-    if delivery.is_previous_execution(taken.holder):
+        why = "it runs elsewhere"
+        if execution.options.limits(execution.names)[taken.name] > 1:  # other places may be free
+            after = taken.holder.get("ttl", LEASE_UNKNOWN)
+            raise set_aside(execution, after, why, Outcome.SET_ASIDE)
+        raise wait_behind(execution, taken, why, Outcome.SET_ASIDE)
+    if has_previous(execution, taken):
         why = "the execution before it has not ended"
-        raise set_aside(execution, after, why, Outcome.SET_ASIDE, taken)
+        raise wait_behind(execution, taken, why, Outcome.SET_ASIDE, taken)
     raise taken
 
 
-def take(execution: Execution, wait: float, turn: Turn = NO_TURN) -> None:
-    """
-    Acquire the lock unless the execution has finished before.
-
-    Args:
-        execution: That wants it.
-        wait: How long to keep trying [s].
-        turn: With what the first attempt begins.
-    """
-    options, delivery, locks = execution.options, execution.delivery, execution.plugin.locks
-    marker = execution.id if options.dedup_ttl else None
-    asked = marker if delivery.may_be_repeated else None
-    info, owner, waiting = execution.info, delivery.owner, delivery.envelope.waiting
-    since = None if waiting is None else waiting.since
-    lock = execution.name, options.ttl, wait, options.fence, info, asked, owner
-    wanted = Wanted(*lock, turn, since, options.limit[0])
-    interrupt = execution.interrupt
-    on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
-    with defer_interrupts():  # or a lock that was granted might not be released
-        if len(execution.names) == 1 == len(options.limit):
-            held = locks.take(wanted, on_lost)
-        else:
-            held = take_all(locks, wanted, options.limits(execution.names), waiting, on_lost)
-        execution.own_lock = execution.held = held
-        if asked != marker:  # what an earlier publish under this task id has left
-            locks.mark(Marker(execution.id, DONE, 0.0))
-        if waiting is not None:
-            locks.driver.tell(leave_request(locks.rules, waiting.ticket(execution.task, delivery)))
-
-
-def take_all(
-    locks: Redlock,
-    wanted: Wanted,
-    limits: Mapping[str, int],
-    waiting: Waiting | None,
-    on_lost: Callable[[HeldLock], None] | None,
-) -> HeldLock:
-    """
-    Acquire the locks of all names, or none of them; each process takes them in the same order.
-
-    Args:
-        locks: On the nodes.
-        wanted: As of the first name.
-        limits: Each name, in their order, and how many places its lock has.
-        waiting: That the task waited for one of them.
-        on_lost: As of `Redlock.take`.
-
-    Returns:
-        The lock of the first name; its `others` are the rest.
-
-    Raises:
-        LockTaken, QuorumUnavailable, MarkerStands: As `Redlock.take`.
-    """
-    ends, held = clock.now() + wanted.wait, dict[str, HeldLock]()
-    try:
-        for name, limit in sorted(limits.items()):
-            has_turn = waiting is not None and waiting.name == shorten(name)
-            turn = wanted.turn if has_turn else NO_TURN
-            wait = max(0.0, ends - clock.now())
-            one = replace(wanted, name=name, wait=wait, turn=turn, limit=limit)
-            held[name] = locks.take(one, on_lost)
-    except BaseException:
-        for lock in held.values():
-            locks.give_back(lock)
-        token, place = wanted.turn
-        if waiting is not None and token is not None and place is not None:
-            # It was woken for one name and refused another: the next one has what is kept for it.
-            name = place_name(waiting.name, place)
-            locks.driver.tell(release_request(locks.rules, name, token, place=place))
-        raise
-    first = held.pop(wanted.name)
-    first.others = tuple(held.values())
-    return first
+def has_previous(execution: Execution, taken: LockTaken) -> bool:
+    """Return whether the execution before this one has the lock, or one of its places."""
+    delivery, holders = execution.delivery, [taken.holder]
+    limit = execution.options.limits(execution.names)[taken.name]
+    if limit > 1 and delivery.may_have_previous:
+        places = [place_name(taken.name, place) for place in range(limit)]
+        asked = execution.locks.inspect_all(places)
+        holders += [view.holder for views in asked for view in views]
+    return any(map(delivery.is_previous_execution, holders))
 
 
 def finished_before(execution: Execution, state: str) -> DeliveryOver:
@@ -207,100 +144,17 @@ def finished_before(execution: Execution, state: str) -> DeliveryOver:
     return set_aside(execution, after, "it may have finished", Outcome.REPEATED)
 
 
-def set_aside(
-    execution: Execution,
-    after: float,
-    reason: str,
-    outcome: Outcome,
-    otherwise: Exception | None = None,
-) -> DeliveryOver:
-    """Requeue a copy and return what to raise; arguments as of `requeue`."""
-    over = requeue(
-        execution.task,
-        execution.request,
-        execution.delivery.copy,
-        after,
-        reason=reason,
-        outcome=outcome,
-        otherwise=otherwise,
-    )
-    logger.info("%s set aside for %d s: %s", execution, over.comes_in, reason)
-    return over
-
-
-def wait_for_turn(execution: Execution, after: float, otherwise: LockNotAcquired) -> DeliveryOver:
-    """Requeue what has the reservation for the next run, and return what to raise."""
-    why = "the run before it has not ended"
-    return set_aside(execution, after, why, Outcome.REQUEUED, otherwise)
-
-
 def refuse(execution: Execution, error: LockNotAcquired) -> Any:
     """Act on *error* by policy; returns the result of the task, or raises."""
     options, request = execution.options, execution.request
     if isinstance(error, LockTaken) and not request.is_eager:
         if options.reruns:
-            raise wait_for_turn(execution, look_again(error.holder), error)
+            raise wait_for_turn(execution, error, is_woken=True)
         if isinstance(options.on_conflict, Queue):
-            options = join_queue(execution, error, options, options.on_conflict)
+            options = join_queue(execution, error, options.on_conflict)
     copy, notify = execution.delivery.copy, execution.plugin.notify
     skipped = refused.refuse(execution.task, request, copy, error, options, notify)
     return skipped if request.is_eager else dict(skipped)  # for every result serializer
-
-
-def join_queue(
-    execution: Execution, error: LockTaken, options: LockOptions, policy: Queue
-) -> LockOptions:
-    """
-    Have the task wait for its lock as a message.
-
-    Returns:
-        The options of a task that may not, as enough wait already.
-
-    Raises:
-        DeliveryOver: It waits.
-    """
-    delivery, plugin, task = execution.delivery, execution.plugin, execution.task
-    before = delivery.envelope.waiting
-    limits = options.limits(execution.names)
-    waiting = Waiting.again(before, error.name, limits[error.name])
-    if policy.max_waiting is not None and before is None:
-        ticket = waiting.ticket(execution.task, delivery)
-        if not may_wait(plugin.locks, ticket, policy.max_waiting):
-            plugin.locks.driver.tell(leave_request(plugin.locks.rules, ticket))  # some noted it
-            return replace(options, on_conflict=policy.overflow)
-    longest = longest_countdown(task.app)
-    # Where nothing can wake it, it is delivered as often as if it were rescheduled.
-    countdown = (
-        waiting.comes_by_itself(longest)
-        if plugin.locks.listener is not None and not delays_in_broker(task.app)
-        else Reschedule().countdown(waiting.times - 1, longest)
-    )
-    copy = delivery.copy._replace(waiting=waiting)
-    over = requeue(
-        task,
-        execution.request,
-        copy,
-        countdown,
-        reason="waits for its lock",
-        outcome=Outcome.REQUEUED,
-        otherwise=error,
-    )
-    about = refused.description(task, execution.request, error)
-    plugin.notify(
-        TaskQueued(**about, countdown=countdown, times=waiting.times, since=waiting.since)
-    )
-    raise over
-
-
-def may_wait(locks: Redlock, ticket: Ticket, most: int) -> bool:
-    """Note that *ticket* waits unless *most* do already; return whether it may."""
-    ballot = locks.driver.ask(Ask(wait_request(locks.rules, ticket, most), has_answered))
-    return not has_majority(ballot, VoteKind.REFUSED)
-
-
-def has_answered(ballot: Ballot) -> bool:
-    """Return whether a majority says that the task may wait, or that it may not."""
-    return any(has_majority(ballot, kind) for kind in (VoteKind.GRANTED, VoteKind.REFUSED))
 
 
 def start(
@@ -319,7 +173,12 @@ def start(
     reservation, held, request = execution.reservation, execution.held, execution.request
     newest = None
     if reservation is not None and held is not None and is_for_lock(reservation, execution):
-        newest = start_reservation(execution, reservation, held)
+        try:
+            newest = start_reservation(execution, reservation, held)
+        except LockKeyError:
+            if not execution.only_reports:
+                raise
+            logger.warning("%s runs with its own arguments", execution, exc_info=True)
     if newest is not None:
         request.args, request.kwargs = newest  # for a retry, or a copy
         args, kwargs = tuple(newest[0]), newest[1]
@@ -344,14 +203,21 @@ def is_for_lock(reservation: Reservation, execution: Execution) -> bool:
 
 def start_reservation(execution: Execution, reservation: Reservation, held: HeldLock) -> Any:
     """Note in the reservation that its task runs; return the newest arguments, None for none."""
-    task, known, options = execution.task, execution.plugin.reservations, execution.options
+    task, known, options = execution.task, execution.reservations, execution.options
+    is_of_other_mode = reservation.is_report is not execution.only_reports
+    # In report mode the body has none, and what it stands under is its note.
+    lock = execution.own_lock or held if reservation.is_report else held
     try:
         with defer_interrupts():
             started = reservation.start(
-                known, options, held, execution.info, comes_back=task.acks_late
+                known,
+                options,
+                lock,
+                execution.info,
+                comes_back=task.acks_late or is_of_other_mode,
             )
     except NotItsTurn as error:
-        raise wait_for_turn(execution, error.after, error.why) from None
+        raise wait_for_turn(execution, error.why, is_woken=False) from None
     held.merged = started.merged
     newest = newest_call(started.arguments)
     if newest is not None and names_of(task, *newest) != execution.names:

@@ -114,6 +114,12 @@ class Delivery:
         is_ours = "task_id" in holder and holder.get("execution") == self.execution
         return is_ours and self.may_be_repeated
 
+    @property
+    def may_have_previous(self) -> bool:
+        """Whether there can be an execution before this one that still holds its lock."""
+        is_published = self.envelope.previous is not None or self.parent_id is not None
+        return self.comes_again or is_published
+
     def is_previous_execution(self, holder: Mapping[str, Any]) -> bool:
         """Return whether *holder* came before this one: a retry of it, or its parent in a chain."""
         task_id, execution = holder.get("task_id"), holder.get("execution")
@@ -123,6 +129,12 @@ class Delivery:
             return self.comes_again or execution == self.envelope.previous
         # Never by the same id: Celery makes a copy, published within its task, a child of itself.
         return bool(task_id == self.parent_id)
+
+    def info(self, task: str) -> dict[str, Any]:
+        """Return how an execution of the *task* of this name describes itself to others."""
+        info = {"task": task, "task_id": self.task_id, "execution": self.execution}
+        slot = self.envelope.slot
+        return info if slot is None else {**info, **slot.info}
 
     def adjust(self, options: LockOptions) -> LockOptions:
         """Return the *options* of its task, as the slot that it runs for adjusts them."""
@@ -135,11 +147,14 @@ class Delivery:
         The envelope of a copy published in place of this delivery.
 
         It is the same execution, unless this is the first delivery of a message that does not
-        say of which publish it is: then the copy gets an id of its own.
+        say of which publish it is: then the copy gets an id of its own. No release wakes it.
         """
-        if self.envelope.publish_id is None and self.may_be_repeated:
-            return self.envelope._replace(publish_id="")
-        return self.envelope
+        envelope = self.envelope
+        if envelope.publish_id is None and self.may_be_repeated:
+            envelope = envelope._replace(publish_id="")
+        if envelope.waiting is not None:
+            envelope = envelope._replace(waiting=envelope.waiting.unwoken)
+        return envelope
 
 
 def broadcast_of(app: Any, delivery_info: Any) -> Any:

@@ -21,9 +21,10 @@ from celery.exceptions import Retry
 from celery.utils.time import maybe_make_aware
 
 from celery_redlock.deferral import defer_signals
-from celery_redlock.errors import LockNotAcquired
+from celery_redlock.errors import ConfigurationError, LockNotAcquired
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.requests import Marker
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking
@@ -42,7 +43,9 @@ from celery_redlock.task.outcome import (
     outcome_of,
     records_after,
 )
+from celery_redlock.task.reporting import report
 from celery_redlock.task.task_lock import lock_of, names_of_call
+from celery_redlock.unique.reservations import Reservations
 
 __all__ = ["Execution", "delay_in", "left_of"]
 
@@ -65,7 +68,8 @@ class Execution:
         reservation: That its message was published with; None for none.
         name: Lock name, the first of its *names*.
         held: Its lock, or what stands in for one; None before it has any.
-        own_lock: The lock that this has to release; None if there is none.
+        own_lock: The lock that this has to release; None if there is none. In report mode that is
+            its note on the nodes, which nobody waits for, and *held* is none.
         interrupt: Tells the body that its lock is lost.
         records: What the nodes are to remember; None until its end begins.
     """
@@ -104,14 +108,17 @@ class Execution:
         latest_execution.set(self)
         outcome, comes_in = Outcome.INTERRUPTED, 0.0
         try:
-            self.names = names_of_call(self.task, args, kwargs)
-            self.name = self.names[0]
-            try:
-                acquire(self)
-            except LockNotAcquired as error:
-                result = refuse(self, error)
-                outcome = Outcome.SKIPPED
-                return result
+            if self.only_reports:
+                report(self, args, kwargs)
+            else:
+                self.names = names_of_call(self.task, args, kwargs)
+                self.name = self.names[0]
+                try:
+                    acquire(self)
+                except LockNotAcquired as error:
+                    result = refuse(self, error)
+                    outcome = Outcome.SKIPPED
+                    return result
             args, kwargs = start(self, args, kwargs)
             result = self.run_body(body, args, kwargs)
             outcome = Outcome.FINISHED
@@ -197,8 +204,8 @@ class Execution:
             life = options.ttl if state == FINISHING else options.dedup_ttl
             marker = Marker(self.id, state, life) if state is not None else None
             for other in held.others:
-                self.plugin.locks.give_back(other, keep=keep)
-            self.plugin.locks.give_back(held, keep=keep, marker=marker)
+                self.locks.give_back(other, keep=keep)
+            self.locks.give_back(held, keep=keep, marker=marker)
         except Exception:  # the lease expires; the task's own outcome stands
             logger.exception("Releasing lock %r failed; it ends within %g s", held.name, held.ttl)
 
@@ -207,7 +214,7 @@ class Execution:
         reservation = self.reservation
         if reservation is not None:
             try:
-                reservation.end(self.plugin.reservations, records)
+                reservation.end(self.reservations, records)
             except Exception:  # it expires; the task's own outcome stands
                 logger.exception("Ending the reservation of %r failed", reservation.name)
 
@@ -222,7 +229,7 @@ class Execution:
             if records.after_result and is_stored:
                 self.end_reservation(records)
             done = Marker(self.id, DONE, self.options.dedup_ttl)
-            self.plugin.locks.mark(done if is_stored else Marker(self.id, FINISHING, 0.0))
+            self.locks.mark(done if is_stored else Marker(self.id, FINISHING, 0.0))
 
     # -- what it is -------------------------------------------------------------------
 
@@ -253,15 +260,34 @@ class Execution:
     def options(self) -> LockOptions:
         """The options of the task; not asked for while locks are disabled."""
         options = self.delivery.adjust(self.lock.options_under(self.plugin.settings))
+        if options.only_reports:  # nobody writes with the fence, and nothing is aborted
+            options = replace(options, fence=False, aborts_on_loss=False)
         # Nothing delivers an eager one again.
         return replace(options, dedup_ttl=0.0) if self.request.is_eager else options
 
     @property
+    def only_reports(self) -> bool:
+        """Whether its body runs whatever the nodes say."""
+        try:
+            return not locking.disabled and self.options.only_reports
+        except ConfigurationError:  # it is raised where it does not hide how the task fails
+            return False
+
+    @property
+    def locks(self) -> Redlock:
+        """The locks that its own is one of."""
+        return self.plugin.locks_for(report=self.only_reports)
+
+    @property
+    def reservations(self) -> Reservations:
+        """The reservations that its own is one of."""
+        is_report = self.reservation is not None and self.reservation.is_report
+        return self.plugin.reservations_for(report=is_report)
+
+    @property
     def info(self) -> dict[str, Any]:
         """How it describes itself to others."""
-        info = {"task": self.task.name, "task_id": self.request.id, "execution": self.id}
-        slot = self.delivery.envelope.slot
-        return info if slot is None else {**info, **slot.info}
+        return self.delivery.info(self.task.name)
 
 
 def left_of(min_hold: float, since: float) -> float:

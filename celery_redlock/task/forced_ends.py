@@ -11,9 +11,11 @@ Source:
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
@@ -65,7 +67,8 @@ class RedlockRequest(Request):
         self._delivery = Delivery.of(self.task, self._request_dict, self.hostname)
         if self._delivery.envelope.reservation is not None:
             _with_reservation.add(self)
-        self._ticket = self._wait() if self._delivery.envelope.waiting is not None else None
+        waiting = self._delivery.envelope.waiting
+        self._ticket = self._wait() if waiting is not None and waiting.is_woken else None
 
     def is_owner(self, holder: dict[str, Any]) -> bool:
         """Return whether *holder*, known by the beginning of its token, is this delivery."""
@@ -81,14 +84,25 @@ class RedlockRequest(Request):
             logger.exception("%s[%s] cannot be woken", self.task.name, self.id)
             return None
 
-    def execute_using_pool(self, pool: Any, **kwargs: Any) -> Any:
-        """Run the task; it waits no more."""
-        if self._ticket is not None:
-            try:
-                room_of(self.task.app).leave(self._ticket.token)
-            except Exception:  # the nodes forget it by themselves
-                logger.exception("%s[%s] may be waited for", self.task.name, self.id)
-        return super().execute_using_pool(pool, **kwargs)
+    def wait_with(self, ticket: Ticket) -> None:
+        """Be woken by another *ticket*."""
+        self._ticket = ticket
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Celery makes a subclass for each task, whose way into the pool does not ask its base."""
+        super().__init_subclass__(**kwargs)
+        execute = cls.__dict__.get("execute_using_pool")
+        if execute is not None:
+            cls.execute_using_pool = waiting_no_more(execute)  # type: ignore[method-assign]
+
+    def wait_no_more(self) -> None:
+        """Have nobody wake this any more: it runs."""
+        if self._ticket is None:
+            return
+        try:
+            room_of(self.task.app).leave(self._ticket.token)
+        except Exception:  # the nodes forget it by themselves
+            logger.exception("%s[%s] may be waited for", self.task.name, self.id)
 
     def _decline(self) -> None:
         """Have the next one get the lock, as this is not going to run."""
@@ -224,9 +238,20 @@ class RedlockRequest(Request):
         try:
             options = self._delivery.adjust(lock_of(task).options)
             records = records_after(outcome, options, reservation, None)
-            reservation.end(plugin.reservations, records)
+            reservation.end(plugin.reservations_for(report=reservation.is_report), records)
         except Exception:  # it expires; Celery's own work must go on
             logger.exception("Ending the reservation of %s[%s] failed", self.task.name, self.id)
+
+
+def waiting_no_more(execute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that has a request wait no more, and then does what *execute* does."""
+
+    @functools.wraps(execute)
+    def execute_using_pool(self: RedlockRequest, pool: Any, **kwargs: Any) -> Any:
+        self.wait_no_more()
+        return execute(self, pool, **kwargs)
+
+    return execute_using_pool
 
 
 #: Deliveries that carry a reservation and have not come to an end.

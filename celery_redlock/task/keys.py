@@ -28,6 +28,8 @@ __all__ = ["LockKey", "LockName", "Names"]
 logger = get_logger(__name__)
 
 _DIGEST_LENGTH = 32  # hex digits, 128 bits: no two calls meet by chance
+#: Most names of one call: each is a round to all nodes before the task begins.
+MOST_NAMES = 10
 _WAY_OUT = "say with unique_on=(...) which arguments make the key, or give a lock_key"
 
 
@@ -115,6 +117,11 @@ class LockName:
         if isinstance(names, str):
             self._check(names)
             return names
+        if len(names) > MOST_NAMES:
+            raise LockKeyError(
+                f"Task {self.task!r}: lock_key gave {len(names)} names; a call may have "
+                f"{MOST_NAMES} at most"
+            )
         for name in names:
             self._check(name)
         if len(set(names)) < len(names):
@@ -218,6 +225,8 @@ def _template_maker(task: Task, template: str) -> Maker:
 def _tuple_maker(task: Task, templates: Sequence[object]) -> Maker:
     if not templates or not all(isinstance(one, str) for one in templates):
         raise misfit(task.name, f"lock_key={templates!r} must be templates, one at least")
+    if len(templates) > MOST_NAMES:
+        raise misfit(task.name, f"lock_key has {len(templates)} templates, {MOST_NAMES} at most")
     makers = [_template_maker(task, str(one)) for one in templates]
 
     def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Names:

@@ -20,6 +20,7 @@ from celery_redlock.errors import RedlockError
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.redlock import ReleaseOutcome
 from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.waiting import Ticket, leave_request
 from celery_redlock.log import get_logger
 from celery_redlock.nodewatch import forks_held_off
 from celery_redlock.plugin import plugin_for
@@ -27,7 +28,7 @@ from celery_redlock.task.death import wait_until_dead
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.execution import left_of
 from celery_redlock.task.outcome import DONE, Outcome, records_after
-from celery_redlock.task.task_lock import lock_of, places_of
+from celery_redlock.task.task_lock import lock_of, names_of, places_of
 
 __all__ = ["LostChild"]
 
@@ -82,7 +83,7 @@ class LostChild:
             options = self.delivery.adjust(lock_of(self.task).options)
             reservation = self.delivery.envelope.reservation
             records = records_after(self.outcome, options, reservation, DONE, self.comes_in)
-            locks = plugin.locks
+            locks = plugin.locks_for(report=options.only_reports)
             asked = locks.inspect_all([name for name, _ in places])
             holders = [view.holder for views in asked for view in views if view.holder]
             if records.marker is not None and not self._is_held_by_another(holders):
@@ -92,7 +93,9 @@ class LostChild:
             since = next(held_since, None) or self.since
             if wait_until_dead(self.pid, LONGEST_DYING):
                 if reservation is not None:
-                    reservation.end(plugin.reservations, records, wait=True)
+                    known = plugin.reservations_for(report=reservation.is_report)
+                    reservation.end(known, records, wait=True)
+                self._leave(plugin.locks)
                 ends = time.monotonic() + options.ttl  # by then its leases have ended without us
                 for name, place in self._held(locks, places):
                     self._release(locks, name, place, options, since, ends)
@@ -100,6 +103,13 @@ class LostChild:
             logger.warning("Nothing to release for %s: %s", self, error)
         except Exception:
             logger.exception("Releasing for %s failed; its lock expires", self)
+
+    def _leave(self, locks: Any) -> None:
+        """Have the nodes forget that it waited for its locks (``lock_wait``), if it did."""
+        owner, info = self.delivery.owner or "", self.delivery.info(self.task.name)
+        for name in names_of(self.task, self.args, self.kwargs):
+            ticket = Ticket(name, owner, self.since, info)
+            locks.driver.tell(leave_request(locks.rules, ticket))
 
     def _is_held_by_another(self, holders: list[dict[str, Any]]) -> bool:
         """Return whether another delivery of this execution runs: then it is not over."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,24 @@ from typing import Any
 from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.rules import flag, in_seconds, positive
 from celery_redlock.lock.waiting import MOST_PLACES
-from celery_redlock.settings import PREFIX, Settings, one_of
+from celery_redlock.settings import MODES, PREFIX, Settings, one_of, report_prefix
 from celery_redlock.task.policies import Policy, policy_of
 
-__all__ = ["OPTIONS", "OVERLAP", "LockOptions", "check_declared", "classes_before", "overlap_word"]
+__all__ = [
+    "BUILT_IN",
+    "CHECKS",
+    "OPTIONS",
+    "OVERLAP",
+    "LockOptions",
+    "check_declared",
+    "classes_before",
+    "declared",
+    "nearest_option",
+    "overlap_word",
+]
+
+#: Celery's own tasks; they inherit from us under ``task_cls`` and take no lock.
+BUILT_IN = "celery."
 
 #: Task attribute -> setting without the prefix; "" for attributes without a setting.
 OPTIONS = {
@@ -22,6 +37,7 @@ OPTIONS = {
     "lock_ttl": "ttl",
     "lock_wait": "wait",
     "lock_limit": "",
+    "lock_mode": "mode",
     "on_conflict": "on_conflict",
     "on_unavailable": "on_unavailable",
     "on_lock_lost": "on_lock_lost",
@@ -79,6 +95,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "lock_ttl": positive,
     "lock_wait": in_seconds,
     "lock_limit": limit_of,
+    "lock_mode": one_of_words(*MODES),
     "on_conflict": policy_of,
     "on_unavailable": policy_of,
     "on_lock_lost": one_of_words("abort", "warn"),
@@ -103,6 +120,7 @@ class LockOptions:
         wait: How long to keep trying before the policy applies [s].
         limit: How many may hold the lock at once, each on a place of its own: one number for all
             names that the task has, or one for each.
+        only_reports: Whether bodies run and messages are published whatever the nodes say.
         on_conflict: When another execution holds the key.
         on_unavailable: When no quorum could decide.
         aborts_on_loss: Whether `LockLost` is raised in the running body.
@@ -119,6 +137,7 @@ class LockOptions:
     ttl: float
     wait: float
     limit: tuple[int, ...] = (1,)
+    only_reports: bool = False
     on_conflict: Policy
     on_unavailable: Policy
     aborts_on_loss: bool
@@ -169,6 +188,9 @@ class LockOptions:
             return CHECKS[option](f"{task.name}: {option}", own)
 
         check_backend(task)
+        only_reports = valid("lock_mode") == "report"
+        if only_reports:
+            report_prefix(rules.prefix)
         min_hold = valid("min_hold")
         if min_hold > rules.max_ttl:
             msg = (
@@ -180,6 +202,7 @@ class LockOptions:
             ttl=rules.check_ttl(valid("lock_ttl"), f"{task.name}: lock_ttl"),
             wait=valid("lock_wait"),
             limit=valid("lock_limit"),
+            only_reports=only_reports,
             on_conflict=valid("on_conflict"),
             on_unavailable=valid("on_unavailable"),
             aborts_on_loss=valid("on_lock_lost") == "abort",
@@ -209,9 +232,31 @@ def check_declared(task: Any, base: type) -> None:
         value = getattr(task, option)
         if value is not None:
             check(f"{task.name}: {option}", value)
+    check_several(task)
     check_unique(task)
     for attribute, value in declared(task, base).items():
         check_spelling(task.name, attribute, value)
+
+
+def check_several(task: Any) -> None:
+    """Raise ConfigurationError if *task* has an option that does not fit its number of names."""
+    key, limit = task.lock_key, task.lock_limit
+    if callable(key):  # each call says how many
+        return
+    names = len(key) if isinstance(key, (tuple, list)) else 1
+    limits = len(limit) if isinstance(limit, (tuple, list)) else 1
+    if limits not in {1, names}:
+        msg = (
+            f"{task.name}: lock_limit={limit!r} has {limits} numbers and lock_key={key!r} makes "
+            f"{names} names; give one number for each name, or one for all"
+        )
+        raise ConfigurationError(msg)
+    if names > 1 and task.unique_until is not None:
+        msg = (
+            f"{task.name}: unique_until={task.unique_until!r} reserves one name, and "
+            f"lock_key={key!r} makes {names}; drop unique_until, or give one template"
+        )
+        raise ConfigurationError(msg)
 
 
 def check_unique(task: Any) -> None:
@@ -270,11 +315,18 @@ def check_spelling(task: str, attribute: str, value: object) -> None:
     """Raise ConfigurationError if an attribute of a task looks like an option misspelt."""
     if attribute in OPTIONS or attribute in METHODS or attribute.startswith("_"):
         return
-    meant = {f"{PREFIX}{setting}": option for option, setting in OPTIONS.items() if setting}
-    near = difflib.get_close_matches(attribute, [*OPTIONS, *meant], 1, 0.85)
-    if near:
-        msg = f"{task}: unknown option {attribute}; did you mean {meant.get(near[0], near[0])}?"
+    near = nearest_option(attribute, 0.85)
+    if near is not None:
+        msg = f"{task}: unknown option {attribute}; did you mean {near}?"
         raise ConfigurationError(msg)
     if attribute.startswith(("lock_", PREFIX)) and not callable(value):
         msg = f"{task}: unknown option {attribute}; known are {', '.join(OPTIONS)}"
         raise ConfigurationError(msg)
+
+
+@functools.lru_cache(maxsize=1024)  # a thousand tasks have the same thirty attributes
+def nearest_option(word: str, likeness: float) -> str | None:
+    """Return the option that *word* looks like, as an option or its setting [0 to 1]; or None."""
+    meant = {f"{PREFIX}{setting}": option for option, setting in OPTIONS.items() if setting}
+    near = difflib.get_close_matches(word, [*OPTIONS, *meant], 1, likeness)
+    return meant.get(near[0], near[0]) if near else None

@@ -147,13 +147,14 @@ def records_after(
         marker = None
     if reservation is None or end is None:
         return Records(marker)
+    reruns = reservation.reruns(options)
     if reservation.until == "expired":
-        end = "ran" if options.reruns and end != "wait" else None
+        end = "ran" if reruns and end != "wait" else None
     elif end == "failed":
-        stays = reservation.until == "success" and not options.reruns
+        stays = reservation.until == "success" and not reruns
         end = "window" if stays else "over"
     # Sooner, a duplicate would run once more before this execution is known to have finished.
-    after_result = marker == FINISHING and options.reruns
+    after_result = marker == FINISHING and reruns
     return Records(marker, end, options.unique_for + comes_in, after_result)
 
 

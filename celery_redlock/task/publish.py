@@ -7,6 +7,7 @@ Publish a task; one with ``unique_until`` first reserves its lock name.
                       reserved:  sent with the token; it is ended if that fails
                       duplicate: join, fail, or rerun
                       no quorum: sent (the lock decides at run time), or fail by policy
+                      in report mode: sent in any case
 
 Members of a chord, group or chain are always published: dropping one would leave the rest
 waiting without end. So is a task with a callback, which would be dropped along with it.
@@ -19,21 +20,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils import uuid
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils import json
 
 from celery_redlock.errors import DuplicateTask, LockKeyError, QuorumUnavailable
 from celery_redlock.events import DuplicatePublished
+from celery_redlock.lock import clock
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.current import latest_execution
 from celery_redlock.task.envelope import HEADER, Envelope, fresh_publish_id
 from celery_redlock.task.options import LONGEST_UNIQUE_FOR, LockOptions
 from celery_redlock.task.policies import Fail
+from celery_redlock.task.reporting import warn_once
 from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.result import UniqueResult, unique
 from celery_redlock.task.task_lock import lock_of, wait_until_bound
@@ -107,7 +111,8 @@ def publish(
     if not message.needs_reservation:
         return unique(message.send())
     check_arguments(task, args, kwargs)
-    return publish_unique(message, message.lock_options)
+    chosen = message.lock_options
+    return (publish_reported if chosen.only_reports else publish_unique)(message, chosen)
 
 
 def publish_unique(message: Message, chosen: LockOptions) -> UniqueResult:
@@ -156,6 +161,39 @@ def join(message: Message, name: str, chosen: LockOptions, found: Duplicate) -> 
     ignored = message.options.get("ignore_result")
     result.ignored = task.ignore_result if ignored is None else ignored
     return unique(result, lock_name=name, duplicate=True, holder_id=event.holder_id)
+
+
+def publish_reported(message: Message, chosen: LockOptions) -> UniqueResult:
+    """Send *message* in any case, one bounded round later; report a duplicate."""
+    reservation = None
+    try:
+        reservation = reservation_noted(message, chosen)
+    except QuorumUnavailable:
+        pass  # that is reported where it was asked
+    except SoftTimeLimitExceeded:  # of the task that publishes it
+        raise
+    except Exception:  # noqa: BLE001  with any error the message is published
+        warn_once(message.task.name, "%s is published, and unreported", message.task.name)
+    try:
+        return unique(message.send(reservation), lock_name=getattr(reservation, "name", None))
+    except BaseException:
+        if reservation is not None:
+            known = plugin_for(message.task.app).reservations_for(report=True)
+            known.end(reservation.name, reservation.token, OVER)
+        raise
+
+
+def reservation_noted(message: Message, chosen: LockOptions) -> Reservation | None:
+    """Return a reservation that keeps nobody out; None, reported, if another message has it."""
+    plugin = plugin_for(message.task.app)
+    name = message.task.lock_name(message.args, message.kwargs)
+    trigger = trigger_of(message, name, replace(chosen, on_duplicate="join"))
+    ends = clock.now() + plugin.settings.rules.node_timeout
+    found = plugin.reservations_for(report=True).reserve(trigger, ends)
+    if isinstance(found, Reserved):
+        return Reservation(name, found.token, str(chosen.unique_until), is_report=True)
+    plugin.notify(replace(duplicate_of(message, name, chosen, found.holder), report=True))
+    return None
 
 
 # --- what is decided without asking anybody ------------------------------------------------

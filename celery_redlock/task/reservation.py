@@ -13,8 +13,6 @@ message ends a reservation, so a late task never ends another's.
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,23 +20,19 @@ from kombu.utils import json
 
 from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, QuorumUnavailable
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.lock.records import since_of
 from celery_redlock.task.options import UNIQUE_UNTIL, LockOptions
 from celery_redlock.task.outcome import Records
 from celery_redlock.unique.requests import AS_IT_IS, OVER, Start
 from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import NotStarted, Started
 
-__all__ = ["NotItsTurn", "Reservation", "look_again", "newest_call"]
+__all__ = ["NotItsTurn", "Reservation", "newest_call"]
 
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{40}")
 LONGEST_NAME = 100_000
-#: Shortest and longest time after which a task that is next looks whether it is its turn [s].
-LOOK_AGAIN = 1.0, 10.0
-#: Share of the time for which the one before it has been there [1]: after a short one it does not
-#: wait for long.
-PATIENCE = 0.25
+#: What follows in the message of one that only reports.
+REPORT = "report"
 
 
 class NotItsTurn(Exception):
@@ -46,13 +40,11 @@ class NotItsTurn(Exception):
     The task that is queued before this one has not ended.
 
     Attributes:
-        after: When to look again [s].
         why: How the task fails if it cannot be rescheduled.
     """
 
-    def __init__(self, after: float, why: LockNotAcquired) -> None:
-        super().__init__(after, why)
-        self.after = after
+    def __init__(self, why: LockNotAcquired) -> None:
+        super().__init__(why)
         self.why = why
 
 
@@ -65,30 +57,39 @@ class Reservation:
         name: Lock name that it is for.
         token: Proof of ownership.
         until: ``unique_until`` of its task when it was published; that may have changed since.
+        is_report: Whether the task was in report mode then: it keeps no other message out.
     """
 
     name: str
     token: str
     until: str
+    is_report: bool = False
 
     @classmethod
     def of(cls, parts: Any) -> Reservation | None:
         """Parse what a message carries; None if absent or malformed."""
-        if not (isinstance(parts, (list, tuple)) and len(parts) == 3):  # noqa: PLR2004
+        if not (isinstance(parts, (list, tuple)) and len(parts) in (3, 4)):
             return None
         if not all(isinstance(part, str) and part for part in parts):
             return None
-        name, token, until = parts
+        name, token, until, *mode = parts
+        if mode not in ([], [REPORT]):
+            return None
         if until not in UNIQUE_UNTIL or not WELL_FORMED.fullmatch(token):
             return None
         if len(name) > LONGEST_NAME or re.search("[\ud800-\udfff]", name):
             return None
-        return cls(name, token, until)
+        return cls(name, token, until, bool(mode))
 
     @property
     def parts(self) -> list[str]:
         """What a message carries."""
-        return [self.name, self.token, self.until]
+        parts = [self.name, self.token, self.until]
+        return [*parts, REPORT] if self.is_report else parts
+
+    def reruns(self, options: LockOptions) -> bool:
+        """Return whether duplicates are merged into it, by the *options* of its task."""
+        return options.reruns and not self.is_report
 
     def hold(self, reservations: Reservations, longest: float) -> None:
         """
@@ -124,21 +125,22 @@ class Reservation:
         Raises:
             NotItsTurn: Another task of this name is queued before it.
         """
-        if self.until == "expired" and not options.reruns:
+        reruns = self.reruns(options)
+        if self.until == "expired" and not reruns:
             return Started()
         alone = self._alone_from_start(options, lock, comes_back=comes_back)
         start = Start(info, lock.token, info["execution"], alone, options.unique_for)
-        started = reservations.start(self.name, self.token, start, wait=options.reruns)
+        started = reservations.start(self.name, self.token, start, wait=reruns)
         if isinstance(started, Started):
             return started
         if not started.holder and not lock.token:  # it has to run whatever the nodes say
             return Started()
-        raise NotItsTurn(look_again(started.holder), why_not(self.name, started))
+        raise NotItsTurn(why_not(self.name, started))
 
     def _alone_from_start(
         self, options: LockOptions, lock: HeldLock, *, comes_back: bool
     ) -> float | str:
-        if self.until == "started" and not options.reruns:
+        if self.until == "started" and not self.reruns(options):
             return OVER
         if self.until == "expired":
             return AS_IT_IS
@@ -164,15 +166,6 @@ def why_not(name: str, found: NotStarted) -> LockNotAcquired:
     if found.holder:
         return LockTaken(name, found.votes, found.holder)
     return QuorumUnavailable(name, found.votes)
-
-
-def look_again(holder: Mapping[str, Any]) -> float:
-    """Return when to check again whether *holder*, as in `LockTaken.holder`, has ended [s]."""
-    since, ttl = since_of(holder), holder.get("ttl")
-    ran = time.time() - since if since is not None else 0.0
-    shortest, longest = LOOK_AGAIN
-    patience = min(longest, max(shortest, PATIENCE * ran))
-    return min(patience, ttl) if ttl else patience
 
 
 def newest_call(arguments: bytes) -> tuple[list[Any], dict[str, Any]] | None:

@@ -17,12 +17,10 @@ from celery_redlock.lock.records import place_name
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.settings import Settings
 from celery_redlock.task.keys import LockName
-from celery_redlock.task.options import OPTIONS, LockOptions
+from celery_redlock.task.options import BUILT_IN, OPTIONS, LockOptions
 
 __all__ = ["TaskLock", "lock_of", "names_of", "names_of_call", "places_of", "wait_until_bound"]
 
-#: Built-in tasks of Celery; they inherit from us under ``task_cls`` and take no lock.
-BUILT_IN = "celery."
 #: Among the attributes of a task; not in a weak dictionary, which would keep the task alive, as
 #: a `LockName` refers to its task.
 KEY = "celery_redlock.task_lock"
@@ -42,6 +40,7 @@ class TaskLock:
         own: The ``lock_name`` of its base; None before it is bound.
         stores_started: Whether the delivery that has the lock stores STARTED. Celery would store
             it for every delivery.
+        is_named: Whether the setting ``redlock_protect`` names it.
     """
 
     def __init__(self, task: Any) -> None:
@@ -49,7 +48,7 @@ class TaskLock:
         self._name: LockName | None = None
         self._options: tuple[Settings, tuple[Any, ...], LockOptions] | None = None
         self._is_celerys = task.name.startswith(BUILT_IN)
-        self.stores_started = False
+        self.stores_started = self.is_named = False
         self.own: Any = None
 
     def bind(self, own: Any) -> None:
@@ -75,7 +74,8 @@ class TaskLock:
     def is_built_in(self) -> bool:
         """Whether it is a task of Celery's own, which takes no lock."""
         task = self._task
-        return self._is_celerys and task.lock_key is None and task.unique_on is None
+        has_key = task.lock_key is not None or task.unique_on is not None
+        return self._is_celerys and not (has_key or self.is_named)
 
     @property
     def options(self) -> LockOptions:
@@ -94,7 +94,14 @@ class TaskLock:
         if self._name is None:
             self._name = self._make_name()
         names = self._name.name(args, kwargs)
-        return (names,) if isinstance(names, str) else names
+        if isinstance(names, str):
+            return (names,)
+        if len(names) > 1 and self._task.unique_until is not None:
+            raise LockKeyError(
+                f"Task {self._task.name!r}: lock_key gave {len(names)} names, and unique_until "
+                "reserves one; drop unique_until, or give one name"
+            )
+        return names
 
     def _make_name(self) -> LockName:
         cls = type(self._task)  # a callable lock_key is no method: take it from the class, unbound

@@ -42,15 +42,18 @@ class Waiting:
         since: When the lock was first refused [s, Unix time].
         times: How often it was refused by now [>= 1].
         limit: How many places the lock has.
+        is_woken: Whether a release is to wake it. What waits for something else, and has waited
+            for the lock, keeps its `since`, and is not woken: it would find the lock free at once.
     """
 
     name: str
     since: float
     times: int = 1
     limit: int = 1
+    is_woken: bool = True
 
     @classmethod
-    def again(cls, before: Self | None, name: str, limit: int) -> Self:
+    def again(cls, before: Self | None, name: str, limit: int, *, is_woken: bool = True) -> Self:
         """
         Return that a task waits that was refused its lock.
 
@@ -58,13 +61,20 @@ class Waiting:
             before: As it came.
             name: Of the lock.
             limit: How many places that has.
+            is_woken: Whether a release is to wake it.
         """
         short = shorten(name)
         if before is None:
-            return cls(short, round(clock.wall(), 3), limit=limit)
+            return cls(short, round(clock.wall(), 3), 1, limit, is_woken)
         if before.name != short:  # another of its names: it does not go to the end of that queue
-            return cls(short, before.since, limit=limit)
-        return replace(before, times=min(before.times + 1, MOST_TIMES), limit=limit)
+            return cls(short, before.since, 1, limit, is_woken)
+        times = min(before.times + 1, MOST_TIMES)
+        return replace(before, times=times, limit=limit, is_woken=is_woken)
+
+    @property
+    def unwoken(self) -> Self:
+        """The same, not to be woken."""
+        return replace(self, is_woken=False)
 
     @classmethod
     def of(cls, value: Any) -> Self | None:
@@ -75,19 +85,24 @@ class Waiting:
         since: Any = value.get("since")
         times: Any = value.get("times")
         limit: Any = value.get("limit", 1)
+        is_woken: Any = value.get("woken", True)
         is_name = isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and is_text(name)
         is_moment = type(since) in (int, float) and 0 <= since < END_OF_TIME
         is_count = type(times) is int and 0 < times <= MOST_TIMES
         is_limit = type(limit) is int and 0 < limit <= MOST_PLACES
-        if not (is_name and is_moment and is_count and is_limit):
+        if not (is_name and is_moment and is_count and is_limit and type(is_woken) is bool):
             return None
-        return cls(name, float(since), times, limit)
+        return cls(name, float(since), times, limit, is_woken)
 
     @property
     def parts(self) -> dict[str, Any]:
         """What a message carries."""
         parts: dict[str, Any] = {"name": self.name, "since": self.since, "times": self.times}
-        return parts if self.limit == 1 else {**parts, "limit": self.limit}
+        if self.limit != 1:
+            parts["limit"] = self.limit
+        if not self.is_woken:
+            parts["woken"] = False
+        return parts
 
     def ticket(self, task: Any, delivery: Delivery, token: str = "", channel: str = "") -> Ticket:
         """

@@ -120,12 +120,14 @@ class Keyspace:
         store: Key -> value and end.
         micros: What the node's clock shows [us, Unix time]; stands still during a command.
         info: What INFO says, by section.
+        hear: Who hears what is published; returns how many do.
     """
 
     def __init__(self) -> None:
         self.store: Store = {}
         self.micros = 0
         self.info: Callable[[bytes], bytes] = lambda _section: b""
+        self.hear: Callable[[bytes, bytes], int] = lambda _channel, _message: 0
 
     @property
     def now(self) -> int:
@@ -285,13 +287,18 @@ class Keyspace:
         found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
         return b"%.17g" % found[member] if member in found else None
 
-    def zrange(self, key: bytes, first: bytes, last: bytes) -> list[bytes]:
-        """ZRANGE by rank, without scores."""
+    def zrange(self, key: bytes, first: bytes, last: bytes, *scores: bytes) -> list[bytes]:
+        """ZRANGE by rank, perhaps WITHSCORES."""
+        if scores not in ((), (b"WITHSCORES",)):
+            raise Refused(SYNTAX)
         bounds = whole(first), whole(last)
         found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
         ranked = sorted(found, key=lambda member: (found[member], member))
         begin, end = (n + len(ranked) if n < 0 else n for n in bounds)
-        return ranked[max(0, begin) : max(0, end + 1)]
+        members = ranked[max(0, begin) : max(0, end + 1)]
+        if not scores:
+            return members
+        return [part for it in members for part in (it, b"%.17g" % found[it])]
 
     # -- the rest ----------------------------------------------------------------------
 
@@ -311,9 +318,9 @@ class Keyspace:
         self.change(key, Stream((*found, entry)[-kept:] if kept else ()))
         return entry[0]
 
-    def publish(self, _channel: bytes, _message: bytes) -> int:
-        """PUBLISH; nobody listens to a node in memory."""
-        return 0
+    def publish(self, channel: bytes, message: bytes) -> int:
+        """PUBLISH."""
+        return self.hear(channel, message)
 
     def time(self) -> list[bytes]:
         """TIME."""
@@ -369,7 +376,7 @@ COMMANDS = {
     b"XADD": Command(Keyspace.xadd, 4, writes=True, grows=True),
     b"ZADD": Command(Keyspace.zadd, 3, 3, writes=True, grows=True),
     b"ZCARD": Command(Keyspace.zcard, 1, 1),
-    b"ZRANGE": Command(Keyspace.zrange, 3, 3),
+    b"ZRANGE": Command(Keyspace.zrange, 3, 4),
     b"ZREM": Command(Keyspace.zrem, 2, 2, writes=True),
     b"ZREMRANGEBYSCORE": Command(Keyspace.zremrangebyscore, 3, 3, writes=True),
     b"ZSCORE": Command(Keyspace.zscore, 2, 2),

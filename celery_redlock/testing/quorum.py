@@ -48,10 +48,9 @@ class MemoryLocks(Redlock):
     ) -> None:
         self._servers = servers
         clock = servers.clock
+        self._is_other = is_other
         super().__init__(servers.urls, rules, observers, sleep=clock.tick)
         self.client.now, self.client.wall = clock.now, clock.wall
-        told = self._tell_renewal
-        self._watchdog = TickedWatchdog(clock, self._extend_all, told, is_of_others=is_other)
 
     def connected(self) -> Self:
         """Connect to all nodes: what they lose later is noticed when they lose it."""
@@ -64,6 +63,10 @@ class MemoryLocks(Redlock):
 
     def _new_listener(self, addresses: Sequence[Address]) -> None:
         """Wake nobody: in memory who waits asks again."""
+
+    def _new_watchdog(self) -> TickedWatchdog:
+        clock, told = self._servers.clock, self._tell_renewal
+        return TickedWatchdog(clock, self._extend_all, told, is_of_others=self._is_other)
 
     def _new_fanout(self, addresses: Sequence[Address]) -> Fanout:
         servers = self._servers

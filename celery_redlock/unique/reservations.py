@@ -58,16 +58,20 @@ class Reservations:
         """Return the reservations on the nodes of *locks*."""
         return cls(locks.client, locks.driver, locks.notify)
 
-    def reserve(self, trigger: Trigger) -> Reserved | Duplicate:
+    def reserve(self, trigger: Trigger, ends: float | None = None) -> Reserved | Duplicate:
         """
         Take the reservation, or find out who has it; one round.
+
+        Args:
+            trigger: The publish.
+            ends: Give up by then [s, our clock]; None for no such limit.
 
         Raises:
             QuorumUnavailable: No quorum could decide.
         """
         started = clock.now()
         try:
-            return self._driver.drive(reserve(self._client, trigger))
+            return self._driver.drive(reserve(self._client, trigger, ends), ends)
         except QuorumUnavailable as error:
             self._notify(LockUnavailable(trigger.name, error.votes, clock.now() - started))
             raise

@@ -152,9 +152,14 @@ def without_ours(ballot: Ballot) -> frozenset[int]:
 Steps = Generator["Ask | Tell | Pause", Any, "Reserved | Duplicate"]
 
 
-def reserve(client: Client, trigger: Trigger) -> Steps:
+def reserve(client: Client, trigger: Trigger, ends: float | None = None) -> Steps:
     """
     Take the reservation, or find out who has it.
+
+    Args:
+        client: What this client of the cluster knows.
+        trigger: The publish.
+        ends: Give up by then whatever the nodes do [s, our clock]; None for no such limit.
 
     Raises:
         QuorumUnavailable: No quorum could decide.
@@ -186,9 +191,11 @@ def reserve(client: Client, trigger: Trigger) -> Steps:
             raise
         if votes:
             return outcome(votes, token, ballot, client.labels)
-        if not has_met_others(ballot):
+        pause = client.chance(0.0, min(0.06, 0.002 * 2**tries))
+        is_too_late = ends is not None and client.now() + pause >= ends
+        if is_too_late or not has_met_others(ballot):
             break
-        yield Pause(client.chance(0.0, min(0.06, 0.002 * 2**tries)))
+        yield Pause(pause)
     why = votes_by_node(ballot, client.labels)
     raise QuorumUnavailable(trigger.name, why, quarantine_left(ballot, ANSWERS))
 

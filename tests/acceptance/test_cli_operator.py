@@ -45,12 +45,18 @@ SHOP = """
         print("held", flush=True)
         time.sleep(60)
 
+    @app.task(base=RedlockTask, lock_key=("api", "tenant"), lock_limit=(2, 1))
+    def call():
+        print("held", flush=True)
+        time.sleep(60)
+
     @app.task
     def plain():
         pass
 """
 HOLDER = {"task_id", "task", "execution", "host", "pid", "since"}
 LOCK = HOLDER | {"name", "age", "ttl", "votes", "held", "fence", "waiting", "token", "foreign"}
+LOCK |= {"waiting_since"}
 
 
 @pytest.fixture
@@ -170,10 +176,12 @@ def test_what_scripts_read_stays_what_it_is(line, nodes):
     assert set(listed["locks"][0]) == LOCK
     why = plain(line, nodes, "why", "shop.nap", expected=1)
     call = {"another_call", "queued", "next", "recent"}
+    call |= {"waiting", "waiting_since", "waiters", "places"}
     assert set(why) == {"lock", "task", "state", "holder", "others", "nodes"} | call
     more = {"age", "ttl", "votes", "fence", "renewals", "margin", "token", "foreign"}
     assert set(why["holder"]) == HOLDER | more
     assert set(why["nodes"][0]) == {"node", "state", "token", "ttl", "fence", "problem"}
+    assert set(why["places"][0]) == {"lock", "name", "place", "state", "holder"}
     assert set(why["another_call"]) == {"meets", "publish", "run"}
     found = plain(line, nodes, "doctor")
     assert set(found) == {"well", "errors", "warnings", "notes", "findings"}
@@ -211,9 +219,63 @@ def test_why_names_the_holder_and_what_becomes_of_another_call(line, nodes):
     assert "Skipped task shop.nap[task-2]: lock 'nightly' is held by task" in out
     by_name = plain(line, nodes, "why", "--name", "nightly", expected=1)
     by_call = plain(line, nodes, "why", "shop.nap", "[]", "{}", expected=1)
-    for volatile in ("holder", "nodes"):
+    for volatile in ("holder", "nodes", "places"):
         del by_name[volatile], by_call[volatile]
     assert by_name == by_call
+
+
+def wait_for_nightly(node, task_id, since):
+    """Have a node know that somebody waits for a lock."""
+    info = json.dumps({"task": "shop.nap", "task_id": task_id})
+    where = json.dumps({"task": "shop.nap", "task_id": task_id, "host": "web-3", "pid": 4711})
+    now = int(time.time() * 1000)
+    do(node, "ZADD", "redlock:waiting:nightly", now, f"{task_id * 32}{info}")
+    ticket = f"{task_id * 40}{'c' * 16}{where}"
+    do(node, "ZADD", "redlock:ready:nightly", int(since * 1000), ticket)
+
+
+def test_who_waits_is_told_the_oldest_first(line, nodes):
+    """By `why` with names and times, by `ls` and `top` with a number; no token is shown."""
+    hold(line, nodes)
+    assert "Waiting" not in line.redlock(nodes, "why", "shop.nap")[1]
+    begun = time.time()
+    wait_for_nightly(nodes[0], "b", begun - 125)
+    wait_for_nightly(nodes[1], "a", begun - 3725)
+    wait_for_nightly(nodes[2], "b", begun - 125)
+    why = plain(line, nodes, "why", "shop.nap", expected=1)
+    assert [it["task_id"] for it in why["waiters"]] == ["a", "b"]
+    assert why["waiters"][0]["host"] == "web-3"
+    assert why["waiting_since"] == pytest.approx(begun - 3725, abs=0.01)
+    _, out, _ = line.redlock(nodes, "why", "shop.nap")
+    assert "Waiting: 2, the first for 1 h 2 min" in out
+    assert out.index("1 h 2 min  a") < out.index("2 min 5 s")
+    for words in (("ls",), ("top",)):
+        _, out, _ = line.redlock(nodes, *words)
+        assert "OLDEST" in out
+        assert "1 h 2 min" in out
+        assert "b" * 8 not in out
+    (lock,) = plain(line, nodes, "ls")["locks"]
+    assert lock["waiting_since"] == why["waiting_since"]
+
+
+def test_all_names_and_places_of_a_call_are_told_and_released(line, nodes):
+    """Who has each place, by the names of the call, and a release of each."""
+    call = "call.apply(task_id='task-1')"
+    hold(line, nodes, call)
+    why = plain(line, nodes, "why", "shop.call", expected=1)
+    assert [it["lock"] for it in why["places"]] == ["api", "api#1", "tenant"]
+    assert sorted(it["state"] for it in why["places"]) == ["free", "held", "held"]
+    _, out, _ = line.redlock(nodes, "why", "shop.call")
+    assert "Locks 'api', 'tenant' of task shop.call: 2 of 3 locks are held." in out
+    tokens = [it["holder"]["token"] for it in why["places"] if it["holder"]]
+    tokens = [word for token in tokens for word in ("--token", token)]
+    by_name = plain(line, nodes, "why", "--name", "api")
+    assert [it["lock"] for it in by_name["places"]] == ["api", "api#1"]
+    words = ("release", "api", "tenant", *tokens, "--yes")
+    released = plain(line, nodes, *words)
+    assert released["released"]
+    assert [it["lock"] for it in released["others"]] == ["tenant"]
+    assert plain(line, nodes, "why", "shop.call")["state"] == "free"
 
 
 def test_why_of_a_free_lock(line, nodes):
@@ -711,6 +773,8 @@ def test_secrets_are_told_nobody(line, redis_nodes):
         ["why", "shop.bill", "[]", "{}", "4rgument"],
         ["doctor"],
         ["tail", "--no-follow"],
+        ["report"],
+        ["report", "--json"],
         ["bench", "--seconds", "0.2"],
         ["bootstrap"],
         ["release", name, "--token", "0" * 8, "--yes"],
@@ -730,7 +794,10 @@ def test_secrets_are_told_nobody(line, redis_nodes):
         assert secret not in seen
 
 
-COMMANDS = ("status", "ls", "top", "why", "release", "doctor", "tail", "bench", "bootstrap", "web")
+COMMANDS = (
+    *("status", "ls", "top", "why", "release", "report"),
+    *("doctor", "tail", "bench", "bootstrap", "web"),
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -43,7 +43,7 @@ RECORDED = """
 
         task.run = wrapper
 
-    for name in ("bill", "load", "report"):
+    for name in ("bill", "load", "report", "remind"):
         recorded(app.tasks[f"example_worker.app.{name}"])
 """
 
@@ -109,12 +109,15 @@ def test_copies_published_together_run_once(with_ledger, start_worker, events):
     """Of three copies of each invoice one runs, on whichever worker, and the others say who did."""
     trusted = with_ledger
     for _ in range(2):  # with a slot for each copy: one that had to wait would run afterwards
-        start_worker("recorded", env=trusted, pool="threads", concurrency=11)
-    lines, code = publish(trusted, "--loads", "0", "--reports", "2", "--seconds", "3")
+        start_worker("recorded", env=trusted, pool="threads", concurrency=13)
+    several = ("--reports", "2", "--reminders", "2")
+    lines, code = publish(trusted, "--loads", "0", *several, "--seconds", "3")
     assert code == 0
-    assert len(lines) == 11
+    assert len(lines) == 13
     ran = recording.bodies(recording.read(events))
-    assert [body.name for body in ran] == ["bill 1", "bill 2", "bill 3", "report"]
+    assert sorted(body.name for body in ran) == [
+        *("bill 1", "bill 2", "bill 3", "remind 1", "report")
+    ]
     assert all(body.finished for body in ran)
     for body in ran:
         others = [words for what, words in lines if what == body.name]
@@ -122,7 +125,13 @@ def test_copies_published_together_run_once(with_ledger, start_worker, events):
         others.remove(done)
         says_who = rf"skipped \(conflict\): task [0-9a-f]{{8}} runs on \S+, process {body.pid}"
         assert all(re.fullmatch(says_who, words) for words in others), others
-    assert ledger(trusted) == {"invoice 1": 1, "invoice 2": 1, "invoice 3": 1, "report": 1}
+    assert ledger(trusted) == {
+        "invoice 1": 1,
+        "invoice 2": 1,
+        "invoice 3": 1,
+        "reminder 1": 1,
+        "report": 1,
+    }
     lines, _ = publish(trusted, "--loads", "0", "--copies", "1")
     assert [words for _, words in lines] == [
         f"SUCCESS: invoice {number} was billed before" for number in (1, 2, 3)

@@ -175,6 +175,7 @@ def test_tools_need_no_more_than_the_page_says(guarded, tmp_path):
             ("why", "nap", '["kept", 1]'): 1,
             ("doctor",): None,
             ("tail", "--no-follow"): 0,
+            ("report",): 0,
             ("bench", "--seconds", "0.2"): 0,
         }.items():
             got, out, err = line.redlock([], *words)

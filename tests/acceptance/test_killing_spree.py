@@ -4,11 +4,8 @@ A stream of tasks, and somebody who kills workers and their children at random.
 Every task has to reach its own result, no two bodies of one name may run at once, fences
 grow, and nothing stays behind.
 
-With Redis as the broker a worker takes a message off its queue (BRPOP), and notes that it has it
-(HSET) when the reply has come: killed in between, it takes the message along. That is kombu's,
-and happens to any task. Such losses are told from ours by the broker's own record of all commands:
-what was lost so was pushed to its queue, is not there any more, and was never noted. RabbitMQ
-loses nothing, so there nothing is excused.
+With Redis as the broker a worker that is killed may take a message along (`support.broker_record`).
+RabbitMQ loses nothing, so there nothing is excused.
 
 Messages that nobody acknowledged are brought back by a worker that has taken kombu's own lock for
 that (``unacked_mutex``). Killed with it in its hand, it keeps all others from bringing any back
@@ -26,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import signal
 import threading
 import time
@@ -39,6 +35,7 @@ from celery import Task
 
 from celery_redlock import RedlockTask, Reschedule, current_lock
 from celery_redlock.lock.waiting import HEARD_FOR
+from support.broker_record import BrokerRecord
 from support.events import bodies, body, overlaps, read, record
 from support.stage import stage
 from support.waiting import eventually
@@ -57,6 +54,7 @@ LONGEST = {
     "fence": 3600.0,
     "node": 30 * 24 * 3600.0,
     "journal": 7 * 24 * 3600.0,
+    "tally": 7 * 24 * 3600.0,
 }
 
 
@@ -80,45 +78,6 @@ def declare(app):
         name="locked", base=RedlockTask, on_unavailable=Reschedule(1.0, 2.0), **ours, **options
     )(work)
     app.task(name="plain", base=Task, **options)(work)
-
-
-PAYLOAD = re.compile(r'"id": "([0-9a-f-]{36})"')
-TAG = re.compile(r'"delivery_tag": "([0-9a-f-]{36})"')
-
-
-class Record:
-    """What Redis was told of each message: the last of pushed, noted and acknowledged."""
-
-    def __init__(self, url):
-        self.tags = defaultdict(dict)  # of each task: delivery tag -> state
-        self._of = {}
-        self._client = redis.Redis.from_url(url)
-        self._monitor = self._client.monitor()
-        self._monitor.__enter__()
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def close(self):
-        """Listen no more."""
-        with contextlib.suppress(Exception):
-            self._monitor.connection.disconnect()
-        self._client.close()
-
-    def _listen(self):
-        with contextlib.suppress(Exception):  # the connection was closed
-            for told in self._monitor.listen():
-                self._note(*told["command"].partition(" ")[::2])
-
-    def _note(self, verb, rest):
-        task, tag = PAYLOAD.search(rest), TAG.search(rest)
-        if verb in ("LPUSH", "RPUSH", "HSET") and task is not None and tag is not None:
-            self._of[tag[1]] = task[1]
-            self.tags[task[1]][tag[1]] = "noted" if verb == "HSET" else "pushed"
-        elif verb == "HDEL" and (tag := rest.rpartition(" ")[2]) in self._of:
-            self.tags[self._of[tag]][tag] = "acknowledged"
-
-    def was_dropped(self, task_id):
-        """Return whether a message of a task that is in no queue was never noted by a worker."""
-        return "pushed" in self.tags[task_id].values()
 
 
 class Killer:
@@ -184,7 +143,7 @@ def spree(request, tmp_path):
         conf["broker_transport_options"] = {}
     with stage(__file__, tmp_path, **conf) as it:
         rng = random.Random(SEED)
-        killer, told = Killer(it, rng), Record(it.broker.url)
+        killer, told = Killer(it, rng), BrokerRecord(it.broker.url)
         starts = [threading.Thread(target=killer.start) for _ in range(WORKERS)]
         for start in starts:
             start.start()

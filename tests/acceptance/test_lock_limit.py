@@ -6,21 +6,33 @@ Who runs at once is told by a record outside, which no lock has a hand in.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import redis
 
 from celery_redlock import RedlockTask, current_lock
+from celery_redlock.lock.lease import quorum
 from celery_redlock.plugin import plugin_for
-from support.events import body, read
+from support.broker_record import BrokerRecord
+from support.events import body, now, read
 from support.stage import stage
 from support.waiting import eventually
 
 LIMIT = 3
 NAMES = 10
+PUBLISHES = 1000
 TTL = 2.0
+
+
+def gate():
+    """Return the file for which bodies wait that count per node."""
+    return Path(os.environ["EVENTS"]).with_name("open")
 
 
 def declare(app):
@@ -37,6 +49,22 @@ def declare(app):
     app.task(name="limited", lock_key="{name}", lock_limit=LIMIT, **options)(work)
     app.task(name="free", lock_key="{name}", lock_limit=1000, **options)(work)
 
+    @app.task(name="per_node", shared=False)
+    def per_node(number):
+        """Take a place where a majority of nodes counts less than three, as recipes do."""
+        nodes, counted = app.conf.redlock_nodes, []
+        for step in range(len(nodes)):  # the first that answer: each client's own
+            with redis.Redis.from_url(nodes[(number + step) % len(nodes)]) as client:
+                if len(counted) < quorum(len(nodes)) and client.incr("per node") <= LIMIT:
+                    counted.append(client)
+        is_granted = len(counted) == quorum(len(nodes))
+        if is_granted:
+            with body(os.environ["EVENTS"], "per node"):
+                ends = time.monotonic() + 60
+                while not gate().exists() and time.monotonic() < ends:
+                    time.sleep(0.02)
+        return is_granted
+
     @app.task(name="pair", lock_key=("tenant:{tenant}", "all"), **options)
     def pair(tenant, seconds):
         held = current_lock()
@@ -48,10 +76,16 @@ def declare(app):
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
     """Two workers with eight children, on nodes that lose their memory when they restart."""
-    transport = {"visibility_timeout": 10, "unacked_restore_interval": 1}
+    transport = {
+        "visibility_timeout": 5,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": 2,  # see test_killing_spree
+    }
     conf = {"redlock_max_ttl": TTL, "redlock_ttl": TTL, "worker_prefetch_multiplier": 4}
+    conf |= {"broker_transport_options": transport, "task_track_started": False}
     folder = tmp_path_factory.mktemp("limit")
-    with stage(__file__, folder, broker_transport_options=transport, **conf) as it:
+    with stage(__file__, folder, **conf) as it:
         it.start_workers([{"concurrency": 8}] * 2)
         yield it
 
@@ -71,32 +105,61 @@ def begun(it, name):
     return [event for event in read(it.events, "start") if event["name"] == name]
 
 
+def stored(it, ids):
+    """Return what the result backend has of the tasks that have ended, by their ids."""
+    with redis.Redis.from_url(it.broker.url) as client:
+        found = client.mget([f"celery-task-meta-{one}" for one in ids])
+    return {one: json.loads(meta) for one, meta in zip(ids, found, strict=True) if meta}
+
+
+def killed_at(bodies, when):
+    """Return *bodies*; of what was cut off by a kill it is known that it ran until that moment."""
+    return [
+        one if one.finished or one.started > when else replace(one, ended=max(one.ended, when))
+        for one in bodies
+    ]
+
+
 def test_never_more_than_the_limit_whatever_dies(it):
     """A worker is killed with all its children, three of five nodes forget; all tasks end."""
     names = [f"limited {number}" for number in range(NAMES)]
-    results = [it.task("limited").delay(names[i % NAMES], 0.05) for i in range(200)]
-    eventually(lambda: sum(result.ready() for result in results) > 30, "some results", timeout=100)
+    broker = BrokerRecord(it.broker.url)
+    ids = [it.task("limited").delay(names[i % NAMES], 0.02).id for i in range(PUBLISHES)]
+
+    def ended(share):
+        return eventually(lambda: len(stored(it, ids)) > share * PUBLISHES, f"{share}", timeout=100)
+
+    ended(0.2)
+    killed = now()
     os.killpg(it.workers[0].pid, signal.SIGKILL)
     it.worker(concurrency=8)
-    eventually(lambda: sum(result.ready() for result in results) > 80, "more results", timeout=100)
+    ended(0.4)
     for node in it.nodes[:3]:
         node.restart()
-    # With Redis as the broker a worker that is killed takes along what it has just taken off the
-    # queue, and has not noted as received: kombu's, of any task (see test_killing_spree).
-    eventually(
-        lambda: all(one.ready() or one.id not in it.log() for one in results),
-        "all results",
-        timeout=120,
-        every=0.5,
-    )
-    places = [one.get() for one in results if one.ready()]
-    assert len(places) >= len(results) - 2
-    assert set(places) == set(range(LIMIT))
+
+    def all_have_ended():
+        found = stored(it, ids)
+        return all(one in found or broker.was_dropped(one) for one in ids) and found
+
+    found = eventually(all_have_ended, "the end of all tasks", timeout=100, every=0.2)
+    broker.close()
+    assert len(found) >= PUBLISHES - 1, "one worker was killed, with one message in its hand"
+    assert {meta["status"] for meta in found.values()} == {"SUCCESS"}
+    assert {meta["result"] for meta in found.values()} == set(range(LIMIT))
     for name in names:
-        assert most_at_once(it.bodies(name)) <= LIMIT
+        assert most_at_once(killed_at(it.bodies(name), killed)) <= LIMIT
         for place in range(LIMIT):
             fences = [one["fence"] for one in begun(it, name) if one["place"] == place]
             assert fences == sorted(set(fences)), "a place has fencing numbers of its own"
+
+
+def test_a_count_per_node_lets_in_more(it):
+    """A twin: each node counts to three, and each of five tasks has a majority of them."""
+    results = [it.task("per_node").delay(number) for number in range(5)]
+    it.started("per node", 5)
+    it.events.with_name("open").touch()
+    assert [result.get(timeout=100) for result in results] == [True] * 5
+    assert most_at_once(it.bodies("per node")) == 5 > LIMIT
 
 
 def test_without_the_limit_there_are_more(it):

@@ -7,12 +7,16 @@ are not run and why, and what holds a block that cannot be run at all.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import sqlite3
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,9 +24,12 @@ from celery_redlock import events
 from celery_redlock.lock import watchdog
 from celery_redlock.nodewatch import no_lock
 from celery_redlock.observers.records import record_of
+from celery_redlock.ops.cli.why import show_waiters
 from celery_redlock.ops.listing import STATES
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.sentences import sentence
+from celery_redlock.reading.waiters import Waiter
+from support import report_page
 from support.page_names import names_for
 from support.page_run import PageRun, run_page
 from support.pages import LANGUAGES, blocks_of, commands_of, outcome_of
@@ -100,7 +107,19 @@ COMMANDS = {
         "python -m example_worker.publish": FIVE_MINUTES,
     },
     "docs/how-to/install.md": {'pip install celery-redlock "celery[redis]"': PUBLISHED},
+    "docs/how-to/try-on-production.md": {
+        "celery -A shop redlock report": Ends((0,)),
+        "celery -A shop redlock report --since 7d --task 'shop.*'": Ends((0,)),
+        "celery -A shop redlock report --json": Ends((0,)),
+    },
     "docs/how-to/why-did-my-task-not-run.md": OPERATOR,
+    "docs/how-to/queue-behind-a-holder.md": {
+        "celery -A shop redlock why shop.move_stock '[\"tea\", 3]'": Ends((0,)),
+        "celery -A shop redlock ls": Ends((0,)),
+        "celery -A shop redlock tail --event TaskQueued --event LockAcquired --no-follow": Ends(
+            (0,)
+        ),
+    },
     "docs/reference/beat.md": {
         "celery -A shop beat -S redlock": Until(r"leads -> one of all called .shop."),
     },
@@ -133,6 +152,17 @@ def is_table_of_status(text):
     assert head.split() == ["NODE", "STATE", "VERSION", "UPTIME", "QUARANTINE"]
     assert rows
     assert all(row.split()[1] in STATES for row in rows)
+
+
+def is_list_of_waiters(text):
+    """What `redlock why` says of two that wait so long."""
+    waiters = [
+        Waiter("shop.move_stock", task_id, "web-3", 4711, time.time() - ago)
+        for task_id, ago in (("9f2c", 42), ("41d0", 4))
+    ]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        show_waiters(SimpleNamespace(waiters=waiters))
+    assert text.strip() == said.getvalue().strip()
 
 
 def is_line_of_a_skip(text):
@@ -186,13 +216,20 @@ def is_warning_of_the_watchdog(text):
     assert text.strip() == f"WARNING {told[0]}"
 
 
+def is_report(text):
+    """What `redlock report` prints of such a day."""
+    assert text.strip() == report_page.shown().strip()
+
+
 #: Page -> first word or words of a block that is not run -> what holds it.
 HELD = {
+    "docs/how-to/try-on-production.md": {"Watched for": is_report},
     "docs/architecture.md": {"": names_files_that_exist},
     "docs/guarantees.md": {
         "        node A": is_a_drawing,
         "holder   asks": is_a_drawing,
     },
+    "docs/how-to/queue-behind-a-holder.md": {"Waiting:": is_list_of_waiters},
     "docs/how-to/why-did-my-task-not-run.md": {"NODE": is_table_of_status},
     "docs/lost-leases.md": {"WARNING The watchdog": is_warning_of_the_watchdog},
     "docs/proofs.md": {"UPDATE counter": refuses_stale_writers},

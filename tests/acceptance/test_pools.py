@@ -45,6 +45,7 @@ def declare_naps(app):
         "fail": "fail",
         "retry": Retry(countdown=1),
         "reschedule": Reschedule(base=1.0, cap=1.0),
+        "queue": "queue",
     }
     for name, policy in policies.items():
         app.task(name=name, on_conflict=policy, max_retries=None, **OURS)(nap)
@@ -132,7 +133,11 @@ def test_bodies_of_one_name_never_meet(it, task):
     assert all(v["skipped"] == "conflict" for v in values if not isinstance(v, int))
 
 
-@pytest.mark.parametrize("policy", ["skip", "fail", "retry", "reschedule"])
+#: What is logged of a task under a policy that has it wait for its lock.
+WAITS = {"reschedule": "Rescheduled task", "queue": "Queued task"}
+
+
+@pytest.mark.parametrize("policy", ["skip", "fail", "retry", *WAITS])
 def test_a_conflict_ends_as_its_policy_says(it, policy):
     """Another holds the lock for a while: a value, an error, or the body's own result later."""
     lock = f"policy {policy}"
@@ -146,10 +151,10 @@ def test_a_conflict_ends_as_its_policy_says(it, policy):
         elif policy == "retry":
             eventually(lambda: result.state == "RETRY", "a retry", timeout=100)
         else:
-            it.wait_for_log(rf"Rescheduled task \S*{policy}\[{result.id}\]")
-    if policy in ("retry", "reschedule"):
+            it.wait_for_log(rf"{WAITS[policy]} \S*{policy}\[{result.id}\]")
+    if policy in ("retry", *WAITS):
         assert result.get(timeout=100) == "ran"
-    assert len(it.bodies(lock)) == (policy in ("retry", "reschedule"))
+    assert len(it.bodies(lock)) == (policy in ("retry", *WAITS))
 
 
 def test_nothing_is_refused_by_its_own_lock_or_its_predecessors(it):
@@ -189,20 +194,28 @@ def test_a_chord_and_a_group_with_equal_members_end(it):
     assert overlaps(of(it, "twin")) == []
 
 
+def test_a_chord_and_a_group_whose_members_wait_for_one_another_end(it):
+    """All members run, one by one, and the chord's body gets the values of all."""
+    members = [it.task("queue").si("in line", 0.05, number) for number in range(4)]
+    results = [chord(members, it.task("gather").s()).apply_async(), group(members).apply_async()]
+    assert [sorted(result.get(timeout=100)) for result in results] == [[0, 1, 2, 3]] * 2
+    assert len(it.bodies("in line")) == 8
+    assert overlaps(of(it, "in line")) == []
+
+
+@pytest.mark.parametrize("policy", WAITS)
 @pytest.mark.parametrize("end", ["revoked", "expired"])
-def test_a_task_that_was_put_off_can_be_called_off(it, end):
-    """Revoked or expired between two turns, it ends as revoked and does not run."""
-    lock = f"put off {end}"
+def test_a_task_that_was_put_off_can_be_called_off(it, policy, end):
+    """Revoked or expired between two turns, or in line, it ends as revoked and does not run."""
+    lock = f"{policy}, {end}"
     with it.held(lock):
-        result = it.task("reschedule").apply_async(
-            (lock,), expires=2.0 if end == "expired" else None
-        )
-        it.wait_for_log(rf"Rescheduled task \S*reschedule\[{result.id}\]")
+        result = it.task(policy).apply_async((lock,), expires=2.0 if end == "expired" else None)
+        it.wait_for_log(rf"{WAITS[policy]} \S*{policy}\[{result.id}\]")
         if end == "revoked":
             result.revoke()
         with pytest.raises(TaskRevokedError):
             result.get(timeout=100)
-    assert it.task("skip").delay(lock, 0.0, "next").get(timeout=100) == "next"
+    assert it.task(policy).delay(lock, 0.0, "next").get(timeout=100) == "next"
     assert len(it.bodies(lock)) == 1
 
 

@@ -19,10 +19,12 @@ from pathlib import Path
 import pytest
 import redis
 from celery import chain, chord, group
+from celery.exceptions import TaskRevokedError
 
 from celery_redlock import LockTaken, Queue, RedlockTask
 from celery_redlock.lock.listener import Listener
 from celery_redlock.task import waiting_room
+from celery_redlock.task.envelope import Envelope, fresh_publish_id
 from support.events import body, overlaps, read
 from support.stage import stage
 from support.waiting import eventually
@@ -32,6 +34,8 @@ pytestmark = pytest.mark.in_order  # the scenes kill children and workers
 TTL = 3.0
 #: Longest that wake-ups may take on a loaded machine [s]; nobody comes by itself so soon.
 SOON = 40.0
+#: A lease of which two thirds are more than that.
+LONG = 60.0
 #: How many tasks wait behind one lock.
 MANY = 30
 
@@ -62,11 +66,15 @@ def declare(app):
         app.task(name=name, base=RedlockTask, bind=True, shared=False, **options)(run)
 
     locked("nap")
+    locked("patient", lock_wait=60)
     locked("late", acks_late=True)
     locked("lost", acks_late=True, reject_on_worker_lost=True)
     locked("full", on_conflict=Queue(max_waiting=2))
     locked("full_skip", on_conflict=Queue(max_waiting=2, then="skip"))
     locked("once", unique_until="started", on_duplicate="join")
+    locked("long", lock_ttl=LONG, on_conflict="fail")
+    again = {"unique_until": "finished", "on_duplicate": "rerun"}
+    locked("again", lock_ttl=LONG, on_conflict="fail", **again)
 
     @app.task(
         name="stubborn",
@@ -173,12 +181,19 @@ def alone(it, lock):
 # -- in line -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-@pytest.mark.parametrize("name", ["nap", "late"])
+@pytest.mark.parametrize(
+    ("pool", "name"),
+    [
+        *itertools.product(["prefork", "threads", "gevent", "solo"], ["nap", "late"]),
+        ("eventlet", "late"),
+    ],
+)
 def test_all_who_wait_run_one_by_one_in_the_order_of_their_refusal(it, crew, pool, name):
     """And long before they would come by themselves: each release wakes the next one."""
     lock = f"line, {pool}, {name}"
-    crew.worker(pool=pool)
+    # With Celery events a greenlet lets others run at moments at which none does without them.
+    events = ["-E"] if pool == "gevent" else []
+    crew.worker(pool=pool, args=["-Q", crew.queue, *events])
     count = MANY if (pool, name) == ("prefork", "nap") else 10
     with it.held(lock):
         results = crew.in_line(lock, count, name)
@@ -191,6 +206,7 @@ def test_all_who_wait_run_one_by_one_in_the_order_of_their_refusal(it, crew, poo
     assert sum(b < a for a, b in itertools.pairwise(numbers)) <= 1, numbers
     eventually(lambda: crew.tickets(lock) == [0] * 5, "no ticket left", timeout=SOON)
     assert not it.keys(f"redlock:waiting:{lock}")
+    assert not any(it.app.control.inspect(timeout=1).scheduled().values())
 
 
 def test_twin_a_worker_that_hears_nothing_runs_none_of_them(it, crew):
@@ -237,6 +253,25 @@ def test_twin_tasks_that_count_for_the_limit_hold_up_all_others(it, crew):
         assert not all(result.ready() for result in plain)
 
 
+def test_a_worker_without_a_free_process_lets_the_next_one_pass(it, crew):
+    """Its task was refused first, and has its turn when the worker has a process again."""
+    busy, lock = crew.worker(concurrency=1), "no process"
+    with it.held(lock):
+        first = crew.queued("nap", lock, 1)
+        crew.publish("nap", "in the way", 0, True)
+        it.started("in the way")
+        crew.worker(queue="queue-free")
+        second = crew.queued("nap", lock, 2, queue="queue-free")
+        eventually(lambda: crew.tickets(lock) == [2] * 5, "both tickets", timeout=SOON)
+    began = time.monotonic()
+    assert second.get(timeout=SOON) == 2
+    assert time.monotonic() - began < 5
+    assert crew.numbers(lock) == [2]
+    gate_of_stage(it, "in the way").touch()
+    assert first.get(timeout=SOON) == 1
+    assert busy.log().count("Queued task nap") == 1
+
+
 # -- how the lock becomes free -----------------------------------------------------------
 
 
@@ -249,6 +284,20 @@ def test_a_child_that_is_killed_wakes_the_next(it, crew):
     waiting = crew.queued("nap", "killed child", 8)
     os.kill(holder.pid, signal.SIGKILL)
     assert waiting.get(timeout=SOON) == 8
+
+
+def test_a_child_that_is_killed_while_it_waits_waits_no_more(it, crew):
+    """Its parent says so; the nodes would count it for minutes."""
+    crew.worker()
+    lock = "killed while it waits"
+    with it.held(lock), redis.Redis.from_url(it.nodes[0].url) as client:
+        crew.publish("patient", lock, 7)
+        eventually(lambda: it.keys(f"redlock:waiting:{lock}"), "somebody who waits", timeout=SOON)
+        (ticket,) = eventually(lambda: client.zrange(f"redlock:ready:{lock}", 0, -1), "ticket")
+        pid = json.loads(ticket[ticket.index(b"{") :])["pid"]
+        it.wait_until_begun(pid)
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not it.keys(f"redlock:waiting:{lock}"), "end of that", timeout=SOON)
 
 
 def test_a_lease_that_lapses_wakes_the_next(it, crew):
@@ -294,6 +343,8 @@ def test_one_that_is_not_to_run_lets_the_next_pass(it, crew, how):
         if how == "revoked":
             it.app.control.revoke(first.id)
         eventually(lambda: crew.tickets(lock) == [1] * 5, "one ticket left", timeout=SOON)
+        with pytest.raises(TaskRevokedError):  # while the lock is held, and long before it comes
+            first.get(timeout=SOON / 2)
     began = time.monotonic()
     assert second.get(timeout=SOON) == 2
     assert time.monotonic() - began < 10
@@ -357,6 +408,42 @@ def test_one_runs_and_one_waits(it, crew):
     assert all_of([first, second, *others]) == [1, 2, 2, 2]
     time.sleep(1)
     assert crew.numbers(lock) == [1, 2]
+
+
+def set_aside(crew, name, result):
+    """Wait until a task has been set aside."""
+    words = f"{name}[{result.id}] set aside"
+    eventually(lambda: words in crew.log(), f"{name} that is set aside", timeout=SOON)
+
+
+def test_the_next_run_is_woken_by_the_one_before_it(it, crew):
+    """It would come by itself when the lease may have ended."""
+    crew.worker()
+    crew.publish("again", "next run", 1, True)
+    it.started("next run")
+    second = crew.publish("again", "next run", 2)
+    set_aside(crew, "again", second)
+    gate_of_stage(it, "next run").touch()
+    assert second.get(timeout=LONG / 2) == 2
+    assert alone(it, "next run")
+
+
+def test_a_copy_of_what_runs_ends_when_that_does(it, crew):
+    """Woken by its release, it finds that it has finished."""
+    crew.worker()
+    message = {"task_id": "copied", "headers": Envelope(fresh_publish_id()).header("copied")}
+    result = crew.publish("long", "copied", 1, True, **message)
+    it.started("copied")
+    crew.publish("long", "copied", 1, True, **message)
+    set_aside(crew, "long", result)
+    gate_of_stage(it, "copied").touch()
+    assert result.get(timeout=SOON) == 1
+    eventually(
+        lambda: f"long[{result.id}] has finished before; this copy ends" in crew.log(),
+        "the end of the copy",
+        timeout=LONG / 2,
+    )
+    assert crew.numbers("copied") == [1]
 
 
 def test_a_retry_of_its_own_is_none_that_waits(it, crew):

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import redis
 from billiard.exceptions import WorkerLostError
-from celery import Task, chain, chord
+from celery import Task, chain, chord, group
 from celery.exceptions import Ignore, TaskRevokedError
 from celery.exceptions import TimeoutError as NotReady
 
@@ -214,6 +214,55 @@ def test_who_queues_is_woken_after_the_broker_was_lost(it):
     assert len(it.bodies("broken line")) == 3
     assert not [pair for pair in overlaps(read(it.events)) if pair[0].name == "broken line"]
     worker.terminate()
+
+
+def test_a_chord_and_a_group_whose_members_wait_end(it):
+    """Each member runs, none beside another, and the chord's body gets the values of all."""
+    members = [it.task("queue").si("members", gated=False) for _ in range(3)]
+    results = [chord(members, it.task("follow").s()).apply_async(), group(members).apply_async()]
+    (values,), others = (result.get(timeout=100) for result in results)
+    assert len(values) == len(others) == 3
+    assert len(it.bodies("members")) == 6
+    assert not [pair for pair in overlaps(read(it.events)) if pair[0].name == "members"]
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+def test_who_queues_can_be_called_off(it, end):
+    """It ends as revoked and does not run, wherever it waits; the next in line does."""
+    lock = f"in line, {end}"
+    with it.held(lock):
+        rival = it.task("queue").apply_async((lock,), expires=3 if end == "expired" else None)
+        sent = time.time()
+        it.wait_for_log(rf"Queued task queue\[{rival.id}")
+        if end == "revoked":
+            rival.revoke()
+        else:
+            eventually(lambda: time.time() > sent + 3, "its time to be up")
+        # One that has expired in a worker's timer ends when it comes by itself, as any such task.
+        if end == "revoked" or it.kind == "quorum":
+            with pytest.raises(TaskRevokedError):
+                rival.get(timeout=100)
+    assert it.task("queue").delay(lock, gated=False).get(timeout=60)["first"]
+    assert len(it.bodies(lock)) == 1
+
+
+def test_who_queues_outlasts_a_deploy(it):
+    """Workers that stop warm hand their messages back; new ones run all, none beside another."""
+    queue = f"{it.kind}-deploy"
+    options = {"concurrency": 2, "args": ["-Q", queue]}
+    old = it.worker(name="old", **options)
+    first = begin(it, "queue", "deploy", queue=queue)
+    rivals = [it.task("queue").apply_async(("deploy",), queue=queue) for _ in range(6)]
+    for rival in rivals[:3]:
+        old.wait_for_log(rf"Queued task queue\[{rival.id}")
+    new = it.worker(name="new", **options)
+    old.signal(signal.SIGTERM)
+    it.open("deploy")
+    old.wait()
+    assert [result.get(timeout=60)["first"] for result in (first, *rivals)] == [True] + [False] * 6
+    assert len(it.bodies("deploy")) == 7
+    assert not [pair for pair in overlaps(read(it.events)) if pair[0].name == "deploy"]
+    new.terminate()
 
 
 # -- conflicts -------------------------------------------------------------------------

@@ -65,11 +65,11 @@ def let_celery_tell(sender, **_):
 
 def set_aside_for_long():
     """Let copies wait longer than the broker waits for them."""
-    from celery_redlock.task import begin, redelivery
+    from celery_redlock.task import queueing, redelivery
 
     redelivery.longest_countdown = lambda app: math.inf
-    requeue = begin.requeue
-    begin.requeue = lambda task, request, envelope, _after, **how: requeue(
+    requeue = queueing.requeue
+    queueing.requeue = lambda task, request, envelope, _after, **how: requeue(
         task, request, envelope, int(VISIBILITY) + 2, **how
     )
 

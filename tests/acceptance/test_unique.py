@@ -260,7 +260,7 @@ def test_a_publish_asks_the_nodes_once(it, monkeypatch, way):
         publish((name,), queue="nobody")
     fanout = plugin_for(it.app).locks.fanout
     asked, ask = [], fanout.ask
-    monkeypatch.setattr(fanout, "ask", lambda calls: (asked.append(calls), ask(calls)))
+    monkeypatch.setattr(fanout, "ask", lambda calls, ends=None: (asked.append(calls), ask(calls)))
     assert publish((name,), queue="nobody").duplicate == (way != "fresh")
     assert len(asked) == 1
 

@@ -51,7 +51,7 @@ class PlainTask(Task):
 
 
 def declare(app):
-    """Declare a task of every form, on our base or, for the twin, on a plain one."""
+    """Declare a task of every form, on our base, or on a plain one: by setting, and the twin."""
     mine = RedlockTask if app.conf["protected"] else PlainTask
     if app.conf["mutant"] and "STAGE" in os.environ:  # in a worker, and not in the test run itself
         task_base.protect = lambda *_: None
@@ -430,14 +430,18 @@ def publishing_its_own_way(app, mine, name):
 # -- the stages -------------------------------------------------------------------------
 
 
-def set_up(folder, *, protected=True, mutant=False, default="app.Task", own_request=False):
+def set_up(
+    folder, *, protected=True, setting=None, mutant=False, default="app.Task", own_request=False
+):
     """Return a stage for the tasks above."""
+    has_nodes = protected or setting is not None
     return stage(
         __file__,
         folder,
-        nodes=3 if protected else 0,
-        **({} if protected else {"redlock_nodes": []}),
+        nodes=3 if has_nodes else 0,
+        **({} if has_nodes else {"redlock_nodes": []}),
         protected=protected,
+        redlock_protect=setting,
         mutant=mutant,
         default_base=default,
         own_request=own_request,
@@ -449,6 +453,15 @@ def set_up(folder, *, protected=True, mutant=False, default="app.Task", own_requ
 def protected(tmp_path_factory):
     """A stage whose tasks have our base."""
     with set_up(tmp_path_factory.mktemp("protected")) as it:
+        it.worker(concurrency=3)
+        yield it
+
+
+@pytest.fixture(scope="module")
+def by_setting(tmp_path_factory):
+    """A stage whose tasks have a plain base, and are protected by a setting."""
+    folder = tmp_path_factory.mktemp("by_setting")
+    with set_up(folder, protected=False, setting={"*": {}}) as it:
         it.worker(concurrency=3)
         yield it
 
@@ -563,6 +576,12 @@ def test_two_tasks_of_one_name_do_not_overlap(protected, name):
 
 
 @pytest.mark.parametrize("name", [name for name in FORMS if name not in NOT_YET])
+def test_a_setting_protects_them_as_our_base_does(by_setting, name):
+    """In whatever form; the twin is the one without our base."""
+    assert_alone(by_setting, name)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name not in NOT_YET])
 def test_with_a_plain_base_they_overlap(plain, name):
     """The twin: without our base every form is seen to overlap."""
     assert overlap(plain, name)
@@ -580,10 +599,12 @@ def test_an_app_with_task_cls_is_protected(with_task_cls, name):
     assert_alone(with_task_cls, name)
 
 
+@pytest.mark.parametrize("by", ["protected", "by_setting"])
 @pytest.mark.parametrize("policy", ["retry", "reschedule"])
 @pytest.mark.parametrize("kind", ["publishing", "mixed"])
-def test_a_policy_gets_along_with_what_users_override(protected, kind, policy):
+def test_a_policy_gets_along_with_what_users_override(request, by, kind, policy):
     """What comes again later comes through their methods, is not lost, and does not overlap."""
+    protected = request.getfixturevalue(by)
     name = f"{kind}_{policy}"
     first = publish(protected, name, "hold")
     protected.started(f"{name} hold")

@@ -343,6 +343,7 @@ PAGES = (
     "?q=orders.bill&event=refused",
     "task?name=orders.bill",
     "lock?name=old-import",
+    "report",
     "release?name=old-import&seen=",
     "nowhere",
 )

@@ -26,13 +26,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import redis
-from celery import chain, chord, group
+from celery import Task, chain, chord, group
 from celery.canvas import StampingVisitor
 from celery.exceptions import Ignore
 from celery.exceptions import TimeoutError as NotReadyError
 from celery.result import GroupResult
 
 from celery_redlock import LockTaken, RedlockTask, Reschedule, Retry
+from celery_redlock.task.options import OPTIONS
 from support.events import body, now, overlaps, read, record
 from support.stage import stage
 from support.waiting import eventually
@@ -71,13 +72,20 @@ BY_OUTAGE = {**BY_CONFLICT, "run_unlocked": "ran"}
 del BY_OUTAGE["default"]  # it is to reschedule, with pauses that grow
 #: Where Celery polls for the end of a header, as it does with a database.
 POLLED = {"skip": "stopped", "fail": "failed"}
-STAGES = {"conflict": BY_CONFLICT, "outage": BY_OUTAGE, "polled": POLLED}
+#: Where the tasks know nothing of us, and a setting protects them.
+BY_SETTING = {policy: BY_CONFLICT[policy] for policy in ("skip", "fail", "reschedule")}
+STAGES = {
+    "conflict": BY_CONFLICT,
+    "outage": BY_OUTAGE,
+    "polled": POLLED,
+    "by_setting": BY_SETTING,
+}
 
 
 # -- the tasks ---------------------------------------------------------------------------
 
 
-class Noted(RedlockTask):
+class Noted(Task):
     """Notes every delivery before a lock is asked for."""
 
     abstract = True
@@ -114,8 +122,16 @@ def declare(app):
             return made_of(values, label)
 
     app.task(name="step", bind=True, shared=False)(work)
-    for name, options in POLICIES.items():
-        app.task(name=name, base=Noted, bind=True, shared=False, lock_key=lock_of, **options)(work)
+    base = type("LockedAndNoted", (Noted, RedlockTask), {"abstract": True})
+    policies = {name: {"lock_key": lock_of, **options} for name, options in POLICIES.items()}
+    if app.conf["by_setting"]:
+        base = Noted
+        app.conf.redlock_protect = {
+            name: {option: options.pop(option) for option in OPTIONS if option in options}
+            for name, options in policies.items()
+        }
+    for name, options in policies.items():
+        app.task(name=name, base=base, bind=True, shared=False, **options)(work)
 
     @app.task(name="broken", shared=False)
     def broken():
@@ -605,14 +621,18 @@ def played(name):
     Return what is played on a stage: pairs of a policy and a shape.
 
     Every shape meets every policy, and every stage, and every stage every policy: a conflict takes
-    one half of the pairs, an outage the other, and what only one of them has is all its own.
+    one half of the pairs, an outage the other, and what only one of them has is all its own. With
+    a setting, each shape meets one policy.
     """
     pairs = []
     for n, shape in enumerate(SHAPES):
         for policy in STAGES[name]:
             m = list(POLICIES).index(policy)
-            is_shared = name != "polled" and policy in BY_CONFLICT and policy in BY_OUTAGE
-            is_theirs = is_shared and (n + m + (name == "conflict")) % 2
+            if name == "by_setting":
+                is_theirs = policy != list(BY_SETTING)[n % len(BY_SETTING)]
+            else:
+                is_shared = name != "polled" and policy in BY_CONFLICT and policy in BY_OUTAGE
+                is_theirs = is_shared and (n + m + (name == "conflict")) % 2
             if not is_theirs or (name == "conflict" and shape == "stamped"):
                 pairs.append((policy, shape))
     return pairs
@@ -829,7 +849,8 @@ def ids_in(result):
 @contextlib.contextmanager
 def conflicts(folder, kind, twins=(), **conf):
     """All locks that refused tasks ask for are held, until all is over but for those that wait."""
-    with stage(__file__, folder, nodes=3, redlock_ttl=5.0, redlock_max_ttl=60.0, **conf) as it:
+    conf = {"by_setting": False, "redlock_ttl": 5.0, "redlock_max_ttl": 60.0, **conf}
+    with stage(__file__, folder, nodes=3, **conf) as it:
         it.worker(concurrency=4)
         play, locks = Play(it, "conflict"), it.locks()
         becomes = STAGES[kind]
@@ -855,7 +876,7 @@ def conflicts(folder, kind, twins=(), **conf):
 @contextlib.contextmanager
 def without_quorum(folder):
     """Two of three lock nodes are dead, until all is over but for those that wait."""
-    with stage(__file__, folder, nodes=3, redlock_ttl=5.0) as it:
+    with stage(__file__, folder, nodes=3, redlock_ttl=5.0, by_setting=False) as it:
         # No threads: whether a join is allowed is a variable of the process in Celery 5.7, and two
         # chords that are joined at once fail with "Never call result.get() within a task".
         it.worker(concurrency=4)
@@ -920,6 +941,14 @@ def polled(tmp_path_factory):
     """A result backend that does not count the members of a chord."""
     folder = tmp_path_factory.mktemp("polled")
     with conflicts(folder, "polled", result_backend=f"file://{folder}") as play:
+        yield play
+
+
+@pytest.fixture(scope="module")
+def by_setting(tmp_path_factory):
+    """Tasks on a base of somebody else's."""
+    folder = tmp_path_factory.mktemp("by_setting")
+    with conflicts(folder, "by_setting", by_setting=True) as play:
         yield play
 
 

@@ -121,7 +121,9 @@ PLAIN = st.one_of(
     st.tuples(some(sorted(COMMANDS)), NAMES),  # mostly too few words, or too many
     some([(b"get", b"a"), (b"FOO", b"a"), (b"TIME", b"a")]),
 )  # fmt: skip
-SCRIPTS = st.lists(PLAIN, min_size=1, max_size=6).map(
+#: Outside of scripts its answer has another shape in RESP3.
+SCORED = st.tuples(st.just(b"ZRANGE"), NAMES, RANKS, RANKS, some([b"WITHSCORES", b"WITHALL"]))
+SCRIPTS = st.lists(st.one_of(*[PLAIN] * 20, SCORED), min_size=1, max_size=6).map(
     lambda steps: tuple(word for step in steps for word in (b"%d" % len(step), *step))
 )
 STEPS = st.one_of(PLAIN, SCRIPTS.map(lambda words: (b"EVAL", ONE_BY_ONE, b"0", *words)))
@@ -384,7 +386,7 @@ STEPS_OF_OURS = st.one_of(
     *[REQUESTS.map(words_of)] * 30,
     BY_HAND,
     some([b"look", b"trust", b"quarantine", b"bootstrap"]).map(enrolment),
-    LIVE.map(lambda script: (b"EVAL", script.source, b"1", KEYS.lock, b"8", b"redlock:")),
+    LIVE.map(lambda script: (b"EVAL", script.source, b"1", KEYS.lock, b"8", b"redlock:", b"9")),
 )
 
 

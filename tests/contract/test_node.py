@@ -786,13 +786,13 @@ def _is_used(lock):
 
 
 @pytest.mark.parametrize("parser", PARSERS)
-def test_resp3_works_as_well(contract_node, locks, monkeypatch, parser):
-    """``?protocol=3`` in a URL changes nothing but the protocol."""
+def test_a_url_that_asks_for_resp3_changes_nothing(contract_node, locks, monkeypatch, parser):
+    """A connection is what we expect it to be, whatever ``?protocol=3`` says."""
     monkeypatch.setattr("redis.connection.DefaultParser", parser)
     lock = locks(f"{contract_node.url}?protocol=3")
     lock.fanout._addresses[0]._pool.connection_kwargs["parser_class"] = parser
     _is_used(lock)
-    assert str(lock.fanout.nodes[0].connection.protocol) == "3"
+    assert str(lock.fanout.nodes[0].connection.protocol) == "2"
 
 
 def test_a_unix_socket_works_as_well(redis_nodes, locks, tmp_path_factory):

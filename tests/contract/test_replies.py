@@ -9,7 +9,7 @@ import socket
 import ssl
 
 import pytest
-from redis._parsers import _HiredisParser, _RESP2Parser, _RESP3Parser
+from redis._parsers import _HiredisParser, _RESP2Parser
 from redis.connection import Connection
 from redis.exceptions import BusyLoadingError, NoScriptError, ReadOnlyError, RedisError
 from redis.exceptions import ConnectionError as Lost
@@ -342,21 +342,6 @@ def test_the_python_parser_looks_once_for_what_is_owed(wire):
     parser.read_response = lambda **how: looks.append(how) or real(**how)
     assert line.look() == [1, 2]
     assert len(looks) == 2
-
-
-@pytest.mark.parametrize(
-    "parser",
-    [
-        pytest.param(_RESP3Parser, id="python"),
-        pytest.param(_HiredisParser, id="hiredis", marks=NEEDS_HIREDIS),
-    ],
-)
-def test_what_a_server_says_unasked_is_no_reply(wire, parser):
-    """With ``?protocol=3`` in a URL, messages come in between; they belong to no call."""
-    line = wire(parser, protocol=3)
-    line.owe(2)
-    line.say(b":1\r\n>2\r\n$10\r\ninvalidate\r\n$1\r\nx\r\n:2\r\n")
-    assert line.look() == [1, 2]
 
 
 @pytest.mark.parametrize("parser", PARSERS)

@@ -32,9 +32,10 @@ ALIVE, DEAD = "a" * 16, "d" * 16
 YES, NO = VoteKind.GRANTED, VoteKind.REFUSED
 
 
-def ticket(letter, since, process=ALIVE):
+def ticket(letter, since, process=ALIVE, limit=1):
     """Return who waits since *since* in a *process*; its token begins with *letter*."""
-    return Ticket(NAME, letter * 32, since, {"task": letter}, token_of(letter), process)
+    info = {"task": letter}
+    return Ticket(NAME, letter * 32, since, info, token_of(letter), process, limit)
 
 
 class Bench:
@@ -78,6 +79,10 @@ class Bench:
         """Note that they wait; returns the kind of the last vote."""
         return [self.ask(wait_request(RULES, one, most)).kind for one in tickets][-1]
 
+    def leave(self, one, keeps=None):
+        """Note that it waits no more; returns the kind of vote."""
+        return self.ask(leave_request(RULES, one, keeps=keeps)).kind
+
     def heard(self):
         """Return which tokens were woken since this was asked last."""
         found = []
@@ -104,9 +109,14 @@ def bench(contract_node):
     bench.close()
 
 
-def woken(letter):
+def woken(letter, place=0):
     """Return what the process of that ticket hears."""
-    return token_of(letter).encode() + LOCK
+    return token_of(letter).encode() + place_key(place)
+
+
+def place_key(place):
+    """Return the key of a place of the lock."""
+    return LOCK + (b"#%d" % place if place else b"")
 
 
 def test_a_release_wakes_the_oldest_and_keeps_the_lock_for_it(bench):
@@ -169,11 +179,13 @@ def test_a_dead_process_is_passed_by(bench):
     assert not bench.client.exists(LOCK)
 
 
-def test_nobody_wakes_itself(bench):
-    """A ticket of the one who releases is an old one of its own, by its owner too."""
-    bench.acquire(token_of("a"))
+@pytest.mark.parametrize("attempt", ["", "0" * 8, "1" * 8], ids=["owner", "ticket", "another"])
+def test_nobody_wakes_itself(bench, attempt):
+    """A ticket of the one who releases is an old one of its own: the owner is the same."""
+    owner = token_of("a")[:32]
+    bench.acquire(owner + (attempt or "2" * 8))
     bench.wait(ticket("a", 1.0), ticket("b", 2.0))
-    bench.release(token_of("a")[:32])
+    bench.release(owner + attempt)
     assert bench.heard() == [woken("b")]
     assert bench.tickets() == []
 
@@ -262,6 +274,20 @@ def test_one_that_is_woken_and_does_nothing_is_not_woken_again(bench):
     assert bench.tickets() == []
 
 
+@pytest.mark.parametrize("free", [1, 2, 3])
+def test_as_many_are_woken_as_places_are_free(bench, free):
+    """Each for a place of its own; who waits on goes on waiting."""
+    for place in range(3):
+        bench.client.set(place_key(place), HOLDER, px=20_000)
+    four = [ticket(letter, float(since), limit=3) for since, letter in enumerate("abcd")]
+    bench.wait(*four)
+    assert bench.heard() == []
+    bench.client.delete(*map(place_key, range(free)))
+    bench.wait(four[-1])
+    assert bench.heard() == [woken(letter, place) for place, letter in enumerate("abc"[:free])]
+    assert bench.tickets() == list("abcd"[free:])
+
+
 def test_no_more_than_so_many_wait(bench):
     """Whoever is known already may wait on; one that left makes room."""
     bench.acquire()
@@ -308,3 +334,45 @@ def test_who_leaves_leaves_nothing(bench):
     assert bench.ask(leave_request(RULES, ticket("a", 1.0))).kind is YES
     assert bench.ask(leave_request(RULES, ticket("a", 1.0))).kind is NO
     assert not bench.client.exists(ready_key(RULES.prefix, NAME), waiting_key(RULES, NAME))
+
+
+def test_who_leaves_hands_on_what_is_kept_for_it(bench):
+    """The next one is woken at once; twin: one that is about to acquire the lock keeps it."""
+    a, b = ticket("a", 1.0), ticket("b", 2.0)
+    for keeps, heard, holder in ((0, [], "a"), (None, [woken("b")], "b")):
+        bench.client.delete(LOCK)
+        bench.acquire()
+        bench.wait(a, b)
+        bench.release()
+        assert bench.heard() == [woken("a")]
+        bench.leave(a, keeps)
+        assert bench.heard() == heard
+        assert bench.client.get(LOCK)[:40] == token_of(holder).encode()
+        assert 0 < bench.client.pttl(LOCK) <= 1000
+    assert bench.acquire(token_of("b")) is YES
+
+
+def test_who_leaves_as_the_last_leaves_the_lock_free(bench):
+    """And a lock that others hold, or that is kept for others, is theirs."""
+    bench.acquire()
+    bench.wait(ticket("a", 1.0), ticket("b", 2.0))
+    bench.leave(ticket("b", 2.0))
+    assert bench.client.get(LOCK)[:40] == HOLDER.encode()
+    bench.release()
+    bench.leave(ticket("b", 2.0))
+    assert bench.client.get(LOCK)[:40] == token_of("a").encode()
+    bench.leave(ticket("a", 1.0))
+    assert not bench.client.exists(LOCK)
+    assert bench.heard() == [woken("a")]
+
+
+def test_who_leaves_hands_on_every_other_place(bench):
+    """Of several that nodes kept for it, it has one, and the next has the others."""
+    a, b = ticket("a", 1.0, limit=3), ticket("b", 2.0, limit=3)
+    for place in range(3):
+        bench.client.set(place_key(place), HOLDER if place == 1 else token_of("a"), px=20_000)
+    bench.wait(a, b)
+    bench.leave(a, keeps=0)
+    assert bench.heard() == [woken("b", 2)]
+    held = [bench.client.get(place_key(place))[:40].decode() for place in range(3)]
+    assert held == [token_of("a"), HOLDER, token_of("b")]

@@ -20,13 +20,15 @@ from hypothesis import strategies as st
 
 from celery_redlock.ops.web.app import make_app
 from celery_redlock.ops.web.guard import Door
-from celery_redlock.ops.web.reader import Page, Records
+from celery_redlock.ops.web.reader import Page
 from celery_redlock.ops.why import explained
 from celery_redlock.reading.journal import read_record
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
+from celery_redlock.reading.places import Places
 from celery_redlock.reading.search import find_locks
 from celery_redlock.reading.stored import stored, views_of
+from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.settings import Settings
 from fuzz.hostile import ACTING, JSON, TEXTS, in_json
 
@@ -37,7 +39,7 @@ TOKEN = b"0123abcd" + b"e" * 32
 QUEUED = [b"t", b"{}", b"1000", b"", b"", b""]
 FIELDS = ("task", "task_id", "execution", "host", "pid", "since", "renewals", "margin", "entry")
 RECORD = (*FIELDS, "event", "at", "name", "holder", "cause", "reason", "node", "counts", "jump")
-EVENTS = ("TaskSkipped", "TaskRetried", "DuplicatePublished", "LeaseLost", "NodeDown", "Holds")
+EVENTS = ("TaskSkipped", "TaskRetried", "DuplicatePublished", "LeaseLost", "NodeDown")
 #: What may not be told from what the page itself has: a tag, an attribute, a control character.
 MARK = "<b onclick=x>'\"\x1b\u202e"
 
@@ -47,25 +49,23 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
 
     def __init__(self, locks=(), lines=()):
         self.stored = {
-            name: {LABELS[0]: stored(0, (value, ttl, fence, QUEUED, None, 0))}
+            name: {LABELS[0]: stored(0, (value, ttl, fence, QUEUED, None, 0, [], []))}
             for name, value, ttl, fence in locks
         }
         self.views = [view for name, on in self.stored.items() for view in views_of(name, on)]
         self.nodes = [NodeStatus(label, "up", "9", 1.0) for label in LABELS]
-        records = list(map(read_record, lines))
-        self.happened = [record for record in records if record.get("event") != "Holds"]
-        self.holds = [record for record in records if record.get("event") == "Holds"]
+        self.happened = list(map(read_record, lines))
         self.released = []
 
     def page(self, search):
         """Return what a page with *search* shows."""
         found = replace(find_locks(self.views, search), silent=[])
-        return Page(self.nodes, found, Records(self.happened, self.holds), 0.1)
+        return Page(self.nodes, found, self.happened, Tallies(), 0.1)
 
     def explain(self, name, search):
         """Return what is known of the lock, and what happened to it that fits *search*."""
         lock = OneLock(name, self.nodes, self.stored.get(name, {}))
-        return explained(None, lock, filter(search.has_record, self.happened)), 0.1
+        return explained(None, Places.only(lock), filter(search.has_record, self.happened)), 0.1
 
     def lock(self, name):
         """Return who holds the lock."""
@@ -169,9 +169,6 @@ LINES = st.lists(
 @given(stored=STORED, lines=LINES, search=TEXTS)
 @example(stored=[(MARK, TOKEN + in_json({"task": MARK}), -1, b"x")], lines=[], search=MARK)
 @example(stored=[], lines=[in_json({"event": MARK, "name": MARK, "at": 1e9})], search="")
-@example(
-    stored=[], lines=[in_json({"event": "Holds", "task": MARK, "counts": [1] * 13})], search=""
-)
 def test_whatever_is_stored_makes_a_page(stored, lines, search):
     """Two hundred, and nothing in it acts."""
     stand = Stand(stored, lines)

@@ -258,7 +258,8 @@ class Everything:
     def diagnosis(self):
         """``redlock doctor``."""
         (facts,) = gather_nodes([self.url], RULES, lambda _: None)
-        assert (facts.problem, facts.denied, facts.denied_to_tools) == ("", [], []), facts
+        denied = (facts.denied, facts.denied_to_wake, facts.denied_to_tools)
+        assert (facts.problem, *denied) == ("", [], [], []), facts
 
     def measuring(self):
         """``redlock bench``."""
@@ -347,6 +348,22 @@ def test_an_operator_needs_every_right(admin, contract_node, everything, right):
     used = everything(allow(admin, contract_node, without(OPERATOR, right)))
     assert used.features(TASKS + TOOLS)
     assert is_refused(right, admin)
+
+
+@pytest.mark.parametrize(
+    ("right", "missing"),
+    [
+        ("+subscribe", ["SUBSCRIBE"]),
+        ("+publish", ["PUBLISH"]),
+        ("+zrange", ["ZRANGE"]),
+        ("&redlock:*", ["PUBLISH", "SUBSCRIBE"]),
+    ],
+)
+def test_the_doctor_says_who_cannot_be_woken(admin, contract_node, right, missing):
+    """Rights that only waking needs are a finding of their own; the twin has them all."""
+    url = allow(admin, contract_node, without(OPERATOR, right))
+    (facts,) = gather_nodes([url], RULES, lambda _: None)
+    assert (facts.problem, facts.denied, facts.denied_to_wake) == ("", [], missing)
 
 
 def test_only_our_keys_have_to_be_allowed(admin, contract_node, everything):

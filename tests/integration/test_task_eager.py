@@ -952,6 +952,22 @@ def test_nor_where_it_stands_in_a_place(app, rival):
     assert mine[0] == 1
 
 
+@pytest.mark.parametrize("second_key", ["other", ("bill", "other")])
+def test_nor_does_a_replacement_run_without_a_lock_of_its_own(app, rival, second_key):
+    """The one that it stands in is of another name, or not all that it needs."""
+    rival.acquire("other")
+
+    @app.task(base=RedlockTask, lock_key=second_key, name="second")
+    def second():
+        pytest.fail("it ran beside the holder")
+
+    @app.task(base=RedlockTask, lock_key="bill", name="first", bind=True)
+    def first(self):
+        return self.replace(second.s())
+
+    assert first.apply().get()["skipped"] == "conflict"
+
+
 def test_an_app_that_is_configured_again_is_believed_in_eager_mode(app, rival):
     """Suites that change settings or options between their tests see the change."""
 

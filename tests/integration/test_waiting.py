@@ -15,6 +15,8 @@ import pytest
 import redis
 
 from celery_redlock import LockTaken, Redlock
+from celery_redlock.lock.listener import Listener
+from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
 from support.waiting import eventually
@@ -118,6 +120,32 @@ def test_greenlets_that_wait_are_woken(nodes):
     assert ended.stdout.split() == ["True", "True"], ended.stderr
 
 
+def test_a_url_that_asks_for_another_protocol_is_woken(nodes, monkeypatch):
+    """RESP3, of which the library needs nothing; and nothing listens once the locks are closed."""
+    woken, hear = [], Listener._hear
+    monkeypatch.setattr(Listener, "_hear", lambda *words: (woken.append(1), hear(*words)))
+    urls = [f"{node.url}?protocol=3&decode_responses=true" for node in nodes]
+    locks = Redlock.from_urls(urls, node_timeout=0.5, ttl=20)
+    first = locks.acquire("third", wait=10)
+    waiting = threading.Thread(target=lambda: locks.release(locks.acquire("third", wait=60)))
+    waiting.start()
+    eventually(lambda: tickets(nodes, "third") == [1] * 5, "a ticket")
+    locks.release(first)
+    waiting.join(timeout=30)
+    assert len(woken) >= 3
+    began = time.monotonic()
+    locks.close()
+    eventually(lambda: not listening(nodes), "end of the threads")
+    assert time.monotonic() - began < 3
+
+
+def listening(nodes):
+    """Return the threads that listen to *nodes*."""
+    ports = [node.url.rpartition(":")[2].partition("/")[0] for node in nodes]
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if "-listen-" in name and any(port in name for port in ports)]
+
+
 def releases_that_go_by(nodes, name, *, is_woken):
     """Return how many others have the lock while one waits for it among those who never wait."""
     urls = [node.url for node in nodes]
@@ -166,6 +194,113 @@ def test_newcomers_do_not_starve_one_that_waits(nodes):
     assert seen[len(seen) // 2] <= BOUND, seen
     twin = releases_that_go_by(nodes, "storm, twin", is_woken=False)
     assert sum(twin) / len(twin) > 3 * sum(seen) / len(seen), (seen, twin)
+
+
+def passed_by(nodes, name, *, waited):
+    """Return how many newcomers have the lock while one waits that has *waited* before [s]."""
+    urls = [node.url for node in nodes]
+    crowd = [Redlock.from_urls(urls, node_timeout=0.5, ttl=20) for _ in range(2)]
+    grants, over = [0], threading.Event()
+
+    def arrive(locks):
+        while not over.is_set():
+            lease = locks.acquire(name, wait=60)
+            grants[0] += 1
+            locks.release(lease)
+
+    threads = [threading.Thread(target=arrive, args=(locks,)) for locks in crowd for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    try:
+        eventually(lambda: grants[0] > 20, "arrivals")
+        seen = []
+        while (grants[0] < ARRIVALS or len(seen) < 10) and len(seen) < 40:
+            before, since = grants[0], time.time() - waited
+            wanted = Wanted(name, 20.0, wait=60, queued_since=since if waited else None)
+            held = crowd[0].take(wanted)
+            seen.append(grants[0] - before)
+            crowd[0].give_back(held)
+            time.sleep(0.05)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        for locks in crowd:
+            locks.close()
+    return sorted(seen)
+
+
+def test_who_has_waited_before_is_not_passed_by_newcomers(nodes):
+    """It goes on where it was in the line; twin: one that came just now lets others pass."""
+    seen = passed_by(nodes, "before", waited=60.0)
+    twin = passed_by(nodes, "just now", waited=0.0)
+    assert seen[len(seen) // 2] <= 4, seen
+    assert twin[len(twin) // 2] > seen[len(seen) // 2], (seen, twin)
+
+
+# -- several at once ----------------------------------------------------------------------
+
+
+def both(wait=0.0):
+    """Return what one asks for who wants two locks."""
+    return [Wanted(name, 20.0, wait) for name in ("first", "second")]
+
+
+def test_the_first_is_free_while_the_second_is_waited_for(locks, nodes):
+    """Others have it meanwhile; whoever waits has both once both are free."""
+    lease, got = locks.acquire("second"), []
+    waiting = threading.Thread(target=lambda: got.append(locks.take_all(both(60.0))))
+    waiting.start()
+    eventually(lambda: tickets(nodes, "second") == [1] * 5, "one that waits")
+    began = time.monotonic()
+    other = locks.acquire("first", wait=10)
+    assert time.monotonic() - began < 5
+    locks.release(lease)
+    eventually(lambda: tickets(nodes, "first") == [1] * 5, "one that waits for the other")
+    assert tickets(nodes, "second") == [0] * 5
+    locks.release(other)
+    waiting.join(timeout=60)
+    for name in ("first", "second"):  # on the same connections, so after all that it said
+        with pytest.raises(LockTaken):
+            locks.acquire(name, wait=0)
+    for held in got[0].values():
+        locks.give_back(held)
+    for name in ("first", "second"):
+        eventually(lambda n=name: not keys(nodes, f"redlock:*:{n}") & traces(n), "no trace")
+
+
+def test_those_who_want_names_that_cross_all_get_them(nodes):
+    """Whatever the order in which they name them, none waits for ever, and no two have one."""
+    urls = [node.url for node in nodes]
+    crowd = [Redlock.from_urls(urls, node_timeout=0.5, ttl=20) for _ in range(3)]
+    wanted = [("a", "b"), ("b", "a"), ("b", "c"), ("c", "a")]
+    inside, together, done = dict.fromkeys("abc", 0), [], []
+
+    def work(number):
+        locks = crowd[number % 3]
+        for turn in range(10):
+            names = wanted[(number + turn) % len(wanted)]
+            held = locks.take_all([Wanted(name, 20.0, 120.0) for name in names])
+            for name in names:
+                inside[name] += 1
+            together.extend(name for name in names if inside[name] > 1)
+            for name in names:
+                inside[name] -= 1
+            for one in held.values():
+                locks.give_back(one)
+        done.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=100)
+    assert sorted(done) == list(range(6))
+    assert together == []
+    for name in "abc":
+        eventually(lambda n=name: not keys(nodes, f"redlock:*:{n}") & traces(n), "no trace")
+    for locks in crowd:
+        locks.close()
 
 
 class Interrupted(Exception):

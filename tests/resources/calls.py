@@ -71,11 +71,20 @@ def staged(servers: Sequence[Server]) -> Iterator[Stage]:
             connect(each, 5.0)
             with each.hold("warm"):  # starts the watchdog
                 pass
+        with rival.hold("warm"), contextlib.suppress(LockTaken):
+            locks.acquire("warm", wait=0.02)  # starts to listen
+        eventually(lambda: is_subscribed(locks), "subscriptions")
         with looking_at(locks, servers) as remains:
             yield Stage(locks, rival, remains)
     finally:
         locks.close()
         rival.close()
+
+
+def is_subscribed(locks: Redlock) -> bool:
+    """Return whether every node says whose turn it is."""
+    found = list(locks.listener._connections)
+    return len(found) == len(locks.fanout.nodes) and all(each._sock for each in found)
 
 
 def hold(stage: Stage) -> None:

@@ -70,7 +70,7 @@ def test_where_nobody_can_clean_up_is_what_we_say(stage, caplog):
         assert [bool(each.problems) for each in found] == [True] * places
 
 
-def drive_and_drop(self, steps):
+def drive_and_drop(self, steps, ends=None):
     """Stand in for `Driver.drive`, without telling the algorithm of an interruption."""
     answer = None
     while True:

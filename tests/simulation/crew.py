@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import LockNotAcquired
+from celery_redlock.lock import rounds
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, renew_at
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import release_request
-from celery_redlock.lock.rounds import Ask, MarkerStands, Pause, Tell, Wanted, acquire
+from celery_redlock.lock.rounds import NO_TURN, Ask, MarkerStands, Pause, Tell, Wanted, acquire
+from celery_redlock.lock.several import acquire_all
+from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
 from simulation.hosts import GRAIN, Host, Interrupted, Process
+from simulation.laws import Wait
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "Crew"]
 
 NAME = "k"
+#: How often a worker's main process has the nodes note again who waits in it [s].
+LOOK_EVERY = 1.0
 #: Longest wait for the lock when all is well again [ttl], and besides [s].
 PATIENCE = 20.0
 
@@ -34,6 +40,11 @@ class Crew:
         hold: How long they hold the lock on average [ttl].
         rest: How long they rest in between at most [ttl]; 0.0 for as long as they hold it.
         wait: How long they try to get it at most [ttl].
+        names: Of the locks, of which they take one each time; all of them take the first one last.
+        limit: How many places each lock has.
+        together: How often they take all locks at once [1].
+        queue: How often they wait as a message does [1].
+        forgets: How often they do not release [1].
     """
 
     def __init__(
@@ -45,6 +56,11 @@ class Crew:
         hold: float = 1.0,
         rest: float = 0.0,
         wait: float = 1.0,
+        names: Sequence[str] = (NAME,),
+        limit: int = 1,
+        together: float = 0.0,
+        queue: float = 0.0,
+        forgets: float = 0.1,
     ) -> None:
         self.world = world
         self.until = until
@@ -52,13 +68,21 @@ class Crew:
         self.length = hold * world.rules.ttl
         self.rest = (rest or hold) * world.rules.ttl
         self.patience = wait * world.rules.ttl
+        self.names, self.limit = tuple(names), limit
+        self.together, self.queue, self.forgets = together, queue, forgets
 
     def work(self, host: Host) -> Process:
         """Yield what one client does."""
         world, chance, ttl = self.world, self.world.chance, self.world.rules.ttl
         while world.now < self.until:
             yield Pause(chance.uniform(0.0, self.rest))
-            lease = yield from self.take(host, chance.uniform(0.0, self.patience))
+            wait = chance.uniform(0.0, self.patience)
+            if self.together and chance.random() < self.together:
+                yield from self.work_under_all(host, wait)
+                continue
+            name = chance.choice(self.names) if len(self.names) > 1 else self.names[0]
+            way = self.take_in_line if self.queue and chance.random() < self.queue else self.take
+            lease = yield from way(host, wait, name=name)
             if lease is not None:
                 yield from self.hold(host, lease, chance.expovariate(1.0 / self.length))
         # All is well again, and whatever was left behind has lapsed.
@@ -66,15 +90,84 @@ class Crew:
         lease = yield from self.take(host, PATIENCE * (1.0 + ttl))
         if lease is not None:
             self.end(lease)
-            yield Tell(release_request(host.rules, lease.name, lease.token))
+            yield self.release(host, lease)
             world.progressed.add(host.number)
 
+    def work_under_all(self, host: Host, wait: float) -> Process:
+        """Take the locks of all names in one order, or none, and hold them for a moment."""
+        held = yield from self.take_all(host, wait)
+        if held:
+            length = self.world.chance.expovariate(1.0 / self.length)
+            yield Pause(min(length, self.world.rules.ttl / 4))  # so that it needs no renewal
+        for lease in held:
+            self.end(lease)
+            yield self.release(host, lease)
+
+    def take_all(self, host: Host, wait: float) -> Generator[Any, Any, list[Lease]]:
+        """Acquire the locks of all names; none of them if that fails."""
+        host.is_acquiring = True
+        wanted = [self.wanted(host, name, wait=wait) for name in self.names]
+        try:
+            leases = yield from acquire_all(host.kernel, wanted)
+        except (LockNotAcquired, Interrupted, MarkerStands):
+            return []
+        finally:
+            host.is_acquiring = False
+        for lease in leases.values():
+            self.world.granted(host, lease, self.trusted_until(host, lease))
+        return list(leases.values())
+
+    def take_in_line(
+        self, host: Host, wait: float, name: str = NAME
+    ) -> Generator[Any, Any, Lease | None]:
+        """
+        Acquire the lock as a task does that queues: it asks once, and then when its turn has come.
+
+        Or by itself after *wait* [s]; None if it is refused then.
+        """
+        came, since, ends = self.world.now, host.kernel.wall(), host.now() + wait
+        lease = yield from self._take(host, self.wanted(host, name))
+        while lease is None and host.now() < ends:
+            turn = yield from self.turn(host, name, since, ends)
+            lease = yield from self._take(host, self.wanted(host, name, turn=turn))
+        self.world.wanted.append(Wait(name, came, self.world.now, lease is not None))
+        return lease
+
+    def turn(
+        self, host: Host, name: str, since: float, ends: float
+    ) -> Generator[Any, Any, rounds.Turn]:
+        """Wait until the turn comes, or time *ends* [s]; as a worker's main process does."""
+        ears, rules, token = host.ears, host.rules, host.new_token()
+        assert ears is not None
+        ticket = Ticket(name, f"{host.number:032x}", since, {}, token, ears.channel(), self.limit)
+        ears.expect(token)
+        free = b""
+        while not free and host.now() < ends:
+            yield Tell(wait_request(rules, ticket))
+            free = yield Pause(min(LOOK_EVERY, ends - host.now()), token)
+        ears.forget(token)
+        if not free:
+            yield Tell(leave_request(rules, ticket))
+            return NO_TURN
+        place = rounds.place_of(rules, ticket, free)  # type: ignore[attr-defined]
+        yield Tell(leave_request(rules, ticket, keeps=place))
+        return rounds.Turn(token, place)
+
     def take(
-        self, host: Host, wait: float, marker: str | None = None
+        self, host: Host, wait: float, marker: str | None = None, name: str = NAME
     ) -> Generator[Any, Any, Lease | None]:
         """Acquire the lock unless a marker stands, None if that fails."""
+        came = self.world.now
+        lease = yield from self._take(host, self.wanted(host, name, wait=wait, marker=marker))
+        self.world.wanted.append(Wait(name, came, self.world.now, lease is not None))
+        return lease
+
+    def wanted(self, host: Host, name: str, **more: Any) -> Wanted:
+        """Return what a client asks for."""
+        return Wanted(name, host.rules.ttl, fence=self.fence, limit=self.limit, **more)
+
+    def _take(self, host: Host, wanted: Wanted) -> Generator[Any, Any, Lease | None]:
         host.is_acquiring = True
-        wanted = Wanted(NAME, host.rules.ttl, wait, fence=self.fence, marker=marker)
         try:
             lease = yield from acquire(host.kernel, wanted)
         except (LockNotAcquired, Interrupted, MarkerStands):
@@ -97,7 +190,7 @@ class Crew:
             ahead = [when for when in changes if now < when < float("inf")]
             yield Pause(min(ahead, default=now) - now + GRAIN)
         self.end(lease)
-        if habit <= 0.9:  # or it forgets to
+        if habit <= 1.0 - self.forgets:
             yield self.release(host, lease)
 
     def renew(self, host: Host, held: HeldLock) -> Generator[Any, Any, float]:
@@ -124,5 +217,5 @@ class Crew:
 
     def release(self, host: Host, lease: Lease) -> Tell:
         """Return what gives the lock back."""
-        request = release_request(host.rules, lease.name, lease.token)
-        return Tell(request)
+        name, token, place = lease.name, lease.token, lease.place
+        return Tell(release_request(host.rules, name, token, place=place))

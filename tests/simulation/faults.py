@@ -45,6 +45,7 @@ class Chaos:
         revoke: An operator releases the lock of whoever holds it.
         stuck: Somebody sets the key of the lock by hand on a node, for a while.
         slow: Share of messages that take long [1, not per second].
+        unheard: Share of wake-ups that are lost [likewise].
         rate: How wrong clocks run at most [1, not per second].
         skew: How wrong wall clocks are at most [s].
     """
@@ -66,12 +67,13 @@ class Chaos:
     revoke: float = 0.0
     stuck: float = 0.0
     slow: float = 0.0
+    unheard: float = 0.0
     rate: float = 0.02
     skew: float = 0.12
 
     def per(self, factor: float) -> Chaos:
         """Return the same with everything that happens *factor* times as often."""
-        names = {field.name for field in fields(self)} - {"slow", "rate", "skew"}
+        names = {field.name for field in fields(self)} - {"slow", "unheard", "rate", "skew"}
         return replace(self, **{name: getattr(self, name) * factor for name in names})
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -40,39 +39,22 @@ from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.records import OWNER_LENGTH
 from celery_redlock.lock.rounds import Ask
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import Script
 from celery_redlock.lock.scripts import ACQUIRE, ENROL, PROBE, RELEASE, RENEW
 from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge
 from simulation import network
 from simulation.crew import Crew
+from simulation.guard import Guard
 from simulation.hosts import Host
+from simulation.waiting_guards import WAITING_GUARDS
 from support.lua import rewritten
 
-__all__ = ["GUARDS", "Guard", "switched_off"]
+__all__ = ["ALL_GUARDS", "GUARDS", "WAITING_GUARDS", "switched_off"]
 
 
 #: How scripts see that a node was enrolled by clients of other settings.
 SAME_PROCESS = "string.sub(found, 1, 41) == string.sub(boot_id, 1, 41) then"
 #: What RENEW does when its vote counts.
 VOTED = "remember(KEYS[3], ARGV[8])"
-
-
-@dataclass(frozen=True)
-class Guard:
-    """
-    One thing that the protocol does so that a law holds.
-
-    Attributes:
-        name: Of the guard.
-        rule: What it sees to, in words.
-        patches: What switches it off: an object, the name of what it has, and a stand-in.
-        lua: The same for scripts: which one, what it says, and what it says without the guard.
-    """
-
-    name: str
-    rule: str
-    patches: tuple[tuple[Any, str, Any], ...] = ()
-    lua: tuple[tuple[Script, str, str], ...] = ()
 
 
 # -- what the library does without them --------------------------------------------------------
@@ -503,6 +485,8 @@ GUARDS = {
 }  # fmt: skip
 
 
+#: Also those without which a lock is not handed on as it should be, though no law is broken.
+ALL_GUARDS = GUARDS | WAITING_GUARDS
 #: Guards that `Renewal.outcome` has.
 OF_A_RENEWAL = {"renewal-deadline", "repaired-majority", "repaired-later"}
 
@@ -515,7 +499,7 @@ def switched_off(names: Sequence[str]) -> Iterator[None]:
     Raises:
         KeyError: There is no such guard.
     """
-    guards = [GUARDS[name] for name in names]
+    guards = [ALL_GUARDS[name] for name in names]
     with ExitStack() as stack:
         for guard in guards:
             for owner, name, stand_in in guard.patches:

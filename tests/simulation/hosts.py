@@ -17,6 +17,7 @@ from celery_redlock.lock.requests import inspect_request
 from celery_redlock.lock.rounds import Ask, Client, Pause, Tell
 from celery_redlock.lock.scripts import ACQUIRE
 from simulation.clocks import Clock
+from simulation.ears import Ears
 from simulation.network import Link
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Host:
         stopped_until: When it goes on if it stands still [s, true time].
         is_acquiring: Whether it may be interrupted.
         lives: How often it was started.
+        ears: What it hears from the nodes; None where nobody is woken.
+        waits_with: Token of the ticket that it pauses with; empty for none.
     """
 
     def __init__(self, world: World, number: int, clock: Clock, wall: Clock) -> None:
@@ -81,6 +84,8 @@ class Host:
             chance=world.chance.uniform,
             new_token=self.new_token,
         )
+        self.ears = self.kernel.listener = Ears(self) if world.is_woken else None
+        self.waits_with = ""
         self.steps: Process | None = None
         self.call: Call | None = None
         self._answer: Any = None  # that waits until it is known whose clock has moved
@@ -104,7 +109,7 @@ class Host:
             link.is_barred = True
             if link.node.connection is not None:
                 link.node.detach(Gone("killed"))
-        self.steps = self.call = self._answer = None
+        self.steps = self.call = self._answer = self.ears = None
         self._ticket += 1
 
     def lose_time(self, seconds: float) -> None:
@@ -182,8 +187,15 @@ class Host:
                 value = self._compared(value)
                 if value is None:
                     return
+        elif self.ears is not None and self.waits_with:
+            value = self.ears.free_for(self.waits_with)
         self.call = None
         self._advance(lambda: self.steps.send(value))  # type: ignore[union-attr]
+
+    def turn_has_come(self, token: str) -> None:
+        """Go on if it pauses with the ticket of this *token*."""
+        if token == self.waits_with:
+            self.world.at(self.world.now, self._resume, self._ticket, None)
 
     def _leave(self, call: Call) -> Any:
         """Take a last look, and give up on who has not answered."""
@@ -219,6 +231,7 @@ class Host:
     def _advance(self, step: Callable[[], Any]) -> None:
         """Do steps until one takes time."""
         self._ticket += 1
+        self.waits_with = ""
         try:
             self.wake()
             doing = step()
@@ -229,6 +242,9 @@ class Host:
             return
         if isinstance(doing, Pause):
             self._wake_after(doing.seconds)
+            self.waits_with = doing.token
+            if self.ears is not None and self.ears.free_for(doing.token):
+                self.turn_has_come(doing.token)
         else:
             self._ask(doing)
 

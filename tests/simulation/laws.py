@@ -2,6 +2,7 @@
 The laws, checked on the `Hold`s that a run leaves behind.
 
 - `overlaps` (exclusion): nobody trusts a lock while another does, by the true time.
+- `crowd` (places): no more trust one of its places at once than a lock has, by the same time.
 - `disorder` (fences): unique, and growing for whoever asks after a grant.
 
 And on the world when all faults are over: `World.progressed` (everybody gets the lock),
@@ -11,11 +12,12 @@ And on the world when all faults are over: `World.progressed` (everybody gets th
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import accumulate
 
-__all__ = ["Hold", "disorder", "overlaps"]
+__all__ = ["Hold", "Wait", "crowd", "disorder", "left_idle", "overlaps", "overtaken"]
 
 #: Rounding of floating-point times [s].
 GRAIN = 1e-9
@@ -34,6 +36,7 @@ class Hold:
         until: When its lease ended, by the holder's own clock.
         ended: When the holder gave it back, learnt that it is lost, or was killed, or when an
             operator took it away.
+        name: What was locked; another one for each place.
     """
 
     token: str
@@ -42,6 +45,7 @@ class Hold:
     granted: float
     until: float
     ended: float = float("inf")
+    name: str = ""
 
     @property
     def end(self) -> float:
@@ -49,16 +53,65 @@ class Hold:
         return min(self.until, self.ended)
 
 
+@dataclass(frozen=True)
+class Wait:
+    """
+    Somebody who wanted a lock; times are true times [s].
+
+    Attributes:
+        name: Of the lock.
+        came: When it asked first.
+        until: When it got the lock, or gave up.
+        is_granted: Whether it got it.
+    """
+
+    name: str
+    came: float
+    until: float
+    is_granted: bool
+
+
 def overlaps(holds: Iterable[Hold]) -> list[tuple[Hold, Hold]]:
     """Return the pairs of holds that were trusted at the same time; there must be none."""
+    return [pair for alike in by_name(holds) for pair in overlaps_of_one(alike)]
+
+
+def by_name(holds: Iterable[Hold]) -> list[list[Hold]]:
+    """Return the holds of each name, in the order of their grants."""
+    names: dict[str, list[Hold]] = {}
+    for hold in sorted(holds, key=lambda hold: hold.granted):
+        names.setdefault(hold.name, []).append(hold)
+    return list(names.values())
+
+
+def overlaps_of_one(holds: Iterable[Hold]) -> list[tuple[Hold, Hold]]:
+    """Return the same of one name, in the order of their grants."""
     found = []
     latest: Hold | None = None
-    for hold in sorted(holds, key=lambda hold: hold.granted):
+    for hold in holds:
         if latest is not None and hold.granted < latest.end - GRAIN:
             found.append((latest, hold))
         if latest is None or hold.end > latest.end:
             latest = hold
     return found
+
+
+def crowd(holds: Iterable[Hold], limit: int) -> list[Hold]:
+    """Return the holds with which more than *limit* trusted a place of the same lock at once."""
+    found, ends = [], dict[str, list[float]]()
+    for hold in sorted(holds, key=lambda hold: hold.granted):
+        others = ends.setdefault(lock_of(hold), [])
+        while others and others[0] <= hold.granted + GRAIN:
+            heappop(others)
+        heappush(others, hold.end)
+        if len(others) > limit:
+            found.append(hold)
+    return found
+
+
+def lock_of(hold: Hold) -> str:
+    """Return the name of the lock of which *hold* has a place."""
+    return hold.name.partition("#")[0]
 
 
 def larger(one: Hold, other: Hold) -> Hold:
@@ -72,7 +125,11 @@ def disorder(holds: Iterable[Hold]) -> list[tuple[Hold, Hold]]:
 
     Of each hold one such pair is told, if there is any: a run of an hour has many holds.
     """
-    in_order = sorted(holds, key=lambda hold: hold.granted)
+    return [pair for alike in by_name(holds) for pair in disorder_of_one(alike)]
+
+
+def disorder_of_one(in_order: Sequence[Hold]) -> list[tuple[Hold, Hold]]:
+    """Return the same of one name, in the order of their grants."""
     when = [hold.granted for hold in in_order]
     largest: list[Hold] = list(accumulate(in_order, larger))
     first: dict[int, Hold] = {}
@@ -84,3 +141,32 @@ def disorder(holds: Iterable[Hold]) -> list[tuple[Hold, Hold]]:
         elif before and largest[before - 1].fence > hold.fence:
             found.append((largest[before - 1], hold))
     return found
+
+
+def left_idle(holds: Iterable[Hold], waits: Iterable[Wait]) -> float:
+    """Return for how long at most a lock of one place was free while somebody waited for it [s]."""
+    longest, held = 0.0, {alike[0].name: alike for alike in by_name(holds)}
+    for wait in waits:
+        free_since = wait.came
+        for hold in held.get(wait.name, []):
+            if hold.granted >= wait.until:
+                break
+            if hold.end > free_since:
+                longest = max(longest, hold.granted - free_since)
+                free_since = hold.end
+        longest = max(longest, wait.until - free_since)
+    return longest
+
+
+def overtaken(waits: Iterable[Wait]) -> int:
+    """Return how many got a lock before somebody who had come earlier, at most."""
+    granted = sorted((wait for wait in waits if wait.is_granted), key=lambda wait: wait.until)
+    return max(
+        (
+            sum(
+                earlier.came > wait.came for earlier in granted[:place] if earlier.name == wait.name
+            )
+            for place, wait in enumerate(granted)
+        ),
+        default=0,
+    )

@@ -54,6 +54,9 @@ class Profile:
 BUSY = {"chaos": Chaos(slow=0.02, cut=0.5, reset=0.3, skew=0.15), "crew": 5}
 LOSSES = Chaos(crash=0.4, revive=0.3, flush=0.3, stop=0.5, reset=0.3, slow=0.05)
 BREAKS = Chaos(reset=4.0, cut=1.0, deaf=1.0, mute=1.0, kill=0.5, slow=0.2)
+#: Who waits is woken, unless that is lost, or whoever should hear it is dead or stands still.
+LINE = Chaos(unheard=0.2, stop=0.3, kill=0.3, interrupt=0.5, reset=0.5, cut=0.3, slow=0.02)
+IN_LINE = {"is_woken": True, "crew": 5, "chaos": LINE}
 STEPS = Chaos(step=0.5, stop=0.2, cut=0.3, reset=1.0, slow=0.02)
 
 PROFILES = {
@@ -67,6 +70,12 @@ PROFILES = {
     "clocks as wrong as they may be": Profile({"chaos": Chaos(rate=0.024)}, pace=3.0),
     # Below a second what a lease keeps back for drift is less than the step that counts as one.
     "clocks that are set": Profile({"size": 3, "chaos": STEPS}, pace=10.0),
+    "in line": Profile({"size": 3, **IN_LINE}, {"hold": 0.3, "wait": 4.0, "queue": 0.5}, 3.0),
+    "in line for places of two names": Profile(
+        {"size": 3, **IN_LINE, "chaos": replace(HARSH, unheard=0.2)},
+        {"hold": 0.5, "wait": 3.0, "limit": 2, "names": ("k", "l"), "together": 0.3, "queue": 0.3},
+        pace=3.0,
+    ),
 }
 
 
@@ -102,6 +111,7 @@ def run(name: str, seed: int, seconds: float, pace: float = 1.0) -> Outcome:
 def violations(world: World) -> tuple[str, ...]:
     """Return the laws that were broken in a world that has come to its end, in words."""
     found = [f"exclusion: {one} and {other}" for one, other in world.overlaps()]
+    found += [f"one too many: {hold}" for hold in world.crowd()]
     found += [f"fences: {one} and {other}" for one, other in world.disorder()]
     waiting = set(range(world.crew)) - world.progressed
     found += [f"progress: clients {sorted(waiting)} never got the lock"] if waiting else []

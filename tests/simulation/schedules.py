@@ -37,18 +37,19 @@ KEYS = Keys.of("redlock", NAME)
 class Schedule(World):
     """Nodes, clients x and y, right clocks; each message takes as long as it is told."""
 
-    def __init__(self, rules: Rules = RULES, size: int = 3) -> None:
+    def __init__(self, rules: Rules = RULES, size: int = 3, crew: int = 2, **more: Any) -> None:
         self.ways: dict[tuple[int, int], list[float]] = {}
         super().__init__(
             size=size,
-            crew=2,
+            crew=crew,
             rules=rules,
             chaos=Chaos(rate=0.0, skew=0.0),
             delay=self.told_delay,
             still_read=1.0,
+            **more,
         )
-        self.people = Crew(self, until=0.0)
-        self.x, self.y = self.hosts
+        self.people = Crew(self, until=0.0, limit=self.limit)
+        self.x, self.y, *_ = self.hosts
 
     def told_delay(self, link: Link, command: list[bytes] | None) -> float:
         """Return the next delay of a client's messages to a node; a millisecond is usual."""

@@ -7,32 +7,34 @@ from itertools import combinations
 
 import pytest
 
-from simulation.guards import GUARDS, switched_off
+from simulation.guards import ALL_GUARDS, GUARDS, WAITING_GUARDS, switched_off
+from simulation.line import LINE, LINE_BREAKS
 from simulation.schedules import BREAKS, SCHEDULES, Schedule, broken
 from simulation.world import RULES
 
 #: What no story can show: that the watchdog waits is a matter of threads.
 ELSEWHERE = {"unwatch-waits"}
+STORIES, ALL_BREAKS = SCHEDULES | LINE, BREAKS | LINE_BREAKS
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", STORIES)
 def test_a_story_ends_well(name):
     """With all guards on no law is broken."""
-    assert SCHEDULES[name]() == []
+    assert STORIES[name]() == []
 
 
-@pytest.mark.parametrize("name", BREAKS)
+@pytest.mark.parametrize("name", ALL_BREAKS)
 def test_a_story_goes_wrong_without_its_guards(name):
     """Off together, they let a law be broken."""
-    with switched_off(BREAKS[name]):
-        assert SCHEDULES[name]()
+    with switched_off(ALL_BREAKS[name]):
+        assert STORIES[name]()
 
 
 @pytest.mark.parametrize(
     ("name", "off"),
     [
         (name, off)
-        for name, guards in BREAKS.items()
+        for name, guards in ALL_BREAKS.items()
         for count in range(1, len(guards))
         for off in combinations(guards, count)
     ],
@@ -40,7 +42,7 @@ def test_a_story_goes_wrong_without_its_guards(name):
 def test_any_one_of_several_guards_is_enough(name, off):
     """Where several guards see to the same, each of them does so alone."""
     with switched_off(off):
-        assert SCHEDULES[name]() == []
+        assert STORIES[name]() == []
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -69,8 +71,12 @@ def test_fences_of_before_clocks_were_set_back_are_waited_out(nodes):
 
 def test_every_guard_has_a_story():
     """A guard that no story needs would not be known to do anything."""
-    assert {guard for guards in BREAKS.values() for guard in guards} == set(GUARDS) - ELSEWHERE
-    assert set(BREAKS) == set(SCHEDULES)
+    for breaks, stories, guards in (
+        (BREAKS, SCHEDULES, set(GUARDS) - ELSEWHERE),
+        (LINE_BREAKS, LINE, set(WAITING_GUARDS)),
+    ):
+        assert {guard for off in breaks.values() for guard in off} == guards
+        assert set(breaks) == set(stories)
 
 
 def test_a_guard_that_is_not_there_cannot_be_switched_off():
@@ -79,12 +85,12 @@ def test_a_guard_that_is_not_there_cannot_be_switched_off():
         pass
 
 
-@pytest.mark.parametrize("guard", GUARDS)
+@pytest.mark.parametrize("guard", ALL_GUARDS)
 def test_a_guard_that_was_off_is_on_again(guard):
     """What switches a guard off leaves nothing behind."""
-    before = [vars(owner)[name] for owner, name, _ in GUARDS[guard].patches]
-    scripts = [(script.source, script.sha) for script, _, _ in GUARDS[guard].lua]
+    before = [vars(owner)[name] for owner, name, _ in ALL_GUARDS[guard].patches]
+    scripts = [(script.source, script.sha) for script, _, _ in ALL_GUARDS[guard].lua]
     with switched_off([guard]):
         pass
-    assert [vars(owner)[name] for owner, name, _ in GUARDS[guard].patches] == before
-    assert [(script.source, script.sha) for script, _, _ in GUARDS[guard].lua] == scripts
+    assert [vars(owner)[name] for owner, name, _ in ALL_GUARDS[guard].patches] == before
+    assert [(script.source, script.sha) for script, _, _ in ALL_GUARDS[guard].lua] == scripts

@@ -17,6 +17,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from celery_redlock.lock import clock as real_clock
@@ -26,10 +27,10 @@ from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
 from simulation import laws
 from simulation.clocks import BEGIN, SWING, Clock, NodeClock
-from simulation.crew import NAME, Crew
+from simulation.crew import Crew
 from simulation.faults import CALM, Chaos, Faults
 from simulation.hosts import Host
-from simulation.laws import Hold
+from simulation.laws import Hold, Wait
 from simulation.network import Link
 from simulation.nodes import SimulatedNode, Store
 
@@ -55,8 +56,11 @@ class World:
         delay: How long messages are under way; random by default.
         still_read: Share of what was sent down a connection that broke and is read all the same.
         peace: When all faults are over [s].
+        limit: How many places each lock has.
         holds: All grants so far.
         held: The last one of each token.
+        is_woken: Whether those who wait hear when their turn has come.
+        wanted: Everybody who has wanted a lock, in the order in which their waiting ended.
         room: How much a connection takes at a time [bytes]; None for all.
         asked: When a token was last sent in an acquire.
         progressed: Numbers of the clients that got the lock when all was well again.
@@ -70,14 +74,17 @@ class World:
     chaos: Chaos = CALM
     delay: Any = None  # a Delay once made
     still_read: float = 0.5
+    is_woken: bool = False
     room: int | None = None
     now: float = 0.0
     peace: float = float("inf")
+    limit: int = 1
     holds: list[Hold] = field(default_factory=list)
     held: dict[str, Hold] = field(default_factory=dict)
     asked: dict[str, float] = field(default_factory=dict)
     progressed: set[int] = field(default_factory=set)
     met: Counter[Any] = field(default_factory=Counter)
+    wanted: list[Wait] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
@@ -88,6 +95,7 @@ class World:
         self.nodes = [SimulatedNode(i, self._reader(clock)) for i, clock in enumerate(self.clocks)]
         labels = [f"node-{node.position}" for node in self.nodes]
         for node in self.nodes:  # enrolled long ago
+            node.keyspace.hear = partial(self.published, node)
             boot_id = boot_marker(node.run_id.decode(), self.rules.fingerprint(labels))
             node.put(Keys.of(self.rules.prefix, "").boot, boot_id, b"2592000000")
         self.hosts = [
@@ -142,6 +150,7 @@ class World:
         """Have everybody work for *seconds* once the world runs."""
         self.peace = self.now + seconds
         crew = Crew(self, self.peace, **crew_does)
+        self.limit = crew.limit
 
         def reborn(number: int) -> None:
             host = self.hosts[number]
@@ -163,6 +172,8 @@ class World:
         for host in self.hosts:  # each learns of it when it does
             link = host.links[node.position]
             link.crashed(after=self.delay(link, None))
+            if host.ears is not None:
+                host.ears.lose(node.position)
 
     def freeze(self, node: SimulatedNode, length: float) -> None:
         """Have a node stand still for *length* [s]."""
@@ -185,11 +196,22 @@ class World:
             if hold.token.startswith(f"{host.number:02x}"):
                 hold.ended = self.now
 
+    def published(self, node: SimulatedNode, channel: bytes, message: bytes) -> int:
+        """Have clients hear what a node publishes, unless it is lost; return how many should."""
+        listening = 0
+        for host in self.hosts:
+            if host.ears is not None and host.ears.is_subscribed(node, channel):
+                listening += 1
+                if self.chance.random() >= self.chaos.unheard:
+                    when = host.links[node.position].arrival(0.0, None)
+                    self.at(when, host.ears.hear, node.position, message)
+        return listening
+
     def revoke(self) -> None:
         """Take the lock away from its present holder on all nodes, on an operator's word."""
-        key = Keys.of(self.rules.prefix, NAME).lock
         for hold in self._trusted():
             hold.ended = self.now
+            key = Keys.of(self.rules.prefix, hold.name).lock
             for node in self.nodes:
                 if (node.get(key) or b"").startswith(hold.token.encode()):
                     node.delete(key)
@@ -203,7 +225,7 @@ class World:
     def granted(self, host: Host, lease: Lease, until: float) -> None:
         """Note a grant that its holder trusts *until* a true time [s]."""
         asked = self.asked.pop(lease.token)
-        hold = Hold(lease.token, lease.fence or 0, asked, self.now, until)
+        hold = Hold(lease.token, lease.fence or 0, asked, self.now, until, name=lease.name)
         self.held[lease.token] = hold
         self.holds.append(hold)
 
@@ -235,14 +257,23 @@ class World:
         """Return who trusted the lock at the same time."""
         return laws.overlaps(self.holds)
 
+    def crowd(self) -> list[Hold]:
+        """Return who trusted a place of a lock while all of them were trusted by others."""
+        return laws.crowd(self.holds, self.limit)
+
     def disorder(self) -> list[tuple[Hold, Hold]]:
         """Return whose fences are equal or out of order."""
         return laws.disorder(self.holds)
 
     def leftovers(self) -> list[bytes]:
         """Return the locks that any node still stores."""
-        lock = Keys.of(self.rules.prefix, NAME).lock
-        return [value for node in self.nodes if (value := node.get(lock)) is not None]
+        locks = Keys.of(self.rules.prefix, "").lock
+        return [
+            value
+            for node in self.nodes
+            for key in sorted(node.store)
+            if key.startswith(locks) and (value := node.get(key)) is not None
+        ]
 
     def immortal(self) -> list[bytes]:
         """Return the keys that have no end."""

@@ -156,13 +156,14 @@ class Drive:
             new_token=self._new_token,
         )
         self.told: list[Tell] = []
-        self.lease: Lease | None = None
+        self.lease: Any = None
         self.error: BaseException | None = None
         self.step: Ask | Tell | Pause | None = None
-        self.steps: Generator[Any, Any, Lease] = acquire(
-            self.client, Wanted(**{"name": "k", "ttl": 30.0, **wanted})
-        )
+        self.steps = self._steps(Wanted(**{"name": "k", "ttl": 30.0, **wanted}))
         self._advance(lambda: next(self.steps))
+
+    def _steps(self, wanted: Wanted) -> Generator[Any, Any, Any]:
+        return acquire(self.client, wanted)
 
     def _new_token(self) -> str:
         self.tokens += 1
@@ -195,11 +196,11 @@ class Drive:
         self._advance(lambda: self.steps.send(None))
         return self
 
-    def wake(self) -> Drive:
+    def wake(self, lock: str = "k") -> Drive:
         """Have the turn of the ticket come that is waited with."""
         assert isinstance(self.step, Pause), self.step
         assert self.step.token
-        self._advance(lambda: self.steps.send(b"redlock:lock:k"))
+        self._advance(lambda: self.steps.send(f"redlock:lock:{lock}".encode()))
         return self
 
     def go_on_to(self, kind: type) -> Drive:

@@ -125,6 +125,22 @@ def test_a_connection_neither_connects_nor_retries_by_itself(url):
 
 
 @pytest.mark.parametrize(
+    "node",
+    [
+        "redis://lock-1?protocol=3&decode_responses=true",
+        {"sentinels": ["redis://s1?protocol=3"], "service": "lock-1", "protocol": 3},
+    ],
+)
+def test_no_url_changes_the_form_of_replies(node, monkeypatch):
+    """Ours are read as RESP2 has them; a URL that is copied from elsewhere may ask for another."""
+    monkeypatch.setattr(Sentinel, "discover_master", lambda *_: ("10.0.0.1", 6380))
+    (address,) = addresses_of([node])
+    connection = address.connection()
+    assert connection.protocol == 2
+    assert not connection.encoder.decode_responses
+
+
+@pytest.mark.parametrize(
     "sentinel", [("s1", 7), ["s1", "7"], "s1:7", "redis://s1:7", "redis://:secret@s1:7/0"]
 )
 def test_a_sentinel_can_be_written_in_many_ways(sentinel, monkeypatch):

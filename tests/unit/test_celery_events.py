@@ -33,6 +33,7 @@ EXAMPLES = [
     events.TaskRescheduled("key", **REFUSED, countdown=3.0, times=2),
     events.TaskQueued("key", **REFUSED, countdown=60.0, times=1, since=1.0),
     events.DuplicatePublished("key", task="shop.bill", holder_id="other", on_duplicate="join"),
+    events.TasksWaiting("shop.bill", 3),
     events.NodeDown("n1", "refused"),
     events.NodeUp("n1"),
     events.NodeQuarantined("n1", 5.0),
@@ -125,6 +126,14 @@ def test_what_is_of_no_task_is_in_a_group_of_its_own(event):
     assert told["type"] == f"redlock-{TYPES[type(event)]}"
 
 
+@pytest.mark.parametrize("event", OF_THE_TASK, ids=lambda e: type(e).__name__)
+def test_what_is_only_reported_has_a_type_of_its_own(event):
+    """Who counts skipped tasks does not count one that ran."""
+    told = message_of(dataclasses.replace(event, report=True), 5.0, WORKER)
+    assert told["type"] == f"task-redlock-report-{OF_TASKS[type(event)]}"
+    assert told["report"] is True
+
+
 def test_a_lock_outside_of_tasks_is_of_no_task():
     """`Redlock.hold` has no task id."""
     told = message_of(events.LockAcquired("key", 7, 0.1), 5.0, WORKER)
@@ -154,7 +163,12 @@ def test_no_field_is_one_of_celerys(event):
     assert {field for field in told if hasattr(Task(), field)} <= its_own
     assert not {"clock", "local_received"} & set(told)
     assert "0123abcd" not in json.dumps(told)
-    fields = {field.name for field in dataclasses.fields(event)} - {"holder_id", "task_id", "task"}
+    fields = {field.name for field in dataclasses.fields(event)} - {
+        "holder_id",
+        "task_id",
+        "task",
+        "report",
+    }
     assert {{"name": "lock"}.get(field, field) for field in fields} <= set(told)
 
 

@@ -12,9 +12,11 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.doctor import LEVELS
 from celery_redlock.ops.doctor.diagnosis import findings
 from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, TaskFacts
-from celery_redlock.reading.holds import Holds
+from celery_redlock.reading.holds import HOLD_BOUNDS, Holds, class_of
+from celery_redlock.reading.tally import TaskTally
 from celery_redlock.settings import Settings
-from celery_redlock.task.policies import Fail, Retry, RunUnlocked, Skip
+from celery_redlock.task.policies import Fail, Queue, Retry, RunUnlocked, Skip
+from celery_redlock.task.redelivery import detect_quorum_queues
 from support.options import OPTIONS
 
 URLS = [f"redis://lock-{number}/0" for number in (1, 2, 3)]
@@ -56,9 +58,12 @@ def told(of):
     return {(finding.level, finding.code) for finding in findings(of)}
 
 
-def holds(**more):
-    """Return what the journal keeps of hold times."""
-    return {"event": "Holds", "at": 1e9, "task": "shop.bill", **Holds().as_record(), **more}
+def held(longest, ttl=30.0):
+    """Return what the nodes count of a task whose lock was held twice."""
+    counts = [0] * (len(HOLD_BOUNDS) + 1)
+    for length in (1.0, longest):
+        counts[class_of(length)] += 1
+    return {"shop.bill": TaskTally(holds=Holds(tuple(counts), 1.0 + longest, longest, ttl))}
 
 
 def replaced(**options):
@@ -72,7 +77,7 @@ def test_of_a_healthy_app_there_is_nothing_to_say():
         tasks=[task(acks_late=True, time_limit=60.0)],
         visibility_timeout=3600.0,
         others=[OtherServer(role="broker", place="broker:6379", run_id="b" * 40)],
-        records=[holds(longest=29.0, ttl=30.0)],
+        tally=held(29.0),
     )
     assert findings(well) == []
     kept = [node(number, config=FSYNC) for number in (1, 2, 3)]
@@ -91,6 +96,11 @@ NODES = {
     "is held back": (node(quarantine=12.0), "warning", "node-quarantined"),
     "has leaks": (node(leaked=7, leaked_names=["redlock:lock:a"]), "error", "leaked-keys"),
     "must not": (node(denied=["EVALSHA"]), "error", "no-permission"),
+    "must not wake": (
+        node(denied_to_wake=["SUBSCRIBE"]),
+        "warning",
+        "no-permission-to-wake",
+    ),
     "must not for us": (node(denied_to_tools=["SCAN"]), "note", "no-permission-for-tools"),
     "is nearly full": (
         node(info={"used_memory": "85", "maxmemory": "100"}),
@@ -273,8 +283,11 @@ def test_of_a_task(case):
 )
 def test_holds_that_outlast_their_ttl(aborts, longest, expected):
     """That is what the watchdog is for; it is risky where a body goes on without its lock."""
-    records = [holds(longest=longest, ttl=30.0), holds(longest=1.0, ttl=30.0)]
-    assert told(facts(tasks=replaced(aborts_on_loss=aborts), records=records)) == expected
+    known = facts(tasks=replaced(aborts_on_loss=aborts), tally=held(longest))
+    assert told(known) == expected
+    for finding in findings(known):
+        assert f"for {longest:g} s" in finding.what
+        assert "of 2 holds in a day, 99 % took up to" in finding.what
 
 
 def test_locks_that_were_lost_lately():
@@ -291,6 +304,61 @@ def test_nothing_comes_later_in_eager_mode():
     assert told(facts(is_eager=True, tasks=[task()])) == {("warning", "always-eager")}
     now = replaced(on_conflict=Skip(), on_unavailable=Fail())
     assert told(facts(is_eager=True, tasks=now)) == set()
+
+
+DEAF = {"denied_to_wake": ["PUBLISH"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "known", "where"),
+    [
+        ({"on_conflict": Queue()}, {"delays_in_broker": True}, "broker_url"),
+        ({"on_conflict": Skip()}, {"delays_in_broker": True}, None),
+        ({"on_conflict": Queue()}, {}, None),
+        ({"on_conflict": Queue()}, {"nodes": [node(1, **DEAF), node(2, **DEAF)]}, "redlock_nodes"),
+        ({"on_conflict": Queue()}, {"nodes": [node(1, **DEAF), node(2), node(3)]}, None),
+        ({"on_conflict": Skip()}, {"nodes": [node(1, **DEAF), node(2, **DEAF)]}, None),
+    ],
+)
+def test_a_task_that_queues_where_nothing_wakes_it(options, known, where):
+    """The broker holds it back, or too few nodes may say that its turn has come."""
+    found = findings(facts(tasks=replaced(**options), **known))
+    queues = [it for it in found if it.code == "queue-not-woken"]
+    assert [it.where for it in queues] == ([where] if where else [])
+    assert all("shop.bill" in it.what for it in queues)
+
+
+@pytest.mark.parametrize(
+    ("policy", "known", "is_found"),
+    [
+        (Queue(), {"eta_task_limit": 10}, True),
+        (Queue(max_waiting=1000), {"eta_task_limit": 10}, True),
+        (Queue(max_waiting=999), {"eta_task_limit": 10}, False),
+        (Queue(), {"eta_task_limit": 10, "delays_in_broker": True}, False),
+        (Queue(), {}, False),
+        (Skip(), {"eta_task_limit": 10}, False),
+    ],
+)
+def test_tasks_that_wait_and_fill_a_worker(policy, known, is_found):
+    """Beyond a thousand they count for the limit, which is named with its value and a way out."""
+    found = findings(facts(tasks=replaced(on_conflict=policy), **known))
+    fills = [it for it in found if it.code == "queue-fills-worker"]
+    assert bool(fills) is is_found
+    for it in fills:
+        assert "worker_eta_task_limit is 10" in it.what
+        assert "max_waiting" in it.fix
+
+
+def test_whether_the_broker_delays_is_known_without_asking_it():
+    """By its kind and the queues; a broker that kombu does not know is nobody's failure."""
+    from celery_redlock.ops.doctor.diagnosis import is_delayed_in_broker
+
+    for broker in ("redis://nowhere/0", "amqp://nowhere", "strange://nowhere"):
+        app = Celery("shop", broker=broker, set_as_current=False)
+        assert is_delayed_in_broker(app) is False
+    app = Celery("shop", broker="amqp://nowhere", set_as_current=False)
+    app.conf.task_default_queue_type = "quorum"
+    assert is_delayed_in_broker(app) is (detect_quorum_queues is not None)
 
 
 def test_pools_in_which_a_lost_lock_is_heard_of_late():

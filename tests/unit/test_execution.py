@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_redlock import LockTaken, RedlockTask, Skipped, current_lock
+from celery_redlock import LockTaken, QuorumUnavailable, RedlockTask, Skipped, current_lock
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
@@ -16,6 +18,7 @@ from celery_redlock.task.begin import PREVIOUS_GRACE
 from celery_redlock.task.current import latest_execution
 from celery_redlock.task.delivery import execution_id
 from celery_redlock.task.interrupt import Interrupt
+from celery_redlock.task.waiting import Waiting
 
 #: Of the message that is delivered.
 PUBLISH = "0" * 32
@@ -25,20 +28,31 @@ HEADER = {"v": 1, "task_id": "me", "id": PUBLISH}
 class ScriptedLocks:
     """Answers to `take`, one after the other; what was asked, given back and marked."""
 
+    listener = object()
+
     def __init__(self):
         self.answers = []
         self.wanted = []
         self.released = []
         self.marked = []
+        self.held_by = {}
 
     def take(self, wanted, on_lost=None):
         """Return the next answer, or raise it."""
         self.wanted.append(wanted)
         answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, LockTaken):
+            answer.name = wanted.name
         if answer is not None:
             raise answer
         until = clock.now() + 100
         return HeldLock(Lease(wanted.name, "t" * 40, 1, wanted.ttl, until, 0.0), on_lost)
+
+    def inspect_all(self, names):
+        """Return one more holder of the last place."""
+        return [
+            [SimpleNamespace(holder=self.held_by if name == names[-1] else {})] for name in names
+        ]
 
     def give_back(self, held, *, keep=0.0, marker=None):
         """Note what is released."""
@@ -188,6 +202,8 @@ def test_a_task_never_loses_to_itself(app, policy):
     ((name, args, sent),) = app.sent
     assert (name, args, sent["task_id"], sent["retries"]) == ("shop.bill", (7,), "me", 0)
     assert sent["countdown"] == 5
+    waiting = sent["headers"]["redlock"].pop("waiting")
+    assert (waiting["name"], waiting["times"]) == (app.locks.wanted[0].name, 1)
     assert sent["headers"] == {"a": 1, "redlock": HEADER}
     assert app.locks.released == []
 
@@ -198,6 +214,56 @@ def test_a_copy_comes_back_in_time(app, ttl, countdown):
     with pytest.raises(Ignore):
         deliver(app, taken(**{**MYSELF, "ttl": ttl}))
     assert app.sent[0][2]["countdown"] == countdown
+
+
+def waiting_in(sent):
+    """Return what the message that was sent says of what it waits for; None for nothing."""
+    return Waiting.of(sent[2]["headers"]["redlock"].get("waiting"))
+
+
+def test_a_copy_is_woken_when_the_one_that_runs_releases(app):
+    """It waits for the lock like any, and its lease is how long it waits at most."""
+    with pytest.raises(Ignore):
+        deliver(app, taken(**MYSELF))
+    assert waiting_in(app.sent[0]).is_woken
+    assert app.sent[0][2]["countdown"] == 5
+
+
+def test_a_copy_is_not_woken_where_other_places_may_be_free(app):
+    """It would be woken at once, find itself, and be woken at once."""
+    with pytest.raises(Ignore):
+        deliver(app, taken(**MYSELF), options={"lock_limit": 2})
+    assert waiting_in(app.sent[0]) is None
+
+
+QUEUED = Waiting("shop.bill", 1.7e9, 3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (MarkerStands("finishing"), Ignore),
+        (MarkerStands(""), Ignore),
+        (QuorumUnavailable("k", {}), Ignore),
+    ],
+)
+def test_what_has_queued_and_waits_for_no_lock_now_is_not_woken(app, answer, outcome):
+    """The lock is free: it would go round as fast as the broker can. It keeps since when."""
+    with pytest.raises(outcome):
+        deliver(app, answer, redlock={**HEADER, "waiting": QUEUED.parts})
+    assert waiting_in(app.sent[0]) == QUEUED.unwoken
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_the_next_run_is_woken_when_the_one_before_it_releases(app, is_heard):
+    """Where no release can wake it, it looks after a while, and less and less often."""
+    app.locks.listener = object() if is_heard else None
+    rerun = {"unique_until": "finished", "on_duplicate": "rerun"}
+    with pytest.raises(Ignore):
+        deliver(app, taken(**STRANGER), options=rerun)
+    waiting, countdown = waiting_in(app.sent[0]), app.sent[0][2]["countdown"]
+    assert (waiting.is_woken, waiting.times) == (is_heard, 1)
+    assert countdown == (5 if is_heard else 1)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +283,22 @@ def test_what_came_before_a_task_is_waited_for(app, kin):
     with pytest.raises(Ignore):
         deliver(app, taken(**kin), taken(**kin), **fields)
     assert len(app.sent) == 1
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_what_came_before_a_task_is_looked_for_on_all_places(app, limit):
+    """Whoever was named in the refusal; twin: of a lock without places there is but one holder."""
+    kin = {"task_id": "me", "execution": execution(retries=1)}
+    app.locks.held_by = kin
+    options = {"on_conflict": "skip", "lock_limit": limit}
+    if limit == 1:
+        assert deliver(app, taken(**STRANGER), retries=2, options=options)["skipped"]
+        return
+    assert deliver(app, taken(**STRANGER), retries=2, options=options) == 7
+    assert [wanted.wait for wanted in app.locks.wanted] == [0.0, PREVIOUS_GRACE]
+    with pytest.raises(Ignore):
+        deliver(app, taken(**STRANGER), taken(**STRANGER), retries=2, options=options)
+    assert waiting_in(app.sent[0]).limit == limit
 
 
 def test_a_stranger_who_comes_first_after_all_is_a_conflict(app):
@@ -387,7 +469,7 @@ def test_what_a_body_publishes_under_its_own_id_is_another_execution(app, lowere
 def test_ours_is_read_past_what_other_libraries_nest(app, headers):
     """A dict called ``headers`` in a message is all that Celery then shows of them."""
     with pytest.raises(Ignore):
-        deliver(app, taken(**MYSELF), headers=headers)
+        deliver(app, MarkerStands("finishing"), headers=headers)
     assert app.sent[0][2]["headers"]["redlock"] == HEADER
 
 

@@ -19,6 +19,9 @@ from kombu.serialization import registry
 
 from celery_redlock import ConfigurationError, RedlockTask
 from celery_redlock.lock.redlock import ReleaseOutcome
+from celery_redlock.lock.rounds import Ask, Client, Pause, Wanted, acquire
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.waiting import LEAVE, WAIT
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.task import lost_child
 from celery_redlock.task.delivery import OWNER, WELL_FORMED, execution_id, hide, word_in
@@ -26,6 +29,7 @@ from celery_redlock.task.forced_ends import NoteRevokes, RedlockRequest
 from celery_redlock.task.lost_child import LostChild
 from celery_redlock.task.slot import BUFFERED_FOR
 from celery_redlock.testing import locks_disabled
+from support.fakes import Ears, refused
 from support.versions import since
 
 CHILD = 4711
@@ -40,6 +44,9 @@ class ScriptedLocks:
         self.holders = []
         self.held = {}
         self.silent = 0
+        self.rules = Rules()
+        self.told = []
+        self.driver = SimpleNamespace(tell=self.told.append)
 
     def inspect_all(self, names):
         """Tell who holds each lock, for each node."""
@@ -175,6 +182,16 @@ def test_what_is_done_for_a_child(app, options, error, done):
     assert told(app) == done
 
 
+def test_what_a_child_noted_in_report_mode_is_released(app):
+    """On the keys of reports, by the same rule; nothing is done to a lock."""
+    plugin = plugin_for(app)
+    plugin._reports, plugin._locks = app.locks, ScriptedLocks()
+    request = deliver(app, declare(app, acks_late=True, lock_mode="report"))
+    fail(request, LOST)
+    assert told(app) == ["ack", DONE, *RELEASE]
+    assert plugin._locks.done == []
+
+
 @pytest.mark.parametrize("error", [LOST, TimeLimitExceeded(1), Terminated(15)])
 def test_an_error_that_the_child_returned_is_no_forced_end(app, error):
     """Whatever it is: one of these may come from a task that the body waited for."""
@@ -199,6 +216,25 @@ def test_what_was_never_begun_has_no_child(app):
     request.worker_pid = os.getpid()
     fail(request, LOST)
     assert told(app) == ["ack"]
+
+
+def test_a_child_that_waited_for_its_lock_waits_no_more(app):
+    """Else it would count for ``max_waiting`` for minutes; as what the child itself was known."""
+    request = deliver(app, declare(app))
+    fail(request, LOST)
+    (leave,) = app.locks.told
+    assert leave.script is LEAVE
+    assert leave.keys == (b"redlock:waiting:seven", b"redlock:ready:seven")
+    owner, info = request._delivery.owner, request._delivery.info("bill")
+    wanted = Wanted("seven", 30.0, 10.0, owner=owner, info=info)
+    ears, told = Ears(), []
+    steps = acquire(Client(Rules(), ("one",), listener=ears), wanted)
+    step = next(steps)
+    while not isinstance(step, Pause):
+        told.append(step.request)
+        step = steps.send([refused()] if isinstance(step, Ask) else None)
+    (wait,) = [request for request in told if request.script is WAIT]
+    assert leave.arguments[0] == wait.arguments[0]
 
 
 @pytest.mark.parametrize("execution", [EXECUTION, "1" * 32])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 
 import pytest
 
 from celery_redlock import events
 from celery_redlock.observers import journal as observer_module
-from celery_redlock.observers.journal import HOLDS_EVERY, NODE_PAUSE, JournalObserver
+from celery_redlock.observers.journal import NODE_PAUSE, JournalObserver
 from celery_redlock.observers.records import record_of
-from celery_redlock.reading.holds import HOLD_BOUNDS
+from celery_redlock.observers.tally import Tally
 
 HOLDER = {"task_id": "other", "host": "w1", "pid": 7, "since": 5.0, "token": "01234567", "x": 1}
 
@@ -22,6 +21,11 @@ class Memory:
 
     def __init__(self):
         self.written = []
+        self.tallies = []
+
+    def counted(self, *tally):
+        """Take an hour, a task and its counts."""
+        self.tallies.append(tally)
 
     def put(self, record):
         """Take a record, as it would be read back."""
@@ -50,7 +54,7 @@ def memory():
 @pytest.fixture
 def observe(memory):
     """The observer, writing to `memory`."""
-    return JournalObserver(lambda: memory)
+    return JournalObserver(lambda: memory, Tally(memory.counted))
 
 
 def released(held, task="shop.bill", ttl=30.0):
@@ -75,37 +79,25 @@ def test_a_refusal_is_written_at_once_with_its_holder(observe, memory):
 
 
 def test_a_task_that_gets_its_lock_writes_nothing(observe, memory):
-    """Neither the grant nor a renewal, and no release but now and then a summary."""
+    """Neither the grant nor a renewal nor the release: these are counted."""
     observe(events.LockAcquired("name", 7, 0.001, task="shop.bill", task_id="id"))
     observe(events.LockRenewed("name", 9.0, ttl=30.0, task="shop.bill", task_id="id"))
     observe(events.LockConflict("name", HOLDER, 0.001, task="shop.bill", task_id="id"))
-    assert memory.written == []
-
-
-def test_holds_are_summed_up_and_written_now_and_then(observe, memory, clock):
-    """The first at once, then no more than one record per task in ten seconds, all counted."""
     observe(released(0.5))
-    for _ in range(100):
-        observe(released(0.002))
-    observe(released(70.0, task="shop.report"))
-    assert len(memory.written) == 1
-    clock[0] += HOLDS_EVERY
-    observe(released(2.0, ttl=60.0))
-    first, *later = memory.written
-    assert (first["task"], sum(first["counts"]), first["longest"]) == ("shop.bill", 1, 0.5)
-    by_task = {record["task"]: record for record in later}
-    assert by_task["shop.bill"]["counts"][0] == 100
-    assert by_task["shop.bill"]["counts"][HOLD_BOUNDS.index(3.0)] == 1
-    assert by_task["shop.bill"]["total"] == pytest.approx(2.2)
-    assert by_task["shop.bill"]["ttl"] == 60.0
-    assert by_task["shop.report"]["longest"] == 70.0
-    assert len(by_task["shop.bill"]["counts"]) == len(HOLD_BOUNDS) + 1
-
-
-def test_locks_outside_of_tasks_are_no_tasks_holds(observe, memory):
-    """What a script holds has no task to be counted under."""
-    observe(released(1.0, task=""))
     assert memory.written == []
+
+
+def test_a_grant_to_a_task_that_had_queued_is_written(observe, memory):
+    """With how long, and whether it was woken; the twin got its lock at once."""
+    queued = {"queued_for": 4.0, "was_woken": True}
+    observe(events.LockAcquired("name", 7, 0.1, task="shop.bill", task_id="id", **queued))
+    observe(events.LockAcquired("name", 8, 0.1, task="shop.bill", task_id="id"))
+    (record,) = memory.written
+    assert (record["event"], record["queued_for"], record["was_woken"]) == (
+        "LockAcquired",
+        4.0,
+        True,
+    )
 
 
 def test_that_a_node_is_up_is_news_only_after_it_was_down(observe, memory, clock):
@@ -143,34 +135,20 @@ def test_the_last_that_is_told_of_a_node_is_so(observe, memory, clock, last):
     assert len(memory.written) == before
 
 
-def test_what_is_counted_is_written_at_the_end(observe, memory, clock):
+def test_what_is_counted_is_sent_at_the_end(observe, memory):
     """The child of a worker may end after few tasks."""
-    for _ in range(3):
-        observe(released(0.5))
+    observe(released(0.5))
+    observe(released(0.5))
+    assert len(memory.tallies) == 1
     observe.flush()
-    assert [sum(record["counts"]) for record in memory.written] == [1, 2]
-    observe.flush()
-    assert len(memory.written) == 2
+    assert len(memory.tallies) == 2
+    assert memory.written == []
 
 
 def test_a_duplicate_is_written(observe, memory):
     """Why nothing was published is asked later, perhaps by somebody else."""
     observe(events.DuplicatePublished("name", "shop.bill", "first", "join"))
     assert memory.names == ["DuplicatePublished"]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_fork_while_holds_are_counted_does_not_silence_the_child(observe, memory):
-    """The thread that counts is not in the child, and would never let go of the lock there."""
-    observe._mutex.acquire()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        child = os.fork()
-    if child == 0:
-        observe(released(1.0))
-        os._exit(0 if len(memory.written) == 1 else 1)
-    observe._mutex.release()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_record_names_its_event_and_where_it_happened():

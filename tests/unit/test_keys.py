@@ -358,6 +358,15 @@ class TestTemplate:
         """A format spec meets the wrong type only at run time."""
         assert "field {invoice_id}" in refusal(namer(bill, lock_key="{invoice_id:d}"), "x")
 
+    def test_so_many_names_are_refused(self):
+        """Each is a round to all nodes; a tuple says so when the task is declared."""
+        many = [f"n{number}" for number in range(11)]
+        assert "lock_key gave 11 names; a call may have 10" in refusal(
+            namer(bill, lock_key=lambda *_: many)
+        )
+        assert "lock_key has 11 templates, 10 at most" in misfit(bill, lock_key=many)
+        assert len(name_of(namer(bill, lock_key=many[1:]), 7)) == 10
+
     def test_an_empty_name_is_refused(self):
         """All calls with an empty value would share one lock by accident."""
         expected = "Task 'shop.task': lock_key gave an empty lock name"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import queue
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -29,14 +32,20 @@ class ScriptedConnection:
             self.replies.put(reply)
         self.sent = []
         self.is_open = False
+        self._sock = None
 
     def connect(self):
         """Connect."""
         self.is_open = True
+        self._sock = self
 
     def disconnect(self):
         """Hang up."""
         self.is_open = False
+
+    def shutdown(self, how):
+        """Have whoever reads see the end, as of a socket."""
+        self.replies.put(ConnectionError("closed"))
 
     def send_command(self, *words, check_health=True):
         """Note what is sent."""
@@ -230,6 +239,79 @@ def test_a_closed_listener_hears_nothing_until_somebody_waits_again(ears, nodes)
     assert not any(node.made[0].is_open for node in nodes)
     ears.expect(TOKEN)
     eventually(lambda: all(len(node.made) == 2 for node in nodes), "connections again")
+
+
+def test_closing_waits_for_no_look(ears, nodes, monkeypatch):
+    """A process that ends, or forks after it, has no thread of ours."""
+    monkeypatch.setattr(module, "LOOK_EVERY", 20.0)
+    ears.expect(TOKEN)
+    eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
+    ears.close()
+    eventually(lambda: not listening(), "end of all threads", timeout=5)
+
+
+class Interrupted(BaseException):
+    """Raised by a signal."""
+
+
+def strike(moment):
+    """Return a tracer that raises at the line number *moment* from now, and what it counts."""
+    count = itertools.count()
+
+    def trace(_frame, event, _argument):
+        if event == "line" and next(count) == moment:
+            raise Interrupted
+        return trace
+
+    return trace, count
+
+
+def test_a_signal_locks_nobody_out_wherever_it_strikes(ears):
+    """At any line of a wait, Python's own included: the threads that listen go on."""
+    before = sys.gettrace()
+    for moment in itertools.count():
+        ears._expected[TOKEN] = module._Expected(lambda _: None)
+        trace, count = strike(moment)
+        with contextlib.suppress(Interrupted):
+            sys.settrace(trace)
+            try:
+                ears.wait(TOKEN, 0.001)
+            finally:
+                sys.settrace(before)
+        words = [(position, TOKEN.encode() + LOCK) for position in (0, 1)]
+        hears = threading.Thread(target=lambda w=words: [ears._hear(*one) for one in w])
+        hears.daemon = True
+        hears.start()
+        hears.join(timeout=5)
+        assert not hears.is_alive(), moment
+        assert ears.wait(TOKEN, 0) == LOCK
+        if next(count) <= moment:
+            break
+    assert moment > 3
+
+
+def test_who_is_struck_before_it_listens_leaves_it_to_the_next(ears, nodes, monkeypatch):
+    """Nobody takes a node for listened to whose thread was never started."""
+
+    def fail(_self):
+        raise Interrupted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(Interrupted):
+            ears.expect(TOKEN)
+    ears.expect(TOKEN)
+    eventually(lambda: all(node.made for node in nodes), "connections")
+
+
+def test_two_that_expect_at_once_listen_once(ears, nodes):
+    """The second thread of a node ends at once."""
+    ears._start(0)
+    for token in (TOKEN, TOKEN[::-1]):
+        ears.expect(token)
+    eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
+    eventually(lambda: len(listening()) == len(nodes), "as many threads as nodes")
+    assert [len(node.made) for node in nodes] == [1] * len(nodes)
 
 
 def test_out_of_threads_everybody_comes_by_itself(ears, monkeypatch):

@@ -87,6 +87,18 @@ def test_without_a_quorum_nobody_is_named(records, kind):
     assert not [field for field in record.redlock_event if field.startswith("holder_")]
 
 
+@pytest.mark.parametrize("kind", REFUSALS, ids=lambda kind: kind.__name__)
+def test_what_is_only_reported_is_no_warning(records, kind):
+    """It says that the task runs; what led to it is at DEBUG."""
+    more, _ = REFUSALS[kind]
+    (record,) = records(kind(**TAKEN, **more, report=True), logging.INFO)
+    assert record.levelno == logging.INFO
+    assert record.getMessage().startswith("Running task shop.bill[")
+    assert record.redlock_event["report"] is True
+    (record,) = records(events.LockUnavailable("key", {}, 0.1, report=True))
+    assert record.levelno == logging.DEBUG
+
+
 def test_an_unknown_holder_is_said_to_be_one(records):
     """A lock may be gone when its holder is asked for."""
     (record,) = records(events.TaskSkipped(**TAKEN))

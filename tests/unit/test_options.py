@@ -5,7 +5,15 @@ from datetime import timedelta
 import pytest
 from celery import Celery, Task
 
-from celery_redlock import ConfigurationError, Fail, RedlockTask, Reschedule, Retry, Skip
+from celery_redlock import (
+    ConfigurationError,
+    Fail,
+    LockKeyError,
+    RedlockTask,
+    Reschedule,
+    Retry,
+    Skip,
+)
 from celery_redlock.task.task_lock import lock_of
 
 NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
@@ -157,6 +165,35 @@ def test_options_for_uniqueness_that_make_no_sense_are_refused(app, options, wor
     """At registration, with the option, the value and what to write instead."""
     with pytest.raises(ConfigurationError, match=words):
         declare(app, **options)
+
+
+BOTH = ("a", "bill:{invoice_id}")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lock_key": BOTH, "unique_until": "started"}, "unique_until='started' reserves one name"),
+        ({"lock_key": BOTH, "lock_limit": (1, 2, 3)}, r"lock_limit=.* has 3 numbers .* 2 names"),
+        ({"lock_key": "a", "lock_limit": (1, 2)}, "2 numbers .* 1 names; give one number for each"),
+        ({"lock_limit": (1, 2)}, "2 numbers"),
+    ],
+)
+def test_options_that_do_not_fit_several_names_are_refused(app, options, words):
+    """At registration; the reservation, for one, would be of the first name alone."""
+    with pytest.raises(ConfigurationError, match=words):
+        declare(app, **options)
+
+
+def test_a_callable_that_makes_several_names_does_not_go_with_unique_until(app):
+    """Each call says how many it makes; one is a name as any other."""
+    several = {"lock_key": lambda *_: ("a", "b"), "unique_until": "started"}
+    with pytest.raises(LockKeyError, match="2 names, and unique_until reserves one"):
+        declare(app, **several).lock_name((7,))
+    other = Celery("other", broker="memory://", set_as_current=False)
+    other.conf.update(dict(app.conf.changes))
+    one = {"lock_key": lambda *_: ("a",), "unique_until": "started"}
+    assert declare(other, **one).lock_name((7,)) == "a"
 
 
 def test_options_for_uniqueness_have_defaults(app):

@@ -121,6 +121,11 @@ LAWS = [
         {"redlock.queued": (1, {**ABOUT, "redlock.cause": "conflict"})},
     ),
     (
+        events.LockAcquired("key", 7, 0.1, **TASK, queued_for=4.0, was_woken=True),
+        {"redlock.queue.duration": (4.0, {**ABOUT, "redlock.woken": True})},
+    ),
+    (events.TasksWaiting("shop.bill", 3), {"redlock.waiting": (3, ABOUT)}),
+    (
         events.DuplicatePublished("key", task="shop.bill", holder_id="x", on_duplicate="join"),
         {"redlock.duplicates": (1, {**ABOUT, "redlock.on_duplicate": "join"})},
     ),
@@ -229,7 +234,7 @@ def test_a_release_for_a_dead_child_is_no_span(sdk):
         (events.TaskRefused("key", **REFUSED), "redlock.refused"),
         (events.TaskRetried("key", **REFUSED, countdown=3.0), "redlock.retried"),
         (events.TaskRescheduled("key", **REFUSED, countdown=3.0, times=2), "redlock.rescheduled"),
-        (LAWS[12][0], "redlock.duplicate"),
+        (LAWS[14][0], "redlock.duplicate"),
     ],
     ids=lambda it: it if isinstance(it, str) else "",
 )
@@ -243,6 +248,25 @@ def test_what_became_of_a_task_is_noted_on_its_span(sdk, event, name):
     assert noted.name == name
     assert noted.attributes["redlock.lock.name"] == "key"
     assert "0123abcd" not in run.to_json()
+
+
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        (events.TaskSkipped("key", **REFUSED, report=True), "conflict"),
+        (events.LeaseLost("key", "deadline", **TASK, report=True), "lost"),
+    ],
+    ids=["skipped", "lost"],
+)
+def test_what_is_only_reported_has_a_metric_of_its_own(sdk, event, cause):
+    """And a note on the span; nothing else was measured."""
+    with sdk.tracer.start_as_current_span("run"):
+        sdk.observe(event)
+        sdk.observe(events.LockAcquired("key", None, 0.1, **TASK, report=True))
+    assert sdk.value("redlock.reported") == (1, {**ABOUT, "redlock.cause": cause})
+    assert set(sdk.points) == {"redlock.reported"}
+    (run,) = sdk.spans
+    assert [noted.name for noted in run.events] == ["redlock.reported"]
 
 
 SCRIPT = """

@@ -11,8 +11,6 @@ from celery_redlock import ConfigurationError, LockTaken, RedlockTask
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import place_name, queue_of
 from celery_redlock.lock.rounds import Turn, Wanted
-from celery_redlock.task.begin import take_all
-from celery_redlock.task.waiting import Waiting
 from celery_redlock.testing import memory_quorum
 
 LIMIT = 3
@@ -120,11 +118,30 @@ def test_what_a_minority_has_of_it_is_nobody(nodes):
     """As a release that has yet to reach a node: another place is taken."""
     held = nodes.locks.take(of("e" * 32))
     for node in nodes.nodes[:2]:
-        node.down()
+        node.deny("DEL")
     nodes.locks.give_back(held)
     for node in nodes.nodes[:2]:
         node.up()
     assert nodes.locks.take(of("e" * 32)).fence
+
+
+def test_it_finds_where_it_runs_and_not_what_a_node_missed_the_release_of(nodes):
+    """Two nodes say of another place that it has that: it would be granted there."""
+    locks, one = nodes.locks, "e" * 32
+    first = locks.take(of(one))
+    for node in nodes.nodes[:2]:
+        node.deny("DEL")
+    locks.give_back(first)
+    other = locks.take(Wanted(first.name, 10.0))
+    for node in nodes.nodes[:2]:
+        node.up()
+    held = locks.take(of(one))
+    assert held.place != first.place
+    locks.give_back(other)
+    for _ in range(10):
+        with pytest.raises(LockTaken) as refused:
+            locks.take(of(one))
+        assert refused.value.holder["execution"] == one
 
 
 @pytest.mark.parametrize("beyond", [True, False])
@@ -142,18 +159,6 @@ def test_one_that_was_woken_and_does_not_take_its_turn_hands_on(nodes, beyond):
         with pytest.raises(LockTaken):
             locks.take(wanted)
     assert locks.take(Wanted(kept, 10.0)).name == kept
-
-
-def test_one_that_was_woken_for_one_name_and_refused_another_hands_on(nodes):
-    """What is kept for it would be in the way of all who wait, for a second each time."""
-    locks, waiting = nodes.locks, Waiting("z", 1.7e9)
-    taken, kept = take(nodes, 1, "a"), locks.take(Wanted("z", 1.0, owner="f" * 32))
-    turn = Turn(kept.token, 0)
-    wanted = Wanted("z", 10.0, turn=turn)
-    with pytest.raises(LockTaken, match="'a'"):
-        take_all(locks, wanted, {"z": 1, "a": 1}, waiting, None)
-    assert take(nodes, 1, "z").name == "z"
-    locks.give_back(taken)
 
 
 def test_a_count_on_each_node_would_let_more_run():

@@ -95,6 +95,17 @@ COUNTED = [
         [("redlock_queued_total", {**TASK, "cause": "conflict"})],
     ),
     (
+        events.LockAcquired(NAME, 7, 0.002, queued_for=90.0, was_woken=True, **WHO),
+        [
+            ("redlock_queue_seconds_count", {**TASK, "woken": "yes"}),
+            ("redlock_queue_seconds_bucket", {**TASK, "woken": "yes", "le": "120.0"}),
+        ],
+    ),
+    (
+        events.LockAcquired(NAME, 7, 0.002, queued_for=90.0, **WHO),
+        [("redlock_queue_seconds_count", {**TASK, "woken": "no"})],
+    ),
+    (
         events.DuplicatePublished(NAME, "shop.bill", "0815", "join"),
         [("redlock_duplicates_total", {**TASK, "on_duplicate": "join"})],
     ),
@@ -132,7 +143,7 @@ COUNTED = [
     ),
 ]
 #: Events that set gauges alone.
-SET = [events.NodeMeasured("node:1/0", 0.001, -0.2)]
+SET = [events.NodeMeasured("node:1/0", 0.001, -0.2), events.TasksWaiting("shop.bill", 2)]
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +174,62 @@ def test_what_a_rule_waits_for_begins_with_zero():
     assert value("redlock_acquires_total", task="shop.new", outcome="unavailable") == 0
     count_event(events.SlotPublished("new", "shop.new", 0.0, "4711", 0.3))
     assert value("redlock_beat_slots_total", entry="new", outcome="deadline") == 0
+
+
+REPORTED = [
+    (taken(events.TaskSkipped, "redelivered", report=True), "redelivered"),
+    (taken(events.TaskRetried, "conflict", countdown=3.0, report=True), "conflict"),
+    (events.LeaseLost(NAME, "deadline", **WHO, report=True), "lost"),
+    (events.DuplicatePublished(NAME, "shop.bill", "1", "join", report=True), "duplicate"),
+]
+
+
+def counts():
+    """Return all samples that only ever grow."""
+    metrics = (metric for metric in REGISTRY.collect() if metric.name.startswith("redlock_"))
+    samples = (sample for metric in metrics for sample in metric.samples)
+    growing = [it for it in samples if it.name.endswith(("_total", "_count", "_sum", "_bucket"))]
+    return {(it.name, *sorted(it.labels.items())): it.value for it in growing}
+
+
+@pytest.mark.parametrize(("event", "cause"), REPORTED, ids=lambda it: str(it)[:12])
+def test_what_is_only_reported_is_counted_apart(event, cause):
+    """No other metric moves: nothing was refused, and no lock was lost."""
+    count_event(events.LockAcquired(NAME, None, 0.1, **WHO, report=True))  # begins with zeros
+    before = counts()
+    count_event(event)
+    changed = {key: told - before.get(key, 0) for key, told in counts().items()}
+    assert {key: by for key, by in changed.items() if by} == {
+        ("redlock_reported_total", ("cause", cause), ("task", "shop.bill")): 1
+    }
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        events.LockAcquired(NAME, None, 0.1, **WHO, report=True),
+        events.LockReleased(NAME, 0.1, **WHO, report=True),
+        events.LockConflict(NAME, {}, 0.1, **WHO, report=True),
+    ],
+    ids=lambda it: type(it).__name__,
+)
+def test_a_note_is_no_lock(event):
+    """What report mode does on the nodes is counted nowhere."""
+    count_event(events.LockAcquired(NAME, None, 0.1, **WHO, report=True))
+    before = counts()
+    count_event(event)
+    assert counts() == before
+
+
+def test_how_many_wait_is_shown_as_it_is_now():
+    """And of woken and others, the ones that there were not yet begin with zero."""
+    for count in (3, 0, 2):
+        count_event(events.TasksWaiting("waits", count))
+        assert value("redlock_waiting", task="waits") == count
+    count_event(events.LockAcquired(NAME, 7, 0.1, task="woken"))
+    assert value("redlock_queue_seconds_count", task="woken", woken="no") is None
+    count_event(events.LockAcquired(NAME, 7, 0.1, task="woken", queued_for=3.0, was_woken=True))
+    assert value("redlock_queue_seconds_count", task="woken", woken="no") == 0
 
 
 def test_every_event_is_counted_or_set():

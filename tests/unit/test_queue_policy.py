@@ -11,7 +11,7 @@ from celery_redlock import ConfigurationError, Fail, LockTaken, Queue, Skip
 from celery_redlock.lock.rounds import NO_TURN, Turn
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting import LEAVE
-from celery_redlock.task import begin
+from celery_redlock.task import begin, queueing
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.outcome import DeliveryOver, Outcome
@@ -77,9 +77,9 @@ def queue_up(monkeypatch):
         queue_up.copies.append((copy, countdown))
         return DeliveryOver("waits", Outcome.REQUEUED, float(countdown))
 
-    monkeypatch.setattr(begin, "requeue", requeue)
-    monkeypatch.setattr(begin, "longest_countdown", lambda _app: 600.0)
-    monkeypatch.setattr(begin, "delays_in_broker", lambda _app: False)
+    monkeypatch.setattr(queueing, "requeue", requeue)
+    monkeypatch.setattr(queueing, "longest_countdown", lambda _app: 600.0)
+    monkeypatch.setattr(queueing, "delays_in_broker", lambda _app: False)
 
     def queue_up(*ballot, before=None, most=2):
         asked, told = [], []
@@ -96,11 +96,11 @@ def queue_up(monkeypatch):
                 "me", Envelope("0" * 32, waiting=before), "e" * 32, may_be_repeated=False
             ),
             plugin=SimpleNamespace(locks=locks, notify=queue_up.events.append),
+            options=Options(Queue(max_waiting=most)),
         )
         queue_up.asked, queue_up.told = asked, told
-        policy = Queue(max_waiting=most)
-        error = LockTaken("a", {}, {})
-        return begin.join_queue(execution, error, Options(policy), policy)
+        policy = execution.options.on_conflict
+        return queueing.join_queue(execution, LockTaken("a", {}, {}), policy)
 
     queue_up.copies, queue_up.events = [], []
     return queue_up
@@ -163,7 +163,7 @@ def test_a_ticket_is_good_for_one_attempt(monkeypatch):
         raise LockTaken("a", {}, {"task_id": "me", "execution": "d" * 32, "ttl": 1.0})
 
     monkeypatch.setattr(begin, "take", take)
-    monkeypatch.setattr(begin, "set_aside", lambda *_: DeliveryOver("aside", Outcome.SET_ASIDE))
+    monkeypatch.setattr(begin, "wait_behind", lambda *_: DeliveryOver("aside", Outcome.SET_ASIDE))
     delivery = Delivery(
         "me",
         Envelope(),
@@ -175,7 +175,8 @@ def test_a_ticket_is_good_for_one_attempt(monkeypatch):
     execution = SimpleNamespace(
         delivery=delivery,
         request=SimpleNamespace(is_eager=False),
-        options=SimpleNamespace(wait=0.0),
+        options=SimpleNamespace(wait=0.0, limits=lambda _names: {"a": 1}),
+        names=("a",),
     )
     with pytest.raises(DeliveryOver):
         begin.take_in_turn(execution)

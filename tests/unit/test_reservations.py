@@ -94,13 +94,14 @@ VERSION = 6
 class Triggering(Drive):
     """One reserve, taken a step at a time; `placed` is what it ended with."""
 
-    def __init__(self, nodes=3, arguments=b"[[1],{}]", info=None, **trigger):
+    def __init__(self, nodes=3, arguments=b"[[1],{}]", info=None, lasts=None, **trigger):
         super().__init__(nodes)
         self.steps.close()  # of the acquire that a Drive begins
         self.tokens, self.told = 0, []
         self.client.new_token = self._counted
         wanted = Trigger("k", 60.0, info or {"task_id": "id-x"}, arguments=arguments, **trigger)
-        self.steps = reserve(self.client, wanted)
+        ends = None if lasts is None else self.clock() + lasts
+        self.steps = reserve(self.client, wanted, ends)
         self._advance(lambda: next(self.steps))
 
     def _counted(self):
@@ -412,6 +413,17 @@ def test_an_attempt_after_others_overtook_proposes_above_them():
     assert proposed(drive) == NOW + (VERSION_TRIES + 1) * 21 + 1
 
 
+def test_a_split_is_tried_again_until_the_time_is_up():
+    """A publish that must not be kept for longer is told that nobody knows."""
+    drive = Triggering(lasts=0.02)
+    begun = drive.clock()
+    while drive.is_asking:
+        drive.vote(free(), refused("y"), refused("z")).go_on_to_ask()
+    assert 1 < drive.tokens < SPLIT_TRIES
+    assert drive.clock() < begun + 0.02
+    assert isinstance(drive.error, QuorumUnavailable)
+
+
 def test_a_lasting_split_is_unavailable_in_the_end():
     """A few tries with growing pauses, each ended under its own token; then the votes are told."""
     drive = Triggering()
@@ -635,8 +647,9 @@ class ScriptedFanout:
         self.asked, self.told = [], []
         self.trouble = deque()
 
-    def ask(self, calls):
-        """Answer, or be interrupted."""
+    def ask(self, calls, ends):
+        """Answer, or be interrupted; nobody is in a hurry."""
+        assert ends is None
         (call,) = calls
         self.asked.append(call.request)
         answer = self.answers.popleft()

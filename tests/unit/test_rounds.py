@@ -264,6 +264,24 @@ def test_a_split_is_tried_again_even_without_a_wait(ballot, error):
     assert type(drive.error) is error
 
 
+@pytest.mark.parametrize(
+    ("ballot", "error"),
+    [
+        ((granted(), refused("x"), refused("y")), LockTaken),
+        ((granted(), refused("x"), unreachable()), QuorumUnavailable),
+    ],
+)
+def test_a_split_is_tried_again_until_the_time_is_up(ballot, error):
+    """Who must not be kept for longer gives up, and leaves nothing behind."""
+    begun = Drive().clock()
+    drive = Drive(wait=0.0, ends=begun + 0.05)
+    while drive.is_asking:
+        drive.vote(*ballot).go_on_to_ask()
+    assert 1 < drive.tokens == len(drive.told) < SPLIT_TRIES
+    assert drive.clock() < begun + 0.05
+    assert type(drive.error) is error
+
+
 def test_the_pause_after_a_split_is_as_long_as_a_slow_round():
     """Where requests take 20 ms, contenders that all come back within 2 ms meet again."""
     drive = Drive().vote(granted(), refused("x"), refused("y"), after=0.02)

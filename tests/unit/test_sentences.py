@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from celery_redlock import events
-from celery_redlock.observers import journal, logging
+from celery_redlock.observers import logging
 from celery_redlock.observers.records import record_of
 from celery_redlock.ops import listing
 from celery_redlock.ops.cli import tail
@@ -80,6 +80,17 @@ EVENTS = [
         "Acquired lock 'a' of task shop.bill[id-1] after 4 s in the queue (woken), fence 7",
     ),
     (
+        events.LockAcquired("a", 7, 0.5, queued_for=61.0, **KIN),
+        (
+            "Acquired lock 'a' of task shop.bill[id-1] after 1 min 1 s in the queue "
+            "(came by itself), fence 7"
+        ),
+    ),
+    (
+        events.TasksWaiting("shop.bill", 3),
+        "3 of task shop.bill wait for their locks in this worker",
+    ),
+    (
         events.DuplicatePublished("a", task="shop.bill", holder_id="id-0", on_duplicate="join"),
         "A duplicate joined task shop.bill[id-0]: lock 'a'",
     ),
@@ -91,6 +102,51 @@ EVENTS = [
             "A duplicate asked for another run of task shop.bill[id-0]: lock 'a'; "
             "2 merged into the next run"
         ),
+    ),
+    (
+        events.TaskSkipped(**REFUSED, report=True),
+        f"Running task shop.bill[id-1], which would have been skipped (report mode): {HELD}",
+    ),
+    (
+        events.TaskRefused(**{**REFUSED, "cause": "unavailable"}, report=True),
+        (
+            "Running task shop.bill[id-1], which would have failed (report mode): "
+            "no quorum of lock nodes for lock 'invoice:7'"
+        ),
+    ),
+    (
+        events.TaskSkipped(**{**REFUSED, "cause": "redelivered"}, report=True),
+        (
+            "Running task shop.bill[id-1], which would have been skipped (report mode): "
+            f"delivered again while it runs; {HELD}"
+        ),
+    ),
+    (
+        events.TaskSkipped(**{**REFUSED, "cause": "finished"}, report=True),
+        (
+            "Running task shop.bill[id-1], which would have been skipped (report mode): "
+            "this execution has finished before"
+        ),
+    ),
+    (
+        events.LeaseLost("A", "deadline", **KIN, report=True),
+        (
+            "Lock 'A' would have been lost (deadline) by task shop.bill[id-1] (report mode): "
+            "not renewed in time"
+        ),
+    ),
+    (
+        events.DuplicatePublished(
+            "a", task="shop.bill", holder_id="id-0", on_duplicate="join", report=True
+        ),
+        (
+            "Published task shop.bill, which would have joined task shop.bill[id-0] (report mode): "
+            "lock 'a'"
+        ),
+    ),
+    (
+        events.LockReleased("a", 75.0, report=True),
+        "Released lock 'a' after 1 min 15 s (report mode)",
     ),
     (events.LeaderElected("beat:shop", 3), "Leads as 'beat:shop', term 3"),
     (
@@ -134,17 +190,8 @@ def test_an_event_in_a_sentence(event, words):
 
 def test_every_event_has_a_sentence():
     """Nobody is left to the words for what a newer version may have written."""
-    assert {kind.__name__ for kind in CLASSES} | {"Holds"} == set(WORDINGS)
+    assert {kind.__name__ for kind in CLASSES} == set(WORDINGS)
     assert {type(event) for event, _ in EVENTS} == CLASSES
-
-
-def test_hold_times_in_a_sentence():
-    """What the journal's observer writes of them."""
-    holds = journal.Holds(30.0)
-    holds.add(0.5, 30.0)
-    holds.add(75.0, 30.0)
-    record = {"event": "Holds", "at": 1.0, "task": "shop.bill", **holds.as_record()}
-    assert sentence(record) == "Held: 2 times by shop.bill, up to 1 min 15 s (ttl 30 s)"
 
 
 def test_an_unknown_event_is_told_by_its_name():

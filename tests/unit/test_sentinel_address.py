@@ -50,6 +50,7 @@ def test_what_the_sentinels_want_stands_in_their_urls():
     assert kwargs[1]["ssl_ca_certs"] == "ca.crt"
     for one in kwargs:
         assert one["retry"]._retries == 0
+        assert one["protocol"] == 2
         assert one["socket_timeout"] == one["socket_connect_timeout"] == 1.0
         assert one["db"] == 0
 
@@ -118,4 +119,4 @@ def test_what_every_connection_has():
     """Also one by way of Sentinels: the name that administrators see, and the old protocol."""
     connection = address("s1").connection()
     assert connection.client_name == OPTIONS["client_name"]
-    assert connection.protocol == OPTIONS["protocol"]
+    assert connection.protocol == 2

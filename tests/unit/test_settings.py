@@ -76,6 +76,8 @@ def test_an_unknown_setting_like_none_of_ours_is_refused_with_all():
         ("redlock_beat_starting_deadline", "5m"),
         ("redlock_dedup_ttl", -1),
         ("redlock_dedup_ttl", "1h"),
+        ("redlock_protect", ["vendor.*"]),
+        ("redlock_protect", {"vendor.*": "order_id"}),
         ("redlock_nodes", []),
         ("redlock_nodes", "redis://one:1/0"),
         ("redlock_nodes", NODES[:2]),
@@ -106,6 +108,7 @@ def test_the_defaults_are_those_of_the_documentation():
     assert found == {
         "ttl": 30.0,
         "wait": 0.0,
+        "mode": "enforce",
         "on_conflict": "skip",
         "on_unavailable": "reschedule",
         "on_lock_lost": "abort",
@@ -125,6 +128,7 @@ def test_the_defaults_are_those_of_the_documentation():
         "web_token": None,
         "username": None,
         "password": None,
+        "protect": None,
     }
 
 

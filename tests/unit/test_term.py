@@ -17,8 +17,8 @@ from celery_redlock.beat.term import (
     Elector,
     StandBy,
     Term,
-    leader_in,
     led_by,
+    majority_holder,
 )
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.events import LeaderDeposed, LeaderElected
@@ -146,7 +146,7 @@ def undecided(retry_after=None):
 def test_a_leader_has_a_majority_of_the_configured_nodes(nodes):
     """Over all views: whoever a majority names, and nobody else; silent nodes count for nobody."""
     for word in product("xy.-", repeat=nodes):
-        found = leader_in(views(word))
+        found = majority_holder(views(word))
         most = [letter for letter in "xy" if word.count(letter) >= quorum(nodes)]
         assert [found.get("token")] == [letter * 8 for letter in most] or (not most and not found)
 
@@ -155,12 +155,12 @@ def test_a_leader_has_a_majority_of_the_configured_nodes(nodes):
 def test_the_order_of_the_nodes_does_not_matter(nodes):
     """The same views in another order name the same leader."""
     for word in product("xy.-", repeat=nodes):
-        assert leader_in(views(word)) == leader_in(views(word[::-1]))
+        assert majority_holder(views(word)) == majority_holder(views(word[::-1]))
 
 
 def test_nobody_leads_without_nodes():
     """No views name nobody."""
-    assert leader_in([]) == {}
+    assert majority_holder([]) == {}
 
 
 def test_a_leader_is_told_in_words():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from celery_redlock.errors import LockTaken
 from celery_redlock.lock.records import shorten
-from celery_redlock.lock.rounds import LONGEST_PAUSE, LONGEST_SLEEP, Ask, Pause, Tell, Turn
+from celery_redlock.lock.rounds import LONGEST_PAUSE, LONGEST_SLEEP, Pause, Tell, Turn
 from celery_redlock.lock.scripts import RELEASE
 from celery_redlock.lock.waiting import LEAVE, WAIT
 from celery_redlock.task.waiting import (
@@ -31,7 +31,9 @@ def told(drive):
     words = []
     for tell in drive.told:
         script, arguments = tell.request.script, tell.request.arguments
-        words.append((NAMES[script], arguments[script is not RELEASE][:40].decode()))
+        hands_on = script is LEAVE and len(tell.request.keys) > 2
+        name = "hand on" if hands_on else NAMES[script]
+        words.append((name, arguments[script is not RELEASE][:40].decode()))
     drive.told.clear()
     return words
 
@@ -82,7 +84,7 @@ def test_a_ticket_is_made_once_and_told_again():
 
 
 def test_who_is_woken_asks_with_the_token_of_its_ticket():
-    """The nodes keep the lock for that one; once granted, nobody counts it as waiting any more."""
+    """The nodes keep the lock for that one; once granted, it hands on nothing."""
     drive = wait_in_line()
     told(drive)
     drive.wake()
@@ -99,14 +101,14 @@ def test_who_is_woken_in_vain_waits_with_another_ticket():
     told(drive)
     drive.wake().vote(*TAKEN).go_on_to(Pause)
     second = token_of("t3-")
-    assert told(drive) == [("release", TICKET), ("leave", TICKET), ("wait", second)]
+    assert told(drive) == [("release", TICKET), ("hand on", TICKET), ("wait", second)]
     assert drive.step.token == second
     assert list(drive.client.listener.expected) == [second]
     drive.go_on_to_ask()
     assert drive.token == token_of("t4-")
-    drive.vote(granted(), granted()).go_on_to(Ask)
+    drive.vote(granted(), granted()).go_on()
     assert drive.lease.token == token_of("t4-")
-    assert told(drive) == [("leave", second), ("release", second)]
+    assert told(drive) == [("hand on", second)]
 
 
 def test_a_woken_attempt_that_fails_hands_on():
@@ -138,7 +140,7 @@ def test_who_comes_by_itself_gives_back_what_was_kept_for_it():
     while drive.step is not None:
         drive.go_on()
     assert drive.lease.token == token_of("t3-")
-    assert told(drive) == [("leave", TICKET), ("release", TICKET)]
+    assert told(drive) == [("hand on", TICKET)]
 
 
 def test_who_gives_up_leaves():
@@ -148,7 +150,7 @@ def test_who_gives_up_leaves():
     while drive.step is not None:
         drive.go_on()
     assert isinstance(drive.error, LockTaken)
-    assert told(drive)[-2:] == [("leave", TICKET), ("release", TICKET)]
+    assert told(drive)[-1:] == [("hand on", TICKET)]
     assert drive.client.listener.expected == {}
 
 
@@ -166,7 +168,7 @@ def test_who_is_interrupted_leaves(where):
     if where == "woken":
         assert told(drive) == [("release", TICKET), ("leave", TICKET)]
     else:
-        assert told(drive) == [("leave", TICKET), ("release", TICKET)]
+        assert told(drive) == [("hand on", TICKET)]
     assert drive.client.listener.expected == {}
 
 
@@ -212,6 +214,15 @@ def test_a_task_waits_since_it_was_refused_first():
     assert (first.limit, second.limit) == (1, 3)
     most = Waiting("a", 1.0, MOST_TIMES)
     assert Waiting.again(most, "a", 1) == most
+
+
+def test_a_message_says_that_it_is_not_woken():
+    """Only then, and in the way that others are read; what is neither yes nor no is nothing."""
+    woken = Waiting("a", 1.7e9, 2, 3)
+    assert "woken" not in woken.parts
+    assert Waiting.of(woken.unwoken.parts) == woken.unwoken != woken
+    assert Waiting.of(woken.parts | {"woken": 0}) is None
+    assert Waiting.again(woken.unwoken, "a", 3).is_woken
 
 
 def test_a_long_name_is_known_again():

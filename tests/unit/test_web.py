@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from werkzeug.exceptions import TooManyRequests
 
 from celery_redlock import ConfigurationError
-from celery_redlock.lock.records import shorten
+from celery_redlock.lock.records import place_name, shorten
 from celery_redlock.ops.web import command, reader
 from celery_redlock.ops.web.app import make_app
 from celery_redlock.ops.web.chart import hold_chart, time_chart
@@ -34,17 +34,21 @@ from celery_redlock.ops.web.guard import (
     Door,
     configured_token,
 )
-from celery_redlock.ops.web.reader import Cached, Page, Records
+from celery_redlock.ops.web.reader import Cached, Page
 from celery_redlock.ops.web.releasing import LIFETIME
 from celery_redlock.ops.web.views import BLOCKERS, ENTRIES, Asked
 from celery_redlock.ops.why import explained
 from celery_redlock.reading import all_locks
 from celery_redlock.reading import search as searching
-from celery_redlock.reading.holds import HOLD_BOUNDS, holds_by_task
+from celery_redlock.reading.holds import HOLD_BOUNDS, Holds
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
+from celery_redlock.reading.places import Place, Places
 from celery_redlock.reading.search import Found, Search, find_locks
 from celery_redlock.reading.stored import LockView, StoredLock
+from celery_redlock.reading.tally import CAUSES, TaskTally
+from celery_redlock.reading.tally_reader import Tallies
+from celery_redlock.reading.waiters import NOBODY, Noted, NotedWaiters
 from celery_redlock.settings import Settings
 
 NODES = [f"redis://lock-{i}:6379/0" for i in range(1, 6)]
@@ -52,7 +56,7 @@ LABELS = [f"lock-{i}:6379/0" for i in range(1, 6)]
 TOKEN = "correct horse battery"
 SEEN = "0123abcd"
 HOLDER = ("task", "task_id", "execution", "host", "pid", "since", "renewals", "margin")
-PAGES = ("/", "/task?name=orders.bill", "/lock?name=orders.bill:7")
+PAGES = ("/", "/task?name=orders.bill", "/lock?name=orders.bill:7", "/report")
 VOID = {"br", "hr", "img", "input", "link", "meta"}
 
 
@@ -86,12 +90,12 @@ def skipped(**more):
     return {**record, **more}
 
 
-def holds(task="orders.bill", **counts):
-    """Return the record of hold times: ``holds(c3=5)`` for five in the class at 3."""
-    listed = [counts.get(f"c{i}", 0) for i in range(len(HOLD_BOUNDS) + 1)]
-    where = {"at": time.time() - 600, "host": "worker-1", "pid": 4711}
-    told = {"counts": listed, "total": 3.0, "longest": 2.0, "ttl": 30.0}
-    return {"event": "Holds", **where, "task": task, **told}
+def tally(times=None, **more):
+    """Return what a task did in a day: its locks were held ``times={class: how often}``."""
+    counts = [(times or {}).get(place, 0) for place in range(len(HOLD_BOUNDS) + 1)]
+    holds = Holds(tuple(counts), total=3.0, longest=2.0, ttl=30.0)
+    known = {"ran": sum(counts), "first": time.time() - 7200, "last": time.time() - 60}
+    return TaskTally(**{**known, "holds": holds, **more})
 
 
 class Stand:  # as of celery_redlock.ops.web.reader.Reader
@@ -100,8 +104,11 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
     def __init__(self):
         self.statuses = [NodeStatus(label, "up", "9.1.2", 86400.0) for label in LABELS]
         self.views = [view()]
+        self.waiters = NOBODY
+        self.places = 1
         self.happened = [skipped()]
-        self.holds = [holds(c2=4, c3=1)]
+        self.tasks = {"orders.bill": tally({10: 4, 13: 1})}
+        self.app = None
         self.age = 0.1
         self.silent = []
         self.answers = dict.fromkeys(LABELS, "released")
@@ -110,16 +117,23 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
     def page(self, search):
         """Return what a page with *search* shows."""
         found = replace(find_locks(self.views, search), silent=self.silent)
-        return Page(self.statuses, found, Records(self.happened, self.holds), self.age)
+        return Page(self.statuses, found, self.happened, Tallies(self.tasks), self.age)
+
+    def tallies(self):
+        """Return what tasks did in the last day."""
+        return Tallies(self.tasks, self.silent), self.age
 
     def explain(self, name, search):
         """Return what is known of the lock, and what happened to it that fits *search*."""
         value = b"0123abcd" + b"e" * 32 + b'{"task": "orders.bill", "task_id": "id-7", "host": "w"}'
         is_held = name in [it.name for it in self.views]
         told = StoredLock(value, 12.0, 42) if is_held else StoredLock()
+        told = told._replace(waiters=self.waiters, noted=len(self.waiters.waiting))
         stored = {label: told for label in LABELS if label not in self.silent}
-        recent = filter(search.has_record, self.happened)
-        return explained(None, OneLock(name, self.statuses, stored), recent), self.age
+        names = [place_name(name, number) for number in range(self.places)]
+        locks = [OneLock(each, self.statuses, stored) for each in names]
+        places = Places([Place(lock, name, number) for number, lock in enumerate(locks)])
+        return explained(None, places, filter(search.has_record, self.happened)), self.age
 
     def lock(self, name):
         """Return who holds the lock."""
@@ -807,23 +821,23 @@ def test_a_lock_that_silent_nodes_may_have_is_unclear(client, stand):
 
 def test_what_could_not_be_read_is_said(client, stand):
     """No page fails because the nodes are slow."""
-    stand.page = lambda search: Page(None, None, None, 0.0)
+    stand.page = lambda search: Page(None, None, None, None, 0.0)
     page = client().get("/?q=x").get_data(as_text=True)
     assert "have not answered yet" in page
     assert page.count("Not read yet") == 4
     stand.explain = lambda name, search: (None, 0.0)
     page = client().get("/lock?name=x").get_data(as_text=True)
     assert "have not answered yet" in page
-    assert page.count("Not read yet") == 3
-    stand.page = lambda search: Page(stand.statuses, Found([]), Records([], []), 30.0)
+    assert page.count("Not read yet") == 4
+    stand.page = lambda search: Page(stand.statuses, Found([]), [], Tallies(), 30.0)
     assert "The nodes are slow" in client().get("/").get_data(as_text=True)
 
 
-@pytest.mark.parametrize("is_read", list(itertools.product((True, False), repeat=3)))
+@pytest.mark.parametrize("is_read", list(itertools.product((True, False), repeat=4)))
 def test_each_part_may_be_missing(client, stand, is_read):
     """Nodes, locks and journal come by themselves."""
     page = stand.page(Search())
-    parts = zip((page.nodes, page.found, page.records), is_read, strict=True)
+    parts = zip((page.nodes, page.found, page.records, page.tallies), is_read, strict=True)
     some = Page(*(part if there else None for part, there in parts), 0.0)
     stand.page = lambda search: some
     browser = client()
@@ -850,13 +864,14 @@ def test_whatever_others_wrote_is_harmless(client, stand):
             "NodeQuarantined", "NodeClockJump", NASTY,
         )
     ]  # fmt: skip
-    stand.holds = [holds(NASTY, c1=1)]
+    stand.tasks = {NASTY: tally({8: 1}, refused={"conflict": 1}, examples={"conflict": fields})}
     stand.statuses = [NodeStatus(NASTY, NASTY, NASTY, 1.0, 1.0, NASTY)] * 5
     stand.answers = {NASTY: NASTY}
     browser = client()
     answers = [
         browser.get("/"),
         browser.get("/", query_string={"q": NASTY}),
+        browser.get("/report"),
         browser.get("/release", query_string={"name": NASTY, "seen": NASTY[:8]}),
         browser.get("/release", query_string={"name": NASTY, "seen": "other"}),
     ]
@@ -969,11 +984,14 @@ def test_a_holder_of_any_shape_is_shown(client, stand):
         *({"event": it} for it in odd),
         {},
     ]
-    stand.holds = [
-        {**holds(), "counts": it, "total": it, "longest": it, "ttl": it, "at": it} for it in odd
-    ] + [{**holds(), "counts": [it] * 13} for it in odd]
+    keys = ("at", "host", "pid", "name", "task_id", "holder", "holder_id", "reason")
+    stand.tasks = {
+        f"task {number}": tally(refused={cause: 1}, examples={cause: dict.fromkeys(keys, it)})
+        for number, (cause, it) in enumerate(itertools.product(CAUSES, odd))
+    }
     browser = client()
     assert browser.get("/").status_code == 200
+    assert browser.get("/report").status_code == 200
     assert browser.get("/?q=a").status_code == 200
 
 
@@ -1064,14 +1082,20 @@ def test_waiting_for_the_first_lock_is_no_search():
 def test_a_search_that_ended_early_says_so(client, stand):
     """Nobody takes it for the whole truth."""
     browser = client()
-    statuses, nothing = stand.statuses, Records([], [])
-    stand.page = lambda _: Page(statuses, Found([], 0, 9000, complete=False), nothing, 0.0)
+    statuses, nothing = stand.statuses, []
+    stand.page = lambda _: Page(
+        statuses, Found([], 0, 9000, complete=False), nothing, Tallies(), 0.0
+    )
     page = browser.get("/?q=x").get_data(as_text=True)
     assert "No lock has such a name." in page
     assert "those of 9,000 locks only" in page
-    stand.page = lambda _: Page(statuses, Found([view()], 0, 9000, complete=False), nothing, 0.0)
+    stand.page = lambda _: Page(
+        statuses, Found([view()], 0, 9000, complete=False), nothing, Tallies(), 0.0
+    )
     assert "look at 9,000 locks only" in browser.get("/?q=x").get_data(as_text=True)
-    stand.page = lambda _: Page(statuses, Found([view()], 8000, 9000, complete=False), nothing, 0.0)
+    stand.page = lambda _: Page(
+        statuses, Found([view()], 8000, 9000, complete=False), nothing, Tallies(), 0.0
+    )
     assert "At least 8,000 more" in browser.get("/").get_data(as_text=True)
 
 
@@ -1186,7 +1210,7 @@ def test_the_page_of_a_task_says_why_it_did_not_run(client, stand):
         skipped(id="c", event="TaskRescheduled", countdown=8.0, times=2),
         skipped(id="d", task="other.task", task_id="id-other"),
     ]
-    stand.holds = [holds(c2=4, c3=1), holds("other.task", c1=7)]
+    stand.tasks["other.task"] = tally({8: 7})
     answer = client().get("/task?name=orders.bill")
     page = seen_in(answer)
     for told in (
@@ -1198,7 +1222,32 @@ def test_the_page_of_a_task_says_why_it_did_not_run(client, stand):
     assert "other:1" not in page
     labels = [it.get("aria-label", "") for tag, it in Tags(answer.text).tags if tag == "svg"]
     assert any(label.startswith("Refusals over time: ") for label in labels)
-    assert "Hold times: 30 ms to 100 ms: 4; 100 ms to 300 ms: 1" in labels
+    assert "Hold times: 32 ms to 100 ms: 4; 100 ms to 320 ms: 1" in labels
+
+
+def test_the_page_of_the_report_says_what_was_refused(client, stand):
+    """Why, an example with both sides, and that it was too short a time to advise."""
+    holder = {"task": "orders.bill", "task_id": "id-7", "host": "worker-1", "pid": 4711}
+    example = {"at": time.time() - 60, "task_id": "id-8", "host": "worker-2", "pid": 5}
+    example |= {"name": "orders.bill:7", "holder": holder}
+    stand.tasks = {
+        "orders.bill": tally(
+            {10: 4, 13: 1}, ran_reported=5, reported={"conflict": 3}, examples={"conflict": example}
+        ),
+        "other.task": tally({8: 7}),
+    }
+    stand.silent = LABELS[4:]
+    page = seen_in(client().get("/report"))
+    for told in (
+        "3 x lock was held", "ran in report mode: nothing was refused", "task id id-8",
+        "process 5 on worker-2", "held by task orders.bill[id-7], process 4711 on worker-1",
+        "too short to advise", "No answer from lock-5", "never", "Watched for 1 h 59 min",
+    ):  # fmt: skip
+        assert told in page, told
+    stand.tasks = {}
+    assert "Nothing was counted" in seen_in(client().get("/report"))
+    stand.tallies = lambda: (None, 0.0)
+    assert "not answered yet" in seen_in(client().get("/report"))
 
 
 def test_the_page_of_a_task_that_nobody_knows_is_no_error(client):
@@ -1233,12 +1282,54 @@ def test_the_page_of_a_lock_says_who_holds_it(client, stand):
     assert "/release" not in free
 
 
+def waits(letter, since):
+    """Return one that waits, and its ticket."""
+    info = {"task": "orders.bill", "task_id": f"id-{letter}", "host": "web-3", "pid": 7}
+    return Noted(letter.encode() * 32, info, 0.0), Noted(letter.encode() * 40, info, since)
+
+
+def test_the_page_of_a_lock_says_who_waits_for_it(client, stand):
+    """The oldest first, since when and where; without anybody it says so."""
+    assert "Nobody." in seen_in(client().get("/lock?name=orders.bill:7"))
+    both = [waits("a", time.time() - 5), waits("b", time.time() - 3725)]
+    stand.waiters = NotedWaiters(*zip(*both, strict=True))
+    page = seen_in(client().get("/lock?name=orders.bill:7"))
+    assert page.index("id-b") < page.index("id-a")
+    assert "web-3" in page
+    assert "2, the first since 1 h 2 min ago" in page
+    assert "b" * 8 not in page
+
+
+def test_a_long_line_is_cut_and_counted(client, stand):
+    """The page stays short."""
+    many = [waits(f"{i:04x}", time.time() - i) for i in range(60)]
+    stand.waiters = NotedWaiters(*zip(*many, strict=True))
+    page = seen_in(client().get("/lock?name=orders.bill:7"))
+    assert "10 more wait" in page
+
+
+def test_the_page_of_a_lock_shows_all_its_places(client, stand):
+    """Who has each of them."""
+    stand.places = 3
+    page = seen_in(client().get("/lock?name=orders.bill:7"))
+    for told in ("place 0", "place 1", "place 2"):
+        assert told in page, told
+
+
+def test_a_list_of_locks_says_since_when_the_oldest_waits(client, stand):
+    """Where that is known; the twin is a lock where it is not."""
+    assert "the first since" not in seen_in(client().get("/"))
+    stand.views = [replace(view(), waiting_since=time.time() - 3725)]
+    assert "3, the first since 1 h 2 min ago" in seen_in(client().get("/"))
+
+
 def test_a_filter_of_a_lock_goes_through_all_that_was_refused_for_it(monkeypatch):
     """Not through the newest of it alone."""
     lost = skipped(id="lost", event="LeaseLost", at=time.time() - 900)
     records = [lost, *(skipped(id=f"r{i}") for i in range(50))]
-    monkeypatch.setattr(reader, "read_lock", lambda *_: OneLock("orders.bill:7", [], {}))
-    monkeypatch.setattr(reader.JournalTail, "read", lambda _: Records(records, []))
+    lock = OneLock("orders.bill:7", [], {})
+    monkeypatch.setattr(reader, "read_places", lambda *_: Places.only(lock))
+    monkeypatch.setattr(reader.JournalTail, "read", lambda _: records)
     it = reader.Reader(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
     try:
         found, _ = it.explain("orders.bill:7", Search(events=("LeaseLost",)))
@@ -1311,16 +1402,6 @@ def test_a_quorum_without_a_node_to_spare_is_amber(client, stand, up, total, mar
 # -- charts --------------------------------------------------------------------------------
 
 
-def test_hold_times_add_up_per_task():
-    """The busiest task first; what is not as we write it is left out."""
-    records = [holds(c1=2), holds("x", c5=9), holds(c1=1, c2=4), {**holds(), "counts": [1, 2]}]
-    found = holds_by_task(records)
-    assert list(found) == ["x", "orders.bill"]
-    busy, less = found.values()
-    assert busy.count == 9
-    assert (less.counts[1], less.counts[2], less.total) == (3, 4, 6.0)
-
-
 def drawn(client, chart):
     """Return the tags of what a page draws of *chart*: what each is, and its attributes."""
     app = client().application
@@ -1332,9 +1413,7 @@ def drawn(client, chart):
 @pytest.mark.parametrize(
     "chart",
     [
-        hold_chart(
-            holds_by_task([holds(**{f"c{i}": 10**i for i in range(0, 10, 2)})])["orders.bill"]
-        ),
+        hold_chart(tally({place: 10**place for place in range(0, 10, 2)}).holds),
         time_chart([10**i if i % 2 else 0 for i in range(24)], 86400.0),
     ],
 )

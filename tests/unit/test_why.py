@@ -7,14 +7,17 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from celery import Celery
 
 from celery_redlock import RedlockTask
 from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.votes import Verdict
+from celery_redlock.ops.cli.release import seen_in
 from celery_redlock.ops.outlook import at_publish, at_run
-from celery_redlock.ops.why import CallError, Explanation, find_task, name_of_call
+from celery_redlock.ops.why import CallError, Explanation, find_task, most_places, names_in_call
 from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.one_lock import majority_of
+from celery_redlock.reading.places import Place, Places
 from celery_redlock.reading.stored import StoredReservation, reservation_in
 from celery_redlock.task.policies import Fail, Queue, Reschedule, Retry, RunUnlocked, Skip
 from support.one_lock import one_lock, seen
@@ -46,9 +49,69 @@ def test_what_another_call_would_be_told(found, expected):
     assert one_lock(found).verdict is expected
 
 
+FREE, TAKEN, SILENT = (
+    [seen(), seen(), seen()],
+    [seen(OURS), seen(OURS), seen()],
+    [seen(), seen(state="down"), seen(state="down")],
+)
+
+
+@pytest.mark.parametrize(
+    ("of_names", "state", "verdict"),
+    [
+        ({"a": [TAKEN, FREE]}, "free", Verdict.GRANTED),
+        ({"a": [TAKEN, TAKEN]}, "held", Verdict.TAKEN),
+        ({"a": [TAKEN, SILENT]}, "unavailable", Verdict.UNAVAILABLE),
+        ({"a": [SILENT, FREE]}, "free", Verdict.GRANTED),
+        ({"a": [FREE], "b": [TAKEN, FREE]}, "free", Verdict.GRANTED),
+        ({"a": [FREE], "b": [TAKEN, TAKEN]}, "held", Verdict.TAKEN),
+        ({"a": [SILENT], "b": [TAKEN]}, "held", Verdict.TAKEN),
+        ({"a": [SILENT], "b": [FREE]}, "unavailable", Verdict.UNAVAILABLE),
+    ],
+)
+def test_a_call_needs_one_place_of_each_name(of_names, state, verdict):
+    """It is refused by the first name of which none is free."""
+    places = Places(
+        [
+            Place(one_lock(found), name, number)
+            for name, all_of_it in of_names.items()
+            for number, found in enumerate(all_of_it)
+        ]
+    )
+    assert (places.state, places.verdict) == (state, verdict)
+
+
+@pytest.mark.parametrize(
+    ("limit", "held", "expected"), [(1, [], 1), (1, [2], 3), (3, [], 3), (3, [1], 3), (9, [], 4)]
+)
+def test_of_a_name_those_places_are_shown_that_there_are(limit, held, expected):
+    """As many as its task has, and all that somebody has; not all of the largest limit."""
+    found = [TAKEN if number in held else FREE for number in range(4)]
+    places = Places([Place(one_lock(it), "a", number) for number, it in enumerate(found)])
+    assert len(places.up_to(limit - 1).all) == expected
+
+
+def test_most_places_are_those_of_the_largest_limit():
+    """Of all tasks of an app; without one there is a place."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://one:1/0"]
+    assert most_places(None) == most_places(app) == 1
+    app.register_task(type("Many", (RedlockTask,), {"name": "many", "lock_limit": 7})())
+    assert most_places(app) == 7
+
+
+def test_a_release_finds_the_place_that_the_holder_has():
+    """By its token; the first one where nobody has that."""
+    places = [Place(one_lock(FREE), "a"), Place(one_lock(TAKEN), "a", 1)]
+    assert seen_in(places, ["b" * 8, "a" * 8]) == (places[1], "a" * 8)
+    assert seen_in(places, ["b" * 8]) == (places[0], "b" * 8)
+
+
 def test_who_has_a_majority_holds_it_even_where_no_quorum_votes():
     """A quarantined node votes for nobody, but it knows whose key it has."""
-    found = Explanation(one_lock([seen(OURS), seen(OURS, "quarantined"), seen(state="down")]))
+    found = Explanation(
+        Places.only(one_lock([seen(OURS), seen(OURS, "quarantined"), seen(state="down")]))
+    )
     assert found.holder is not None
     assert found.state == "held"
     assert found.lock.verdict is Verdict.UNAVAILABLE
@@ -64,7 +127,7 @@ def test_who_has_a_majority_holds_it_even_where_no_quorum_votes():
 )
 def test_who_has_a_minority_does_not_hold_it(found, state):
     """It is an attempt under way, or left over."""
-    explained = Explanation(one_lock(found))
+    explained = Explanation(Places.only(one_lock(found)))
     assert explained.holder is None
     assert explained.state == state
 
@@ -263,7 +326,7 @@ def test_tasks_are_found_or_the_nearest_is_named():
 def test_what_is_no_json_of_a_call_is_said_without_repeating_it(args, kwargs, words):
     """What is typed may be anything, and errors end up in logs."""
     with pytest.raises(CallError, match=words) as failure:
-        name_of_call(Billing("name"), args, kwargs)
+        names_in_call(Billing("name"), args, kwargs)
     assert "s3cret" not in str(failure.value)
 
 
@@ -271,13 +334,13 @@ def test_what_is_no_json_of_a_call_is_said_without_repeating_it(args, kwargs, wo
 def test_a_call_without_a_name_is_a_clean_error(makes):
     """Arguments that do not fit, and what a lock_name() of the user's may raise or return."""
     with pytest.raises(CallError) as failure:
-        name_of_call(Billing(makes), "[]", "{}")
+        names_in_call(Billing(makes), "[]", "{}")
     assert "s3cret" not in str(failure.value)
 
 
 def test_a_call_has_its_name():
     """The twin: arguments that fit."""
-    assert name_of_call(Billing("name"), "[1]", '{"a": 2}') == "name"
+    assert names_in_call(Billing("name"), "[1]", '{"a": 2}') == ("name",)
 
 
 def test_refusals_of_a_lock_are_those_of_its_name():

@@ -15,13 +15,14 @@ from celery.schedules import BaseSchedule
 from celery_redlock import RedlockTask
 from celery_redlock.beat import slots as slots_module
 from celery_redlock.beat import wrapped_scheduler as wrapped_module
-from celery_redlock.beat.entries import lock_name_of, overlap_of
+from celery_redlock.beat.entries import overlap_of, places_of_run
 from celery_redlock.beat.slot_records import Claimed, LastSlot, Slots, SlotState
 from celery_redlock.beat.slots import SOON, SlotPublisher, TermOver, knows_copies
 from celery_redlock.beat.term import Term
 from celery_redlock.beat.wrapped_scheduler import BREATH, LOOK, WrappedScheduler
 from celery_redlock.errors import DuplicateTask, QuorumUnavailable
 from celery_redlock.events import SlotPublished, SlotSkipped
+from celery_redlock.lock.redlock import NodeView
 from celery_redlock.lock.rules import Rules
 from celery_redlock.task.slot import Slot
 
@@ -600,11 +601,11 @@ class Report(RedlockTask):
         return self.broker(TASK, args, options)
 
 
-def locked(dedup_ttl):
+def locked(dedup_ttl, **options):
     """Return a task with a lock."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redlock_nodes = ["redis://one:1/0"]
-    return app.register_task(type("Locked", (Report,), {"dedup_ttl": dedup_ttl})())
+    return app.register_task(type("Locked", (Report,), {"dedup_ttl": dedup_ttl, **options})())
 
 
 def shop_of(world, task):
@@ -637,7 +638,7 @@ def test_a_task_without_a_lock_has_neither_name_nor_copies_nor_overlap():
     plain = app.task(base=Task, name=TASK, overlap="never", shared=False)(nothing)
     entry = SimpleNamespace(name="a", task=TASK, args=(), kwargs={}, options={})
     for task in (app.tasks["celery.backend_cleanup"], plain, None):
-        assert lock_name_of(task, entry) is None
+        assert places_of_run(task, entry) == []
         assert not knows_copies(task)
     assert overlap_of(entry, app) == "skip"
 
@@ -651,6 +652,35 @@ def test_a_run_that_has_not_ended_skips_the_next_one(world):
     assert shop.records.calls[0][1].lock == "report"
     assert shop.skipped == ["overlap"]
     assert shop.slots() == [5.0]
+
+
+@pytest.mark.parametrize(
+    ("holders", "skipped"),
+    [
+        ([{}, {"token": "a", "slot": ["a", "2026"]}], ["overlap"]),
+        ([{}, {"token": "a", "slot": ["b", "2026"]}], []),
+        ([{}, {}], []),
+    ],
+)
+def test_a_run_on_another_place_is_seen_too(world, holders, skipped):
+    """With a limit a run may have any place; one round more asks for all but the first."""
+    shop = shop_of(world, locked(9.0, lock_limit=3))
+    asked = []
+    shop.publisher._plugin.locks.inspect_all = lambda names: (
+        asked.append(names) or [[NodeView("n", it, 1.0, 7, "")] for it in holders]
+    )
+    shop.run(1.0)
+    assert shop.records.calls[0][1].lock == "report"
+    assert asked == [["report#1", "report#2"]]
+    assert shop.skipped == skipped
+
+
+def test_without_a_limit_one_round_is_enough(world):
+    """The twin: nobody is asked for places that there are not."""
+    shop = shop_of(world, locked(9.0))
+    shop.publisher._plugin.locks.inspect_all = lambda names: pytest.fail(str(names))
+    shop.run(1.0)
+    assert shop.slots() == [0.0]
 
 
 class Silent(Listed):

@@ -28,6 +28,7 @@ COMMANDS = {
     "top": "celery_redlock.ops.cli.top:top",
     "why": "celery_redlock.ops.cli.why:why",
     "release": "celery_redlock.ops.cli.release:release",
+    "report": "celery_redlock.ops.cli.report:report",
     "doctor": "celery_redlock.ops.cli.doctor:doctor",
     "tail": "celery_redlock.ops.cli.tail:tail",
     "bench": "celery_redlock.ops.cli.bench:bench",
@@ -42,6 +43,7 @@ Examples:
   celery -A shop redlock top                what goes on, live?
   celery -A shop redlock why shop.bill '[42]'
                                             why does this call not run?
+  celery -A shop redlock report             what was refused, what to set?
   celery -A shop redlock doctor             is anything set up wrongly?
   celery -A shop redlock tail               what is skipped, rescheduled, lost?
   celery -A shop redlock bootstrap          let new nodes vote at once

@@ -27,7 +27,7 @@ from celery_redlock.ops.listing import STATES, line
 from celery_redlock.ops.screen import COLOURS, Stop, is_colourless, stop_on_any
 from celery_redlock.ops.text import one_line
 from celery_redlock.ops.top import HEAD, ORDERS, REFUSALS, Name, Reader, Snapshot
-from celery_redlock.ops.why import explain
+from celery_redlock.ops.why import explain, most_places
 from celery_redlock.settings import Settings
 
 __all__ = ["watch"]
@@ -39,7 +39,7 @@ SHARE = 0.25
 #: Between two looks at the keyboard [s].
 GLANCE = 0.1
 #: What the columns of `HEAD` need at least; on a narrow terminal the last ones are left out.
-LEAST = (15, 8, 8, 8, 9, 9, 9, 9)
+LEAST = (12, 8, 8, 8, 8, 9, 9, 9, 9)
 #: A key, as a terminal sends it: an escape sequence or a character.
 KEY = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 KEYS = "q quit   / filter   j k choose   Enter why   sort: b busiest  a age  w waiting  n name"
@@ -164,8 +164,9 @@ class View:
         if names := self._names():
             name = names[self._place(names)].name
             try:
+                app = app_at_hand()
                 with contextlib.redirect_stdout(io.StringIO()) as said:
-                    show_why(explain(app_at_hand(), self._settings, name))
+                    show_why(explain(app, self._settings, {name: most_places(app)}))
                 self._why = said.getvalue()
             except Exception as error:  # noqa: BLE001  shown; the rest goes on
                 self._why = f"{type(error).__name__}: {one_line(error)}"

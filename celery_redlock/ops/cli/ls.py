@@ -27,7 +27,9 @@ Columns:
             it is an attempt under way, or what is left of one
   TTL LEFT  'never' is a key without an expiry, which nobody of ours has
             written: see 'redlock doctor' and 'redlock release'
-  WAITING   messages that are queued until it ends (with unique_until)
+  WAITING   how many wait for it: messages (on_conflict="queue" and
+            unique_until), and whoever tries for lock_wait
+  OLDEST    for how long the first of them has waited
   TOKEN     public part of the holder's token, for 'redlock release'
 
 \b
@@ -39,8 +41,8 @@ Examples:
 
 \b
 JSON: locks[]: name, task_id, task, execution, host, pid, since, age, ttl
-(null for never), votes[], held, fence, waiting, token, foreign;
-down[]: nodes that could not be read; complete: whether these are all
+(null for never), votes[], held, fence, waiting, waiting_since, token,
+foreign; down[]: nodes that could not be read; complete: whether these are all
 """
 
 

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import click
 
+from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import PUBLIC_TOKEN_LENGTH, Keys
 from celery_redlock.lock.votes import Verdict
-from celery_redlock.ops.cli.command import TEXT, UNWELL, Text, operator_command, settings_at_hand
+from celery_redlock.ops.cli.command import (
+    TEXT,
+    UNWELL,
+    Text,
+    app_at_hand,
+    operator_command,
+    settings_at_hand,
+)
 from celery_redlock.ops.listing import holder_as_json, left
+from celery_redlock.ops.loading import load_tasks
 from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import LONGEST, one_line, show_json
-from celery_redlock.reading.one_lock import OneLock, read_lock, release_seen
+from celery_redlock.ops.why import most_places
+from celery_redlock.reading.one_lock import OneLock, release_seen
+from celery_redlock.reading.places import Place, read_places
 from celery_redlock.reading.stored import LockView
+from celery_redlock.settings import Settings
 from celery_redlock.words import who
 
 __all__ = ["release"]
@@ -32,12 +45,13 @@ the holder that you have seen, and not from one that came since.
 Examples:
   celery -A shop redlock release nightly --token 3f9a01bc
   celery -A shop redlock release nightly --token 3f9a01bc --yes --json
+  celery -A shop redlock release shop:7 rate:eu --token 3f9a01bc
 
 \b
 JSON: lock, released, reason (released, not everywhere, free, held by
 another, not ours, unavailable), holder: task_id, task, execution, host,
 pid, since, age, ttl, votes[], token (null if nobody holds it); nodes[]:
-node, result
+node, result; others[]: the same of each further NAME
 """
 #: What a node answers on which the holder does not have the lock (any more).
 GONE = ("released", "free", "held by another", "not written by us")
@@ -67,27 +81,60 @@ class Token(Text):
 
 
 @operator_command("Release a lock whose holder is gone.", EXAMPLES)
-@click.argument("name", type=TEXT)
-@click.option("--token", type=Token(), required=True, help="Public part of the holder's token.")
+@click.argument("names", metavar="NAME...", type=TEXT, nargs=-1, required=True)
+@click.option(
+    *("--token", "tokens"),
+    type=Token(),
+    required=True,
+    multiple=True,
+    help="Public part of the holder's token; again where its locks have several.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask. Needed where there is no terminal.")
-def release(*, name: str, token: str, yes: bool, as_json: bool) -> int:
+def release(*, names: tuple[str, ...], tokens: tuple[str, ...], yes: bool, as_json: bool) -> int:
     """
     Release the lock NAME of the holder that was seen, and of no other.
+
+    Of a lock with several places (lock_limit), the one that this holder has. Of a task with
+    several locks, give all names: in a worker their tokens begin alike.
 
     For a holder that is gone for good or hangs, where waiting for the lease to end is no way
     out, and for keys that never expire. A holder that still runs finds out at its next renewal,
     after a third of its TTL, and learns that its lock is lost; until then two may run at once.
 
     Exits with 0 if a quorum of nodes says that the holder does not have it any more, with 1 if
-    not.
+    not, or not of each NAME.
     """
-    settings = settings_at_hand()
-    if len(token) < PUBLIC_TOKEN_LENGTH:
+    settings, app = settings_at_hand(), app_at_hand()
+    if min(map(len, tokens)) < PUBLIC_TOKEN_LENGTH:
         msg = f"--token needs at least {PUBLIC_TOKEN_LENGTH} characters, as 'redlock ls' shows them"
         raise click.UsageError(msg)
     if not (yes or is_terminal(sys.stdin)):
         raise click.UsageError("There is no terminal to ask on: add --yes.")
-    lock = read_lock(settings.nodes, settings.rules, name)
+    with contextlib.suppress(ConfigurationError):  # one that cannot be loaded is in nobody's way
+        load_tasks(app)
+    limits = dict.fromkeys(names, most_places(app))
+    places = read_places(settings.nodes, settings.rules, limits)
+    told = [
+        release_one(settings, *seen_in(places.of(name), tokens), yes=yes, as_json=as_json)
+        for name in limits
+    ]
+    if as_json:
+        show_json(told[0] if len(told) == 1 else {**told[0], "others": told[1:]})
+    return 0 if all(one["released"] for one in told) else UNWELL
+
+
+def seen_in(places: Sequence[Place], tokens: Sequence[str]) -> tuple[Place, str]:
+    """Return which of *places* a holder has with which of *tokens*; else the first of each."""
+    pairs = ((place, token) for place in places for token in tokens)
+    found = (pair for pair in pairs if seen_holder(pair[0].lock, pair[1]) is not None)
+    return next(found, (places[0], tokens[0]))
+
+
+def release_one(
+    settings: Settings, place: Place, token: str, *, yes: bool, as_json: bool
+) -> dict[str, Any]:
+    """Release one lock, and say so; return what ``--json`` shows."""
+    lock, name = place.lock, place.lock.name
     seen, results = seen_holder(lock, token), dict[str, str]()
     if seen is None:
         reason = why_not(lock)
@@ -96,19 +143,20 @@ def release(*, name: str, token: str, yes: bool, as_json: bool) -> int:
             show_holder(name, seen, len(lock.nodes), err=as_json)
         if not yes:
             click.confirm("Release the lock of this holder?", abort=True, err=True)
-        results = release_seen(settings.nodes, settings.rules, name, token)
+        results = release_seen(settings.nodes, settings.rules, name, token, place.number)
         reason = outcome(results, seen)
-    if as_json:
-        told = [{"node": node, "result": one_line(text)} for node, text in results.items()]
-        holder = None if seen is None else holder_as_json(seen)
-        done = {"lock": name, "released": reason == "released", "reason": reason}
-        show_json({**done, "holder": holder, "nodes": told})
-    else:
+    if not as_json:
         for node, text in results.items():
             click.echo(f"{node}: {one_line(text)}")
         key = one_line(Keys.of(settings.rules.prefix, name).lock.decode(errors="replace"))
         click.echo(REASONS[reason].format(key=repr(key)))
-    return 0 if reason == "released" else UNWELL
+    return {
+        "lock": name,
+        "released": reason == "released",
+        "reason": reason,
+        "holder": None if seen is None else holder_as_json(seen),
+        "nodes": [{"node": node, "result": one_line(text)} for node, text in results.items()],
+    }
 
 
 def seen_holder(lock: OneLock, token: str) -> LockView | None:

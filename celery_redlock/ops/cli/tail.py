@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from celery_redlock.events import LockAcquired
 from celery_redlock.observers.journal import NODE_EVENTS, NOTABLE
 from celery_redlock.ops.cli.command import operator_command, settings_at_hand
 from celery_redlock.ops.listing import line, note_silent
@@ -28,7 +29,7 @@ LOOK_EVERY = 0.5
 #: and a node that comes back has records that nobody asked for.
 LATE = 10.0
 #: Every event that there is in a journal.
-EVENTS = [*(event.__name__ for event in (*NOTABLE, *NODE_EVENTS)), "Holds"]
+EVENTS = [event.__name__ for event in (*NOTABLE, LockAcquired, *NODE_EVENTS)]
 EXAMPLES = f"""\b
 Events:
   {", ".join(EVENTS[:4])},
@@ -73,6 +74,7 @@ def tail(
     """
     Follow the journal: what was skipped, rescheduled, refused, lost, and how the nodes fared.
 
+    Of grants (LockAcquired) it has those to tasks that had queued, and whether they were woken.
     The journal is kept on the lock nodes, by every worker, beat and client whose
     redlock_observers have "journal". Old records make room for new ones.
 

@@ -24,7 +24,7 @@ Keys:
   up, down      choose a name; also k and j
   Enter         'redlock why' of it; any key goes back
   /             filter by what follows; Enter keeps it, Esc ends it
-  b a w n       sort by the busiest, age, messages that wait, name
+  b a w n       sort by the busiest, age, how many wait, name
 
 \b
 Examples:

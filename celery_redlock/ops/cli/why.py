@@ -15,18 +15,34 @@ from celery_redlock.ops.cli.command import (
     operator_command,
     settings_at_hand,
 )
-from celery_redlock.ops.listing import STATES, holder_as_json, left, line, scalar, who_as_json
+from celery_redlock.ops.listing import (
+    LOCK_COLOURS,
+    LOCK_HEAD,
+    STATES,
+    holder_as_json,
+    left,
+    line,
+    lock_row,
+    scalar,
+    since_in_words,
+    waiter_as_json,
+    who_as_json,
+)
 from celery_redlock.ops.loading import load_tasks
 from celery_redlock.ops.outlook import GETS_IT
 from celery_redlock.ops.screen import COLOURS, colour
 from celery_redlock.ops.text import LONGEST, one_line, show_json, show_table
-from celery_redlock.ops.why import Explanation, explain, find_task, name_of_call
+from celery_redlock.ops.why import Explanation, explain, find_task, limits_in_call, most_places
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
+from celery_redlock.reading.places import Place, Places
 from celery_redlock.reading.stored import LockView, StoredLock, StoredReservation
 from celery_redlock.words import who
 
 __all__ = ["why"]
+
+#: How many of those who wait are shown to a person.
+SHOWN = 20
 
 EXAMPLES = """\b
 Examples:
@@ -42,7 +58,10 @@ execution, host, pid, since, age, ttl (null for never), votes[], fence,
 renewals, margin, token, foreign; others[]: the same of who has no
 majority; nodes[]: node, state, token, ttl, fence, problem; another_call:
 meets (granted, taken, unavailable), publish, run; queued, next: task_id,
-task, host, pid, since, running, left, merged; recent[]: journal records
+task, host, pid, since, running, left, merged; waiting, waiting_since;
+waiters[], the oldest first: task, task_id, host, pid, since, age;
+places[], of all lock names: lock, name, place, state, holder; recent[]:
+journal records
 """
 
 
@@ -65,8 +84,10 @@ def why(*, call: tuple[str, ...], name: str | None, as_json: bool) -> int:
     load_tasks(app)
     if name is None:
         task = find_task(app, call[0])
-        name = name_of_call(task, *call[1:])
-    found = explain(app, settings, name, task)
+        limits = limits_in_call(task, *call[1:])
+    else:
+        limits = {name: most_places(app)}
+    found = explain(app, settings, limits, task)
     if as_json:
         show_json(as_plain(found))
     else:
@@ -81,12 +102,19 @@ def show(found: Explanation) -> None:
     """Print *found* in plain words."""
     told, mark = found.headline
     of = f" of task {found.task}" if found.task else ""
-    click.echo(f"Lock {one_line(found.lock.name, LONGEST)!r}{of}: {colour(told, COLOURS[mark])}")
-    for holder in found.lock.views:
-        show_holder(holder, found)
+    named = ", ".join(repr(one_line(name, LONGEST)) for name in found.places.names)
+    lock = "Lock" if len(found.places.names) == 1 else "Locks"
+    click.echo(f"{lock} {named}{of}: {colour(told, COLOURS[mark])}")
+    if len(found.places.all) == 1:
+        for holder in found.lock.views:
+            show_holder(holder, found)
+    else:
+        click.echo()
+        show_places(found.places)
     click.echo()
     show_nodes(found.lock)
     click.echo()
+    show_waiters(found.places)
     for label, seen in (("Queued", found.lock.queued), ("Next", found.lock.next)):
         if seen is not None:
             click.echo(f"{label}: {reservation_in_words(seen)}")
@@ -100,14 +128,15 @@ def show(found: Explanation) -> None:
 
 def without_task(found: Explanation) -> str:
     """Return what another call would meet, as far as the lock name alone says."""
-    if found.lock.verdict is Verdict.GRANTED:
+    if found.places.verdict is Verdict.GRANTED:
         return GETS_IT
     option, meets = "on_unavailable", "finds no quorum"
-    if found.lock.verdict is Verdict.TAKEN:
+    if found.places.verdict is Verdict.TAKEN:
         option, meets = "on_conflict", "finds the lock taken"
     cause = "nobody holds it, so no task is known"
-    if found.lock.views:
-        task = found.lock.views[0].holder.get("task")
+    views = [view for place in found.places.all for view in place.lock.views]
+    if views:
+        task = views[0].holder.get("task")
         cause = "its holder is no task"
         if task is not None:
             cause = f"the app has no task {one_line(task, LONGEST)!r} that takes a lock"
@@ -135,6 +164,35 @@ def show_holder(view: LockView, found: Explanation) -> None:
             "  This key never expires, so no task of ours has written it like that. If its holder "
             "is gone, 'redlock release' releases it."
         )
+
+
+def show_places(places: Places) -> None:
+    """Print who has each of *places*."""
+    rows: list[tuple[str, ...]] = []
+    for place in places.all:
+        name, nodes = one_line(place.lock.name, LONGEST), len(place.lock.nodes)
+        if not place.lock.views:
+            rows.append((name, place.state, *[""] * (len(LOCK_HEAD) - 2)))
+        rows += [lock_row(view, nodes) for view in place.lock.views]
+    show_table(LOCK_HEAD, rows, LOCK_COLOURS)
+
+
+def show_waiters(places: Places) -> None:
+    """Print who waits, the oldest first; nothing if nobody does."""
+    waiters = places.waiters
+    if not waiters:
+        return
+    oldest = since_in_words(waiters[0].since)
+    click.echo(f"Waiting: {len(waiters)}{f', the first for {oldest}' if oldest else ''}")
+    rows = [
+        (since_in_words(it.since) or "?", *(one_line(part or "?", LONGEST) for part in told))
+        for it in waiters[:SHOWN]
+        for told in [(it.task_id, it.task, it.host, it.pid)]
+    ]
+    show_table(("WAITS FOR", "TASK ID", "TASK", "HOST", "PID"), rows)
+    if len(waiters) > SHOWN:
+        click.echo(f"... and {len(waiters) - SHOWN} more; --json has them.")
+    click.echo()
 
 
 def show_nodes(lock: OneLock) -> None:
@@ -179,13 +237,29 @@ def as_plain(found: Explanation) -> dict[str, Any]:
         "others": [holder_as_plain(each) for each in found.lock.views if each != holder],
         "nodes": [node_as_plain(node, found.lock) for node in found.lock.nodes],
         "another_call": {
-            "meets": found.lock.verdict.value,
+            "meets": found.places.verdict.value,
             "publish": found.publish,
             "run": found.run or None,
         },
         "queued": reservation_as_plain(found.lock.queued),
         "next": reservation_as_plain(found.lock.next),
+        "waiting": found.places.waiting,
+        "waiting_since": next((it.since for it in found.places.waiters), None),
+        "waiters": [waiter_as_json(it) for it in found.places.waiters],
+        "places": [place_as_plain(place) for place in found.places.all],
         "recent": list(found.recent),
+    }
+
+
+def place_as_plain(place: Place) -> dict[str, Any]:
+    """Return who has a place as plain JSON values."""
+    holder = place.holder
+    return {
+        "lock": place.lock.name,
+        "name": place.name,
+        "place": place.number,
+        "state": place.state,
+        "holder": None if holder is None else holder_as_plain(holder),
     }
 
 

@@ -29,7 +29,7 @@ def check_nodes(facts: Facts) -> Iterator[Finding]:
             continue
         unfit = list(fitness(node))
         yield from unfit
-        yield from permissions(node)
+        yield from permissions(node, facts.settings.rules.prefix)
         yield from speed(facts, node)
         yield from clock(facts, node)
         yield from sharing(facts, node)
@@ -66,12 +66,24 @@ def fitness(node: NodeFacts) -> Iterator[Finding]:
         yield Finding(ERROR, "node-eviction", where, what, fix)
 
 
-def permissions(node: NodeFacts) -> Iterator[Finding]:
+def permissions(node: NodeFacts, prefix: str) -> Iterator[Finding]:
     """Yield what this user must not do on the node."""
     if node.denied:
         what = f"This user must not run {', '.join(node.denied)}, which every worker needs."
         fix = "Allow these commands, on all keys that begin with redlock_prefix (ACL SETUSER)."
         yield Finding(ERROR, "no-permission", node.node, what, fix)
+    if node.denied_to_wake:
+        what = (
+            f"This user must not run {', '.join(node.denied_to_wake)}, or not on our channels: "
+            "locks work, but nobody who waits for one is woken by this node. Where a majority of "
+            "nodes cannot, lock_wait asks again and again, and a task with on_conflict='queue' "
+            "comes by itself, a minute later or more."
+        )
+        fix = (
+            f"Allow these commands, and the channels: ACL SETUSER ... &{prefix}:* +publish "
+            "+subscribe; docs/how-to/sentinel-tls-acl.md has all of them."
+        )
+        yield Finding(WARNING, "no-permission-to-wake", node.node, what, fix)
     if node.denied_to_tools:
         what = (
             f"This user must not run {', '.join(node.denied_to_tools)}: workers do not need them, "

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from celery_redlock.lock.lease import quorum
 from celery_redlock.ops.doctor import ERROR, NOTE, WARNING, Finding
 from celery_redlock.ops.doctor.facts import Facts, TaskFacts
 from celery_redlock.ops.text import one_line
-from celery_redlock.reading.holds import holds_by_task
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Queue, Reschedule, Retry, RunUnlocked
+from celery_redlock.task.waiting_room import UNCOUNTED
 from celery_redlock.words import duration, moment, number, redlock_command
 
 __all__ = ["check_tasks"]
@@ -35,6 +36,8 @@ def check_tasks(facts: Facts) -> Iterator[Finding]:
     yield from holds(facts)
     yield from losses(facts)
     yield from eager(facts)
+    yield from asleep(facts)
+    yield from fills_worker(facts)
     yield from late_interrupts(facts)
 
 
@@ -80,20 +83,21 @@ def unlocked(task: TaskFacts, options: LockOptions) -> Iterator[Finding]:
 
 def holds(facts: Facts) -> Iterator[Finding]:
     """
-    Yield that locks are held for longer than their TTL, as the journal says.
+    Yield that locks are held for longer than their TTL, as the tally says.
 
     The watchdog renews them, so that is as it should be. With ``on_lock_lost="warn"`` a body
     goes on when that fails, beside whoever has the lock next.
     """
     options = {task.name: task.options for task in facts.tasks}
-    for name, held in sorted(holds_by_task(facts.records).items()):
-        known = options.get(name)
+    for name, tally in sorted(facts.tally.items()):
+        known, held = options.get(name), tally.holds
         if known is None or not 0 < held.ttl < held.longest:
             continue
         is_risky = not known.aborts_on_loss
         what = (
             f"Its lock was held for {duration(held.longest)}, longer than its TTL of "
-            f"{held.ttl:g} s. "
+            f"{held.ttl:g} s; of {held.count} holds in a day, 99 % took up to "
+            f"{duration(held.quantile(0.99))}. "
         )
         what += (
             "Should renewing fail, the body goes on all the same (on_lock_lost='warn'), and "
@@ -112,7 +116,8 @@ def losses(facts: Facts) -> Iterator[Finding]:
     lost: dict[str, list[float]] = {}
     for record in facts.records:
         at = number(record.get("at"))
-        if record.get("event") == "LeaseLost" and facts.now - at < LATELY:
+        is_lost = record.get("event") == "LeaseLost" and not record.get("report")
+        if is_lost and facts.now - at < LATELY:
             lost.setdefault(one_line(record.get("task") or "(no task)"), []).append(at)
     for name, times in sorted(lost.items()):
         what = (
@@ -129,13 +134,67 @@ def eager(facts: Facts) -> Iterator[Finding]:
     """Yield that nothing can come later."""
     later = [task.name for task in facts.tasks if comes_later(task)]
     if facts.is_eager and later:
-        more = ", ..." if len(later) > NAMED else ""
         what = (
             "task_always_eager is on: nothing can come later there, so the policies 'retry', "
-            f"'reschedule' and 'queue' fail the task ({', '.join(later[:NAMED])}{more})."
+            f"'reschedule' and 'queue' fail the task ({names(later)})."
         )
         fix = "Use it in tests alone; there, celery_redlock.testing switches locks off."
         yield Finding(WARNING, "always-eager", "task_always_eager", what, fix)
+
+
+def asleep(facts: Facts) -> Iterator[Finding]:
+    """Yield that nothing wakes tasks that wait for their locks."""
+    waiting = tasks_that_queue(facts)
+    if not waiting:
+        return
+    why, where, fix = "", "", ""
+    deaf = [node.node for node in facts.nodes if node.denied_to_wake]
+    if facts.delays_in_broker:
+        where = "broker_url"
+        why = "the broker holds back delayed messages itself (RabbitMQ's quorum queues)"
+        fix = "Use classic queues for these tasks, or lock_wait, which is woken with any broker."
+    elif facts.nodes and len(facts.nodes) - len(deaf) < quorum(len(facts.nodes)):
+        where = "redlock_nodes"
+        why = f"a majority of nodes may not tell workers anything ({', '.join(deaf)})"
+        fix = "Give their user the rights that the finding no-permission-to-wake names."
+    if why:
+        what = (
+            f"on_conflict is 'queue', but nothing wakes a task that waits: {why}. It is delivered "
+            f"again and again until its lock is free ({names(waiting)})."
+        )
+        yield Finding(WARNING, "queue-not-woken", where, what, fix)
+
+
+def fills_worker(facts: Facts) -> Iterator[Finding]:
+    """Yield that tasks that wait for their locks may keep a worker from all others."""
+    limit, waiting = facts.eta_task_limit, tasks_that_queue(facts, UNCOUNTED)
+    if limit is None or not waiting or facts.delays_in_broker:
+        return
+    what = (
+        f"worker_eta_task_limit is {limit}, and tasks that wait for their locks are messages that "
+        f"are to come later. The first {UNCOUNTED} in a worker are not counted; with {limit} more "
+        f"it takes no messages at all, of no task, until some have run ({names(waiting)})."
+    )
+    fix = (
+        f"Set Queue(max_waiting=...) below {UNCOUNTED}, give these tasks workers of their own, or "
+        "leave worker_eta_task_limit out."
+    )
+    yield Finding(WARNING, "queue-fills-worker", "worker_eta_task_limit", what, fix)
+
+
+def tasks_that_queue(facts: Facts, many: int = 0) -> list[str]:
+    """Return the tasks with the policy "queue" of which so *many* may wait for one lock."""
+    policies = [(it.name, it.options.on_conflict) for it in facts.tasks if it.options is not None]
+    return [
+        name
+        for name, policy in policies
+        if isinstance(policy, Queue) and (policy.max_waiting is None or policy.max_waiting >= many)
+    ]
+
+
+def names(tasks: Sequence[str]) -> str:
+    """Return some of the names of *tasks*."""
+    return f"{', '.join(tasks[:NAMED])}{', ...' if len(tasks) > NAMED else ''}"
 
 
 def comes_later(task: TaskFacts) -> bool:

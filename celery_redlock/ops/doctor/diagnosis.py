@@ -16,6 +16,7 @@ from celery_redlock.lock.address import UrlAddress, addresses_of
 from celery_redlock.lock.credentials import shows_password
 from celery_redlock.lock.guard import exchange, read_info
 from celery_redlock.log import get_logger
+from celery_redlock.ops.advice import DAY
 from celery_redlock.ops.doctor import LEVELS, Finding
 from celery_redlock.ops.doctor.check_cluster import check_cluster
 from celery_redlock.ops.doctor.check_migration import check_migration
@@ -28,9 +29,10 @@ from celery_redlock.ops.loading import AppError, load_tasks
 from celery_redlock.plugin import plugin_for, redis_of, redlock_conf
 from celery_redlock.reading.journal import KEPT, JournalReader
 from celery_redlock.reading.nodes import connected
+from celery_redlock.reading.tally_reader import TallyReader
 from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.redelivery import visibility_timeout
+from celery_redlock.task.redelivery import delays_in_broker, visibility_timeout
 from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["findings", "gather"]
@@ -66,6 +68,8 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
         problems["observers"] = str(error)
     with contextlib.closing(JournalReader(settings.nodes, settings.rules)) as journal:
         records = journal.recent(KEPT)
+    now = time.time()
+    tallies = TallyReader(settings.nodes, settings.rules).read(now - DAY, now)
     conf, named = app.conf, redlock_conf(app).get("redlock_nodes") or ()
     urls = {"broker": conf.broker_read_url, "result backend": conf.result_backend}
     return Facts(
@@ -74,16 +78,19 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
         tasks=tasks_of(app),
         others=[server for role, url in urls.items() for server in other(role, url)],
         records=records,
+        tally=tallies.tasks,
         problems=problems,
         shown_passwords=[addresses_of([it])[0].label for it in named if shows_password(it)],
         visibility_timeout=visibility_timeout(app),
         is_eager=bool(conf.task_always_eager),
+        delays_in_broker=is_delayed_in_broker(app),
+        eta_task_limit=conf.get("worker_eta_task_limit"),
         pool=str(conf.worker_pool or "prefork"),
         has_hiredis=importlib.util.find_spec("hiredis") is not None,
         peer_tasks=peer_tasks(app),
         peer_settings=peer_settings(app),
         beat_scheduler=conf.beat_scheduler,
-        now=time.time(),
+        now=now,
     )
 
 
@@ -120,6 +127,14 @@ def task_facts(app: Any, name: str, task: Any) -> TaskFacts:
         acks_late=bool(task.acks_late),
         time_limit=min((float(limit) for limit in limits if limit), default=None),
     )
+
+
+def is_delayed_in_broker(app: Any) -> bool:
+    """Return whether the broker holds back what is to come later; False if that is not known."""
+    try:
+        return delays_in_broker(app)
+    except Exception:  # noqa: BLE001  kombu knows no such broker; a worker would not start either
+        return False
 
 
 # --- other servers ------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from celery_redlock.reading.tally import TaskTally
 from celery_redlock.settings import Settings
 from celery_redlock.task.options import LockOptions
 
@@ -29,6 +30,7 @@ class NodeFacts:
         latencies: Of some small requests [s].
         clock_offset: How far its wall clock is ahead of ours [s]; None if unknown.
         denied: Commands that workers need and that we may not run.
+        denied_to_wake: Commands that only waking those who wait needs, likewise.
         denied_to_tools: Commands that only an operator's tools need, likewise.
         leaked: How many keys of ours never expire.
         leaked_names: Some of them.
@@ -43,6 +45,7 @@ class NodeFacts:
     latencies: Sequence[float] = ()
     clock_offset: float | None = None
     denied: Sequence[str] = ()
+    denied_to_wake: Sequence[str] = ()
     denied_to_tools: Sequence[str] = ()
     leaked: int = 0
     leaked_names: Sequence[str] = ()
@@ -131,10 +134,13 @@ class Facts:
         tasks: Those that take locks.
         others: Other servers of the app.
         records: Of the journal, oldest first.
+        tally: What each task did in the last day.
         problems: Setting or place -> what is wrong with it.
         shown_passwords: Nodes whose passwords stand in ``redlock_nodes``.
         visibility_timeout: Of the broker [s]; None for none.
         is_eager: Whether tasks run where they are called.
+        delays_in_broker: Whether the broker holds back what is to come later.
+        eta_task_limit: Of the workers; None for none.
         pool: Of the workers, as far as the settings tell.
         has_hiredis: Whether the fast parser is installed.
         peer_tasks: Those that other libraries lock, or that have options of theirs.
@@ -148,10 +154,13 @@ class Facts:
     tasks: Sequence[TaskFacts] = ()
     others: Sequence[OtherServer] = ()
     records: Sequence[Mapping[str, Any]] = ()
+    tally: Mapping[str, TaskTally] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
     shown_passwords: Sequence[str] = ()
     visibility_timeout: float | None = None
     is_eager: bool = False
+    delays_in_broker: bool = False
+    eta_task_limit: int | None = None
     pool: str = "prefork"
     has_hiredis: bool = True
     peer_tasks: Sequence[PeerTask] = ()

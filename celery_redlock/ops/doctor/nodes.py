@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError, ResponseError
@@ -42,6 +42,8 @@ SAMPLES = 9
 NAMED = 5
 #: Of the configuration, what findings are made of.
 CONFIG = ("appendonly", "appendfsync", "save")
+#: What is needed to wake those who wait, and nothing else.
+TO_WAKE = ("PUBLISH", "ZADD", "ZCARD", "ZRANGE", "ZREM", "ZREMRANGEBYSCORE", "ZSCORE")
 #: How a node says that this user must not do something.
 DENIED = re.compile("noperm|no permission|user executing the script", re.IGNORECASE)
 
@@ -103,8 +105,12 @@ def gather_nodes(
     def ask(address: Address) -> NodeFacts:
         try:
             with connected(address) as connection:
-                told = Visit(connection, rules, tell).facts(fingerprint)
-                return NodeFacts(node=address.label, **told)
+                visit = Visit(connection, rules, tell)
+                told = visit.facts(fingerprint)
+            with connected(address) as connection:  # one that listens can ask nothing else
+                replace(visit, connection=connection).try_to_listen()
+            told["denied_to_wake"] = list(dict.fromkeys(visit.denied_to_wake))
+            return NodeFacts(node=address.label, **told)
         except (RedisError, OSError, ConfigurationError) as error:
             problem = one_line(error) or type(error).__name__
             return NodeFacts(node=address.label, problem=problem)
@@ -121,13 +127,15 @@ class Visit:
         connection: To it.
         rules: Of the cluster.
         tell: As of `gather_nodes`.
-        denied: As in `NodeFacts`, and so is `denied_to_tools`; a command may be there repeatedly.
+        denied: As in `NodeFacts`, and so are `denied_to_wake` and `denied_to_tools`; a command may
+            be there repeatedly.
     """
 
     connection: AbstractConnection
     rules: Rules
     tell: Callable[[int], None]
     denied: list[str] = field(default_factory=list)
+    denied_to_wake: list[str] = field(default_factory=list)
     denied_to_tools: list[str] = field(default_factory=list)
 
     def facts(self, fingerprint: str) -> dict[str, Any]:
@@ -195,8 +203,12 @@ class Visit:
         for line in failed or ():
             command, _, why = line.decode(errors="replace").partition(" ")
             if DENIED.search(why):
-                self.denied.append(command)
+                (self.denied_to_wake if command in TO_WAKE else self.denied).append(command)
         return True
+
+    def try_to_listen(self) -> None:
+        """Try to be told that a lock is free, and note it if that is denied."""
+        self.ask(self.denied_to_wake, "SUBSCRIBE", channel(self.rules.prefix, "doctor"))
 
     def standing(self, run_id: str, fingerprint: str) -> dict[str, Any]:
         """Return whether the node is enrolled, and may vote."""

@@ -11,8 +11,7 @@ from celery.local import maybe_evaluate
 from celery_redlock.ops.doctor.facts import PeerTask
 from celery_redlock.ops.doctor.peers import PEERS, SETTINGS, Peer
 from celery_redlock.task.base import RedlockTask
-from celery_redlock.task.options import OPTIONS, classes_before
-from celery_redlock.task.task_lock import BUILT_IN
+from celery_redlock.task.options import BUILT_IN, OPTIONS, classes_before
 
 __all__ = ["load_the_rest", "peer_settings", "peer_tasks"]
 

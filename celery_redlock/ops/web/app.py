@@ -13,7 +13,15 @@ from celery_redlock.ops.web.format import FILTERS, linked, text
 from celery_redlock.ops.web.guard import Door, guard
 from celery_redlock.ops.web.reader import Reader
 from celery_redlock.ops.web.releasing import Desk
-from celery_redlock.ops.web.views import EVENTS, TIMES, Asked, lock_page, main_page, task_page
+from celery_redlock.ops.web.views import (
+    EVENTS,
+    TIMES,
+    Asked,
+    lock_page,
+    main_page,
+    report_page,
+    task_page,
+)
 from celery_redlock.reading.quorum import MARKS, MEANINGS
 from celery_redlock.reading.sentences import sentence, wording
 from celery_redlock.settings import Settings
@@ -70,6 +78,7 @@ def make_app(title: str, settings: Settings, reader: Reader, door: Door) -> Flas
 
     app.add_url_rule("/", "page", partial(shown, "page.html", main_page))
     app.add_url_rule("/task", "task", partial(shown, "task.html", task_page))
+    app.add_url_rule("/report", "report", partial(shown, "report.html", report_page))
     app.add_url_rule("/lock", "lock", partial(shown, "lock.html", lock_page))
     app.add_url_rule("/release", "confirm", desk.confirm)
     app.add_url_rule("/release", "release", desk.release, methods=["POST"])

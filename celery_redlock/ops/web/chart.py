@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from celery_redlock.ops.web.format import seconds
-from celery_redlock.reading.holds import HOLD_BOUNDS, Holds
+from celery_redlock.reading.holds import HOLD_BOUNDS, PER_DECADE, Holds
 from celery_redlock.words import duration
 
 __all__ = ["PARTS", "Bar", "Chart", "hold_chart", "time_chart"]
 
 #: Into how many parts time is cut.
 PARTS = 24
+#: Two bars for each power of ten, from 10 ms to 3000 s: so many classes each.
+STEP, FIRST = PER_DECADE // 2, PER_DECADE
+BOUNDS = HOLD_BOUNDS[FIRST : -PER_DECADE // 2 : STEP]
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,20 @@ class Chart:
 
 def hold_chart(holds: Holds) -> Chart:
     """Return what to draw for the hold times of one task."""
-    bounds = [f"{it:g} s" if it >= 1 else f"{it * 1000:g} ms" for it in HOLD_BOUNDS]
+    bounds = [f"{rounded(it)} s" if it >= 1 else f"{rounded(it * 1000)} ms" for it in BOUNDS]
     between = (f"{lower} to {upper}" for lower, upper in pairwise(bounds))
     names = [f"up to {bounds[0]}", *between, f"over {bounds[-1]}"]
     labels = [bound if i % 2 == 0 else "" for i, bound in enumerate(bounds)]
-    drawn = bars(names, [*labels, ""], holds.counts)
+    # The classes up to the first bound, then those up to each further one, and the last.
+    edges = [0, *range(FIRST + 1, len(HOLD_BOUNDS), STEP), len(holds.counts)]
+    counts = [sum(holds.counts[begin:end]) for begin, end in pairwise(edges)]
+    drawn = bars(names, [*labels, ""], counts)
     return Chart(drawn, place_of(holds.ttl) if holds.ttl else None, f"lease {seconds(holds.ttl)}")
+
+
+def rounded(value: float) -> str:
+    """Return *value* with two digits that count."""
+    return f"{float(f'{value:.2g}'):g}"
 
 
 def time_chart(counts: Sequence[int], length: float) -> Chart:
@@ -77,8 +88,8 @@ def bars(names: Iterable[str], labels: Iterable[str], counts: Iterable[int]) -> 
 
 def place_of(length: float) -> float:
     """Return where a hold of *length* [s] stands, in bars from the left, within its by share."""
-    index = bisect_left(HOLD_BOUNDS, length)
-    if index == len(HOLD_BOUNDS):
+    index = bisect_left(BOUNDS, length)
+    if index == len(BOUNDS):
         return index + 0.5
-    lower = HOLD_BOUNDS[index - 1] if index else 0.0
-    return index + (length - lower) / (HOLD_BOUNDS[index] - lower)
+    lower = BOUNDS[index - 1] if index else 0.0
+    return index + (length - lower) / (BOUNDS[index] - lower)

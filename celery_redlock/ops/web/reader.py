@@ -15,15 +15,18 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
 
 from celery_redlock.lock.rules import Rules
 from celery_redlock.log import get_logger
-from celery_redlock.ops.why import Explanation, explained
+from celery_redlock.ops.advice import DAY
+from celery_redlock.ops.why import Explanation, explained, most_places
 from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.journal import JournalReader
 from celery_redlock.reading.nodes import NodeStatus, node_statuses
 from celery_redlock.reading.one_lock import OneLock, read_lock, release_seen
+from celery_redlock.reading.places import read_places
 from celery_redlock.reading.search import (
     LONGEST,
     Found,
@@ -33,8 +36,9 @@ from celery_redlock.reading.search import (
     together,
 )
 from celery_redlock.reading.stored import LockView
+from celery_redlock.reading.tally_reader import Tallies, TallyReader
 
-__all__ = ["PATIENCE", "Cached", "Page", "Reader", "Records"]
+__all__ = ["PATIENCE", "Cached", "Page", "Reader"]
 
 logger = get_logger(__name__)
 T = TypeVar("T")
@@ -46,7 +50,7 @@ PATIENCE_FOR_NEWER = 1.5
 #: How many searches are remembered, and run at the same time.
 SEARCHES = 16
 SEARCHING = 2
-#: How many records are kept, of things that happened and of hold times.
+#: How many records are kept.
 RECORDS = 2000
 
 
@@ -101,13 +105,6 @@ class Cached(Generic[T]):
             self._fresh_until = self._now() + max(FRESH, self._now() - started)
 
 
-class Records(NamedTuple):
-    """The records of the journals, oldest first: what happened, and hold times."""
-
-    happened: Sequence[dict[str, Any]]
-    holds: Sequence[dict[str, Any]]
-
-
 @dataclass(frozen=True)
 class Page:
     """
@@ -116,24 +113,25 @@ class Page:
     Attributes:
         nodes: How each node is.
         found: The locks that match the search.
-        records: The journal.
+        records: The journal: what happened, oldest first.
+        tallies: What tasks did in the last day.
         age: Of the oldest of these readings [s].
     """
 
     nodes: list[NodeStatus] | None
     found: Found | None
-    records: Records | None
+    records: Sequence[dict[str, Any]] | None
+    tallies: Tallies | None
     age: float
 
     def matching(self, search: Search) -> list[dict[str, Any]]:
         """Return the records of what happened that fit *search*, oldest first."""
-        return list(filter(search.has_record, self.records.happened if self.records else ()))
+        return list(filter(search.has_record, self.records or ()))
 
     @property
     def begin(self) -> Any:
         """When the oldest record was written; None if there is none."""
-        records = (*self.records.happened, *self.records.holds) if self.records else ()
-        return records[0].get("at") if records else None
+        return self.records[0].get("at") if self.records else None
 
 
 class Reader:
@@ -151,9 +149,10 @@ class Reader:
         self._rules = rules
         self._app = app
         # A thread for each of these, so that none keeps another waiting, and no search any.
-        self._threads = ThreadPoolExecutor(3, "redlock-web")
+        self._threads = ThreadPoolExecutor(4, "redlock-web")
         self._statuses = Cached(lambda: node_statuses(nodes, rules), self._threads)
         self._journal = Cached(JournalTail(nodes, rules).read, self._threads)
+        self._tallies = Cached(partial(last_day, TallyReader(nodes, rules)), self._threads)
         self._all = Cached(lambda: self._find(Search()), self._threads)
         self._scanners = ThreadPoolExecutor(SEARCHING, "redlock-web-search")
         self._searches: OrderedDict[Search | str, Cached[Any]] = OrderedDict()
@@ -161,10 +160,20 @@ class Reader:
 
     def page(self, search: Search) -> Page:
         """Return what a page with *search* shows; takes no longer than `PATIENCE`, about."""
-        (nodes, found, records), age = waited_for(
-            self._statuses, self._found(search), self._journal
+        (nodes, found, records, tallies), age = waited_for(
+            self._statuses, self._found(search), self._journal, self._tallies
         )
-        return Page(nodes, found, records, age)
+        return Page(nodes, found, records, tallies, age)
+
+    def tallies(self) -> tuple[Tallies | None, float]:
+        """Return what tasks did in the last day, None if it was not read, and its age [s]."""
+        (tallies,), age = waited_for(self._tallies)
+        return tallies, age
+
+    @property
+    def app(self) -> Any:
+        """What knows the tasks; None if nobody does."""
+        return self._app
 
     def explain(self, name: str, search: Search) -> tuple[Explanation | None, float]:
         """
@@ -172,11 +181,12 @@ class Reader:
 
         Of what happened to it, what fits *search*.
         """
-        seen = self._searched(name, lambda: read_lock(self._nodes, self._rules, name))
-        (lock, records), age = waited_for(seen, self._journal)
-        if lock is None or records is None:
+        limits = {name: most_places(self._app)}
+        seen = self._searched(name, lambda: read_places(self._nodes, self._rules, limits))
+        (places, records), age = waited_for(seen, self._journal)
+        if places is None or records is None:
             return None, age
-        return explained(self._app, lock, filter(search.has_record, records.happened)), age
+        return explained(self._app, places, filter(search.has_record, records)), age
 
     def lock(self, name: str) -> OneLock:
         """Return what the nodes have of the lock *name* at this moment."""
@@ -241,15 +251,17 @@ class JournalTail:
 
     def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:
         self._reader = JournalReader(nodes, rules)
-        self._happened: deque[dict[str, Any]] = deque(maxlen=RECORDS)
-        self._holds: deque[dict[str, Any]] = deque(maxlen=RECORDS)
+        self._records: deque[dict[str, Any]] = deque(maxlen=RECORDS)
         self._has_begun = False
 
-    def read(self) -> Records:
+    def read(self) -> list[dict[str, Any]]:
         """Return all that is known; called by one thread at a time."""
-        records = self._reader.new() if self._has_begun else self._reader.recent(RECORDS)
+        self._records += self._reader.new() if self._has_begun else self._reader.recent(RECORDS)
         self._has_begun = True
-        for record in records:
-            of_kind = self._holds if record.get("event") == "Holds" else self._happened
-            of_kind.append(record)
-        return Records(list(self._happened), list(self._holds))
+        return list(self._records)
+
+
+def last_day(reader: TallyReader) -> Tallies:
+    """Return what tasks did in the last day; called by one thread at a time."""
+    now = time.time()
+    return reader.read(now - DAY, now)

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from celery_redlock.lock.lease import quorum
+from celery_redlock.ops.advice import DAY
+from celery_redlock.ops.report import CAUSES, example_in_words, report_of
 from celery_redlock.ops.web.chart import PARTS, hold_chart, time_chart
 from celery_redlock.ops.web.format import moment, seconds, text
 from celery_redlock.ops.web.reader import PATIENCE, Page, Reader
-from celery_redlock.reading.holds import Holds, holds_by_task
+from celery_redlock.reading.holds import Holds
 from celery_redlock.reading.journal_view import (
     OF_NODES,
     REFUSALS,
@@ -28,10 +30,11 @@ from celery_redlock.reading.quorum import Quorum
 from celery_redlock.reading.search import Found, Search
 from celery_redlock.reading.sentences import sentence, wording
 from celery_redlock.reading.stored import LockView
+from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.settings import Settings
 from celery_redlock.words import number, who
 
-__all__ = ["EVENTS", "TIMES", "Asked", "lock_page", "main_page", "task_page"]
+__all__ = ["EVENTS", "TIMES", "Asked", "lock_page", "main_page", "report_page", "task_page"]
 
 #: Longest words that are searched. A name may be longer: a part of it would be another lock.
 LONGEST, LONGEST_NAME = 200, 8192
@@ -39,6 +42,8 @@ LONGEST, LONGEST_NAME = 200, 8192
 ENTRIES, TASKS, BLOCKERS = 20, 10, 6
 #: How many locks, and how many refusals, are in the short answer; the tables have them all.
 ANSWERS = 3
+#: How many of those who wait the page of a lock shows.
+WAITERS = 50
 UNCLEAR = (
     "Cannot tell whether such a lock is held: too few nodes answered. Nothing that the others "
     "store matches."
@@ -129,7 +134,7 @@ def main_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any
     search = asked.search(time.time())
     page = reader.page(search)
     records = page.matching(search)
-    tasks = task_rows(records, holds_of(page, search))
+    tasks = task_rows(records, holds_of(page))
     if asked.filters:
         named = Search("" if asked.event or asked.since else asked.q)
         tasks = [it for it in tasks if it.refused or (named.words and named.has_words(it.name))]
@@ -148,7 +153,7 @@ def task_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any
     records = page.matching(search)
     refused = list(filter(is_refusal, records))
     in_its_way = blockers(refused)
-    holds = holds_of(page, search).get(asked.name)
+    holds = holds_of(page).get(asked.name)
     begin = search.since or min((number(it.get("at")) for it in refused), default=now)
     counts = counts_over_time(refused, begin, now, PARTS)
     return {
@@ -163,6 +168,15 @@ def task_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any
     }
 
 
+def report_page(settings: Settings, reader: Reader, _asked: Asked) -> dict[str, Any]:
+    """Return what the page of the report shows."""
+    tallies, age = reader.tallies()
+    found = tallies and report_of(
+        reader.app, settings.rules, tallies, time.time() - DAY, len(settings.nodes)
+    )
+    return {"report": found, "CAUSES": CAUSES, "example": example_in_words, **freshness(age)}
+
+
 def lock_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any]:
     """Return what the page of one lock shows."""
     found, age = reader.explain(asked.name, asked.search(time.time()))
@@ -170,6 +184,7 @@ def lock_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any
         "found": found,
         "total": len(settings.nodes),
         "entries": entries(found.recent) if found else [],
+        "most_waiters": WAITERS,
         **freshness(age),
     }
 
@@ -203,10 +218,9 @@ def freshness(age: float) -> dict[str, Any]:
     return {"is_stale": age > PATIENCE, "read_at": time.time() - age}
 
 
-def holds_of(page: Page, search: Search) -> dict[str, Holds]:
-    """Return how long each task held its locks in the time of *search*, and of its task if any."""
-    of_time = Search(since=search.since, task=search.task)
-    return holds_by_task(filter(of_time.has_record, page.records.holds if page.records else ()))
+def holds_of(page: Page) -> dict[str, Holds]:
+    """Return how long each task held its locks in the last day."""
+    return {name: it.holds for name, it in (page.tallies or Tallies()).tasks.items()}
 
 
 def task_rows(records: Iterable[Mapping[str, Any]], holds: Mapping[str, Holds]) -> list[TaskRow]:

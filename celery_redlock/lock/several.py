@@ -1,0 +1,121 @@
+"""
+Several locks at once, all or none, sans I/O.
+
+    acquire_all(): one after another, waiting for none --all granted--> leases
+                       '--one refused--> all released, wait for that one -> from the beginning
+
+Nobody waits for a lock while holding another: what is not used yet is free for others. All
+clients ask in the same order, by name, so they cannot refuse each other without end: of those
+who ask at once, nobody refuses the one that holds the last name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from celery_redlock.errors import LockNotAcquired, LockTaken, QuorumUnavailable
+from celery_redlock.lock.lease import Lease, least_validity
+from celery_redlock.lock.requests import release_request
+from celery_redlock.lock.rounds import (
+    LONGEST_PAUSE,
+    LONGEST_SLEEP,
+    NO_TURN,
+    Ask,
+    Client,
+    Pause,
+    Tell,
+    Turn,
+    Waiter,
+    Wanted,
+    acquire,
+    hand_on,
+    pause_before,
+)
+
+__all__ = ["acquire_all"]
+
+#: Lock name -> its lease, in the order in which they were granted.
+Leases = dict[str, Lease]
+Steps = Generator["Ask | Tell | Pause", Any, Leases]
+
+
+def acquire_all(client: Client, wanted: Sequence[Wanted]) -> Steps:
+    """
+    Acquire the locks of all *wanted*, trying until the longest ``wait`` of them has passed.
+
+    Raises:
+        LockTaken, QuorumUnavailable, rounds.MarkerStands: As `rounds.acquire`; no lock is held.
+    """
+    ends, tries = client.now() + max(one.wait for one in wanted), 0
+    since = wanted[0].queued_since or client.wall()
+    turns = {one.name: one.turn for one in wanted if one.turn.token is not None}
+    in_order = {one.name: one for one in sorted(wanted, key=lambda one: one.name)}
+    waiter, leases = Waiter(client, wanted[0]), dict[str, Lease]()
+    try:
+        while True:
+            answer = yield from acquire_now(client, in_order, turns)
+            if isinstance(answer, dict):
+                leases = answer
+                yield from waiter.leave(leases.get(waiter.name))
+                return leases
+            left = ends - client.now()
+            if left <= 0:
+                raise answer  # noqa: TRY301  all that was left on the nodes goes below
+            if waiter.name != answer.name:
+                yield from waiter.leave()
+                waiter = Waiter(client, replace(in_order[answer.name], queued_since=since))
+            if isinstance(answer, LockTaken):
+                yield from waiter.join()
+            most = LONGEST_SLEEP if waiter.token else LONGEST_PAUSE
+            lapses_in = answer.holder.get("ttl") if isinstance(answer, LockTaken) else None
+            pause = pause_before(client, tries, left, most, lapses_in)
+            free = yield Pause(pause, waiter.token)
+            turns = {waiter.name: waiter.take_turn(free)} if free else {}
+            tries += 1
+    except GeneratorExit:  # dropped by its driver: nobody could send it
+        raise
+    except BaseException:
+        yield from let_go(client, leases)
+        yield from waiter.leave()
+        raise
+
+
+def let_go(client: Client, leases: Leases) -> Generator[Tell, None, None]:
+    """Release what is not to be held without the rest."""
+    for lease in leases.values():
+        yield Tell(release_request(client.rules, lease.name, lease.token, place=lease.place))
+
+
+def acquire_now(
+    client: Client, wanted: Mapping[str, Wanted], turns: Mapping[str, Turn]
+) -> Generator[Ask | Tell | Pause, Any, Leases | LockNotAcquired]:
+    """
+    Acquire all of *wanted* without waiting; return the leases, or why none of them is held.
+
+    Args:
+        client: As of `acquire_all`.
+        wanted: By lock name, in their order.
+        turns: Of those that are kept for this attempt, by lock name.
+    """
+    leases: Leases = {}
+    unused = dict(turns)
+    try:
+        for name, one in wanted.items():
+            once = replace(one, wait=0.0, turn=unused.pop(name, NO_TURN))
+            leases[name] = yield from acquire(client, once)
+        for name, lease in leases.items():  # nobody has renewed the first ones
+            if client.now() + least_validity(lease.ttl) > lease.valid_until:
+                late = dict.fromkeys(client.labels, "granted, but too late")
+                raise QuorumUnavailable(name, late)  # noqa: TRY301  all are released below
+    except GeneratorExit:  # dropped by its driver: nobody could send it
+        raise
+    except BaseException as error:
+        yield from let_go(client, leases)
+        for name, turn in unused.items():  # or all who wait there would wait for what is kept
+            yield hand_on(client, name, turn)
+        if isinstance(error, LockNotAcquired):
+            return error
+        raise
+    return leases

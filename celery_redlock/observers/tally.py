@@ -1,0 +1,155 @@
+"""
+The part of the journal's observer that counts: what each task does, hour by hour.
+
+Counting is a note in memory. What was noted is summed up and sent to the nodes with an event a few
+seconds later, in the thread of that event, or at the end of the process. So no thread of its own
+ever connects, and an execution costs a microsecond or two.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from celery_redlock import events
+from celery_redlock.lock.records import is_text
+from celery_redlock.observers.records import record_of
+from celery_redlock.reading.holds import class_of
+from celery_redlock.reading.tally import CAUSES, HOUR, REPORTED, Counts
+
+__all__ = ["EVERY", "Tally"]
+
+#: How often a process sends what it has counted [s], and with how many events at the latest.
+EVERY, MOST = 5.0, 1000
+#: Of an example, what is kept beside its holder.
+EXAMPLE = ("at", "host", "pid", "name", "task_id", "holder_id", "reason", "report")
+#: What a policy does with a task that is refused.
+REFUSALS = (
+    events.TaskSkipped,
+    events.TaskRefused,
+    events.TaskRetried,
+    events.TaskRescheduled,
+    events.TaskQueued,
+)
+#: What is counted.
+COUNTED = frozenset(
+    {
+        *REFUSALS,
+        events.LockAcquired,
+        events.LockReleased,
+        events.LeaseLost,
+        events.DuplicatePublished,
+    }
+)
+#: A moment [s, Unix time], and what happened.
+Noted = tuple[float, Any]
+
+
+class Tally:
+    """
+    Counts what tasks do, and sends the counts now and then.
+
+    Args:
+        send: Is called with an hour, a task and its counts; waits for nothing.
+    """
+
+    def __init__(self, send: Callable[[int, str, Counts], None]) -> None:
+        self._send = send
+        self._sent = float("-inf")
+        self._noted: deque[Noted] = deque()  # its own steps are atomic: no lock
+        self._pid = os.getpid()
+
+    def __call__(self, event: Any) -> None:
+        """Count *event*."""
+        if type(event) not in COUNTED or not event.task:
+            return
+        if self._pid != os.getpid():  # what the parent noted is the parent's
+            self._noted, self._pid = deque(), os.getpid()
+        self._noted.append((time.time(), event))
+        if time.monotonic() - self._sent >= EVERY or len(self._noted) >= MOST:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is counted."""
+        if self._pid != os.getpid():
+            return
+        self._sent = time.monotonic()
+        for (hour, task), counts in summed(taken_from(self._noted)).items():
+            self._send(hour, task, counts)
+
+
+def taken_from(noted: deque[Noted]) -> Iterator[Noted]:
+    """Yield what was noted, each once whoever else takes from it."""
+    while True:
+        try:
+            yield noted.popleft()
+        except IndexError:
+            return
+
+
+def summed(noted: Iterable[Noted]) -> dict[tuple[int, str], Counts]:
+    """Return the counts of what was noted, by hour and task."""
+    found: dict[tuple[int, str], Counts] = {}
+    for at, event in noted:
+        if is_text(event.task):
+            key = int(at // HOUR), event.task
+            if key not in found:
+                found[key] = Counts({}, {})
+            count(found[key], at, event)
+    return found
+
+
+def count(counts: Counts, at: float, event: Any) -> None:
+    """Add what happened at a moment [s, Unix time] to *counts*."""
+    numbers, stamp = counts.numbers, round(at * 1000)
+    smallest(numbers, "first", stamp)
+    largest(numbers, "last", stamp)
+    cause = cause_of(event)
+    if isinstance(event, events.LockReleased):
+        held = round(event.held * 1000)
+        add(numbers, f"hold:{class_of(event.held)}")
+        add(numbers, "held", held)
+        largest(numbers, "longest", held)
+        if event.ttl:
+            largest(numbers, "ttl", round(event.ttl * 1000))
+    elif cause:
+        add(numbers, f"{REPORTED}{cause}" if event.report else cause)
+        counts.examples[f"example:{cause}"] = example_of(at, event)
+    if isinstance(event, events.LockAcquired) or (isinstance(event, REFUSALS) and event.report):
+        add(numbers, "ran")
+        if event.report:
+            add(numbers, f"{REPORTED}ran")
+
+
+def cause_of(event: Any) -> str:
+    """Return which of `CAUSES` *event* is one of; "" for none."""
+    if isinstance(event, events.LeaseLost):
+        return "lost"
+    if isinstance(event, events.DuplicatePublished):
+        return "duplicate"
+    # What waits is refused again and again, and counts once.
+    if isinstance(event, REFUSALS) and getattr(event, "times", 1) <= 1 and event.cause in CAUSES:
+        return event.cause
+    return ""
+
+
+def example_of(at: float, event: Any) -> dict[str, Any]:
+    """Return what is kept of *event*: ids and places of both sides."""
+    record = {**record_of(event), "at": round(at, 3)}
+    kept = {field: record[field] for field in EXAMPLE if field in record}
+    return {**kept, "holder": record["holder"]} if record.get("holder") else kept
+
+
+def add(numbers: dict[str, int], name: str, value: int = 1) -> None:
+    numbers[name] = numbers.get(name, 0) + value
+
+
+def smallest(numbers: dict[str, int], name: str, value: int) -> None:
+    numbers[name] = min(numbers.get(name, value), value)
+
+
+def largest(numbers: dict[str, int], name: str, value: int) -> None:
+    numbers[name] = max(numbers.get(name, value), value)

@@ -1,0 +1,171 @@
+"""
+What tasks did over a time, what was refused, and what to set: ``redlock report`` and its page.
+
+It is made of the tallies on the nodes and of the options of the app's tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from celery_redlock.lock.rules import Rules
+from celery_redlock.ops.advice import Advice, Watched, advise, entry_of, too_short
+from celery_redlock.reading.tally import TaskTally
+from celery_redlock.reading.tally_reader import Tallies
+from celery_redlock.task.base import RedlockTask, takes_lock
+from celery_redlock.task.options import OPTIONS, LockOptions
+from celery_redlock.task.redelivery import visibility_timeout
+from celery_redlock.task.task_lock import lock_of
+from celery_redlock.words import LOSSES, number, who
+
+__all__ = ["Report", "TaskReport", "example_in_words", "report_of"]
+
+#: Cause -> in words, of a column.
+CAUSES = {
+    "conflict": "lock was held",
+    "unavailable": "no quorum",
+    "redelivered": "copy beside its run",
+    "finished": "copy after its run",
+    "duplicate": "duplicate at publish",
+    "lost": "lock was lost",
+}
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """
+    What one task did, and what to set.
+
+    Attributes:
+        name: Of the task.
+        tally: What it did.
+        mode: ``"report"`` if nothing was refused as its mode only reports, ``"enforce"``, or
+            ``"both"`` if it ran in both; "" if it only published.
+        advice: What the figures say; empty if it was watched for too short a time.
+        too_short: Why there is no advice; "" if there is.
+        entry: Options for ``redlock_protect``; empty if nothing is to be changed.
+        left_out: Its own options that an entry cannot hold.
+    """
+
+    name: str
+    tally: TaskTally
+    mode: str
+    advice: Sequence[Advice] = ()
+    too_short: str = ""
+    entry: Mapping[str, Any] | None = None
+    left_out: Sequence[str] = ()
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """Cause -> how often something was refused, or would have been; lost locks, too."""
+        refused, reported = self.tally.refused, self.tally.reported
+        causes = [cause for cause in CAUSES if cause in refused or cause in reported]
+        return {cause: refused.get(cause, 0) + reported.get(cause, 0) for cause in causes}
+
+
+@dataclass(frozen=True)
+class Report:
+    """
+    What all tasks did.
+
+    Attributes:
+        since: From when on counts are included [s, Unix time].
+        first: When anything was first counted [s, Unix time]; 0.0 if nothing was.
+        watched: For how long something was counted [s].
+        tasks: Who ran most often comes first.
+        nodes: How many there are.
+        silent: Labels of those that did not answer.
+    """
+
+    since: float
+    first: float
+    watched: float
+    tasks: Sequence[TaskReport]
+    nodes: int
+    silent: Sequence[str]
+
+    @property
+    def entries(self) -> dict[str, Mapping[str, Any]]:
+        """Task name -> its entry, of those that have one."""
+        return {it.name: it.entry for it in self.tasks if it.entry}
+
+    @property
+    def protect(self) -> str:
+        """The entries as the Python of ``redlock_protect``; "" if there is none."""
+        if not self.entries:
+            return ""
+        lines = (f"    {name!r}: {dict(entry)!r},\n" for name, entry in self.entries.items())
+        return f"{{\n{''.join(lines)}}}"
+
+
+def report_of(
+    app: Any, rules: Rules, tallies: Tallies, since: float, nodes: int, pattern: str | None = None
+) -> Report:
+    """
+    Return the report of what *tallies* say.
+
+    Args:
+        app: The app, with its tasks loaded; None if nobody knows them.
+        rules: Of the cluster.
+        tallies: What tasks did.
+        since: From when on these are [s, Unix time].
+        nodes: How many nodes there are.
+        pattern: Of the names of the tasks, with ``*`` and ``?``; None for all.
+    """
+    length = tallies.last - tallies.first
+    names = [it for it in tallies.tasks if pattern is None or fnmatchcase(it, pattern)]
+    timeout = None if app is None else visibility_timeout(app)
+    found = [
+        task_report(name, watched_task(app, rules, name, tallies.tasks[name], timeout), length)
+        for name in names
+    ]
+    return Report(since, tallies.first, length, found, nodes, tallies.silent)
+
+
+def watched_task(
+    app: Any, rules: Rules, name: str, tally: TaskTally, timeout: float | None
+) -> Watched:
+    """Return what *name* did, and the options that it has in this app."""
+    task = None if app is None else app.tasks.get(name)
+    if task is None or not takes_lock(task):
+        return Watched(tally, None, rules, timeout)
+    options: LockOptions = lock_of(task).options
+    own = {it: getattr(task, it) for it in OPTIONS if getattr(task, it) != getattr(RedlockTask, it)}
+    return Watched(tally, options, rules, timeout, bool(task.acks_late), own)
+
+
+def task_report(name: str, watched: Watched, length: float) -> TaskReport:
+    """Return the report of one task, of all being watched for *length* [s]."""
+    tally = watched.tally
+    refused = sum(tally.refused.values())
+    why = too_short(length, tally.ran + refused)
+    advice = [] if why else advise(watched)
+    changed = any(it.value is not None for it in advice) or bool(tally.reported)
+    entry, left_out = entry_of(watched, advice) if changed and not why else ({}, [])
+    return TaskReport(name, tally, mode_of(tally), advice, why, entry, left_out)
+
+
+def mode_of(tally: TaskTally) -> str:
+    """Return in which mode a task ran, as `TaskReport.mode`."""
+    reports = bool(tally.reported or tally.ran_reported)
+    enforces = bool(tally.refused or tally.ran > tally.ran_reported)
+    return (
+        "both" if reports and enforces else "report" if reports else "enforce" if enforces else ""
+    )
+
+
+def example_in_words(cause: str, record: Mapping[str, Any]) -> str:
+    """Return who was refused, where, and by whom; what is in *record* is not trusted."""
+    at, holder = record.get("at"), record.get("holder")
+    place = f"process {record.get('pid', '?')} on {record.get('host', '?')}"
+    task = f"task id {record['task_id']}, " if record.get("task_id") else ""
+    because = {
+        "conflict": f"lock {record.get('name')!r} was held by {who(holder, at)}",
+        "redelivered": f"it ran already: {who(holder, at)}",
+        "duplicate": f"task id {record.get('holder_id', '?')} was queued or running already",
+        "lost": LOSSES.get(str(record.get("reason")), str(record.get("reason"))),
+    }.get(cause, CAUSES.get(cause, cause))
+    return f"{task}{place}: {because}" if number(at) else f"{task}{place}"

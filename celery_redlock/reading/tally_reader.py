@@ -1,0 +1,161 @@
+"""Reads what tasks did (`celery_redlock.reading.tally`): all nodes as one, for some hours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import RedisError, ResponseError
+
+from celery_redlock.lock.address import Address, addresses_of
+from celery_redlock.lock.rules import Rules
+from celery_redlock.reading.nodes import ask_all, connected
+from celery_redlock.reading.tally import (
+    EXAMPLES,
+    FIELDS,
+    HOUR,
+    RETENTION,
+    Counts,
+    TaskTally,
+    hour_key,
+    largest,
+    read_counts,
+    tally_key,
+)
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection
+
+__all__ = ["Tallies", "TallyReader"]
+
+#: Tasks of an hour that are read, and hashes that a node is asked for at once.
+TASKS, PAGE = 10_000, 500
+
+
+@dataclass(frozen=True)
+class Tallies:
+    """
+    What all tasks did over some hours.
+
+    Attributes:
+        tasks: Task name -> what it did; who ran most often comes first.
+        silent: Labels of the nodes that did not answer.
+    """
+
+    tasks: Mapping[str, TaskTally] = field(default_factory=dict)
+    silent: Sequence[str] = ()
+
+    @property
+    def first(self) -> float:
+        """When anything was first counted [s, Unix time]; 0.0 if nothing was."""
+        return min((it.first for it in self.tasks.values()), default=0.0)
+
+    @property
+    def last(self) -> float:
+        """When anything was last counted [s, Unix time]; likewise."""
+        return max((it.last for it in self.tasks.values()), default=0.0)
+
+
+#: Hour -> task -> what it did.
+Hours = Mapping[int, Mapping[str, Counts]]
+
+
+class TallyReader:
+    """
+    Reads the tallies of all nodes as one, on connections of its own.
+
+    Args:
+        nodes: As the setting ``redlock_nodes``.
+        rules: As all clients have them.
+    """
+
+    def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:
+        self._addresses = addresses_of(nodes)
+        self._prefix = rules.prefix
+        self._over: dict[int, Mapping[str, Counts]] = {}
+
+    def read(self, since: float, now: float) -> Tallies:
+        """
+        Return what tasks did, in whole hours.
+
+        Args:
+            since: In the hour of this moment and later [s, Unix time]; at most `RETENTION` ago.
+            now: Until then, likewise.
+        """
+        newest = int(now // HOUR)
+        hours = range(int(max(since, now - RETENTION) // HOUR), newest + 1)
+        wanted = [hour for hour in hours if hour not in self._over]
+        found, silent = self._ask(wanted)
+        if not silent:  # a process may still add to the hour before this one
+            self._over |= {hour: found[hour] for hour in wanted if hour < newest - 1}
+        parts: dict[str, list[Counts]] = {}
+        for hour in hours:
+            for task, counts in (found.get(hour) or self._over.get(hour) or {}).items():
+                parts.setdefault(task, []).append(counts)
+        tasks = {task: TaskTally.of(counts) for task, counts in parts.items()}
+        return Tallies(dict(sorted(tasks.items(), key=lambda it: (-it[1].ran, it[0]))), silent)
+
+    def _ask(self, hours: Sequence[int]) -> tuple[Hours, list[str]]:
+        """Return what all nodes say of *hours*, and the labels of those that did not answer."""
+
+        def ask(address: Address) -> Hours | None:
+            try:
+                with connected(address) as connection:
+                    return hours_on(connection, self._prefix, hours)
+            except (RedisError, OSError):
+                return None
+
+        answers = ask_all(self._addresses, ask)
+        told = [answer for answer in answers if answer is not None]
+        silent = [a.label for a, it in zip(self._addresses, answers, strict=True) if it is None]
+        return {hour: of_all([node[hour] for node in told]) for hour in hours}, silent
+
+
+def of_all(nodes: Sequence[Mapping[str, Counts]]) -> dict[str, Counts]:
+    """Return what each task did in one hour, of what each node says."""
+    tasks = dict.fromkeys(task for node in nodes for task in node)
+    return {task: largest(node[task] for node in nodes if task in node) for task in tasks}
+
+
+def hours_on(connection: AbstractConnection, prefix: str, hours: Sequence[int]) -> Hours:
+    """Return what one node says of *hours*."""
+    last = b"%d" % (TASKS - 1)
+    listed = answers(connection, [(b"ZRANGE", hour_key(prefix, it), b"0", last) for it in hours])
+    names = [
+        (hour, task)
+        for hour, members in zip(hours, listed, strict=True)
+        for task in filter(None, map(name_in, members or ()))
+    ]
+    found: dict[int, dict[str, Counts]] = {hour: {} for hour in hours}
+    fields = [field.encode() for field in (*FIELDS, *EXAMPLES)]
+    left = iter(names)
+    while page := list(islice(left, PAGE)):
+        asked = [(b"HMGET", tally_key(prefix, *it), *fields) for it in page]
+        for (hour, task), reply in zip(page, answers(connection, asked), strict=True):
+            counts = read_counts(reply) if reply else Counts({}, {})
+            if counts.numbers:
+                found[hour][task] = counts
+    return found
+
+
+def answers(connection: AbstractConnection, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return the replies to *commands*; None where a key is none of ours."""
+    if not commands:
+        return []
+    connection.send_packed_command(connection.pack_commands(commands))
+    replies: list[Any] = []
+    for _ in commands:
+        try:
+            replies.append(connection.read_response(disable_decoding=True))
+        except ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            replies.append(None)
+    return replies
+
+
+def name_in(member: Any) -> str:
+    """Return the name of a task in a node's list; "" if it is no text."""
+    return member.decode(errors="ignore") if isinstance(member, bytes) else ""

@@ -1,0 +1,111 @@
+"""
+The setting ``redlock_protect``: which options it gives a task, by the task's name.
+
+    {"shop.*": {...}, re.compile(...): {...}, callable: {...}}    the first that matches counts
+    callable                                                      name -> options, or None
+
+Celery's own tasks are matched by their exact names alone: whoever writes ``"*"`` means their own.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.settings import check_options_type, check_protect
+from celery_redlock.task.options import BUILT_IN, CHECKS, OPTIONS, nearest_option
+
+__all__ = ["Patterns", "Rule"]
+
+WILDCARDS = frozenset("*?[")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """
+    What the setting says of some tasks.
+
+    Attributes:
+        where: The place in the setting, for errors.
+        options: Option -> value.
+    """
+
+    where: str
+    options: Mapping[str, Any]
+
+
+class Patterns:
+    """
+    The setting, ready to be asked about a task.
+
+    Args:
+        setting: As the app's configuration has it; not None.
+
+    Attributes:
+        unused: Patterns with options that have matched no task so far.
+
+    Raises:
+        ConfigurationError: It is malformed; names the pattern, the option and the fix.
+    """
+
+    def __init__(self, setting: Any) -> None:
+        check_protect(setting)
+        is_mapping = isinstance(setting, Mapping)
+        self._choose: Callable[[str], Any] | None = None if is_mapping else setting
+        self._rules = [
+            (pattern, matcher_of(pattern), rule_of(f"redlock_protect[{pattern!r}]", options))
+            for pattern, options in (setting.items() if is_mapping else ())
+        ]
+        self.unused = [pattern for pattern, _, rule in self._rules if rule is not None]
+
+    def rule_for(self, name: str) -> Rule | None:
+        """
+        Return what the setting says of the task *name*; None to leave it as it is.
+
+        Raises:
+            ConfigurationError: A callable of the user's has returned what is no set of options.
+        """
+        if self._choose is not None:
+            is_built_in = name.startswith(BUILT_IN)
+            return None if is_built_in else rule_of("redlock_protect", self._choose(name))
+        for pattern, matches, rule in self._rules:
+            if matches(name):
+                if pattern in self.unused:
+                    self.unused.remove(pattern)
+                return rule
+        return None
+
+
+def matcher_of(pattern: Any) -> Callable[[str], Any]:
+    """Return what says whether *pattern* matches a name; as in Celery's ``task_routes``."""
+    if isinstance(pattern, str) and WILDCARDS.isdisjoint(pattern):
+        return pattern.__eq__
+    if isinstance(pattern, str):
+        pattern = re.compile(fnmatch.translate(pattern))
+    matches: Callable[[str], Any] = pattern if callable(pattern) else pattern.match
+    return lambda name: not name.startswith(BUILT_IN) and matches(name)
+
+
+def rule_of(where: str, options: Any) -> Rule | None:
+    """
+    Return the rule with these *options*, None without.
+
+    Raises:
+        ConfigurationError: An option is unknown, or its value impossible.
+    """
+    if options is None:
+        return None
+    check_options_type(where, options)
+    for option, value in options.items():
+        if option not in OPTIONS:
+            near = nearest_option(str(option), 0.6)
+            hint = f"did you mean {near}?" if near else f"known are {', '.join(OPTIONS)}"
+            msg = f"{where}: unknown option {option}; {hint}"
+            raise ConfigurationError(msg)
+        if option in CHECKS and value is not None:
+            CHECKS[option](f"{where}: {option}", value)
+    return Rule(where, options)

@@ -1,0 +1,123 @@
+"""
+Protects the tasks that ``redlock_protect`` names, whatever their base.
+
+    task --> its name --> rule --> a class made of the task's own, `RedlockTask` and the options
+         --> bound as any `RedlockTask`
+
+The task stays the object that others have imported; only its class is another one. What the task
+or its classes declare wins over the setting.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+from typing import Any
+
+from celery import signals
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.log import get_logger
+from celery_redlock.protect import WatchedTasks, watch_with
+from celery_redlock.task.base import RedlockTask, install
+from celery_redlock.task.options import declared
+from celery_redlock.task.overrides import check_request
+from celery_redlock.task.patterns import Patterns, Rule
+from celery_redlock.task.task_lock import lock_of
+
+__all__ = ["protect_tasks"]
+
+logger = get_logger(__name__)
+
+
+class ProtectedTasks(WatchedTasks):
+    """
+    The tasks of an app; those that its setting names are protected as they are registered.
+
+    Attributes:
+        patterns: The setting.
+    """
+
+    patterns: Patterns
+
+    def __setitem__(self, name: str, task: Any) -> None:
+        rule = self.patterns.rule_for(name)
+        if rule is None or lock_of(task).is_named:
+            super(WatchedTasks, self).__setitem__(name, task)
+            return
+        try:
+            give_class(task, rule)
+            # With its class, as other threads look for it here.
+            super(WatchedTasks, self).__setitem__(name, task)
+            bind(task, self.app)
+        except ConfigurationError as error:
+            self.pop(name, None)  # so that its next use says so again
+            msg = (
+                f"{rule.where} cannot protect {name}: {error} (to leave it as it is, put "
+                f"{name!r}: None first)"
+            )
+            raise ConfigurationError(msg) from error
+
+
+def protect_tasks(app: Any) -> None:
+    """
+    Protect the tasks of *app* that its setting names, also those that are registered later.
+
+    Raises:
+        ConfigurationError: The setting is impossible, or a task cannot be protected.
+    """
+    patterns = Patterns(app.conf["redlock_protect"])
+    install(app)
+    registry = watch_with(ProtectedTasks, app, patterns=patterns)
+    for name, task in list(registry.items()):
+        registry[name] = task
+
+
+def give_class(task: Any, rule: Rule) -> None:
+    """
+    Base *task* on `RedlockTask`, too, with the options of *rule* that it does not declare itself.
+
+    Raises:
+        ConfigurationError: No class can be made of its own one and ours.
+    """
+    theirs = type(task)
+    is_ours = issubclass(theirs, RedlockTask)
+    if is_ours:
+        own = {**declared(task, RedlockTask), **vars(task)}
+    else:
+        own = {option: getattr(task, option, None) for option in rule.options}
+    body = {name: getattr(theirs, name) for name in ("__module__", "__qualname__", "__doc__")}
+    body |= {name: value for name, value in rule.options.items() if own.get(name) is None}
+    bases = (theirs,) if is_ours else (theirs, RedlockTask)
+    try:
+        task.__class__ = types.new_class(theirs.__name__, bases, exec_body=lambda n: n.update(body))
+    except Exception as error:  # a metaclass or __init_subclass__ is anybody's code
+        msg = f"{theirs.__qualname__} cannot be combined with RedlockTask: {error}"
+        raise ConfigurationError(msg) from error
+    lock_of(task).is_named = True
+
+
+def bind(task: Any, app: Any) -> None:
+    """
+    Bind *task* to *app* as Celery does, and make sure that this led to us.
+
+    Raises:
+        ConfigurationError: The task overrides what its protection needs.
+    """
+    task.bind(app)
+    if lock_of(task).own is None:
+        msg = "a class of it overrides bind() and does not call super().bind()"
+        raise ConfigurationError(msg)
+    check_request(task, RedlockTask)
+
+
+@signals.worker_ready.connect(weak=False)
+def _warn_of_unused(sender: Any = None, **_: Any) -> None:
+    """Report patterns that match no task of a worker: a misspelt one protects nothing."""
+    registry = getattr(sender, "app", None) and sender.app._tasks  # noqa: SLF001
+    if not isinstance(registry, ProtectedTasks):
+        return
+    for pattern in registry.patterns.unused:
+        near = difflib.get_close_matches(str(pattern), registry, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        logger.warning("redlock_protect: %r matches no task of this worker%s", pattern, hint)

@@ -1,0 +1,74 @@
+"""Take the locks of an execution: of one name or of several, all or none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from celery_redlock.lock.records import shorten
+from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.rounds import NO_TURN, Turn, Wanted
+from celery_redlock.lock.waiting import leave_request
+from celery_redlock.task.interrupt import defer_interrupts
+from celery_redlock.task.outcome import DONE
+
+if TYPE_CHECKING:
+    from celery_redlock.task.execution import Execution
+    from celery_redlock.task.waiting import Waiting
+
+__all__ = ["leave_line", "take"]
+
+
+def take(
+    execution: Execution, wait: float, turn: Turn = NO_TURN, ends: float | None = None
+) -> None:
+    """
+    Acquire the lock unless the execution has finished before.
+
+    Args:
+        execution: That wants it.
+        wait: How long to keep trying [s].
+        turn: With what the first attempt begins.
+        ends: As of `Wanted`.
+    """
+    options, delivery, locks = execution.options, execution.delivery, execution.locks
+    marker = execution.id if options.dedup_ttl else None
+    asked = marker if delivery.may_be_repeated else None
+    waiting = delivery.envelope.waiting
+    wanted = [
+        Wanted(
+            name,
+            options.ttl,
+            wait,
+            options.fence,
+            execution.info,
+            asked,
+            delivery.owner,
+            turn if waiting is not None and waiting.name == shorten(name) else NO_TURN,
+            None if waiting is None else waiting.since,
+            limit,
+            ends,
+        )
+        for name, limit in options.limits(execution.names).items()
+    ]
+    interrupt = execution.interrupt
+    on_lost = (lambda _held: interrupt.fire()) if options.aborts_on_loss else None
+    with defer_interrupts():  # or a lock that was granted might not be released
+        if len(wanted) == 1:
+            held = locks.take(wanted[0], on_lost)
+        else:
+            all_held = locks.take_all(wanted, on_lost)
+            held = all_held.pop(execution.name)
+            held.others = tuple(all_held.values())
+        execution.own_lock = held
+        execution.held = execution.held or held
+        if asked != marker:  # what an earlier publish under this task id has left
+            locks.mark(Marker(execution.id, DONE, 0.0))
+        if waiting is not None:
+            leave_line(execution, waiting)
+
+
+def leave_line(execution: Execution, waiting: Waiting, token: str = "") -> None:
+    """Have the nodes forget that the task waits as a message, and hand on what has *token*."""
+    locks = execution.plugin.locks
+    ticket = waiting.ticket(execution.task, execution.delivery, token)
+    locks.driver.tell(leave_request(locks.rules, ticket))

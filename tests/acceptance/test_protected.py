@@ -1,0 +1,223 @@
+"""
+Tasks that nobody wrote for us, protected by ``redlock_protect``, with real workers and a real beat.
+
+Two stages play the same: one has the setting, the other is the twin without it. In whatever form
+tasks are written is in `test_user_classes`, how workflows end in `test_workflows`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+
+import pytest
+from celery import shared_task
+
+from celery_redlock.task.base import takes_lock
+from support.beats import stage_beat
+from support.events import body, overlaps, read
+from support.stage import stage
+from support.waiting import eventually
+
+TTL = 2.0
+#: After which a message is delivered again [s].
+VISIBILITY = 2.0
+#: Longer than that by far.
+LONG = 6.0
+#: How long a run of the task takes that is due every second [s].
+NAP = 2.2
+SETTING = {
+    "vendor.once": {"unique_on": ["order"], "unique_until": "finished"},
+    "vendor.next": {"lock_key": "{order}", "lock_wait": 15.0},
+    "vendor.ping": None,
+    "vendor.*": {"lock_key": "{order}"},
+}
+
+
+def work(order, seconds=0.0):
+    """Be seen at work on an order; only the first time it takes long."""
+    first = not any(e["name"] == order for e in read(os.environ["EVENTS"], "start"))
+    with body(os.environ["EVENTS"], order):
+        time.sleep(seconds if first or order == "nap" else 0.0)
+    return f"worked on {order}"
+
+
+def again(self, order):
+    """Ask for two retries at once."""
+    with body(os.environ["EVENTS"], order, retries=self.request.retries):
+        if self.request.retries < 2:
+            raise self.retry(countdown=0)
+    return self.request.retries
+
+
+def declare(app):
+    """Declare the tasks as a package does that knows of no lock."""
+    if "STAGE" in os.environ:
+        shared_task(name="vendor.shared")(work)
+    for name in ("once", "next", "ping", "nap"):
+        app.task(name=f"vendor.{name}", shared=False)(work)
+    app.task(name="vendor.late", acks_late=True, shared=False)(work)
+    app.task(name="vendor.again", bind=True, shared=False)(again)
+
+
+class Scene:
+    """A stage, and the results of what was published on it, by what happens to them."""
+
+    def __init__(self, it):
+        self.it, self.results = it, {}
+
+    def overlaps(self, order):
+        """Return which bodies of an order ran at the same time."""
+        return overlaps(e for e in read(self.it.events) if e.get("name") == order)
+
+    def deliveries(self, order):
+        """Return how often the message of an order was delivered."""
+        return self.it.log().count(f"[{self.results[order][0].id}] received")
+
+
+def set_up(folder, setting):
+    """Return a stage with workers that kill nobody, and one that is to be killed."""
+    transport = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1}
+    return stage(
+        __file__,
+        folder,
+        nodes=3,
+        redlock_ttl=TTL,
+        redlock_max_ttl=TTL,
+        redlock_protect=setting,
+        broker_transport_options={**transport, "unacked_restore_throttle": 1},
+        beat_schedule={
+            "nap": {"task": "vendor.nap", "schedule": 1.0, "args": ["nap", NAP]},
+        },
+    )
+
+
+def publish(it):
+    """Publish all that is to happen at the same time, and do to it what is to be done."""
+
+    def send(name, *args, queue="q_both"):
+        return it.task(f"vendor.{name}").apply_async(args, queue=queue)
+
+    def send_shared(*args):
+        return it.app.send_task("vendor.shared", args, queue="q_both")
+
+    results = {
+        "killed": [send("late", "killed", 60.0, queue="q_killed")],
+        "again": [send("again", "again")],
+        "late": [send("late", "late", LONG)],
+        "revoked": [send("nap", "revoked", 60.0)],
+        "shared": [send_shared("shared", 1.5)],
+        "ping": [send("ping", "ping", 1.5)],
+    }
+    for order in ("killed", "revoked", "shared", "ping"):
+        it.started(order)
+    results["shared"].append(send_shared("shared", 1.5))
+    results["ping"].append(send("ping", "ping", 1.5))
+    results["once"] = [send("once", "once", 1.0) for _ in range(2)]
+    it.workers[-1].kill()
+    it.worker(name="heir", concurrency=1, args=["-Q", "q_killed"])
+    it.app.control.revoke(results["revoked"][0].id, terminate=True)
+    results["revoked"].append(send("next", "revoked"))
+    return results
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    """With the setting, and without; both at the same time."""
+    found = {}
+    with ExitStack() as stack:
+        for name, setting in (("protected", SETTING), ("plain", None)):
+            it = stack.enter_context(set_up(tmp_path_factory.mktemp(name), setting))
+            it.start_workers(
+                {"name": f"w{n}", "concurrency": size, "args": ["-Q", queue]}
+                for n, (queue, size) in enumerate((("q_both,celery", 9), ("q_killed", 1)))
+            )
+            it.workers.sort(key=lambda worker: "q_killed" in worker.command)
+            found[name] = Scene(it)
+        for scene in found.values():
+            beat = stage_beat(scene.it, "beat")
+            scene.results = publish(scene.it)
+            scene.it.started("nap", 3 if scene is found["plain"] else 2)
+            beat.stop()
+        yield found
+
+
+@pytest.fixture
+def protected(scenes):
+    """The stage with the setting."""
+    return scenes["protected"]
+
+
+@pytest.fixture
+def plain(scenes):
+    """The twin."""
+    return scenes["plain"]
+
+
+def test_a_shared_task_runs_once(protected):
+    """The second is skipped while the first runs."""
+    first, second = (result.get(timeout=60) for result in protected.results["shared"])
+    assert first == "worked on shared"
+    assert second["skipped"] == "conflict"
+    assert len(protected.it.bodies("shared")) == 1
+
+
+def test_a_task_that_the_setting_leaves_out_runs_as_usual(protected):
+    """Although a later pattern matches it."""
+    assert [r.get(timeout=60) for r in protected.results["ping"]] == ["worked on ping"] * 2
+    assert protected.it.bodies("ping")
+    assert not takes_lock(protected.it.task("vendor.ping"))
+
+
+def test_retries_run_under_the_lock(protected, plain):
+    """None is refused by the one before it."""
+    for scene in (protected, plain):
+        assert scene.results["again"][0].get(timeout=60) == 2
+        assert len(scene.it.bodies("again")) == 3
+    assert protected.overlaps("again") == []
+
+
+def test_a_second_publish_is_joined(protected):
+    """It is kept out of the queue."""
+    first, second = protected.results["once"]
+    assert (second.duplicate, second.id) == (True, first.id)
+    assert second.get(timeout=60) == "worked on once"
+    assert len(protected.it.bodies("once")) == 1
+
+
+def test_a_message_delivered_again_does_not_run_again(protected):
+    """Although its first delivery runs for three visibility timeouts."""
+    assert protected.results["late"][0].get(timeout=60) == "worked on late"
+    protected.it.wait_until_quiet()
+    assert len(protected.it.bodies("late")) == 1
+    assert protected.deliveries("late") > 1, "not delivered again: this shows nothing"
+
+
+def test_the_task_of_a_killed_worker_is_done_by_another(protected):
+    """When its lease has ended."""
+    assert protected.results["killed"][0].get(timeout=60) == "worked on killed"
+    first, *_, last = protected.it.bodies("killed")
+    assert (first.finished, last.finished) == (False, True)
+    assert protected.overlaps("killed") == []
+
+
+def test_the_lock_of_a_revoked_task_is_free_for_the_next(protected):
+    """Its parent releases it when the child is dead."""
+    assert protected.results["revoked"][1].get(timeout=60) == "worked on revoked"
+    assert protected.overlaps("revoked") == []
+
+
+def test_beat_publishes_no_slot_while_an_earlier_one_runs(protected):
+    """As for a task with our class."""
+    assert protected.overlaps("nap") == []
+
+
+def test_without_the_setting_they_meet(plain):
+    """The twin: calls, redeliveries and slots overlap, and every publish is a message."""
+    for results in plain.results.values():
+        for result in results[-1:]:
+            result.get(timeout=60)
+    for order in ("shared", "late", "nap"):
+        eventually(lambda order=order: plain.overlaps(order), f"overlap of {order}", timeout=60)
+    assert len(plain.it.bodies("once")) == 2

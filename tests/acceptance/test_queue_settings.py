@@ -1,0 +1,101 @@
+"""
+Tasks in line under settings of Celery's that change how a worker takes messages.
+
+No prefetch beyond the tasks that run (``worker_disable_prefetch``), few tasks that are to come
+later (``worker_eta_task_limit``), and a copy of what has succeeded is dropped unseen
+(``worker_deduplicate_successful_tasks``). The broker delivers what is not acknowledged again soon.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from celery_redlock import RedlockTask
+from support.events import body, overlaps, read
+from support.stage import stage
+
+pytestmark = pytest.mark.in_order  # the last scene replaces the worker
+
+#: How many tasks may wait in a worker's timer.
+LATER = 10
+MANY = 3 * LATER
+VISIBILITY = 4.0
+
+
+def declare(app):
+    """Declare a task that queues, and a plain one."""
+
+    def nap(lock, number, seconds=0.0):
+        with body(os.environ["EVENTS"], lock, number=number):
+            time.sleep(seconds)
+        return number
+
+    ours = {"base": RedlockTask, "shared": False, "lock_key": "{lock}", "on_conflict": "queue"}
+    app.task(name="nap", acks_late=True, **ours)(nap)
+    app.task(name="plain", acks_late=True, shared=False)(nap)
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory):
+    """A worker that takes as little as it can."""
+    transport = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1}
+    conf = {
+        "worker_eta_task_limit": LATER,
+        "worker_disable_prefetch": True,
+        "worker_deduplicate_successful_tasks": True,
+        "broker_transport_options": {**transport, "unacked_restore_throttle": 1},
+        "redlock_ttl": 3.0,
+    }
+    with stage(__file__, tmp_path_factory.mktemp("settings"), **conf) as it:
+        it.options = {"concurrency": 2}
+        it.worker(**it.options)
+        yield it
+
+
+def publish(it, lock, count=MANY):
+    """Publish tasks of one name."""
+    return [it.task("nap").delay(lock, number) for number in range(count)]
+
+
+def check(it, lock, results):
+    """Check that all end, each after one run of its own, none beside another."""
+    assert [result.get(timeout=100) for result in results] == list(range(len(results)))
+    events = [event for event in read(it.events) if event["name"] == lock]
+    assert sorted(e["number"] for e in events if e["kind"] == "start") == list(range(len(results)))
+    assert overlaps(events) == []
+
+
+def test_all_in_line_end_and_plain_tasks_are_not_held_up(it):
+    """Three times as many wait as may be in the timer; all others run meanwhile."""
+    with it.held("line"):
+        waiting = publish(it, "line")
+        plain = [it.task("plain").delay("plain", number) for number in range(40)]
+        assert [result.get(timeout=30) for result in plain] == list(range(40))
+        assert it.bodies("line") == []
+    check(it, "line", waiting)
+
+
+def test_what_is_delivered_again_while_it_waits_runs_once(it):
+    """They wait for longer than the broker waits for an acknowledgement."""
+    with it.held("long line"):
+        waiting = publish(it, "long line", LATER)
+        time.sleep(VISIBILITY + 2.0)
+    check(it, "long line", waiting)
+
+
+def test_a_deploy_in_the_middle(it):
+    """The worker stops warm, another one starts: what waited and what ran ends, once each."""
+    (old,) = it.workers
+    running = it.task("plain").delay("plain, deploy", 7, 2.0)
+    it.started("plain, deploy")
+    with it.held("deploy"):
+        waiting = publish(it, "deploy", LATER)
+        it.wait_for_log(r"Queued task nap\[.*'deploy'")
+        old.terminate()
+        it.worker(**it.options)
+    check(it, "deploy", waiting)
+    assert running.get(timeout=20) == 7
+    assert len(it.bodies("plain, deploy")) == 1

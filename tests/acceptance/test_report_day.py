@@ -1,0 +1,115 @@
+"""
+A day compressed: a workload with known overlaps, redeliveries, late copies and duplicates.
+
+In report mode all of it happens and ``redlock report`` counts it, right to the last one. The twin
+enforces: none of it happens, and what was refused is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+
+import pytest
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_redlock import RedlockTask
+from celery_redlock.ops.cli import redlock
+from celery_redlock.plugin import plugin_for
+from celery_redlock.task.envelope import Envelope, fresh_publish_id
+from support.events import body, overlaps, read
+from support.stage import stage
+from support.waiting import eventually
+
+VISIBILITY = 4.0
+MODES = ["report", "enforce"]
+#: What the workload does to one task: overlaps, copies beside the original, and after its end.
+KNOWN = {"conflict": 4, "redelivered": 1, "finished": 2}
+#: And to another one, at publish.
+DUPLICATES = {"duplicate": 3}
+
+
+def declare(app):
+    """Declare a task that works, and one that is unique at publish, in each mode."""
+    path = os.environ.get("EVENTS")
+
+    def work(self, key, seconds):
+        is_first = not any(e["name"] == f"{self.name} {key}" for e in read(path, "start"))
+        with body(path, f"{self.name} {key}"):
+            time.sleep(seconds if is_first else 0.0)
+
+    for mode in MODES:
+        ours = {"base": RedlockTask, "bind": True, "shared": False, "lock_mode": mode}
+        app.task(name=f"day {mode}", unique_on=["key"], acks_late=True, **ours)(work)
+        app.task(name=f"once {mode}", unique_on=["key"], unique_until="finished", **ours)(work)
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory):
+    """The stage without a worker yet."""
+    transport = {
+        "visibility_timeout": VISIBILITY,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    }
+    with stage(__file__, tmp_path_factory.mktemp("day"), broker_transport_options=transport) as it:
+        yield it
+
+
+def run_a_day(it):
+    """Do the same to tasks of both modes, and wait until all is over."""
+    for mode in MODES:  # one process runs them, one after the other: they overlap nowhere else
+        for _ in range(1 + DUPLICATES["duplicate"]):
+            it.task(f"once {mode}").apply_async(("k", 0.0), queue="once")
+    one, many = {"concurrency": 1, "args": ["-Q", "once"]}, {"concurrency": 8}
+    it.start_workers([{"name": "one", **one}, {"name": "many", **many}])
+    for mode in MODES:
+        task = it.task(f"day {mode}")
+        task.delay("again", VISIBILITY + 2.5)
+        task.delay("overlap", 2.5)
+        it.started(f"day {mode} overlap")
+        for _ in range(KNOWN["conflict"]):
+            task.delay("overlap", 0.0)
+    for mode in MODES:
+        task, task_id = it.task(f"day {mode}"), str(uuid.uuid4())
+        copy = {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
+        for number in range(1 + KNOWN["finished"]):
+            result = task.apply_async(("late", 0.0), **copy)
+            if mode == "report":  # each runs; an enforced one ends without a word
+                it.started("day report late", number + 1)
+            result.get(timeout=60)
+            eventually(lambda: not it.keys("redlock*:lock:day * late*"), "a release")
+    it.wait_until_quiet()
+    for worker in it.workers:
+        worker.terminate()
+    plugin_for(it.app).flush()
+
+
+def report(it):
+    """Return what ``redlock report --json`` says, by task."""
+    context = CLIContext(it.app, no_color=True, workdir=None)
+    result = CliRunner().invoke(redlock, ["report", "--json"], obj=context)
+    assert result.exit_code == 0, result.output
+    return {task["task"]: task for task in json.loads(result.stdout)["tasks"]}
+
+
+def test_a_day_is_reported_right_to_the_last_one(it):
+    """And its twin, which enforces, has none of it."""
+    run_a_day(it)
+    tasks = report(it)
+    bodies = {
+        mode: [e for e in read(it.events) if e["name"].startswith(f"day {mode}")] for mode in MODES
+    }
+    assert overlaps(bodies["report"])
+    assert overlaps(bodies["enforce"]) == []
+    day, twin, once, joined = (tasks[f"{it} {mode}"] for it in ("day", "once") for mode in MODES)
+    assert (day["reported"], day["refused"], day["mode"]) == (KNOWN, {}, "report")
+    assert (once["reported"], once["refused"], once["mode"]) == (DUPLICATES, {}, "report")
+    assert (day["ran"], once["ran"]) == (3 + sum(KNOWN.values()), 4)
+    assert (twin["reported"], twin["refused"]) == ({}, {"conflict": KNOWN["conflict"]})
+    assert (joined["reported"], joined["refused"]) == ({}, DUPLICATES)
+    assert (twin["ran"], joined["ran"]) == (3, 1)
+    assert [len(it.bodies(f"day enforce {key}")) for key in ("again", "overlap", "late")] == [1] * 3

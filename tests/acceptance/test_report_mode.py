@@ -1,0 +1,212 @@
+"""
+Report mode in real workers of three pools: everything runs, and each thing is reported once.
+
+The twin of each finding is a task that enforces. The last test has workers in both modes on one
+queue, while tasks go from one mode to the other.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections import Counter
+
+import pytest
+
+from celery_redlock import RedlockTask, current_lock
+from celery_redlock.lock.held import NotLocked
+from celery_redlock.task.envelope import Envelope, fresh_publish_id
+from support.events import body, overlaps, read, record
+from support.stage import stage
+from support.waiting import eventually
+
+POOLS = ["prefork", "threads", "gevent"]
+VISIBILITY, TTL = 3.0, 2.0
+#: What is counted: events of these have a cause, or are one by themselves.
+COUNTED = {"LeaseLost": "lost", "DuplicatePublished": "duplicate"}
+SWITCHED = ["switched one", "switched two"]
+
+
+def declare(app):
+    """Declare the tasks of this file, and an observer that records what is reported."""
+    path = os.environ.get("EVENTS")
+    app.told = []
+
+    def note(event):
+        cause = getattr(event, "cause", COUNTED.get(type(event).__name__))
+        if not (cause and getattr(event, "report", False)):
+            return
+        if path is None:
+            app.told.append((event.name, cause))
+        else:
+            record(path, "report", name=event.name, cause=cause, event=type(event).__name__)
+
+    app.conf.redlock_observers = [note]
+
+    def work(self, lock, seconds):
+        is_first = not any(e["name"] == lock for e in read(path, "start"))
+        mode = "report" if isinstance(current_lock(), NotLocked) else "enforce"
+        with body(path, lock, mode=mode, task=self.request.id):
+            time.sleep(seconds if is_first else 0.05)
+            current_lock().ensure_held()
+        return "ran"
+
+    ours = {"base": RedlockTask, "bind": True, "shared": False, "lock_key": "{lock}"}
+    app.task(name="late", acks_late=True, **ours)(work)
+    app.task(name="late, enforced", acks_late=True, lock_mode="enforce", **ours)(work)
+    unique = {**ours, "unique_until": "finished"}
+    app.task(name="unique", **unique)(work)
+    app.task(name="unique, enforced", lock_mode="enforce", **unique)(work)
+    for name in SWITCHED:
+        mode = "enforce" if name in os.environ.get("ENFORCED", "") else "report"
+        queued = {**unique, "on_conflict": "queue", "lock_mode": mode}
+        app.task(name=name, **queued)(work)
+
+
+@pytest.fixture(scope="module")
+def it(tmp_path_factory):
+    """A worker of each pool with a queue of its own, which report."""
+    conf = {
+        "redlock_mode": "report",
+        "redlock_ttl": TTL,
+        "redlock_max_ttl": TTL,
+        "broker_transport_options": {
+            "visibility_timeout": VISIBILITY,
+            "unacked_restore_interval": 1,
+            "unacked_restore_throttle": 1,
+        },
+    }
+    with stage(__file__, tmp_path_factory.mktemp("report"), **conf) as it:
+        it.start_workers(
+            {"name": pool, "pool": pool, "concurrency": 8, "args": ["-Q", pool]} for pool in POOLS
+        )
+        yield it
+
+
+@pytest.fixture(scope="module")
+def ran(it):
+    """Publish all there is to report, to every pool at once; wait until it is over."""
+    results = []
+
+    def publish(task, lock, seconds, pool, **options):
+        results.append(it.task(task).apply_async((lock, seconds), queue=pool, **options))
+
+    for pool in POOLS:
+        for kind in ("late", "late, enforced"):
+            publish(kind, f"{kind} overlap {pool}", 1.5, pool)
+            it.started(f"{kind} overlap {pool}")
+            publish(kind, f"{kind} overlap {pool}", 1.5, pool)
+            publish(kind, f"{kind} redelivered {pool}", VISIBILITY + 2.5, pool)
+        for kind in ("unique", "unique, enforced"):
+            for _ in range(2):
+                publish(kind, f"{kind} {pool}", 0.5, pool)
+        task_id = str(uuid.uuid4())
+        copy = {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
+        publish("late", f"late copy {pool}", 0.0, pool, **copy)
+        results[-1].get(timeout=60)
+        eventually(lambda: not it.keys("redlock:report:lock:late copy*"), "its end")
+        publish("late", f"late copy {pool}", 0.0, pool, **copy)
+    assert all(result.get(timeout=60) for result in results)
+    it.wait_until_quiet()
+    return it
+
+
+def reports(it, name):
+    """Return how often what was reported of *name*, by cause."""
+    told = Counter(e["cause"] for e in read(it.events, "report") if e["name"] == name)
+    return told + Counter(cause for lock, cause in it.app.told if lock == name)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize(
+    ("what", "cause"), [("overlap", "conflict"), ("redelivered", "redelivered")]
+)
+def test_what_runs_beside_another_is_reported_once(ran, pool, what, cause):
+    """Both bodies ran, one beside the other. Twin: an enforced one did not, and reports nothing."""
+    name = f"late {what} {pool}"
+    assert reports(ran, name) == {cause: 1}
+    assert len(ran.bodies(name)) == 2
+    assert overlaps(e for e in read(ran.events) if e.get("name") == name)
+    twin = f"late, enforced {what} {pool}"
+    assert len(ran.bodies(twin)) == 1
+    assert not reports(ran, twin)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_late_copy_is_reported_once(ran, pool):
+    """It ran again after the end."""
+    name = f"late copy {pool}"
+    assert reports(ran, name) == {"finished": 1}
+    assert len(ran.bodies(name)) == 2
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_duplicate_at_publish_is_reported_once(ran, pool):
+    """Both were published and ran, and may have met at run time. Twin: the second joined."""
+    told = reports(ran, f"unique {pool}")
+    assert told["duplicate"] == 1
+    assert told["conflict"] <= 1
+    assert len(ran.bodies(f"unique {pool}")) == 2
+    assert len(ran.bodies(f"unique, enforced {pool}")) == 1
+
+
+def test_a_lost_lease_is_reported_once_in_each_pool(ran):
+    """Three of five nodes hang for longer than a lease; no body is told, and none fails."""
+    names = [f"lost {pool}" for pool in POOLS]
+    sent = [
+        ran.task("late").apply_async((name, 2 * TTL), queue=pool)
+        for name, pool in zip(names, POOLS, strict=True)
+    ]
+    for name in names:
+        ran.started(name)
+    for node in ran.nodes[:3]:
+        node.pause()
+    try:
+        assert [result.get(timeout=60) for result in sent] == ["ran"] * len(sent)
+    finally:
+        for node in ran.nodes[:3]:
+            node.resume()
+    lost = [
+        {cause: n for cause, n in reports(ran, name).items() if cause == "lost"} for name in names
+    ]
+    assert lost == [{"lost": 1}] * len(names)
+
+
+def test_tasks_go_from_one_mode_to_the_other_while_workers_of_both_run(it):
+    """
+    Nothing is lost or blocked, and those that enforce exclude each other all the time.
+
+    Three workers: one reports, in one the first task is enforced, in one both are. The publisher
+    goes from one mode to the other with each message.
+    """
+    enforced = ["", SWITCHED[0], " ".join(SWITCHED)]
+    queue = {"concurrency": 3, "args": ["-Q", "switch"]}
+    it.start_workers(
+        {"name": f"m{n}", "env": {"ENFORCED": names}, **queue} for n, names in enumerate(enforced)
+    )
+
+    def publish(times):
+        sent = []
+        for n in range(times):
+            for name in SWITCHED:
+                task = it.task(name)
+                task.lock_mode = "enforce" if n % 2 else "report"
+                result = task.apply_async((name, 0.05), queue="switch")
+                if not result.duplicate:
+                    sent.append(result)
+        return sent
+
+    sent = publish(15)
+    assert [result.get(timeout=60) for result in sent] == ["ran"] * len(sent)
+    it.workers[-3].stop()  # nobody but those that enforce, of the first task
+    sent += (more := publish(5))
+    assert [result.get(timeout=60) for result in more] == ["ran"] * len(more)
+    it.wait_until_free()
+    ids = Counter(e["task"] for e in read(it.events, "start") if e["name"] in SWITCHED)
+    assert ids == {result.id: 1 for result in sent}
+    begun = [e for e in read(it.events) if e.get("name") in SWITCHED and e.get("mode")]
+    modes = {(e["name"], e["mode"]) for e in begun}
+    assert modes == {(name, mode) for name in SWITCHED for mode in ("enforce", "report")}
+    assert overlaps(e for e in begun if e["mode"] == "enforce") == []
+    eventually(lambda: not it.keys("redlock:queued:switched*"), "ends of all reservations")

@@ -1,0 +1,230 @@
+"""The tally over several nodes: every count once, whatever happens to nodes and processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_redlock import Redlock, events
+from celery_redlock.lock.fanout import Fanout
+from celery_redlock.lock.rules import Rules
+from celery_redlock.plugin import plugin_for
+from celery_redlock.reading.health import probe
+from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.reading.tally import HOUR, RETENTION, Counts, hour_key, tally_key, tally_request
+from celery_redlock.reading.tally_reader import TallyReader
+from support.waiting import eventually
+
+RULES = Rules(ttl=5, max_ttl=5)
+TASK = "shop.bill"
+
+
+def urls(nodes):
+    """Return the URLs of *nodes*."""
+    return [node.url for node in nodes]
+
+
+@pytest.fixture
+def locks(five_nodes):
+    """Locks on five nodes, connected."""
+    bootstrap(urls(five_nodes), RULES)
+    locks = Redlock.from_urls(urls(five_nodes), ttl=5, max_ttl=5, node_timeout=0.5)
+    probe(locks)
+    yield locks
+    locks.close()
+
+
+def hour_now():
+    """Return the hour that it is."""
+    return int(time.time() // HOUR)
+
+
+def add(locks, hour=None, task=TASK, **numbers):
+    """Add these numbers to the tallies of all nodes."""
+    hour = hour_now() if hour is None else hour
+    locks.driver.tell(tally_request(RULES, hour, task, Counts(numbers, {})))
+
+
+def read(nodes, since=None):
+    """Return what all nodes say of the hours *since* a moment; else of two hours."""
+    now = time.time()
+    return TallyReader(urls(nodes), RULES).read(now - HOUR if since is None else since, now)
+
+
+def ran(nodes, task=TASK, since=None):
+    """Return how often *task* ran, as all nodes say."""
+    found = read(nodes, since).tasks.get(task)
+    return found.ran if found else 0
+
+
+def on_node(node, hour=None):
+    """Return what one node says."""
+    key = tally_key("redlock", hour_now() if hour is None else hour, TASK)
+    with redis.Redis.from_url(node.url, decode_responses=True) as client:
+        return client.hgetall(key)
+
+
+def test_what_processes_count_adds_up(five_nodes, locks):
+    """Numbers, the first and last moment, the longest; the newest TTL and example."""
+    other = Redlock.from_urls(urls(five_nodes), ttl=5, max_ttl=5, node_timeout=0.5)
+    probe(other)
+    for it, first in ((locks, 2000), (other, 1000)):
+        numbers = {"ran": 2, "hold:7": 1, "first": first, "last": first + 5, "longest": first}
+        examples = {"example:lost": {"at": first / 1000, "task_id": f"id-{first}"}}
+        request = tally_request(RULES, hour_now(), TASK, Counts(numbers, examples))
+        it.driver.tell(request)
+        eventually(lambda: all(map(on_node, five_nodes)), "counts")
+        probe(it)
+    found = read(five_nodes).tasks[TASK]
+    assert (found.ran, found.first, found.last) == (4, 1.0, 2.005)
+    assert (found.holds.counts[7], found.holds.longest) == (2, 2.0)
+    assert found.examples["lost"]["task_id"] == "id-1000"  # the last that was written
+    other.close()
+
+
+def test_nodes_that_were_away_in_turn_lose_no_count(redis_nodes):
+    """Whoever was there all the time knows all; the others' numbers are smaller."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    locks = Redlock.from_urls(urls(nodes), ttl=5, max_ttl=5, node_timeout=0.5)
+    probe(locks)
+    add(locks, ran=1)
+    eventually(lambda: ran(nodes) == 1, "one")
+    for away in (nodes[0], nodes[1]):
+        away.kill()
+        add(locks, ran=1)
+        eventually(lambda: "ran" in on_node(nodes[2]), "counts")
+        away.start()
+        eventually(lambda: all(it.state != "down" for it in probe(locks)), "a node that is back")
+    add(locks, ran=1)
+    eventually(lambda: ran(nodes) == 4, "four")
+    assert max(int(on_node(node).get("ran", 0)) for node in nodes[:2]) < 4
+    nodes[1].kill()
+    found = read(nodes)
+    assert found.tasks[TASK].ran == 4
+    assert len(found.silent) == 1
+    locks.close()
+
+
+def test_hours_add_up_and_are_forgotten(five_nodes, locks):
+    """Each key expires a week after the last count; a reader asks for whole hours."""
+    for ago in range(3):
+        add(locks, hour=hour_now() - ago, ran=1)
+    eventually(lambda: ran(five_nodes, since=time.time() - 2 * HOUR) == 3, "three hours")
+    assert ran(five_nodes, since=time.time()) == 1
+    with redis.Redis.from_url(five_nodes[0].url) as client:
+        for key in (tally_key("redlock", hour_now(), TASK), hour_key("redlock", hour_now())):
+            assert RETENTION - 60 < client.ttl(key) <= RETENTION
+
+
+def test_a_reader_asks_for_an_hour_that_is_over_once(five_nodes, locks):
+    """Nothing is added to it any more; to the newest two hours there is."""
+    add(locks, hour=hour_now() - 3, ran=1)
+    reader, now = TallyReader(urls(five_nodes), RULES), time.time()
+    eventually(lambda: ran(five_nodes, since=now - 4 * HOUR) == 1, "counts")
+    assert reader.read(now - 4 * HOUR, now).tasks[TASK].ran == 1
+    for node in five_nodes:
+        with redis.Redis.from_url(node.url) as client:
+            client.delete(tally_key("redlock", hour_now() - 3, TASK))
+    add(locks, ran=1)
+    eventually(lambda: ran(five_nodes) == 1, "counts")
+    assert reader.read(now - 4 * HOUR, now).tasks[TASK].ran == 2
+
+
+def test_what_others_wrote_harms_no_reader(five_nodes, locks):
+    """Another type of key, a name that is no text, numbers that are none."""
+    with redis.Redis.from_url(five_nodes[0].url) as client:
+        client.zadd(hour_key("redlock", hour_now()), {b"\xff": 0, "other": 0, TASK: 0})
+        client.set(tally_key("redlock", hour_now(), "other"), "mine")
+        client.hset(tally_key("redlock", hour_now(), TASK), "ran", "many")
+        client.set(hour_key("redlock", hour_now() - 1), "mine")
+    add(locks, ran=3)
+    eventually(lambda: ran(five_nodes) == 3, "counts")
+    assert read(five_nodes).silent == []
+    eventually(lambda: on_node(five_nodes[0])["ran"] == "3", "a number in place of a word")
+
+
+# -- of an app -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plugin(five_nodes):
+    """The plugin of an app whose locks are on five nodes."""
+    bootstrap(urls(five_nodes), RULES)
+    app = Celery("shop", set_as_current=False, broker="memory://")
+    app.conf.update(
+        redlock_nodes=urls(five_nodes),
+        redlock_ttl=5,
+        redlock_max_ttl=5,
+        redlock_node_timeout=0.5,
+        redlock_observers=["journal"],
+    )
+    plugin = plugin_for(app)
+    probe(plugin.locks)
+    yield plugin
+    plugin.locks.close()
+
+
+def happens(plugin, task=TASK):
+    """Let a lock be granted."""
+    plugin.notify(events.LockAcquired("name", 7, 0.001, task=task, task_id="id"))
+
+
+def test_the_journals_observer_counts(five_nodes, plugin):
+    """The first event is sent at once, others at the end of the process."""
+    for _ in range(3):
+        happens(plugin)
+    eventually(lambda: ran(five_nodes) == 1, "the first")
+    plugin.flush()
+    eventually(lambda: ran(five_nodes) == 3, "all")
+
+
+def test_at_the_end_nothing_connects(five_nodes, plugin):
+    """What is counted after the locks were closed is lost, and no thread is left behind."""
+    happens(plugin)
+    eventually(lambda: ran(five_nodes) == 1, "the first")
+    happens(plugin)
+    plugin.locks.close()
+    before = threading.active_count()
+    plugin.flush()
+    assert not plugin.locks.fanout.is_connected
+    assert threading.active_count() == before
+
+
+def test_without_a_look_at_the_connections_it_would_connect(five_nodes, plugin, monkeypatch):
+    """The twin of the one before."""
+    happens(plugin)
+    happens(plugin)
+    plugin.locks.close()
+    monkeypatch.setattr(Fanout, "is_connected", True)
+    plugin.flush()
+    nodes = plugin.locks.fanout.nodes
+    eventually(lambda: any(node.connection is not None for node in nodes), "a connection")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_child_counts_for_itself(five_nodes, plugin):
+    """On connections of its own; what its parent had not sent yet, the parent sends."""
+    happens(plugin)
+    happens(plugin)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        try:
+            probe(plugin.locks)
+            happens(plugin, "child")
+            happens(plugin, "child")
+            plugin.flush()
+            probe(plugin.locks)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    plugin.flush()
+    eventually(lambda: (ran(five_nodes), ran(five_nodes, "child")) == (2, 2), "each its own")

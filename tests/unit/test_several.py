@@ -1,0 +1,238 @@
+"""Several locks at once: all or none, and nobody waits for one while holding another."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from celery_redlock import LockTaken, QuorumUnavailable
+from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.rounds import NO_TURN, MarkerStands, Pause, Turn, Wanted
+from celery_redlock.lock.scripts import RELEASE
+from celery_redlock.lock.several import acquire_all
+from celery_redlock.lock.waiting import LEAVE, WAIT
+from celery_redlock.testing import memory_quorum
+from support.fakes import Drive, Ears, granted, refused, token_of
+
+TAKEN = [refused()] * 3
+FREE = [granted()] * 3
+NAMES = {WAIT: "wait", LEAVE: "leave", RELEASE: "release"}
+
+
+@pytest.fixture
+def nodes():
+    """Five nodes in memory."""
+    with memory_quorum() as nodes:
+        yield nodes
+
+
+def both(wait=0.0, **options):
+    """Return what one asks for who wants two locks, the later one first."""
+    return [Wanted(name, 10.0, wait, **options) for name in ("z", "a")]
+
+
+@contextmanager
+def in_each_pause(nodes, do):
+    """Call *do* whenever somebody waits."""
+    driver = nodes.locks.driver
+    sleep = driver._sleep
+
+    def pause(seconds):
+        do()
+        sleep(seconds)
+
+    driver._sleep = pause
+    yield
+    driver._sleep = sleep
+
+
+def test_all_are_held_or_none(nodes):
+    """In the order of their names; what was taken before a refusal is free again."""
+    held = nodes.locks.take_all(both())
+    assert list(held) == ["a", "z"]
+    for lock in held.values():
+        nodes.locks.give_back(lock)
+    with nodes.hold("z"):
+        with pytest.raises(LockTaken, match="'z'"):
+            nodes.locks.take_all(both())
+        assert nodes.holder("a") is None
+    assert nodes.locks.held == []
+
+
+@pytest.mark.parametrize("name", ["a", "z"])
+def test_who_waits_for_one_holds_no_other(nodes, name):
+    """Whichever that is: others may have it meanwhile."""
+    other, seen = "za"[name == "z"], []
+    blocker = nodes.hold(name)
+
+    def look():
+        seen.append(nodes.holder(other))
+        with nodes.hold(other):
+            pass
+        if len(seen) == 5:
+            blocker.release()
+
+    with in_each_pause(nodes, look):
+        held = nodes.locks.take_all(both(wait=60.0))
+    assert seen == [None] * 5
+    assert {lock.name for lock in held.values()} == {"a", "z"}
+
+
+def test_time_that_is_over_is_over(nodes):
+    """The last refusal is the answer, and nothing is held."""
+    began = nodes.clock.now()
+    with nodes.hold("z"), pytest.raises(LockTaken, match="'z'"):
+        nodes.locks.take_all(both(wait=5.0))
+    assert 5.0 <= nodes.clock.now() - began < 5.5
+    assert nodes.holder("a") is None
+
+
+def test_a_quorum_that_comes_back_in_time_is_waited_for(nodes):
+    """As for one lock."""
+    for node in nodes.nodes[:3]:
+        node.down()
+
+    def mend():
+        for node in nodes.nodes[:3]:
+            node.up()
+
+    with pytest.raises(QuorumUnavailable):
+        nodes.locks.take_all(both())
+    with in_each_pause(nodes, mend):
+        assert len(nodes.locks.take_all(both(wait=60.0))) == 2
+
+
+def test_a_lease_that_lapses_is_waited_for(nodes):
+    """Nobody releases for a holder that is dead."""
+    nodes.hold("z").die()
+    assert len(nodes.locks.take_all(both(wait=60.0))) == 2
+
+
+def test_a_marker_that_stands_leaves_nothing(nodes):
+    """As for one lock."""
+    nodes.locks.mark(Marker("m", "done", 60.0))
+    with pytest.raises(MarkerStands):
+        nodes.locks.take_all(both(wait=60.0, marker="m"))
+    assert nodes.holder("a") is None
+
+
+# -- step by step ------------------------------------------------------------------------
+
+
+class DriveBoth(Drive):
+    """One acquire of the locks *a* and *z*, taken a step at a time."""
+
+    def __init__(self, turns=None, **wanted):
+        self.turns = turns or {}
+        super().__init__(ears=Ears(), **wanted)
+
+    def _steps(self, wanted):
+        both = [
+            replace(wanted, name=name, turn=self.turns.get(name, NO_TURN)) for name in ("z", "a")
+        ]
+        return acquire_all(self.client, both)
+
+    def expect(self, name, ballot):
+        """Answer the next question, which is for the lock *name*, and go on."""
+        self.go_on_to_ask()
+        assert self.step.request.keys[0].decode() == f"redlock:lock:{name}"
+        self.vote(*ballot)
+        return self
+
+    def words(self):
+        """Return what was told the nodes since the last call: the script, and about what."""
+        said = []
+        for tell in self.told:
+            name = tell.request.keys[0].decode().rpartition(":")[2]
+            said.append(f"{NAMES[tell.request.script]} {name}")
+        self.told.clear()
+        return said
+
+
+def waiting_for_the_second():
+    """Return one that was granted *a* and refused *z*, and waits for that."""
+    return DriveBoth(wait=10.0).expect("a", FREE).expect("z", TAKEN).go_on_to(Pause)
+
+
+def test_the_first_is_released_before_the_second_is_waited_for():
+    """That release wakes who waits for it."""
+    drive = waiting_for_the_second()
+    assert drive.words() == ["release z", "release a", "wait z"]
+    assert drive.step.token
+
+
+def test_who_is_woken_asks_from_the_beginning():
+    """With the token of its ticket for the one that is kept for it, and with new ones else."""
+    drive = waiting_for_the_second()
+    ticket = drive.step.token
+    drive.words()
+    drive.wake("z").expect("a", FREE)
+    assert drive.token == ticket
+    drive.expect("z", FREE)
+    while drive.step is not None:
+        drive.go_on()
+    assert [lease.name for lease in drive.lease.values()] == ["a", "z"]
+    assert drive.lease["z"].token == ticket != drive.lease["a"].token
+    assert drive.words() == ["leave z"]
+    assert drive.client.listener.expected == {}
+
+
+def test_what_is_kept_for_one_that_is_refused_before_is_handed_on():
+    """It waits for the other then, since when it was refused first, and is in no other line."""
+    drive = waiting_for_the_second()
+    since = drive.told[-1].request.arguments[2]
+    drive.words()
+    drive.clock.advance(3.0)
+    drive.wall.advance(3.0)
+    drive.wake("z").expect("a", TAKEN).go_on_to(Pause)
+    assert drive.told[-1].request.arguments[2] == since
+    assert drive.words() == ["release a", "release z", "leave z", "wait a"]
+    assert len(drive.client.listener.expected) == 1
+
+
+def test_a_first_that_has_grown_old_by_then_is_none():
+    """Contenders for the second may split the vote for seconds; twin: in time they are two."""
+    split = [granted(), refused("x"), refused("y")]
+    drive = DriveBoth().expect("a", FREE).expect("z", split).go_on_to(Pause)
+    drive.clock.advance(25.0)
+    drive.words()
+    drive.expect("z", FREE)
+    while drive.step is not None:
+        drive.go_on()
+    assert isinstance(drive.error, QuorumUnavailable)
+    assert drive.error.name == "a"
+    assert drive.words() == ["release a", "release z"]
+    assert len(DriveBoth().expect("a", FREE).expect("z", FREE).lease) == 2
+
+
+@pytest.mark.parametrize("where", ["pause", "first", "second"])
+def test_who_is_interrupted_leaves_nothing(where):
+    """Neither a lock, nor a ticket, nor what was kept for it."""
+    drive = waiting_for_the_second()
+    drive.words()
+    left = {
+        "pause": ["leave z"],
+        "first": ["release a", "release z", "leave z"],
+        "second": ["release z", "release a", "leave z"],
+    }
+    if where != "pause":
+        drive.wake("z")
+    if where == "second":
+        drive.expect("a", FREE)
+    drive.interrupt(KeyboardInterrupt())
+    while drive.step is not None:
+        drive.go_on()
+    assert isinstance(drive.error, KeyboardInterrupt)
+    assert drive.words() == left[where]
+    assert drive.client.listener.expected == {}
+
+
+def test_a_task_that_was_woken_for_one_name_and_refused_another_hands_on():
+    """What is kept for it would be in the way of all who wait, for a second each time."""
+    drive = DriveBoth(turns={"z": Turn(token_of("w"), 0)}).expect("a", TAKEN)
+    while drive.step is not None:
+        drive.go_on()
+    assert isinstance(drive.error, LockTaken)
+    assert drive.words() == ["release a", "release z"]
