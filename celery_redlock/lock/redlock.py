@@ -523,13 +523,10 @@ class Redlock:
 
     def _tell_grant(self, lease: Lease, wanted: Wanted, started: float) -> None:
         waited, since = clock.now() - started, wanted.queued_since
-        queued: dict[str, Any] = {}
+        event = who(wanted.info)
         if since is not None:
-            queued = {
-                "queued_for": max(0.0, lease.since - since),
-                "was_woken": wanted.turn.token is not None,
-            }
-        event: dict[str, Any] = {**who(wanted.info), **queued}
+            event["queued_for"] = max(0.0, lease.since - since)
+            event["was_woken"] = wanted.turn.token is not None
         self.notify(LockAcquired(wanted.name, lease.fence, waited, **event))
 
     def _tell_release(self, lease: Lease, held: float, lost: str = "") -> None:

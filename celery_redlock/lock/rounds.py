@@ -412,7 +412,8 @@ def try_places(
     First on one that this execution itself holds: a message that is delivered again while it runs
     does not run beside itself.
     """
-    (token, handed), tried, place = turn, set[int](), 0
+    (token, handed), place = turn, 0
+    tried: set[int] = set()
     execution = wanted.info.get("execution", "")
     if wanted.limit > 1:
         own, free = yield from seen_places(client, wanted, execution)

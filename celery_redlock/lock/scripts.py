@@ -140,18 +140,26 @@ end
 #      3 tickets of those who wait, or the lock again to wake nobody
 # ARGV 1 token, or its owner's part of it 2 keep the key for so long yet, or '0' 3 marker value
 #      4 marker ttl 5 what channels begin with 6 for how long the key stands for who was woken
-RELEASE_LUA = """
+RELEASE_LUA = (
+    """
 local cur = redis.call('GET', KEYS[1])
 local mine = cur and #ARGV[1] >= OWNER and string.sub(cur, 1, #ARGV[1]) == ARGV[1]
-if mine and ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2])
-elseif mine and KEYS[3] == KEYS[1] then redis.call('DEL', KEYS[1])
-elseif mine then hand_over(KEYS[3], KEYS[1], ARGV[5], string.sub(ARGV[1], 1, OWNER), ARGV[6])
+local ends = mine and ARGV[2] == '0'
+if ends and KEYS[3] ~= KEYS[1] and redis.pcall('ZCARD', KEYS[3]) ~= 0 then
+"""
+    # Only here: where nobody waits, making the functions would take longer than looking.
+    + WAKE
+    + """
+  hand_over(KEYS[3], KEYS[1], ARGV[5], string.sub(ARGV[1], 1, OWNER), ARGV[6])
+elseif ends then redis.call('DEL', KEYS[1])
+elseif mine then redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
 if KEYS[2] ~= KEYS[1] and (ARGV[3] == 'done' or redis.call('GET', KEYS[2]) ~= 'done') then
   redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
 end
 return {mine and 1 or 0, 0}
 """
+)
 
 # KEYS 1 boot 2 quarantine
 # ARGV 1 boot id 2 quarantine 3 'look', 'trust', 'quarantine' or 'bootstrap'
@@ -234,7 +242,7 @@ RENEW = Script(
     guarded=True,
     positive=(VoteKind.GRANTED, VoteKind.REPAIRED),
 )
-RELEASE = Script(CONSTANTS + WAKE + RELEASE_LUA, read_release, guarded=False, one_way=True)
+RELEASE = Script(CONSTANTS + RELEASE_LUA, read_release, guarded=False, one_way=True)
 ENROL = Script(GUARD + HISTORY + ENROL_LUA, replies({}), guarded=False)
 MARK = Script(MARK_LUA, read_release, guarded=False, one_way=True)
 INSPECT = Script(

@@ -33,7 +33,7 @@ from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
 from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import CONSTANTS, Script, read_release
-from celery_redlock.lock.scripts import RELEASE_LUA, WAKE
+from celery_redlock.lock.scripts import RELEASE_LUA
 from celery_redlock.lock.steps import NodeClock
 from celery_redlock.lock.watchdog import Watchdog
 from celery_redlock.reading import nodes as reading
@@ -121,7 +121,7 @@ def test_a_yes_whose_connection_has_died_does_not_count(five_nodes, locks, pause
 def test_a_late_release_does_not_free_the_next_holders_lock(five_nodes, locks, monkeypatch, on):
     """The token is compared. Without that a release by one who lost frees what another holds."""
     if not on:
-        source = CONSTANTS + WAKE + RELEASE_LUA.replace("== ARGV[1]", "~= nil")
+        source = CONSTANTS + RELEASE_LUA.replace("== ARGV[1]", "~= nil")
         blind = Script(source, read_release, guarded=False, one_way=True)
         monkeypatch.setattr(requests, "RELEASE", blind)
     slow = locks(five_nodes[:3], **BRIEF)
