@@ -558,8 +558,8 @@ class _Attempt:
 
     def request(self) -> Request:
         """Return what is put to every node first."""
-        proposal = self.client.propose() if self.wanted.fence else 0
-        return acquire_request(self.client.rules, self.lease(proposal), self.wanted.marker)
+        self.asked = self.lease(self.client.propose() if self.wanted.fence else 0)
+        return acquire_request(self.client.rules, self.asked, self.wanted.marker)
 
     def release(self) -> Request:
         """Return what undoes this attempt on a node, and hands on what was handed over to it."""
@@ -589,14 +589,19 @@ class _Attempt:
         fence = _largest_granted(ballot)
         for _ in range(CONFIRM_ROUNDS):
             if _agreeing(ballot, fence) >= majority:
-                return self._if_of_use(self.lease(fence))
+                return self._if_of_use(self.granted(fence))
             fence = max(fence, _largest_granted(ballot))
             self.started = self.client.now()
-            confirm = renew_request(self.client.rules, self.lease(fence), repair=False)
+            self.asked = self.lease(fence)
+            confirm = renew_request(self.client.rules, self.asked, repair=False)
             ballot = yield Ask(confirm, lambda votes, f=fence: _agreeing(votes, f) >= majority)  # type: ignore[misc]
             self.client.learn(ballot)
         is_agreed = _agreeing(ballot, fence) >= majority
-        return self._if_of_use(self.lease(fence)) if is_agreed else None
+        return self._if_of_use(self.asked) if is_agreed else None
+
+    def granted(self, fence: int) -> Lease:
+        """Return the lease with *fence*; most often it is the one that was asked for."""
+        return self.asked if self.asked.fence == fence else self.lease(fence)
 
     def _if_of_use(self, lease: Lease) -> Lease | None:
         late = self.client.now() + least_validity(lease.ttl) > lease.valid_until
