@@ -13,6 +13,7 @@ from celery_redlock.ops.advice import Watched, advise, entry_of, literal, round_
 from celery_redlock.ops.report import Report, TaskReport, mode_of
 from celery_redlock.reading.holds import HOLD_BOUNDS, Holds, class_of
 from celery_redlock.reading.tally import TaskTally
+from celery_redlock.task.patterns import Patterns
 from celery_redlock.task.policies import Fail, Queue, Reschedule, Retry, Skip
 from support.options import OPTIONS
 
@@ -203,6 +204,16 @@ def test_the_entries_are_python():
     found = Report(0.0, 0.0, 0.0, tasks, 3, ())
     assert ast.literal_eval(found.protect) == dict.fromkeys(names, entry)
     assert replace(found, tasks=tasks[2:]).protect == ""
+
+
+def test_an_entry_is_for_its_task_alone():
+    """A wildcard in its name is no wildcard: it would match others, or not even itself."""
+    names = ["shop.sync[eu]", "shop.why?", "shop.*"]
+    tasks = [TaskReport(name, TaskTally(), "report", entry={"lock_ttl": 5.0}) for name in names]
+    found = ast.literal_eval(Report(0.0, 0.0, 0.0, tasks, 3, ()).protect)
+    others = [*names, "shop.synce", "shop.whys"]
+    for name, pattern in zip(names, found, strict=True):
+        assert list(filter(Patterns({pattern: {}}).rule_for, others)) == [name]
 
 
 @pytest.mark.parametrize(
