@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 from datetime import timedelta
+from enum import Enum
 
 import pytest
 
@@ -171,6 +172,19 @@ def test_an_entry_has_what_the_task_says_and_what_was_advised():
     }
     assert left_out == []
     assert "lock_mode" not in entry_of(replace(of, tally=TaskTally()), [])[0]
+
+
+class Until(str, Enum):
+    """As a project may have its words."""
+
+    STARTED = "started"
+
+
+def test_a_word_of_an_enum_is_written_as_the_word():
+    """As Python shows it, the whole setting would be no Python."""
+    task = TaskReport("a", TaskTally(), "report", entry={"o": literal(Until.STARTED)})
+    found = Report(0.0, 0.0, 0.0, [task], 3, ())
+    assert ast.literal_eval(found.protect) == {"a": {"o": "started"}}
 
 
 @pytest.mark.parametrize(
