@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 
 from celery_redlock.lock.rules import Rules
@@ -233,6 +234,8 @@ def entry_of(watched: Watched, advice: list[Advice]) -> tuple[dict[str, Any], li
 
 def literal(value: Any) -> Any:
     """Return *value* of an option as Python writes it; None if it cannot be written so."""
+    if isinstance(value, Enum):  # of words, or numbers
+        value = value.value
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, (list, tuple)):

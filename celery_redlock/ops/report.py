@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from glob import escape
 from typing import Any
 
 from celery_redlock.lock.rules import Rules
@@ -97,7 +98,8 @@ class Report:
         """The entries as the Python of ``redlock_protect``; "" if there is none."""
         if not self.entries:
             return ""
-        lines = (f"    {name!r}: {dict(entry)!r},\n" for name, entry in self.entries.items())
+        entries = self.entries.items()  # their keys are patterns
+        lines = (f"    {escape(name)!r}: {dict(entry)!r},\n" for name, entry in entries)
         return f"{{\n{''.join(lines)}}}"
 
 

@@ -32,6 +32,9 @@ __all__ = ["Tallies", "TallyReader"]
 
 #: Tasks of an hour that are read, and hashes that a node is asked for at once.
 TASKS, PAGE = 10_000, 500
+#: After so long hours that are over are read again [s]: a process that had nothing to do adds its
+#: last counts to them with its next event.
+AGAIN = 600.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class TallyReader:
         self._addresses = addresses_of(nodes)
         self._prefix = rules.prefix
         self._over: dict[int, Mapping[str, Counts]] = {}
+        self._over_since = float("-inf")
 
     def read(self, since: float, now: float) -> Tallies:
         """
@@ -85,6 +89,8 @@ class TallyReader:
             now: Until then, likewise.
         """
         newest = int(now // HOUR)
+        if not 0.0 <= now - self._over_since < AGAIN:
+            self._over, self._over_since = {}, now
         hours = range(int(max(since, now - RETENTION) // HOUR), newest + 1)
         wanted = [hour for hour in hours if hour not in self._over]
         found, silent = self._ask(wanted)

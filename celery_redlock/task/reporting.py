@@ -83,7 +83,12 @@ def refusal_of(execution: Execution) -> TaskEvent | None:
     options, task, request = execution.options, execution.task, execution.request
     ends = clock.now() + execution.plugin.settings.rules.node_timeout
     try:
-        take(execution, 0.0, ends=ends)
+        try:
+            take(execution, 0.0, ends=ends)
+        except LockTaken as error:
+            if not has_previous(execution, error):
+                raise
+            take(execution, max(0.0, ends - clock.now()), ends=ends)  # that one may just end
     except MarkerStands as marker:
         cause = "finished" if marker.state else "unavailable"
         about = {"name": execution.name, "task": task.name, "task_id": request.id}

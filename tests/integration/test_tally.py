@@ -137,6 +137,19 @@ def test_a_reader_asks_for_an_hour_that_is_over_once(five_nodes, locks):
     assert reader.read(now - 4 * HOUR, now).tasks[TASK].ran == 2
 
 
+def test_what_an_idle_process_adds_later_is_read(five_nodes, locks):
+    """Ten minutes later at most, and no hour is kept for longer."""
+    add(locks, hour=hour_now() - 3, ran=1)
+    reader, now = TallyReader(urls(five_nodes), RULES), time.time()
+    eventually(lambda: ran(five_nodes, since=now - 4 * HOUR) == 1, "counts")
+    assert reader.read(now - 4 * HOUR, now).tasks[TASK].ran == 1
+    add(locks, hour=hour_now() - 3, ran=1)
+    eventually(lambda: ran(five_nodes, since=now - 4 * HOUR) == 2, "its last counts")
+    assert reader.read(now - 4 * HOUR, now + 601.0).tasks[TASK].ran == 2
+    assert reader.read(now + 24 * HOUR, now + 24 * HOUR).tasks == {}
+    assert len(reader._over) == 0
+
+
 def test_what_others_wrote_harms_no_reader(five_nodes, locks):
     """Another type of key, a name that is no text, numbers that are none."""
     with redis.Redis.from_url(five_nodes[0].url) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 from datetime import timedelta
+from enum import Enum
 
 import pytest
 
@@ -13,6 +14,7 @@ from celery_redlock.ops.advice import Watched, advise, entry_of, literal, round_
 from celery_redlock.ops.report import Report, TaskReport, mode_of
 from celery_redlock.reading.holds import HOLD_BOUNDS, Holds, class_of
 from celery_redlock.reading.tally import TaskTally
+from celery_redlock.task.patterns import Patterns
 from celery_redlock.task.policies import Fail, Queue, Reschedule, Retry, Skip
 from support.options import OPTIONS
 
@@ -172,6 +174,19 @@ def test_an_entry_has_what_the_task_says_and_what_was_advised():
     assert "lock_mode" not in entry_of(replace(of, tally=TaskTally()), [])[0]
 
 
+class Until(str, Enum):
+    """As a project may have its words."""
+
+    STARTED = "started"
+
+
+def test_a_word_of_an_enum_is_written_as_the_word():
+    """As Python shows it, the whole setting would be no Python."""
+    task = TaskReport("a", TaskTally(), "report", entry={"o": literal(Until.STARTED)})
+    found = Report(0.0, 0.0, 0.0, [task], 3, ())
+    assert ast.literal_eval(found.protect) == {"a": {"o": "started"}}
+
+
 @pytest.mark.parametrize(
     ("value", "plain"),
     [
@@ -203,6 +218,16 @@ def test_the_entries_are_python():
     found = Report(0.0, 0.0, 0.0, tasks, 3, ())
     assert ast.literal_eval(found.protect) == dict.fromkeys(names, entry)
     assert replace(found, tasks=tasks[2:]).protect == ""
+
+
+def test_an_entry_is_for_its_task_alone():
+    """A wildcard in its name is no wildcard: it would match others, or not even itself."""
+    names = ["shop.sync[eu]", "shop.why?", "shop.*"]
+    tasks = [TaskReport(name, TaskTally(), "report", entry={"lock_ttl": 5.0}) for name in names]
+    found = ast.literal_eval(Report(0.0, 0.0, 0.0, tasks, 3, ()).protect)
+    others = [*names, "shop.synce", "shop.whys"]
+    for name, pattern in zip(names, found, strict=True):
+        assert list(filter(Patterns({pattern: {}}).rule_for, others)) == [name]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from celery_redlock import (
 )
 from celery_redlock.beat.entries import places_of_run
 from celery_redlock.lock.held import NotLocked
-from celery_redlock.lock.rounds import Turn
+from celery_redlock.lock.rounds import Turn, Wanted
 from celery_redlock.observers.records import record_of
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.journal_view import is_refusal
@@ -236,6 +236,17 @@ def test_a_retry_that_meets_the_end_of_the_one_before_is_no_overlap(app):
     retry = {"task_id": "same", "retries": 1}
     task = declare(app, nested(lambda task: elsewhere(deliver, task, "k", **retry)))
     deliver(task, "k", task_id="same")
+    assert reported(app) == []
+
+
+def test_a_retry_that_comes_before_the_release_is_noted_as_well(app, monkeypatch):
+    """Whoever runs beside it meets its note, and it counts as one that ran."""
+    task, retry = declare(app), {"task_id": "same", "retries": 1}
+    note = plugin_for(app).reports.take(Wanted("k", 30.0, info={"task_id": "same"}))
+    waits = plugin_for(app).reports.driver
+    monkeypatch.setattr(waits, "_sleep", lambda _: plugin_for(app).reports.give_back(note))
+    deliver(task, "k", **retry)
+    assert len(reported(app, events.LockAcquired)) == 2
     assert reported(app) == []
 
 
