@@ -19,7 +19,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -234,9 +234,10 @@ def test_every_slot_is_published_once_whatever_happens_to_beats_and_nodes(tmp_pa
                 nodes_fit = time.monotonic() + QUARANTINE + 2.0
         farm.wake(everybody=True)
         settled = time.time()
-        eventually(
-            lambda: not missing_until(farm, settled), "all slots", timeout=2 * IN_TIME, every=0.1
-        )
+        with suppress(AssertionError):  # which ones are missing says more than that some are
+            eventually(
+                lambda: not missing_until(farm, settled), "all", timeout=2 * IN_TIME, every=0.1
+            )
         found = published(farm.it.broker.url)
         logs = farm.close()
     told = f"seed {SEED}: {done}"

@@ -348,7 +348,7 @@ GUARDS = {
         Guard(
             "from-the-question",
             "a lease counts from before the question, not from the answer",
-            ((rounds._Attempt, "lease", lease_from_now),),
+            tuple((rounds._Attempt, name, lease_from_now) for name in ("lease", "granted")),
         ),
         Guard(
             "of-use",
