@@ -52,7 +52,7 @@ def _states(nodes):
 def _quarantined(nodes, index):
     """Restart a node, and have a client find out that it has lost its memory."""
     nodes[index].restart()
-    locks = Redlock.from_urls(urls(nodes), ttl=20, max_ttl=20)
+    locks = Redlock.from_urls(urls(nodes), ttl=20, max_ttl=20, node_timeout=0.5)
     locks.release(locks.acquire("find out"))
     eventually(lambda: _states(nodes)[index] == "quarantined", "quarantine")
 
@@ -178,7 +178,7 @@ def test_bootstrap_refuses_while_somebody_holds_a_lock(redis_nodes, redlock):
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     _quarantined(nodes, 0)
-    locks = Redlock.from_urls(urls(nodes), ttl=20, max_ttl=20)
+    locks = Redlock.from_urls(urls(nodes), ttl=20, max_ttl=20, node_timeout=0.5)
     locks.acquire("precious")
     for words in ([], ["--yes"]):
         code, out, err = redlock(nodes, "bootstrap", *words)
@@ -222,7 +222,7 @@ def test_bootstrap_refuses_where_a_node_cannot_tell(redis_nodes, redlock):
     """A lock that only paused nodes remember is not given to somebody else."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
-    locks = Redlock.from_urls(urls(nodes), ttl=20, max_ttl=20)
+    locks = Redlock.from_urls(urls(nodes), ttl=20, max_ttl=20, node_timeout=0.5)
     nodes[2].pause()
     lease = locks.acquire("precious")
     nodes[2].resume()
@@ -284,7 +284,7 @@ def test_what_nobody_reads_is_done_all_the_same(redis_nodes, line):
     assert _unread(line, nodes, "doctor") == (1, "")
     assert _unread(line, nodes, "bootstrap", "--yes") == (0, "")
     assert _states(nodes) == ["up"] * 3
-    lease = Redlock.from_urls(urls(nodes), ttl=20, max_ttl=20).acquire("nightly")
+    lease = Redlock.from_urls(urls(nodes), ttl=20, max_ttl=20, node_timeout=0.5).acquire("nightly")
     words = ("release", "nightly", "--token", lease.token[:8], "--yes")
     assert _unread(line, nodes, *words) == (0, "")
     assert line.redlock(nodes, "ls")[1] == "No live locks.\n"
@@ -359,7 +359,7 @@ def test_passwords_and_tokens_are_told_nobody(redis_nodes, redlock):
             client.config_set("requirepass", "s3cret")
     urls = [node.url.replace("redis://", "redis://:s3cret@") for node in nodes]
     bootstrap(urls, RULES)
-    lease = Redlock.from_urls(urls, ttl=20, max_ttl=20).acquire("name")
+    lease = Redlock.from_urls(urls, ttl=20, max_ttl=20, node_timeout=0.5).acquire("name")
     partly_wrong = [*urls[:2], urls[2].replace("s3cret", "wr0ng")]
     commands = (
         "status",

@@ -63,7 +63,9 @@ def test_the_log_is_quiet_and_nothing_outlasts_the_quarantine(quiet, start_worke
     assert not re.search(r"Lock node \S+ (is up|does not vote)", log)
     assert waited < rules.quarantine + 2.0 + 1.0  # and a second for a machine under load
 
-    locks = Redlock.from_urls(quiet.app.conf.redlock_nodes, ttl=4.0, max_ttl=MAX_TTL)
+    locks = Redlock.from_urls(
+        quiet.app.conf.redlock_nodes, ttl=4.0, max_ttl=MAX_TTL, node_timeout=0.5
+    )
     with locks.hold("invoice:7"):
         skipped, failed = quiet.bill.delay(7), quiet.refund.delay(7)
         value = skipped.get(timeout=60)

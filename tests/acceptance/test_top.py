@@ -93,7 +93,7 @@ def nodes(redis_nodes):
     """Nodes on which two invoices are billed; another one's try was refused a moment ago."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
-    locks = Redlock.from_urls(urls(nodes), ttl=60)
+    locks = Redlock.from_urls(urls(nodes), ttl=60, node_timeout=0.5)
     locks.acquire("invoice:7")
     locks.acquire("invoice:8")
     record = {"event": "TaskSkipped", "at": time.time(), "task": "shop.bill", "task_id": "t-1"}
