@@ -41,7 +41,7 @@ from celery_redlock.reading.tally import Counts, tally_request
 from celery_redlock.settings import KNOWN, PREFIX, Settings, report_prefix
 from celery_redlock.unique.reservations import Reservations
 
-__all__ = ["Plugin", "Servers", "first_url", "locking", "plugin_for", "redlock_conf"]
+__all__ = ["Plugin", "Servers", "first_url", "locking", "plugin_for", "redlock_conf", "spelling"]
 
 logger = get_logger(__name__)
 _plugins: weakref.WeakKeyDictionary[Any, Plugin] = weakref.WeakKeyDictionary()
@@ -440,10 +440,15 @@ def redlock_conf(app: Any) -> dict[str, Any]:
         except KeyError:
             if name.removeprefix(PREFIX) not in KNOWN:
                 continue  # another package's setting in a shared file
-            right = f"{namespace}{name.upper()}" if namespace else name
-            msg = f"{key} is not read by Celery under this name; write {right}"
+            msg = f"{key} is not read by Celery under this name; write {spelling(app, name)}"
             raise ConfigurationError(msg) from None
     return conf
+
+
+def spelling(app: Any, setting: str) -> str:
+    """Return what *setting* is called where *app* reads its configuration."""
+    namespace = getattr(app, "namespace", None)
+    return f"{namespace}_{setting.upper()}" if namespace else setting
 
 
 def redis_of(*urls: Any) -> str | None:

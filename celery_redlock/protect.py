@@ -7,6 +7,7 @@ neither of them names this module in Django's ``INSTALLED_APPS``, or imports it 
     app made --> its tasks are watched (a fix-up, as Celery has one for Django)
     first task registered --> with the setting: protected; without: Celery's own registry again
     app finalized --> likewise, for an app whose setting came later
+    worker starts --> refuses a setting that is misspelt, or came later still
 
 Celery finalizes an app only where somebody looks at its tasks, which a publisher need not do.
 """
@@ -16,14 +17,15 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from celery import Celery, _state
+from celery import Celery, _state, bootsteps
 from celery.app.registry import TaskRegistry
 from kombu.utils.imports import symbol_by_name
 
-__all__ = ["WatchedTasks", "apply_setting", "watch_with"]
+__all__ = ["CheckSetting", "WatchedTasks", "apply_setting", "watch_with"]
 
-#: By its name, as an app without the setting does without it.
+#: By their names, as an app without settings of ours does without them.
 PROTECT = "celery_redlock.task.protection:protect_tasks"
+CHECK = "celery_redlock.task.protection:check_at_start"
 
 
 class WatchedTasks(TaskRegistry):
@@ -48,10 +50,20 @@ def apply_setting(app: Any) -> None:
     Raises:
         ConfigurationError: The setting is impossible, or a task cannot be protected.
     """
+    app.steps["worker"].add(CheckSetting)
     if app.conf.get("redlock_protect") is not None:
         symbol_by_name(PROTECT)(app)
     else:
         watch_with(None, app)
+
+
+class CheckSetting(bootsteps.Step):
+    """The step of a worker's start that refuses settings of ours that protect nothing."""
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        if any("redlock_" in str(key).lower() for key in worker.app.conf):
+            symbol_by_name(CHECK)(worker.app)
 
 
 def watch_with(kind: type[WatchedTasks] | None, app: Any, **attributes: Any) -> Any:

@@ -92,8 +92,8 @@ class Driver:
         self._fanout.ask((call,), ends)
         return call.ballot
 
-    def ask_all(self, steps: Sequence[Ask]) -> list[Ballot]:
-        """Ask the nodes several things in one round and return the votes on each."""
+    def ask_all(self, steps: Sequence[Ask], ends: float | None = None) -> list[Ballot]:
+        """Ask the nodes several things in one round and return the votes on each; likewise."""
         calls = [Call(step.request, self._nodes, step.decided) for step in steps]
-        self._fanout.ask(calls)
+        self._fanout.ask(calls, ends)
         return [call.ballot for call in calls]

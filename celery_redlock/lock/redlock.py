@@ -332,10 +332,16 @@ class Redlock:
         """Return what each node knows of the lock *name*, in the order of the nodes."""
         return self.inspect_all([name])[0]
 
-    def inspect_all(self, names: Sequence[str]) -> list[list[NodeView]]:
-        """Return what `inspect` returns, for each of *names*, asked for in one round."""
+    def inspect_all(self, names: Sequence[str], ends: float | None = None) -> list[list[NodeView]]:
+        """
+        Return what `inspect` returns, for each of *names*, asked for in one round.
+
+        Args:
+            names: Of locks.
+            ends: Wait for no answer after that [s, our clock]; None for no such limit.
+        """
         asked = [Ask(requests.inspect_request(self.rules, name), _never) for name in names]
-        return [self._views(ballot) for ballot in self.driver.ask_all(asked)]
+        return [self._views(ballot) for ballot in self.driver.ask_all(asked, ends)]
 
     def _views(self, ballot: Ballot) -> list[NodeView]:
         return [

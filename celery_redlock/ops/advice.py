@@ -8,7 +8,7 @@ is better it has that value, so that an entry of ``redlock_protect`` can be made
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
@@ -60,7 +60,8 @@ class Watched:
         rules: Of the cluster.
         visibility_timeout: Of the broker [s]; None for a broker that has none.
         acks_late: Whether its message is acknowledged after it ran.
-        own: The options that its class says itself.
+        own: Its options that are not the defaults.
+        in_code: Those that its code sets, over which an entry has no say.
     """
 
     tally: TaskTally
@@ -69,6 +70,7 @@ class Watched:
     visibility_timeout: float | None = None
     acks_late: bool = False
     own: Mapping[str, Any] = field(default_factory=dict)
+    in_code: Collection[str] = ()
 
     @property
     def conflicts(self) -> int:

@@ -13,17 +13,19 @@ from glob import escape
 from typing import Any
 
 from celery_redlock.lock.rules import Rules
-from celery_redlock.ops.advice import Advice, Watched, advise, entry_of, too_short
+from celery_redlock.ops.advice import Advice, Watched, advise, entry_of, literal, too_short
+from celery_redlock.plugin import spelling
 from celery_redlock.reading.tally import TaskTally
 from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.task.base import RedlockTask, takes_lock
-from celery_redlock.task.options import OPTIONS, LockOptions
+from celery_redlock.task.options import OPTIONS, LockOptions, classes_before
 from celery_redlock.task.redelivery import visibility_timeout
 from celery_redlock.task.task_lock import lock_of
 from celery_redlock.words import LOSSES, number, who
 
 __all__ = ["Report", "TaskReport", "example_in_words", "report_of"]
 
+PROTECT = "redlock_protect"
 #: Cause -> in words, of a column.
 CAUSES = {
     "conflict": "lock was held",
@@ -49,6 +51,7 @@ class TaskReport:
         too_short: Why there is no advice; "" if there is.
         entry: Options for ``redlock_protect``; empty if nothing is to be changed.
         left_out: Its own options that an entry cannot hold.
+        in_code: Options of the entry that its code sets to something else, which would win.
     """
 
     name: str
@@ -58,6 +61,7 @@ class TaskReport:
     too_short: str = ""
     entry: Mapping[str, Any] | None = None
     left_out: Sequence[str] = ()
+    in_code: Sequence[str] = ()
 
     @property
     def refusals(self) -> dict[str, int]:
@@ -79,6 +83,7 @@ class Report:
         tasks: Who ran most often comes first.
         nodes: How many there are.
         silent: Labels of those that did not answer.
+        setting: What ``redlock_protect`` is called where the app reads its configuration.
     """
 
     since: float
@@ -87,6 +92,7 @@ class Report:
     tasks: Sequence[TaskReport]
     nodes: int
     silent: Sequence[str]
+    setting: str = PROTECT
 
     @property
     def entries(self) -> dict[str, Mapping[str, Any]]:
@@ -124,7 +130,8 @@ def report_of(
         task_report(name, watched_task(app, rules, name, tallies.tasks[name], timeout), length)
         for name in names
     ]
-    return Report(since, tallies.first, length, found, nodes, tallies.silent)
+    setting = PROTECT if app is None else spelling(app, PROTECT)
+    return Report(since, tallies.first, length, found, nodes, tallies.silent, setting)
 
 
 def watched_task(
@@ -136,7 +143,16 @@ def watched_task(
         return Watched(tally, None, rules, timeout)
     options: LockOptions = lock_of(task).options
     own = {it: getattr(task, it) for it in OPTIONS if getattr(task, it) != getattr(RedlockTask, it)}
-    return Watched(tally, options, rules, timeout, bool(task.acks_late), own)
+    return Watched(tally, options, rules, timeout, bool(task.acks_late), own, said_in_code(task))
+
+
+def said_in_code(task: Any) -> set[str]:
+    """Return the options that the code of *task* sets, or an annotation: they win over entries."""
+    classes = classes_before(task, RedlockTask)
+    if lock_of(task).is_named:
+        classes = classes[1:]  # without the one that has the entry
+    said = [*(vars(cls) for cls in classes), vars(task)]
+    return {option for option in OPTIONS if any(it.get(option) is not None for it in said)}
 
 
 def task_report(name: str, watched: Watched, length: float) -> TaskReport:
@@ -147,7 +163,9 @@ def task_report(name: str, watched: Watched, length: float) -> TaskReport:
     advice = [] if why else advise(watched)
     changed = any(it.value is not None for it in advice) or bool(tally.reported)
     entry, left_out = entry_of(watched, advice) if changed and not why else ({}, [])
-    return TaskReport(name, tally, mode_of(tally), advice, why, entry, left_out)
+    plain = {it: literal(watched.own[it]) for it in watched.in_code if it in watched.own}
+    in_code = [it for it in entry if it in watched.in_code and entry[it] != plain.get(it)]
+    return TaskReport(name, tally, mode_of(tally), advice, why, entry, left_out, in_code)
 
 
 def mode_of(tally: TaskTally) -> str:

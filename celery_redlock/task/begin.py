@@ -124,13 +124,20 @@ def take_in_turn(execution: Execution) -> None:
     raise taken
 
 
-def has_previous(execution: Execution, taken: LockTaken) -> bool:
-    """Return whether the execution before this one has the lock, or one of its places."""
+def has_previous(execution: Execution, taken: LockTaken, ends: float | None = None) -> bool:
+    """
+    Return whether the execution before this one has the lock, or one of its places.
+
+    Args:
+        execution: That was refused.
+        taken: Why.
+        ends: Wait for no answer after that [s, our clock]; None for no such limit.
+    """
     delivery, holders = execution.delivery, [taken.holder]
     limit = execution.options.limits(execution.names)[taken.name]
     if limit > 1 and delivery.may_have_previous:
         places = [place_name(taken.name, place) for place in range(limit)]
-        asked = execution.locks.inspect_all(places)
+        asked = execution.locks.inspect_all(places, ends)
         holders += [view.holder for views in asked for view in views]
     return any(map(delivery.is_previous_execution, holders))
 

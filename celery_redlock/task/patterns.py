@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class Patterns:
         setting: As the app's configuration has it; not None.
 
     Attributes:
-        unused: Patterns with options that have matched no task so far.
+        setting: The same.
 
     Raises:
         ConfigurationError: It is malformed; names the pattern, the option and the fix.
@@ -54,13 +54,14 @@ class Patterns:
 
     def __init__(self, setting: Any) -> None:
         check_protect(setting)
+        self.setting = setting
         is_mapping = isinstance(setting, Mapping)
         self._choose: Callable[[str], Any] | None = None if is_mapping else setting
         self._rules = [
             (pattern, matcher_of(pattern), rule_of(f"redlock_protect[{pattern!r}]", options))
             for pattern, options in (setting.items() if is_mapping else ())
         ]
-        self.unused = [pattern for pattern, _, rule in self._rules if rule is not None]
+        self._used: set[Any] = set()
 
     def rule_for(self, name: str) -> Rule | None:
         """
@@ -74,10 +75,30 @@ class Patterns:
             return None if is_built_in else rule_of("redlock_protect", self._choose(name))
         for pattern, matches, rule in self._rules:
             if matches(name):
-                if pattern in self.unused:
-                    self.unused.remove(pattern)
+                self._used.add(pattern)
                 return rule
         return None
+
+    def without_effect(self, names: Collection[str]) -> list[tuple[Any, Any]]:
+        """
+        Return the patterns that look like a mistake, as no task is treated by them.
+
+        Args:
+            names: Of all tasks.
+
+        Returns:
+            Patterns with options that match no task, each with None; and names of tasks, each with
+            the pattern before it that matches, too.
+        """
+        found = []
+        for pattern, matches, rule in self._rules:
+            if pattern in self._used:
+                continue
+            if pattern in names:
+                found.append((pattern, next(first for first, do, _ in self._rules if do(pattern))))
+            elif rule is not None and not any(map(matches, names)):
+                found.append((pattern, None))
+        return found
 
 
 def matcher_of(pattern: Any) -> Callable[[str], Any]:

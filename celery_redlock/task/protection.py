@@ -18,14 +18,16 @@ from celery import signals
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.log import get_logger
+from celery_redlock.plugin import redlock_conf
 from celery_redlock.protect import WatchedTasks, watch_with
+from celery_redlock.settings import known
 from celery_redlock.task.base import RedlockTask, install
 from celery_redlock.task.options import declared
 from celery_redlock.task.overrides import check_request
 from celery_redlock.task.patterns import Patterns, Rule
 from celery_redlock.task.task_lock import lock_of
 
-__all__ = ["protect_tasks"]
+__all__ = ["check_at_start", "protect_tasks"]
 
 logger = get_logger(__name__)
 
@@ -52,6 +54,7 @@ class ProtectedTasks(WatchedTasks):
             bind(task, self.app)
         except ConfigurationError as error:
             self.pop(name, None)  # so that its next use says so again
+            lock_of(task).is_named = False
             msg = (
                 f"{rule.where} cannot protect {name}: {error} (to leave it as it is, put "
                 f"{name!r}: None first)"
@@ -69,8 +72,42 @@ def protect_tasks(app: Any) -> None:
     patterns = Patterns(app.conf["redlock_protect"])
     install(app)
     registry = watch_with(ProtectedTasks, app, patterns=patterns)
+    refused = []
     for name, task in list(registry.items()):
-        registry[name] = task
+        try:
+            registry[name] = task
+        except ConfigurationError as error:  # the others are protected all the same
+            refused.append(error)
+    if refused:
+        raise refused[0]
+
+
+def check_at_start(app: Any) -> None:
+    """Refuse to start a worker of *app* with a setting that protects nothing."""
+    try:
+        check_setting(app)
+    except ConfigurationError as error:
+        logger.critical("celery-redlock: %s", error)
+        raise
+
+
+def check_setting(app: Any) -> None:
+    """
+    Check that nothing was meant to protect tasks of *app* and does not.
+
+    Raises:
+        ConfigurationError: A setting of ours is misspelt, or has changed since it was applied.
+    """
+    conf = redlock_conf(app)
+    for setting in conf:
+        known(setting)
+    patterns = getattr(app._tasks, "patterns", None)  # noqa: SLF001
+    if conf.get("redlock_protect") != getattr(patterns, "setting", None):
+        msg = (
+            "redlock_protect was set after the tasks of the app had been made, and counts for none "
+            "of them; set it with the rest of the configuration, before a worker starts"
+        )
+        raise ConfigurationError(msg)
 
 
 def give_class(task: Any, rule: Rule) -> None:
@@ -117,7 +154,13 @@ def _warn_of_unused(sender: Any = None, **_: Any) -> None:
     registry = getattr(sender, "app", None) and sender.app._tasks  # noqa: SLF001
     if not isinstance(registry, ProtectedTasks):
         return
-    for pattern in registry.patterns.unused:
+    for pattern, taken_by in registry.patterns.without_effect(registry):
+        if taken_by is not None:
+            words = (
+                "redlock_protect: %r has no effect behind %r, which matches it, too; put it first"
+            )
+            logger.warning(words, pattern, taken_by)
+            continue
         near = difflib.get_close_matches(str(pattern), registry, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         logger.warning("redlock_protect: %r matches no task of this worker%s", pattern, hint)

@@ -86,7 +86,7 @@ def refusal_of(execution: Execution) -> TaskEvent | None:
         try:
             take(execution, 0.0, ends=ends)
         except LockTaken as error:
-            if not has_previous(execution, error):
+            if not has_previous(execution, error, ends):
                 raise
             take(execution, max(0.0, ends - clock.now()), ends=ends)  # that one may just end
     except MarkerStands as marker:
@@ -96,7 +96,7 @@ def refusal_of(execution: Execution) -> TaskEvent | None:
     except LockNotAcquired as error:
         about = description(task, request, error)
         if isinstance(error, LockTaken):
-            if has_previous(execution, error):
+            if has_previous(execution, error, ends):
                 return None  # it would wait a moment, until that one has released
             if execution.delivery.is_same_execution(error.holder):
                 return TaskSkipped(**{**about, "cause": "redelivered"}, report=True)

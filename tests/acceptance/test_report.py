@@ -139,6 +139,9 @@ def test_a_day_compressed(it, monkeypatch):
         "shop.watched": {"unique_on": ["number"], "lock_ttl": 60, "lock_mode": "enforce"},
     }
 
+    in_code = {name: task["in_code"] for name, task in tasks.items() if task["in_code"]}
+    assert in_code == {"shop.once": ["dedup_ttl"]}  # its code says another one, which wins
+
     now = report(it, "--task", "shop.wat*", "--since", "1h")
     (task,) = now["tasks"]
     assert task["ran"] == 7

@@ -8,12 +8,15 @@ from datetime import timedelta
 from enum import Enum
 
 import pytest
+from celery import Celery
 
+from celery_redlock import RedlockTask
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.advice import Watched, advise, entry_of, literal, round_up, too_short
-from celery_redlock.ops.report import Report, TaskReport, mode_of
+from celery_redlock.ops.report import Report, TaskReport, mode_of, report_of
 from celery_redlock.reading.holds import HOLD_BOUNDS, Holds, class_of
 from celery_redlock.reading.tally import TaskTally
+from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.task.patterns import Patterns
 from celery_redlock.task.policies import Fail, Queue, Reschedule, Retry, Skip
 from support.options import OPTIONS
@@ -207,6 +210,33 @@ def test_values_as_python_writes_them(value, plain):
     assert literal(value) == plain
     own = {"lock_key": value}
     assert entry_of(watched(own=own), [])[1] == ([] if plain is not None else ["lock_key"])
+
+
+def test_what_the_code_of_a_task_sets_is_changed_there():
+    """It wins over an entry: also a mode; what an entry set is changed in the entry."""
+    app = Celery("shop", set_as_current=False, broker="memory://", namespace="CELERY")
+    app.conf.update(CELERY_REDLOCK_NODES=["redis://one:1/0"])
+    app.conf.update(CELERY_REDLOCK_PROTECT={"shop.*": {"lock_ttl": 60, "unique_on": ["number"]}})
+
+    def body(number):
+        return number
+
+    for name, code in (
+        ("shop.a", {"lock_mode": "report"}),
+        ("shop.b", {}),
+        ("a", {"lock_ttl": 60}),
+    ):
+        app.task(body, name=name, shared=False, base=RedlockTask, **code)
+    did = TaskTally(ran=1000, ran_reported=1000, holds=held(2.0), first=1.0, last=7 * 86400.0)
+    tallies = Tallies(dict.fromkeys(["shop.a", "shop.b", "a"], did))
+    found = report_of(app, Rules(), tallies, 0.0, 1)
+    assert {it.name: it.in_code for it in found.tasks} == {
+        "shop.a": ["lock_mode"],
+        "shop.b": [],
+        "a": ["lock_ttl"],
+    }
+    assert all(it.entry["lock_mode"] == "enforce" for it in found.tasks)
+    assert found.setting == "CELERY_REDLOCK_PROTECT"
 
 
 def test_the_entries_are_python():

@@ -48,7 +48,7 @@ class ScriptedLocks:
         until = clock.now() + 100
         return HeldLock(Lease(wanted.name, "t" * 40, 1, wanted.ttl, until, 0.0), on_lost)
 
-    def inspect_all(self, names):
+    def inspect_all(self, names, ends=None):
         """Return one more holder of the last place."""
         return [
             [SimpleNamespace(holder=self.held_by if name == names[-1] else {})] for name in names

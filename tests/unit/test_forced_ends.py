@@ -48,7 +48,7 @@ class ScriptedLocks:
         self.told = []
         self.driver = SimpleNamespace(tell=self.told.append)
 
-    def inspect_all(self, names):
+    def inspect_all(self, names, ends=None):
         """Tell who holds each lock, for each node."""
         return [
             [SimpleNamespace(holder=holder, problem="") for holder in self.held.get(name, [])]

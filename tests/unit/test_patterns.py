@@ -46,7 +46,14 @@ def test_the_first_pattern_that_matches_counts():
     patterns = Patterns(setting)
     found = [patterns.rule_for(f"shop.{name}") for name in ("bill", "bell", "load")]
     assert [rule and rule.options for rule in found] == [None, {"lock_ttl": 5}, ORDER]
-    assert patterns.unused == ["shop.bell"]
+
+
+def test_a_pattern_that_looks_like_a_mistake_is_named():
+    """With the one that stands in its way; one for whatever else there is may match nothing."""
+    setting = {"shop.*": ORDER, "shop.bell": None, "shop.b*": {}, "shop.sink": {}, "*": None}
+    patterns, names = Patterns(setting), ["shop.bell", "shop.sync"]
+    assert all(patterns.rule_for(name) for name in names)
+    assert patterns.without_effect(names) == [("shop.bell", "shop.*"), ("shop.sink", None)]
 
 
 def test_a_callable_may_choose_the_options():
@@ -61,7 +68,7 @@ def test_a_callable_may_choose_the_options():
     names = ["vendor.sync", "shop.bill", "celery.backend_cleanup"]
     assert [bool(patterns.rule_for(name)) for name in names] == [True, False, False]
     assert asked == names[:2]
-    assert patterns.unused == []
+    assert patterns.without_effect(names) == []
 
 
 @pytest.mark.parametrize(

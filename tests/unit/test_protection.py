@@ -18,8 +18,10 @@ from celery.worker.request import Request
 
 from celery_redlock import ConfigurationError, Fail, RedlockTask
 from celery_redlock.plugin import CheckLocks, plugin_for
+from celery_redlock.protect import CheckSetting
 from celery_redlock.task import calls
 from celery_redlock.task.base import takes_lock
+from celery_redlock.task.protection import protect_tasks
 from celery_redlock.task.result import UniqueResult
 from celery_redlock.task.task_lock import lock_of
 from celery_redlock.testing import locks_disabled
@@ -140,11 +142,14 @@ def test_without_the_setting_it_is_not(executions, setting):
 
 
 def test_an_app_without_the_setting_stays_as_celery_made_it():
-    """With no step and no registry of ours, once its first task is there."""
+    """With no registry of ours once its first task is there, and one look at its settings."""
     app = app_with(None)
     declare(app)
     assert type(app._tasks).__module__ == "celery.app.registry"
-    assert not any("celery_redlock" in str(step) for step in app.steps["worker"])
+    assert not app.steps["consumer"]
+    (step,) = app.steps["worker"]
+    assert step is CheckSetting
+    step(Consumer(app))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -302,9 +307,42 @@ class Consumer:
         self.app = app
 
 
+@pytest.mark.parametrize(
+    ("settings", "namespace", "words"),
+    [
+        ({"redlock_protects": ORDER}, None, "redlock_protects; did you mean redlock_protect?"),
+        ({"REDLOCK_PROTECT": ORDER}, "CELERY", "write CELERY_REDLOCK_PROTECT"),
+        ({"REDLOCK_PROTECT": ORDER}, None, "write redlock_protect"),
+        ({"redlock_protect": ORDER}, None, "redlock_protect was set after"),
+        ({"REDLOCK": {}, "redlock_nodes": NODES}, None, None),
+    ],
+)
+def test_a_worker_does_not_start_with_a_setting_that_protects_nothing(settings, namespace, words):
+    """Misspelt, or set when the tasks were there, as in Celery's ``celeryd_init``."""
+    app = Celery("shop", set_as_current=False, broker="memory://", namespace=namespace)
+    app.finalize()
+    app.conf.update(settings)
+    (step,) = app.steps["worker"]
+    if words is None:
+        step(Consumer(app))
+        return
+    with pytest.raises(ConfigurationError, match=words):
+        step(Consumer(app))
+
+
+def test_a_setting_that_is_changed_counts_no_more():
+    """A worker refuses it; its twin starts with what was applied."""
+    app = app_with({"vendor.*": {}})
+    declare(app)
+    CheckSetting(Consumer(app))
+    app.conf.redlock_protect = ORDER
+    with pytest.raises(ConfigurationError, match="redlock_protect was set after"):
+        CheckSetting(Consumer(app))
+
+
 def test_a_worker_reports_patterns_that_match_nothing(caplog):
     """With the name that is like it; what matched is not reported, nor what another app has."""
-    app = app_with({"vendor.sink": {}, "vendor.*": {}, "*": None})
+    app = app_with({"vendor.sink": {}, "vendor.*": {}, "vendor.sync": None, "*": None})
     app.finalize()  # Celery's own are for no pattern
     declare(app)
     with caplog.at_level(logging.WARNING):
@@ -312,7 +350,8 @@ def test_a_worker_reports_patterns_that_match_nothing(caplog):
             signals.worker_ready.send(sender=Consumer(one))
     told = [record.getMessage() for record in caplog.records if "redlock" in record.name]
     unused = "redlock_protect: 'vendor.sink' matches no task of this worker"
-    assert told == [f"{unused}; did you mean 'vendor.sync'?"]
+    behind = "'vendor.sync' has no effect behind 'vendor.*', which matches it, too; put it first"
+    assert told == [f"{unused}; did you mean 'vendor.sync'?", f"redlock_protect: {behind}"]
 
 
 # -- what cannot be protected -----------------------------------------------------------
@@ -385,6 +424,29 @@ def test_what_cannot_be_protected_is_refused_by_name(base, words, when):
     assert str(told.value).endswith("(to leave it as it is, put 'vendor.sync': None first)")
     app = app_with({"vendor.sync": None, **ORDER})
     assert not isinstance(declare(app, base=base), RedlockTask)
+
+
+def test_one_that_cannot_be_protected_leaves_the_others_protected():
+    """A setting that comes late finds all of them at once."""
+    app = app_with(None)
+    declare(app)
+    for name, base in (("vendor.a", WithLock), ("vendor.b", WithBind), ("vendor.load", Task)):
+        app.task(name=name, shared=False, lazy=False, base=base)(sync)
+    app.conf.redlock_protect = ORDER
+    with pytest.raises(ConfigurationError, match=r"cannot protect vendor\.a"):
+        protect_tasks(app)
+    names = [name for name in app.tasks if name.startswith("vendor.")]
+    assert names == ["vendor.sync", "vendor.load"]
+    assert all(takes_lock(app.tasks[name]) for name in names)
+
+
+def test_a_task_that_was_refused_is_refused_again():
+    """The same object, not as one that is protected already."""
+    app, task = app_with(), WithLock()
+    task.name = "vendor.sync"
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="lock is what RedlockTask needs"):
+            app.register_task(task)
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,25 @@ def test_without_a_quorum_it_runs_and_is_reported(app, state):
     assert (type(event), event.cause) == (events.TaskRescheduled, "unavailable")
 
 
+def test_looking_for_the_execution_before_ends_with_the_round(app, monkeypatch):
+    """As one of many places may be its."""
+    task, reports = declare(app, lock_limit=2), plugin_for(app).reports
+    for _ in range(2):
+        reports.take(Wanted("k", 30.0, limit=2))
+    inspect_all = reports.inspect_all
+
+    def of_nodes_that_hang(*asked):
+        for node in app.quorum.nodes:
+            node.hang()
+        return inspect_all(*asked)
+
+    monkeypatch.setattr(reports, "inspect_all", of_nodes_that_hang)
+    before = app.quorum.clock.now()
+    assert deliver(task, "k", task_id="same", retries=1) == "ran"
+    assert app.quorum.clock.now() - before < plugin_for(app).settings.rules.node_timeout + 0.01
+    assert len(reported(app)) == 1
+
+
 def test_nodes_that_were_just_restarted_are_asked(app):
     """Nobody relies on what they say, so nothing is unknown for a minute."""
     task = declare(app)

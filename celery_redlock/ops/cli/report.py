@@ -38,7 +38,7 @@ JSON: since, first (Unix times), watched (seconds), silent[]; tasks[]:
 task, mode (report, enforce, both), ran, refused and reported (a count for
 each cause: conflict, unavailable, redelivered, finished, duplicate, lost),
 examples (a record for each cause), holds: count, mean, p50, p99, longest,
-ttl; too_short, advice[]: option, text, value; entry, left_out[];
+ttl; too_short, advice[]: option, text, value; entry, left_out[], in_code[];
 redlock_protect: all entries as Python
 """
 
@@ -102,7 +102,7 @@ def show(found: Report) -> None:
         show_task(it)
     if found.protect:
         click.echo("\nReady to paste into the settings:\n")
-        click.echo(f"redlock_protect = {found.protect}")
+        click.echo(f"{found.setting} = {found.protect}")
 
 
 def row(task: TaskReport) -> tuple[str, ...]:
@@ -134,6 +134,8 @@ def show_task(task: TaskReport) -> None:
         say(advice.text)
     if task.left_out:
         say(f"Keep its own {', '.join(task.left_out)}: not a plain value for redlock_protect.")
+    if task.in_code:
+        say(f"Change {', '.join(task.in_code)} in its code, which wins over redlock_protect.")
 
 
 def say(text: str, indent: int = 2) -> None:
@@ -171,6 +173,7 @@ def task_as_plain(task: TaskReport) -> dict[str, Any]:
         "advice": [vars(it) for it in task.advice],
         "entry": dict(task.entry or {}),
         "left_out": list(task.left_out),
+        "in_code": list(task.in_code),
     }
 
 
