@@ -37,9 +37,9 @@ from support.worker import Worker
 
 #: How long each of the tasks behind the lock takes [s].
 LASTS = 0.05
+#: These take less than a tenth of a second: they are published as often as there are tasks behind
+#: the lock, before and meanwhile, and the median counts.
 PLAIN = 100
-#: How often these are published, before and meanwhile; what counts is the median.
-TURNS = 5
 #: For how long the lock is held before the plain tasks come [s].
 HELD = 3.0
 #: After that it is called not done [s].
@@ -49,6 +49,11 @@ POLICIES: dict[str, Any] = {QUEUED: "queue", RESCHEDULED: Reschedule(base=1, cap
 LIMITS = {"": None, ", worker_eta_task_limit=10": 10}
 
 
+def marks_of(name: str) -> str:
+    """Return the file that bodies of this *name* record to: read often, so it is to stay short."""
+    return str(Path(os.environ["MARKS"], name))
+
+
 def app_with(conf: dict[str, Any]) -> Celery:
     """Return an app with *conf*, the tasks behind a lock, and a plain one."""
     app = Celery("bench", set_as_current=False)
@@ -56,7 +61,7 @@ def app_with(conf: dict[str, Any]) -> Celery:
     options = {"ignore_result": True, "shared": False}
 
     def work(number: int) -> None:
-        with body(os.environ["MARKS"], "behind", number=number):
+        with body(marks_of("behind"), "behind", number=number):
             time.sleep(LASTS)  # stands for work
 
     for name, policy in POLICIES.items():
@@ -64,7 +69,7 @@ def app_with(conf: dict[str, Any]) -> Celery:
 
     @app.task(name="plain", **options)
     def plain(name: str) -> None:
-        with body(os.environ["MARKS"], name):
+        with body(marks_of(name), name):
             pass
 
     return app
@@ -79,7 +84,7 @@ class Scene:
         app: The app.
         nodes: URLs of the lock nodes.
         broker: For messages.
-        marks: File that the tasks record to.
+        marks: Folder of the files that the tasks record to.
     """
 
     app: Celery
@@ -89,7 +94,16 @@ class Scene:
 
     def ended(self, name: str) -> list[float]:
         """Return when each body of *name* ended [s]."""
-        return [event["at"] for event in read(self.marks, "end") if event["name"] == name]
+        return self.recorded(name, "end")
+
+    def began(self, name: str) -> list[float]:
+        """Return when each body of *name* began [s]."""
+        return self.recorded(name, "start")
+
+    def recorded(self, name: str, kind: str) -> list[float]:
+        """Return when each body of *name* recorded this [s]."""
+        file = self.marks / name
+        return [event["at"] for event in read(file, kind)] if file.exists() else []
 
     def until(self, is_so: Callable[[], bool], longest: float) -> float:
         """Wait until *is_so*, at most so long; return how long that was [s]."""
@@ -117,7 +131,7 @@ def scene(workers: int, limit: int | None) -> Iterator[Scene]:
     with ExitStack() as stack:
         broker, *farm = stack.enter_context(servers(6))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="redlock-bench-"))
-        nodes, marks = [node.url for node in farm], Path(folder, "marks")
+        nodes, marks = [node.url for node in farm], Path(folder)
         conf = {"broker_url": broker.url, "redlock_nodes": nodes, "worker_eta_task_limit": limit}
         env = {"BENCH": json.dumps(conf), "MARKS": str(marks)}
         env["PYTHONPATH"] = os.pathsep.join(sys.path)
@@ -156,18 +170,17 @@ class Behind:
 def behind(policy: str, limit: int | None, tasks: int) -> Behind:
     """Measure one policy with so many *tasks*."""
     with scene(1, limit) as it:
-        alone = statistics.median(it.plain(f"alone {turn}") for turn in range(TURNS))
+        alone = statistics.median(it.plain(f"alone {turn}") for turn in range(tasks))
         locks, before = our_locks(it.nodes, "redlock"), it.pushes()
         with locks.hold("x", ttl=locks.rules.max_ttl):
             for number in range(tasks):
                 it.app.tasks[policy].delay(number)
             time.sleep(HELD)  # all have met the holder, and wait
-            beside = statistics.median(it.plain(f"beside {turn}") for turn in range(TURNS))
+            beside = statistics.median(it.plain(f"beside {turn}") for turn in range(tasks))
         it.until(lambda: len(it.ended("behind")) >= tasks, LONGEST)
-        released = next(e["at"] for e in read(it.marks, "start") if e["name"] == "behind")
         ended = it.ended("behind")
-        took = max(ended) - released if ended else LONGEST
-        messages = (it.pushes() - before - TURNS * PLAIN) / tasks
+        took = max(ended) - it.began("behind")[0] if ended else LONGEST
+        messages = (it.pushes() - before - tasks * PLAIN) / tasks
         locks.close()
     return Behind(len(ended), took, alone, beside, messages)
 
@@ -181,8 +194,7 @@ def pauses(tasks: int) -> tuple[list[float], float]:
                 it.app.tasks[QUEUED].delay(number)
             time.sleep(HELD)  # likewise
         it.until(lambda: len(it.ended("behind")) >= 3 * tasks, LONGEST)
-        begins = [e["at"] for e in read(it.marks, "start") if e["name"] == "behind"]
-        ends = it.ended("behind")
+        begins, ends = it.began("behind"), it.ended("behind")
         locks.close()
         with redis.Redis.from_url(it.nodes[0]) as client:
             trips = []

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     )
     from celery_redlock.lock.held import HeldLock
     from celery_redlock.lock.lease import Lease
-    from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+    from celery_redlock.lock.outcomes import ReleaseOutcome
+    from celery_redlock.lock.redlock import Redlock
     from celery_redlock.task.base import RedlockTask
     from celery_redlock.task.current import current_lock
     from celery_redlock.task.policies import Fail, Queue, Reschedule, Retry, RunUnlocked, Skip
@@ -66,7 +67,8 @@ _HOMES = {
     ),
     "lock.held": ("HeldLock",),
     "lock.lease": ("Lease",),
-    "lock.redlock": ("Redlock", "ReleaseOutcome"),
+    "lock.outcomes": ("ReleaseOutcome",),
+    "lock.redlock": ("Redlock",),
     "task.base": ("RedlockTask",),
     "task.current": ("current_lock",),
     "task.policies": ("Fail", "Queue", "Reschedule", "Retry", "RunUnlocked", "Skip"),

@@ -21,8 +21,9 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.log import get_logger
 from celery_redlock.nodewatch import forks_held_off
 from celery_redlock.observers import prometheus_files as files
-from celery_redlock.plugin import CheckLocks, Plugin, locking, plugin_for
+from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.settings import host_and_port
+from celery_redlock.worker_start import CheckLocks
 
 __all__ = ["ServeMetrics"]
 

@@ -9,47 +9,35 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import difflib
 import os
-import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from importlib.metadata import entry_points
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-from celery import bootsteps, signals
-from kombu.utils.imports import symbol_by_name
+from celery import signals
 
+from celery_redlock.configuration import redis_of, redlock_conf
 from celery_redlock.deferral import defer_signals, pause
-from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Event, LockEvent, Observer, tell
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.log import get_logger
-from celery_redlock.observers import prometheus_files
+from celery_redlock.observer_names import observer_of
 from celery_redlock.observers.journal import JournalObserver
-from celery_redlock.observers.logging import Log
-from celery_redlock.observers.tally import Tally
 
 # With redis, and not at the first lock: a fork meanwhile would leave the child half an import, and
 # the lock of its module held without end.
 from celery_redlock.reading import health
-from celery_redlock.reading.journal import Journal
-from celery_redlock.reading.tally import Counts, tally_request
-from celery_redlock.settings import KNOWN, PREFIX, Settings, report_prefix
+from celery_redlock.settings import Settings, report_prefix
 from celery_redlock.unique.reservations import Reservations
 
-__all__ = ["Plugin", "Servers", "first_url", "locking", "plugin_for", "redlock_conf", "spelling"]
+__all__ = ["Plugin", "Servers", "locking", "plugin_for"]
 
 logger = get_logger(__name__)
 _plugins: weakref.WeakKeyDictionary[Any, Plugin] = weakref.WeakKeyDictionary()
 _building = threading.RLock()
-#: How often a worker looks for children that have died [s].
-LOOK_FOR_DEATHS = 0.25
-#: The pool whose tasks run in children; by its name, as only a worker needs it.
-PREFORK = "celery.concurrency.prefork:TaskPool"
 
 
 class Locking:
@@ -266,7 +254,7 @@ class Plugin:
         """
         with _building:
             if self._check_tasks is None:
-                self.app.steps["worker"].update((CheckLocks, NoteDeaths, *worker))
+                self.app.steps["worker"].update(worker)
                 self.app.steps["consumer"].update(consumer)
                 self._check_tasks = check_tasks
 
@@ -302,170 +290,6 @@ class Plugin:
                 count,
             )
         self.locks.close()  # the processes that run tasks connect by themselves
-
-
-class CheckLocks(bootsteps.Step):
-    """The step of a worker's start that checks our part of the configuration."""
-
-    def __init__(self, worker: Any, **kwargs: Any) -> None:
-        super().__init__(worker, **kwargs)
-        load_inspect_commands()
-        if locking.disabled:
-            return
-        plugin = plugin_for(worker.app)
-        plugin.speaks_of_nodes = False
-        plugin.has_children = issubclass(worker.pool_cls, symbol_by_name(PREFORK))
-        plugin.sends_events = bool(getattr(worker, "task_events", False))
-        worker.app.conf.worker_send_task_events = plugin.sends_events  # goes to its children
-        try:
-            plugin.check()
-        except ConfigurationError as error:
-            logger.critical("celery-redlock: %s", error)
-            raise
-
-
-class NoteDeaths(bootsteps.StartStopStep):
-    """
-    Has a worker look for children that have died more often than Celery does.
-
-    Celery learns of a death from a pipe that closes a moment before the process can be waited
-    for. When it looks too early, it looks again with its timer, after up to five seconds.
-    Until then the task is not lost, not put back, and its lock not released.
-    """
-
-    def register_with_event_loop(self, worker: Any, hub: Any) -> None:
-        """Set the timer; called by Celery with each new connection to the broker."""
-        look = getattr(worker.pool, "maintain_pool", None)
-        if plugin_for(worker.app).has_children and look is not None:
-            hub.call_repeatedly(LOOK_FOR_DEATHS, look)
-
-
-def load_inspect_commands() -> None:
-    """
-    Have this process know our commands of ``celery inspect``.
-
-    They come with the plug-in of the ``celery`` command, which a worker has loaded that was
-    started by that command, but not one that a program started.
-    """
-    for command in entry_points(group="celery.commands", name="redlock"):
-        command.load()
-
-
-def observer_of(named: Any, plugin: Plugin) -> Observer:
-    """
-    Return the observer that an item of ``redlock_observers`` stands for.
-
-    Raises:
-        ConfigurationError: There is none of that name, or what it needs is not installed.
-    """
-    if callable(named):
-        return cast("Observer", named)
-    try:
-        found = READY[named](plugin) if named in READY else symbol_by_name(named)
-    except ConfigurationError:  # its own word for what it lacks
-        raise
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"redlock_observers: {what_is_wrong(named, error)}") from None
-    if not callable(found):
-        msg = f"redlock_observers: {named!r} is not callable but a {type(found).__name__}"
-        raise ConfigurationError(msg)
-    return cast("Observer", found)
-
-
-def what_is_wrong(named: str, error: Exception) -> str:
-    """Return why *error* came of an item of ``redlock_observers``, and what helps."""
-    if named in EXTRAS:
-        missing = getattr(error, "name", None) or error
-        return f"{named!r} needs {missing}; pip install 'celery-redlock[{EXTRAS[named]}]'"
-    near = difflib.get_close_matches(named, READY, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"ready ones are {', '.join(READY)}"
-    return f"there is no {named!r} ({error}); {hint}"
-
-
-def journal(plugin: Plugin) -> Observer:
-    def send(hour: int, task: str, counts: Counts) -> None:
-        locks = plugin.locks
-        locks.driver.tell(tally_request(locks.rules, hour, task, counts))
-
-    return JournalObserver(lambda: Journal.on(plugin.locks), Tally(send))
-
-
-def celery_events(plugin: Plugin) -> Observer:
-    from celery_redlock.celery_events import CeleryEvents  # noqa: PLC0415  in workers alone
-
-    return CeleryEvents(plugin)
-
-
-def prometheus(plugin: Plugin) -> Observer:
-    if plugin.has_children and plugin.settings.prometheus_listen is not None:
-        prometheus_files.share()  # before the import that follows
-    from celery_redlock.observers.prometheus import count_event  # noqa: PLC0415  an extra
-
-    return count_event
-
-
-def otel(_plugin: Plugin) -> Observer:
-    from celery_redlock.observers.otel import OpenTelemetry  # noqa: PLC0415  an extra
-
-    return OpenTelemetry()
-
-
-#: Word in ``redlock_observers`` -> what makes the observer.
-READY: dict[str, Callable[[Plugin], Observer]] = {
-    "logging": lambda plugin: Log(plugin.settings.skip_log_level, lambda: plugin.speaks_of_nodes),
-    "journal": journal,
-    "celery": celery_events,
-    "prometheus": prometheus,
-    "otel": otel,
-}
-#: Word -> the extra that brings what it needs.
-EXTRAS = {"prometheus": "prometheus", "otel": "otel"}
-
-
-def redlock_conf(app: Any) -> dict[str, Any]:
-    """
-    Return the ``redlock_*`` settings of *app* by their plain names.
-
-    Raises:
-        ConfigurationError: A setting is spelt so that Celery does not find it.
-    """
-    namespace = f"{app.namespace}_" if getattr(app, "namespace", None) else ""
-    conf: dict[str, Any] = {}
-    for key in list(app.conf):
-        name = str(key).lower().removeprefix(namespace.lower())
-        if not name.startswith(PREFIX):
-            continue
-        try:
-            conf[name] = app.conf[name]
-        except KeyError:
-            if name.removeprefix(PREFIX) not in KNOWN:
-                continue  # another package's setting in a shared file
-            msg = f"{key} is not read by Celery under this name; write {spelling(app, name)}"
-            raise ConfigurationError(msg) from None
-    return conf
-
-
-def spelling(app: Any, setting: str) -> str:
-    """Return what *setting* is called where *app* reads its configuration."""
-    namespace = getattr(app, "namespace", None)
-    return f"{namespace}_{setting.upper()}" if namespace else setting
-
-
-def redis_of(*urls: Any) -> str | None:
-    """Return the first of *urls*, as Celery has those of a backend or broker, that is a Redis."""
-    for url in urls:
-        first = first_url(url)
-        if first.startswith(("redis://", "rediss://")):  # redis-py has its own words for Celery's
-            return re.sub(r"(?<=ssl_cert_reqs=)(?:CERT_)?(\w+)", lambda m: m[1].lower(), first)
-        if first.startswith("redis+socket://"):
-            return first.replace("redis+socket://", "unix://", 1).replace("virtual_host=", "db=")
-    return None
-
-
-def first_url(url: Any) -> str:
-    """Return *url*, or the first where there are several to fail over to; "" for None."""
-    first = url[0] if isinstance(url, (list, tuple)) and url else url
-    return str(first or "").split(";")[0]
 
 
 def _forget_parent() -> None:

@@ -2,7 +2,7 @@
 The ``redlock_*`` settings, read from any mapping and checked all at once.
 
 Knows nothing of Celery: whoever owns the configuration passes the settings by their
-plain names (`celery_redlock.plugin` does).
+plain names (`celery_redlock.configuration` does).
 """
 
 from __future__ import annotations

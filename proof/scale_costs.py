@@ -21,6 +21,7 @@ import redis
 from benchmarks.lock_cycle import OF_CLIENT, OF_SERVERS, on
 from celery_redlock import Redlock
 from celery_redlock.lock.call import Call
+from celery_redlock.lock.client import new_owner
 from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.requests import (
@@ -31,7 +32,6 @@ from celery_redlock.lock.requests import (
     release_request,
     renew_request,
 )
-from celery_redlock.lock.rounds import new_owner
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.servers import HOST, Server, servers
 from celery_redlock.reading.health import check

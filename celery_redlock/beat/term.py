@@ -22,10 +22,11 @@ from celery_redlock.events import LeaderDeposed, LeaderElected, Notify
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.outcomes import NodeView
 from celery_redlock.lock.records import since_of
-from celery_redlock.lock.redlock import NodeView, Redlock
-from celery_redlock.lock.rounds import Wanted
+from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.votes import agreed
+from celery_redlock.lock.wanted import Wanted
 from celery_redlock.log import get_logger, printable
 
 __all__ = ["AFTER_FAILURE", "Elector", "StandBy", "Term", "majority_holder"]

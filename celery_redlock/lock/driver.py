@@ -11,9 +11,9 @@ import inspect
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from celery_redlock.lock.asks import Ask, Pause, Tell
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.requests import Request
-from celery_redlock.lock.rounds import Ask, Pause, Tell
 from celery_redlock.lock.votes import Ballot
 
 if TYPE_CHECKING:  # it imports redis, and some only publish

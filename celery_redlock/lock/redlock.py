@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import enum
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -30,77 +29,40 @@ from celery_redlock.errors import (
     ConfigurationError,
     LockLost,
     LockNotAcquired,
-    LockTaken,
     QuorumUnavailable,
 )
-from celery_redlock.events import (
-    LeaseLost,
-    LockAcquired,
-    LockConflict,
-    LockReleased,
-    LockRenewed,
-    LockUnavailable,
-    Observer,
-    broadcast,
-)
+from celery_redlock.events import LockReleased, Observer, broadcast
 from celery_redlock.lock import clock, requests, rounds
 from celery_redlock.lock.address import Address, addresses_of
+from celery_redlock.lock.asks import Ask
 from celery_redlock.lock.call import Call
+from celery_redlock.lock.client import Client
 from celery_redlock.lock.credentials import with_credentials
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.fanout import Fanout
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, quorum
 from celery_redlock.lock.listener import Listener
-from celery_redlock.lock.records import read_holder, since_of
+from celery_redlock.lock.outcomes import (
+    NodeView,
+    ReleaseOutcome,
+    release_is_decided,
+    release_outcome,
+    views,
+)
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import Marker
-from celery_redlock.lock.rounds import Ask, Client, Wanted
 from celery_redlock.lock.rules import Rules, in_seconds
 from celery_redlock.lock.several import acquire_all
+from celery_redlock.lock.telling import of_grant, of_refusal, of_release, of_renewal, who
 from celery_redlock.lock.votes import Ballot, VoteKind, count, votes_by_node
+from celery_redlock.lock.wanted import Wanted
 from celery_redlock.lock.watchdog import NotRenewed, Watchdog
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing only since Python 3.11
 
-__all__ = ["NodeView", "Redlock", "ReleaseOutcome"]
-
-
-class ReleaseOutcome(str, enum.Enum):
-    """The outcome of a release."""
-
-    #: A quorum deleted our key.
-    RELEASED = "RELEASED"
-    #: The lease had ended before: a quorum was out of reach because our key was gone.
-    EXPIRED = "EXPIRED"
-    #: Too few nodes answered; the lease expires within its TTL.
-    UNKNOWN = "UNKNOWN"
-
-
-@dataclass(frozen=True)
-class NodeView:
-    """
-    What one node knows of one lock.
-
-    Attributes:
-        node: Label of the node.
-        holder: As in `LockTaken.holder`; empty if nobody holds it there.
-        ttl: What is left of the holder's lease [s]; 0.0 if there is none.
-        fence: Largest fencing number given out there, 0 for none.
-        problem: Why the node did not answer, in plain words; empty if it did.
-    """
-
-    node: str
-    holder: dict[str, Any]
-    ttl: float
-    fence: int
-    problem: str
-
-    @property
-    def since(self) -> float | None:
-        """When the holder acquired the lock [s, Unix time]; None if nobody holds it there."""
-        return since_of(self.holder)
+__all__ = ["Redlock"]
 
 
 class Redlock:
@@ -307,7 +269,7 @@ class Redlock:
         except BaseException:  # interrupted, perhaps before a byte was sent
             self._let_go(lease)
             raise
-        self._tell_release(lease, max(0.0, clock.wall() - lease.since))
+        self.notify(of_release(lease, max(0.0, clock.wall() - lease.since)))
         return outcome
 
     def _let_go(self, lease: Lease) -> ReleaseOutcome:
@@ -317,16 +279,7 @@ class Redlock:
 
     def _release(self, name: str, token: str, keep: float = 0.0, place: int = 0) -> ReleaseOutcome:
         request = requests.release_request(self.rules, name, token, keep=keep, place=place)
-        majority = quorum(len(self.labels))
-
-        def decided(ballot: Ballot) -> bool:
-            gone = count(ballot, VoteKind.REFUSED) > len(ballot) - majority
-            return gone or count(ballot, VoteKind.GRANTED) >= majority
-
-        ballot = self.driver.ask(Ask(request, decided))
-        if count(ballot, VoteKind.GRANTED) >= majority:
-            return ReleaseOutcome.RELEASED
-        return ReleaseOutcome.EXPIRED if decided(ballot) else ReleaseOutcome.UNKNOWN
+        return release_outcome(self.driver.ask(Ask(request, release_is_decided)))
 
     def inspect(self, name: str) -> list[NodeView]:
         """Return what each node knows of the lock *name*, in the order of the nodes."""
@@ -340,21 +293,8 @@ class Redlock:
             names: Of locks.
             ends: Wait for no answer after that [s, our clock]; None for no such limit.
         """
-        asked = [Ask(requests.inspect_request(self.rules, name), _never) for name in names]
-        return [self._views(ballot) for ballot in self.driver.ask_all(asked, ends)]
-
-    def _views(self, ballot: Ballot) -> list[NodeView]:
-        return [
-            NodeView(
-                node=label,
-                holder=read_holder(vote.value) if vote.value else {},
-                ttl=vote.ttl,
-                fence=vote.fence,
-                problem=vote.reason,
-            )
-            for label, vote in zip(self.labels, ballot, strict=True)
-            if vote is not None
-        ]
+        asked = [Ask(requests.inspect_request(self.rules, name)) for name in names]
+        return [views(ballot, self.labels) for ballot in self.driver.ask_all(asked, ends)]
 
     def close(self) -> None:
         """Drop all connections; leases that are held go on."""
@@ -373,7 +313,7 @@ class Redlock:
             on_lost: Called once, in the watchdog's thread, when the lock is lost.
 
         Raises:
-            LockTaken, QuorumUnavailable, rounds.MarkerStands: As `rounds.acquire`.
+            LockTaken, QuorumUnavailable, wanted.MarkerStands: As `rounds.acquire`.
         """
         lease = self._acquire(wanted)
         try:
@@ -399,17 +339,17 @@ class Redlock:
             The locks by name, in the order in which they were granted.
 
         Raises:
-            LockTaken, QuorumUnavailable, rounds.MarkerStands: As `several.acquire_all`.
+            LockTaken, QuorumUnavailable, wanted.MarkerStands: As `several.acquire_all`.
         """
         started = clock.now()
         try:
             leases = self.driver.drive(acquire_all(self.client, wanted), wanted[0].ends)
         except LockNotAcquired as error:
-            self._tell_refusal(error, wanted[0].info, started)
+            self.notify(of_refusal(error, wanted[0].info, clock.now() - started))
             raise
         try:
             for one in wanted:
-                self._tell_grant(leases[one.name], one, started)
+                self.notify(of_grant(leases[one.name], one, clock.now() - started))
             held = {name: self._watch(lease, on_lost) for name, lease in leases.items()}
         except BaseException:
             for lease in leases.values():
@@ -443,7 +383,7 @@ class Redlock:
                 self.rules, lease.name, lease.token, keep=keep, marker=marker, place=lease.place
             )
         )
-        self._tell_release(lease, held.held_for, lost or "")
+        self.notify(of_release(lease, held.held_for, lost or ""))
 
     def release_for(
         self,
@@ -460,7 +400,7 @@ class Redlock:
 
         Args:
             name: Lock name.
-            owner: As in `rounds.Wanted`; somebody else's lock stays what it is.
+            owner: As in `wanted.Wanted`; somebody else's lock stays what it is.
             since: When the holder began [s, Unix time], for those who are told.
             keep: Let the key stand for so much longer instead [s].
             info: How the holder described itself.
@@ -504,10 +444,10 @@ class Redlock:
         try:
             lease = self.driver.drive(rounds.acquire(self.client, wanted), wanted.ends)
         except LockNotAcquired as error:
-            self._tell_refusal(error, wanted.info, started)
+            self.notify(of_refusal(error, wanted.info, clock.now() - started))
             raise
         try:
-            self._tell_grant(lease, wanted, started)
+            self.notify(of_grant(lease, wanted, clock.now() - started))
         except BaseException:
             self._take_back(lease)
             raise
@@ -519,24 +459,6 @@ class Redlock:
             if held.token == lease.token:
                 self._watchdog.unwatch(held)
         self._let_go(lease)
-
-    def _tell_refusal(self, error: LockNotAcquired, info: dict[str, Any], started: float) -> None:
-        name, waited = error.name, clock.now() - started
-        if isinstance(error, LockTaken):
-            self.notify(LockConflict(name, error.holder, waited, **who(info)))
-        else:
-            self.notify(LockUnavailable(name, error.votes, waited, **who(info)))
-
-    def _tell_grant(self, lease: Lease, wanted: Wanted, started: float) -> None:
-        waited, since = clock.now() - started, wanted.queued_since
-        event = who(wanted.info)
-        if since is not None:
-            event["queued_for"] = max(0.0, lease.since - since)
-            event["was_woken"] = wanted.turn.token is not None
-        self.notify(LockAcquired(wanted.name, lease.fence, waited, **event))
-
-    def _tell_release(self, lease: Lease, held: float, lost: str = "") -> None:
-        self.notify(LockReleased(lease.name, held, ttl=lease.ttl, lost=lost, **who(lease.info)))
 
     def _extend_all(self, leases: Sequence[Lease]) -> list[Lease | NotRenewed]:
         renewals = [Renewal(self.client, lease) for lease in leases]
@@ -551,18 +473,4 @@ class Redlock:
         return NotRenewed(outcome, votes_by_node(ballot, self.labels))
 
     def _tell_renewal(self, held: HeldLock, margin: float | None) -> None:
-        whose = who(held.lease.info)
-        if margin is None:
-            self.notify(LeaseLost(held.name, held.lost_reason or "deadline", **whose))
-        else:
-            self.notify(LockRenewed(held.name, margin, ttl=held.ttl, lag=held.lag, **whose))
-
-
-def _never(_ballot: Ballot) -> bool:
-    """No vote is decided before all are in."""
-    return False
-
-
-def who(info: dict[str, Any]) -> dict[str, Any]:
-    """Return the task in a holder's description, as the fields of an event."""
-    return {field: info[field] for field in ("task", "task_id") if field in info}
+        self.notify(of_renewal(held, margin))

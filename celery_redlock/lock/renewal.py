@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from celery_redlock.lock.client import Client
 from celery_redlock.lock.lease import Lease, valid_until
 from celery_redlock.lock.requests import Request, renew_request
-from celery_redlock.lock.rounds import Client
 from celery_redlock.lock.votes import Ballot, VoteKind, has_majority, prevents_majority
 
 __all__ = ["Renewal"]

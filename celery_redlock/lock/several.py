@@ -16,23 +16,14 @@ from dataclasses import replace
 from typing import Any
 
 from celery_redlock.errors import LockNotAcquired, LockTaken, QuorumUnavailable
+from celery_redlock.lock.asks import Ask, Pause, Tell
+from celery_redlock.lock.client import Client
 from celery_redlock.lock.lease import Lease, least_validity
+from celery_redlock.lock.places import hand_on
 from celery_redlock.lock.requests import release_request
-from celery_redlock.lock.rounds import (
-    LONGEST_PAUSE,
-    LONGEST_SLEEP,
-    NO_TURN,
-    Ask,
-    Client,
-    Pause,
-    Tell,
-    Turn,
-    Waiter,
-    Wanted,
-    acquire,
-    hand_on,
-    pause_before,
-)
+from celery_redlock.lock.rounds import LONGEST_PAUSE, LONGEST_SLEEP, acquire, pause_before
+from celery_redlock.lock.waiter import Waiter
+from celery_redlock.lock.wanted import NO_TURN, Turn, Wanted
 
 __all__ = ["acquire_all"]
 
@@ -46,7 +37,7 @@ def acquire_all(client: Client, wanted: Sequence[Wanted]) -> Steps:
     Acquire the locks of all *wanted*, trying until the longest ``wait`` of them has passed.
 
     Raises:
-        LockTaken, QuorumUnavailable, rounds.MarkerStands: As `rounds.acquire`; no lock is held.
+        LockTaken, QuorumUnavailable, wanted.MarkerStands: As `rounds.acquire`; no lock is held.
     """
     ends, tries = client.now() + max(one.wait for one in wanted), 0
     since = wanted[0].queued_since or client.wall()

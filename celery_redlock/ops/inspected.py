@@ -18,7 +18,7 @@ from celery.worker.state import active_requests
 from celery_redlock.errors import RedlockError
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.redlock import NodeView
+from celery_redlock.lock.outcomes import NodeView
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.reading.stored import age_of, renewals_of
 from celery_redlock.task.forced_ends import RedlockRequest

@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 from glob import escape
 from typing import Any
 
+from celery_redlock.configuration import spelling
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.advice import Advice, Watched, advise, entry_of, literal, too_short
-from celery_redlock.plugin import spelling
 from celery_redlock.reading.tally import TaskTally
 from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.task.base import RedlockTask, takes_lock

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import UrlAddress
+from celery_redlock.lock.asks import Ask
 from celery_redlock.lock.requests import probe_request
-from celery_redlock.lock.rounds import Ask
 from celery_redlock.lock.votes import Vote, VoteKind
 from celery_redlock.reading.nodes import NodeStatus
 

@@ -27,12 +27,13 @@ from celery_redlock.task.redelivery import warn_if_forgetful
 from celery_redlock.task.result import FreeResultsLater, UniqueResult, result_of
 from celery_redlock.task.skip_line import TRACER, shorten
 from celery_redlock.task.task_lock import lock_of
+from celery_redlock.worker_start import CheckLocks, NoteDeaths
 
 __all__ = ["RedlockTask", "install", "takes_lock"]
 
 #: Steps of a worker's start, and of each of its connections to the broker; the latter by its name,
 #: as it imports Celery's worker, which a publisher does without.
-WORKER_STEPS = (ServeMetrics, WatchNodes, FreeResultsLater)
+WORKER_STEPS = (CheckLocks, NoteDeaths, ServeMetrics, WatchNodes, FreeResultsLater)
 CONSUMER_STEPS = (
     "celery_redlock.task.forced_ends:NoteRevokes",
     "celery_redlock.task.wake_tasks:WakeTasks",

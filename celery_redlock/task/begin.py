@@ -18,7 +18,7 @@ from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, Quor
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.records import place_name
-from celery_redlock.lock.rounds import MarkerStands
+from celery_redlock.lock.wanted import MarkerStands
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking
 from celery_redlock.task import refused

@@ -19,7 +19,8 @@ from typing import Any
 
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
-from celery_redlock.lock.rounds import NO_TURN, Turn, new_owner
+from celery_redlock.lock.client import new_owner
+from celery_redlock.lock.wanted import NO_TURN, Turn
 from celery_redlock.task.envelope import HEADER, Envelope, hide_header
 from celery_redlock.task.options import LockOptions
 

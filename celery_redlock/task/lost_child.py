@@ -18,7 +18,7 @@ from typing import Any
 
 from celery_redlock.errors import RedlockError
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.redlock import ReleaseOutcome
+from celery_redlock.lock.outcomes import ReleaseOutcome
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.waiting import Ticket, leave_request
 from celery_redlock.log import get_logger

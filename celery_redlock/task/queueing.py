@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.errors import LockNotAcquired, LockTaken
 from celery_redlock.events import TaskQueued
-from celery_redlock.lock.rounds import Ask
+from celery_redlock.lock.asks import Ask
 from celery_redlock.lock.votes import Ballot, VoteKind, has_majority
 from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
 from celery_redlock.log import get_logger

@@ -17,10 +17,10 @@ from typing import Any
 from kombu import Exchange, Queue, pools
 from kombu.exceptions import OperationalError
 
+from celery_redlock.configuration import first_url
 from celery_redlock.deferral import pause
 from celery_redlock.lock.clock import jitter
 from celery_redlock.log import get_logger
-from celery_redlock.plugin import first_url
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.outcome import DeliveryOver, Outcome, PutBack
 

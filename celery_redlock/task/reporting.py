@@ -27,7 +27,7 @@ from celery_redlock.events import (
 )
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import NotLocked
-from celery_redlock.lock.rounds import MarkerStands
+from celery_redlock.lock.wanted import MarkerStands
 from celery_redlock.log import get_logger
 from celery_redlock.task.begin import has_previous
 from celery_redlock.task.policies import Fail, Policy, Queue, Reschedule, Retry, RunUnlocked, Skip

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.lock.records import shorten
 from celery_redlock.lock.requests import Marker
-from celery_redlock.lock.rounds import NO_TURN, Turn, Wanted
 from celery_redlock.lock.waiting import leave_request
+from celery_redlock.lock.wanted import NO_TURN, Turn, Wanted
 from celery_redlock.task.interrupt import defer_interrupts
 from celery_redlock.task.outcome import DONE
 

@@ -26,7 +26,6 @@ from celery.worker.state import reserved_requests, revoked
 
 from celery_redlock.events import TasksWaiting
 from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH
-from celery_redlock.lock.rounds import Turn
 from celery_redlock.lock.waiting import (
     HEARD_FOR,
     Ticket,
@@ -34,6 +33,7 @@ from celery_redlock.lock.waiting import (
     place_of,
     wait_request,
 )
+from celery_redlock.lock.wanted import Turn
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.task.delivery import Delivery, give_turn

@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from celery_redlock.configuration import redlock_conf
 from celery_redlock.lock.rules import Rules
-from celery_redlock.plugin import Servers, locking, plugin_for, redlock_conf
+from celery_redlock.plugin import Servers, locking, plugin_for
 from celery_redlock.settings import Settings
 
 __all__ = ["app_on", "rules_of"]

@@ -13,8 +13,8 @@ from celery_redlock.lock.fanout import Fanout
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.wanted import Wanted
 from celery_redlock.testing.apps import app_on, rules_of
 from celery_redlock.testing.asserting import name_of
 from celery_redlock.testing.clock import TickedClock, TickedWatchdog

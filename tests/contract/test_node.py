@@ -26,8 +26,9 @@ from celery_redlock.lock.address import address_of
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.node import Gone, Node
+from celery_redlock.lock.outcomes import ReleaseOutcome
 from celery_redlock.lock.records import marker_key
-from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import VoteKind

@@ -3,7 +3,7 @@ What a client makes of the answers: the library's own code, over small ballots.
 
 A ballot here is a tuple of answers (see `exploration.nodes`). It becomes one of real votes,
 goes through a real `Call`, and what is decided comes from `judge`, from the generator
-`_Attempt.settle`, and from `Renewal`. All is remembered, for there are few different ballots;
+`Attempt.settle`, and from `Renewal`. All is remembered, for there are few different ballots;
 who patches the library has to `forget`.
 
 A guard of the client is switched off in `settled`, which is `settle` told again; a test holds
@@ -17,10 +17,12 @@ from collections.abc import Callable, Generator
 from functools import cache
 from typing import NamedTuple
 
+from celery_redlock.lock.asks import Ask
+from celery_redlock.lock.attempt import CONFIRM_ROUNDS, Attempt
 from celery_redlock.lock.call import Call
+from celery_redlock.lock.client import Client
 from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.renewal import Renewal
-from celery_redlock.lock.rounds import CONFIRM_ROUNDS, Ask, Client, Wanted, _Attempt
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import (
     Ballot,
@@ -31,6 +33,7 @@ from celery_redlock.lock.votes import (
     count,
     judge,
 )
+from celery_redlock.lock.wanted import Wanted
 from exploration.nodes import DEAD, LOST, NOTHING, QUARANTINED, REFUSED, WAITING, Off
 
 __all__ = ["CLIENT_GUARDS", "Move", "acquired", "confirmed", "forget", "renewed", "withdrawn"]
@@ -110,10 +113,10 @@ def put(ask: Ask, answers: Answers) -> Call:
     return call
 
 
-def attempt(ttl: int, clock: Clock) -> _Attempt:
+def attempt(ttl: int, clock: Clock) -> Attempt:
     """Return an attempt that begins now."""
     wanted = Wanted("k", ttl, fence=True)
-    return _Attempt(client(ttl, clock), wanted, "0" * 40, clock.time)
+    return Attempt(client(ttl, clock), wanted, "0" * 40, clock.time)
 
 
 Settling = Generator[Ask, Ballot, "Lease | None"]

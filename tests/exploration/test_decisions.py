@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement, permutations, product
 
 import pytest
 
-from celery_redlock.lock import rounds
+from celery_redlock.lock import attempt
 from exploration import decisions
 from exploration.decisions import (
     CONFIRM_ROUNDS,
@@ -101,7 +101,7 @@ def test_patching_the_library_patches_the_models(monkeypatch):
     """The models ask the real code: without the exact fence, they grant what it would."""
     answers = (granted(1), granted(2), WAITING)
     assert acquired(answers).kind == "confirm"
-    monkeypatch.setattr(rounds, "_agreeing", lambda ballot, fence: 3)
+    monkeypatch.setattr(attempt, "agreeing", lambda ballot, fence: 3)
     decisions.forget()
     try:
         assert acquired(answers).kind == "hold"

@@ -24,7 +24,7 @@ from redis.utils import HIREDIS_AVAILABLE
 
 from celery_redlock import LockKeyError, LockTaken, QuorumUnavailable, Redlock
 from celery_redlock.beat import slot_records as slots
-from celery_redlock.lock import clock, requests, rounds
+from celery_redlock.lock import clock, requests, votes
 from celery_redlock.lock.address import address_of
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.guard import Greeting, Unfit, greet, read_info
@@ -53,11 +53,11 @@ START = Start({}, TOKEN, "id/0/0", 0.0, 60.0)
 CLAIM = slots.Claim("beat/entry", 1.8e9, TOKEN, 7, 60.0)
 #: All that is ever put to a node in a round, and what decides it.
 ASKED = {
-    "acquire": (requests.acquire_request(RULES, LEASE, "m"), rounds.acquire_is_decided),
-    "renew": (requests.renew_request(RULES, LEASE, repair=True), rounds.acquire_is_decided),
-    "release": (requests.release_request(RULES, "n", TOKEN), rounds.acquire_is_decided),
+    "acquire": (requests.acquire_request(RULES, LEASE, "m"), votes.acquire_is_decided),
+    "renew": (requests.renew_request(RULES, LEASE, repair=True), votes.acquire_is_decided),
+    "release": (requests.release_request(RULES, "n", TOKEN), votes.acquire_is_decided),
     "inspect": (requests.inspect_request(RULES, "n"), lambda ballot: not holder_of(ballot)),
-    "probe": (requests.probe_request(RULES), rounds.acquire_is_decided),
+    "probe": (requests.probe_request(RULES), votes.acquire_is_decided),
     "reserve": (reserve_request(RULES, TRIGGER, TOKEN, 1), is_decided),
     "start": (start_request(RULES, "n", TOKEN, START), is_decided),
     "end": (end_request(RULES, "n", TOKEN, "over", 0.0), is_decided),
@@ -160,7 +160,7 @@ def test_a_reader_that_believes_anything_is_seen(monkeypatch):
     """The twin: one that takes any reply for a grant."""
     trusting = Script("", grant_of, guarded=True)
     request = requests.Request(trusting, (), ())
-    monkeypatch.setitem(ASKED, "acquire", (request, rounds.acquire_is_decided))
+    monkeypatch.setitem(ASKED, "acquire", (request, votes.acquire_is_decided))
     with pytest.raises(AssertionError):
         assert_well("acquire", [1, 1000, b"-1"])
     with pytest.raises(AssertionError):

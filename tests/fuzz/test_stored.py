@@ -28,11 +28,11 @@ from celery_redlock.beat.slots import settled
 from celery_redlock.beat.term import led_by, majority_holder
 from celery_redlock.errors import LockKeyError
 from celery_redlock.events import TaskSkipped
+from celery_redlock.lock.outcomes import NodeView
 from celery_redlock.lock.records import is_ours, read_holder
-from celery_redlock.lock.redlock import NodeView
-from celery_redlock.lock.rounds import MarkerStands, Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import Vote, VoteKind, holder_of
+from celery_redlock.lock.wanted import MarkerStands, Wanted
 from celery_redlock.observers.logging import log_event
 from celery_redlock.ops import listing
 from celery_redlock.ops.cli import redlock

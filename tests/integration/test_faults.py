@@ -27,14 +27,15 @@ import redis
 import celery_redlock
 from celery_redlock import events
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable
-from celery_redlock.lock import call, clock, held, node, requests, rounds, votes
+from celery_redlock.lock import attempt, call, clock, held, node, requests, votes
+from celery_redlock.lock.outcomes import ReleaseOutcome
 from celery_redlock.lock.records import Keys, marker_key
-from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
-from celery_redlock.lock.rounds import Wanted
+from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import CONSTANTS, Script, read_release
 from celery_redlock.lock.scripts import RELEASE_LUA
 from celery_redlock.lock.steps import NodeClock
+from celery_redlock.lock.wanted import MarkerStands, Wanted
 from celery_redlock.lock.watchdog import Watchdog
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check, probe
@@ -164,7 +165,7 @@ def test_the_quorum_is_over_the_configured_nodes(
 ):
     """Parted clients cannot both have a lock, unless they count the nodes they reach."""
     if not on:
-        for module in (votes, rounds):
+        for module in (votes, attempt):
             monkeypatch.setattr(module, "quorum", lambda reached: 2)
     servers = redis_nodes(5)
     parted = []
@@ -461,12 +462,12 @@ def test_a_marker_that_somebody_planted_ends_nothing(five_nodes, locks, monkeypa
             return votes.count(ballot, votes.VoteKind.MARKED)
 
         found = {True: lambda _: votes.Verdict.MARKED, False: votes.judge}
-        monkeypatch.setattr(rounds, "judge", lambda ballot: found[is_marked(ballot) > 0](ballot))
-        monkeypatch.setattr(rounds, "acquire_is_decided", lambda ballot: is_marked(ballot) > 0)
+        monkeypatch.setattr(attempt, "judge", lambda ballot: found[is_marked(ballot) > 0](ballot))
+        monkeypatch.setattr(attempt, "acquire_is_decided", lambda ballot: is_marked(ballot) > 0)
     lock = locks(five_nodes[:3])
     with redis.Redis.from_url(five_nodes[0].url) as client:
         client.set(marker_key("redlock", "run:1"), b"done", px=60_000)
-    with contextlib.nullcontext() if on else pytest.raises(rounds.MarkerStands):
+    with contextlib.nullcontext() if on else pytest.raises(MarkerStands):
         lock.give_back(lock.take(Wanted("report", 10.0, marker="run:1")))
 
 

@@ -20,8 +20,8 @@ from celery_redlock.events import (
 from celery_redlock.lock import clock
 from celery_redlock.lock.address import addresses_of
 from celery_redlock.lock.node import Node
-from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.wanted import Wanted
 from celery_redlock.ops.servers import servers
 from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.health import connect, probe

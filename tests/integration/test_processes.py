@@ -18,8 +18,9 @@ import pytest
 import redis
 
 import celery_redlock
+from celery_redlock.lock.outcomes import ReleaseOutcome
 from celery_redlock.lock.records import Keys
-from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading import nodes as reading
 from support.waiting import eventually
@@ -50,8 +51,9 @@ HEAD = """
 import contextlib, json, os, signal, sys, threading, time
 
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
-from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
-from celery_redlock.lock.rounds import Wanted
+from celery_redlock.lock.outcomes import ReleaseOutcome
+from celery_redlock.lock.redlock import Redlock
+from celery_redlock.lock.wanted import Wanted
 from celery_redlock.reading.health import connect, probe
 
 def tell(**what):

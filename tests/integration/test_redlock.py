@@ -28,11 +28,13 @@ from celery_redlock.events import (
     NodeUp,
 )
 from celery_redlock.lock import clock
+from celery_redlock.lock.client import new_owner
+from celery_redlock.lock.outcomes import ReleaseOutcome
 from celery_redlock.lock.records import Keys
-from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.requests import Marker
-from celery_redlock.lock.rounds import MarkerStands, Wanted, new_owner
 from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.wanted import MarkerStands, Wanted
 from celery_redlock.ops.servers import servers as start_servers
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.all_locks import AllLocks
@@ -419,7 +421,7 @@ def test_the_holder_is_told_of_a_loss_once(five_nodes, locks):
         told.append((held.name, threading.current_thread().name))
         raise RuntimeError("a bad callback")
 
-    from celery_redlock.lock.rounds import Wanted
+    from celery_redlock.lock.wanted import Wanted
 
     lost = lock.take(Wanted("report", 1.2), on_lost)
     kept = lock.take(Wanted("other", 1.2))

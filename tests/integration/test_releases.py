@@ -14,7 +14,7 @@ import redis
 
 import celery_redlock
 from celery_redlock import Redlock
-from celery_redlock.lock.rounds import Wanted
+from celery_redlock.lock.wanted import Wanted
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.unique.requests import Trigger
@@ -141,7 +141,7 @@ def test_the_end_of_a_process_takes_no_release_with_it(nodes, locks, end):
     source = f"""
 import os, sys
 from celery_redlock import Redlock
-from celery_redlock.lock.rounds import Wanted
+from celery_redlock.lock.wanted import Wanted
 mine, locks = os.getpid(), Redlock.from_urls(sys.argv[1:], node_timeout=0.5)
 locks.give_back(locks.take(Wanted("n", 20.0)))
 {end}

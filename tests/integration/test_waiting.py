@@ -16,8 +16,8 @@ import redis
 
 from celery_redlock import LockTaken, Redlock
 from celery_redlock.lock.listener import Listener
-from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.wanted import Wanted
 from celery_redlock.reading.nodes import bootstrap
 from support.waiting import eventually
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.rounds import Wanted
 from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.wanted import Wanted
 from celery_redlock.ops.servers import Server
 from celery_redlock.reading.health import connect
 from celery_redlock.reading.nodes import bootstrap
@@ -33,7 +33,7 @@ RULES = Rules(ttl=15.0, max_ttl=20.0, node_timeout=0.15)
 HANDED_OVER = {
     ("drive", "except StopIteration as end:"),
     ("drive", "return end.value"),
-    ("_acquire", "lease = self.driver.drive(rounds.acquire(self.client, wanted))"),
+    ("_acquire", "lease = self.driver.drive(rounds.acquire(self.client, wanted), wanted.ends)"),
     ("_acquire", "return lease"),
     ("acquire", "return self._acquire(Wanted("),
     ("take", "lease = self._acquire(wanted)"),

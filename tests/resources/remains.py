@@ -10,8 +10,9 @@ from pathlib import Path
 
 import redis
 
+from celery_redlock.lock.outcomes import ReleaseOutcome
 from celery_redlock.lock.records import Keys
-from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.lock.redlock import Redlock
 from celery_redlock.ops.servers import Server
 
 __all__ = ["Remains", "looking_at"]

@@ -34,8 +34,9 @@ HEAD = """
 import contextlib, json, os, signal, socket, sys, threading, time
 
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
-from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
-from celery_redlock.lock.rounds import Wanted
+from celery_redlock.lock.outcomes import ReleaseOutcome
+from celery_redlock.lock.redlock import Redlock
+from celery_redlock.lock.wanted import Wanted
 
 def tell(**what):
     os.write(1, json.dumps(what).encode() + b"\\n")

@@ -8,9 +8,9 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redlock.errors import LockLost
+from celery_redlock.lock.asks import Ask
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.rounds import Ask
 from resources.calls import CALLS, is_handed_over, staged, strike
 from resources.strikes import Strikes
 

@@ -10,9 +10,10 @@ import threading
 import pytest
 
 from celery_redlock.errors import LockLost
-from celery_redlock.lock.redlock import Redlock, ReleaseOutcome
+from celery_redlock.lock.outcomes import ReleaseOutcome
+from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.requests import Marker
-from celery_redlock.lock.rounds import Wanted
+from celery_redlock.lock.wanted import Wanted
 from celery_redlock.reading.health import connect
 from celery_redlock.task import begin, execution, taking
 from celery_redlock.task.current import latest_execution

@@ -6,14 +6,16 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import LockNotAcquired
-from celery_redlock.lock import rounds
+from celery_redlock.lock import waiter
+from celery_redlock.lock.asks import Ask, Pause, Tell
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, renew_at
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import release_request
-from celery_redlock.lock.rounds import NO_TURN, Ask, MarkerStands, Pause, Tell, Wanted, acquire
+from celery_redlock.lock.rounds import acquire
 from celery_redlock.lock.several import acquire_all
 from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
+from celery_redlock.lock.wanted import NO_TURN, MarkerStands, Turn, Wanted
 from simulation.hosts import GRAIN, Host, Interrupted, Process
 from simulation.laws import Wait
 
@@ -133,9 +135,7 @@ class Crew:
         self.world.wanted.append(Wait(name, came, self.world.now, lease is not None))
         return lease
 
-    def turn(
-        self, host: Host, name: str, since: float, ends: float
-    ) -> Generator[Any, Any, rounds.Turn]:
+    def turn(self, host: Host, name: str, since: float, ends: float) -> Generator[Any, Any, Turn]:
         """Wait until the turn comes, or time *ends* [s]; as a worker's main process does."""
         ears, rules, token = host.ears, host.rules, host.new_token()
         assert ears is not None
@@ -149,9 +149,9 @@ class Crew:
         if not free:
             yield Tell(leave_request(rules, ticket))
             return NO_TURN
-        place = rounds.place_of(rules, ticket, free)  # type: ignore[attr-defined]
+        place = waiter.place_of(rules, ticket, free)  # type: ignore[attr-defined]
         yield Tell(leave_request(rules, ticket, keeps=place))
-        return rounds.Turn(token, place)
+        return Turn(token, place)
 
     def take(
         self, host: Host, wait: float, marker: str | None = None, name: str = NAME

@@ -20,24 +20,27 @@ from typing import Any
 from unittest import mock
 
 from celery_redlock.lock import (
+    attempt,
     clock,
     connector,
     fanout,
     held,
     lease,
+    places,
     renewal,
     requests,
     rounds,
     steps,
     votes,
+    waiter,
     watchdog,
 )
+from celery_redlock.lock.asks import Ask
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.guard import Greeting
 from celery_redlock.lock.lease import Lease, quorum, valid_until
 from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.records import OWNER_LENGTH
-from celery_redlock.lock.rounds import Ask
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import ACQUIRE, ENROL, PROBE, RELEASE, RENEW
 from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge
@@ -81,25 +84,25 @@ def only_token(client: Any, owner: str | None) -> str:
     return token if owner is None else owner + token[OWNER_LENGTH:]
 
 
-def settle_at_once(attempt: Any, ballot: Any) -> Any:
+def settle_at_once(mine: Any, ballot: Any) -> Any:
     """Take the largest fence of the first majority, and tell nobody."""
-    fence = rounds._largest_granted(ballot) if attempt.wanted.fence else None
-    return attempt._if_of_use(attempt.lease(fence))
+    fence = attempt.largest_granted(ballot) if mine.wanted.fence else None
+    return mine._if_of_use(mine.lease(fence))
     yield  # a generator like the real one
 
 
-def confirm_any(attempt: Any, ballot: Any) -> Any:
+def confirm_any(mine: Any, ballot: Any) -> Any:
     """As `settle`, but every node that holds our token confirms, whatever it stores."""
-    if not attempt.wanted.fence:
-        return attempt._if_of_use(attempt.lease(None))
-    majority, fence = quorum(len(ballot)), rounds._largest_granted(ballot)
-    if rounds._agreeing(ballot, fence) < majority:
-        attempt.started = attempt.client.now()
-        confirm = requests.renew_request(attempt.client.rules, attempt.lease(fence), repair=False)
+    if not mine.wanted.fence:
+        return mine._if_of_use(mine.lease(None))
+    majority, fence = quorum(len(ballot)), attempt.largest_granted(ballot)
+    if attempt.agreeing(ballot, fence) < majority:
+        mine.started = mine.client.now()
+        confirm = requests.renew_request(mine.client.rules, mine.lease(fence), repair=False)
         ballot = yield Ask(confirm, lambda votes: count(votes, VoteKind.GRANTED) >= majority)
         if count(ballot, VoteKind.GRANTED) < majority:
             return None
-    return attempt._if_of_use(attempt.lease(fence))
+    return mine._if_of_use(mine.lease(fence))
 
 
 def confirm_and_repair(rules: Any, wanted: Lease, *, repair: bool) -> Any:
@@ -130,11 +133,11 @@ def without_drift(started: float, ttl: float, _drift_factor: float) -> float:
     return started + ttl
 
 
-def lease_from_now(attempt: Any, fence: int | None) -> Lease:
+def lease_from_now(mine: Any, fence: int | None) -> Lease:
     """Count a lease from when the quorum had answered."""
-    rules, wanted = attempt.client.rules, attempt.wanted
-    until = valid_until(attempt.client.now(), wanted.ttl, rules.drift_factor)
-    return Lease(wanted.name, attempt.token, fence, wanted.ttl, until, attempt.since, {})
+    rules, wanted = mine.client.rules, mine.wanted
+    until = valid_until(mine.client.now(), wanted.ttl, rules.drift_factor)
+    return Lease(wanted.name, mine.token, fence, wanted.ttl, until, mine.since, {})
 
 
 def outcome(*off: str) -> Any:
@@ -237,13 +240,13 @@ GUARDS = {
         Guard(
             "configured-quorum",
             "a quorum is one of all configured nodes, whoever answers",
-            tuple((room, "judge", judge_answered) for room in (rounds, votes))
-            + tuple((room, "acquire_is_decided", decide_by_answered) for room in (rounds, votes)),
+            tuple((room, "judge", judge_answered) for room in (attempt, rounds, votes))
+            + tuple((room, "acquire_is_decided", decide_by_answered) for room in (attempt, votes)),
         ),
         Guard(
             "fresh-token",
             "every attempt has a token of its own",
-            ((rounds, "fresh_token", only_token),),
+            tuple((room, "fresh_token", only_token) for room in (attempt, waiter)),
         ),
         Guard(
             "owner-release",
@@ -270,7 +273,7 @@ GUARDS = {
         Guard(
             "release-in-vain",
             "an attempt that was not granted takes back what it may have left",
-            ((rounds, "release_request", release_nothing),),
+            tuple((room, "release_request", release_nothing) for room in (attempt, places)),
         ),
         Guard(
             "undelivered",
@@ -343,17 +346,17 @@ GUARDS = {
         Guard(
             "drift",
             "a lease is trusted for less than the nodes keep it",
-            tuple((room, "valid_until", without_drift) for room in (lease, rounds, renewal)),
+            tuple((room, "valid_until", without_drift) for room in (attempt, lease, renewal)),
         ),
         Guard(
             "from-the-question",
             "a lease counts from before the question, not from the answer",
-            tuple((rounds._Attempt, name, lease_from_now) for name in ("lease", "granted")),
+            tuple((attempt.Attempt, name, lease_from_now) for name in ("lease", "granted")),
         ),
         Guard(
             "of-use",
             "a grant is given back if less than a third of the lease is left",
-            ((rounds, "least_validity", lambda _ttl: float("-inf")),),
+            ((attempt, "least_validity", lambda _ttl: float("-inf")),),
         ),
         Guard(
             "clock-jump",
@@ -425,27 +428,27 @@ GUARDS = {
         Guard(
             "write-back",
             "a fence is stored by a majority before it is given out",
-            ((rounds._Attempt, "settle", settle_at_once),),
+            ((attempt.Attempt, "settle", settle_at_once),),
         ),
         Guard(
             "exact-fence",
             "a node confirms a fence only if it stores that very number",
-            ((rounds._Attempt, "settle", confirm_any),),
+            ((attempt.Attempt, "settle", confirm_any),),
         ),
         Guard(
             "confirm-sets-nothing",
             "confirming a fence sets no key again",
             (
-                (rounds, "renew_request", confirm_and_repair),
-                (rounds, "_agreeing", agreeing_or_repaired),
+                (attempt, "renew_request", confirm_and_repair),
+                (attempt, "agreeing", agreeing_or_repaired),
             ),
         ),
         Guard(
             "largest-fence",
             "of the numbers that the nodes give the largest is taken",
             (
-                (rounds, "_largest_granted", smallest_granted),
-                (rounds, "_agreeing", at_least_agreeing),
+                (attempt, "largest_granted", smallest_granted),
+                (attempt, "agreeing", at_least_agreeing),
             ),
         ),
         Guard(

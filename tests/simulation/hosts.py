@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.lock import clock as real_clock
 from celery_redlock.lock import steps as whose_clock
+from celery_redlock.lock.asks import Ask, Pause, Tell
 from celery_redlock.lock.call import Call
+from celery_redlock.lock.client import Client
 from celery_redlock.lock.fanout import QUIET
 from celery_redlock.lock.node import Gone
 from celery_redlock.lock.requests import inspect_request
-from celery_redlock.lock.rounds import Ask, Client, Pause, Tell
 from celery_redlock.lock.scripts import ACQUIRE
 from simulation.clocks import Clock
 from simulation.ears import Ears

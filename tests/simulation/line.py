@@ -11,11 +11,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from celery_redlock.errors import LockTaken
+from celery_redlock.lock.asks import Pause
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.requests import acquire_request, release_request
-from celery_redlock.lock.rounds import Pause, Wanted
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting import Ticket, wait_request
+from celery_redlock.lock.wanted import Wanted
 from celery_redlock.testing import memory_quorum
 from simulation.clocks import BEGIN
 from simulation.crew import NAME

@@ -12,7 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from celery_redlock.errors import LockNotAcquired
-from celery_redlock.lock import listener, requests, rounds, several, waiting
+from celery_redlock.lock import (
+    attempt,
+    listener,
+    places,
+    requests,
+    rounds,
+    several,
+    waiter,
+    waiting,
+)
 from celery_redlock.lock.scripts import RELEASE
 from celery_redlock.lock.waiting import LEAVE, WAIT
 from celery_redlock.task import waiting_room
@@ -93,12 +102,12 @@ WAITING_GUARDS = {
         Guard(
             "handed-place",
             "who is woken for a place tries that place",
-            tuple((room, "place_of", first_place) for room in (rounds, waiting_room)),
+            tuple((room, "place_of", first_place) for room in (waiter, waiting_room)),
         ),
         Guard(
             "place-key",
             "each place of a lock is a lock of its own",
-            tuple((room, "place_name", one_key) for room in (rounds, requests, waiting)),
+            tuple((room, "place_name", one_key) for room in (attempt, places, requests, waiting)),
         ),
         Guard(
             "all-or-none",

@@ -10,11 +10,14 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any, cast
 
+from celery_redlock.lock.asks import Ask, Pause, Tell
+from celery_redlock.lock.client import Client
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.listener import Listener
-from celery_redlock.lock.rounds import Ask, Client, Pause, Tell, Wanted, acquire
+from celery_redlock.lock.rounds import acquire
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import Vote, VoteKind
+from celery_redlock.lock.wanted import Wanted
 
 __all__ = [
     "SILENT",

@@ -18,7 +18,7 @@ from celery.worker.request import Request
 
 from celery_redlock import ConfigurationError, LockKeyError, RedlockTask, current_lock
 from celery_redlock.lock.held import NotLocked
-from celery_redlock.plugin import CheckLocks, Plugin, plugin_for
+from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.task import base, calls, overrides, task_lock
 from celery_redlock.task.base import takes_lock
 from celery_redlock.task.options import METHODS, OPTIONS
@@ -26,6 +26,7 @@ from celery_redlock.task.publish import carried
 from celery_redlock.task.result import UniqueResult
 from celery_redlock.task.task_lock import lock_of
 from celery_redlock.testing import locks_disabled
+from celery_redlock.worker_start import CheckLocks
 
 NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
 

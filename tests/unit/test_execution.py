@@ -12,7 +12,7 @@ from celery_redlock import LockTaken, QuorumUnavailable, RedlockTask, Skipped, c
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.rounds import MarkerStands
+from celery_redlock.lock.wanted import MarkerStands
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.begin import PREVIOUS_GRACE
 from celery_redlock.task.current import latest_execution

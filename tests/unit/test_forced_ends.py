@@ -18,10 +18,13 @@ from kombu.asynchronous.timer import Timer
 from kombu.serialization import registry
 
 from celery_redlock import ConfigurationError, RedlockTask
-from celery_redlock.lock.redlock import ReleaseOutcome
-from celery_redlock.lock.rounds import Ask, Client, Pause, Wanted, acquire
+from celery_redlock.lock.asks import Ask, Pause
+from celery_redlock.lock.client import Client
+from celery_redlock.lock.outcomes import ReleaseOutcome
+from celery_redlock.lock.rounds import acquire
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting import LEAVE, WAIT
+from celery_redlock.lock.wanted import Wanted
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.task import lost_child
 from celery_redlock.task.delivery import OWNER, WELL_FORMED, execution_id, hide, word_in

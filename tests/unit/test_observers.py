@@ -12,9 +12,10 @@ from celery import Celery
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import LockReleased
+from celery_redlock.observer_names import READY, observer_of
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
-from celery_redlock.plugin import READY, observer_of, plugin_for
+from celery_redlock.plugin import plugin_for
 from celery_redlock.settings import OBSERVERS, Settings, host_and_port
 
 NODES = ["redis://127.0.0.1:1/0"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from celery_redlock.lock.redlock import NodeView
+from celery_redlock.lock.outcomes import NodeView
 from celery_redlock.ops import inspected
 from celery_redlock.ops.cli.release import outcome, why_not
 from celery_redlock.ops.screen import Progress, Stop, colour

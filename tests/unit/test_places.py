@@ -10,7 +10,7 @@ from celery import Celery
 from celery_redlock import ConfigurationError, LockTaken, RedlockTask
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import place_name, queue_of
-from celery_redlock.lock.rounds import Turn, Wanted
+from celery_redlock.lock.wanted import Turn, Wanted
 from celery_redlock.testing import memory_quorum
 
 LIMIT = 3

@@ -11,7 +11,8 @@ import pytest
 from celery import Celery
 
 from celery_redlock import plugin
-from celery_redlock.plugin import LOOK_FOR_DEATHS, NoteDeaths, plugin_for
+from celery_redlock.plugin import plugin_for
+from celery_redlock.worker_start import LOOK_FOR_DEATHS, NoteDeaths
 
 
 @pytest.mark.parametrize("has_children", [True, False])

@@ -17,7 +17,7 @@ from celery.app.registry import TaskRegistry
 from celery.worker.request import Request
 
 from celery_redlock import ConfigurationError, Fail, RedlockTask
-from celery_redlock.plugin import CheckLocks, plugin_for
+from celery_redlock.plugin import plugin_for
 from celery_redlock.protect import CheckSetting
 from celery_redlock.task import calls
 from celery_redlock.task.base import takes_lock
@@ -25,6 +25,7 @@ from celery_redlock.task.protection import protect_tasks
 from celery_redlock.task.result import UniqueResult
 from celery_redlock.task.task_lock import lock_of
 from celery_redlock.testing import locks_disabled
+from celery_redlock.worker_start import CheckLocks
 
 NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
 ORDER = {"vendor.*": {"unique_on": ["order_id"], "on_conflict": "fail"}}

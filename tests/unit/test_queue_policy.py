@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from celery_redlock import ConfigurationError, Fail, LockTaken, Queue, Skip
-from celery_redlock.lock.rounds import NO_TURN, Turn
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting import LEAVE
+from celery_redlock.lock.wanted import NO_TURN, Turn
 from celery_redlock.task import begin, queueing
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import Envelope

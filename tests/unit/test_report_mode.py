@@ -27,7 +27,7 @@ from celery_redlock import (
 )
 from celery_redlock.beat.entries import places_of_run
 from celery_redlock.lock.held import NotLocked
-from celery_redlock.lock.rounds import Turn, Wanted
+from celery_redlock.lock.wanted import Turn, Wanted
 from celery_redlock.observers.records import record_of
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.journal_view import is_refusal

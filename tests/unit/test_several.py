@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from celery_redlock import LockTaken, QuorumUnavailable
+from celery_redlock.lock.asks import Pause
 from celery_redlock.lock.requests import Marker
-from celery_redlock.lock.rounds import NO_TURN, MarkerStands, Pause, Turn, Wanted
 from celery_redlock.lock.scripts import RELEASE
 from celery_redlock.lock.several import acquire_all
 from celery_redlock.lock.waiting import LEAVE, WAIT
+from celery_redlock.lock.wanted import NO_TURN, MarkerStands, Turn, Wanted
 from celery_redlock.testing import memory_quorum
 from support.fakes import Drive, Ears, granted, refused, token_of
 

@@ -28,8 +28,8 @@ from celery_redlock.beat.slot_records import (
 )
 from celery_redlock.beat.slot_scripts import CLAIM, SETTLE, WITHDRAW, SlotVote
 from celery_redlock.errors import QuorumUnavailable
+from celery_redlock.lock.client import Client
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.rounds import Client
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import NO_VOTE
 from celery_redlock.lock.votes import Vote, VoteKind, count

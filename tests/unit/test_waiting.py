@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_redlock.errors import LockTaken
+from celery_redlock.lock.asks import Pause, Tell
 from celery_redlock.lock.records import shorten
-from celery_redlock.lock.rounds import LONGEST_PAUSE, LONGEST_SLEEP, Pause, Tell, Turn
+from celery_redlock.lock.rounds import LONGEST_PAUSE, LONGEST_SLEEP
 from celery_redlock.lock.scripts import RELEASE
 from celery_redlock.lock.waiting import LEAVE, WAIT
+from celery_redlock.lock.wanted import Turn
 from celery_redlock.task.waiting import (
     FIRST_BY_ITSELF,
     JITTER,

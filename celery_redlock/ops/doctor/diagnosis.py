@@ -11,6 +11,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from celery_redlock.configuration import redis_of, redlock_conf
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import UrlAddress, addresses_of
 from celery_redlock.lock.credentials import shows_password
@@ -26,7 +27,7 @@ from celery_redlock.ops.doctor.facts import Facts, OtherServer, TaskFacts, place
 from celery_redlock.ops.doctor.nodes import gather_nodes
 from celery_redlock.ops.doctor.peer_facts import load_the_rest, peer_settings, peer_tasks
 from celery_redlock.ops.loading import AppError, load_tasks
-from celery_redlock.plugin import plugin_for, redis_of, redlock_conf
+from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.journal import KEPT, JournalReader
 from celery_redlock.reading.nodes import connected
 from celery_redlock.reading.tally_reader import TallyReader

@@ -1,0 +1,57 @@
+"""What an app's configuration says: the ``redlock_*`` settings, and the Redis that Celery has."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.settings import KNOWN, PREFIX
+
+__all__ = ["first_url", "redis_of", "redlock_conf", "spelling"]
+
+
+def redlock_conf(app: Any) -> dict[str, Any]:
+    """
+    Return the ``redlock_*`` settings of *app* by their plain names.
+
+    Raises:
+        ConfigurationError: A setting is spelt so that Celery does not find it.
+    """
+    namespace = f"{app.namespace}_" if getattr(app, "namespace", None) else ""
+    conf: dict[str, Any] = {}
+    for key in list(app.conf):
+        name = str(key).lower().removeprefix(namespace.lower())
+        if not name.startswith(PREFIX):
+            continue
+        try:
+            conf[name] = app.conf[name]
+        except KeyError:
+            if name.removeprefix(PREFIX) not in KNOWN:
+                continue  # another package's setting in a shared file
+            msg = f"{key} is not read by Celery under this name; write {spelling(app, name)}"
+            raise ConfigurationError(msg) from None
+    return conf
+
+
+def spelling(app: Any, setting: str) -> str:
+    """Return what *setting* is called where *app* reads its configuration."""
+    namespace = getattr(app, "namespace", None)
+    return f"{namespace}_{setting.upper()}" if namespace else setting
+
+
+def redis_of(*urls: Any) -> str | None:
+    """Return the first of *urls*, as Celery has those of a backend or broker, that is a Redis."""
+    for url in urls:
+        first = first_url(url)
+        if first.startswith(("redis://", "rediss://")):  # redis-py has its own words for Celery's
+            return re.sub(r"(?<=ssl_cert_reqs=)(?:CERT_)?(\w+)", lambda m: m[1].lower(), first)
+        if first.startswith("redis+socket://"):
+            return first.replace("redis+socket://", "unix://", 1).replace("virtual_host=", "db=")
+    return None
+
+
+def first_url(url: Any) -> str:
+    """Return *url*, or the first where there are several to fail over to; "" for None."""
+    first = url[0] if isinstance(url, (list, tuple)) and url else url
+    return str(first or "").split(";")[0]

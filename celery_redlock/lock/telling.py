@@ -1,0 +1,55 @@
+"""What observers hear of a lock: the event of a refusal, a grant, a renewal and a release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_redlock.errors import LockNotAcquired, LockTaken
+from celery_redlock.events import (
+    Event,
+    LeaseLost,
+    LockAcquired,
+    LockConflict,
+    LockReleased,
+    LockRenewed,
+    LockUnavailable,
+)
+from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.wanted import Wanted
+
+__all__ = ["of_grant", "of_refusal", "of_release", "of_renewal", "who"]
+
+
+def who(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the task in a holder's description, as the fields of an event."""
+    return {field: info[field] for field in ("task", "task_id") if field in info}
+
+
+def of_refusal(error: LockNotAcquired, info: dict[str, Any], waited: float) -> Event:
+    """Return the event of a lock that was not granted after a wait [s]."""
+    if isinstance(error, LockTaken):
+        return LockConflict(error.name, error.holder, waited, **who(info))
+    return LockUnavailable(error.name, error.votes, waited, **who(info))
+
+
+def of_grant(lease: Lease, wanted: Wanted, waited: float) -> Event:
+    """Return the event of a lock that was granted after a wait [s]."""
+    event, since = who(wanted.info), wanted.queued_since
+    if since is not None:
+        event["queued_for"] = max(0.0, lease.since - since)
+        event["was_woken"] = wanted.turn.token is not None
+    return LockAcquired(wanted.name, lease.fence, waited, **event)
+
+
+def of_renewal(held: HeldLock, margin: float | None) -> Event:
+    """Return the event of a lock that was renewed in time by a margin [s]; None: it is lost."""
+    whose = who(held.lease.info)
+    if margin is None:
+        return LeaseLost(held.name, held.lost_reason or "deadline", **whose)
+    return LockRenewed(held.name, margin, ttl=held.ttl, lag=held.lag, **whose)
+
+
+def of_release(lease: Lease, held: float, lost: str = "") -> Event:
+    """Return the event of a lock that was held so long [s], and *lost* for this cause or none."""
+    return LockReleased(lease.name, held, ttl=lease.ttl, lost=lost, **who(lease.info))

@@ -1,0 +1,86 @@
+"""What somebody asks for who wants a lock, and with what an attempt begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from celery_redlock.errors import LockKeyError, RedlockError
+from celery_redlock.lock.records import is_text
+
+__all__ = ["NO_TURN", "MarkerStands", "Turn", "Wanted"]
+
+
+class MarkerStands(RedlockError):
+    """
+    No lock was taken: a marker says that none is needed any more, or may say so.
+
+    Attributes:
+        state: What a majority of nodes says in the marker. Empty where no majority says the same,
+            or where so few nodes answered that either is possible: ask again later.
+    """
+
+    def __init__(self, state: str) -> None:
+        super().__init__(state)
+        self.state = state
+
+
+class Turn(NamedTuple):
+    """
+    With what an attempt begins.
+
+    Attributes:
+        token: Of a ticket whose turn has come; None for a new one.
+        place: To try first; None for any.
+    """
+
+    token: str | None
+    place: int | None
+
+
+NO_TURN = Turn(None, None)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """
+    What somebody asks for.
+
+    Attributes:
+        name: Lock name.
+        ttl: Lease to write to every node [s].
+        wait: How long to keep trying [s].
+        fence: Whether to ask for a fencing number.
+        info: Description of the holder; plain JSON values.
+        marker: Name of a marker that, where it stands, makes the lock needless.
+        owner: 32 hexadecimal digits that all tokens of this begin with, so that whoever knows
+            them can release for a holder that is dead; None for tokens that nobody else knows.
+        turn: With what the first attempt begins.
+        limit: How many places the lock has: it is granted on any of them.
+        queued_since: Since when it has waited as a message [s, Unix time]; None if it has not.
+        ends: Give up by then whatever the nodes do, a split vote included [s, our clock]; None
+            for no such limit.
+
+    Raises:
+        LockKeyError: The name is no string, or empty.
+    """
+
+    name: str
+    ttl: float
+    wait: float = 0.0
+    fence: bool = True
+    info: dict[str, Any] = field(default_factory=dict)
+    marker: str | None = None
+    owner: str | None = None
+    turn: Turn = NO_TURN
+    queued_since: float | None = None
+    limit: int = 1
+    ends: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            msg = f"a lock name is a string that is not empty, not {type(self.name).__name__}"
+            raise LockKeyError(msg)
+        if not is_text(self.name):
+            msg = f"a lock name is text, without lone surrogates, unlike {self.name[:80]!r}"
+            raise LockKeyError(msg)

@@ -1,0 +1,91 @@
+"""Which observer an item of ``redlock_observers`` stands for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, cast
+
+from kombu.utils.imports import symbol_by_name
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.events import Observer
+from celery_redlock.observers import prometheus_files
+from celery_redlock.observers.journal import JournalObserver
+from celery_redlock.observers.logging import Log
+from celery_redlock.observers.tally import Tally
+from celery_redlock.reading.journal import Journal
+from celery_redlock.reading.tally import Counts, tally_request
+
+__all__ = ["READY", "observer_of"]
+
+
+def observer_of(named: Any, plugin: Any) -> Observer:
+    """
+    Return the observer that an item of ``redlock_observers`` stands for.
+
+    Raises:
+        ConfigurationError: There is none of that name, or what it needs is not installed.
+    """
+    if callable(named):
+        return cast("Observer", named)
+    try:
+        found = READY[named](plugin) if named in READY else symbol_by_name(named)
+    except ConfigurationError:  # its own word for what it lacks
+        raise
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"redlock_observers: {what_is_wrong(named, error)}") from None
+    if not callable(found):
+        msg = f"redlock_observers: {named!r} is not callable but a {type(found).__name__}"
+        raise ConfigurationError(msg)
+    return cast("Observer", found)
+
+
+def what_is_wrong(named: str, error: Exception) -> str:
+    """Return why *error* came of an item of ``redlock_observers``, and what helps."""
+    if named in EXTRAS:
+        missing = getattr(error, "name", None) or error
+        return f"{named!r} needs {missing}; pip install 'celery-redlock[{EXTRAS[named]}]'"
+    near = difflib.get_close_matches(named, READY, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"ready ones are {', '.join(READY)}"
+    return f"there is no {named!r} ({error}); {hint}"
+
+
+def journal(plugin: Any) -> Observer:
+    def send(hour: int, task: str, counts: Counts) -> None:
+        locks = plugin.locks
+        locks.driver.tell(tally_request(locks.rules, hour, task, counts))
+
+    return JournalObserver(lambda: Journal.on(plugin.locks), Tally(send))
+
+
+def celery_events(plugin: Any) -> Observer:
+    from celery_redlock.celery_events import CeleryEvents  # noqa: PLC0415  in workers alone
+
+    return CeleryEvents(plugin)
+
+
+def prometheus(plugin: Any) -> Observer:
+    if plugin.has_children and plugin.settings.prometheus_listen is not None:
+        prometheus_files.share()  # before the import that follows
+    from celery_redlock.observers.prometheus import count_event  # noqa: PLC0415  an extra
+
+    return count_event
+
+
+def otel(_plugin: Any) -> Observer:
+    from celery_redlock.observers.otel import OpenTelemetry  # noqa: PLC0415  an extra
+
+    return OpenTelemetry()
+
+
+#: Word in ``redlock_observers`` -> what makes the observer.
+READY: dict[str, Callable[[Any], Observer]] = {
+    "logging": lambda plugin: Log(plugin.settings.skip_log_level, lambda: plugin.speaks_of_nodes),
+    "journal": journal,
+    "celery": celery_events,
+    "prometheus": prometheus,
+    "otel": otel,
+}
+#: Word -> the extra that brings what it needs.
+EXTRAS = {"prometheus": "prometheus", "otel": "otel"}

@@ -1,0 +1,69 @@
+"""What a worker does at its start: check our part of the configuration, and look for deaths."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Any
+
+from celery import bootsteps
+from kombu.utils.imports import symbol_by_name
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.log import get_logger
+from celery_redlock.plugin import locking, plugin_for
+
+__all__ = ["LOOK_FOR_DEATHS", "CheckLocks", "NoteDeaths"]
+
+logger = get_logger(__name__)
+
+#: How often a worker looks for children that have died [s].
+LOOK_FOR_DEATHS = 0.25
+#: The pool whose tasks run in children; by its name, as only a worker needs it.
+PREFORK = "celery.concurrency.prefork:TaskPool"
+
+
+class CheckLocks(bootsteps.Step):
+    """The step of a worker's start that checks our part of the configuration."""
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        load_inspect_commands()
+        if locking.disabled:
+            return
+        plugin = plugin_for(worker.app)
+        plugin.speaks_of_nodes = False
+        plugin.has_children = issubclass(worker.pool_cls, symbol_by_name(PREFORK))
+        plugin.sends_events = bool(getattr(worker, "task_events", False))
+        worker.app.conf.worker_send_task_events = plugin.sends_events  # goes to its children
+        try:
+            plugin.check()
+        except ConfigurationError as error:
+            logger.critical("celery-redlock: %s", error)
+            raise
+
+
+class NoteDeaths(bootsteps.StartStopStep):
+    """
+    Has a worker look for children that have died more often than Celery does.
+
+    Celery learns of a death from a pipe that closes a moment before the process can be waited
+    for. When it looks too early, it looks again with its timer, after up to five seconds.
+    Until then the task is not lost, not put back, and its lock not released.
+    """
+
+    def register_with_event_loop(self, worker: Any, hub: Any) -> None:
+        """Set the timer; called by Celery with each new connection to the broker."""
+        look = getattr(worker.pool, "maintain_pool", None)
+        if plugin_for(worker.app).has_children and look is not None:
+            hub.call_repeatedly(LOOK_FOR_DEATHS, look)
+
+
+def load_inspect_commands() -> None:
+    """
+    Have this process know our commands of ``celery inspect``.
+
+    They come with the plug-in of the ``celery`` command, which a worker has loaded that was
+    started by that command, but not one that a program started.
+    """
+    for command in entry_points(group="celery.commands", name="redlock"):
+        command.load()
