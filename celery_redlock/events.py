@@ -270,7 +270,8 @@ class TaskEvent(LockEvent):
         task: Name of the task.
         task_id: Its id.
         cause: ``"conflict"`` or ``"unavailable"``. In report mode also ``"redelivered"``, of a copy
-            beside the run of the original, and ``"finished"``, of one that came after it.
+            beside the run of the original, ``"finished"``, of one that came after it, and
+            ``"unnamed"``, of arguments that make no lock name.
         holder: Who holds the lock, as in `LockTaken.holder`; empty if nobody knows.
     """
 

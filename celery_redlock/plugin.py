@@ -20,6 +20,7 @@ from celery import signals
 
 from celery_redlock.configuration import redis_of, redlock_conf
 from celery_redlock.deferral import defer_signals, pause
+from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Event, LockEvent, Observer, tell
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
@@ -171,10 +172,12 @@ class Plugin:
                 tell(observers, event)
 
     def flush(self) -> None:
-        """Let observers send what they have gathered; never fails, and connects to no node."""
+        """Let observers send what they have gathered; never fails. For the end of a process."""
         try:
             if not (isinstance(self._locks, Redlock) and self._locks.fanout.is_connected):
                 return
+            # Report mode waits for a quorum alone: to the others nothing was sent as yet.
+            self._locks.fanout.settle_all(self._locks.rules.node_timeout)
             for observer in self._observers or ():
                 if isinstance(observer, JournalObserver):
                     observer.flush()
@@ -263,7 +266,7 @@ class Plugin:
         Check settings, options of all tasks, and the nodes; warn of what is risky.
 
         Raises:
-            ConfigurationError: A setting is impossible.
+            ConfigurationError: A setting is impossible; or a node, unless all is only reported.
         """
         settings, _ = self.settings, self.observers
         if self._check_tasks is not None:
@@ -279,7 +282,14 @@ class Plugin:
                 "no node failure; set redlock_nodes to three or five independent servers",
                 ", ".join(self.locks.labels),
             )
-        for node, problem in health.check(self.locks).items():
+        try:
+            silent = health.check(self.locks)
+        except ConfigurationError as error:
+            if settings.mode != "report":
+                raise
+            silent = {}  # nothing rests on what they say, and production goes on
+            logger.critical("celery-redlock: nothing is reported: %s", error)
+        for node, problem in silent.items():
             logger.warning("Lock node %s does not answer: %s", node, problem)
         for node, count in health.replicas(self.locks).items():
             logger.warning(

@@ -29,7 +29,7 @@ __all__ = ["count_event", "counting"]
 WINDOW = 300.0
 UNKNOWN = float("nan")
 #: What report mode reports, by cause.
-REPORTS = ("conflict", "unavailable", "redelivered", "finished", "duplicate", "lost")
+REPORTS = ("conflict", "unavailable", "redelivered", "finished", "unnamed", "duplicate", "lost")
 
 #: Held while an event is counted. Whoever forks should hold it: a child would find the mutex of
 #: prometheus_client as another thread of the parent held it, and never released.

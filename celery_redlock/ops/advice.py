@@ -221,17 +221,23 @@ def entry_of(watched: Watched, advice: list[Advice]) -> tuple[dict[str, Any], li
     """
     Return the options for an entry of ``redlock_protect``, as plain values.
 
+    An entry stands before all others, so it needs all that these say of the task.
+
     Returns:
         What the task has of its own, with what *advice* says, and ``lock_mode`` if it only
-        reported; and the names of its own options that cannot be written so.
+        reported; and the names of its options that cannot be written so, and are not in its code.
+        With any of these, what is to be changed alone. Empty for a task that nobody knows.
     """
+    if watched.options is None:
+        return {}, []
     plain = {option: literal(value) for option, value in watched.own.items()}
-    left_out = [option for option, value in plain.items() if value is None]
+    left_out = [it for it, value in plain.items() if value is None and it not in watched.in_code]
     entry = {option: value for option, value in plain.items() if value is not None}
-    entry |= {it.option: it.value for it in advice if it.value is not None}
-    if watched.tally.ran_reported or watched.tally.reported:
-        entry["lock_mode"] = "enforce"
-    return entry, left_out
+    changes = {it.option: it.value for it in advice if it.value is not None}
+    would_fail = "unnamed" in watched.tally.reported
+    if (watched.tally.ran_reported or watched.tally.reported) and not would_fail:
+        changes["lock_mode"] = "enforce"
+    return (changes if left_out else entry | changes), left_out
 
 
 def literal(value: Any) -> Any:

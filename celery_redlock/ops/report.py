@@ -13,6 +13,7 @@ from glob import escape
 from typing import Any
 
 from celery_redlock.configuration import spelling
+from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.advice import Advice, Watched, advise, entry_of, literal, too_short
 from celery_redlock.reading.tally import TaskTally
@@ -32,6 +33,7 @@ CAUSES = {
     "unavailable": "no quorum",
     "redelivered": "copy beside its run",
     "finished": "copy after its run",
+    "unnamed": "arguments make no lock name, would fail",
     "duplicate": "duplicate at publish",
     "lost": "lock was lost",
 }
@@ -49,8 +51,9 @@ class TaskReport:
             ``"both"`` if it ran in both; "" if it only published.
         advice: What the figures say; empty if it was watched for too short a time.
         too_short: Why there is no advice; "" if there is.
-        entry: Options for ``redlock_protect``; empty if nothing is to be changed.
-        left_out: Its own options that an entry cannot hold.
+        entry: Options for ``redlock_protect``; empty if nothing is to be changed. With *left_out*,
+            what is to be changed where the task has its options now.
+        left_out: Options of its own that cannot be written here; an entry would be without them.
         in_code: Options of the entry that its code sets to something else, which would win.
     """
 
@@ -62,6 +65,20 @@ class TaskReport:
     entry: Mapping[str, Any] | None = None
     left_out: Sequence[str] = ()
     in_code: Sequence[str] = ()
+
+    @property
+    def by_hand(self) -> list[str]:
+        """What to change where no entry can, a sentence each."""
+        told = []
+        if self.left_out and self.entry:
+            told.append(
+                f"Add {dict(self.entry)!r} to the options that redlock_protect has for it now: an "
+                f"entry of its own would be without its {', '.join(self.left_out)}."
+            )
+        if self.in_code:
+            options = ", ".join(self.in_code)
+            told.append(f"Change {options} in its code, which wins over redlock_protect.")
+        return told
 
     @property
     def refusals(self) -> dict[str, int]:
@@ -95,9 +112,14 @@ class Report:
     setting: str = PROTECT
 
     @property
+    def is_complete(self) -> bool:
+        """Whether a quorum of nodes said what it has counted."""
+        return self.nodes - len(self.silent) >= quorum(self.nodes)
+
+    @property
     def entries(self) -> dict[str, Mapping[str, Any]]:
         """Task name -> its entry, of those that have one."""
-        return {it.name: it.entry for it in self.tasks if it.entry}
+        return {it.name: it.entry for it in self.tasks if it.entry and not it.left_out}
 
     @property
     def protect(self) -> str:

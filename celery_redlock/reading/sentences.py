@@ -90,6 +90,8 @@ def refusal(record: Record) -> str:
     cause = record.get("cause")
     if cause == "finished":
         return "this execution has finished before"
+    if cause == "unnamed":
+        return "its arguments make no lock name"
     if cause in ("conflict", "redelivered"):
         again = "delivered again while it runs; " if cause == "redelivered" else ""
         return f"{again}{lock(record)} is held by {who(record.get('holder'), record.get('at'))}"

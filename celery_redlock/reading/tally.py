@@ -39,7 +39,7 @@ HOUR = 3600.0
 #: How long an hour is kept after it was last added to [s]: a week.
 RETENTION = 7 * 24 * 3600.0
 #: Why an execution is refused, or a publish (``"duplicate"``), or that its lock was lost meanwhile.
-CAUSES = ("conflict", "unavailable", "redelivered", "finished", "duplicate", "lost")
+CAUSES = ("conflict", "unavailable", "redelivered", "finished", "unnamed", "duplicate", "lost")
 #: Before what was only reported.
 REPORTED = "reported:"
 #: Fields that are not added up, but of which the smallest or largest, or the newest, is kept.

@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
@@ -59,6 +60,8 @@ class RedlockRequest(Request):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if isinstance(self.id, (UUID, int)):  # as some publish it; all that is kept of it is text
+            self.id = self._request_dict["id"] = str(self.id)
         if not (isinstance(self.id, str) and self.id):
             shown = repr(self.id)[:LONGEST_SHOWN]
             raise InvalidTaskError(f"task id must be a non-empty string, not {shown}")

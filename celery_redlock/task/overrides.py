@@ -105,11 +105,19 @@ def check_behind(task: str, cls: type, base: type) -> None:
 
 def check_request(task: Any, base: Any) -> None:
     """
-    Make sure that the worker's main process can release for a child of *task* that is killed.
+    Make sure that executions of *task* come to us, and that a worker can release for a dead child.
 
     Raises:
-        ConfigurationError: A class of the task has a `Request` that is not ours.
+        ConfigurationError: A class of the task has a `Strategy` that is not Celery's, or a
+            `Request` that is not ours.
     """
+    if task.Strategy != base.Strategy:
+        where = next(cls for cls in type(task).__mro__ if "Strategy" in vars(cls))
+        msg = (
+            f"{task.name}: {where.__qualname__}.Strategy runs the task in its own way, past the "
+            "lock, as that of celery-batches does"
+        )
+        raise ConfigurationError(msg)
     if task.Request == base.Request:
         return  # not looked up where it is unchanged: that imports Celery's worker
     ours, theirs = symbol_by_name(base.Request), symbol_by_name(task.Request)

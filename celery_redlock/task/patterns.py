@@ -68,13 +68,14 @@ class Patterns:
         Return what the setting says of the task *name*; None to leave it as it is.
 
         Raises:
-            ConfigurationError: A callable of the user's has returned what is no set of options.
+            ConfigurationError: A callable of the user's has failed, or has returned what is no set
+                of options.
         """
         if self._choose is not None:
             is_built_in = name.startswith(BUILT_IN)
-            return None if is_built_in else rule_of("redlock_protect", self._choose(name))
+            return None if is_built_in else rule_of("redlock_protect", called(self._choose, name))
         for pattern, matches, rule in self._rules:
-            if matches(name):
+            if called(matches, name):
                 self._used.add(pattern)
                 return rule
         return None
@@ -99,6 +100,15 @@ class Patterns:
             elif rule is not None and not any(map(matches, names)):
                 found.append((pattern, None))
         return found
+
+
+def called(choose: Callable[[str], Any], name: str) -> Any:
+    """Return what *choose* says of a task's name; raises ConfigurationError for what it raises."""
+    try:
+        return choose(name)
+    except Exception as error:  # anybody's code
+        msg = f"redlock_protect: a callable failed for {name!r}: {error!r}"
+        raise ConfigurationError(msg) from error
 
 
 def matcher_of(pattern: Any) -> Callable[[str], Any]:

@@ -31,6 +31,9 @@ __all__ = ["check_at_start", "protect_tasks"]
 
 logger = get_logger(__name__)
 
+#: How many patterns that match nothing are reported; each is compared to the names of all tasks.
+MOST_WARNINGS = 10
+
 
 class ProtectedTasks(WatchedTasks):
     """
@@ -154,13 +157,15 @@ def _warn_of_unused(sender: Any = None, **_: Any) -> None:
     registry = getattr(sender, "app", None) and sender.app._tasks  # noqa: SLF001
     if not isinstance(registry, ProtectedTasks):
         return
-    for pattern, taken_by in registry.patterns.without_effect(registry):
+    found = registry.patterns.without_effect(registry)
+    for pattern, taken_by in found[:MOST_WARNINGS]:
         if taken_by is not None:
-            words = (
-                "redlock_protect: %r has no effect behind %r, which matches it, too; put it first"
-            )
+            words = "redlock_protect: put %r before %r, which matches it, too, or it has no effect"
             logger.warning(words, pattern, taken_by)
             continue
         near = difflib.get_close_matches(str(pattern), registry, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         logger.warning("redlock_protect: %r matches no task of this worker%s", pattern, hint)
+    if len(found) > MOST_WARNINGS:
+        more = len(found) - MOST_WARNINGS
+        logger.warning("redlock_protect: %d more patterns match no task of this worker", more)

@@ -105,7 +105,7 @@ def publish(
     wait_until_bound(task)
     if task.app.conf.task_always_eager or lock_of(task).is_built_in:
         return unique(inherited(args, kwargs, **options))
-    task_id = options["task_id"] or uuid()
+    task_id = str(options["task_id"] or uuid())  # as our records and those of a backend have it
     envelope = envelope_of(options.get("headers"), task_id)
     message = Message(task, inherited, args, kwargs, {**options, "task_id": task_id}, envelope)
     if not message.needs_reservation:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_redlock.errors import LockNotAcquired, LockTaken
+from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken
 from celery_redlock.events import (
     TaskEvent,
     TaskQueued,
@@ -66,6 +66,10 @@ def report(execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             execution.plugin.notify(event)
     except SoftTimeLimitExceeded:  # of the task
         raise
+    except LockKeyError:
+        warn_once(task.name, "%s runs; enforced, it would fail", execution)
+        about = {"name": task.name, "task": task.name, "task_id": execution.request.id}
+        execution.plugin.notify(TaskRefused(**about, cause="unnamed", report=True))
     except Exception:  # noqa: BLE001  with any error the body runs
         warn_once(task.name, "%s runs, and nothing is reported of it", execution)
 

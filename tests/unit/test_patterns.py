@@ -71,6 +71,13 @@ def test_a_callable_may_choose_the_options():
     assert patterns.without_effect(names) == []
 
 
+@pytest.mark.parametrize("setting", [{}.__getitem__, {{}.__getitem__: ORDER}])
+def test_a_callable_that_fails_is_named(setting):
+    """With the task, and not as an error of whoever looks at it."""
+    with pytest.raises(ConfigurationError, match=r"redlock_protect.*'vendor.sync'.*KeyError"):
+        Patterns(setting).rule_for("vendor.sync")
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [

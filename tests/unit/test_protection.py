@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import types
+import uuid
 import weakref
 
 import pytest
@@ -351,7 +352,7 @@ def test_a_worker_reports_patterns_that_match_nothing(caplog):
             signals.worker_ready.send(sender=Consumer(one))
     told = [record.getMessage() for record in caplog.records if "redlock" in record.name]
     unused = "redlock_protect: 'vendor.sink' matches no task of this worker"
-    behind = "'vendor.sync' has no effect behind 'vendor.*', which matches it, too; put it first"
+    behind = "put 'vendor.sync' before 'vendor.*', which matches it, too, or it has no effect"
     assert told == [f"{unused}; did you mean 'vendor.sync'?", f"redlock_protect: {behind}"]
 
 
@@ -370,6 +371,15 @@ class WithRequest(Task):
 
     abstract = True
     Request = Request
+
+
+class WithStrategy(Task):
+    """As those of celery-batches: its body is not run by Celery's tracer."""
+
+    abstract = True
+
+    def Strategy(self, task, app, consumer):  # noqa: N802  Celery's name
+        """Gather messages."""
 
 
 class WithBind(Task):
@@ -407,6 +417,7 @@ class WithCall(Task):
     [
         (WithLock, "lock is what RedlockTask needs for itself"),
         (WithRequest, r"WithRequest\.Request.*would not release.*derive it from"),
+        (WithStrategy, r"WithStrategy\.Strategy runs the task in its own way, past the lock"),
         (WithBind, r"overrides bind\(\)"),
         (Final, "cannot be combined with RedlockTask: final"),
         (WithCall, "__call__ must be a method"),
@@ -559,6 +570,12 @@ def test_an_app_that_is_never_finalized_publishes_protected():
     task = app.task(name="vendor.sync", shared=False)(sync)
     assert isinstance(task.delay(7), UniqueResult)
     assert not app.finalized
+
+
+def test_a_task_id_may_be_what_celery_takes():
+    """As the key of a record of one's own."""
+    task_id = uuid.UUID(int=7)
+    assert declare(app_with()).apply_async((7,), task_id=task_id).id == str(task_id)
 
 
 @pytest.mark.parametrize("fixups", [None, []])

@@ -338,10 +338,11 @@ def test_several_names_and_places(app):
 
 
 def test_arguments_that_make_no_name_change_nothing(app, caplog):
-    """It runs, with one warning for all such calls. Twin: an enforced task fails."""
+    """It runs, is reported, and has one warning for all such calls. Twin: an enforced one fails."""
     task = declare(app, lock_key=lambda *_: 1 / 0)
     assert [deliver(task, "k") for _ in range(3)] == ["ran"] * 3
     assert [it.levelname for it in caplog.records].count("WARNING") == 1
+    assert [event.cause for event in reported(app, events.TaskRefused)] == ["unnamed"] * 3
     task.lock_mode = "enforce"
     with pytest.raises(LockKeyError):
         deliver(task, "k")

@@ -15,6 +15,7 @@ from celery_redlock.observers import tally as observer
 from celery_redlock.observers.tally import EVERY, MOST, Tally, summed
 from celery_redlock.reading.holds import HOLD_BOUNDS, Holds, class_of
 from celery_redlock.reading.tally import (
+    EXAMPLES,
     FIELDS,
     REPORTED,
     Counts,
@@ -250,7 +251,7 @@ def test_of_an_example_the_newest_counts():
 @pytest.mark.parametrize("junk", [b"x", b"-1", b"9" * 400, b"1.5", b"nan", None, 7, [], b""])
 def test_what_others_wrote_is_left_out(junk):
     """Nothing of it is a number that we write, and no example."""
-    reply = [junk] * (len(FIELDS) + 6)
+    reply = [junk] * (len(FIELDS) + len(EXAMPLES))
     assert read_counts(reply) == Counts({}, {})
 
 

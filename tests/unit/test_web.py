@@ -1246,6 +1246,10 @@ def test_the_page_of_the_report_says_what_was_refused(client, stand):
         assert told in page, told
     stand.tasks = {}
     assert "Nothing was counted" in seen_in(client().get("/report"))
+    stand.silent = LABELS[2:]
+    page = seen_in(client().get("/report"))
+    assert "No answer from lock-3" in page
+    assert "Nothing was counted" not in page
     stand.tallies = lambda: (None, 0.0)
     assert "not answered yet" in seen_in(client().get("/report"))
 

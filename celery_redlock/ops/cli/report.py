@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from celery_redlock.lock.lease import quorum
 from celery_redlock.ops.cli.command import UNWELL, app_at_hand, operator_command, settings_at_hand
 from celery_redlock.ops.listing import local_time, note_silent
 from celery_redlock.ops.loading import load_tasks
@@ -36,7 +35,8 @@ Examples:
 \b
 JSON: since, first (Unix times), watched (seconds), silent[]; tasks[]:
 task, mode (report, enforce, both), ran, refused and reported (a count for
-each cause: conflict, unavailable, redelivered, finished, duplicate, lost),
+each cause: conflict, unavailable, redelivered, finished, unnamed,
+duplicate, lost),
 examples (a record for each cause), holds: count, mean, p50, p99, longest,
 ttl; too_short, advice[]: option, text, value; entry, left_out[], in_code[];
 redlock_protect: all entries as Python
@@ -85,7 +85,7 @@ def report(*, since: float, task: str | None, as_json: bool) -> int:
     found = report_of(app, settings.rules, tallies, begin, len(settings.nodes), task)
     show_json(as_plain(found)) if as_json else show(found)
     note_silent(found.silent)
-    return 0 if found.nodes - len(found.silent) >= quorum(found.nodes) else UNWELL
+    return 0 if found.is_complete else UNWELL
 
 
 # --- as text -------------------------------------------------------------------------------
@@ -94,7 +94,8 @@ def report(*, since: float, task: str | None, as_json: bool) -> int:
 def show(found: Report) -> None:
     """Print *found* in plain words."""
     if not found.tasks:
-        click.echo("Nothing was counted: no task took a lock, or none of this name.")
+        if found.is_complete:
+            click.echo("Nothing was counted: no task took a lock, or none of this name.")
         return
     click.echo(f"Watched for {duration(found.watched)}, since {local_time(found.first)}.\n")
     show_table(HEAD, [row(it) for it in found.tasks])
@@ -132,10 +133,8 @@ def show_task(task: TaskReport) -> None:
         say(task.too_short)
     for advice in task.advice:
         say(advice.text)
-    if task.left_out:
-        say(f"Keep its own {', '.join(task.left_out)}: not a plain value for redlock_protect.")
-    if task.in_code:
-        say(f"Change {', '.join(task.in_code)} in its code, which wins over redlock_protect.")
+    for sentence in task.by_hand:
+        say(sentence)
 
 
 def say(text: str, indent: int = 2) -> None:
