@@ -56,7 +56,10 @@ def journal(plugin: Any) -> Observer:
         locks = plugin.locks
         locks.driver.tell(tally_request(locks.rules, hour, task, counts))
 
-    return JournalObserver(lambda: Journal.on(plugin.locks), Tally(send))
+    def reaches_all() -> bool:
+        return all(node.is_settled for node in plugin.locks.fanout.nodes)
+
+    return JournalObserver(lambda: Journal.on(plugin.locks), Tally(send, reaches_all))
 
 
 def celery_events(plugin: Any) -> Observer:

@@ -54,10 +54,17 @@ class Tally:
 
     Args:
         send: Is called with an hour, a task and its counts; waits for nothing.
+        reaches_all: Whether no node is missing that is about to be connected, as some are in the
+            first moments of a process. Then it is sent some seconds later.
     """
 
-    def __init__(self, send: Callable[[int, str, Counts], None]) -> None:
-        self._send = send
+    def __init__(
+        self,
+        send: Callable[[int, str, Counts], None],
+        reaches_all: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._send, self._reaches_all = send, reaches_all
+        self._is_late = False
         self._sent = float("-inf")
         self._noted: deque[Noted] = deque()  # its own steps are atomic: no lock
         self._pid = os.getpid()
@@ -70,13 +77,16 @@ class Tally:
             self._noted, self._pid = deque(), os.getpid()
         self._noted.append((time.time(), event))
         if time.monotonic() - self._sent >= EVERY or len(self._noted) >= MOST:
-            self.flush()
+            if self._is_late or self._reaches_all():
+                self.flush()
+            else:
+                self._sent, self._is_late = time.monotonic(), True
 
     def flush(self) -> None:
         """Send what is counted."""
         if self._pid != os.getpid():
             return
-        self._sent = time.monotonic()
+        self._sent, self._is_late = time.monotonic(), False
         for (hour, task), counts in summed(taken_from(self._noted)).items():
             self._send(hour, task, counts)
 

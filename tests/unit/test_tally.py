@@ -169,6 +169,17 @@ def test_counts_are_sent_with_an_event_a_few_seconds_later(clock):
     assert sent == [1, 11, 1]
 
 
+def test_what_is_counted_before_all_nodes_are_there_is_sent_once_later(clock):
+    """A node that is missing would lack it for good; one that never comes delays nothing twice."""
+    sent = []
+    tally = Tally(lambda hour, task, counts: sent.append(counts.numbers["ran"]), lambda: False)
+    tally(acquired())
+    assert sent == []
+    clock[0] += EVERY
+    tally(acquired())
+    assert sent == [2]
+
+
 def test_a_busy_process_sends_sooner(clock):
     """So that no event waits for the sum of too many others."""
     sent = []
