@@ -156,8 +156,10 @@ def test_the_first_example_is_short_and_a_direct_call_takes_no_lock(names, tmp_p
 
 
 def test_the_readme_is_one_page():
-    """At most 160 lines, or it is no first page any more."""
+    """At most 160 lines and six features, or it is no first page any more."""
     assert len(README.read_text().splitlines()) <= 160
+    features = README.read_text().partition("\n## Features\n")[2].partition("\n## ")[0]
+    assert len(re.findall(r"^- ", features, re.MULTILINE)) <= 6
 
 
 # -- the tables -------------------------------------------------------------------------
