@@ -105,6 +105,15 @@ def test_paths_and_targets_of_the_guide_are_there():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
+def test_the_guide_knows_the_rooms():
+    """Every room of the package, and every kind of test, has its row."""
+    named = set(re.findall(r"`((?:celery_redlock|tests)/\w+)/?`", PAGES[1].read_text()))
+    for folder, marker in (("celery_redlock", "__init__.py"), ("tests", "*.py")):
+        rooms = {f"{folder}/{it.parent.name}" for it in (ROOT / folder).glob(f"*/{marker}")}
+        assert len(rooms) > 8
+        assert rooms <= named
+
+
 # -- forms ---------------------------------------------------------------------------------
 
 
