@@ -41,6 +41,8 @@ NODE_EVENTS = (
 )
 #: Each process reports one node so many times in so long [s], and then its last state.
 NODE_RECORDS, NODE_PAUSE = 3, 30.0
+#: Two quarantines of a node that end so close together are one, met by two connections [s].
+SAME_END = 2.0
 
 
 class JournalObserver:
@@ -57,6 +59,7 @@ class JournalObserver:
         self._journal = journal
         self._tally = tally
         self._down: set[str] = set()
+        self._ends: dict[str, float] = {}
         self._told: dict[str, list[float]] = {}
         self._late: dict[str, events.NodeEvent] = {}
 
@@ -71,13 +74,18 @@ class JournalObserver:
             self._journal().put(record_of(event))
 
     def _is_news(self, event: events.NodeEvent) -> bool:
-        """Return whether to write this now: not of a node that was never down, nor too often."""
+        """Return whether to write this now: no end of what was not, nothing twice or too often."""
         if isinstance(event, events.NodeUp):
             if event.node not in self._down:
                 return False
             self._down.discard(event.node)
         elif isinstance(event, events.NodeDown):
             self._down.add(event.node)
+        elif isinstance(event, events.NodeQuarantined):
+            before, ends = self._ends.get(event.node, 0.0), time.monotonic() + event.left
+            self._ends[event.node] = ends
+            if abs(ends - before) < SAME_END:
+                return False
         if self._is_too_soon(event.node):
             self._late[event.node] = event
             return False
