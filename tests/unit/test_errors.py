@@ -113,7 +113,7 @@ def test_what_nodes_answer_alike_is_said_once():
     text = str(errors.QuorumUnavailable("invoice:7", votes, 12.4))
     assert text == (
         "Lock 'invoice:7' could not be decided by a quorum of nodes for 12 s yet "
-        "[a, c: quarantined; b: refused]; 'redlock status' tells more"
+        "[a, c: quarantined; b: refused]; see 'redlock status'"
     )
 
 
@@ -122,7 +122,7 @@ def test_a_taken_lock_tells_its_holder_since_when_and_where():
     holder = {**HOLDER, "task": "shop.bill", "host": "web-1"}
     assert str(errors.LockTaken("invoice:7", {"a": "refused", "b": "refused"}, holder)) == (
         "Lock 'invoice:7' is held by task shop.bill[4], process 7 on web-1, "
-        "since 2025-07-31 22:13:20 UTC [a, b: refused]; 'redlock why' tells more"
+        "since 2025-07-31 22:13:20 UTC [a, b: refused]; see 'redlock why'"
     )
 
 
@@ -131,5 +131,5 @@ def test_a_lost_lock_tells_why():
     votes = {"a": "granted", "b": "unreachable (refused)", "c": "unreachable (refused)"}
     assert str(errors.LockLost("invoice:7", "deadline", votes)) == (
         "Lock 'invoice:7' is lost (deadline): not renewed in time, 2 of 3 nodes unreachable "
-        "[a: granted; b, c: unreachable (refused)]; 'redlock status' tells more"
+        "[a: granted; b, c: unreachable (refused)]; see 'redlock status'"
     )
