@@ -121,8 +121,10 @@ class QuorumUnavailable(LockNotAcquired):
         super().__init__(name, votes, retry_after)
 
     def _why(self) -> str:
-        """Return that nobody knows, and for how long, if known."""
-        return self.cause + (f" for {self.retry_after:.0f} s yet" if self.retry_after else "")
+        """Return that nobody knows, and when to ask again, if known."""
+        return self.cause + (
+            f" (try again in {self.retry_after:.0f} s)" if self.retry_after else ""
+        )
 
 
 class LockLost(RedlockError):

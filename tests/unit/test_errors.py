@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -11,8 +13,11 @@ from celery import Celery, states
 from celery.backends.base import DisabledBackend
 from kombu.utils import json as kombu_json
 
-from celery_redlock import errors
+from celery_redlock import RedlockTask, errors
+from celery_redlock.lock.rules import Rules
+from celery_redlock.words import LOSSES
 
+ERRORS = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 VOTES = {"lock-1:6379/0": "granted", "lock-2:6379/0": "refused", "lock-3:6379/0": "timed out"}
 HOLDER = {"token": "3f9a01bc", "task_id": "4", "pid": 7, "since": 1754000000.25, "ttl": 3.5}
 
@@ -34,6 +39,49 @@ EXAMPLES = [
     errors.StaleFence("invoice", 1001),
 ]
 
+A, B, C = "lock-1:6379/0", "lock-2:6379/0", "lock-3:6379/0"
+HELD, LATE = "refused (29.1 s left)", "unreachable (no answer in time)"
+BILL = {"task": "shop.bill", "task_id": "41d0", "host": "worker-1", "pid": 17, "since": 1795598377}
+
+
+def bill():
+    """Return a task that bills an invoice."""
+    app = Celery("shop", set_as_current=False)
+
+    @app.task(base=RedlockTask, name="shop.bill", shared=False)
+    def bill(invoice):
+        return invoice
+
+    return bill
+
+
+def raised_by(call):
+    """Return the error that *call* raises."""
+    with pytest.raises(errors.RedlockError) as info:
+        call()
+    return info.value
+
+
+#: As the page shows them, each below its heading.
+SHOWN = {
+    "ConfigurationError": [raised_by(lambda: Rules(ttl=0))],
+    "LockKeyError": [raised_by(lambda: bill().lock_name((object(),)))],
+    "LockTaken": [errors.LockTaken("invoice:7", {A: HELD, B: HELD, C: "not waited for"}, BILL)],
+    "QuorumUnavailable": [
+        errors.QuorumUnavailable(
+            "invoice:7", {A: "granted", B: "quarantined (44.2 s left)", C: LATE}, 44.2
+        )
+    ],
+    "LockLost": [
+        errors.LockLost("invoice:7", "deadline", {A: "granted", B: LATE, C: LATE}),
+        errors.LockLost("invoice:7", "stolen", {A: "refused", B: "refused", C: "granted"}),
+        errors.LockLost("invoice:7", "released"),
+        errors.LockLost("invoice:7", "fork"),
+    ],
+    "DuplicateTask": [errors.DuplicateTask("41d0", "shop.bill:7")],
+    "StaleFence": [errors.StaleFence("invoice", 33, 34)],
+}
+
 every_error = pytest.mark.parametrize(
     "error", EXAMPLES, ids=[f"{type(e).__name__}-{len(e.args)}" for e in EXAMPLES]
 )
@@ -51,6 +99,17 @@ def _same(one: BaseException, other: BaseException) -> bool:
 def test_every_error_has_an_example():
     """A new error cannot be forgotten by the tests below."""
     assert {type(example).__name__ for example in EXAMPLES} == set(errors.__all__)
+
+
+@pytest.mark.parametrize("heading", SHOWN)
+def test_the_page_has_the_message_that_is_met(heading):
+    """So that who searches for it lands at its heading, and reads there what to do."""
+    text = ERRORS.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    shown = re.findall(r"^```text\n(.+?)\n```$", text, re.MULTILINE | re.DOTALL)
+    assert shown == ["\n".join(map(str, SHOWN[heading]))]
+    lost = [error.reason for error in SHOWN["LockLost"]]
+    assert lost == list(dict.fromkeys(lost))
+    assert set(lost) == set(LOSSES)
 
 
 @every_error
@@ -112,7 +171,7 @@ def test_what_nodes_answer_alike_is_said_once():
     votes = {"a": "quarantined", "b": "refused", "c": "quarantined"}
     text = str(errors.QuorumUnavailable("invoice:7", votes, 12.4))
     assert text == (
-        "Lock 'invoice:7' could not be decided by a quorum of nodes for 12 s yet "
+        "Lock 'invoice:7' could not be decided by a quorum of nodes (try again in 12 s) "
         "[a, c: quarantined; b: refused]; see 'redlock status'"
     )
 
