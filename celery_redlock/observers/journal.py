@@ -60,7 +60,7 @@ class JournalObserver:
         self._tally = tally
         self._down: set[str] = set()
         self._ends: dict[str, float] = {}
-        self._told: dict[str, list[float]] = {}
+        self._written: dict[str, list[float]] = {}
         self._late: dict[str, events.NodeEvent] = {}
 
     def __call__(self, event: Any) -> None:
@@ -89,21 +89,21 @@ class JournalObserver:
         if self._is_too_soon(event.node):
             self._late[event.node] = event
             return False
-        self._told[event.node] = [*self._told.get(event.node, ()), time.monotonic()]
+        self._written[event.node] = [*self._written.get(event.node, ()), time.monotonic()]
         return True
 
     def _is_too_soon(self, node: str) -> bool:
         """Return whether as much has been written of a node lately as there may be."""
         since = time.monotonic() - NODE_PAUSE
-        self._told[node] = [at for at in self._told.get(node, ()) if at > since]
-        return len(self._told[node]) >= NODE_RECORDS
+        self._written[node] = [at for at in self._written.get(node, ()) if at > since]
+        return len(self._written[node]) >= NODE_RECORDS
 
     def _catch_up(self) -> None:
         """Write how nodes are by now of which there was too much to tell."""
         for node, event in list(self._late.items()):
             if not self._is_too_soon(node):
                 self._late.pop(node, None)
-                self._told[node].append(time.monotonic())
+                self._written[node].append(time.monotonic())
                 self._journal().put(record_of(event))
 
     def flush(self) -> None:
