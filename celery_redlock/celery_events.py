@@ -153,13 +153,13 @@ def message_of(event: events.Event, at: float, worker: str) -> dict[str, Any]:
     record = {**record_of(event), "at": at}
     if isinstance(event, events.DuplicatePublished):
         record["task_id"] = event.holder_id
-    told = {CALLED.get(key, key): value for key, value in record.items() if key not in LEFT_OUT}
-    told = {key: value for key, value in told.items() if value or key not in ("uuid", "name")}
-    is_filed = type(event) in OF_TASKS and "uuid" in told and bool(worker)
+    fields = {CALLED.get(key, key): value for key, value in record.items() if key not in LEFT_OUT}
+    fields = {key: value for key, value in fields.items() if value or key not in ("uuid", "name")}
+    is_filed = type(event) in OF_TASKS and "uuid" in fields and bool(worker)
     name = TYPES.get(type(event), type(event).__name__)
     group, mode = "task-" if is_filed else "", "report-" if record.get("report") else ""
     kind = f"{group}redlock-{mode}{name}"
-    return {**told, "type": kind, "hostname": worker or anon_nodename(), "utcoffset": utcoffset()}
+    return {**fields, "type": kind, "hostname": worker or anon_nodename(), "utcoffset": utcoffset()}
 
 
 class Line:

@@ -64,7 +64,7 @@ class LockNotAcquired(RedlockError):
     """
 
     cause = "was not acquired"
-    #: What tells more, of ``celery -A app redlock ...``.
+    #: What to ask for more, of ``celery -A app redlock ...``.
     command = "why"
 
     def __init__(self, name: str, votes: dict[str, str], *more: Any) -> None:
@@ -74,7 +74,7 @@ class LockNotAcquired(RedlockError):
 
     def __str__(self) -> str:
         votes = f" [{votes_in_words(self.votes)}]" if self.votes else ""
-        return f"Lock {self.name!r} {self._why()}{votes}; 'redlock {self.command}' tells more"
+        return f"Lock {self.name!r} {self._why()}{votes}; see 'redlock {self.command}'"
 
     def _why(self) -> str:
         """Return why, as the rest of a sentence that begins with the lock."""
@@ -121,8 +121,10 @@ class QuorumUnavailable(LockNotAcquired):
         super().__init__(name, votes, retry_after)
 
     def _why(self) -> str:
-        """Return that nobody knows, and for how long, if known."""
-        return self.cause + (f" for {self.retry_after:.0f} s yet" if self.retry_after else "")
+        """Return that nobody knows, and when to ask again, if known."""
+        return self.cause + (
+            f" (try again in {self.retry_after:.0f} s)" if self.retry_after else ""
+        )
 
 
 class LockLost(RedlockError):
@@ -152,7 +154,7 @@ class LockLost(RedlockError):
             return text
         silent = sum(str(vote).startswith(SILENT) for vote in self.votes.values())
         text += f", {silent} of {len(self.votes)} nodes unreachable" if silent else ""
-        return f"{text} [{votes_in_words(self.votes)}]; 'redlock status' tells more"
+        return f"{text} [{votes_in_words(self.votes)}]; see 'redlock status'"
 
 
 class DuplicateTask(RedlockError):

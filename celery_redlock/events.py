@@ -234,7 +234,7 @@ class NodeQuarantined(NodeEvent):
 @dataclass(frozen=True)
 class NodeClockJump(NodeEvent):
     """
-    A node's clock was stepped, as far as can be told: other nodes' clocks do not say it was ours.
+    A node's clock was stepped, as far as can be known: other nodes' clocks do not say it was ours.
 
     Attributes:
         jump: By how much [s]; forward is positive, and lets keys expire early.

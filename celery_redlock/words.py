@@ -88,12 +88,12 @@ def who(holder: object, at: object = None) -> str:
     """
     if not isinstance(holder, Mapping) or not (holder.get("task_id") or holder.get("host")):
         return "an unknown holder"
-    told = [task_of(holder), f"process {field(holder, 'pid')} on {field(holder, 'host')}"]
+    parts = [task_of(holder), f"process {field(holder, 'pid')} on {field(holder, 'host')}"]
     since = number(holder.get("since"))
     if since > 0:
         held = duration(max(0.0, number(at) - since))
-        told.append(f"since {moment(since)}" if at is None else f"for {held}")
-    return ", ".join(filter(None, told))
+        parts.append(f"since {moment(since)}" if at is None else f"for {held}")
+    return ", ".join(filter(None, parts))
 
 
 def votes_in_words(votes: object) -> str:

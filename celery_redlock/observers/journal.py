@@ -41,6 +41,8 @@ NODE_EVENTS = (
 )
 #: Each process reports one node so many times in so long [s], and then its last state.
 NODE_RECORDS, NODE_PAUSE = 3, 30.0
+#: Two quarantines of a node that end so close together are one, met by two connections [s].
+SAME_END = 2.0
 
 
 class JournalObserver:
@@ -57,7 +59,8 @@ class JournalObserver:
         self._journal = journal
         self._tally = tally
         self._down: set[str] = set()
-        self._told: dict[str, list[float]] = {}
+        self._ends: dict[str, float] = {}
+        self._written: dict[str, list[float]] = {}
         self._late: dict[str, events.NodeEvent] = {}
 
     def __call__(self, event: Any) -> None:
@@ -71,31 +74,36 @@ class JournalObserver:
             self._journal().put(record_of(event))
 
     def _is_news(self, event: events.NodeEvent) -> bool:
-        """Return whether to write this now: not of a node that was never down, nor too often."""
+        """Return whether to write this now: no end of what was not, nothing twice or too often."""
         if isinstance(event, events.NodeUp):
             if event.node not in self._down:
                 return False
             self._down.discard(event.node)
         elif isinstance(event, events.NodeDown):
             self._down.add(event.node)
+        elif isinstance(event, events.NodeQuarantined):
+            before, ends = self._ends.get(event.node, 0.0), time.monotonic() + event.left
+            self._ends[event.node] = ends
+            if abs(ends - before) < SAME_END:
+                return False
         if self._is_too_soon(event.node):
             self._late[event.node] = event
             return False
-        self._told[event.node] = [*self._told.get(event.node, ()), time.monotonic()]
+        self._written[event.node] = [*self._written.get(event.node, ()), time.monotonic()]
         return True
 
     def _is_too_soon(self, node: str) -> bool:
         """Return whether as much has been written of a node lately as there may be."""
         since = time.monotonic() - NODE_PAUSE
-        self._told[node] = [at for at in self._told.get(node, ()) if at > since]
-        return len(self._told[node]) >= NODE_RECORDS
+        self._written[node] = [at for at in self._written.get(node, ()) if at > since]
+        return len(self._written[node]) >= NODE_RECORDS
 
     def _catch_up(self) -> None:
         """Write how nodes are by now of which there was too much to tell."""
         for node, event in list(self._late.items()):
             if not self._is_too_soon(node):
                 self._late.pop(node, None)
-                self._told[node].append(time.monotonic())
+                self._written[node].append(time.monotonic())
                 self._journal().put(record_of(event))
 
     def flush(self) -> None:

@@ -108,9 +108,14 @@ log_event = Log()
 
 def fields_of(record: dict[str, Any]) -> dict[str, Any]:
     """Return what is known of an event, in one flat dict of plain values; no token."""
-    told = dict(record)
-    del told["event"], told["at"], told["host"], told["pid"]  # a log record has these by itself
-    holder = told.pop("holder", {})
-    if "name" in told:
-        told["lock"] = told.pop("name")
-    return {**told, **{f"holder_{key}": value for key, value in holder.items()}}
+    fields = dict(record)
+    del (
+        fields["event"],
+        fields["at"],
+        fields["host"],
+        fields["pid"],
+    )  # a log record has these by itself
+    holder = fields.pop("holder", {})
+    if "name" in fields:
+        fields["lock"] = fields.pop("name")
+    return {**fields, **{f"holder_{key}": value for key, value in holder.items()}}

@@ -79,7 +79,7 @@ class OpenTelemetry:
         self._leaked = gauge(
             "redlock.node.leaked_keys", "{key}", "How many of our keys never expire"
         )
-        self._told: dict[type[events.Event], Callable[[Any], None]] = {
+        self._takers: dict[type[events.Event], Callable[[Any], None]] = {
             events.LockAcquired: self._acquired,
             events.LockConflict: self._conflict,
             events.LockUnavailable: self._unavailable,
@@ -97,7 +97,7 @@ class OpenTelemetry:
 
     def __call__(self, event: events.Event) -> None:
         """Record *event*."""
-        take = self._told.get(type(event))
+        take = self._takers.get(type(event))
         if getattr(event, "report", False):
             self._report(event)
         elif take is not None:
@@ -173,10 +173,14 @@ class OpenTelemetry:
         span = trace.get_current_span()
         if span.is_recording():
             name = f"redlock.{type(event).__name__.removeprefix('Task').lower()}"
-            told = {LOCK: event.name, "redlock.cause": event.cause, **about_holder(event.holder)}
+            attributes = {
+                LOCK: event.name,
+                "redlock.cause": event.cause,
+                **about_holder(event.holder),
+            }
             if isinstance(event, (events.TaskRetried, events.TaskRescheduled, events.TaskQueued)):
-                told["redlock.countdown"] = event.countdown
-            span.add_event(name, told)
+                attributes["redlock.countdown"] = event.countdown
+            span.add_event(name, attributes)
 
     def _duplicate(self, event: events.DuplicatePublished) -> None:
         how = {"redlock.on_duplicate": event.on_duplicate}

@@ -24,13 +24,13 @@ def record_of(event: Event) -> dict[str, Any]:
         ``host`` and ``pid`` of this process; ``report`` only where it is true. Neither a token
         nor an argument value, except where a lock name of the user's holds one.
     """
-    told = dict(vars(event))
-    if not told.get("report"):
-        told.pop("report", None)
-    if "holder" in told:
-        told["holder"] = {key: told["holder"][key] for key in HOLDER if key in told["holder"]}
+    fields = dict(vars(event))
+    if not fields.get("report"):
+        fields.pop("report", None)
+    if "holder" in fields:
+        fields["holder"] = {key: fields["holder"][key] for key in HOLDER if key in fields["holder"]}
     where = {"at": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
-    return {"event": type(event).__name__, **where, **told}
+    return {"event": type(event).__name__, **where, **fields}
 
 
 def reported_as(event: Event) -> str:

@@ -1,7 +1,7 @@
 """
 ``celery-redlock demo``: real servers, a real worker, failures, and a check of every claim.
 
-This is its beginning and its end; see `demo_story` for what is told, `demo_stage` for what it
+This is its beginning and its end; see `demo_story` for its story, `demo_stage` for what it
 happens on, `demo_app` for what is believed.
 """
 

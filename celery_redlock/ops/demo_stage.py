@@ -157,8 +157,8 @@ class Stage:
             return ""
         if time.monotonic() - self._asked > ASK_AGAIN:
             self._asked = time.monotonic()
-            told = [node.state for node in node_statuses(self._urls, self.rules)]
-            self._states = [state if state in ("up", "down") else "silent" for state in told]
+            states = [node.state for node in node_statuses(self._urls, self.rules)]
+            self._states = [state if state in ("up", "down") else "silent" for state in states]
         counts = {"dead": self._states.count("down"), "silent": self._states.count("silent")}
         missing = f" ({in_counts(counts)})" if any(counts.values()) else ""
         return f"servers {''.join(map(self.screen.sign, self._states))}{missing}  "

@@ -54,7 +54,7 @@ def nodes_of(app: Any) -> dict[str, Any]:
     return {"nodes": [{field: getattr(node, field) for field in NODE} for node in seen]}
 
 
-def told(info: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def described(info: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """Return what is reported of a lock, from *info* of its holder and *more*; None is unknown."""
     who = {field: info.get(field) for field in ("task", "task_id", "execution", "pid")}
     return {**dict.fromkeys(LOCK), **who, "unknown": False, **more}
@@ -62,7 +62,7 @@ def told(info: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 def in_hand(held: HeldLock) -> dict[str, Any]:
     """Return what is reported of a lock that this process holds; no token."""
-    return told(
+    return described(
         held.lease.info,
         name=held.name,
         pid=os.getpid(),
@@ -114,9 +114,9 @@ def of_child(
         return None
     if len(ours) < quorum(total):  # too few could tell
         info = {"task": request.name, "task_id": request.id, "pid": request.worker_pid}
-        return told(info, name=name, ttl=ttl, unknown=True)
+        return described(info, name=name, ttl=ttl, unknown=True)
     info = max((view.holder for view in ours), key=renewals_of)
-    return told(
+    return described(
         info,
         name=name,
         fence=max(view.fence for view in ours) or None,

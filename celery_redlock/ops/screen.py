@@ -70,19 +70,19 @@ class Progress:
         self._what = what
         self._is_on = is_wanted and is_terminal(sys.stderr) and not is_dumb()
         self._next = time.monotonic() + QUIET_FOR
-        self._has_told = False
+        self._is_shown = False
 
     def tell(self, done: object) -> None:
         """Say that *done* of them are behind us."""
         if self._is_on and time.monotonic() >= self._next:
             self._next = time.monotonic() + SAY_EVERY
-            self._has_told = True
+            self._is_shown = True
             click.echo(f"\r{done} {self._what}\x1b[K", nl=False, err=True)
 
     def clear(self) -> None:
         """Erase what was shown, before something else is printed."""
-        if self._has_told:
-            self._has_told = False
+        if self._is_shown:
+            self._is_shown = False
             click.echo("\r\x1b[K", nl=False, err=True)
 
 

@@ -34,7 +34,7 @@ __all__ = [
     "names_in_call",
 ]
 
-#: How many refusals are told.
+#: How many refusals are shown.
 RECENT = 10
 
 
@@ -82,8 +82,8 @@ class Explanation:
         if len(self.places.all) > 1 and self.state != "unavailable":
             of = "locks" if len(self.places.names) > 1 else "places"
             held = sum(place.state == "held" for place in self.places.all)
-            told = f"{held} of {len(self.places.all)} {of} {'is' if held == 1 else 'are'} held."
-            return told, "warn" if self.state == "held" else "good"
+            words = f"{held} of {len(self.places.all)} {of} {'is' if held == 1 else 'are'} held."
+            return words, "warn" if self.state == "held" else "good"
         if self.holder is not None:
             return "held.", "warn"
         if self.state == "held":
@@ -91,8 +91,8 @@ class Explanation:
         if self.state == "free":
             return "free.", "good"
         voting, nodes = self.lock.voting, len(self.lock.nodes)
-        told = f"no quorum could say: {voting} of {nodes} nodes vote, {quorum(nodes)} needed."
-        return told, "bad"
+        words = f"no quorum could say: {voting} of {nodes} nodes vote, {quorum(nodes)} needed."
+        return words, "bad"
 
 
 def explain(

@@ -59,8 +59,8 @@ def is_refusal(record: Record) -> bool:
 
 def is_refusal_of(record: Record, name: str) -> bool:
     """Return whether *record* is a refusal of the lock *name*."""
-    told = record.get("name")
-    is_named = isinstance(told, str) and is_text(told) and shorten(told) == shorten(name)
+    found = record.get("name")
+    is_named = isinstance(found, str) and is_text(found) and shorten(found) == shorten(name)
     return is_named and is_refusal(record)
 
 

@@ -39,8 +39,8 @@ class Wording(NamedTuple):
 
 def sentence(record: Record) -> str:
     """Return *record* in words."""
-    told = wording(record)
-    what, why = told.what(record), told.why(record)
+    worded = wording(record)
+    what, why = worded.what(record), worded.why(record)
     return f"{what}: {why}" if why else what
 
 
@@ -48,15 +48,17 @@ def wording(record: Record) -> Wording:
     """Return how *record* is worded; an unknown event by its name and known fields."""
     event = record.get("event")
     name = event if isinstance(event, str) and event else "?"
-    told = WORDINGS.get(name, Wording(name, "plain", anything))
-    return in_report(name, told) if record.get("report") else told
+    worded = WORDINGS.get(name, Wording(name, "plain", anything))
+    return in_report(name, worded) if record.get("report") else worded
 
 
-def in_report(name: str, told: Wording) -> Wording:
+def in_report(name: str, worded: Wording) -> Wording:
     """Return how an event is worded by which nothing was refused."""
-    what = REPORTED.get(name, told.what)
+    what = REPORTED.get(name, worded.what)
     mark: Literal["warn", "plain"] = "warn" if name in REPORTED else "plain"
-    return Wording(f"report: {told.word}", mark, lambda it: f"{what(it)} (report mode)", told.why)
+    return Wording(
+        f"report: {worded.word}", mark, lambda it: f"{what(it)} (report mode)", worded.why
+    )
 
 
 # --- parts ---------------------------------------------------------------------------------
@@ -164,8 +166,8 @@ def measured(record: Record) -> str:
 def anything(record: Record) -> str:
     """Return what is known of an event that this version does not know."""
     known = ("name", "task", "task_id", "node", "entry", "reason", "cause")
-    told = [f"{field} {record[field]}" for field in known if record.get(field)]
-    return " ".join([text(record, "event"), *told])
+    parts = [f"{field} {record[field]}" for field in known if record.get(field)]
+    return " ".join([text(record, "event"), *parts])
 
 
 def lost(record: Record) -> str:

@@ -114,9 +114,9 @@ class TallyReader:
                 return None
 
         answers = ask_all(self._addresses, ask)
-        told = [answer for answer in answers if answer is not None]
+        answered = [answer for answer in answers if answer is not None]
         silent = [a.label for a, it in zip(self._addresses, answers, strict=True) if it is None]
-        return {hour: of_all([node[hour] for node in told]) for hour in hours}, silent
+        return {hour: of_all([node[hour] for node in answered]) for hour in hours}, silent
 
 
 def of_all(nodes: Sequence[Mapping[str, Counts]]) -> dict[str, Counts]:

@@ -78,7 +78,7 @@ class Waiter:
     Attributes:
         task: Name of its task.
         task_id: Id of that.
-        host: Of the process that is told when its turn has come.
+        host: Of the process that is notified when its turn has come.
         pid: Of that process.
         since: Since when it waits [s, Unix time].
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 import celery_redlock
 from celery_redlock import errors
+from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import valid_until
 from celery_redlock.lock.rules import Rules
 from celery_redlock.plugin import plugin_for
@@ -156,8 +158,10 @@ def test_the_first_example_is_short_and_a_direct_call_takes_no_lock(names, tmp_p
 
 
 def test_the_readme_is_one_page():
-    """At most 160 lines, or it is no first page any more."""
+    """At most 160 lines and six features, or it is no first page any more."""
     assert len(README.read_text().splitlines()) <= 160
+    features = README.read_text().partition("\n## Features\n")[2].partition("\n## ")[0]
+    assert len(re.findall(r"^- ", features, re.MULTILINE)) <= 6
 
 
 # -- the tables -------------------------------------------------------------------------
@@ -217,6 +221,17 @@ def test_every_option_and_setting_has_a_type_and_an_example():
 def test_every_error_has_a_heading_of_its_own():
     """With what to do about it."""
     assert set(errors.__all__) <= set(re.findall(r"^## (\w+)$", ERRORS.read_text(), re.MULTILINE))
+
+
+def test_the_lock_in_a_task_has_all_that_a_body_may_use():
+    """But for what is the library's own, which the reference of the class leaves out, too."""
+    page = (DOCS / "reference" / "lock.md").read_text().partition("\n## ")[0]
+    told = set(re.findall(r"`(\w+)(?:\(\))?`", page))
+    docstring = inspect.getdoc(HeldLock)
+    attributes = set(re.findall(r"^    (\w+): ", docstring, re.MULTILINE))
+    public = {name for name in vars(HeldLock) if name[0] != "_"} | attributes
+    own = {"lease", "token", "lag", "renewed", "not_renewed", "lose", "loss", "released"}
+    assert public - own <= told
 
 
 def test_the_policies_table_is_complete_and_shows_defaults():

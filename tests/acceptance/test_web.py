@@ -349,6 +349,28 @@ PAGES = (
 )
 
 
+def test_a_sentence_goes_on_behind_a_moment(shop, page, window):
+    """The exact time has a line of its own in a table only, not in the middle of a sentence."""
+
+    def displays(path, selector):
+        window.open(page + path)
+        return set(window.run(DISPLAYS, selector))
+
+    def has_example():
+        skip_one(shop, "sentence")  # what was counted before goes along with it
+        return displays("report", "li .exact")
+
+    with billed(shop, "sentence"):
+        eventually(has_example, "an example in the report", timeout=100, every=0.5)
+    assert displays("report", "p .exact, li .exact") == {"inline"}
+    assert displays("", "td .exact") == {"block"}
+
+
+DISPLAYS = """
+return [...document.querySelectorAll(arguments[0])].map((it) => getComputedStyle(it).display)
+"""
+
+
 @pytest.fixture(scope="module")
 def axe():
     """The source of axe-core, which looks for what keeps people out."""

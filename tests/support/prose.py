@@ -1,9 +1,10 @@
 """
 Reads all prose of the repository, and says which words to replace.
 
-Two readers look at pages, docstrings, comments and at what the package says when it runs: log
-lines, help, errors. One is proselint, for clichés, archaisms and needless words. The other is the
-glossary, by its own table of words that are not used. Code, and what runs wrote, is left out.
+Two readers look at pages, docstrings, comments, alerts, the dashboard, and at what the package says
+when it runs: log lines, help, errors. One is proselint, for clichés, archaisms and needless words.
+The other is the glossary, by its own table of words that are not used. Code, and what runs wrote,
+is left out.
 
     PYTHONPATH=tests python -m support.prose
 """
@@ -36,6 +37,12 @@ TAG = re.compile(r"<(style|script).*?</\1>|<[^>]*>|\{[{%#].*?[}%#]\}", re.DOTALL
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted((ROOT / "celery_redlock").rglob("*.py"))
 TEMPLATES = sorted((ROOT / "celery_redlock").rglob("*.html"))
+#: What is read by people beside them: alerts, the dashboard, forms, what Compose and make say.
+OTHERS = [
+    *(file for folder in ("ops", ".github") for file in sorted((ROOT / folder).rglob("*.*"))),
+    ROOT / "docker-compose.yml",
+    ROOT / "Makefile",
+]
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Finding:
 
 def main() -> int:
     """Print all findings; return 1 if there are any."""
-    findings = [found for path in (*PAGES, *MODULES, *TEMPLATES) for found in read(path)]
+    findings = [found for path in (*PAGES, *MODULES, *TEMPLATES, *OTHERS) for found in read(path)]
     sys.stdout.writelines(f"{found}\n" for found in findings)
     return int(bool(findings))
 

@@ -156,6 +156,21 @@ def test_every_metric_is_shown():
     assert unseen == set()
 
 
+def test_every_metric_is_on_the_page():
+    """With its labels, in the table of `docs/operating.md`."""
+    page = (OPS.parent / "docs" / "operating.md").read_text()
+    told = {}
+    for names, labels in re.findall(r"^\| `(redlock_[\w{},]+)` \| ([^|]*)\|", page, re.MULTILINE):
+        before, choice, after = re.fullmatch(r"(\w+?)(?:\{([\w,]+)\}(\w*))?", names).groups()
+        for part in (choice or "").split(","):
+            told[f"{before}{part}{after or ''}"] = set(re.findall(r"\w+", labels))
+    shown = {
+        re.sub("_(bucket|sum|count)$", "", name): labels - {*SCRAPED, "le"}
+        for name, labels in exported().items()
+    }
+    assert told == shown
+
+
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
 def test_an_alert_says_what_is_wrong_and_what_to_do(rule):
     """Each has a severity, a summary in one line, a description, and something to do."""

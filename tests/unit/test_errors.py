@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -11,8 +13,11 @@ from celery import Celery, states
 from celery.backends.base import DisabledBackend
 from kombu.utils import json as kombu_json
 
-from celery_redlock import errors
+from celery_redlock import RedlockTask, errors
+from celery_redlock.lock.rules import Rules
+from celery_redlock.words import LOSSES
 
+ERRORS = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 VOTES = {"lock-1:6379/0": "granted", "lock-2:6379/0": "refused", "lock-3:6379/0": "timed out"}
 HOLDER = {"token": "3f9a01bc", "task_id": "4", "pid": 7, "since": 1754000000.25, "ttl": 3.5}
 
@@ -34,6 +39,49 @@ EXAMPLES = [
     errors.StaleFence("invoice", 1001),
 ]
 
+A, B, C = "lock-1:6379/0", "lock-2:6379/0", "lock-3:6379/0"
+HELD, LATE = "refused (29.1 s left)", "unreachable (no answer in time)"
+BILL = {"task": "shop.bill", "task_id": "41d0", "host": "worker-1", "pid": 17, "since": 1795598377}
+
+
+def bill():
+    """Return a task that bills an invoice."""
+    app = Celery("shop", set_as_current=False)
+
+    @app.task(base=RedlockTask, name="shop.bill", shared=False)
+    def bill(invoice):
+        return invoice
+
+    return bill
+
+
+def raised_by(call):
+    """Return the error that *call* raises."""
+    with pytest.raises(errors.RedlockError) as info:
+        call()
+    return info.value
+
+
+#: As the page shows them, each below its heading.
+SHOWN = {
+    "ConfigurationError": [raised_by(lambda: Rules(ttl=0))],
+    "LockKeyError": [raised_by(lambda: bill().lock_name((object(),)))],
+    "LockTaken": [errors.LockTaken("invoice:7", {A: HELD, B: HELD, C: "not waited for"}, BILL)],
+    "QuorumUnavailable": [
+        errors.QuorumUnavailable(
+            "invoice:7", {A: "granted", B: "quarantined (44.2 s left)", C: LATE}, 44.2
+        )
+    ],
+    "LockLost": [
+        errors.LockLost("invoice:7", "deadline", {A: "granted", B: LATE, C: LATE}),
+        errors.LockLost("invoice:7", "stolen", {A: "refused", B: "refused", C: "granted"}),
+        errors.LockLost("invoice:7", "released"),
+        errors.LockLost("invoice:7", "fork"),
+    ],
+    "DuplicateTask": [errors.DuplicateTask("41d0", "shop.bill:7")],
+    "StaleFence": [errors.StaleFence("invoice", 33, 34)],
+}
+
 every_error = pytest.mark.parametrize(
     "error", EXAMPLES, ids=[f"{type(e).__name__}-{len(e.args)}" for e in EXAMPLES]
 )
@@ -51,6 +99,17 @@ def _same(one: BaseException, other: BaseException) -> bool:
 def test_every_error_has_an_example():
     """A new error cannot be forgotten by the tests below."""
     assert {type(example).__name__ for example in EXAMPLES} == set(errors.__all__)
+
+
+@pytest.mark.parametrize("heading", SHOWN)
+def test_the_page_has_the_message_that_is_met(heading):
+    """So that who searches for it lands at its heading, and reads there what to do."""
+    text = ERRORS.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    shown = re.findall(r"^```text\n(.+?)\n```$", text, re.MULTILINE | re.DOTALL)
+    assert shown == ["\n".join(map(str, SHOWN[heading]))]
+    lost = [error.reason for error in SHOWN["LockLost"]]
+    assert lost == list(dict.fromkeys(lost))
+    assert set(lost) == set(LOSSES)
 
 
 @every_error
@@ -112,8 +171,8 @@ def test_what_nodes_answer_alike_is_said_once():
     votes = {"a": "quarantined", "b": "refused", "c": "quarantined"}
     text = str(errors.QuorumUnavailable("invoice:7", votes, 12.4))
     assert text == (
-        "Lock 'invoice:7' could not be decided by a quorum of nodes for 12 s yet "
-        "[a, c: quarantined; b: refused]; 'redlock status' tells more"
+        "Lock 'invoice:7' could not be decided by a quorum of nodes (try again in 12 s) "
+        "[a, c: quarantined; b: refused]; see 'redlock status'"
     )
 
 
@@ -122,7 +181,7 @@ def test_a_taken_lock_tells_its_holder_since_when_and_where():
     holder = {**HOLDER, "task": "shop.bill", "host": "web-1"}
     assert str(errors.LockTaken("invoice:7", {"a": "refused", "b": "refused"}, holder)) == (
         "Lock 'invoice:7' is held by task shop.bill[4], process 7 on web-1, "
-        "since 2025-07-31 22:13:20 UTC [a, b: refused]; 'redlock why' tells more"
+        "since 2025-07-31 22:13:20 UTC [a, b: refused]; see 'redlock why'"
     )
 
 
@@ -131,5 +190,5 @@ def test_a_lost_lock_tells_why():
     votes = {"a": "granted", "b": "unreachable (refused)", "c": "unreachable (refused)"}
     assert str(errors.LockLost("invoice:7", "deadline", votes)) == (
         "Lock 'invoice:7' is lost (deadline): not renewed in time, 2 of 3 nodes unreachable "
-        "[a: granted; b, c: unreachable (refused)]; 'redlock status' tells more"
+        "[a: granted; b, c: unreachable (refused)]; see 'redlock status'"
     )

@@ -108,6 +108,21 @@ def test_that_a_node_is_up_is_news_only_after_it_was_down(observe, memory, clock
     assert memory.names == ["NodeDown", "NodeUp"]
 
 
+def test_a_quarantine_is_news_once(observe, memory, clock):
+    """A process meets it with each connection that it makes; another quarantine is another one."""
+    observe(events.NodeQuarantined("a", 64.0))
+    clock[0] += 1.0
+    observe(events.NodeQuarantined("a", 62.6))
+    observe(events.NodeQuarantined("b", 62.6))
+    clock[0] += 20.0
+    observe(events.NodeQuarantined("a", 64.0))
+    assert [(it["node"], it["left"]) for it in memory.written] == [
+        ("a", 64.0),
+        ("b", 62.6),
+        ("a", 64.0),
+    ]
+
+
 def test_a_node_that_comes_and_goes_does_not_crowd_out_the_rest(observe, memory, clock):
     """Each process tells a few times in half a minute of one node, whatever happens to it."""
     for _ in range(50):

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from celery import Celery
 
-from celery_redlock import ConfigurationError, LockTaken, RedlockTask
+from celery_redlock import ConfigurationError, LockTaken, RedlockTask, current_lock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import place_name, queue_of
 from celery_redlock.lock.wanted import Turn, Wanted
@@ -174,6 +174,31 @@ def test_a_count_on_each_node_would_let_more_run():
     # One key per place and node: two majorities have a node in common, and it has one token.
     for one, other in itertools.combinations(votes, 2):
         assert set(one) & set(other)
+
+
+@pytest.mark.parametrize(("min_hold", "most"), [(60, LIMIT), (0, 30)], ids=["on", "off"])
+def test_with_min_hold_so_many_start_per_window(min_hold, most):
+    """Two seconds lie between calls: as many start in any minute as there are places."""
+    app, starts = Celery("shop", broker="memory://", set_as_current=False), []
+
+    @app.task(
+        base=RedlockTask,
+        shared=False,
+        lock_key="sms-api",
+        lock_limit=LIMIT,
+        min_hold=min_hold,
+        on_conflict="fail",
+    )
+    def send_sms():
+        starts.append(current_lock().since)
+
+    with memory_quorum(app) as nodes:
+        for _ in range(200):
+            send_sms.apply()
+            nodes.clock.tick(2.0)
+    in_a_minute = [sum(0 <= other - one < 60 for other in starts) for one in starts]
+    assert max(in_a_minute) == most
+    assert len(starts) > 15
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1001, 2.0, True, "3", (), (1, 0)])

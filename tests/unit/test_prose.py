@@ -1,4 +1,4 @@
-"""Every sentence of pages, docstrings, log lines, help and errors says the glossary's words."""
+"""Every sentence of pages, docstrings, log lines, help and alerts says the glossary's words."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ PLANTED = {
         'raise ConfigurationError(\n    f"lock_ttl={ttl} makes "\n    "no sense"\n)',
     ),
     "a comment": ("a.py", "x = 1  # a lock that is\n# given back"),
+    "an alert": ("alerts.yml", "description: >-\n  Its tasks are put\n  off, or retried."),
+    "a panel": ("dashboard.json", '{"description": "Retried and put off."}'),
     "a template": ("a.html", "<p>{{ task }} was <b>spoilt</b></p>"),
 }
 QUIET = {
@@ -47,7 +49,7 @@ QUIET = {
 
 @pytest.mark.parametrize(
     "path",
-    [*prose.PAGES, *prose.MODULES, *prose.TEMPLATES],
+    [*prose.PAGES, *prose.MODULES, *prose.TEMPLATES, *prose.OTHERS],
     ids=lambda path: str(path.relative_to(prose.ROOT)),
 )
 def test_a_file_says_the_glossarys_words(path):
@@ -82,6 +84,7 @@ def test_the_linter_fails_on_bad_prose(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prose, "PAGES", [page])
     monkeypatch.setattr(prose, "MODULES", [])
     monkeypatch.setattr(prose, "TEMPLATES", [])
+    monkeypatch.setattr(prose, "OTHERS", [])
     page.write_text("# A page\n\nThe lock is released.\n")
     assert prose.main() == 0
     page.write_text("# A page\n\nIt is a very\nimportant lock. It comes again.\n")

@@ -12,7 +12,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
-NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(?:\w+::)?(\w+)`")
 #: Modules that run what they read.
 EXECUTORS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "code", "runpy"}
 
@@ -26,7 +26,8 @@ def is_there(path, name):
     """Return whether a file has a test of that name."""
     file = ROOT / path
     return (
-        file.exists() and re.search(rf"^def {name}\(", file.read_text(), re.MULTILINE) is not None
+        file.exists()
+        and re.search(rf"^(?:    )?def {name}\(", file.read_text(), re.MULTILINE) is not None
     )
 
 
@@ -65,11 +66,17 @@ def test_a_test_that_is_not_there_is_noticed():
     assert not is_there(path, f"{name}_or_so")
     assert not is_there("tests/unit/test_nothing.py", name)
     assert named_in("`tests/unit/test_x.py::test_y`") == {("tests/unit/test_x.py", "test_y")}
+    assert named_in("`tests/unit/test_x.py::TestX::test_y`") == {("tests/unit/test_x.py", "test_y")}
 
 
 def test_the_threat_model_rests_on_tests():
-    """Most of its rows name one."""
-    assert len(named_in(PAGES[0].read_text())) >= 35
+    """Every row of its tables names one, and so does every paragraph on who can read or write."""
+    who = PAGES[0].read_text().partition("## Who can do what")[2].partition("\n## ")[0]
+    rows = [row for row in re.findall(r"^\| .*\|$", who, re.MULTILINE) if "---" not in row]
+    assert [row for row in rows if not (NAMED.search(row) or row.endswith("| test |"))] == []
+    sections = who.split("\n### ")[1:]
+    assert len(sections) >= 7
+    assert [it.partition("\n")[0] for it in sections if not NAMED.search(it)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -96,6 +103,15 @@ def test_paths_and_targets_of_the_guide_are_there():
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"(?:`|\$ )make ([a-z]+)\b", text)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_guide_knows_the_rooms():
+    """Every room of the package, and every kind of test, has its row."""
+    named = set(re.findall(r"`((?:celery_redlock|tests)/\w+)/?`", PAGES[1].read_text()))
+    for folder, marker in (("celery_redlock", "__init__.py"), ("tests", "*.py")):
+        rooms = {f"{folder}/{it.parent.name}" for it in (ROOT / folder).glob(f"*/{marker}")}
+        assert len(rooms) > 8
+        assert rooms <= named
 
 
 # -- forms ---------------------------------------------------------------------------------

@@ -69,11 +69,11 @@ def bench(*, seconds: float, as_json: bool) -> int:
         trips = ask_all(addresses_of(settings.nodes), round_trips)
         times = measure(settings, name, seconds, stop, progress)
     progress.clear()
-    told = as_plain(settings, name, trips, times)
+    measured = as_plain(settings, name, trips, times)
     if as_json:
-        show_json(told)
+        show_json(measured)
     else:
-        show(told)
+        show(measured)
     return 0 if times.acquire else UNWELL
 
 
@@ -204,30 +204,32 @@ def percentiles(times: Sequence[float]) -> dict[str, float | None]:
     return {f"p{part}": ordered[len(ordered) * part // 100] for part in (50, 99)}
 
 
-def show(told: Mapping[str, Any]) -> None:
+def show(measured: Mapping[str, Any]) -> None:
     """Print what `as_plain` returned."""
-    rows = [(node["node"], *in_ms(node), node["problem"]) for node in told["nodes"]]
+    rows = [(node["node"], *in_ms(node), node["problem"]) for node in measured["nodes"]]
     show_table(("NODE", "ROUND TRIP P50", "P99", "PROBLEM"), rows)
     click.echo()
-    rows = [(what, str(told[what]["count"]), *in_ms(told[what])) for what in TIMED]
+    rows = [(what, str(measured[what]["count"]), *in_ms(measured[what])) for what in TIMED]
     show_table(("WHAT", "TIMES", "P50", "P99"), rows)
-    if told["failed"]:
-        click.echo(f"\n{told['failed']} times no quorum could decide.")
-    click.echo(f"\n{left_behind(told)}")
+    if measured["failed"]:
+        click.echo(f"\n{measured['failed']} times no quorum could decide.")
+    click.echo(f"\n{left_behind(measured)}")
 
 
-def in_ms(told: Mapping[str, Any]) -> tuple[str, str]:
+def in_ms(measured: Mapping[str, Any]) -> tuple[str, str]:
     """Return percentiles in milliseconds."""
-    p50, p99 = ("" if p is None else f"{p * 1000:.2f} ms" for p in (told["p50"], told["p99"]))
+    p50, p99 = (
+        "" if p is None else f"{p * 1000:.2f} ms" for p in (measured["p50"], measured["p99"])
+    )
     return p50, p99
 
 
-def left_behind(told: Mapping[str, Any]) -> str:
+def left_behind(measured: Mapping[str, Any]) -> str:
     """Return in words what was written, and what is left of it."""
-    if not told["acquire"]["count"]:
+    if not measured["acquire"]["count"]:
         return "No lock was granted; nothing is left behind."
-    written = f"Written: the lock {told['lock']!r}, acquired and released."
-    if told["fence_expires"] is None:
+    written = f"Written: the lock {measured['lock']!r}, acquired and released."
+    if measured["fence_expires"] is None:
         return f"{written} Nothing is left behind."
-    memory = duration(told["fence_expires"])
+    memory = duration(measured["fence_expires"])
     return f"{written} Its fencing number expires by itself within {memory}; nothing else is left."

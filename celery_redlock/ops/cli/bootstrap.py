@@ -71,8 +71,8 @@ def bootstrap_command(*, yes: bool, force: bool, as_json: bool) -> int:
         for node, said in results.items()
     }
     if as_json:
-        told = [{"node": n, "enrolled": not said, "problem": said} for n, said in problems.items()]
-        show_json({"refused": False, "nodes": told})
+        plain = [{"node": n, "enrolled": not said, "problem": said} for n, said in problems.items()]
+        show_json({"refused": False, "nodes": plain})
     else:
         for node, problem in problems.items():
             click.echo(f"{node}: {problem or 'may vote'}")
@@ -90,8 +90,8 @@ def refuse(locks: Sequence[LockView], silent: Sequence[str], nodes: int, *, as_j
         as_json: Whether to print JSON.
     """
     if as_json:
-        told = [lock_as_json(lock, nodes) for lock in locks]
-        show_json({"refused": True, "live_locks": told, "down": list(silent)})
+        plain = [lock_as_json(lock, nodes) for lock in locks]
+        show_json({"refused": True, "live_locks": plain, "down": list(silent)})
     elif locks:
         show_table(LOCK_HEAD, [lock_row(lock, nodes) for lock in locks], LOCK_COLOURS)
         click.echo()

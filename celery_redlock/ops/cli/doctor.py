@@ -71,8 +71,8 @@ def doctor(*, as_json: bool) -> int:
         return code
     for finding in found:
         show_finding(finding)
-    told = ", ".join(f"{n} {level}{'' if n == 1 else 's'}" for level, n in counts.items() if n)
-    click.echo(f"Found: {told}." if found else "All is well.")
+    counted = ", ".join(f"{n} {level}{'' if n == 1 else 's'}" for level, n in counts.items() if n)
+    click.echo(f"Found: {counted}." if found else "All is well.")
     return code
 
 

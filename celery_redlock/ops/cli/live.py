@@ -176,8 +176,8 @@ class View:
     def _view(self) -> RenderableType:
         snapshot, (width, height) = self._snapshot, self._screen.size
         if self._why:
-            told = self._why.splitlines()
-            lines = [part for each in told for part in wrap(each, width) or [""]]
+            text = self._why.splitlines()
+            lines = [part for each in text for part in wrap(each, width) or [""]]
             return Text("\n".join([*lines[: height - 2], "", "Any key goes back."]))
         if snapshot is None:
             return Text(self._problem or "The nodes are asked ...")

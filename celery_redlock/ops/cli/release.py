@@ -114,13 +114,13 @@ def release(*, names: tuple[str, ...], tokens: tuple[str, ...], yes: bool, as_js
         load_tasks(app)
     limits = dict.fromkeys(names, most_places(app))
     places = read_places(settings.nodes, settings.rules, limits)
-    told = [
+    plain = [
         release_one(settings, *seen_in(places.of(name), tokens), yes=yes, as_json=as_json)
         for name in limits
     ]
     if as_json:
-        show_json(told[0] if len(told) == 1 else {**told[0], "others": told[1:]})
-    return 0 if all(one["released"] for one in told) else UNWELL
+        show_json(plain[0] if len(plain) == 1 else {**plain[0], "others": plain[1:]})
+    return 0 if all(one["released"] for one in plain) else UNWELL
 
 
 def seen_in(places: Sequence[Place], tokens: Sequence[str]) -> tuple[Place, str]:

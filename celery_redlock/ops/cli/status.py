@@ -49,8 +49,8 @@ def status(*, as_json: bool) -> int:
     is_there = quorum.mark != "bad"
     if as_json:
         counted = {"quorum": is_there, "voting": quorum.voting, "needed": quorum.needed}
-        told = [{field: getattr(node, field) for field in NODE} for node in quorum.nodes]
-        show_json({**counted, "nodes": told})
+        nodes = [{field: getattr(node, field) for field in NODE} for node in quorum.nodes]
+        show_json({**counted, "nodes": nodes})
     else:
         show_nodes(quorum.nodes)
         click.echo(f"\n{quorum}")

@@ -112,5 +112,5 @@ def has_reader() -> bool:
 
 def show(record: dict[str, Any], *, as_json: bool) -> None:
     """Print a record as one line, of JSON or in plain words."""
-    told = in_json(record) if as_json else colour(line(record), COLOURS[wording(record).mark])
-    click.echo(told)
+    text = in_json(record) if as_json else colour(line(record), COLOURS[wording(record).mark])
+    click.echo(text)

@@ -100,11 +100,11 @@ def why(*, call: tuple[str, ...], name: str | None, as_json: bool) -> int:
 
 def show(found: Explanation) -> None:
     """Print *found* in plain words."""
-    told, mark = found.headline
+    words, mark = found.headline
     of = f" of task {found.task}" if found.task else ""
     named = ", ".join(repr(one_line(name, LONGEST)) for name in found.places.names)
     lock = "Lock" if len(found.places.names) == 1 else "Locks"
-    click.echo(f"{lock} {named}{of}: {colour(told, COLOURS[mark])}")
+    click.echo(f"{lock} {named}{of}: {colour(words, COLOURS[mark])}")
     if len(found.places.all) == 1:
         for holder in found.lock.views:
             show_holder(holder, found)
@@ -185,9 +185,9 @@ def show_waiters(places: Places) -> None:
     oldest = since_in_words(waiters[0].since)
     click.echo(f"Waiting: {len(waiters)}{f', the first for {oldest}' if oldest else ''}")
     rows = [
-        (since_in_words(it.since) or "?", *(one_line(part or "?", LONGEST) for part in told))
+        (since_in_words(it.since) or "?", *(one_line(part or "?", LONGEST) for part in parts))
         for it in waiters[:SHOWN]
-        for told in [(it.task_id, it.task, it.host, it.pid)]
+        for parts in [(it.task_id, it.task, it.host, it.pid)]
     ]
     show_table(("WAITS FOR", "TASK ID", "TASK", "HOST", "PID"), rows)
     if len(waiters) > SHOWN:
@@ -199,13 +199,13 @@ def show_nodes(lock: OneLock) -> None:
     """Print what each node has."""
     rows = []
     for node in lock.nodes:
-        told = node_as_plain(node, lock)
+        plain = node_as_plain(node, lock)
         token = "" if node.state in ("down", "unfit") else "free"
         rest = ""
-        if told["ttl"] != 0.0:
-            token, rest = one_line(told["token"] or "not ours", LONGEST), left(told["ttl"])
+        if plain["ttl"] != 0.0:
+            token, rest = one_line(plain["token"] or "not ours", LONGEST), left(plain["ttl"])
         rows.append(
-            (node.node, node.state, token, rest, str(told["fence"] or ""), one_line(node.problem))
+            (node.node, node.state, token, rest, str(plain["fence"] or ""), one_line(node.problem))
         )
     show_table(("NODE", "STATE", "TOKEN", "TTL LEFT", "FENCE", "PROBLEM"), rows, STATES)
 
@@ -291,6 +291,6 @@ def reservation_as_plain(seen: StoredReservation | None) -> dict[str, Any] | Non
     """Return whose message stands for the name as plain JSON values; nothing of its token."""
     if seen is None:
         return None
-    told = who_as_json(seen.info)
-    del told["execution"]  # it has none before it runs
-    return {**told, "running": seen.is_running, "left": seen.left, "merged": seen.merged}
+    plain = who_as_json(seen.info)
+    del plain["execution"]  # it has none before it runs
+    return {**plain, "running": seen.is_running, "left": seen.left, "merged": seen.merged}

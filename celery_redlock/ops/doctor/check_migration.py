@@ -121,8 +121,8 @@ def shown(value: Any) -> str:
         text = repr(value) if is_plain else ""
     except Exception:  # noqa: BLE001  of something in a list, say
         text = ""
-    is_told = text and "://" not in text  # a URL may have a password
-    return one_line(text, SHOWN) if is_told else f"{type(value).__name__}(...)"
+    is_shown = text and "://" not in text  # a URL may have a password
+    return one_line(text, SHOWN) if is_shown else f"{type(value).__name__}(...)"
 
 
 def names_in(names: Any) -> tuple[str, ...]:
@@ -148,24 +148,24 @@ def one_task(task: PeerTask, settings: Mapping[str, Any]) -> Iterator[Finding]:
         named = ", ".join(f"{name}={shown(value)}" for name, value in task.options.items())
         what = f"Nothing reads {named}: the task is not based on {base} of {task.library}."
         fix = f"Instead of it write {write}." if write else "Remove it."
-        yield Finding(WARNING, "migrate-option", task.name, *told(what, fix, advice))
+        yield Finding(WARNING, "migrate-option", task.name, *with_advice(what, fix, advice))
     elif not advice.write:
         what = f"It is based on {base} of {task.library}, without a lock."
         fix = "Nothing has to be moved."
-        yield Finding(NOTE, "migrate-task", task.name, *told(what, fix, advice))
+        yield Finding(NOTE, "migrate-task", task.name, *with_advice(what, fix, advice))
     elif task.is_ours:
         what = (
             f"It is based on {base} of {task.library} and on RedlockTask: both take a lock, and "
             "what one of them skips or reschedules counts as run, or as queued, for the other."
         )
         fix = f"Remove {base}: {write or 'nothing has to be written'}."
-        yield Finding(ERROR, "migrate-mixed", task.name, *told(what, fix, advice))
+        yield Finding(ERROR, "migrate-mixed", task.name, *with_advice(what, fix, advice))
     else:
         what, fix = f"{task.library} locks it ({base}), on one server.", f"Write {write}."
-        yield Finding(NOTE, "migrate-task", task.name, *told(what, fix, advice))
+        yield Finding(NOTE, "migrate-task", task.name, *with_advice(what, fix, advice))
 
 
-def told(what: str, fix: str, advice: Advice) -> tuple[str, str]:
+def with_advice(what: str, fix: str, advice: Advice) -> tuple[str, str]:
     """Return *what* was found with what it means, and its *fix* with what else to know."""
     return " ".join([what, *advice.meant]), " ".join([fix, *advice.besides])
 

@@ -53,7 +53,7 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
     Args:
         app: The app.
         settings: Of it.
-        tell: Is told from time to time how many keys have been looked at.
+        tell: Called from time to time with how many keys have been looked at.
     """
     problems: dict[str, str] = {}
     try:

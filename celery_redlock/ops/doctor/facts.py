@@ -17,7 +17,7 @@ __all__ = ["Facts", "NodeFacts", "OtherServer", "PeerTask", "TaskFacts", "place_
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
     """
-    What one node told.
+    What one node said of itself.
 
     Attributes:
         node: Its label.

@@ -97,7 +97,7 @@ def gather_nodes(
     Args:
         nodes: As the setting ``redlock_nodes``.
         rules: As all clients have them.
-        tell: Is told from time to time how many keys have been looked at on one of them.
+        tell: Called from time to time with how many keys have been looked at on one of them.
     """
     addresses = addresses_of(nodes)
     fingerprint = rules.fingerprint(address.label for address in addresses)
@@ -106,11 +106,11 @@ def gather_nodes(
         try:
             with connected(address) as connection:
                 visit = Visit(connection, rules, tell)
-                told = visit.facts(fingerprint)
+                found = visit.facts(fingerprint)
             with connected(address) as connection:  # one that listens can ask nothing else
                 replace(visit, connection=connection).try_to_listen()
-            told["denied_to_wake"] = list(dict.fromkeys(visit.denied_to_wake))
-            return NodeFacts(node=address.label, **told)
+            found["denied_to_wake"] = list(dict.fromkeys(visit.denied_to_wake))
+            return NodeFacts(node=address.label, **found)
         except (RedisError, OSError, ConfigurationError) as error:
             problem = one_line(error) or type(error).__name__
             return NodeFacts(node=address.label, problem=problem)
@@ -141,17 +141,17 @@ class Visit:
     def facts(self, fingerprint: str) -> dict[str, Any]:
         """Return the fields of `NodeFacts`; raises redis-py's errors if it ceases to answer."""
         info = read_info(self.ask(self.denied, "INFO") or b"")
-        told: dict[str, Any] = {"info": info, **self.clock()}
+        found: dict[str, Any] = {"info": info, **self.clock()}
         with contextlib.suppress(Unfit):
             check_fit({**info, "maxmemory_policy": "noeviction"})  # one that evicts can be asked
-            told["config"] = self.config()
+            found["config"] = self.config()
             if self.try_commands():
                 if not self.denied:
-                    told |= self.standing(info["run_id"], fingerprint)
-                told |= self.leaks()
-        told["denied"] = list(dict.fromkeys(self.denied))
-        told["denied_to_tools"] = list(dict.fromkeys(self.denied_to_tools))
-        return told
+                    found |= self.standing(info["run_id"], fingerprint)
+                found |= self.leaks()
+        found["denied"] = list(dict.fromkeys(self.denied))
+        found["denied_to_tools"] = list(dict.fromkeys(self.denied_to_tools))
+        return found
 
     def ask(self, denied: list[str], *command: Any) -> Any:
         """Return the reply; None, and note it in *denied*, if this user must not ask that."""
@@ -167,11 +167,11 @@ class Visit:
         samples = []
         for _ in range(SAMPLES):
             begun, wall = time.perf_counter(), time.time()
-            told = self.ask(self.denied_to_tools, "TIME")
+            reply = self.ask(self.denied_to_tools, "TIME")
             took = time.perf_counter() - begun
-            if told is None:
+            if reply is None:
                 return {"latencies": [took]}
-            node_now = int(told[0]) + int(told[1]) / 1e6
+            node_now = int(reply[0]) + int(reply[1]) / 1e6
             samples.append((took, node_now - (wall + took / 2)))
         return {"latencies": [took for took, _ in samples], "clock_offset": min(samples)[1]}
 
@@ -207,7 +207,7 @@ class Visit:
         return True
 
     def try_to_listen(self) -> None:
-        """Try to be told that a lock is free, and note it if that is denied."""
+        """Ask to hear that a lock is free, and note it if that is denied."""
         self.ask(self.denied_to_wake, "SUBSCRIBE", channel(self.rules.prefix, "doctor"))
 
     def standing(self, run_id: str, fingerprint: str) -> dict[str, Any]:

@@ -56,7 +56,7 @@ OTHERS = ("SlotSkipped", "LeaderElected", "LeaderDeposed")
 #: In an address -> the events, and in words.
 EVENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "": ((), "anything"),
-    "refused": (REFUSALS, "what did not run, or lost its lock"),
+    "refused": (REFUSALS, "what was refused, or lost its lock"),
     "nodes": (OF_NODES, "nodes"),
     **{it: ((it,), wording({"event": it}).word) for it in (*REFUSALS, *OF_NODES, *OTHERS)},
 }

@@ -1,0 +1,113 @@
+"""What they can do who write to one lock node of three, or to two, as SECURITY.md says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+
+import pytest
+import redis
+
+from celery_redlock import LockLost, LockTaken, QuorumUnavailable, Redlock
+from celery_redlock.lock.records import channel
+from celery_redlock.lock.rules import Rules
+from celery_redlock.reading.nodes import bootstrap
+from support.fakes import token_of
+from support.waiting import eventually
+
+RULES = {"node_timeout": 0.5, "ttl": 20}
+#: A process of the attacker's that waits for its turn.
+EARS = "e" * 16
+
+either = pytest.mark.parametrize("count", [1, 2], ids=["one", "two"])
+
+
+@pytest.fixture
+def clients(five_nodes):
+    """A client of each of three nodes that vote."""
+    nodes = five_nodes[:3]
+    bootstrap([node.url for node in nodes], Rules(**RULES))
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(redis.Redis.from_url(node.url)) for node in nodes]
+
+
+@pytest.fixture
+def locks(clients, five_nodes):
+    """Return two clients of the lock."""
+    urls = [node.url for node in five_nodes[:3]]
+    made = [Redlock.from_urls(urls, **RULES) for _ in range(2)]
+    for lock in made:
+        lock.release(lock.acquire("warm up", wait=10))
+    yield made
+    for lock in made:
+        lock.close()
+
+
+def gets(lock, name):
+    """Return whether *name* is granted at once."""
+    try:
+        lock.release(lock.acquire(name))
+    except (LockTaken, QuorumUnavailable):
+        return False
+    return True
+
+
+@either
+def test_who_deletes_a_lock_frees_it_on_a_majority_only(clients, locks, count):
+    """On two nodes somebody else gets it, and its holder learns it at the next renewal."""
+    mine, other = locks
+    lease = mine.acquire("invoice:7")
+    for client in clients[:count]:
+        assert client.delete("redlock:lock:invoice:7")
+    assert gets(other, "invoice:7") is (count > 1)
+    if count == 1:
+        mine.extend(lease)
+        return
+    with pytest.raises(LockLost):
+        mine.extend(lease)
+
+
+@either
+def test_who_writes_tickets_keeps_others_out_on_a_majority_only(clients, locks, count):
+    """A node hands a released lock to the oldest ticket, whoever wrote it."""
+    mine, other = locks
+    lease = mine.acquire("line")
+    described = json.dumps({"task": "theirs"}).encode()
+    with contextlib.ExitStack() as stack:
+        for client in clients[:count]:
+            ears = stack.enter_context(client.pubsub())
+            ears.subscribe(channel("redlock", EARS))
+            assert eventually(ears.get_message, "ears")["type"] == "subscribe"
+            client.zadd("redlock:ready:line", {(token_of("t") + EARS).encode() + described: 0})
+        mine.release(lease)
+        assert gets(other, "line") is (count == 1)
+        eventually(lambda: gets(other, "line"), "the end of what was kept for them", timeout=20)
+
+
+def test_who_wakes_somebody_too_early_grants_them_nothing(clients, locks):
+    """On all nodes: whoever is woken asks for the lock, like everybody."""
+    mine, other = locks
+    lease, granted = mine.acquire("line"), []
+    waiter = threading.Thread(target=lambda: granted.append(other.acquire("line", wait=60)))
+    waiter.start()
+    for client in clients:
+        eventually(lambda it=client: it.zcard("redlock:ready:line"), "a ticket")
+    (ticket,) = clients[0].zrange("redlock:ready:line", 0, -1)
+    woken = channel("redlock", ticket[40:56].decode())
+    for client in clients:
+        eventually(lambda it=client: it.pubsub_numsub(woken)[0][1], "ears")
+        client.publish(woken, ticket[:40] + b"redlock:lock:line")
+    for client in clients:
+        eventually(lambda it=client: waits_again(it, ticket), "another ticket, as it asked in vain")
+    assert not granted
+    mine.extend(lease)
+    mine.release(lease)
+    waiter.join(60)
+    assert granted[0].fence > lease.fence
+    other.release(granted[0])
+
+
+def waits_again(client, ticket):
+    """Return whether there is a ticket, and another one than *ticket*."""
+    return set(client.zrange("redlock:ready:line", 0, -1)) - {ticket}
