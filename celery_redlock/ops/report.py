@@ -183,7 +183,10 @@ def task_report(name: str, watched: Watched, length: float) -> TaskReport:
     refused = sum(tally.refused.values())
     why = too_short(length, tally.ran + refused)
     advice = [] if why else advise(watched)
-    changed = any(it.value is not None for it in advice) or bool(tally.reported)
+    would_fail = "unnamed" in tally.reported
+    changed = any(it.value is not None for it in advice) or (
+        bool(tally.reported) and not would_fail
+    )
     entry, left_out = entry_of(watched, advice) if changed and not why else ({}, [])
     plain = {it: literal(watched.own[it]) for it in watched.in_code if it in watched.own}
     in_code = [it for it in entry if it in watched.in_code and entry[it] != plain.get(it)]

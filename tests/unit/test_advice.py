@@ -218,15 +218,12 @@ def test_what_the_code_of_a_task_sets_is_changed_there():
     app.conf.update(CELERY_REDLOCK_NODES=["redis://one:1/0"])
     app.conf.update(CELERY_REDLOCK_PROTECT={"shop.*": {"lock_ttl": 60, "unique_on": ["number"]}})
 
-    def body(number):
-        return number
-
     for name, code in (
         ("shop.a", {"lock_mode": "report"}),
         ("shop.b", {}),
         ("a", {"lock_ttl": 60}),
     ):
-        app.task(body, name=name, shared=False, base=RedlockTask, **code)
+        app.task(bill, name=name, shared=False, base=RedlockTask, **code)
     did = TaskTally(ran=1000, ran_reported=1000, holds=held(2.0), first=1.0, last=7 * 86400.0)
     tallies = Tallies(dict.fromkeys(["shop.a", "shop.b", "a"], did))
     found = report_of(app, Rules(), tallies, 0.0, 1)
@@ -237,6 +234,45 @@ def test_what_the_code_of_a_task_sets_is_changed_there():
     }
     assert all(it.entry["lock_mode"] == "enforce" for it in found.tasks)
     assert found.setting == "CELERY_REDLOCK_PROTECT"
+
+
+def bill(number):
+    """Do nothing."""
+
+
+def tallied(app, tally):
+    """Return the report of an app in which ``shop.bill`` did this for a day."""
+    tallies = Tallies({"shop.bill": replace(tally, first=1.0, last=1.0 + 86400.0)})
+    return report_of(app, Rules(), tallies, 0.0, 3)
+
+
+REPORTED = TaskTally(ran=1000, ran_reported=1000, reported={"conflict": 5}, holds=held(2.0))
+
+
+def test_an_entry_that_would_drop_an_option_is_not_offered():
+    """It would stand before the one that has it: a callable, or what only another app knows."""
+    setting = {"shop.*": {"lock_key": lambda task, args, kwargs: "x", "on_conflict": Retry(1)}}
+    app = Celery("shop", set_as_current=False, broker="memory://")
+    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect=setting)
+    app.task(bill, name="shop.bill", shared=False)
+    found = tallied(app, REPORTED)
+    assert found.protect == ""
+    (sentence,) = found.tasks[0].by_hand
+    assert sentence.startswith("Add {'lock_mode': 'enforce'} to the options")
+    assert "lock_key, on_conflict" in sentence
+    assert (
+        tallied(Celery("other", set_as_current=False, broker="memory://"), REPORTED).protect == ""
+    )
+
+
+def test_what_would_fail_is_not_to_be_enforced():
+    """As its arguments make no lock name."""
+    app = Celery("shop", set_as_current=False, broker="memory://")
+    setting = {"shop.*": {"unique_on": ["number"]}}
+    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect=setting)
+    app.task(bill, name="shop.bill", shared=False)
+    assert "enforce" in tallied(app, REPORTED).protect
+    assert tallied(app, replace(REPORTED, reported={"unnamed": 3})).protect == ""
 
 
 def test_the_entries_are_python():
