@@ -51,7 +51,7 @@ class _Expected:
 
     Attributes:
         on_turn: Called once, in a thread of the listener, with the key of the lock that is free.
-        heard: Position of each node that has said so -> which lock is free there.
+        heard: Position of each node that has said so -> which lock, or which of its places.
         free: Which lock is free, once its turn has come.
         turn: Locked until then. No event: a signal may strike whoever waits at any point, and
             would leave an event's own lock taken, on which the listener's threads would hang.
@@ -103,8 +103,9 @@ class Listener:
     def close(self) -> None:
         """Hang up; whoever waits is woken no more."""
         with self._mutex:
-            self._closed.set()
-            self._closed, self._listening = threading.Event(), set()
+            # First that others can listen: a signal may strike in between.
+            closed, self._closed, self._listening = self._closed, threading.Event(), set()
+            closed.set()
         for connection in list(self._connections):
             hang_up(connection)
 
@@ -216,12 +217,13 @@ class Listener:
             if expected is None:
                 return
             expected.heard[position] = lock
-            is_said = list(expected.heard.values()).count(lock) >= self._majority
-            if expected.free or not is_said:
+            said = list(expected.heard.values())
+            if expected.free or len(said) < self._majority:
                 return
-            expected.free = lock
+            # Of several places any: two that are released at once may be told in either order.
+            expected.free = free = max(said, key=said.count)
             expected.turn.release()
-        expected.on_turn(lock)
+        expected.on_turn(free)
 
 
 def hang_up(connection: AbstractConnection) -> None:

@@ -44,6 +44,8 @@ __all__ = [
 TOKEN_LENGTH = 40
 #: Length of what a process is woken by: its part of a channel's name.
 CHANNEL_LENGTH = 16
+#: What stands before the description in a ticket for a lock of several places.
+SEVERAL = "*"
 #: How much of a token names the owner, where several attempts have one.
 OWNER_LENGTH = 32
 #: How much of a token may be shown.

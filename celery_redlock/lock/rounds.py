@@ -69,16 +69,25 @@ def acquire(client: Client, wanted: Wanted) -> Steps:
     """Acquire the lock as `attempts` does, and leave nothing else behind, however that ends."""
     queue = Waiter(client, wanted)
     try:
+        return (yield from acquire_or_clear(client, wanted, queue))
+    except GeneratorExit:  # dropped by its driver: nobody could send it
+        raise
+    except BaseException:  # interrupted, perhaps as it cleared; else there is nothing left to clear
+        yield from queue.clear()
+        raise
+
+
+def acquire_or_clear(client: Client, wanted: Wanted, queue: Waiter) -> Steps:
+    """Do so unless it is interrupted at its end."""
+    try:
         lease = yield from attempts(client, wanted, queue)
         if queue.has_joined:
             yield from queue.leave(lease)
         return lease  # noqa: TRY300  an interruption may strike here, too
-    except GeneratorExit:  # dropped by its driver: nobody could send it
+    except GeneratorExit:
         raise
     except BaseException:  # refused; or interrupted, perhaps after the grant
-        if queue.attempt is not None:
-            yield Tell(queue.attempt.release())
-        yield from queue.leave()
+        yield from queue.clear()
         raise
 
 

@@ -7,7 +7,7 @@ the token is compared; in RELEASE the owner's part of it suffices.
 
 from __future__ import annotations
 
-from celery_redlock.lock.records import CHANNEL_LENGTH
+from celery_redlock.lock.records import CHANNEL_LENGTH, SEVERAL
 from celery_redlock.lock.scripting import (
     CONSTANTS,
     FENCE,
@@ -107,9 +107,10 @@ return {kind, now, fence}
 # somebody else's key: then nobody can be told, and all come by themselves.
 # `hand_over` has *lock* hold the token of the one who was woken for *life*, so that no newcomer is
 # granted it meanwhile; without anybody it is free. It is no grant: that one has to acquire the
-# lock like everybody.
+# lock like everybody. One of several places is kept for nobody: releases of two of them may come in
+# another order to each node, which would keep no place for anyone on a majority.
 WAKE = (
-    f"local CHANNEL = {CHANNEL_LENGTH}"
+    f"local CHANNEL, SEVERAL = {CHANNEL_LENGTH}, '{SEVERAL}'"
     """
 local function wake(ready, lock, channels, own)
   while true do
@@ -129,8 +130,9 @@ local function hand_over(ready, lock, channels, own, life)
   local next = wake(ready, lock, channels, own)
   if not next then return redis.call('DEL', lock) end
   redis.pcall('ZREM', ready, next)
-  local value = string.sub(next, 1, TOKEN) .. string.sub(next, TOKEN + CHANNEL + 1)
-  redis.call('SET', lock, value, 'PX', life)
+  local described = string.sub(next, TOKEN + CHANNEL + 1)
+  if string.sub(described, 1, 1) == SEVERAL then return redis.call('DEL', lock) end
+  redis.call('SET', lock, string.sub(next, 1, TOKEN) .. described, 'PX', life)
 end
 """
 )

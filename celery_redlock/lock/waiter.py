@@ -85,10 +85,18 @@ class Waiter:
             lease: What was granted with the ticket's token, or another one; it stays.
         """
         ticket, granted = self._ticket, lease or self.attempt
-        self._ticket, self._has_turn = None, False
+        self._has_turn = False
         if ticket is None:
             return
         self._forget(ticket.token)
         is_its = granted is not None and granted.token == ticket.token
         keeps = granted.place if granted is not None and is_its else None
         yield Tell(leave_request(self._client.rules, ticket, keeps=keeps))
+        self._ticket = None  # not before: whoever is interrupted leaves once more
+
+    def clear(self) -> Generator[Tell, None, None]:
+        """Leave neither a ticket behind, nor what an attempt may have been granted."""
+        if self.attempt is not None:
+            yield Tell(self.attempt.release())
+        yield from self.leave()
+        self.attempt = None

@@ -9,6 +9,7 @@ Two sorted sets per lock name and node, which grant nothing and expire:
 
     refused --> WAIT --> ... --> RELEASE tells the oldest ticket's process, and keeps the key for it
                                  '--> that one acquires the lock, with the token of its ticket
+                         ... of one of several places: it is free, and that one tries all of them
     given up, or come by itself --> LEAVE, which hands on what is kept for it
 
 A wake-up may be lost, and costs time only: everybody who waits comes by itself some day.
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_redlock.lock.records import (
+    SEVERAL,
     channel,
     encode_info,
     holder_payload,
@@ -85,17 +87,21 @@ return {1, 0}
 """
 
 # KEYS 1 who waits 2 tickets 3... the lock: places that the next one is to have if they are kept for
-#      this one
+#      this one, or, of several, if they are free and this one was woken
 # ARGV 1 who 2 ticket, or '' for none 3 what channels begin with 4 for how long a key stands for
 #      who was woken
 LEAVE_LUA = """
 local gone = redis.call('ZREM', KEYS[1], ARGV[1])
+local is_one_of = string.sub(ARGV[2], TOKEN + CHANNEL + 1, TOKEN + CHANNEL + 1) == SEVERAL
+local was_woken = is_one_of and not redis.call('ZSCORE', KEYS[2], ARGV[2])
 if ARGV[2] ~= '' then redis.call('ZREM', KEYS[2], ARGV[2]) end
 local token = string.sub(ARGV[2], 1, TOKEN)
 for i = 3, #KEYS do
   local cur = redis.call('GET', KEYS[i])
-  if cur and #token == TOKEN and string.sub(cur, 1, TOKEN) == token then
+  local is_kept = cur and #token == TOKEN and string.sub(cur, 1, TOKEN) == token
+  if is_kept or (was_woken and not cur) then
     hand_over(KEYS[2], KEYS[i], ARGV[3], string.sub(token, 1, OWNER), ARGV[4])
+    was_woken = false
   end
 end
 return {gone, 0}
@@ -139,8 +145,9 @@ class Ticket:
         """What wakes it; empty if nothing does."""
         if not self.token:
             return b""
+        mark = SEVERAL if self.limit > 1 else ""
         description = encode_info(holder_payload(self.info, self.since))
-        return (self.token + self.channel).encode() + description
+        return (self.token + self.channel + mark).encode() + description
 
 
 def waiting_key(rules: Rules, name: str) -> bytes:
@@ -188,19 +195,17 @@ def wait_request(rules: Rules, ticket: Ticket, most: int = 0) -> Request:
 
 def leave_request(rules: Rules, ticket: Ticket, *, keeps: int | None = None) -> Request:
     """
-    Return what notes that *ticket* waits no more, and hands on what is kept for it.
+    Return what notes that *ticket* waits no more, and hands on what it was woken for.
 
     Args:
         rules: Of the cluster.
         ticket: Who waits no more.
-        keeps: The place that it has, or is about to acquire; None for none.
+        keeps: The place that it has, or is about to acquire: nothing is handed on; None for none.
     """
-    places = locks_of(rules, ticket) if ticket.token else ()
+    is_handed_on = bool(ticket.token) and keeps is None
+    places = locks_of(rules, ticket) if is_handed_on else ()
     return Request(
         LEAVE,
-        (
-            *keys_of(rules, ticket.name),
-            *(key for place, key in enumerate(places) if place != keeps),
-        ),
+        (*keys_of(rules, ticket.name), *places),
         (ticket.waits, ticket.wakes, channel(rules.prefix), HAND_OVER),
     )

@@ -18,6 +18,7 @@ from celery_redlock.lock.records import (
     CHANNEL_LENGTH,
     END_OF_TIME,
     OWNER_LENGTH,
+    SEVERAL,
     TOKEN_LENGTH,
     object_in,
 )
@@ -115,8 +116,9 @@ def noted(members: Sequence[bytes], ident: int, head: int) -> list[Noted]:
     """Return records that begin with *head* hexadecimal digits; *ident* of them are their own."""
     found = []
     for member, score in zip(members[::2], members[1::2], strict=False):
-        info, at = object_in(member[head:]), moment_in(score)
-        is_ours = HEX.fullmatch(member[:head]) is not None and (info or member[head:] == b"{}")
+        description = member[head:].removeprefix(SEVERAL.encode())
+        info, at = object_in(description), moment_in(score)
+        is_ours = HEX.fullmatch(member[:head]) is not None and (info or description == b"{}")
         if is_ours and len(member) > head and at is not None:
             found.append(Noted(member[:ident], info, at))
     return found

@@ -50,7 +50,7 @@ def join_queue(execution: Execution, error: LockTaken, policy: Queue) -> LockOpt
         DeliveryOver: It waits.
     """
     delivery, plugin, task = execution.delivery, execution.plugin, execution.task
-    waiting = in_line(execution, error.name)
+    waiting, ticket = in_line(execution, error.name), None
     if policy.max_waiting is not None and delivery.envelope.waiting is None:
         ticket = waiting.ticket(execution.task, delivery)
         if not may_wait(plugin.locks, ticket, policy.max_waiting):
@@ -74,6 +74,8 @@ def join_queue(execution: Execution, error: LockTaken, policy: Queue) -> LockOpt
         otherwise=error,
     )
     about = refused.description(task, execution.request, error)
+    if ticket is not None and copy.publish_id is None:  # the copy gets an id, and counts for itself
+        plugin.locks.driver.tell(leave_request(plugin.locks.rules, ticket))
     plugin.notify(
         TaskQueued(**about, countdown=countdown, times=waiting.times, since=waiting.since)
     )

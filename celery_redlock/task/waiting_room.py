@@ -265,14 +265,14 @@ class WaitingRoom:
         self._report()
 
     def _end(self, token: str, request: RedlockRequest) -> None:
-        """Have Celery end what is revoked or has expired: it may come by itself much later."""
+        """Have Celery end what is revoked or has expired, whether or not a process is free."""
         scheduled = find(self._consumer.timer, request)
         if scheduled is None:  # it has come by itself
             self._withdraw(token)
             return
-        self.leave(token)
-        take_out(self._consumer.timer, scheduled)
-        scheduled.entry.fun(*scheduled.entry.args, **scheduled.entry.kwargs)
+        if request.revoked():  # which has it leave
+            take_out(self._consumer.timer, scheduled)
+            self._consumer.qos.decrement_eventually()  # as Celery does with what leaves its timer
 
     def _report(self) -> None:
         """Notify observers where another number of tasks waits than at the last look."""

@@ -366,13 +366,27 @@ def test_who_leaves_as_the_last_leaves_the_lock_free(bench):
     assert bench.heard() == [woken("a")]
 
 
-def test_who_leaves_hands_on_every_other_place(bench):
-    """Of several that nodes kept for it, it has one, and the next has the others."""
-    a, b = ticket("a", 1.0, limit=3), ticket("b", 2.0, limit=3)
+def test_a_place_of_several_is_free_for_whoever_comes(bench):
+    """Twin: the only place is kept for the one who is woken."""
+    for limit, is_free in ((2, True), (1, False)):
+        bench.client.flushall()
+        bench.acquire()
+        bench.client.set(place_key(1), HOLDER, px=20_000)
+        bench.wait(ticket("a", 1.0, limit=limit))
+        bench.release()
+        assert bench.heard() == [woken("a")]
+        assert bench.client.exists(LOCK) is not is_free
+        assert bench.client.zcard(ready_key(RULES.prefix, NAME)) == 0
+
+
+def test_who_was_woken_and_leaves_wakes_the_next(bench):
+    """For one place that is free. Twin: one that was not woken has nothing to pass on."""
+    a, b, c = (ticket(who, at, limit=3) for who, at in (("a", 1.0), ("b", 2.0), ("c", 3.0)))
     for place in range(3):
-        bench.client.set(place_key(place), HOLDER if place == 1 else token_of("a"), px=20_000)
-    bench.wait(a, b)
-    bench.leave(a, keeps=0)
-    assert bench.heard() == [woken("b", 2)]
-    held = [bench.client.get(place_key(place))[:40].decode() for place in range(3)]
-    assert held == [token_of("a"), HOLDER, token_of("b")]
+        bench.client.set(place_key(place), HOLDER, px=20_000)
+    bench.wait(a, b, c)
+    bench.client.delete(place_key(1), place_key(2))
+    bench.leave(a)
+    assert bench.heard() == []
+    bench.leave(a)  # has no ticket any more, as one that was woken
+    assert bench.heard() == [woken("b", 1)]

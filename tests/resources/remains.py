@@ -11,8 +11,10 @@ from pathlib import Path
 import redis
 
 from celery_redlock.lock.outcomes import ReleaseOutcome
-from celery_redlock.lock.records import Keys
+from celery_redlock.lock.records import Keys, ready_key
 from celery_redlock.lock.redlock import Redlock
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.waiting import waiting_key
 from celery_redlock.ops.servers import Server
 
 __all__ = ["Remains", "looking_at"]
@@ -22,6 +24,11 @@ __all__ = ["Remains", "looking_at"]
 SOON = 4.0
 #: How often to look for what there is at least: locks of other tests may be connecting nodes.
 LOOKS = 10
+
+
+def keys_of_waiters(name: str) -> tuple[bytes, bytes]:
+    """Return the keys of who waits for the lock *name*."""
+    return waiting_key(Rules(), name), ready_key("redlock", name)
 
 
 class Remains:
@@ -71,9 +78,9 @@ class Remains:
     def _on_nodes(self, name: str, soon: float) -> list[str]:
         if self._gone(name, soon):
             return []
-        problem = f"the lock is on {self.holders(name)} nodes"
+        problem = f"the lock is on {self.holders(name)} nodes, {self.waiters(name)} wait for it"
         for client in self._clients:
-            client.delete(Keys.of("redlock", name).lock)
+            client.delete(Keys.of("redlock", name).lock, *keys_of_waiters(name))
         return [problem]
 
     def _never_connected(self) -> list[str]:
@@ -109,11 +116,15 @@ class Remains:
 
     def _gone(self, name: str, soon: float) -> bool:
         deadline = time.monotonic() + soon
-        while self.holders(name):
+        while self.holders(name) or self.waiters(name):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.002)
         return True
+
+    def waiters(self, name: str) -> int:
+        """Return how many nodes have anything of those who wait for the lock *name*."""
+        return sum(bool(client.exists(*keys_of_waiters(name))) for client in self._clients)
 
     def holders(self, name: str) -> int:
         """Return on how many nodes the lock *name* is."""

@@ -49,8 +49,8 @@ class Noted(dict[str, float]):
 class Line(Schedule):
     """Three nodes; clients x, y and z, which are woken when their turn has come."""
 
-    def __init__(self, rules: Rules = LONG, limit: int = 1) -> None:
-        super().__init__(rules, crew=3, is_woken=True, limit=limit)
+    def __init__(self, rules: Rules = LONG, limit: int = 1, crew: int = 3) -> None:
+        super().__init__(rules, crew=crew, is_woken=True, limit=limit)
         self.z = self.hosts[Z]
 
     def take(self, host: Host, at: float, length: float = 0.0, wait: float = 0.0) -> None:
@@ -205,6 +205,18 @@ def both_places() -> list[str]:
     return line.late(X, 0.1)
 
 
+def crossing() -> list[str]:
+    """Let three release their places at once, in another order on each node; x, y and z wait."""
+    line = Line(limit=3, crew=6)
+    for number, host in enumerate(line.hosts[3:]):
+        line.take(host, 0.1 * number, 1.0 - 0.1 * number)
+        ways = {(3 + number, node): [0.002 + 0.001 * ((number + node) % 3)] for node in (A, B, C)}
+        line.at(0.9, line.ways.update, ways)
+    for host in (line.x, line.y, line.z):
+        line.take(host, 0.5, 1.0, wait=8.0)
+    return [each for number in (X, Y, Z) for each in line.late(number, 1.05)]
+
+
 def refused_one_of_two() -> list[str]:
     """Let somebody hold b, and another one want a and b: then a is free for all."""
     with memory_quorum() as nodes:
@@ -232,6 +244,7 @@ LINE: dict[str, Callable[[], list[str]]] = {
         one_node_says,
         second_place,
         both_places,
+        crossing,
         refused_one_of_two,
     )
 }
@@ -247,5 +260,6 @@ LINE_BREAKS: dict[str, tuple[str, ...]] = {
     "one_node_says": ("woken-by-a-majority",),
     "second_place": ("handed-place",),
     "both_places": ("place-key",),
+    "crossing": ("kept-for-nobody",),
     "refused_one_of_two": ("all-or-none",),
 }

@@ -110,6 +110,11 @@ WAITING_GUARDS = {
             tuple((room, "place_name", one_key) for room in (attempt, places, requests, waiting)),
         ),
         Guard(
+            "kept-for-nobody",
+            "one of several places is kept for nobody, as each node may keep another",
+            lua=((RELEASE, "string.sub(described, 1, 1) == SEVERAL", "false"),),
+        ),
+        Guard(
             "all-or-none",
             "who is refused one of several names holds none of the others",
             ((several, "acquire_now", keep_what_was_granted),),

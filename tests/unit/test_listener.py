@@ -132,14 +132,13 @@ def test_a_majority_has_to_say_it(ears, nodes):
     assert ears.wait(TOKEN, 5)
 
 
-def test_it_has_to_be_said_of_the_same_lock(ears, nodes):
-    """Each place of a lock is one of its own."""
+def test_of_several_places_any_that_is_free_will_do(ears, nodes):
+    """Two that are released at once may be told in either order: a majority is of nodes."""
     ears.expect(TOKEN)
     nodes[0].say(lock=b"redlock:lock:a")
-    nodes[1].say(lock=b"redlock:lock:b")
     assert not ears.wait(TOKEN, 0.1)
-    nodes[2].say(lock=b"redlock:lock:b")
-    assert ears.wait(TOKEN, 5)
+    nodes[1].say(lock=b"redlock:lock:b")
+    assert ears.wait(TOKEN, 5) in (b"redlock:lock:a", b"redlock:lock:b")
 
 
 def test_who_is_called_is_called_once(ears, nodes):

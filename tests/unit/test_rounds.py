@@ -426,9 +426,10 @@ def test_an_interrupted_pause_leaves_nothing_to_release():
     assert len(drive.told) == 1
 
 
-def test_a_second_interruption_ends_it():
-    """If not even the release can be sent, the error still comes out."""
-    drive, error = asking().interrupt(Stop()), Stop()
+def test_a_third_interruption_ends_it():
+    """The second has the release sent once more; if not even that can be, the error comes out."""
+    drive, error = asking().interrupt(Stop()).interrupt(Stop()), Stop()
+    assert isinstance(drive.step, Tell)
     assert drive.interrupt(error).error is error
 
 

@@ -174,6 +174,20 @@ def test_who_is_interrupted_leaves(where):
     assert drive.client.listener.expected == {}
 
 
+def test_who_is_interrupted_as_it_leaves_leaves_once_more():
+    """Perhaps before a byte was sent: it would count as waiting for minutes, and be woken."""
+    drive = wait_in_line(wait=0.005)
+    drive.go_on_to_ask().vote(*TAKEN)
+    while not (isinstance(drive.step, Tell) and drive.step.request.script is LEAVE):
+        drive.go_on()
+    told(drive)
+    drive.interrupt(KeyboardInterrupt())
+    while drive.step is not None:
+        drive.go_on()
+    assert isinstance(drive.error, KeyboardInterrupt)
+    assert told(drive) == [("hand on", TICKET)]
+
+
 def test_a_task_that_was_woken_on_a_place_beyond_its_limit_hands_on():
     """Its message waited since before the limit was lowered: one more would run."""
     drive = Drive(turn=Turn("w" * 40, 1), wait=10.0).go_on_to_ask()
