@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 # Before anything is installed, so that nobody wonders.
 ifneq ($(filter test,$(MAKECMDGOALS)),)
 ifeq ($(ARGS),)
-$(info All tests: about eleven minutes on two cores, and one to install what they need the first time.)
+$(info All tests: about fifteen minutes on two cores, and one to install what they need the first time.)
 endif
 endif
 
@@ -50,7 +50,7 @@ check: $(if $(wildcard $(DEV)),$(DEV),$(CHECK)) ## Check a change in 1.5 minutes
 	$(BIN)/lint-imports
 	$(PYTEST) $(if $(ARGS),$(ARGS),tests/unit tests/contract)
 
-test: $(DEV) ## Run all tests, on servers that it brings along; eleven minutes on two cores
+test: $(DEV) ## Run all tests, on servers that it brings along; fifteen minutes on two cores
 	$(PYTEST) --durations=20 $(ARGS)
 
 lint: $(DEV) ## Check style, types, layers, spelling and prose

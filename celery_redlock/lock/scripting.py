@@ -20,10 +20,10 @@ from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH
 from celery_redlock.lock.votes import Vote, VoteKind
 
 __all__ = [
+    "AMOUNT",
     "FENCE",
     "GUARD",
     "HEAD",
-    "MERGED",
     "TTL",
     "VALUE",
     "Script",
@@ -205,7 +205,7 @@ Field = tuple[str, Callable[[Any], Any]]
 FENCE: Field = ("fence", fence_in)
 TTL: Field = ("ttl", left)
 VALUE: Field = ("value", text)
-MERGED: Field = ("merged", natural)
+AMOUNT: Field = ("amount", natural)
 
 #: Codes that mean the same in the replies of all scripts: the vote, and the fields that follow.
 ANSWERS: dict[int, tuple[enum.Enum, tuple[Field, ...]]] = {

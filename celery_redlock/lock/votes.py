@@ -60,7 +60,7 @@ class Vote(NamedTuple):
         value: The other holder's lock value, or the marker's.
         node_now: The node's wall clock [s, Unix time]; 0.0 if unknown.
         reason: Why there is no vote, in plain words.
-        merged: How many triggers were merged into a queued task.
+        amount: Of what the record of a feature counts; 0 for none.
     """
 
     kind: enum.Enum
@@ -69,7 +69,7 @@ class Vote(NamedTuple):
     value: bytes = b""
     node_now: float = 0.0
     reason: str = ""
-    merged: int = 0
+    amount: int = 0
 
     def in_words(self) -> str:
         """Return the vote in plain words, without the token."""

@@ -218,7 +218,7 @@ def outcome(
     holder = holder_named_by(votes)
     if first.kind is ReservationVote.NEXT:
         return Reserved(token, holder)
-    return Duplicate(holder, max(vote.merged for vote in votes), votes_by_node(ballot, labels))
+    return Duplicate(holder, max(vote.amount for vote in votes), votes_by_node(ballot, labels))
 
 
 def turn_in(ballot: Ballot, labels: Sequence[str]) -> Started | NotStarted:
@@ -230,8 +230,8 @@ def turn_in(ballot: Ballot, labels: Sequence[str]) -> Started | NotStarted:
         return NotStarted({}, votes_by_node(ballot, labels))
     if refused >= majority or (refused and of_no_other < majority):
         return NotStarted(holder_of(ballot), votes_by_node(ballot, labels))
-    merged = max((vote.merged for vote in granted), default=0)
-    if any(vote.merged and not vote.value for vote in granted):
+    merged = max((vote.amount for vote in granted), default=0)
+    if any(vote.amount and not vote.value for vote in granted):
         return Started(merged=merged)  # who knows what was merged knows an execution before it
     newest = max(granted, key=lambda vote: vote.fence, default=Vote(VoteKind.GRANTED))
     return Started(newest.value, merged)

@@ -27,10 +27,10 @@ from __future__ import annotations
 import enum
 
 from celery_redlock.lock.scripting import (
+    AMOUNT,
     FENCE,
     GUARD,
     HEAD,
-    MERGED,
     TTL,
     VALUE,
     Script,
@@ -208,7 +208,7 @@ return {ended, 0}
 
 #: What a node answers of a reservation: the version of the merged arguments, how long it still
 #: stands by itself, whose it is, and how many triggers were merged.
-OF_RESERVATION = (FENCE, TTL, VALUE, MERGED)
+OF_RESERVATION = (FENCE, TTL, VALUE, AMOUNT)
 
 RESERVE = Script(
     GUARD + RESERVATIONS + RESERVE_LUA,
@@ -224,7 +224,7 @@ RESERVE = Script(
 )
 START = Script(
     HEAD + RESERVATIONS + START_LUA,
-    replies({1: (VoteKind.GRANTED, (FENCE, VALUE, MERGED)), 5: (ReservationVote.PASSED, ())}),
+    replies({1: (VoteKind.GRANTED, (FENCE, VALUE, AMOUNT)), 5: (ReservationVote.PASSED, ())}),
     guarded=False,
     one_way=True,
 )

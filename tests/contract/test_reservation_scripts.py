@@ -246,7 +246,7 @@ def test_a_trigger_is_merged_into_the_one_that_waits(bench):
     bench.reserve(A)
     before = bench.queued
     vote = bench.reserve(B, version=4096)
-    assert (vote.kind, vote.fence, vote.merged) == (ReservationVote.MERGED, 4096, 1)
+    assert (vote.kind, vote.fence, vote.amount) == (ReservationVote.MERGED, 4096, 1)
     assert vote.value == A.encode() + b'{"task_id":"id-a"}'
     assert near(vote.ttl * 1000, 20)
     news = {"newest": args_of(B), "version": b"4096", "merged": b"1", "by": B[:32].encode()}
@@ -257,7 +257,7 @@ def test_a_trigger_is_merged_into_the_one_that_waits(bench):
 def test_the_newest_arguments_win(bench):
     """Each trigger that is merged replaces the arguments, and counts."""
     bench.reserve(A)
-    counts = [bench.reserve(token, version=i).merged for i, token in enumerate((B, C, D), 1)]
+    counts = [bench.reserve(token, version=i).amount for i, token in enumerate((B, C, D), 1)]
     assert counts == [1, 2, 3]
     assert bench.queued["newest"] == args_of(D)
 
@@ -287,7 +287,7 @@ def test_a_version_never_falls_nor_stays(bench, stored, proposed):
     bench.reserve(B, version=stored)
     before = bench.everything()
     vote = bench.reserve(C, version=proposed)
-    assert (vote.kind, vote.fence, vote.merged) == (ReservationVote.MERGED, stored + 1, 1)
+    assert (vote.kind, vote.fence, vote.amount) == (ReservationVote.MERGED, stored + 1, 1)
     assert vote.value == A.encode() + b'{"task_id":"id-a"}'
     assert near(vote.ttl * 1000, 20)
     assert bench.everything() == before
@@ -299,7 +299,7 @@ def test_what_a_trigger_was_told_it_can_propose(bench):
     bench.reserve(B, version=7205759403792793)
     told = bench.reserve(C, version=5).fence
     vote = bench.reserve(C, version=told)
-    assert (vote.fence, vote.merged) == (told, 2)
+    assert (vote.fence, vote.amount) == (told, 2)
     assert bench.queued["newest"] == args_of(C)
 
 
@@ -346,17 +346,17 @@ def test_asking_again_keeps_what_was_merged(bench, place):
     bench.end(D)
     assert bench.next == {} or place == "next"
     started = bench.start(A)
-    assert (started.value, started.fence, started.merged) == (args_of(B), 5, 1)
+    assert (started.value, started.fence, started.amount) == (args_of(B), 5, 1)
     assert bench.next == {}
 
 
 def test_an_owner_is_counted_once_however_often_it_asks(bench):
     """The same trigger under a fresh token, or with a larger version, is not one more."""
     bench.reserve(A)
-    assert bench.reserve(B, version=1).merged == 1
-    assert bench.reserve(B, version=2).merged == 1
-    assert bench.reserve(B[:32] + "c" * 8, version=3).merged == 1
-    assert bench.reserve(B[:31] + "c" * 9, version=4).merged == 2
+    assert bench.reserve(B, version=1).amount == 1
+    assert bench.reserve(B, version=2).amount == 1
+    assert bench.reserve(B[:32] + "c" * 8, version=3).amount == 1
+    assert bench.reserve(B[:31] + "c" * 9, version=4).amount == 2
 
 
 def test_a_new_marker_knows_nothing_of_what_was_merged_before(bench):
@@ -367,7 +367,7 @@ def test_a_new_marker_knows_nothing_of_what_was_merged_before(bench):
     assert bench.reserve(C).kind is VoteKind.GRANTED
     assert {"newest", "by", "version", "merged"}.isdisjoint(bench.queued)
     started = bench.start(C)
-    assert (started.value, started.fence, started.merged) == (b"", 0, 0)
+    assert (started.value, started.fence, started.amount) == (b"", 0, 0)
 
 
 def test_merging_does_not_prolong_a_marker(bench):
@@ -428,7 +428,7 @@ def test_nothing_is_merged_into_what_may_expire(bench):
     before = bench.queued
     assert before["started"] == b"-"
     vote = bench.reserve(B)
-    assert (vote.kind, vote.merged, vote.value[:40]) == (ReservationVote.NEXT, 0, A.encode())
+    assert (vote.kind, vote.amount, vote.value[:40]) == (ReservationVote.NEXT, 0, A.encode())
     assert bench.queued == before
     assert bench.next["started"] == b""
 
@@ -442,7 +442,7 @@ def test_who_is_next_and_may_expire_refuses_who_would_merge(bench, before):
         bench.end(A)
     everything = bench.everything()
     vote = bench.reserve(C, version=9)
-    assert (vote.kind, vote.merged, vote.value[:40]) == (VoteKind.REFUSED, 0, B.encode())
+    assert (vote.kind, vote.amount, vote.value[:40]) == (VoteKind.REFUSED, 0, B.encode())
     assert abs(vote.ttl * 1000 - bench.left(1)) < 1000
     assert bench.everything() == everything
 
@@ -452,7 +452,7 @@ def test_a_trigger_that_may_expire_is_merged_into_another(bench):
     bench.reserve(A)
     assert bench.reserve(B, expires=True).kind is ReservationVote.MERGED
     assert bench.queued["started"] == b""
-    assert bench.reserve(C, version=2).merged == 2
+    assert bench.reserve(C, version=2).amount == 2
 
 
 def test_what_may_expire_starts_like_any_other(bench):
@@ -460,7 +460,7 @@ def test_what_may_expire_starts_like_any_other(bench):
     bench.reserve(A, expires=True)
     bench.hold()
     vote = bench.start(A)
-    assert (vote.kind, vote.value, vote.fence, vote.merged) == (VoteKind.GRANTED, b"", 0, 0)
+    assert (vote.kind, vote.value, vote.fence, vote.amount) == (VoteKind.GRANTED, b"", 0, 0)
     assert bench.queued["lock"] == LOCK.encode()
     assert bench.reserve(B).kind is ReservationVote.NEXT
 
@@ -481,7 +481,7 @@ def test_a_trigger_becomes_next_behind_one_that_runs(bench):
     bench.run(A, 60.0)
     before = bench.queued
     vote = bench.reserve(B, life=30.0)
-    assert (vote.kind, vote.fence, vote.merged) == (ReservationVote.NEXT, 0, 0)
+    assert (vote.kind, vote.fence, vote.amount) == (ReservationVote.NEXT, 0, 0)
     assert vote.value == A.encode() + b'{"task_id":"id-a"}'
     assert near(vote.ttl * 1000, 60)
     assert bench.queued == before
@@ -521,7 +521,7 @@ def test_later_triggers_are_merged_into_the_next_one(bench):
     bench.reserve(B)
     for count, token in enumerate((C, D), 1):
         vote = bench.reserve(token, version=count)
-        assert (vote.kind, vote.merged) == (ReservationVote.MERGED, count)
+        assert (vote.kind, vote.amount) == (ReservationVote.MERGED, count)
         assert vote.value[:40] == B.encode()
     assert bench.next["newest"] == args_of(D)
     assert bench.queued["token"] == A.encode()
@@ -574,7 +574,7 @@ def test_a_start_hands_over_what_was_merged(bench, life):
     bench.reserve(B, version=5)
     bench.reserve(C, version=9)
     vote = bench.start(A, life)
-    assert (vote.kind, vote.value, vote.fence, vote.merged) == (
+    assert (vote.kind, vote.value, vote.fence, vote.amount) == (
         VoteKind.GRANTED,
         args_of(C),
         9,
@@ -607,7 +607,7 @@ def test_what_was_merged_is_for_the_execution_that_started_first(bench, place, a
     assert bench.queued["started"] == b"first"
     bench.end(A, "wait", 60.0)
     retry = bench.start(A, alone, execution="second", lock=OTHER_LOCK)
-    assert (retry.kind, retry.value, retry.fence, retry.merged) == (VoteKind.GRANTED, b"", 5, 1)
+    assert (retry.kind, retry.value, retry.fence, retry.amount) == (VoteKind.GRANTED, b"", 5, 1)
     assert (bench.queued["started"], bench.queued["lock"]) == (b"first", OTHER_LOCK.encode())
     assert bench.start(A, alone).value == args_of(B)
 
@@ -705,7 +705,7 @@ def test_who_is_next_takes_the_place_of_one_that_does_not_stand(bench, how):
         bench.end(A)
     bench.hold(OTHER_LOCK)
     vote = bench.start(B, lock=OTHER_LOCK)
-    assert (vote.kind, vote.value, vote.fence, vote.merged) == (VoteKind.GRANTED, args_of(C), 5, 1)
+    assert (vote.kind, vote.value, vote.fence, vote.amount) == (VoteKind.GRANTED, args_of(C), 5, 1)
     stored = bench.queued
     assert (stored["token"], stored["started"]) == (B.encode(), b"first")
     assert stored["lock"] == OTHER_LOCK.encode()
@@ -763,7 +763,7 @@ def test_a_marker_that_has_lapsed_is_taken_again(bench, life, left):
         bench.run(B)
     bench.hold(OTHER_LOCK)
     vote = bench.start(A, life, lock=OTHER_LOCK)
-    assert (vote.kind, vote.value, vote.fence, vote.merged) == (VoteKind.GRANTED, b"", 0, 0)
+    assert (vote.kind, vote.value, vote.fence, vote.amount) == (VoteKind.GRANTED, b"", 0, 0)
     stored = bench.queued
     assert stored["token"] == A.encode()
     assert json.loads(stored["info"]) == {"task_id": "id-a", "again": True}

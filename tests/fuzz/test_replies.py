@@ -107,8 +107,8 @@ def assert_possible(vote):
     assert type(vote.value) is bytes
     assert type(vote.node_now) is float
     assert math.isfinite(vote.node_now)
-    assert type(vote.merged) is int
-    assert vote.merged >= 0
+    assert type(vote.amount) is int
+    assert vote.amount >= 0
     assert vote.in_words()
 
 

@@ -258,7 +258,7 @@ def test_an_entry_that_would_drop_an_option_is_not_offered():
     found = tallied(app, REPORTED)
     assert found.protect == ""
     (sentence,) = found.tasks[0].by_hand
-    assert sentence.startswith("Add {'lock_mode': 'enforce'} to the options")
+    assert sentence.startswith("Add {'lock_wait': 2.0, 'lock_mode': 'enforce'} to the options")
     assert "lock_key, on_conflict" in sentence
     assert (
         tallied(Celery("other", set_as_current=False, broker="memory://"), REPORTED).protect == ""

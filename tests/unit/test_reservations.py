@@ -80,7 +80,7 @@ def follows(holder="y", ttl=5.0):
 
 def merged(holder="y", version=NOW, merged=1, ttl=5.0):
     """Return the answer of a node that handed the arguments over to *holder*."""
-    return Vote(ReservationVote.MERGED, version, ttl, who(holder), merged=merged)
+    return Vote(ReservationVote.MERGED, version, ttl, who(holder), amount=merged)
 
 
 def passed():
@@ -746,7 +746,7 @@ def test_an_error_of_the_algorithm_comes_out_and_is_told_to_observers(queued):
 
 def handed(version=0, arguments=b"", merged=0):
     """Return a yes to a start, with what was merged."""
-    return Vote(VoteKind.GRANTED, version, value=arguments, merged=merged)
+    return Vote(VoteKind.GRANTED, version, value=arguments, amount=merged)
 
 
 def before(holder="y", ttl=5.0):
