@@ -317,7 +317,7 @@ def test_an_operator_s_release_wakes_the_next(it, crew):
     """As every release does."""
     crew.worker()
     locks = it.locks()
-    lease = locks.acquire("operator", ttl=30)
+    lease = locks.acquire("operator", ttl=locks.rules.max_ttl)
     waiting = crew.queued("nap", "operator", 8)
     line = "-m celery -A support.stage redlock release operator --yes --token"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}

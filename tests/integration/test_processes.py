@@ -172,8 +172,9 @@ def test_sixteen_threads_never_hold_a_lock_together(locks):
     assert not failures
     assert worst == dict.fromkeys(["n0", "n1", "n2", "n3"], 1)
     assert sum(entered.values()) == 16 * 15
-    # A thread that connects a node may still be ending; none is started for a lock or a call.
-    assert max(most_threads) <= before + 16 + 5
+    # A thread that connects a node may still be ending, and one listens to each node for those who
+    # wait; none is started for a lock or a call.
+    assert max(most_threads) <= before + 16 + 5 + 5
 
 
 def test_threads_that_do_not_contend_do_not_wait_for_each_other(locks, five_nodes):

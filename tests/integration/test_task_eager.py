@@ -269,7 +269,7 @@ def test_a_conflict_ends_at_once_by_policy(app, rival, policy):
     def bill(invoice_id):
         ran.append(invoice_id)
 
-    lease = rival.acquire("invoice:7", ttl=5)
+    lease = rival.acquire("invoice:7", ttl=30)
     result = bill.apply((7,))
     assert result.ready()
     if policy == "skip":

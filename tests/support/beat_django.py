@@ -13,6 +13,6 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ["BEAT_DATABASE"],
-        "OPTIONS": {"timeout": 20},
+        "OPTIONS": {"timeout": 60},
     }
 }

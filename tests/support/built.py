@@ -27,7 +27,7 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 #: Longest wait for a command: pip on a busy machine [s].
-PATIENCE = 100.0
+PATIENCE = 280.0
 #: What would lead a command back to the sources, or tell it of a venv that is not its own.
 LEADS_BACK = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "SOURCE_DATE_EPOCH", "PYTHONSAFEPATH")
 #: In what pip says when it cannot reach an index.
