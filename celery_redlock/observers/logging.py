@@ -109,12 +109,8 @@ log_event = Log()
 def fields_of(record: dict[str, Any]) -> dict[str, Any]:
     """Return what is known of an event, in one flat dict of plain values; no token."""
     fields = dict(record)
-    del (
-        fields["event"],
-        fields["at"],
-        fields["host"],
-        fields["pid"],
-    )  # a log record has these by itself
+    for given in ("event", "at", "host", "pid"):  # a log record has these by itself
+        del fields[given]
     holder = fields.pop("holder", {})
     if "name" in fields:
         fields["lock"] = fields.pop("name")
