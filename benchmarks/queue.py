@@ -40,6 +40,8 @@ LASTS = 0.05
 #: These take less than a tenth of a second: they are published as often as there are tasks behind
 #: the lock, before and meanwhile, and the median counts.
 PLAIN = 100
+#: After that they are published no more: beside rescheduled tasks they may take far longer [s].
+ENOUGH = 15.0
 #: For how long the lock is held before the plain tasks come [s].
 HELD = 3.0
 #: After that it is called not done [s].
@@ -121,6 +123,13 @@ class Scene:
         ended = self.ended(name)
         return max(ended) - began if len(ended) == PLAIN else LONGEST
 
+    def plain_in_turns(self, name: str, turns: int) -> list[float]:
+        """Return how long they take each time, some times at most [s]."""
+        took: list[float] = []
+        while len(took) < turns and sum(took) < ENOUGH:
+            took.append(self.plain(f"{name} {len(took)}"))
+        return took
+
     def pushes(self) -> int:
         """Return how many messages the broker has taken."""
         with redis.Redis.from_url(self.broker.url) as client:
@@ -173,19 +182,20 @@ class Behind:
 def behind(policy: str, limit: int | None, tasks: int) -> Behind:
     """Measure one policy with so many *tasks*."""
     with scene(1, limit) as it:
-        alone = statistics.median(it.plain(f"alone {turn}") for turn in range(tasks))
+        alone = it.plain_in_turns("alone", tasks)
         locks, before = our_locks(it.nodes, "redlock"), it.pushes()
         with locks.hold("x", ttl=locks.rules.max_ttl):
             for number in range(tasks):
                 it.app.tasks[policy].delay(number)
             time.sleep(HELD)  # all have met the holder, and wait
-            beside = statistics.median(it.plain(f"beside {turn}") for turn in range(tasks))
+            beside = it.plain_in_turns("beside", tasks)
         it.until(lambda: len(it.ended("behind")) >= tasks, LONGEST)
         ended = it.ended("behind")
         took = max(ended) - it.began("behind")[0] if ended else LONGEST
-        messages = (it.pushes() - before - tasks * PLAIN) / tasks
+        messages = (it.pushes() - before - len(beside) * PLAIN) / tasks
         locks.close()
-    return Behind(len(ended), took, alone, beside, messages)
+    both = statistics.median(alone), statistics.median(beside)
+    return Behind(len(ended), took, *both, messages)
 
 
 def pauses(tasks: int) -> tuple[list[float], float]:
