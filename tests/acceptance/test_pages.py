@@ -33,6 +33,7 @@ from support import report_page
 from support.page_names import names_for
 from support.page_run import PageRun, run_page
 from support.pages import LANGUAGES, blocks_of, commands_of, outcome_of
+from support.shown_errors import SHOWN
 from support.tls import tls_binary
 from support.waiting import eventually
 
@@ -216,6 +217,11 @@ def is_warning_of_the_watchdog(text):
     assert text.strip() == f"WARNING {told[0]}"
 
 
+def is_message_of_an_error(text):
+    """What the errors say that are raised like that."""
+    assert text.strip() in {"\n".join(map(str, raised)) for raised in SHOWN.values()}
+
+
 def is_report(text):
     """What `redlock report` prints of such a day."""
     assert text.strip() == report_page.shown().strip()
@@ -232,6 +238,7 @@ HELD = {
     "docs/how-to/queue-behind-a-holder.md": {"Waiting:": is_list_of_waiters},
     "docs/how-to/why-did-my-task-not-run.md": {"NODE": is_table_of_status},
     "docs/lost-leases.md": {"WARNING The watchdog": is_warning_of_the_watchdog},
+    "docs/reference/errors.md": {"": is_message_of_an_error},
     "docs/proofs.md": {"UPDATE counter": refuses_stale_writers},
     "docs/operating.md": {
         "Skipped task": is_line_of_a_skip,

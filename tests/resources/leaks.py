@@ -8,7 +8,7 @@ from typing import Any
 
 from redis.connection import AbstractConnection
 
-from celery_redlock.lock.redlock import Redlock
+from celery_redlock.lock import redlock
 
 __all__ = ["plant_all"]
 
@@ -41,13 +41,13 @@ def keep_threads() -> None:
 
 def keep_leases() -> None:
     """Have every lease that is given back stay in a list."""
-    real: Any = Redlock._tell_release
+    real: Any = redlock.of_release
 
-    def tell(self: Any, lease: Any, *args: Any) -> None:
+    def of_release(lease: Any, *args: Any) -> Any:
         _kept.append(lease)
-        real(self, lease, *args)
+        return real(lease, *args)
 
-    Redlock._tell_release = tell  # type: ignore[assignment, method-assign]
+    redlock.of_release = of_release
 
 
 def plant_all() -> None:

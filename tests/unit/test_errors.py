@@ -13,9 +13,9 @@ from celery import Celery, states
 from celery.backends.base import DisabledBackend
 from kombu.utils import json as kombu_json
 
-from celery_redlock import RedlockTask, errors
-from celery_redlock.lock.rules import Rules
+from celery_redlock import errors
 from celery_redlock.words import LOSSES
+from support.shown_errors import SHOWN
 
 ERRORS = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 VOTES = {"lock-1:6379/0": "granted", "lock-2:6379/0": "refused", "lock-3:6379/0": "timed out"}
@@ -38,49 +38,6 @@ EXAMPLES = [
     errors.StaleFence("invoice", 1001, 1002),
     errors.StaleFence("invoice", 1001),
 ]
-
-A, B, C = "lock-1:6379/0", "lock-2:6379/0", "lock-3:6379/0"
-HELD, LATE = "refused (29.1 s left)", "unreachable (no answer in time)"
-BILL = {"task": "shop.bill", "task_id": "41d0", "host": "worker-1", "pid": 17, "since": 1795598377}
-
-
-def bill():
-    """Return a task that bills an invoice."""
-    app = Celery("shop", set_as_current=False)
-
-    @app.task(base=RedlockTask, name="shop.bill", shared=False)
-    def bill(invoice):
-        return invoice
-
-    return bill
-
-
-def raised_by(call):
-    """Return the error that *call* raises."""
-    with pytest.raises(errors.RedlockError) as info:
-        call()
-    return info.value
-
-
-#: As the page shows them, each below its heading.
-SHOWN = {
-    "ConfigurationError": [raised_by(lambda: Rules(ttl=0))],
-    "LockKeyError": [raised_by(lambda: bill().lock_name((object(),)))],
-    "LockTaken": [errors.LockTaken("invoice:7", {A: HELD, B: HELD, C: "not waited for"}, BILL)],
-    "QuorumUnavailable": [
-        errors.QuorumUnavailable(
-            "invoice:7", {A: "granted", B: "quarantined (44.2 s left)", C: LATE}, 44.2
-        )
-    ],
-    "LockLost": [
-        errors.LockLost("invoice:7", "deadline", {A: "granted", B: LATE, C: LATE}),
-        errors.LockLost("invoice:7", "stolen", {A: "refused", B: "refused", C: "granted"}),
-        errors.LockLost("invoice:7", "released"),
-        errors.LockLost("invoice:7", "fork"),
-    ],
-    "DuplicateTask": [errors.DuplicateTask("41d0", "shop.bill:7")],
-    "StaleFence": [errors.StaleFence("invoice", 33, 34)],
-}
 
 every_error = pytest.mark.parametrize(
     "error", EXAMPLES, ids=[f"{type(e).__name__}-{len(e.args)}" for e in EXAMPLES]
