@@ -47,7 +47,18 @@ def it(tmp_path_factory):
     with stage(__file__, folder, nodes=3, redlock_ttl=10.0) as it:
         for number in range(WORKERS):
             it.worker(name=f"w{number}", concurrency=1)
+        # A worker is ready before it hears what is broadcast over Redis, which keeps nothing.
+        eventually(lambda: is_heard_by_all(it), "a broadcast in each", timeout=100)
         yield it
+
+
+def is_heard_by_all(it):
+    """Return whether all workers receive a broadcast within two seconds."""
+    result = it.task("reload_or_skip").apply_async(("heard",), **to_all(it))
+    ends = time.monotonic() + 2
+    while received(it, result.id) < WORKERS and time.monotonic() < ends:
+        time.sleep(0.05)
+    return received(it, result.id) >= WORKERS
 
 
 def to_all(it):
