@@ -35,9 +35,9 @@ def try_places(
         usable = [] if handed is None else [handed] if handed < wanted.limit else []
         place = any_of(own[:1] or usable or free or range(wanted.limit), client)
     if token is not None and handed is not None and place != handed:
-        # It runs already, or others have more places under this name. The next one has it.
+        # It runs already, or others have more places under this name. The next one has it; its own
+        # may be kept for it as well, where releases of both came in another order to each node.
         yield hand_on(client, wanted.name, turn)
-        token = None
     while True:
         attempt = queue.attempt = Attempt(client, wanted, token, place)
         answer = yield from attempt.make()

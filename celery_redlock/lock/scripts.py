@@ -139,14 +139,15 @@ end
 
 # KEYS 1 lock 2 marker, or the lock again for none: a user may be allowed our keys only. What is
 #      done stays done: a child that was killed while it finished may speak last
-#      3 tickets of those who wait, or the lock again to wake nobody
+#      3 tickets of those who wait, or the lock again to wake nobody; one of several places that is
+#      free was kept for nobody, and whoever was woken for it and releases it has the next one woken
 # ARGV 1 token, or its owner's part of it 2 keep the key for so long yet, or '0' 3 marker value
 #      4 marker ttl 5 what channels begin with 6 for how long the key stands for who was woken
 RELEASE_LUA = (
     """
 local cur = redis.call('GET', KEYS[1])
 local mine = cur and #ARGV[1] >= OWNER and string.sub(cur, 1, #ARGV[1]) == ARGV[1]
-local ends = mine and ARGV[2] == '0'
+local ends = (mine or not cur) and ARGV[2] == '0'
 if ends and KEYS[3] ~= KEYS[1] and redis.pcall('ZCARD', KEYS[3]) ~= 0 then
 """
     # Only here: where nobody waits, making the functions would take longer than looking.

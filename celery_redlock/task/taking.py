@@ -67,8 +67,8 @@ def take(
             leave_line(execution, waiting)
 
 
-def leave_line(execution: Execution, waiting: Waiting, token: str = "") -> None:
-    """Have the nodes forget that the task waits as a message, and hand on what has *token*."""
+def leave_line(execution: Execution, waiting: Waiting) -> None:
+    """Have the nodes forget that the task waits as a message."""
     locks = execution.plugin.locks
-    ticket = waiting.ticket(execution.task, execution.delivery, token)
+    ticket = waiting.ticket(execution.task, execution.delivery)
     locks.driver.tell(leave_request(locks.rules, ticket))

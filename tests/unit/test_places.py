@@ -10,6 +10,7 @@ from celery import Celery
 from celery_redlock import ConfigurationError, LockTaken, RedlockTask, current_lock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import place_name, queue_of
+from celery_redlock.lock.waiting import Ticket, wait_request
 from celery_redlock.lock.wanted import Turn, Wanted
 from celery_redlock.testing import memory_quorum
 
@@ -159,6 +160,62 @@ def test_one_that_was_woken_and_does_not_take_its_turn_hands_on(nodes, beyond):
         with pytest.raises(LockTaken):
             locks.take(wanted)
     assert locks.take(Wanted(kept, 10.0)).name == kept
+
+
+def woken_by(nodes, limit=LIMIT):
+    """Have somebody wait for a lock whose places are taken; return what its process hears."""
+    heard = []
+    for node in nodes.nodes:
+        node.model.keyspace.hear = lambda _channel, message: heard.append(message) or 1
+    ticket = Ticket("api", "f" * 32, 1.0, {}, "f" * 40, "c" * 16, limit)
+    nodes.locks.driver.tell(wait_request(nodes.locks.rules, ticket))
+    assert not heard
+    return heard
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_nothing_is_kept_for_a_turn_of_several_places_and_it_is_handed_on_all_the_same(nodes, runs):
+    """The next one is woken for the place that is free; twin: not where the turn is taken."""
+    locks, one = nodes.locks, "e" * 32
+    held = [locks.take(of(one))] + [take(nodes) for _ in range(LIMIT - 1)]
+    heard = woken_by(nodes)
+    place = held[1].place
+    for node in nodes.nodes:
+        node.model.ask(b"DEL", b"redlock:lock:" + held[1].name.encode())  # and woke that execution
+    wanted = of(one if runs else "d" * 32, turn=Turn("d" * 40, place))
+    if runs:
+        with pytest.raises(LockTaken):
+            locks.take(wanted)
+    else:
+        assert locks.take(wanted).place == place
+    free = b"f" * 40 + b"redlock:lock:" + held[1].name.encode()
+    assert heard == ([free] * len(nodes.nodes) if runs else [])
+
+
+def test_who_has_several_names_hands_on_its_turn_of_several_places(nodes):
+    """It is woken for one of them, and refused an earlier one."""
+    locks = nodes.locks
+    locks.acquire("a")
+    held = [take(nodes) for _ in range(LIMIT)]
+    heard = woken_by(nodes)
+    for node in nodes.nodes:
+        node.model.ask(b"DEL", b"redlock:lock:" + held[1].name.encode())
+    with pytest.raises(LockTaken, match="'a'"):
+        locks.take_all([of("e" * 32, turn=Turn("d" * 40, held[1].place)), Wanted("a", 10.0)])
+    assert len(heard) == len(nodes.nodes)
+
+
+def test_who_is_woken_for_a_place_beyond_its_limit_has_its_own_if_that_is_kept_for_it(nodes):
+    """Both were released at once, and each node kept another one for it; twin: for another."""
+    for token in ("e" * 40, "d" * 40):
+        for node in nodes.nodes:
+            node.model.ask(b"SET", b"redlock:lock:api", token.encode() + b"{}", b"PX", b"1000")
+        wanted = Wanted("api", 10.0, turn=Turn("e" * 40, 2))
+        if token == "e" * 40:
+            nodes.locks.give_back(nodes.locks.take(wanted))
+        else:
+            with pytest.raises(LockTaken):
+                nodes.locks.take(wanted)
 
 
 def test_a_count_on_each_node_would_let_more_run():

@@ -27,6 +27,8 @@ from celery_redlock import (
 )
 from celery_redlock.beat.entries import places_of_run
 from celery_redlock.lock.held import NotLocked
+from celery_redlock.lock.records import place_name
+from celery_redlock.lock.waiting import Ticket, wait_request
 from celery_redlock.lock.wanted import Turn, Wanted
 from celery_redlock.observers.records import record_of
 from celery_redlock.plugin import plugin_for
@@ -553,21 +555,29 @@ def test_an_event_that_reports_nothing_does_not_say_so():
 # -- messages of workers that enforce ------------------------------------------------------------
 
 
-def test_a_message_that_waited_runs_and_hands_its_turn_on(app):
-    """The lock that was kept for it is free for the next one at once."""
-    task = declare(app)
-    token = "b" * 40
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_message_that_waited_runs_and_hands_its_turn_on(app, limit):
+    """The next one is woken for the lock that was kept for it, or for the place that is free."""
+    task, heard = declare(app, lock_limit=limit), []
+    token, key = "b" * 40, b"redlock:lock:k" if limit == 1 else b"redlock:lock:k#2"
     request = {"delivery_info": {}}
-    give_turn(request, Turn(token, 0))
-    waiting = Waiting("k", 1.0)
+    give_turn(request, Turn(token, limit - 1))
+    waiting = Waiting("k", 1.0, limit=limit)
     header = Envelope(publish_id="0" * 32, waiting=waiting).header("me")["redlock"]
+    locks = plugin_for(app).locks
     for node in app.quorum.nodes:
-        node.model.ask(b"SET", b"redlock:lock:k", token.encode() + b"{}", b"PX", b"1000")
-    assert (
-        deliver(task, "k", task_id="me", header=header, delivery_info=request["delivery_info"])
-        == "ran"
-    )
-    assert "redlock:lock:k" not in keys(app)
+        for place in range(limit):
+            kept = f"redlock:lock:{place_name('k', place)}".encode()
+            node.model.ask(b"SET", kept, token.encode() + b"{}", b"PX", b"1000")
+        node.model.keyspace.hear = lambda _channel, message: heard.append(message) or 1
+    following = Ticket("k", "f" * 32, 2.0, {}, "f" * 40, "c" * 16, limit)
+    locks.driver.tell(wait_request(locks.rules, following))
+    if limit > 1:
+        for node in app.quorum.nodes:
+            node.model.ask(b"DEL", key)
+    told = {"header": header, "delivery_info": request["delivery_info"]}
+    assert deliver(task, "k", task_id="me", **told) == "ran"
+    assert heard == [b"f" * 40 + key] * len(app.quorum.nodes)
 
 
 def test_an_enforced_lock_is_neither_met_nor_broken(app):

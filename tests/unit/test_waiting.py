@@ -192,7 +192,8 @@ def test_a_task_that_was_woken_on_a_place_beyond_its_limit_hands_on():
     """Its message waited since before the limit was lowered: one more would run."""
     drive = Drive(turn=Turn("w" * 40, 1), wait=10.0).go_on_to_ask()
     assert told(drive) == [("release", "w" * 40)]
-    assert (drive.token, drive.step.request.keys[0]) == (token_of("t1-"), b"redlock:lock:k")
+    # The place within its limit may be kept for it as well, where releases of both crossed.
+    assert (drive.token, drive.step.request.keys[0]) == ("w" * 40, b"redlock:lock:k")
 
 
 def test_a_ticket_s_token_begins_with_the_owner():
