@@ -286,6 +286,22 @@ def test_the_entries_are_python():
     assert replace(found, tasks=tasks[2:]).protect == ""
 
 
+def test_what_is_pasted_leaves_the_others_as_they_are():
+    """An assignment in place of the setting would take the protection of all other tasks away."""
+    setting = {"shop.*": {"unique_on": ["number"]}}
+    app = Celery("shop", set_as_current=False, broker="memory://")
+    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect=setting)
+    app.task(bill, name="shop.bill", shared=False)
+    where, entries = tallied(app, REPORTED).to_paste
+    assert where == "Ready to paste into redlock_protect, before what it has now"
+    pasted = ast.literal_eval(f"{{{entries}}}") | setting
+    assert list(pasted) == ["shop.bill", "shop.*"]
+    del app.conf["redlock_protect"]
+    where, entries = tallied(app, REPORTED).to_paste
+    assert where == "Ready to paste into the settings"
+    assert entries.startswith("redlock_protect = {\n    'shop.bill': ")
+
+
 def test_an_entry_is_for_its_task_alone():
     """A wildcard in its name is no wildcard: it would match others, or not even itself."""
     names = ["shop.sync[eu]", "shop.why?", "shop.*"]
