@@ -196,7 +196,7 @@ def task_report(name: str, watched: Watched, length: float) -> TaskReport:
     advice = [] if why else advise(watched)
     would_fail = "unnamed" in tally.reported
     changed = any(it.value is not None for it in advice) or (
-        bool(tally.reported) and not would_fail
+        mode_of(tally) in {"report", "both"} and not would_fail
     )
     entry, left_out = entry_of(watched, advice) if changed and not why else ({}, [])
     plain = {it: literal(watched.own[it]) for it in watched.in_code if it in watched.own}

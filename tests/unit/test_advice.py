@@ -265,6 +265,16 @@ def test_an_entry_that_would_drop_an_option_is_not_offered():
     )
 
 
+def test_a_task_that_was_watched_without_a_refusal_is_to_be_enforced():
+    """As no call of it would be refused. Twin: one that is enforced has nothing to change."""
+    app = Celery("shop", set_as_current=False, broker="memory://")
+    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect={"shop.*": {}})
+    app.task(bill, name="shop.bill", shared=False)
+    entry = {"shop.bill": {"lock_mode": "enforce"}}
+    assert tallied(app, replace(REPORTED, reported={})).entries == entry
+    assert tallied(app, replace(REPORTED, reported={}, ran_reported=0)).entries == {}
+
+
 def test_what_would_fail_is_not_to_be_enforced():
     """As its arguments make no lock name."""
     app = Celery("shop", set_as_current=False, broker="memory://")
