@@ -26,6 +26,8 @@ __all__ = ["CheckSetting", "WatchedTasks", "apply_setting", "watch_with"]
 #: By their names, as an app without settings of ours does without them.
 PROTECT = "celery_redlock.task.protection:protect_tasks"
 CHECK = "celery_redlock.task.protection:check_at_start"
+#: How Celery calls `watch`, for each app that it makes.
+FIXUP = f"{__name__}:watch"
 
 
 class WatchedTasks(TaskRegistry):
@@ -52,6 +54,7 @@ def apply_setting(app: Any) -> None:
     """
     app.steps["worker"].add(CheckSetting)
     if app.conf.get("redlock_protect") is not None:
+        app.fixups = {*app.fixups, FIXUP}  # for children that are spawned: they import nothing else
         symbol_by_name(PROTECT)(app)
     else:
         watch_with(None, app)
@@ -109,7 +112,7 @@ def _when_configured(sender: Any, **_: Any) -> None:
     apply_setting(sender)
 
 
-Celery.builtin_fixups.add(f"{__name__}:watch")
+Celery.builtin_fixups.add(FIXUP)
 _state.connect_on_app_finalize(apply_setting)
 for _app in list(_state._get_active_apps()):  # type: ignore[attr-defined]  # noqa: SLF001
     watch_one_that_is_there(_app)

@@ -101,6 +101,7 @@ class Report:
         nodes: How many there are.
         silent: Labels of those that did not answer.
         setting: What ``redlock_protect`` is called where the app reads its configuration.
+        has_setting: Whether the app has one already.
     """
 
     since: float
@@ -110,6 +111,7 @@ class Report:
     nodes: int
     silent: Sequence[str]
     setting: str = PROTECT
+    has_setting: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -124,11 +126,19 @@ class Report:
     @property
     def protect(self) -> str:
         """The entries as the Python of ``redlock_protect``; "" if there is none."""
-        if not self.entries:
-            return ""
+        return f"{{\n{self._lines}}}" if self.entries else ""
+
+    @property
+    def to_paste(self) -> tuple[str, str]:
+        """Where to paste the entries, and what: no assignment, where it would drop all others."""
+        if self.has_setting:
+            return f"Ready to paste into {self.setting}, before what it has now", self._lines
+        return "Ready to paste into the settings", f"{self.setting} = {self.protect}"
+
+    @property
+    def _lines(self) -> str:
         entries = self.entries.items()  # their keys are patterns
-        lines = (f"    {escape(name)!r}: {dict(entry)!r},\n" for name, entry in entries)
-        return f"{{\n{''.join(lines)}}}"
+        return "".join(f"    {escape(name)!r}: {dict(entry)!r},\n" for name, entry in entries)
 
 
 def report_of(
@@ -153,7 +163,8 @@ def report_of(
         for name in names
     ]
     setting = PROTECT if app is None else spelling(app, PROTECT)
-    return Report(since, tallies.first, length, found, nodes, tallies.silent, setting)
+    has_setting = app is not None and app.conf.get(PROTECT) is not None
+    return Report(since, tallies.first, length, found, nodes, tallies.silent, setting, has_setting)
 
 
 def watched_task(
@@ -185,7 +196,7 @@ def task_report(name: str, watched: Watched, length: float) -> TaskReport:
     advice = [] if why else advise(watched)
     would_fail = "unnamed" in tally.reported
     changed = any(it.value is not None for it in advice) or (
-        bool(tally.reported) and not would_fail
+        mode_of(tally) in {"report", "both"} and not would_fail
     )
     entry, left_out = entry_of(watched, advice) if changed and not why else ({}, [])
     plain = {it: literal(watched.own[it]) for it in watched.in_code if it in watched.own}

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 import redis
+from celery import Celery
+from kombu.utils.imports import symbol_by_name
 
+import celery_redlock.protect  # noqa: F401  for apps that import nothing of ours
+from celery_redlock import ConfigurationError
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
 from support.command_line import command_line, urls
@@ -122,6 +126,33 @@ def test_the_doctor_knows_the_real_libraries(tmp_path, servers_of):
     assert fixes["left"] == (
         "Instead of it write unique_on=('a',), unique_until='finished', on_duplicate='join'."
     )
+
+
+def rebuild(user_id):
+    """Do nothing."""
+
+
+@pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::DeprecationWarning")  # of theirs
+def test_the_page_says_whose_tasks_cannot_be_watched_beside_their_library():
+    """All others are watched by the setting, without a change to them."""
+    refused = []
+    bases = {
+        "celery-once": "celery_once:QueueOnce",
+        "celery-singleton": "celery_singleton:Singleton",
+        "celery-heimdall": "celery_heimdall:HeimdallTask",
+        "celery-once-task": "celery_once_task:OnceTask",
+    }
+    for library, base in bases.items():
+        app = Celery("shop", set_as_current=False, broker="memory://")
+        app.conf.update(redlock_mode="report", redlock_protect={"shop.*": {}})
+        try:
+            app.task(
+                rebuild, base=symbol_by_name(base), name="shop.rebuild", shared=False, lazy=False
+            )
+        except ConfigurationError:
+            refused.append(library)
+    watching = next(line for line in PAGE.read_text().splitlines() if "a day of watching" in line)
+    assert refused == re.findall(r"Tasks of (\S+) are refused", watching)
 
 
 def test_an_app_with_none_of_it_has_no_finding_and_imports_none(tmp_path, servers_of):

@@ -23,7 +23,7 @@ WATCHED = 23 * 3600.0 + 600.0
 
 def shown() -> str:
     """Return what is printed, with moments in UTC."""
-    found = Report(BEGUN, BEGUN, WATCHED, [of_bill()], 3, ())
+    found = Report(BEGUN, BEGUN, WATCHED, [of_bill()], 3, (), has_setting=True)
     out = io.StringIO()
     in_utc = patch.object(report, "local_time", lambda at: iso_moment(at)[:19].replace("T", " "))
     with in_utc, contextlib.redirect_stdout(out):

@@ -265,6 +265,16 @@ def test_an_entry_that_would_drop_an_option_is_not_offered():
     )
 
 
+def test_a_task_that_was_watched_without_a_refusal_is_to_be_enforced():
+    """As no call of it would be refused. Twin: one that is enforced has nothing to change."""
+    app = Celery("shop", set_as_current=False, broker="memory://")
+    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect={"shop.*": {}})
+    app.task(bill, name="shop.bill", shared=False)
+    entry = {"shop.bill": {"lock_mode": "enforce"}}
+    assert tallied(app, replace(REPORTED, reported={})).entries == entry
+    assert tallied(app, replace(REPORTED, reported={}, ran_reported=0)).entries == {}
+
+
 def test_what_would_fail_is_not_to_be_enforced():
     """As its arguments make no lock name."""
     app = Celery("shop", set_as_current=False, broker="memory://")
@@ -284,6 +294,22 @@ def test_the_entries_are_python():
     found = Report(0.0, 0.0, 0.0, tasks, 3, ())
     assert ast.literal_eval(found.protect) == dict.fromkeys(names, entry)
     assert replace(found, tasks=tasks[2:]).protect == ""
+
+
+def test_what_is_pasted_leaves_the_others_as_they_are():
+    """An assignment in place of the setting would take the protection of all other tasks away."""
+    setting = {"shop.*": {"unique_on": ["number"]}}
+    app = Celery("shop", set_as_current=False, broker="memory://")
+    app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect=setting)
+    app.task(bill, name="shop.bill", shared=False)
+    where, entries = tallied(app, REPORTED).to_paste
+    assert where == "Ready to paste into redlock_protect, before what it has now"
+    pasted = ast.literal_eval(f"{{{entries}}}") | setting
+    assert list(pasted) == ["shop.bill", "shop.*"]
+    del app.conf["redlock_protect"]
+    where, entries = tallied(app, REPORTED).to_paste
+    assert where == "Ready to paste into the settings"
+    assert entries.startswith("redlock_protect = {\n    'shop.bill': ")
 
 
 def test_an_entry_is_for_its_task_alone():

@@ -546,6 +546,35 @@ def test_the_configuration_module_may_import_it(tmp_path):
     assert told_by(program) == "True True"
 
 
+PARENT = """
+import pickle
+from celery import Celery
+
+app = Celery("shop", broker="memory://", fixups={})
+app.conf.update(redlock_nodes=["redis://one:1/0"], redlock_protect={{"vendor.*": {{}}}})
+import celery_redlock.protect
+app.finalize()
+print(pickle.dumps(app).hex())
+"""
+CHILD = """
+import pickle
+
+app = pickle.loads(bytes.fromhex("{}"))
+
+@app.task(name="vendor.sync", shared=False)
+def sync(order_id):
+    pass
+
+print("RedlockTask" in [c.__name__ for c in type(app.tasks["vendor.sync"]).__mro__])
+"""
+
+
+@pytest.mark.parametrize("fixups", [None, []])
+def test_a_child_that_is_spawned_protects_what_its_parent_does(fixups):
+    """The app takes it along, also one that was made before, or has fix-ups of its own."""
+    assert told_by(CHILD.format(told_by(PARENT.format(fixups)))) == "True"
+
+
 def told_by(program):
     """Return what a fresh interpreter says that runs *program*."""
     done = subprocess.run(

@@ -102,8 +102,8 @@ def show(found: Report) -> None:
     for it in found.tasks:
         show_task(it)
     if found.protect:
-        click.echo("\nReady to paste into the settings:\n")
-        click.echo(f"{found.setting} = {found.protect}")
+        where, entries = found.to_paste
+        click.echo(f"\n{where}:\n\n{entries.rstrip()}")
 
 
 def row(task: TaskReport) -> tuple[str, ...]:
