@@ -149,7 +149,9 @@ class Faults:
 
     def _die(self, node: SimulatedNode, boots: int, away: float, saved: Store) -> None:
         if node.boots == boots:  # or it has died since of something else
-            self.world.crash(node, away, saved)
+            stands = node.store.items()  # whoever removed a key by hand removes it again
+            kept = {key: it for key, it in saved.items() if it[0] != STUCK or (key, it) in stands}
+            self.world.crash(node, away, kept)
 
     def flush(self) -> None:
         """Wipe a node."""
