@@ -79,6 +79,7 @@ class Scene:
 def set_up(folder, setting):
     """Return a stage with workers that kill nobody, and one that is to be killed."""
     transport = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1}
+    transport["unacked_mutex_expire"] = 2  # see test_killing_spree
     return stage(
         __file__,
         folder,

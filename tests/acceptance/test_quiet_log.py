@@ -12,6 +12,7 @@ import pytest
 from celery_redlock import LockTaken, Redlock
 from celery_redlock.lock.rules import Rules
 from support.clients import let_go
+from support.waiting import eventually
 
 #: So that the quarantine of a new node lasts 5.2 s.
 MAX_TTL = 4.0
@@ -74,12 +75,14 @@ def test_the_log_is_quiet_and_nothing_outlasts_the_quarantine(quiet, start_worke
     locks.close()
     assert list(value) == ["skipped", "lock", "holder"]
     assert value["holder"]["host"]
+    # Written once the results are stored, and by another process.
+    for line in (
+        rf"{skipped.id}\] succeeded in \S+s: {{'skipped': 'conflict', \.\.\.}}",
+        rf"{failed.id}\] raised expected: LockTaken\(.Lock 'invoice:7' is held by",
+    ):
+        eventually(lambda line=line: re.search(line, worker.log()), f"line in the log: {line}")
     log = worker.log()
     assert re.search(rf"INFO.* Skipped task quiet.bill\[{skipped.id}\]: lock 'invoice:7' is", log)
-    assert re.search(rf"{skipped.id}\] succeeded in \S+s: {{'skipped': 'conflict', \.\.\.}}", log)
     assert re.search(rf"WARNING.* Failed task quiet.refund\[{failed.id}\]: lock 'invoice:7'", log)
-    assert re.search(
-        rf"{failed.id}\] raised expected: LockTaken\(.Lock 'invoice:7' is held by", log
-    )
     assert "Traceback" not in log
     worker.terminate()

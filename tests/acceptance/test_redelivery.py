@@ -131,6 +131,7 @@ def live_copies(client, task_id):
 def it(tmp_path_factory):
     """Two workers of one queue, and some of queues of their own of which a test needs to be rid."""
     transport = {"visibility_timeout": VISIBILITY, "unacked_restore_interval": 1}
+    transport["unacked_mutex_expire"] = 2  # see test_killing_spree
     conf = {
         "redlock_ttl": TTL,
         "redlock_max_ttl": TTL,

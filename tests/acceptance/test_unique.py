@@ -500,6 +500,7 @@ def test_a_worker_that_is_killed_leaves_the_name_free_with_its_lease(it):
 def test_a_message_that_is_delivered_again_keeps_its_marker(tmp_path):
     """Acknowledged late, it stands for its name until another worker is through with it."""
     transport = {"visibility_timeout": 4, "unacked_restore_interval": 1}
+    transport["unacked_mutex_expire"] = 2  # see test_killing_spree
     transport["unacked_restore_throttle"] = 1
     conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, "broker_transport_options": transport}
     with stage(__file__, tmp_path, **conf) as it:
