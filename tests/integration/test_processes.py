@@ -397,10 +397,12 @@ def test_exceptions_at_random_moments_leave_the_kernel_sound(five_nodes, verb):
         chance, hits, failures = random.Random(5), 0, []
         with lock.hold("warm"):            # starts the watchdog's thread
             pass
-        began = time.perf_counter()
+        usual = []
         for number in range(50):
+            began = time.perf_counter()
             lock.release(lock.acquire("warm"))
-        usual = (time.perf_counter() - began) / 50
+            usual.append(time.perf_counter() - began)
+        usual = sorted(usual)[25]          # a mean may be of a machine that stood still for once
         for number in range(500):
             name = f"n{{number}}"
             signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00001, 1.3 * usual))
