@@ -147,7 +147,7 @@ RELEASE_LUA = (
     """
 local cur = redis.call('GET', KEYS[1])
 local mine = cur and #ARGV[1] >= OWNER and string.sub(cur, 1, #ARGV[1]) == ARGV[1]
-local ends = (mine or not cur) and ARGV[2] == '0'
+local ends = #ARGV[1] >= OWNER and (mine or not cur) and ARGV[2] == '0'
 if ends and KEYS[3] ~= KEYS[1] and redis.pcall('ZCARD', KEYS[3]) ~= 0 then
 """
     # Only here: where nobody waits, making the functions would take longer than looking.

@@ -10,6 +10,7 @@ from celery import Celery
 from celery_redlock import ConfigurationError, LockTaken, RedlockTask, current_lock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import place_name, queue_of
+from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.waiting import Ticket, wait_request
 from celery_redlock.lock.wanted import Turn, Wanted
 from celery_redlock.testing import memory_quorum
@@ -190,6 +191,19 @@ def test_nothing_is_kept_for_a_turn_of_several_places_and_it_is_handed_on_all_th
         assert locks.take(wanted).place == place
     free = b"f" * 40 + b"redlock:lock:" + held[1].name.encode()
     assert heard == ([free] * len(nodes.nodes) if runs else [])
+
+
+def test_a_release_without_a_token_takes_nobody_out_of_the_line(nodes):
+    """Nobody's token begins with nothing; as an owner's part, it would be that of every ticket."""
+    locks = nodes.locks
+    held = [take(nodes) for _ in range(LIMIT)]
+    heard = woken_by(nodes)
+    for node in nodes.nodes:
+        node.model.ask(b"DEL", b"redlock:lock:" + held[1].name.encode())
+    locks.driver.tell(release_request(locks.rules, held[1].name, "", place=held[1].place))
+    assert heard == []
+    locks.give_back(held[2])
+    assert len(heard) == len(nodes.nodes)
 
 
 def test_who_has_several_names_hands_on_its_turn_of_several_places(nodes):
