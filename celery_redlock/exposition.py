@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import os
 import struct
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from celery import bootsteps, signals
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.log import get_logger
+from celery_redlock.mutex import new_mutex
 from celery_redlock.nodewatch import forks_held_off
 from celery_redlock.observers import prometheus_files as files
 from celery_redlock.plugin import Plugin, locking, plugin_for
@@ -31,7 +31,7 @@ logger = get_logger(__name__)
 
 SETTING = "redlock_prometheus_listen"
 #: Held while a thread of ours collects. Not `forks_held_off`: a scrape need not wait for a look.
-collecting = threading.RLock()
+collecting = new_mutex()
 
 
 class ServeMetrics(bootsteps.StartStopStep):

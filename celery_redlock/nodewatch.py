@@ -21,6 +21,7 @@ from celery_redlock.errors import RedlockError
 from celery_redlock.events import NodeDown, NodeMeasured, NodeUp
 from celery_redlock.lock.lease import quorum
 from celery_redlock.log import get_logger
+from celery_redlock.mutex import new_mutex
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.reading.health import connect, probe
 from celery_redlock.reading.leaks import Leaks
@@ -42,7 +43,7 @@ LONGEST_CONNECT = 2.5
 
 #: Held while a thread of ours works in a process that may fork. A child would find the locks of
 #: libraries (metrics, exporters) as that thread held them, and nobody would release them.
-forks_held_off = threading.RLock()
+forks_held_off = new_mutex()
 #: How long a fork waits for that thread [s]. An observer that hangs must not hang the worker.
 LONGEST_HOLD = 2.0
 
@@ -224,7 +225,7 @@ def _after_fork() -> None:
 
 def _after_fork_in_child() -> None:
     global forks_held_off
-    forks_held_off, _forking.holds = threading.RLock(), 0
+    forks_held_off, _forking.holds = new_mutex(), 0
 
 
 if hasattr(os, "register_at_fork"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from celery_redlock.events import Event, LockEvent, Observer, tell
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.log import get_logger
+from celery_redlock.mutex import new_mutex
 from celery_redlock.observer_names import observer_of
 from celery_redlock.observers.journal import JournalObserver
 
@@ -38,7 +38,7 @@ __all__ = ["Plugin", "Servers", "locking", "plugin_for"]
 
 logger = get_logger(__name__)
 _plugins: weakref.WeakKeyDictionary[Any, Plugin] = weakref.WeakKeyDictionary()
-_building = threading.RLock()
+_building = new_mutex()
 
 
 class Locking:
@@ -305,7 +305,7 @@ class Plugin:
 def _forget_parent() -> None:
     """After a fork: another thread of the parent may have been building, and is not here."""
     global _building  # noqa: PLW0603  a lock that nobody releases can only be replaced
-    _building = threading.RLock()
+    _building = new_mutex()
 
 
 if hasattr(os, "register_at_fork"):

@@ -57,7 +57,7 @@ class Connector:
     """
 
     def __init__(
-        self, rules: Rules, labels: Sequence[str], mutex: threading.Lock, attach: Attach
+        self, rules: Rules, labels: Sequence[str], mutex: threading.RLock, attach: Attach
     ) -> None:
         self._rules = rules
         self._labels = labels

@@ -36,6 +36,7 @@ from celery_redlock.lock.requests import inspect_request
 from celery_redlock.lock.selector import new_selector
 from celery_redlock.lock.steps import whose
 from celery_redlock.log import get_logger
+from celery_redlock.mutex import new_mutex
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -110,7 +111,7 @@ class Fanout:
 
     def _start_over(self) -> None:
         """Start over, and leave what belongs to a parent process alone."""
-        self._mutex = threading.Lock()
+        self._mutex = new_mutex()
         self._news: deque[Event] = deque()
         self._opened: selectors.BaseSelector | None = None
         self._waiters: list[_Waiter] = []

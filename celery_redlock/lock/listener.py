@@ -24,6 +24,7 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import CHANNEL_LENGTH, TOKEN_LENGTH, channel
 from celery_redlock.log import get_logger
+from celery_redlock.mutex import new_mutex
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -85,7 +86,7 @@ class Listener:
 
     def start_over(self) -> None:
         """Listen to nobody; what belongs to a parent process is left alone."""
-        self._mutex = threading.Lock()
+        self._mutex = new_mutex()
         self._process = secrets.token_hex(CHANNEL_LENGTH // 2)
         self._expected: dict[str, _Expected] = {}
         self._listening: set[int] = set()

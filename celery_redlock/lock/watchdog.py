@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import Lease, renew_at
 from celery_redlock.log import get_logger
+from celery_redlock.mutex import new_mutex
 
 if TYPE_CHECKING:
     from celery_redlock.lock.held import HeldLock
@@ -90,7 +91,7 @@ class Watchdog:
 
     def _start_over(self) -> None:
         """Hold nothing. After a fork: the parent's leases are the parent's."""
-        self._mutex = threading.RLock()
+        self._mutex = new_mutex()
         self._changed = threading.Condition(self._mutex)
         self._due: list[tuple[float, int, HeldLock]] = []
         self._order = itertools.count()
@@ -103,7 +104,7 @@ class Watchdog:
     @property
     def held(self) -> list[HeldLock]:
         """The locks that are being renewed."""
-        with self._changed:
+        with self._mutex:
             return list(self._held)
 
     def watch(self, held: HeldLock, started: float) -> None:
@@ -190,7 +191,7 @@ class Watchdog:
     def _warn_if_starved(self) -> None:
         """Warn, once per wake-up, if the thread runs so late that leases are at risk."""
         now, before = self._now(), self._warned_at
-        with self._changed:
+        with self._mutex:
             late = [
                 (now - due, held.ttl)
                 for due, _, held in self._due
@@ -214,13 +215,13 @@ class Watchdog:
 
     def _ask(self, live: list[HeldLock]) -> tuple[list[HeldLock], Sequence[Lease | NotRenewed]]:
         """Ask the nodes to extend those of *live* that were not released in the meantime."""
-        with self._changed:
+        with self._mutex:
             live = [held for held in live if held in self._held]
             self._asked = frozenset(live)
         try:
             return live, self._extend([held.lease for held in live]) if live else []
         finally:
-            with self._changed:
+            with self._mutex:
                 self._asked = frozenset()
                 self._changed.notify_all()
 
@@ -255,12 +256,12 @@ class Watchdog:
             self._again(held, self._now())
 
     def _at(self, due: float, held: HeldLock) -> None:
-        with self._changed:
+        with self._mutex:
             if held in self._held:
                 self._schedule(due, held)
 
     def _lose(self, held: HeldLock, reason: str) -> None:
-        with self._changed:
+        with self._mutex:
             if held not in self._held:
                 return  # released in the meantime
             self._held.pop(held, None)

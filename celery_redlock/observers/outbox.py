@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery_redlock.log import get_logger
+from celery_redlock.mutex import new_mutex
 
 __all__ = ["Outbox"]
 
@@ -70,7 +71,7 @@ class Outbox:
         self._things: deque[Any] = deque(maxlen=self._kept)
         self._under_way: list[Any] = []
         self._dropped = 0
-        self._starting = threading.Lock()
+        self._starting = new_mutex()
         self._thread: threading.Thread | None = None
         self._woken = threading.Event()
         self._hurried = threading.Event()

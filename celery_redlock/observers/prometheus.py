@@ -12,7 +12,6 @@ All modes are "live" ones: what a process said that is gone does not count.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge, Histogram
 
 from celery_redlock import events
+from celery_redlock.mutex import new_mutex
 from celery_redlock.observers.fading import Fading, SmallestOfLate
 from celery_redlock.observers.records import reported_as
 
@@ -33,7 +33,7 @@ REPORTS = ("conflict", "unavailable", "redelivered", "finished", "unnamed", "dup
 
 #: Held while an event is counted. Whoever forks should hold it: a child would find the mutex of
 #: prometheus_client as another thread of the parent held it, and never released.
-counting = threading.RLock()
+counting = new_mutex()
 
 
 class Children(dict[tuple[str, ...], Any]):

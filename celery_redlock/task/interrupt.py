@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from celery_redlock.deferral import defer_signals
+from celery_redlock.mutex import new_mutex
 from celery_redlock.task.raising import Strike, way_here
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()
+        self._mutex = new_mutex()
         self.is_armed = self._fired = self._held_back = False
         self._strike: Strike | None = None
         self.error: type[LockInterrupt] = LockInterrupt
