@@ -64,12 +64,27 @@ LONGEST = (
     *("test_beat_schedulers", "test_beat_slots", "test_demo", "test_example_worker"),
 )
 #: Kinds of tests, those that take longest first.
-KINDS = ("acceptance", "resources", "integration", "nemesis", "package", "simulation")
+KINDS = ("tools", "acceptance", "resources", "integration", "nemesis", "package", "simulation")
+#: Kinds that take long, or are about tools of this repository.
+LONG_KINDS = ("companions", "exploration", "nemesis", "package", "resources", "tools")
 
 
 def pytest_xdist_auto_num_workers() -> int:
     """Three test processes for each core: most of what tests do is waiting."""
     return min(3 * (os.cpu_count() or 1), 24)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark all tests of the long kinds."""
+    if item.path.parent.name in LONG_KINDS:
+        item.add_marker("long")
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Say where a test is that `make test` was asked for and leaves out."""
+    none = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED
+    if none and config.getoption("markexpr") == "not long":
+        terminalreporter.write_line("These take long: run `make test-all ARGS=...`", red=True)
 
 
 @pytest.hookimpl(trylast=True)
