@@ -33,6 +33,8 @@ from support.beats import Beat, Published, published, stage_beat
 from support.stage import Stage, stage
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 SECONDS = float(os.environ.get("REDLOCK_SPREE_SECONDS", "20"))
 SEED = int(os.environ.get("REDLOCK_SPREE_SEED", str(random.randrange(10**6))))
 TTL = 2.0

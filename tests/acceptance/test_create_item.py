@@ -21,6 +21,8 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
 from support import events as recording
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 # The example as it is. Nothing of its tasks is changed; they only wait for each other after

@@ -132,6 +132,7 @@ def test_the_demo_is_true(demo):
     eventually(lambda: running.has_left_nothing(processes), "end of all processes")
 
 
+@pytest.mark.long
 def test_the_demo_can_be_false(demo):
     """Without locks it has a story of its own, in which the claims do not hold; it exits with 1."""
     running = demo("--without-locks")
@@ -151,6 +152,7 @@ def test_the_demo_can_be_false(demo):
     assert "lock server" not in running.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("line", "number", "code"),
     [

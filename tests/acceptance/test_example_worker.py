@@ -22,6 +22,8 @@ from support import events as recording
 from support.waiting import eventually
 from support.worker import CeleryProcess
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 PUBLISH = [sys.executable, "-m", "example_worker.publish"]
 

@@ -14,6 +14,8 @@ from celery_redlock.ops.servers import Server
 from support.pages import blocks_of, commands_of
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "example.md"
 #: What tests/package does with the built package.

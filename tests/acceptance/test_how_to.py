@@ -34,6 +34,8 @@ from support.pages import blocks_of
 from support.versions import since
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 OWN = (
     "choose-a-key",

@@ -40,6 +40,8 @@ from support.events import bodies, body, overlaps, read, record
 from support.stage import stage
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 KILLS = int(os.environ.get("REDLOCK_SPREE_KILLS", "15"))
 SEED = int(os.environ.get("REDLOCK_SPREE_SEED", str(random.randrange(10**6))))
 WORKERS = 3

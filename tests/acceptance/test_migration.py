@@ -20,6 +20,8 @@ from support.page_names import names_for
 from support.page_run import PageRun, run_page
 from support.pages import commands_of
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
 SETTINGS = """
     import os

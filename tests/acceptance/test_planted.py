@@ -26,6 +26,8 @@ from celery_redlock import RedlockTask
 from support.stage import stage
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 SECRET = "s3cr3t-argument"
 WEB_TOKEN = "sixteen-letters-and-more"
 LEAKED = "f" * 40

@@ -18,6 +18,8 @@ from support.events import body, overlaps, read
 from support.stage import stage
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 TIMES = 25
 
 

@@ -483,6 +483,7 @@ def lost(events):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broker", ["rabbitmq", "redis"])
 def test_whatever_is_killed_the_last_trigger_of_each_name_runs(request, broker, tmp_path):
     """Never two at once, nothing lost, nothing left; Redis drops messages of a killed worker."""
@@ -517,6 +518,7 @@ def is_quiet(it, rabbit):
         return not client.exists("soak", "unacked")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_blind", [False, True])
 def test_the_check_of_the_soak_sees_a_worker_that_forgets(tmp_path, is_blind):
     """Twin: where a start does not read what was merged, the last triggers are lost."""

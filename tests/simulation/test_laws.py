@@ -23,6 +23,8 @@ from simulation.laws import Hold
 from simulation.profiles import PROFILES, Profile, run, violations
 from simulation.world import World
 
+pytestmark = pytest.mark.long
+
 SEEDS = int(os.environ.get("REDLOCK_SIM_SEEDS", "8"))
 #: For how long things go wrong [s of a world's own time, at pace 1].
 LENGTH = 8.0

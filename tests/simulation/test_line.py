@@ -21,6 +21,8 @@ from simulation.laws import Hold, Wait
 from simulation.profiles import violations
 from simulation.world import RULES, World
 
+pytestmark = pytest.mark.long
+
 #: Leases that last for longer than anybody may find a free lock taken.
 LONG = replace(RULES, ttl=10.0, max_ttl=10.0)
 #: Of clients whose clocks are right: who came first is told by these.

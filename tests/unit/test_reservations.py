@@ -1218,6 +1218,7 @@ WORLDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", WORLDS)
 def test_of_triggers_at_once_one_waits_and_the_newest_is_run(world):
     """
@@ -1240,6 +1241,7 @@ def test_of_triggers_at_once_one_waits_and_the_newest_is_run(world):
     assert retries > 50
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("world", [name for name in WORLDS if name != "it ends at the start"])
 def test_of_triggers_that_may_expire_none_has_another_to_lose(world):
     """However messages interleave: nobody relies on them, and who is refused is told so."""
