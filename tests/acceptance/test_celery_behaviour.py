@@ -159,7 +159,7 @@ def declare_ends(app):
                 os.kill(os.getpid(), signal.SIGKILL)
         elif way == "hold":
             go = Path(os.environ["EVENTS"]).with_name(f"go {what}")
-            eventually(go.exists, "word to go on", timeout=60)
+            eventually(go.exists, "word to go on")
         elif way in ERRORS:
             raise ERRORS[way]
         else:
@@ -622,7 +622,7 @@ def wait_for_the_end(it, witness, result, what, times):
         has_no_state = last[0] == "task_postrun" and last[3] in without_state
         return it.meta(result.id).get("status") in READY or has_no_state
 
-    eventually(is_over, f"end of {what}", timeout=60, every=0.1)
+    eventually(is_over, f"end of {what}", every=0.1)
     it.wait_until_quiet()
     if it.meta(result.id).get("status") in READY:
         eventually(

@@ -497,7 +497,7 @@ def test_tail_ends_with_its_reader_though_nothing_happens(line, nodes):
     process = line.start_redlock(nodes, "tail")
     assert "[first]" in process.stdout.readline()
     process.stdout.close()
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert process.stderr.read() == ""
 
 
@@ -701,7 +701,7 @@ def on_a_terminal(line, nodes, *words, **env):
             told += chunk
     except OSError:  # how Linux tells the end of a terminal
         pass
-    process.wait(30)
+    process.wait(60)
     os.close(ours)
     return told.decode()
 

@@ -66,9 +66,9 @@ def test_a_failure_that_is_rejected_comes_back_until_it_succeeds(rabbit, tmp_pat
             Queue("graves", Exchange("graves"), "shop", queue_arguments=back)(connection).declare()
         it.worker(concurrency=2, env={} if on else {"BROKEN": "yes"})
         plain, ours = (it.task(name).apply_async((name,)) for name in ("plain", "protected"))
-        eventually(lambda: it.meta(plain.id).get("status") == "SUCCESS", "success", timeout=60)
+        eventually(lambda: it.meta(plain.id).get("status") == "SUCCESS", "success")
         if on:
-            eventually(lambda: it.meta(ours.id).get("status") == "SUCCESS", "success", timeout=60)
+            eventually(lambda: it.meta(ours.id).get("status") == "SUCCESS", "success")
         else:
             it.wait_for_log(rf"{ours.id}\] has finished before")
         assert len(it.bodies("plain")) == TIMES

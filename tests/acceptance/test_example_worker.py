@@ -220,7 +220,7 @@ def test_the_first_up_puts_tasks_off_until_the_quarantine_ends(
         # The tasks are there first: a slow start of the publisher would outlast the quarantine.
         words = ("--loads", "0", "--copies", "1", "--seconds", "0.1")
         published = thread.submit(publish, own, *words)
-        eventually(lambda: client.llen("celery") == 3, "three messages", timeout=60)
+        eventually(lambda: client.llen("celery") == 3, "three messages")
         nodes = redis_nodes(5, extra_args=compose["services"]["lock-1"]["command"][1:])
         started = recording.now()
         worker = start_worker("recorded", env=settings(nodes, REDLOCK_MAX_TTL="4"))

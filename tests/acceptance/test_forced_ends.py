@@ -269,7 +269,7 @@ def test_a_copy_does_not_revive_what_celery_has_given_up(impatient, task):
     it.wait_for_log(rf"{task}\[{result.id}\] set aside")
     os.kill(running.pid, signal.SIGKILL)
     with pytest.raises(Exception, match="exited prematurely"):
-        result.get(timeout=5)
+        result.get(timeout=60)
     with redis.Redis.from_url(it.conf["broker_url"]) as client:
         eventually(lambda: not client.exists("unacked"), "end of the copy", timeout=100)
     if task == "late":
@@ -328,7 +328,7 @@ def test_what_a_shutdown_cuts_off_is_done_by_another_worker(leaving, signals):
     worker.wait()
     assert dead(running.pid)
     leaving.worker(name="staying", args=["-Q", "leaving"])
-    assert result.get(timeout=12) == "worked on cut off"
+    assert result.get(timeout=60) == "worked on cut off"
     assert overlaps(read(leaving.events)) == []
 
 

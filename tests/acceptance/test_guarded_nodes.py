@@ -145,7 +145,7 @@ def test_a_failover_under_a_running_task(guarded):
     other.get(timeout=60)
     one, two = it.bodies("n")
     assert two.started >= one.ended
-    eventually(lambda: states(guarded) == ["up"] * 3, "three votes", timeout=60)
+    eventually(lambda: states(guarded) == ["up"] * 3, "three votes")
     guarded.behind_tls[0].server.kill()  # from here on the new master's vote is needed
     it.task("nap").delay("m", 0.0).get(timeout=60)
     for password in PASSWORDS.values():

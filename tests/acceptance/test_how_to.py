@@ -382,11 +382,11 @@ def test_the_consumer_timeout_ends_workers_and_not_the_lock(
         result = getattr(rabbit_shop, kind).delay(kind)
         eventually(lambda: bodies_of(tmp_path, kind), "start", timeout=100)
         other = start_worker("shop", start_timeout=60, args=["-Q", "shop"])
-        worker.wait_for_log("Unrecoverable error: PreconditionFailed", timeout=60)
+        worker.wait_for_log("Unrecoverable error: PreconditionFailed")
         if kind == "work":
-            other.wait_for_log(rf"{result.id}\] set aside", timeout=60)
+            other.wait_for_log(rf"{result.id}\] set aside")
         else:
-            eventually(lambda: len(bodies_of(tmp_path, kind)) == 2, "second body", timeout=60)
+            eventually(lambda: len(bodies_of(tmp_path, kind)) == 2, "second body")
     finally:
         (tmp_path / kind).touch()
         for name, value in (("consumer_timeout", 1800000), ("channel_tick_interval", 60000)):

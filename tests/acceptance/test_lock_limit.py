@@ -176,7 +176,7 @@ def test_a_place_is_free_again_when_its_holder_is_killed(it):
     it.started("killed", LIMIT)
     waits = it.task("limited").delay("killed", 0.0)
     results[0].revoke(terminate=True, signal="SIGKILL")
-    waits.get(timeout=20)
+    waits.get(timeout=60)
     for result in results[1:]:
         result.revoke(terminate=True, signal="SIGKILL")
     assert {one["place"] for one in begun(it, "killed")} == set(range(LIMIT))
@@ -196,8 +196,8 @@ def test_all_names_or_none(it):
     """Whoever finds one of them taken has none of the others meanwhile."""
     with it.held("all"):
         waits = it.task("pair").delay(7, 0.0)
-        eventually(lambda: it.keys("redlock:ready:all"), "a task that waits", timeout=60)
-        eventually(lambda: not it.keys("redlock:lock:tenant:7"), "the name before it", timeout=20)
+        eventually(lambda: it.keys("redlock:ready:all"), "a task that waits")
+        eventually(lambda: not it.keys("redlock:lock:tenant:7"), "the name before it")
         assert plugin_for(it.app).locks.acquire("tenant:7").fence
     # Its own lease of the tenant's name ends by itself.
     assert waits.get(timeout=60)[0] == "tenant:7"

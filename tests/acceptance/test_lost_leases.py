@@ -443,8 +443,8 @@ def storm(it, play):
             pairs[pool].append((short, it.task("plain").apply_async((0.002,), queue=queue)))
     for pool in HERE:
         for short, plain in pairs[pool]:
-            eventually(lambda r=short: r.ready(), f"end of a body in {pool}", timeout=60)
-            eventually(lambda r=plain: r.ready(), f"end of the next in {pool}", timeout=60)
+            eventually(lambda r=short: r.ready(), f"end of a body in {pool}")
+            eventually(lambda r=plain: r.ready(), f"end of the next in {pool}")
     return pairs, logged
 
 

@@ -99,7 +99,7 @@ class Monitor:
 
     def __exit__(self, *_):
         self._stopped.set()
-        self._thread.join(20)
+        self._thread.join(60)
 
     def _listen(self):
         with self._app.connection_for_read() as connection:

@@ -51,7 +51,7 @@ def declare(app):
     def write(self, store, content, may_write):
         self.lock.ensure_held()
         record(os.environ["EVENTS"], "sure", content=content, fence=self.lock.fence)
-        eventually(Path(may_write).exists, "word that it may write", timeout=60)
+        eventually(Path(may_write).exists, "word that it may write")
         change = update(FILE).where(FILE.c.name == "report").values(content=content)
         with create_engine(store, poolclass=NullPool).begin() as db:
             if self.name == "fenced":

@@ -206,7 +206,7 @@ def test_inspect(planted):
         (nodes,) = [answer["nodes"] for answer in json.loads(out).values()]
         return [node["state"] for node in nodes]
 
-    eventually(lambda: states() == ["down", "quarantined", "up", "up", "up"], "states", timeout=60)
+    eventually(lambda: states() == ["down", "quarantined", "up", "up", "up"], "states")
 
 
 def test_tail(planted):
@@ -233,7 +233,7 @@ def test_metrics(planted):
         found = samples(planted.fetched(url), "redlock_node_up")
         return [found.get(f'node="{label}"') for label in planted.labels]
 
-    eventually(lambda: ups() == [0, 1, 1, 1, 1], "nodes up and down", timeout=60)
+    eventually(lambda: ups() == [0, 1, 1, 1, 1], "nodes up and down")
     text = planted.fetched(url)
     quarantined = samples(text, "redlock_node_quarantined")
     assert quarantined[f'node="{planted.labels[1]}"'] == 1
@@ -276,7 +276,7 @@ def test_web(planted):
             expected = [*planted.labels, planted.name, planted.result.id, "leaky", "quarantined"]
             return all(word in text for word in [*expected, planted.skipped.id]) and text
 
-        text = eventually(shows, "all on one page", timeout=60)
+        text = eventually(shows, "all on one page")
         task = planted.fetched(f"{url}task?name=shop.bill")
         lock = planted.fetched(f"{url}lock?{urlencode({'name': planted.name})}")
         leaky = planted.fetched(f"{url}lock?name=leaky")

@@ -220,5 +220,5 @@ def test_without_the_setting_they_meet(plain):
         for result in results[-1:]:
             result.get(timeout=60)
     for order in ("shared", "late", "nap"):
-        eventually(lambda order=order: plain.overlaps(order), f"overlap of {order}", timeout=60)
+        eventually(lambda order=order: plain.overlaps(order), f"overlap of {order}")
     assert len(plain.it.bodies("once")) == 2

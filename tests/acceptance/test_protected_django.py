@@ -151,7 +151,7 @@ def test_a_project_is_protected_by_its_settings_alone(project, tmp_path, start_w
         (first, value), (again, other) = json.loads(run(tmp_path, env, "-c", PUBLISH))
         assert value == other == "order 7 is in sync"
         assert (first == again) is is_protected
-        eventually(lambda: ended(events, "tick") >= 2, "two ticks", timeout=60)
+        eventually(lambda: ended(events, "tick") >= 2, "two ticks")
     found = read(events)
     assert ended(events, "sync") == (1 if is_protected else 2)
     assert bool(overlaps(e for e in found if e["name"] == "tick")) is not is_protected

@@ -183,7 +183,7 @@ def publish(way, name, queue):
 def publish_all(way, names, queue, barrier):
     try:
         for name in names:
-            barrier.wait(30)
+            barrier.wait(60)
             publish(way, name, queue)
     except BaseException as error:
         tell(failed=repr(error))

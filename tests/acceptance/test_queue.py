@@ -236,7 +236,7 @@ def test_those_who_wait_are_in_nobody_s_way(it, crew):
     with it.held("beside"):
         waiting = crew.in_line("beside")
         plain = [crew.publish("plain", number) for number in range(40)]
-        assert all_of(plain, timeout=20) == list(range(40))
+        assert all_of(plain, timeout=60) == list(range(40))
     assert all_of(waiting) == list(range(MANY))
 
 
@@ -485,7 +485,7 @@ def test_those_who_wait_in_a_worker_that_stops_run_elsewhere(it, crew, pool):
     with it.held(lock):
         results = crew.in_line(lock, 4)
         stopping.terminate()
-        eventually(lambda: crew.tickets(lock) == [0] * 5, "no ticket left", timeout=10)
+        eventually(lambda: crew.tickets(lock) == [0] * 5, "no ticket left")
         crew.worker(pool=pool)
         eventually(lambda: crew.tickets(lock) == [4] * 5, "tickets again", timeout=SOON)
     assert all_of(results) == list(range(4))

@@ -73,7 +73,7 @@ def test_all_in_line_end_and_plain_tasks_are_not_held_up(it):
     with it.held("line"):
         waiting = publish(it, "line")
         plain = [it.task("plain").delay("plain", number) for number in range(40)]
-        assert [result.get(timeout=30) for result in plain] == list(range(40))
+        assert [result.get(timeout=60) for result in plain] == list(range(40))
         assert it.bodies("line") == []
     check(it, "line", waiting)
 
@@ -97,5 +97,5 @@ def test_a_deploy_in_the_middle(it):
         old.terminate()
         it.worker(**it.options)
     check(it, "deploy", waiting)
-    assert running.get(timeout=20) == 7
+    assert running.get(timeout=60) == 7
     assert len(it.bodies("plain, deploy")) == 1

@@ -189,7 +189,7 @@ def test_who_queues_in_a_worker_that_is_killed_runs_elsewhere(it):
     elsewhere.wait_for_log(rf"{rival.id}\] received", timeout=100)
     it.open("killed in line")
     assert first.get(timeout=100)["first"]
-    assert rival.get(timeout=50)["queue"] == queue
+    assert rival.get(timeout=60)["queue"] == queue
     assert len(it.bodies("killed in line")) == 2
     elsewhere.terminate()
 
@@ -203,7 +203,7 @@ def test_who_queues_is_woken_after_the_broker_was_lost(it):
         for rival in rivals:
             worker.wait_for_log(rf"Queued task queue\[{rival.id}")
         it.rabbit.close_all_connections()
-        worker.wait_for_log(r"(?s)[Cc]onnection to broker lost.*Connected to", timeout=60)
+        worker.wait_for_log(r"(?s)[Cc]onnection to broker lost.*Connected to")
         for rival in rivals if it.kind == "classic" else ():
             worker.wait_for_log(
                 rf"(?s)Connected to.*Connected to.*{rival.id}\] received", timeout=60
@@ -516,8 +516,8 @@ def killed(it):
     host = "w1@localhost"
     it.killed = {name: begin_on(it, host, name) for name in ("late", "naive")}
     it.rabbit.close_all_connections()
-    it.wait_for_log(rf"late\[{it.killed['late'].id}\] set aside", timeout=60)
-    it.wait_for_log(rf"naive\[{it.killed['naive'].id}\] ignored", timeout=60)
+    it.wait_for_log(rf"late\[{it.killed['late'].id}\] set aside")
+    it.wait_for_log(rf"naive\[{it.killed['naive'].id}\] ignored")
     it.killed["no copy"] = begin_on(it, host, "late")
     (worker,) = [worker for worker in it.workers if f"{host} ready." in worker.log()]
     worker.kill(children=False)

@@ -348,7 +348,7 @@ def test_after_a_revoke_of_the_pending_one_the_next_trigger_is_pending(it):
     revoked = publish(name, 1)
     assert publish(name, 2).id == revoked.id
     revoked.revoke()
-    eventually(lambda: not it.keys(f"redlock:next:{name}"), "end of its marker", timeout=5)
+    eventually(lambda: not it.keys(f"redlock:next:{name}"), "end of its marker")
     results = [publish(name, number) for number in (3, 4)]
     assert {r.id for r in results} == {results[0].id} != {revoked.id}
     it.open(name, 0)

@@ -321,7 +321,7 @@ def test_a_task_that_ends_in_before_start_stands_for_no_name(it, way):
 def test_what_a_body_publishes_under_its_own_id_is_no_duplicate_of_it(it):
     """Without ``unique_until`` it runs once the first one has given back the lock."""
     first = it.task("anew").apply_async(("anew",))
-    assert first.get(timeout=10) is None
+    assert first.get(timeout=60) is None
 
 
 # --- by which a marker ends ----------------------------------------------------------------
@@ -751,7 +751,7 @@ def test_a_joined_result_that_nobody_stores_is_not_waited_for(it):
     first = it.task("quiet").apply_async(("ignored",), queue="nobody")
     second = it.task("quiet").apply_async(("ignored",), queue="nobody")
     assert second.duplicate
-    assert (first.get(timeout=5), second.get(timeout=5)) == (None, None)
+    assert (first.get(timeout=60), second.get(timeout=60)) == (None, None)
 
 
 def test_a_duplicate_can_be_an_error(it):

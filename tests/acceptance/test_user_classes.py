@@ -90,7 +90,7 @@ def work(name, way, request):
     with body(os.environ["EVENTS"], f"{name} {way}", id=request.id, retries=request.retries):
         if way == "hold":
             go = Path(os.environ["EVENTS"]).with_name(f"go {name}")
-            eventually(go.exists, "word to go on", timeout=60, every=0.02)
+            eventually(go.exists, "word to go on", every=0.02)
         if way == "fail":
             raise ValueError(name)
         if way == "retry" and not request.retries:
@@ -524,7 +524,7 @@ def trail(it, task_id):
         done = is_whole and len(states) == len(tries) and set(states) != {"RETRY"}
         return sorted(found, key=lambda event: event["retries"]) if done else None
 
-    found = eventually(events, f"end of {task_id}", timeout=60, every=0.05)
+    found = eventually(events, f"end of {task_id}", every=0.05)
     parts = ("retries", "kind", "what", "told", "state", "error")
     return [[event[part] for part in parts if part in event] for event in found]
 

@@ -43,7 +43,7 @@ def declare(app: Any) -> None:
     @app.task(name=GATED, lock_key="{invoice}", unique_until="finished", unique_for=60.0, **ours)
     def bill(self: Any, invoice: str) -> str:
         with body(os.environ["EVENTS"], invoice, id=self.request.id):
-            eventually(gate().exists, "the second publish", timeout=60)
+            eventually(gate().exists, "the second publish")
         return f"billed {invoice}"
 
     patience = {"on_conflict": Retry(countdown=1), "max_retries": None}
@@ -72,10 +72,10 @@ def day(app: Any) -> dict[str, Any]:
     """Publish everything, and return what came of it: ids, states and values."""
     tasks, events = app.tasks, os.environ["EVENTS"]
     first = tasks[GATED].apply_async(("7",))
-    eventually(lambda: read(events, "start"), "the first body", timeout=60)
+    eventually(lambda: read(events, "start"), "the first body")
     second = tasks[GATED].apply_async(("7",))
     remind = tasks["remind"].delay("7")
-    eventually(lambda: remind.state == "RETRY", "conflict", timeout=60, every=0.1)
+    eventually(lambda: remind.state == "RETRY", "conflict", every=0.1)
     gate().touch()
     values = [first.get(timeout=60), second.get(timeout=60)]
 
@@ -84,12 +84,12 @@ def day(app: Any) -> dict[str, Any]:
         result = tasks[GATED].apply_async(("7",))
         return None if result.duplicate else result
 
-    fourth = eventually(third, "end of the reservation", timeout=30, every=0.1)
+    fourth = eventually(third, "end of the reservation", every=0.1)
     values.append(fourth.get(timeout=60))
     retried, broken = tasks["again"].delay(), tasks["broken"].delay()
     shy = tasks["shy"].delay()
     values += [retried.get(timeout=60), shy.get(timeout=60)["skipped"], remind.get(timeout=60)]
-    eventually(lambda: broken.state == "FAILURE", "failure", timeout=60)
+    eventually(lambda: broken.state == "FAILURE", "failure")
     return {
         "values": values,
         "duplicates": [first.duplicate, second.duplicate, fourth.duplicate],

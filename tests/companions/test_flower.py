@@ -40,12 +40,12 @@ def test_a_day_under_flower(tmp_path):
     (port,) = free_ports(1)
 
     def ask(what):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/{what}", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/{what}", timeout=60) as answer:
             return json.load(answer)
 
     with stage(__file__, tmp_path, nodes=3) as it, flower(it, port):
         it.worker(args=["-E"])
-        eventually(lambda: ask("workers?refresh=1"), "the worker", timeout=60, every=0.5)
+        eventually(lambda: ask("workers?refresh=1"), "the worker", every=0.5)
         found = shop.spend_a_day(it)
         names = ["bill", "bill", "again", "broken", "shy", "remind"]
         states = ["SUCCESS", "SUCCESS", "SUCCESS", "FAILURE", "SUCCESS", "SUCCESS"]
@@ -54,4 +54,4 @@ def test_a_day_under_flower(tmp_path):
         def shown():
             return {one: (task["name"], task["state"]) for one, task in ask("tasks").items()}
 
-        eventually(lambda: shown() == expected, "all states", timeout=30, every=0.5)
+        eventually(lambda: shown() == expected, "all states", every=0.5)

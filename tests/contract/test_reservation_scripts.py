@@ -1104,7 +1104,7 @@ def test_a_quarantine_ends_by_itself(fresh):
     """After the quarantine the node votes again, however often it was asked meanwhile."""
     ask = {"quarantine": 300}
     assert fresh.reserve(A, ask=ask).kind is VoteKind.QUARANTINED
-    eventually(lambda: fresh.reserve(A, ask=ask).kind is VoteKind.GRANTED, "vote", timeout=5)
+    eventually(lambda: fresh.reserve(A, ask=ask).kind is VoteKind.GRANTED, "vote")
 
 
 def test_a_node_of_other_clients_has_no_vote(bench):

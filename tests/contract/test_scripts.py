@@ -315,7 +315,7 @@ def test_a_quarantine_ends_by_itself_and_is_not_prolonged_by_asking(fresh):
         left.append(vote.ttl)
         return vote.kind is VoteKind.GRANTED
 
-    eventually(granted, "vote", timeout=5)
+    eventually(granted, "vote")
     waits = left[:-1]
     assert waits == sorted(waits, reverse=True)
     assert max(waits) <= 0.3

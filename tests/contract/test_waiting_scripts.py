@@ -151,7 +151,7 @@ def test_what_was_kept_for_one_that_does_not_come_lapses(bench):
     bench.acquire()
     bench.wait(ticket("a", 1.0))
     bench.release()
-    eventually(lambda: not bench.client.exists(LOCK), "end of what was kept", timeout=5)
+    eventually(lambda: not bench.client.exists(LOCK), "end of what was kept")
     assert bench.acquire(token_of("n")) is YES
 
 

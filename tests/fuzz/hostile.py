@@ -173,7 +173,7 @@ class Impostor:
             with contextlib.suppress(OSError):
                 wire.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(60)
 
 
 @contextlib.contextmanager

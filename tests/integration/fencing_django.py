@@ -178,7 +178,7 @@ def race(write: object, row: object = None) -> object:
     written = threading.Event()
 
     def come_late() -> object:
-        written.wait(10)
+        written.wait(60)
         return write(row, OLD, state="open")
 
     with ThreadPoolExecutor(1) as thread:

@@ -61,11 +61,11 @@ def test_a_hundred_tries_leave_neither_files_nor_threads(server, observer, monke
     files, threads = open_files(), threading.active_count()
     server.kill()
     observer(NodeUp("n"))
-    eventually(lambda: len(tries) > 100, "a hundred tries", timeout=60)
+    eventually(lambda: len(tries) > 100, "a hundred tries")
     assert open_files() <= files + 1
     assert threading.active_count() == threads
     server.restart()
-    eventually(lambda: not observer._outbox._is_pending, "the second event", timeout=60)
+    eventually(lambda: not observer._outbox._is_pending, "the second event")
 
 
 def test_telling_takes_no_longer_without_a_broker(server, observer):

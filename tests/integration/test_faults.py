@@ -115,7 +115,7 @@ def test_a_yes_whose_connection_has_died_does_not_count(five_nodes, locks, pause
         client.client_kill_filter(_type="normal", skipme=True)
         eventually(lambda: lock.fanout.nodes[0].connection is not before, "the end of it")
         second.resume()
-        assert granted.result(timeout=10) is not on
+        assert granted.result(timeout=60) is not on
 
 
 @protection
@@ -358,7 +358,7 @@ def test_a_renewal_that_overtakes_its_release_leaves_no_lock_behind(
     mine = lock.take(Wanted("report", 10.0))
     renewing = threading.Thread(target=lock._watchdog.renew, args=([mine],))
     renewing.start()
-    assert begun.wait(5)
+    assert begun.wait(60)
     threading.Timer(0.2, go_on.set).start()
     lock.give_back(mine)
     renewing.join()
@@ -666,7 +666,7 @@ def test_a_hung_majority_is_waited_for_once_and_not_in_every_round(redis_nodes, 
         assert not grants(lock, "report")
     assert time.monotonic() - began < 10 * 0.4 / 2
     paused()
-    eventually(lambda: grants(lock, "report"), "return of the quorum", timeout=5)
+    eventually(lambda: grants(lock, "report"), "return of the quorum")
 
 
 def test_nodes_that_hung_up_while_nobody_asked_are_back_before_the_next_round(
@@ -761,7 +761,7 @@ def test_a_lock_without_a_majority_is_lost_at_its_deadline_and_not_before(redis_
     for server in servers[:2]:
         server.kill()
     deadline = mine.lease.valid_until
-    eventually(lambda: lost_at, "loss", timeout=5)
+    eventually(lambda: lost_at, "loss")
     assert mine.lost_reason == "deadline"
     assert deadline <= lost_at[0] < deadline + 0.6
     with pytest.raises(LockLost):

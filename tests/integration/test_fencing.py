@@ -231,11 +231,11 @@ def race(store, write, *, isolation="READ COMMITTED", begin=None):
                 if begin is not None:
                     connection.execute(begin)
                 begun.set()
-                written.wait(10)
+                written.wait(60)
                 return write(connection, setting("open", 7), OLD)
 
         late = thread.submit(come_late)
-        assert begun.wait(10)
+        assert begun.wait(60)
         with newest.begin():
             write(newest, setting("paid", 7), NEW)
             written.set()
@@ -365,7 +365,7 @@ def test_a_crowd_without_fences_does_not(postgresql):
 
 def test_one_of_many_inserts_at_a_time_under_a_guard(postgresql):
     """Look, count, insert: with one holder's number for all, the guard row makes them a line."""
-    limit, everybody = 3, threading.Barrier(5, timeout=20)
+    limit, everybody = 3, threading.Barrier(5, timeout=60)
 
     def come(number):
         everybody.wait()

@@ -59,9 +59,9 @@ def test_it_ends_with_a_test_run_that_is_killed(postgres_server):
         eventually(
             lambda: subprocess.run(ended, capture_output=True, check=False).stdout[:1] in b"Z",
             "end of the server",
-            timeout=30,
+            timeout=60,
         )
-        eventually(lambda: not Path(folder).exists(), "end of its folder", timeout=30)
+        eventually(lambda: not Path(folder).exists(), "end of its folder")
     # The kernel keeps 56 bytes for a server that was killed; nobody else will remove them.
     subprocess.run(["ipcrm", "-m", shared], check=True)
 

@@ -82,7 +82,7 @@ def test_who_writes_tickets_keeps_others_out_on_a_majority_only(clients, locks, 
             client.zadd("redlock:ready:line", {(token_of("t") + EARS).encode() + described: 0})
         mine.release(lease)
         assert gets(other, "line") is (count == 1)
-        eventually(lambda: gets(other, "line"), "the end of what was kept for them", timeout=20)
+        eventually(lambda: gets(other, "line"), "the end of what was kept for them")
 
 
 def test_who_wakes_somebody_too_early_grants_them_nothing(clients, locks):

@@ -72,7 +72,7 @@ def test_every_event_of_a_lock_says_whose_it_is(locks, heard):
     held = locks.take(wanted("name"))
     with pytest.raises(LockTaken):
         locks.take(wanted("name"))
-    eventually(lambda: len(of(heard, LockRenewed)) >= 2, "two renewals", timeout=10)
+    eventually(lambda: len(of(heard, LockRenewed)) >= 2, "two renewals")
     locks.give_back(held)
     for kind in (LockAcquired, LockConflict, LockRenewed, LockReleased):
         event = of(heard, kind)[0]
@@ -89,7 +89,7 @@ def test_every_event_of_a_lock_says_whose_it_is(locks, heard):
 def test_a_holder_tells_how_often_it_renewed_and_how_narrowly(locks, five_nodes, heard):
     """So that operators see it without asking its process."""
     held = locks.take(wanted("name"))
-    eventually(lambda: len(of(heard, LockRenewed)) >= 2, "two renewals", timeout=10)
+    eventually(lambda: len(of(heard, LockRenewed)) >= 2, "two renewals")
     (view,) = AllLocks(urls(five_nodes), RULES)
     assert view.holder["renewals"] >= 2
     assert 0 < view.holder["margin"] < 3
@@ -110,7 +110,7 @@ def test_a_release_says_that_the_lock_was_lost_before(locks, five_nodes, heard):
     held = locks.take(wanted("name"))
     told = release_seen(urls(five_nodes), RULES, "name", held.token[:8])
     assert set(told.values()) == {"released"}
-    eventually(lambda: of(heard, LeaseLost), "the loss", timeout=10)
+    eventually(lambda: of(heard, LeaseLost), "the loss")
     assert of(heard, LeaseLost)[0].task == "shop.bill"
     locks.give_back(held)
     assert of(heard, LockReleased)[0].lost == "stolen"

@@ -245,7 +245,7 @@ def test_many_held_locks_need_one_thread(locks):
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(locks.hold(f"n{number}", ttl=1.5)) for number in range(100)]
         assert threading.active_count() <= before + 1
-        eventually(lambda: all(one.renewals >= 2 for one in held), "renewal of all", timeout=5)
+        eventually(lambda: all(one.renewals >= 2 for one in held), "renewal of all")
         for one in held:
             one.ensure_held()
     assert locks.held == []
@@ -481,7 +481,7 @@ def test_a_waiter_that_could_not_take_its_leave_stops_nobody(locks, monkeypatch)
     leases = [locks.acquire(f"n{number}", wait=2) for number in range(20)]
     assert all(locks.release(lease) is ReleaseOutcome.RELEASED for lease in leases)
     assert time.monotonic() - began < 20  # of 40 if each had waited for it
-    eventually(lambda: locks.inspect("x") and not locks.fanout._waiters, "clean list", timeout=5)
+    eventually(lambda: locks.inspect("x") and not locks.fanout._waiters, "clean list")
 
 
 # -- green threads ---------------------------------------------------------------------------------

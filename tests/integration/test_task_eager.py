@@ -621,7 +621,7 @@ def test_a_worker_in_a_users_suite_needs_no_servers():
         return type(current_lock()).__name__
 
     with locks_disabled(), start_worker(app, pool="solo", perform_ping_check=False):
-        assert bill.delay().get(timeout=10) == "NotLocked"
+        assert bill.delay().get(timeout=60) == "NotLocked"
 
 
 # -- a lock that is lost -------------------------------------------------------------
@@ -675,7 +675,7 @@ def test_a_body_in_a_thread_is_ended_between_two_bytecodes(app, steal):
     ended = []
     thread = threading.Thread(target=lambda: ended.append(bill.apply().result))
     thread.start()
-    thread.join(15)
+    thread.join(60)
     assert [type(error) for error in ended] == [LockLost]
 
 

@@ -55,12 +55,12 @@ with servers(4) as (broker, *nodes):
         limit = time.monotonic() + 30
         while first.state != "PROGRESS" and time.monotonic() < limit:
             time.sleep(0.02)  # between two looks at the first one's state
-        second = bill.delay(7).get(timeout=30)
+        second = bill.delay(7).get(timeout=60)
         open("second-has-ended", "w").close()
-        print(json.dumps([second, first.get(timeout=30)]))
+        print(json.dumps([second, first.get(timeout=60)]))
     finally:
         worker.terminate()
-        worker.wait(30)
+        worker.wait(60)
         app.close()
 """
 SHOP = """

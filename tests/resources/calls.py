@@ -162,7 +162,7 @@ def renew_and_give_back(stage: Stage) -> None:
         watchdog.renew([held])
         return bool(held.renewals > before)
 
-    eventually(is_renewed, "renewal of it", timeout=5)
+    eventually(is_renewed, "renewal of it")
     stage.locks.give_back(held)
 
 

@@ -135,5 +135,5 @@ def _settled(locks: Redlock, live: Sequence[Server]) -> Census:
         are_connected = all(node.connection is not None and not node._owed for node in nodes)
         return are_connected and all(node.connection is None for node in dead)
 
-    eventually(is_settled, "connection to every node that answers", timeout=20)
+    eventually(is_settled, "connection to every node that answers")
     return take_census([server.port for server in live])

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -62,7 +63,7 @@ class Remains:
         lock any more; threads and descriptors. For the lock to go it waits until *soon* [s].
         """
         problems = self._in_watchdog()
-        if not (is_free(self._locks.fanout._mutex) and is_free(self._locks._watchdog._changed)):
+        if not (is_free(self._locks.fanout._mutex) and is_free(self._locks._watchdog._mutex)):
             return [*problems, "a mutex is held"]  # the rest would wait for ever
         problems += self._on_nodes(name, soon)
         stuck = self._never_connected()
@@ -153,9 +154,9 @@ class Remains:
         return {"threads": threading.active_count(), "descriptors": descriptors}
 
 
-def is_free(mutex: threading.Lock | threading.Condition) -> bool:
-    """Return whether nobody keeps *mutex*; others use it, too, and let go at once."""
-    if not mutex.acquire(timeout=2.0):
+def is_free(mutex: Any) -> bool:
+    """Return whether nobody keeps *mutex*, this thread least of all; others let go at once."""
+    if mutex._is_owned() or not mutex.acquire(timeout=SOON):
         return False
     mutex.release()
     return True

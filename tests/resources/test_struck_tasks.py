@@ -137,7 +137,7 @@ def test_without_our_deferral_a_signal_leaves_a_lock(opened, monkeypatch):
 def lose():
     """Have the lock of the running body lost, as the watchdog would find it."""
     running = latest_execution.get()
-    if running is not None and not running.interrupt._mutex.locked():
+    if running is not None and not running.interrupt._mutex._is_owned():
         running.interrupt.fire()
 
 

@@ -116,7 +116,7 @@ class Postgres:
         options = [f"--{name}={value}" for name, value in {**settings, **FAST, **CALM}.items()]
         self._process = self._launch([str(self.programs / "postgres"), "-D", data, *options])
         reaper.watch(str(self.folder), self._process.pid, group=True, folder=self.folder)
-        eventually(self._answers, "answer of PostgreSQL", timeout=60, every=0.05)
+        eventually(self._answers, "answer of PostgreSQL", every=0.05)
 
     def _launch(self, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "log").open("ab") as log:
@@ -170,7 +170,7 @@ class Postgres:
                 # At once, and yet in order: killed, it would leave its shared memory behind.
                 self._process.send_signal(signal.SIGQUIT)
             try:
-                self._process.wait(timeout=20)
+                self._process.wait(timeout=60)
             finally:
                 self._process.kill()
                 self._process.wait()

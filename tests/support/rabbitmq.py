@@ -120,7 +120,7 @@ class RabbitMQ:
         (self.folder / "plugins").write_text("[].\n")
         # Ours, as a child: the one that Erlang starts for itself becomes a daemon, and stays.
         self._launch(["epmd", "-port", str(self._epmd), "-address", HOST])
-        eventually(lambda: self._listens(self._epmd), "answer of epmd", timeout=20)
+        eventually(lambda: self._listens(self._epmd), "answer of epmd")
         self._launch([str(self.commands / "rabbitmq-server")])
         # Generous, because everything else on the machine may be starting at the same time.
         eventually(self._serves, "sign of readiness of RabbitMQ", timeout=90, every=0.05)
@@ -151,7 +151,7 @@ class RabbitMQ:
         # The port is open a moment before the last step of its start.
         if "Server startup complete" not in self.log():
             return False
-        with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=5) as connection:
+        with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=60) as connection:
             return bool(connection.connected)
 
     def stop(self) -> None:
@@ -194,14 +194,14 @@ class RabbitMQ:
 
     def purge(self, queue: str) -> None:
         """Drop what waits in *queue*."""
-        with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=5) as connection:
+        with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=60) as connection:
             connection.channel().queue_purge(queue)
 
     def delayed(self) -> int:
         """Return how many messages wait in the queues of native delayed delivery now."""
         # Asked by a client: a program of RabbitMQ's own may take longer to start than they wait.
         found, levels = 0, range(28)  # as many as kombu declares, one for each bit of the delay
-        with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=5) as connection:
+        with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=60) as connection:
             for level in levels:
                 channel = connection.channel()
                 with contextlib.suppress(amqp.NotFound):

@@ -68,7 +68,7 @@ class Service:
 
     def master(self) -> Server:
         """Return whom all Sentinels call the master; waits until they agree, and it does."""
-        return eventually(self._agreed, f"master of {self.name}", timeout=30, every=0.05)
+        return eventually(self._agreed, f"master of {self.name}", every=0.05)
 
     def _agreed(self) -> Server | None:
         ports = {sentinel_says(one, "get-master-addr-by-name", self.name) for one in self.sentinels}
@@ -91,7 +91,7 @@ class Service:
         eventually(
             lambda: all(self._is_known_to(one) for one in self.sentinels),
             f"Sentinels that know all of {self.name}",
-            timeout=30,
+            timeout=60,
             every=0.05,
         )
 

@@ -109,7 +109,7 @@ class Stage:
         told = bootstrap(self.conf["redlock_nodes"], plugin.settings.rules)
         assert set(told.values()) == {"enrolled"}, told
         # Connecting takes a loaded machine longer than a first publish waits for it.
-        eventually(lambda: check(plugin.locks) == {}, "connections", timeout=60)
+        eventually(lambda: check(plugin.locks) == {}, "connections")
 
     def worker(self, **options: Any) -> Worker:
         """Start a worker; *options* are those of `support.worker.Worker`."""

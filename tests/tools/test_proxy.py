@@ -65,7 +65,7 @@ def test_much_data_arrives_whole(link):
     """A receiver that is slower than the sender loses nothing."""
     value = bytes(range(256)) * 40_000
     link.delay(0.001)
-    with _connect(link, timeout=20) as wire:
+    with _connect(link, timeout=60) as wire:
         head = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n" % len(value)
         wire.sendall(head + value + b"\r\n")
         assert wire.recv(100) == b"+OK\r\n"

@@ -263,7 +263,7 @@ def receiver_of(app, heard):
 
             def wait_for(count):
                 while len(heard) < count:
-                    line.drain_events(timeout=10)
+                    line.drain_events(timeout=60)
 
             yield wait_for
 

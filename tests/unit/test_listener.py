@@ -62,7 +62,7 @@ class ScriptedConnection:
     def read_response(self, *, disable_decoding=False):
         """Return or raise what the node says."""
         assert disable_decoding
-        reply = self.replies.get(timeout=5)
+        reply = self.replies.get(timeout=60)
         if isinstance(reply, Exception):
             raise reply
         return reply
@@ -195,7 +195,7 @@ def test_a_node_that_refuses_is_asked_less_and_less_often(ears, nodes):
     """For want of a right to its channel, say: not many times a second for ever."""
     nodes[0].first = (NoPermissionError("no rights to this channel"),)
     ears.expect(TOKEN)
-    eventually(lambda: len(nodes[0].made) >= 4, "some tries", timeout=5)
+    eventually(lambda: len(nodes[0].made) >= 4, "some tries")
     tries = len(nodes[0].made)
     time.sleep(0.5)
     assert len(nodes[0].made) - tries <= 6
@@ -247,7 +247,7 @@ def test_closing_waits_for_no_look(ears, nodes, monkeypatch):
     ears.expect(TOKEN)
     eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
     ears.close()
-    eventually(lambda: not listening(), "end of all threads", timeout=5)
+    eventually(lambda: not listening(), "end of all threads")
 
 
 class Interrupted(BaseException):
@@ -290,7 +290,7 @@ def test_a_signal_locks_nobody_out_wherever_it_strikes(ears):
         hears = threading.Thread(target=lambda w=words: [ears._hear(*one) for one in w])
         hears.daemon = True
         hears.start()
-        hears.join(timeout=5)
+        hears.join(timeout=60)
         assert not hears.is_alive(), moment
         assert ears.wait(TOKEN, 0) == LOCK
         if next(count) <= moment:

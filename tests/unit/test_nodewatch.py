@@ -107,17 +107,17 @@ def test_no_child_is_forked_in_the_middle_of_a_look():
     def look():
         with forks_held_off, library:
             in_hand.set()
-            go_on.wait(20)
+            go_on.wait(60)
 
     thread = threading.Thread(target=look)
     thread.start()
-    in_hand.wait(20)
+    in_hand.wait(60)
     threading.Timer(0.1, go_on.set).start()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         child = os.fork()
     if child == 0:
-        is_free = library.acquire(timeout=2) and forks_held_off.acquire(timeout=2)
+        is_free = library.acquire(timeout=60) and forks_held_off.acquire(timeout=60)
         os._exit(0 if is_free else 1)
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -158,20 +158,20 @@ def test_an_observer_that_hangs_does_not_hang_the_worker(monkeypatch):
     def hangs():
         with forks_held_off:
             in_hand.set()
-            go_on.wait(20)
+            go_on.wait(60)
 
     thread = threading.Thread(target=hangs)
     thread.start()
-    in_hand.wait(20)
+    in_hand.wait(60)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         child = os.fork()
     if child == 0:
-        os._exit(0 if nodewatch.forks_held_off.acquire(timeout=2) else 1)
+        os._exit(0 if nodewatch.forks_held_off.acquire(timeout=60) else 1)
     go_on.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert forks_held_off.acquire(timeout=2)
+    assert forks_held_off.acquire(timeout=60)
     forks_held_off.release()
 
 

@@ -28,7 +28,7 @@ class Receiver:
     def send(self, batch):
         """Take *batch*, once the gate is open."""
         self.tries += 1
-        self.gate.wait(20)
+        self.gate.wait(60)
         if self.is_away:
             raise ConnectionError("redis://:secret@away")
         self.batches.append(list(batch))
@@ -55,7 +55,7 @@ def receiver(monkeypatch):
     for box in [one for one in module._every_outbox if one._send == receiver.send]:
         box.close()  # what it says at the end is not the next test's
         if box._thread is not None:
-            box._thread.join(20)
+            box._thread.join(60)
 
 
 @pytest.fixture

@@ -419,17 +419,17 @@ FORKED = """
     def count():  # as `count_event` does, but it takes its time
         with prometheus.counting, prometheus.SKIPPED._metric._lock:
             begun.set()
-            end.wait(20)
+            end.wait(60)
 
     threading.Thread(target=count).start()
-    begun.wait(20)
+    begun.wait(60)
     threading.Timer(0.2, end.set).start()
     child = os.fork()
     if child == 0:
         done = threading.Thread(target=prometheus.SKIPPED._metric.labels, args=("u", "conflict"))
         done.daemon = True
         done.start()
-        done.join(2)
+        done.join(60)
         os._exit(1 if done.is_alive() else 0)
     end.set()
     print("jammed" if os.waitpid(child, 0)[1] else "free")

@@ -122,7 +122,7 @@ def test_it_reads_what_the_backend_stores(app, result):
     app.backend.store_result("its id", 42, "SUCCESS")
     for way in (lambda it: it, *WAYS.values()):
         other = way(result)
-        assert (other.state, other.result, other.get(timeout=1)) == ("SUCCESS", 42, 42)
+        assert (other.state, other.result, other.get(timeout=60)) == ("SUCCESS", 42, 42)
 
 
 def test_celerys_own_result_is_made_one(app, task):
@@ -251,7 +251,7 @@ def run(function, *args):
     found = []
     thread = threading.Thread(target=lambda: found.append(function(*args)))
     thread.start()
-    thread.join(20)
+    thread.join(60)
     return found[0]
 
 run_all()

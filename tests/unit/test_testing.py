@@ -675,8 +675,8 @@ def test_a_second_message_is_kept_out_of_the_queue(app, quorum):
     assert (first.duplicate, again.duplicate, other.duplicate) == (False, True, False)
     assert again.id == first.id
     with start_worker(app, pool="solo", perform_ping_check=False):
-        assert first.get(timeout=10) == "made for 2025"
-        assert other.get(timeout=10) == "made for 2024"
+        assert first.get(timeout=60) == "made for 2025"
+        assert other.get(timeout=60) == "made for 2024"
     assert task.delay(2025).duplicate is False
 
 
@@ -763,4 +763,4 @@ def test_a_task_is_put_off_in_a_worker_until_there_is_a_quorum(app, bill, quorum
         assert result.state == "PENDING"
         for node in quorum.nodes:
             node.up()
-        assert result.get(timeout=10) == "billed"
+        assert result.get(timeout=60) == "billed"

@@ -1058,7 +1058,7 @@ def test_nodes_that_hang_are_waited_for_at_once(monkeypatch):
 
     @contextlib.contextmanager
     def connected(address):
-        together.wait(20)
+        together.wait(60)
         raise RedisError
         yield
 
@@ -1458,7 +1458,7 @@ def test_searches_never_starve_the_main_page(monkeypatch):
     def go_through(self, like, search):
         if search.words:
             begun.set()
-            go.wait(20)
+            go.wait(60)
         return Found([])
 
     monkeypatch.setattr(reader.Reader, "_go_through", go_through)
@@ -1466,7 +1466,7 @@ def test_searches_never_starve_the_main_page(monkeypatch):
     try:
         for i in range(2 * reader.SEARCHES):
             it._found(Search(f"s{i}")).ask()
-        assert begun.wait(20)
+        assert begun.wait(60)
         assert read(it._found(Search())) is not None
     finally:
         go.set()
@@ -1491,7 +1491,7 @@ def test_many_pages_cost_one_reading(threads):
     go, readings = threading.Event(), []
 
     def count():
-        go.wait(20)
+        go.wait(60)
         readings.append(1)
         return len(readings)
 
@@ -1511,7 +1511,7 @@ def test_a_slow_node_keeps_no_page_waiting(threads):
     def slow():
         value = next(values)
         if value == "b":
-            go.wait(20)
+            go.wait(60)
         return value
 
     it = Cached(slow, threads, lambda: now[0])
@@ -1529,7 +1529,7 @@ def test_what_is_known_to_have_changed_is_read_again(monkeypatch):
     def go_through(self, like, search):
         found = Found(next(values))
         begun.set()
-        go.wait(20)
+        go.wait(60)
         return found
 
     monkeypatch.setattr(reader.Reader, "_go_through", go_through)
@@ -1537,7 +1537,7 @@ def test_what_is_known_to_have_changed_is_read_again(monkeypatch):
     it = reader.Reader(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
     try:
         under_way = it._found(Search()).ask()
-        assert begun.wait(20)
+        assert begun.wait(60)
         it.release("n", SEEN)
         go.set()
         wait([under_way], 20)
