@@ -27,7 +27,7 @@ def client(contract_node):
 @pytest.fixture
 def locks(contract_node):
     """Locks on that one node."""
-    locks = Redlock.from_urls([contract_node.url], ttl=5, max_ttl=5, node_timeout=0.5)
+    locks = Redlock.from_urls([contract_node.url], ttl=5, max_ttl=5, node_timeout=1.0)
     yield locks
     locks.close()
 
@@ -35,10 +35,12 @@ def locks(contract_node):
 def test_a_probe_of_an_enrolled_node_says_that_it_votes(contract_node, locks):
     """With how long it took, and how far its clock is off: here it is ours."""
     bootstrap([contract_node.url], RULES)
+    began = time.monotonic()
     (health,) = probe(locks)
+    took = time.monotonic() - began
     assert (health.state, health.problem, health.quarantine) == ("up", "", 0.0)
-    assert 0 < health.latency < 0.5
-    assert abs(health.clock_offset) < 0.5
+    assert 0 < health.latency < took
+    assert abs(health.clock_offset) <= took
 
 
 def test_a_probe_finds_a_node_that_lost_its_memory(contract_node, client, locks):

