@@ -179,11 +179,11 @@ class Everything:
         """One that waits is woken by the release, which keeps the lock for it; one more may not."""
         lease = self.locks.acquire("line")
         with ThreadPoolExecutor() as others:
-            waiter = others.submit(self.locks.acquire, "line", wait=2.5)
+            waiter = others.submit(self.locks.acquire, "line", wait=60)
             try:
-                wait_until(lambda: self.admin.zcard("redlock:ready:line"), "a ticket")
+                self.wait_until(lambda: self.admin.zcard("redlock:ready:line"), "a ticket")
                 (ticket,) = self.admin.zrange("redlock:ready:line", 0, -1)
-                wait_until(lambda: self.admin.pubsub_channels("redlock:wake:*"), "ears")
+                self.wait_until(lambda: self.admin.pubsub_channels("redlock:wake:*"), "ears")
                 another = Ticket("line", "f" * 32, time.time(), {})
                 ballot = self.locks.driver.ask(Ask(wait_request(RULES, another, 1)))
                 assert ballot[0].kind is VoteKind.REFUSED, ballot
@@ -194,6 +194,11 @@ class Everything:
         self.locks.release(lease)
         assert not self.locks.inspect("line")[0].holder
         assert self.admin.exists("redlock:ready:line", "redlock:waiting:line") == 0
+
+    def wait_until(self, condition, what):
+        """Wait for what comes, or for the server to note that a right is missing for it."""
+        eventually(lambda: condition() or self.admin.acl_log(), what)
+        assert condition(), what
 
     def slots_of_beat(self):
         """A slot is claimed with the holder of its task's lock, withdrawn, claimed and settled."""
@@ -295,11 +300,6 @@ def is_refused(right, admin):
     if right.startswith("&"):
         return any(fnmatch(name, right[1:]) for name in refused)
     return right.removeprefix("+") in refused
-
-
-def wait_until(condition, what):
-    """Wait for what comes at once if it comes at all."""
-    eventually(condition, what, timeout=1.5)
 
 
 def without(rights, right):

@@ -13,7 +13,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.all_locks import PAGE, AllLocks, escape
 from celery_redlock.reading.nodes import bootstrap
 
-RULES = Rules(ttl=20, max_ttl=20)
+RULES = Rules(ttl=30, max_ttl=30)
 HOLDER = {"task": "shop.bill", "task_id": "id-1", "host": "web-1", "pid": 7}
 
 
@@ -90,7 +90,7 @@ def test_what_others_wrote_does_not_hide_our_locks(five_nodes):
     assert "hunter2" not in repr(views)
     assert views["leaked"].ttl is None
     assert (views["ours"].fence, views["ours"].waiting) == (0, 0)
-    assert 0 < views["ours"].ttl <= 20
+    assert 0 < views["ours"].ttl <= 30
 
 
 def test_no_command_keeps_a_node_from_its_work(five_nodes):
@@ -110,7 +110,7 @@ def test_no_command_keeps_a_node_from_its_work(five_nodes):
 def test_a_real_lock_is_told_like_a_planted_one(five_nodes):
     """The twin: what the library writes itself is ours, with its fence."""
     bootstrap(urls(five_nodes), RULES)
-    locks = Redlock.from_urls(urls(five_nodes), ttl=20, max_ttl=20, node_timeout=0.5)
+    locks = Redlock.from_urls(urls(five_nodes), ttl=30, max_ttl=30, node_timeout=1.0)
     try:
         lease = locks.acquire("real")
         (view,) = AllLocks(urls(five_nodes), RULES)

@@ -15,7 +15,7 @@ from celery_redlock.settings import Settings
 from support.clients import let_go
 from support.waiting import eventually
 
-RULES = Rules(ttl=20, max_ttl=20, node_timeout=0.5)
+RULES = Rules(ttl=30, max_ttl=30, node_timeout=1.0)
 #: What a worker has to be allowed; the tools want more.
 WORKER = "+info +script|load +eval +evalsha +time +set +get +mget +pttl +exists +pexpire +del"
 WORKER += " +hset +hget +hmget +hdel +rename +xadd +ping +client|setname +client|setinfo +select"

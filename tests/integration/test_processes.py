@@ -25,7 +25,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.reading import nodes as reading
 from support.waiting import eventually
 
-ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}
+ROOMY = {"ttl": 30.0, "max_ttl": 60.0, "node_timeout": 1.0}
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and signals")
 
@@ -60,7 +60,7 @@ def tell(**what):
     os.write(1, json.dumps(what).encode() + b"\\n")
 
 def new():
-    return Redlock.from_urls(sys.argv[1:], **{"max_ttl": 20.0, "node_timeout": 0.5, **SETTINGS})
+    return Redlock.from_urls(sys.argv[1:], **{"max_ttl": 60.0, "node_timeout": 1.0, **SETTINGS})
 
 lock = new()
 """
@@ -108,7 +108,7 @@ time.clock_gettime = lambda which: real(which) - lost
 def test_a_machine_that_stood_still_harms_nobody_else(five_nodes, locks):
     """To it all nodes seem to be set forward. It has lost time; they vote on for everybody."""
     urls = [server.url for server in five_nodes]
-    with locks.hold("theirs", ttl=2.0) as theirs:
+    with locks.hold("theirs", ttl=3.0) as theirs:
         (told,), _ = run(
             """
             lease = lock.acquire("mine")
@@ -243,7 +243,7 @@ def test_many_held_locks_need_one_thread(locks):
     """A hundred locks are renewed by the same thread, in batches, and all at once given back."""
     before = threading.active_count()
     with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(locks.hold(f"n{number}", ttl=1.5)) for number in range(100)]
+        held = [stack.enter_context(locks.hold(f"n{number}", ttl=3.0)) for number in range(100)]
         assert threading.active_count() <= before + 1
         eventually(lambda: all(one.renewals >= 2 for one in held), "renewal of all")
         for one in held:
@@ -258,7 +258,7 @@ def test_a_lock_is_not_inherited_by_a_child(five_nodes):
     """The child's copy is lost, the child locks on connections of its own, the parent goes on."""
     told, _ = run(
         """
-        with lock.hold("report", ttl=1.2) as held:
+        with lock.hold("report", ttl=3.0) as held:
             parents = [node.sock.fileno() for node in lock.fanout.nodes]
             if os.fork() == 0:
                 try:
@@ -278,11 +278,10 @@ def test_a_lock_is_not_inherited_by_a_child(five_nodes):
                      released=released, watched=len(lock.held))
                 os._exit(0)
             os.wait()
-            began = time.monotonic()
-            while time.monotonic() - began < 2.0:
+            while held.renewals < 4:  # longer than the TTL
                 held.ensure_held()
             holder = lock.inspect("report")[0].holder["token"]
-            tell(renewals=held.renewals, same=holder == held.token[:8])
+            tell(same=holder == held.token[:8])
         """,
         enrol(five_nodes),
     )
@@ -295,7 +294,6 @@ def test_a_lock_is_not_inherited_by_a_child(five_nodes):
         "released": "RELEASED",
         "watched": 0,
     }
-    assert parent["renewals"] >= 3
     assert parent["same"]
 
 
@@ -681,8 +679,8 @@ def test_the_watchdog_renews_among_green_threads(five_nodes, before):
         """
         refused, sleeps = [], []
         rival = new()
-        with lock.hold("report", ttl=1.2) as held:
-            for _ in range(20):
+        with lock.hold("report", ttl=3.0) as held:
+            while held.renewals < 4:  # longer than the TTL
                 began = time.monotonic()
                 time.sleep(0.1)
                 sleeps.append(time.monotonic() - began)
@@ -691,14 +689,13 @@ def test_the_watchdog_renews_among_green_threads(five_nodes, before):
                     rival.acquire("report")
                 except LockTaken:
                     refused.append(True)
-        tell(renewals=held.renewals, refused=len(refused), shortest=min(sleeps))
+        tell(refused=len(refused), tries=len(sleeps), shortest=min(sleeps))
         """,
         enrol(five_nodes),
         before=before,
     )
     (outcome,) = told
-    assert outcome["renewals"] >= 3
-    assert outcome["refused"] == 20
+    assert outcome["refused"] == outcome["tries"] >= 20
     assert outcome["shortest"] > 0.09  # nothing of ours wakes a body up
 
 

@@ -42,7 +42,7 @@ from celery_redlock.reading.health import check
 from support.clients import hang_up
 from support.waiting import eventually
 
-ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}
+ROOMY = {"ttl": 30.0, "max_ttl": 60.0, "node_timeout": 1.0}
 #: With these a quarantine lasts 1.74 s.
 BRIEF = {"ttl": 1.25, "max_ttl": 1.3, "node_timeout": 0.6}
 
@@ -116,11 +116,11 @@ def test_a_lease_is_valid_for_a_little_less_than_its_ttl(five_nodes, locks, size
 def test_extending_gives_a_later_lease_with_the_same_token(five_nodes, locks, size):
     """Token and fence stay, the deadline moves, and the old lease is a fact of the past."""
     lock = locks(five_nodes[:size])
-    first = lock.acquire("report", ttl=2.0)
+    first = lock.acquire("report", ttl=8.0)
     second = lock.extend(first)
     assert (second.token, second.fence, second.since) == (first.token, first.fence, first.since)
     assert second.valid_until > first.valid_until
-    assert first.ttl == 2.0
+    assert first.ttl == 8.0
 
 
 def test_a_lease_that_has_ended_cannot_be_extended(five_nodes, locks):
@@ -330,20 +330,18 @@ def test_a_very_long_name_is_a_lock_like_any_other(five_nodes, locks):
 
 @each_size
 def test_holding_renews_and_releases(five_nodes, locks, size):
-    """The body may take several times the TTL; the lock is kept all the while, and then free."""
+    """The body may take longer than the TTL; the lock is kept all the while, and then free."""
     told = []
-    lock = locks(five_nodes[:size], observers=[told.append], ttl=1.2)
+    lock = locks(five_nodes[:size], observers=[told.append], ttl=3.0)
     rival = locks(five_nodes[:size], bootstrap=False)
-    with lock.hold("report", wait=5) as held:  # a machine that stalls grants it too late
-        until = time.monotonic() + 1.8
-        while time.monotonic() < until:
+    with lock.hold("report", wait=60) as held:  # a machine that stalls grants it too late
+        while held.renewals < 4:  # longer than the TTL
             held.ensure_held()
             with pytest.raises(LockTaken):
                 rival.acquire("report")
-        assert held.renewals >= 2
         assert lock.held == [held]
     assert lock.held == []
-    rival.acquire("report", wait=2)
+    rival.acquire("report", wait=60)
     with pytest.raises(LockLost, match="released"):
         held.ensure_held()
     assert [type(event) for event in told if not isinstance(event, NodeUp)] == [
@@ -356,7 +354,7 @@ def test_holding_renews_and_releases(five_nodes, locks, size):
 def test_the_end_of_a_body_that_lost_its_lock_raises(five_nodes, locks):
     """A body that ends well although its lock was stolen is told so at the end of the ``with``."""
     told = []
-    lock = locks(five_nodes[:3], observers=[told.append], ttl=1.2)
+    lock = locks(five_nodes[:3], observers=[told.append], ttl=3.0)
     with pytest.raises(LockLost) as lost, lock.hold("report") as held:
         for server in five_nodes[:3]:
             with redis.Redis.from_url(server.url) as client:
@@ -407,7 +405,7 @@ def test_holding_what_is_taken_never_enters_the_body(five_nodes, locks):
 
 def test_the_holder_is_told_of_a_loss_once(five_nodes, locks):
     """The callback comes once, in the watchdog's thread, and its failure harms nobody."""
-    lock = locks(five_nodes[:3], ttl=1.2)
+    lock = locks(five_nodes[:3], ttl=3.0)
     told = []
 
     def on_lost(held):
@@ -416,8 +414,8 @@ def test_the_holder_is_told_of_a_loss_once(five_nodes, locks):
 
     from celery_redlock.lock.wanted import Wanted
 
-    lost = lock.take(Wanted("report", 1.2), on_lost)
-    kept = lock.take(Wanted("other", 1.2))
+    lost = lock.take(Wanted("report", 3.0), on_lost)
+    kept = lock.take(Wanted("other", 3.0))
     for server in five_nodes[:3]:
         with redis.Redis.from_url(server.url) as client:
             client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=9000)
@@ -813,7 +811,7 @@ def test_a_lease_that_was_given_back_cannot_be_extended(five_nodes, locks, fence
 def test_a_lease_that_has_ended_is_not_even_asked_for(five_nodes, locks, monkeypatch):
     """Asking would set the keys again, in the way of whoever is next."""
     lock = locks(five_nodes, drift_factor=0.4)
-    lease = lock.acquire("report", ttl=1.5)
+    lease = lock.acquire("report", ttl=3.0)
     asked = []
     monkeypatch.setattr(lock.fanout, "ask", asked.append)
     eventually(lambda: clock.now() >= lease.valid_until, "deadline")
@@ -856,7 +854,7 @@ def test_a_short_max_ttl_shortens_a_ttl_that_nobody_set():
 def test_a_lock_that_a_test_leaves_behind_is_not_renewed_in_the_next(five_nodes, locks, hangs_up):
     """The tests' own clean-up; twin: without it the lock is back on servers that were emptied."""
     lock = locks(five_nodes[:3])
-    lock.take(Wanted("left", 1.5))
+    lock.take(Wanted("left", 3.0))
     if hangs_up:
         hang_up()
     for node in five_nodes[:3]:
@@ -864,7 +862,7 @@ def test_a_lock_that_a_test_leaves_behind_is_not_renewed_in_the_next(five_nodes,
             client.flushall()
     assert set(reading.bootstrap(urls_of(five_nodes[:3]), lock.rules).values()) == {"enrolled"}
     if hangs_up:
-        time.sleep(1.5)  # a lease: it would have been renewed by now
+        time.sleep(3)  # a lease: it would have been renewed by now
         assert holders(five_nodes[:3], "left") == 0
     else:
         eventually(lambda: holders(five_nodes[:3], "left") == 3, "a renewal", every=0.001)

@@ -30,14 +30,14 @@ ARRIVALS = 1000
 @pytest.fixture
 def nodes(five_nodes):
     """Five nodes that vote."""
-    bootstrap([node.url for node in five_nodes], Rules(ttl=20, node_timeout=0.5))
+    bootstrap([node.url for node in five_nodes], Rules(ttl=30, node_timeout=1.0))
     return five_nodes
 
 
 @pytest.fixture
 def locks(nodes):
     """Locks on them."""
-    locks = Redlock.from_urls([node.url for node in nodes], node_timeout=0.5, ttl=20)
+    locks = Redlock.from_urls([node.url for node in nodes], node_timeout=1.0, ttl=30)
     locks.release(locks.acquire("warm up", wait=10), wait=True)
     yield locks
     locks.close()
@@ -98,7 +98,7 @@ def test_greenlets_that_wait_are_woken(nodes):
     from gevent import monkey; monkey.patch_all()
     import gevent, sys, time
     from celery_redlock import Redlock
-    locks = Redlock.from_urls(sys.argv[1:], node_timeout=0.5, ttl=20)
+    locks = Redlock.from_urls(sys.argv[1:], node_timeout=1.0, ttl=30)
     first, got = locks.acquire("green", wait=10), []
     def wait(number):
         lease = locks.acquire("green", wait=60)
@@ -123,7 +123,7 @@ def test_a_url_that_asks_for_another_protocol_is_woken(nodes, monkeypatch):
     woken, hear = [], Listener._hear
     monkeypatch.setattr(Listener, "_hear", lambda *words: (woken.append(1), hear(*words)))
     urls = [f"{node.url}?protocol=3&decode_responses=true" for node in nodes]
-    locks = Redlock.from_urls(urls, node_timeout=0.5, ttl=20)
+    locks = Redlock.from_urls(urls, node_timeout=1.0, ttl=30)
     first = locks.acquire("third", wait=10)
     waiting = threading.Thread(target=lambda: locks.release(locks.acquire("third", wait=60)))
     waiting.start()
@@ -145,8 +145,8 @@ def listening(nodes):
 def releases_that_go_by(nodes, name, *, is_woken):
     """Return how many others have the lock while one waits for it among those who never wait."""
     urls = [node.url for node in nodes]
-    crowd = [Redlock.from_urls(urls, node_timeout=0.5, ttl=20) for _ in range(2)]
-    one = Redlock.from_urls(urls, node_timeout=0.5, ttl=20)
+    crowd = [Redlock.from_urls(urls, node_timeout=1.0, ttl=30) for _ in range(2)]
+    one = Redlock.from_urls(urls, node_timeout=1.0, ttl=30)
     if not is_woken:
         one.client.listener = None
     grants, over = [0], threading.Event()
@@ -195,7 +195,7 @@ def test_newcomers_do_not_starve_one_that_waits(nodes):
 def passed_by(nodes, name, *, waited):
     """Return how many newcomers have the lock while one waits that has *waited* before [s]."""
     urls = [node.url for node in nodes]
-    crowd = [Redlock.from_urls(urls, node_timeout=0.5, ttl=20) for _ in range(2)]
+    crowd = [Redlock.from_urls(urls, node_timeout=1.0, ttl=30) for _ in range(2)]
     grants, over = [0], threading.Event()
 
     def arrive(locks):
@@ -266,7 +266,7 @@ def test_the_first_is_free_while_the_second_is_waited_for(locks, nodes):
 def test_those_who_want_names_that_cross_all_get_them(nodes):
     """Whatever the order in which they name them, none waits for ever, and no two have one."""
     urls = [node.url for node in nodes]
-    crowd = [Redlock.from_urls(urls, node_timeout=0.5, ttl=20) for _ in range(3)]
+    crowd = [Redlock.from_urls(urls, node_timeout=1.0, ttl=30) for _ in range(3)]
     wanted = [("a", "b"), ("b", "a"), ("b", "c"), ("c", "a")]
     inside, together, done = dict.fromkeys("abc", 0), [], []
 
@@ -330,7 +330,7 @@ def test_who_may_not_use_channels_waits_as_ever(nodes):
             user = "ACL SETUSER mute reset on >secret ~redlock:* +@all resetchannels"
             client.execute_command(*user.split())
     urls = [node.url.replace("redis://", "redis://mute:secret@") for node in nodes]
-    locks = Redlock.from_urls(urls, node_timeout=0.5, ttl=20)
+    locks = Redlock.from_urls(urls, node_timeout=1.0, ttl=30)
     try:
         first = locks.acquire("mute", wait=10)
         threading.Timer(0.5, locks.release, args=(first,)).start()
