@@ -45,10 +45,10 @@ class Scrape:
 
 def address_of(worker: CeleryProcess) -> str:
     """Return where *worker* says that its metrics are, once it does."""
-    return worker.wait_for_log(r"Metrics at (\S+)", timeout=30)[1]
+    return worker.wait_for_log(r"Metrics at (\S+)")[1]
 
 
 def scrape(address: str) -> Scrape:
     """Ask once; raises OSError."""
-    with urllib.request.urlopen(address, timeout=20) as answer:
+    with urllib.request.urlopen(address, timeout=60) as answer:
         return Scrape(answer.read().decode())

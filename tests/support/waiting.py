@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def eventually(
-    condition: Callable[[], T | None], what: str, *, timeout: float = 30.0, every: float = 0.01
+    condition: Callable[[], T | None], what: str, *, timeout: float = 60.0, every: float = 0.01
 ) -> T:
     """
     Return the first true value of *condition*.

@@ -140,7 +140,7 @@ class CeleryProcess:
         """Return all it wrote so far."""
         return self.log_path.read_text(errors="replace")
 
-    def wait_for_log(self, pattern: str, *, timeout: float = 30.0) -> re.Match[str]:
+    def wait_for_log(self, pattern: str, *, timeout: float = 60.0) -> re.Match[str]:
         """Return the first match of *pattern* in its log, waiting for it."""
         return eventually(
             lambda: re.search(pattern, self.log()), f"{pattern!r} in the log", timeout=timeout
