@@ -29,6 +29,7 @@ SHOP = """
 
     app = Celery("shop", broker="memory://")
     app.conf.redlock_nodes = os.environ["NODES"].split()
+    app.conf.redlock_node_timeout = 1.0
 
     @app.task(base=RedlockTask, lock_key="invoice:{n}")
     def bill(n):
@@ -93,7 +94,7 @@ def nodes(redis_nodes):
     """Nodes on which two invoices are billed; another one's try was refused a moment ago."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
-    locks = Redlock.from_urls(urls(nodes), ttl=60, node_timeout=0.5)
+    locks = Redlock.from_urls(urls(nodes), ttl=60, node_timeout=1.0)
     locks.acquire("invoice:7")
     locks.acquire("invoice:8")
     record = {"event": "TaskSkipped", "at": time.time(), "task": "shop.bill", "task_id": "t-1"}
