@@ -11,12 +11,14 @@ import sys
 import time
 
 import pytest
+import redis
 
 from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.journal import Journal
 from celery_redlock.reading.nodes import bootstrap
 from support.command_line import urls
+from support.waiting import eventually
 
 termios = pytest.importorskip("termios")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no terminals like ours")
@@ -101,13 +103,13 @@ def nodes(redis_nodes):
     locks.acquire("invoice:7")
     locks.acquire("invoice:8")
     # By a clock that is ahead of ours, so that it stays within the last minute.
-    record = {
-        "event": "TaskSkipped",
-        "at": time.time() + 240,
-        "task": "shop.bill",
-        "task_id": "t-1",
-    }
-    Journal.on(locks).put({**record, "name": "invoice:8", "cause": "conflict", "holder": {}})
+    who = {"task": "shop.bill", "task_id": "t-1", "name": "invoice:8", "holder": {}}
+    record = {"event": "TaskSkipped", "at": time.time() + 240, "cause": "conflict", **who}
+    Journal.on(locks).put(record)
+    keys = ("redlock:journal", "redlock:lock:invoice:7", "redlock:lock:invoice:8")
+    for node in nodes:  # nobody waits for all of them
+        with redis.Redis.from_url(node.url) as client:
+            eventually(lambda client=client: client.exists(*keys) == 3, "all on each node")
     return nodes
 
 
