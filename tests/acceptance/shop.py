@@ -27,7 +27,7 @@ app.conf.update(
     redlock_nodes=os.environ.get("NODES", "redis://127.0.0.1:1").split(","),
     redlock_ttl=TTL,
     redlock_max_ttl=max(TTL, 3.0),
-    redlock_node_timeout=0.3,
+    redlock_node_timeout=1.0,
     broker_connection_retry_on_startup=True,
     task_track_started=True,
     worker_prefetch_multiplier=1,
@@ -48,11 +48,10 @@ def bill(self, invoice, seconds=0.01):
 
 
 @app.task(base=BASE, bind=True, lock_key="keep:{name}")
-def keep(self, name, seconds):
-    """Hold the lock for *seconds*, asking for it all the time; returns how often it was renewed."""
+def keep(self, name, renewals):
+    """Hold the lock until it was renewed so often, asking for it all the time; returns that."""
     with body(EVENTS, f"keep {name}"):
-        ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
+        while self.lock.renewals < renewals:
             self.lock.ensure_held()
             time.sleep(0.02)
     return self.lock.renewals
@@ -81,9 +80,12 @@ def lose_busy(name, seconds):
 
 @app.task(base=BASE, lock_key="lose:{name}", on_lock_lost="warn")
 def lose_warned(name, seconds):
-    """Sleep on whatever happens to the lock; tells whether it was lost."""
+    """Go on until the lock is lost, and a moment longer; tells whether it was."""
     with body(EVENTS, f"lose {name}"):
-        time.sleep(seconds)
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends and not lock_or_none().is_lost:
+            time.sleep(0.02)
+        time.sleep(0.2)  # in which an exception would strike
     return lock_or_none().is_lost
 
 

@@ -17,12 +17,11 @@ from celery import signals
 from celery_redlock import RedlockTask, Reschedule
 from celery_redlock.plugin import plugin_for
 from support.events import body, read, record
-from support.stage import stage
+from support.stage import LASTING, stage
 from support.versions import since
 from support.waiting import eventually
 
 POOLS = {"prefork": 2, "threads": 4, "solo": 1, "gevent": 10, "eventlet": 10}
-TTL = 3.0
 OURS = {"base": RedlockTask, "shared": False, "lock_key": "{lock}"}
 
 
@@ -144,7 +143,7 @@ class Monitor:
 def it(tmp_path_factory):
     """A stage without workers."""
     folder = tmp_path_factory.mktemp("observers")
-    with stage(__file__, folder, redlock_ttl=TTL, redlock_max_ttl=TTL) as it:
+    with stage(__file__, folder, **LASTING) as it:
         yield it
 
 
@@ -237,7 +236,7 @@ def test_a_worker_that_ends_sends_what_it_has_left(it):
 
 def test_a_node_that_goes_down_is_told(tmp_path):
     """Of no task, so in a group of its own; and no worker appears that there is not."""
-    own = stage(__file__, tmp_path, redlock_ttl=TTL, redlock_max_ttl=TTL)
+    own = stage(__file__, tmp_path, **LASTING)
     with own as it, Monitor(it) as monitor:
         it.worker(concurrency=1, args=["-E"])
         it.task("skip").delay("before").get(timeout=100)
@@ -253,7 +252,7 @@ def test_a_node_that_goes_down_is_told(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_without_a_broker_tasks_and_locks_go_on_and_nothing_leaks(tmp_path):
     """A task that runs goes on taking locks; once the broker is back, events come again."""
-    with stage(__file__, tmp_path, redlock_ttl=TTL, redlock_max_ttl=TTL) as it:
+    with stage(__file__, tmp_path, **LASTING) as it:
         worker = it.worker(concurrency=1, args=["-E"])
         until = tmp_path / "until"
         it.task("busy").delay("busy", str(until))
@@ -263,7 +262,7 @@ def test_without_a_broker_tasks_and_locks_go_on_and_nothing_leaks(tmp_path):
             return eventually(
                 lambda: found[seen:] if len(found := read(it.events, "tick")) > seen + more else [],
                 "more locks",
-                timeout=60,
+                timeout=200,
                 every=0.1,
             )
 
@@ -289,15 +288,15 @@ def test_without_a_broker_tasks_and_locks_go_on_and_nothing_leaks(tmp_path):
 def test_spans_of_a_worker_are_in_the_trace_of_the_task(it, tmp_path):
     """With the instrumentation of Celery, an SDK set up in each child: wait and hold are in run."""
     spans = tmp_path / "spans.jsonl"
+    conf = {"redlock_observers": ["otel"]}
     env = {"SPANS": str(spans)}
-    conf = {**it.conf, "redlock_observers": ["otel"]}
-    with observers_of(it, conf):
-        it.worker(name="traced", concurrency=1, env=env, args=["-Q", "traced"])
+    it.worker(conf, name="traced", concurrency=1, env=env, args=["-Q", "traced"])
     result = it.task("skip").apply_async(("traced",), queue="traced")
     result.get(timeout=100)
 
     def all_of_them():
-        lines = spans.read_text().splitlines() if spans.exists() else []
+        # A last line without its end is being written at this moment.
+        lines = spans.read_text().split("\n")[:-1] if spans.exists() else []
         found = {span["name"]: span for span in map(json.loads, lines)}
         return found if len(found) == 3 else None
 
@@ -311,13 +310,3 @@ def test_spans_of_a_worker_are_in_the_trace_of_the_task(it, tmp_path):
         task_id = span["attributes"]["messaging.message.id"]
         assert task_id == run["attributes"]["messaging.message.id"] == result.id
         assert span["attributes"]["redlock.lock.name"] == "traced"
-
-
-@contextlib.contextmanager
-def observers_of(it, conf):
-    """Have workers that start meanwhile take *conf*."""
-    before, it.conf = it.conf, conf
-    try:
-        yield
-    finally:
-        it.conf = before

@@ -15,7 +15,7 @@ from celery import chain
 
 from celery_redlock import RedlockTask
 from support.events import body, overlaps, read
-from support.stage import stage
+from support.stage import LASTING, stage
 from support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -102,9 +102,7 @@ def release_late_and_know_nobody():
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
     """A worker as it is, and one without the protection, each of several processes."""
-    with stage(
-        __file__, tmp_path_factory.mktemp("kin"), redlock_max_ttl=5.0, redlock_ttl=5.0
-    ) as it:
+    with stage(__file__, tmp_path_factory.mktemp("kin"), **LASTING) as it:
         it.start_workers(
             {"name": name, "concurrency": 4, "args": ["-Q", name], "env": env}
             for name, env in (("whole", {}), ("broken", {"SWITCHED_OFF": "1"}))
@@ -115,7 +113,7 @@ def it(tmp_path_factory):
 @pytest.mark.parametrize("task", ["retry", "retry_late", "autoretry", "autoretry_late"])
 def test_a_retry_is_not_refused(it, task):
     """Twenty-five at once, one after the other, whoever acknowledges when."""
-    assert it.task(task).apply_async((task,), queue="whole").get(timeout=60) == TIMES
+    assert it.task(task).apply_async((task,), queue="whole").get(timeout=100) == TIMES
     assert len(it.bodies(task)) == TIMES + 1
     assert overlaps(e for e in read(it.events) if e.get("name") == task) == []
 
@@ -124,7 +122,7 @@ def test_a_chain_of_one_lock_is_not_refused(it):
     """Nor is one that follows by a link."""
     link = it.task("link")
     links = chain(*(link.s(*first, "chain").set(queue="whole") for first in [(0,)] + 24 * [()]))
-    assert links.apply_async().get(timeout=60) == 25
+    assert links.apply_async().get(timeout=100) == 25
     link.apply_async((0, "by link"), link=link.s("by link").set(queue="whole"), queue="whole")
     eventually(lambda: sum(b.finished for b in it.bodies("by link")) == 2, "the link", timeout=100)
     names = ("chain", "by link")
@@ -134,7 +132,7 @@ def test_a_chain_of_one_lock_is_not_refused(it):
 def test_a_replacement_is_not_refused(it):
     """Ten of them, each in the place of the one before."""
     result = it.task("replace").apply_async(("replace", 10), queue="whole")
-    assert result.get(timeout=60) == "the last"
+    assert result.get(timeout=100) == "the last"
     assert len(it.bodies("replace")) == 11
     assert overlaps(e for e in read(it.events) if e.get("name") == "replace") == []
 

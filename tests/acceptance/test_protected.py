@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from celery import shared_task
@@ -20,26 +21,37 @@ from support.events import body, overlaps, read
 from support.stage import stage
 from support.waiting import eventually
 
-TTL = 2.0
+#: Not longer, as the task of a killed worker waits for the end of its lease.
+TTL = 8.0
 #: After which a message is delivered again [s].
-VISIBILITY = 2.0
-#: Longer than that by far.
-LONG = 6.0
+VISIBILITY = 5.0
 #: How long a run of the task takes that is due every second [s].
 NAP = 2.2
 SETTING = {
     "vendor.once": {"unique_on": ["order"], "unique_until": "finished"},
-    "vendor.next": {"lock_key": "{order}", "lock_wait": 15.0},
+    "vendor.next": {"lock_key": "{order}", "lock_wait": 100.0},
     "vendor.ping": None,
     "vendor.*": {"lock_key": "{order}"},
 }
 
 
+#: Orders that are worked on until the test says that all has come that they are to meet.
+GATED = ("shared", "ping", "once", "late", "killed", "revoked")
+
+
+def gate_of(events, order):
+    """Return the file for which the first work on *order* waits."""
+    return Path(events).with_name(f"open {order}")
+
+
 def work(order, seconds=0.0):
     """Be seen at work on an order; only the first time it takes long."""
-    first = not any(e["name"] == order for e in read(os.environ["EVENTS"], "start"))
-    with body(os.environ["EVENTS"], order):
-        time.sleep(seconds if first or order == "nap" else 0.0)
+    events = os.environ["EVENTS"]
+    first = not any(e["name"] == order for e in read(events, "start"))
+    with body(events, order):
+        time.sleep(seconds)
+        while order in GATED and first and not gate_of(events, order).exists():
+            time.sleep(0.02)
     return f"worked on {order}"
 
 
@@ -86,6 +98,7 @@ def set_up(folder, setting):
         nodes=3,
         redlock_ttl=TTL,
         redlock_max_ttl=TTL,
+        redlock_node_timeout=1.0,
         redlock_protect=setting,
         broker_transport_options={**transport, "unacked_restore_throttle": 1},
         beat_schedule={
@@ -104,23 +117,39 @@ def publish(it):
         return it.app.send_task("vendor.shared", args, queue="q_both")
 
     results = {
-        "killed": [send("late", "killed", 60.0, queue="q_killed")],
+        "killed": [send("late", "killed", queue="q_killed")],
         "again": [send("again", "again")],
-        "late": [send("late", "late", LONG)],
-        "revoked": [send("nap", "revoked", 60.0)],
-        "shared": [send_shared("shared", 1.5)],
-        "ping": [send("ping", "ping", 1.5)],
+        "late": [send("late", "late")],
+        "revoked": [send("nap", "revoked")],
+        "shared": [send_shared("shared")],
+        "ping": [send("ping", "ping")],
     }
     for order in ("killed", "revoked", "shared", "ping"):
         it.started(order)
-    results["shared"].append(send_shared("shared", 1.5))
-    results["ping"].append(send("ping", "ping", 1.5))
-    results["once"] = [send("once", "once", 1.0) for _ in range(2)]
+    results["shared"].append(send_shared("shared"))
+    results["ping"].append(send("ping", "ping"))
+    results["once"] = [send("once", "once") for _ in range(2)]
     it.workers[-1].kill()
     it.worker(name="heir", concurrency=1, args=["-Q", "q_killed"])
     it.app.control.revoke(results["revoked"][0].id, terminate=True)
     results["revoked"].append(send("next", "revoked"))
     return results
+
+
+def wait_for_meetings(scene, *, is_protected):
+    """Wait until all have met what they were to meet, and let them end."""
+    it = scene.it
+    it.started("ping", 2)
+    eventually(lambda: scene.deliveries("late") >= 2, "another delivery", timeout=100)
+    if is_protected:
+        scene.results["shared"][1].get(timeout=100)
+        it.started("nap", 2)
+    else:
+        for order in ("shared", "late", "once"):
+            it.started(order, 2)
+        eventually(lambda: scene.overlaps("nap"), "slots that overlap", timeout=100)
+    for order in GATED:
+        gate_of(it.events, order).touch()
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +168,7 @@ def scenes(tmp_path_factory):
         for scene in found.values():
             beat = stage_beat(scene.it, "beat")
             scene.results = publish(scene.it)
-            scene.it.started("nap", 3 if scene is found["plain"] else 2)
+            wait_for_meetings(scene, is_protected=scene is found["protected"])
             beat.stop()
         yield found
 
@@ -158,7 +187,7 @@ def plain(scenes):
 
 def test_a_shared_task_runs_once(protected):
     """The second is skipped while the first runs."""
-    first, second = (result.get(timeout=60) for result in protected.results["shared"])
+    first, second = (result.get(timeout=100) for result in protected.results["shared"])
     assert first == "worked on shared"
     assert second["skipped"] == "conflict"
     assert len(protected.it.bodies("shared")) == 1
@@ -166,7 +195,7 @@ def test_a_shared_task_runs_once(protected):
 
 def test_a_task_that_the_setting_leaves_out_runs_as_usual(protected):
     """Although a later pattern matches it."""
-    assert [r.get(timeout=60) for r in protected.results["ping"]] == ["worked on ping"] * 2
+    assert [r.get(timeout=100) for r in protected.results["ping"]] == ["worked on ping"] * 2
     assert protected.it.bodies("ping")
     assert not takes_lock(protected.it.task("vendor.ping"))
 
@@ -174,7 +203,7 @@ def test_a_task_that_the_setting_leaves_out_runs_as_usual(protected):
 def test_retries_run_under_the_lock(protected, plain):
     """None is refused by the one before it."""
     for scene in (protected, plain):
-        assert scene.results["again"][0].get(timeout=60) == 2
+        assert scene.results["again"][0].get(timeout=100) == 2
         assert len(scene.it.bodies("again")) == 3
     assert protected.overlaps("again") == []
 
@@ -183,13 +212,13 @@ def test_a_second_publish_is_joined(protected):
     """It is kept out of the queue."""
     first, second = protected.results["once"]
     assert (second.duplicate, second.id) == (True, first.id)
-    assert second.get(timeout=60) == "worked on once"
+    assert second.get(timeout=100) == "worked on once"
     assert len(protected.it.bodies("once")) == 1
 
 
 def test_a_message_delivered_again_does_not_run_again(protected):
-    """Although its first delivery runs for three visibility timeouts."""
-    assert protected.results["late"][0].get(timeout=60) == "worked on late"
+    """Although its first delivery runs for longer than a visibility timeout."""
+    assert protected.results["late"][0].get(timeout=100) == "worked on late"
     protected.it.wait_until_quiet()
     assert len(protected.it.bodies("late")) == 1
     assert protected.deliveries("late") > 1, "not delivered again: this shows nothing"
@@ -197,7 +226,7 @@ def test_a_message_delivered_again_does_not_run_again(protected):
 
 def test_the_task_of_a_killed_worker_is_done_by_another(protected):
     """When its lease has ended."""
-    assert protected.results["killed"][0].get(timeout=60) == "worked on killed"
+    assert protected.results["killed"][0].get(timeout=100) == "worked on killed"
     first, *_, last = protected.it.bodies("killed")
     assert (first.finished, last.finished) == (False, True)
     assert protected.overlaps("killed") == []
@@ -205,7 +234,7 @@ def test_the_task_of_a_killed_worker_is_done_by_another(protected):
 
 def test_the_lock_of_a_revoked_task_is_free_for_the_next(protected):
     """Its parent releases it when the child is dead."""
-    assert protected.results["revoked"][1].get(timeout=60) == "worked on revoked"
+    assert protected.results["revoked"][1].get(timeout=100) == "worked on revoked"
     assert protected.overlaps("revoked") == []
 
 
@@ -218,7 +247,7 @@ def test_without_the_setting_they_meet(plain):
     """The twin: calls, redeliveries and slots overlap, and every publish is a message."""
     for results in plain.results.values():
         for result in results[-1:]:
-            result.get(timeout=60)
+            result.get(timeout=100)
     for order in ("shared", "late", "nap"):
         eventually(lambda order=order: plain.overlaps(order), f"overlap of {order}")
     assert len(plain.it.bodies("once")) == 2

@@ -32,11 +32,10 @@ from pydantic import create_model
 import celery_redlock
 from celery_redlock import RedlockTask, UniqueResult, current_lock
 from support.events import body, overlaps, read
-from support.stage import stage
+from support.stage import LASTING, stage
 from support.versions import CELERY, since
 from support.waiting import eventually
 
-TTL = 3.0
 NAMES = [f"n{number}" for number in range(25)]
 #: Kinds of tasks that meet a message which somebody else made.
 KINDS = ("started", "finished", "success", "expired", "rerun", "late", "not unique")
@@ -124,7 +123,7 @@ def job(self, name, gate=False):  # noqa: FBT002  an argument of a message
 def it(tmp_path_factory):
     """A stage with one worker."""
     folder = tmp_path_factory.mktemp("publishers")
-    with stage(__file__, folder, redlock_ttl=TTL, redlock_max_ttl=TTL) as it:
+    with stage(__file__, folder, **LASTING) as it:
         it.folder = folder
         it.worker(concurrency=4)
         yield it
@@ -155,6 +154,12 @@ def markers(it, lock_name):
     return found
 
 
+def is_left(it, lock_name, before):
+    """Whether each node stores of a marker what it did; one that heard of it later counts, too."""
+    after = markers(it, lock_name)
+    return all(new == old for new, old in zip(after, before, strict=True) if old)
+
+
 # -- processes that publish ----------------------------------------------------------------------
 
 
@@ -183,7 +188,7 @@ def publish(way, name, queue):
 def publish_all(way, names, queue, barrier):
     try:
         for name in names:
-            barrier.wait(60)
+            barrier.wait(200)
             publish(way, name, queue)
     except BaseException as error:
         tell(failed=repr(error))
@@ -217,7 +222,7 @@ def run(it, source, *args, before="", times=1):
             stack.callback(end, process)
             processes.append(process)
         for process in processes:
-            _, err = process.communicate(timeout=80)
+            _, err = process.communicate(timeout=250)
             assert process.returncode == 0, err
             assert "Traceback" not in err, err
         out.seek(0)
@@ -270,7 +275,7 @@ for _ in range(children):
             thread.join()
         sys.exit()  # as a web server does it: everything is torn down
     pids.append(pid)
-limit = time.monotonic() + 60
+limit = time.monotonic() + 200
 for pid in pids:
     ended, status = os.waitpid(pid, os.WNOHANG)
     while not ended and time.monotonic() < limit:
@@ -694,7 +699,7 @@ def test_what_another_producer_sends_ends_no_marker(it, kind):
     sent = it.app.send_task(kind, (name,))
     assert sent.get(timeout=100)[0] == waiting.lock_name
     it.wait_until_free(waiting.lock_name)
-    assert markers(it, waiting.lock_name) == before
+    assert is_left(it, waiting.lock_name, before)
     assert sum(map(bool, before)) >= 3
     again = task.apply_async((name,), queue="nobody")
     assert (again.duplicate, again.holder_id) == (True, waiting.id)
@@ -795,7 +800,7 @@ def test_a_forged_header_harms_nobody(it, victims, what):
     it.wait_until_free()
     for victim, before in victims.values():
         assert sum(map(bool, before)) >= 3
-        assert markers(it, victim.lock_name) == before
+        assert is_left(it, victim.lock_name, before)
     assert it.workers[0].alive
     assert "Traceback" not in it.log()[log:]
 
@@ -813,7 +818,7 @@ def test_a_forged_token_does_not_end_the_marker_of_the_same_name(it, kind):
         result = send(*first, (name,), **forged)
         assert result.get(timeout=100)[0] == waiting.lock_name
     it.wait_until_free(waiting.lock_name)
-    assert markers(it, waiting.lock_name) == before
+    assert is_left(it, waiting.lock_name, before)
     again = task.apply_async((name,), queue="nobody")
     assert (again.duplicate, again.holder_id) == (True, waiting.id)
 
@@ -824,13 +829,13 @@ def test_revoking_a_task_with_a_forged_header_ends_no_marker(it, victims, what):
     victim, before = victims["finished"]
     name = f"revoked {what}"
     forged = of_another(FORGED[what], victim.lock_name, uuid())
-    sent = it.app.send_task("finished", (name,), countdown=60, **forged)
+    sent = it.app.send_task("finished", (name,), countdown=280, **forged)
     eventually(lambda: sent.id in str(it.app.control.inspect().scheduled()), "an ETA", timeout=100)
     sent.revoke()
     after = it.task("finished").delay(f"after {name}")  # in its parent, that comes after
     assert after.get(timeout=100)
     # A revoke ends a marker within half a second: this is to be sure that it does not.
     time.sleep(1.0)
-    assert markers(it, victim.lock_name) == before
+    assert is_left(it, victim.lock_name, before)
     assert it.workers[0].alive
     assert it.bodies(name) == []

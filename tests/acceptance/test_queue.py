@@ -1,8 +1,8 @@
 """
 Tasks that queue behind the holder of their lock, with real workers.
 
-A task that was refused comes by itself after 54 s at the earliest; all of this takes less, so what
-runs here was woken.
+A task that was refused comes by itself after ten minutes here; all of this takes less, so what runs
+was woken.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redlock import LockTaken, Queue, RedlockTask
 from celery_redlock.lock.listener import Listener
-from celery_redlock.task import waiting_room
+from celery_redlock.task import waiting, waiting_room
 from celery_redlock.task.envelope import Envelope, fresh_publish_id
 from support.events import body, overlaps, read
-from support.stage import stage
+from support.stage import LASTING, stage
 from support.waiting import eventually
 
 pytestmark = pytest.mark.in_order  # the scenes kill children and workers
 
-TTL = 3.0
+#: Of a task whose worker is killed: the end of its lease is waited for.
+TTL = 8.0
 #: Longest that wake-ups may take on a loaded machine [s]; nobody comes by itself so soon.
-SOON = 40.0
+SOON = 100.0
 #: A lease of which two thirds are more than that.
-LONG = 60.0
+LONG = 600.0
 #: How many tasks wait behind one lock.
 MANY = 30
 
@@ -47,6 +48,8 @@ def gate_of(lock):
 
 def declare(app):
     """Declare the tasks of this file."""
+    # Not after 54 s: that may pass on a machine that is slow.
+    waiting.FIRST_BY_ITSELF = waiting.LONGEST_BY_ITSELF = 600
     if "DEAF" in os.environ:
         Listener._hear = lambda *_: None
     if "COUNTED" in os.environ:
@@ -55,7 +58,7 @@ def declare(app):
     def nap(self, lock, number=0, gated=False):  # noqa: FBT002  as a message carries it
         """Be in the way for a moment, or until the gate is open."""
         with body(os.environ["EVENTS"], lock, number=number, id=self.request.id):
-            ends = time.monotonic() + 60
+            ends = time.monotonic() + 250
             while gated and not gate_of(lock).exists() and time.monotonic() < ends:
                 time.sleep(0.02)
             time.sleep(0.02)
@@ -66,7 +69,8 @@ def declare(app):
         app.task(name=name, base=RedlockTask, bind=True, shared=False, **options)(run)
 
     locked("nap")
-    locked("patient", lock_wait=60)
+    locked("patient", lock_wait=250)
+    locked("doomed", lock_ttl=TTL)
     locked("late", acks_late=True)
     locked("lost", acks_late=True, reject_on_worker_lost=True)
     locked("full", on_conflict=Queue(max_waiting=2))
@@ -100,7 +104,9 @@ def declare(app):
 def it(tmp_path_factory):
     """A stage without workers; each test has its own, on a queue of its own."""
     folder = tmp_path_factory.mktemp("queue")
-    with stage(__file__, folder, redlock_ttl=TTL, worker_eta_task_limit=10) as it:
+    with stage(
+        __file__, folder, **{**LASTING, "redlock_max_ttl": LONG}, worker_eta_task_limit=10
+    ) as it:
         it.numbers = itertools.count(1)
         yield it
 
@@ -236,7 +242,7 @@ def test_those_who_wait_are_in_nobody_s_way(it, crew):
     with it.held("beside"):
         waiting = crew.in_line("beside")
         plain = [crew.publish("plain", number) for number in range(40)]
-        assert all_of(plain, timeout=60) == list(range(40))
+        assert all_of(plain) == list(range(40))
     assert all_of(waiting) == list(range(MANY))
 
 
@@ -247,7 +253,7 @@ def test_twin_tasks_that_count_for_the_limit_hold_up_all_others(it, crew):
         for number in range(MANY):
             crew.publish("nap", "counted", number)
         eventually(lambda: crew.log().count("Queued task") >= 10, "a full queue", timeout=SOON)
-        time.sleep(2)
+        time.sleep(2)  # a worker that is not held up would take them within that
         plain = [crew.publish("plain", number) for number in range(40)]
         time.sleep(4)
         assert not all(result.ready() for result in plain)
@@ -263,9 +269,7 @@ def test_a_worker_without_a_free_process_lets_the_next_one_pass(it, crew):
         crew.worker(queue="queue-free")
         second = crew.queued("nap", lock, 2, queue="queue-free")
         eventually(lambda: crew.tickets(lock) == [2] * 5, "both tickets", timeout=SOON)
-    began = time.monotonic()
     assert second.get(timeout=SOON) == 2
-    assert time.monotonic() - began < 5
     assert crew.numbers(lock) == [2]
     gate_of_stage(it, "in the way").touch()
     assert first.get(timeout=SOON) == 1
@@ -304,13 +308,11 @@ def test_a_lease_that_lapses_wakes_the_next(it, crew):
     """Nobody releases for a worker that is killed with its children; others look every second."""
     holding = crew.worker(queue="queue-holding")
     crew.worker()
-    crew.publish("nap", "killed worker", 7, True, queue="queue-holding")
+    crew.publish("doomed", "killed worker", 7, True, queue="queue-holding")
     it.started("killed worker")
     waiting = crew.queued("nap", "killed worker", 8)
-    began = time.monotonic()
     holding.kill()
     assert waiting.get(timeout=SOON) == 8
-    assert time.monotonic() - began < TTL + 15
 
 
 def test_an_operator_s_release_wakes_the_next(it, crew):
@@ -337,17 +339,15 @@ def test_one_that_is_not_to_run_lets_the_next_pass(it, crew, how):
     crew.worker()
     lock = f"the first has {how}"
     with it.held(lock):
-        first = crew.queued("nap", lock, 1, **({"expires": 4} if how == "expired" else {}))
+        first = crew.queued("nap", lock, 1, **({"expires": 12} if how == "expired" else {}))
         second = crew.queued("nap", lock, 2)
         eventually(lambda: crew.tickets(lock) == [2] * 5, "both tickets", timeout=SOON)
         if how == "revoked":
             it.app.control.revoke(first.id)
         eventually(lambda: crew.tickets(lock) == [1] * 5, "one ticket left", timeout=SOON)
         with pytest.raises(TaskRevokedError):  # while the lock is held, and long before it comes
-            first.get(timeout=SOON / 2)
-    began = time.monotonic()
+            first.get(timeout=SOON)
     assert second.get(timeout=SOON) == 2
-    assert time.monotonic() - began < 10
     assert crew.numbers(lock) == [2]
 
 
@@ -424,7 +424,7 @@ def test_the_next_run_is_woken_by_the_one_before_it(it, crew):
     second = crew.publish("again", "next run", 2)
     set_aside(crew, "again", second)
     gate_of_stage(it, "next run").touch()
-    assert second.get(timeout=LONG / 2) == 2
+    assert second.get(timeout=SOON) == 2
     assert alone(it, "next run")
 
 
@@ -441,7 +441,7 @@ def test_a_copy_of_what_runs_ends_when_that_does(it, crew):
     eventually(
         lambda: f"long[{result.id}] has finished before; this copy ends" in crew.log(),
         "the end of the copy",
-        timeout=LONG / 2,
+        timeout=SOON,
     )
     assert crew.numbers("copied") == [1]
 
@@ -485,7 +485,7 @@ def test_those_who_wait_in_a_worker_that_stops_run_elsewhere(it, crew, pool):
     with it.held(lock):
         results = crew.in_line(lock, 4)
         stopping.terminate()
-        eventually(lambda: crew.tickets(lock) == [0] * 5, "no ticket left")
+        eventually(lambda: crew.tickets(lock) == [0] * 5, "no ticket left", timeout=SOON)
         crew.worker(pool=pool)
         eventually(lambda: crew.tickets(lock) == [4] * 5, "tickets again", timeout=SOON)
     assert all_of(results) == list(range(4))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-import time
 
 import pytest
 
@@ -14,14 +13,15 @@ from celery_redlock.lock.rules import Rules
 from support.clients import let_go
 from support.waiting import eventually
 
-#: So that the quarantine of a new node lasts 5.2 s.
-MAX_TTL = 4.0
+#: So that the quarantine of a new node lasts 11.5 s, which is waited for.
+MAX_TTL = 10.0
 EXAMPLE = """
     from celery import Celery
     from celery_redlock import RedlockTask
 
     app = Celery("quiet", broker={broker!r}, backend={broker!r})
-    app.conf.update(redlock_nodes={nodes!r}, redlock_ttl=4.0, redlock_max_ttl={max_ttl})
+    app.conf.update(redlock_nodes={nodes!r}, redlock_ttl={max_ttl}, redlock_max_ttl={max_ttl})
+    app.conf.redlock_node_timeout = 1.0
 
     @app.task(base=RedlockTask, lock_key="invoice:{{invoice_id}}")
     def bill(invoice_id):
@@ -51,27 +51,28 @@ def test_the_log_is_quiet_and_nothing_outlasts_the_quarantine(quiet, start_worke
     """One line for all nodes, when no lock can be had and until when; one for each refusal."""
     rules = Rules(ttl=MAX_TTL, max_ttl=MAX_TTL)
     worker = start_worker("quiet", concurrency=4)
-    started = time.monotonic()
     results = [quiet.bill.delay(number) for number in range(4)]
     for number, result in enumerate(results):
-        assert result.get(timeout=60) == f"invoice {number} billed"
-    waited = time.monotonic() - started
+        assert result.get(timeout=100) == f"invoice {number} billed"
     log = worker.log()
     summary = re.findall(r"No lock can be granted for .*", log)
     assert len(summary) == 1
     assert "all 3 nodes are new or restarted" in summary[0]
     assert summary[0].endswith("celery -A quiet redlock bootstrap")
     assert not re.search(r"Lock node \S+ (is up|does not vote)", log)
-    assert waited < rules.quarantine + 2.0 + 1.0  # and a second for a machine under load
+    # Put off until the end of the quarantine, and not for ever longer.
+    put_off = [int(seconds) for seconds in re.findall(r"Rescheduled task .*\] in (\d+) s", log)]
+    assert put_off
+    assert max(put_off) <= rules.quarantine + 2.0
 
     locks = Redlock.from_urls(
-        quiet.app.conf.redlock_nodes, ttl=4.0, max_ttl=MAX_TTL, node_timeout=0.5
+        quiet.app.conf.redlock_nodes, ttl=MAX_TTL, max_ttl=MAX_TTL, node_timeout=1.0
     )
     with locks.hold("invoice:7"):
         skipped, failed = quiet.bill.delay(7), quiet.refund.delay(7)
-        value = skipped.get(timeout=60)
+        value = skipped.get(timeout=100)
         with pytest.raises(LockTaken, match=r"held by process \d+ on .*, since .*'redlock why'"):
-            failed.get(timeout=60)
+            failed.get(timeout=100)
     locks.close()
     assert list(value) == ["skipped", "lock", "holder"]
     assert value["holder"]["host"]

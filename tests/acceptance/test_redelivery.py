@@ -1,8 +1,8 @@
 """
 A message that Redis delivers again while its first delivery still runs, or after it.
 
-The broker waits three seconds for an acknowledgement, bodies run for longer, and two workers
-take what comes. What ran is what the bodies themselves recorded.
+The broker waits some seconds for an acknowledgement, bodies run until what they are to meet has
+come, and two workers take it. What ran is what the bodies themselves recorded.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import redis
@@ -24,17 +26,19 @@ from support.stage import stage
 from support.waiting import eventually
 
 READY = {"SUCCESS", "FAILURE", "REVOKED"}
-VISIBILITY = 3.0
-TTL = 3.0
+#: Copies are set aside for a third of that, so a machine may stall for the rest of it.
+VISIBILITY = 6.0
+#: Not longer, as two tests wait for the end of a lease.
+TTL = 12.0
 
 
 def declare(app):
     """Declare the tasks of this file, and what a test wants to break."""
 
-    def work(self, lock, seconds):
+    def work(self, lock, is_gated=False):  # noqa: FBT002  as a message carries it
         first = not any(e["name"] == lock for e in read(os.environ["EVENTS"], "start"))
         with body(os.environ["EVENTS"], lock, host=self.request.hostname):
-            time.sleep(seconds if first else 0)
+            wait_at_gate(lock, is_gated=is_gated and first)
         return "the real result" if first else "a result of another run"
 
     options = {"bind": True, "shared": False, "acks_late": True}
@@ -44,8 +48,8 @@ def declare(app):
     app.task(name="put_back", reject_on_worker_lost=True, **ours)(work)
     app.task(name="plain", base=Task, **options)(work)
 
-    def fail(self, lock, seconds):
-        time.sleep(seconds)
+    def fail(self, lock, is_gated):
+        wait_at_gate(lock, is_gated=is_gated)
         raise ValueError(lock)
 
     app.task(name="failing", **ours)(fail)
@@ -56,6 +60,12 @@ def declare(app):
         set_aside_for_long()
     if broken == "store":
         die_while_storing(app)
+
+
+def wait_at_gate(lock, *, is_gated):
+    """Wait until the test lets the body under *lock* go on."""
+    while is_gated and not Path(os.environ["EVENTS"]).with_name(f"open {lock}").exists():
+        time.sleep(0.02)
 
 
 def let_celery_tell(sender, **_):
@@ -135,9 +145,12 @@ def it(tmp_path_factory):
     conf = {
         "redlock_ttl": TTL,
         "redlock_max_ttl": TTL,
+        "redlock_node_timeout": 1.0,
         "broker_transport_options": {**transport, "unacked_restore_throttle": 1},
     }
-    with stage(__file__, tmp_path_factory.mktemp("redelivered"), **conf) as it:
+    folder = tmp_path_factory.mktemp("redelivered")
+    with stage(__file__, folder, **conf) as it:
+        it.open = lambda lock: (folder / f"open {lock}").touch()
         workers = [("q_both", {})] * 2 + [("q_broken", {"BROKEN": "countdown"})] * 2
         workers += [("q_killed", {}), ("q_store", {"BROKEN": "store"})]
         it.start_workers(
@@ -149,36 +162,47 @@ def it(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def long(it):
-    """Bodies of three and of five visibility timeouts, with and without a protection."""
-
-    def publish(task, seconds, queue="q_both"):
-        result = it.task(task).apply_async((f"{task} {seconds} {queue}", seconds), queue=queue)
-        return Watcher(it, result)
-
-    watchers = {
-        "three": publish("late", 9.0),
-        "five": publish("late", 15.0),
-        "plain": publish("plain", 9.0),
-        "no dedup": publish("late_no_dedup", 9.0),
-        "long countdown": publish("late", 15.0, "q_broken"),
-        "failing": publish("failing", 5.0),
-        "failing, told by Celery": publish("failing_and_told_by_celery", 5.0),
+    """Bodies that run until they were delivered again, with and without a protection."""
+    tasks = {
+        "once more": "late",
+        "five times": "late",
+        "plain": "plain",
+        "no dedup": "late_no_dedup",
+        "long countdown": "late",
+        "failing": "failing",
+        "failing, told by Celery": "failing_and_told_by_celery",
     }
+    watchers = {}
+    for which, task in tasks.items():
+        queue = "q_broken" if which == "long countdown" else "q_both"
+        watchers[which] = Watcher(it, it.task(task).apply_async((which, True), queue=queue))
+
+    def times(which):
+        words = rf"{tasks[which]}\[{watchers[which]._result.id}\] set aside"
+        return len(re.findall(words, it.log()))
+
+    # With its first copy each may end: one that is set aside comes again after the end.
+    least = dict.fromkeys(("once more", "no dedup", "failing", "failing, told by Celery"), 1)
+    for which, count in {**least, "five times": 5}.items():
+        eventually(lambda which=which, count=count: times(which) >= count, f"copies of {which}")
+        it.open(which)
+    it.started("plain", 2)
+    eventually(lambda: watchers["long countdown"].copies >= 4, "copies of copies", timeout=200)
+    for which in ("plain", "long countdown"):
+        it.open(which)
     for watcher in watchers.values():
         watcher.wait()
     return watchers
 
 
-@pytest.mark.parametrize(("which", "seconds"), [("three", 9.0), ("five", 15.0)])
-def test_a_message_delivered_again_does_not_run_again(it, long, which, seconds):
+@pytest.mark.parametrize("which", ["once more", "five times"])
+def test_a_message_delivered_again_does_not_run_again(it, long, which):
     """One start; the caller sees STARTED, then SUCCESS with the real value, never anything else."""
-    (ran,) = it.bodies(f"late {seconds} q_both")
-    assert ran.ended - ran.started >= seconds - 0.1
+    (ran,) = it.bodies(which)
+    assert ran.ended - ran.started >= VISIBILITY - 1.0
     seen = [state for state in long[which].seen if state[0] is not None]
     assert [status for status, _ in seen] == ["STARTED", "SUCCESS"]
     assert seen[-1][1] == "the real result"
-    task_id = long[which]._result.id
-    assert f"late[{task_id}] set aside" in it.log()
 
 
 def test_a_late_copy_does_not_write_over_a_failure(it, long):
@@ -186,15 +210,16 @@ def test_a_late_copy_does_not_write_over_a_failure(it, long):
     for which, state in (("failing", "FAILURE"), ("failing, told by Celery", "STARTED")):
         result = long[which]._result
         it.wait_for_log(rf"\[{result.id}\] has finished before; this copy ends")
-        time.sleep(0.5)
+        time.sleep(0.5)  # a word to the backend would take less
         assert it.meta(result.id)["status"] == state
 
 
 def test_copies_do_not_multiply(it, long):
-    """Through five visibility timeouts: the message that runs, and one copy that comes and goes."""
-    assert long["five"].copies <= 2
-    received = it.log().count(f"late[{long['five']._result.id}] received")
-    assert 5 <= received <= 2 + 15.0 / (VISIBILITY / 3)
+    """However often: there are the message that runs, and one copy that comes and goes."""
+    assert long["five times"].copies <= 2
+    received = it.log().count(f"late[{long['five times']._result.id}] received")
+    (ran,) = it.bodies("five times")
+    assert 6 <= received <= 3 + (ran.ended - ran.started) / (VISIBILITY / 3)
 
 
 def test_copies_that_wait_for_too_long_do_multiply(long):
@@ -204,53 +229,50 @@ def test_copies_that_wait_for_too_long_do_multiply(long):
 
 def test_a_plain_task_runs_twice_at_once(it, long):
     """Twin: without us the broker's copy runs beside the first delivery."""
-    first, second, *_ = it.started("plain 9.0 q_both", 2)
+    first, second, *_ = it.started("plain", 2)
     assert second.started < first.ended
 
 
 def test_without_the_memory_of_what_finished_it_runs_again(it, long):
     """Twin: with ``dedup_ttl=0`` the copy waits for the first to end, and then runs."""
-    first, second, *_ = it.started("late_no_dedup 9.0 q_both", 2)
+    first, second, *_ = it.started("no dedup", 2)
     assert second.started >= first.ended
 
 
 def test_a_late_copy_touches_nothing(it, long):
     """Those that come after the end go without a body and without a word to the backend."""
-    result = long["three"]._result
+    result = long["once more"]._result
     it.wait_for_log(rf"late\[{result.id}\] has finished before; this copy ends")
     before = it.log().count("has finished before")
-    copy = {"task_id": result.id, "headers": {"redlock": long["three"].header}}
-    it.task("late").apply_async(("late 9.0 q_both", 0.0), queue="q_both", **copy)
+    copy = {"task_id": result.id, "headers": {"redlock": long["once more"].header}}
+    it.task("late").apply_async(("once more",), queue="q_both", **copy)
     eventually(lambda: it.log().count("has finished before") > before, "its end")
-    time.sleep(0.5)
+    time.sleep(0.5)  # a word to the backend would take less
     assert it.meta(result.id)["result"] == "the real result"
-    assert len(it.bodies("late 9.0 q_both")) == 1
+    assert len(it.bodies("once more")) == 1
 
 
 def test_a_result_that_was_not_stored_is_made_again(it):
     """A death between the body and the result: another run, and no sooner than it must."""
-    result = it.task("put_back").apply_async(("unstored", 0.5), queue="q_store")
+    result = it.task("put_back").apply_async(("unstored",), queue="q_store")
     assert result.get(timeout=100) == "a result of another run"
     first, second = it.bodies("unstored")
     assert first.finished
     waited = second.started - first.ended
     assert waited > 1.0, "it did not wait for the first to be stored"
-    assert waited < 5 * TTL, "it did not begin when a lease had passed"
 
 
 def test_a_worker_that_is_killed_loses_no_task(it):
-    """The other worker completes it within TTL + visibility timeout + 5 s."""
+    """The other worker completes it, once its lease has ended and its message comes again."""
     (worker,) = [w for w in it.workers if "q_killed" in w.command]
-    result = it.task("late").apply_async(("killed", 9.0), queue="q_killed")
+    result = it.task("late").apply_async(("killed", True), queue="q_killed")
     it.started("killed")
-    time.sleep(4.5)  # midway; by now there is a copy
+    it.wait_for_log(rf"late\[{result.id}\] set aside")  # there is a copy
     worker.kill()
-    killed = now()
     it.worker(name="heir", args=["-Q", "q_killed"])
     assert result.get(timeout=100) == "a result of another run"
-    first, second = it.bodies("killed")
+    first, _ = it.bodies("killed")
     assert not first.finished
-    assert second.ended - killed < TTL + VISIBILITY + 5
     assert overlaps(e for e in read(it.events) if e.get("name") == "killed") == []
 
 
@@ -259,7 +281,7 @@ def test_a_second_publish_under_the_same_task_id_runs(it):
     names = ["through the class", "by name"]
     for publish, name in zip((it.task("late").apply_async, by_name(it)), names, strict=True):
         for _ in range(2):
-            publish((name, 0.0), task_id=f"nightly {name}", queue="q_both").get(timeout=100)
+            publish((name,), task_id=f"nightly {name}", queue="q_both").get(timeout=100)
             it.wait_until_free()
     it.wait_until_quiet()
     assert [len(it.bodies(name)) for name in names] == [2, 2]

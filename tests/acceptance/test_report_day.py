@@ -11,6 +11,7 @@ import json
 import os
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 from celery.bin.base import CLIContext
@@ -21,10 +22,9 @@ from celery_redlock.ops.cli import redlock
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.envelope import Envelope, fresh_publish_id
 from support.events import body, overlaps, read
-from support.stage import stage
+from support.stage import LASTING, stage
 from support.waiting import eventually
 
-VISIBILITY = 4.0
 MODES = ["report", "enforce"]
 #: What the workload does to one task: overlaps, copies beside the original, and after its end.
 KNOWN = {"conflict": 4, "redelivered": 1, "finished": 2}
@@ -36,10 +36,13 @@ def declare(app):
     """Declare a task that works, and one that is unique at publish, in each mode."""
     path = os.environ.get("EVENTS")
 
-    def work(self, key, seconds):
-        is_first = not any(e["name"] == f"{self.name} {key}" for e in read(path, "start"))
-        with body(path, f"{self.name} {key}"):
-            time.sleep(seconds if is_first else 0.0)
+    def work(self, key, is_gated=False):  # noqa: FBT002  as a message carries it
+        """Run until the gate is open if it is the first of its name."""
+        name = f"{self.name} {key}"
+        is_first = not any(e["name"] == name for e in read(path, "start"))
+        with body(path, name):
+            while is_gated and is_first and not Path(path).with_name(f"open {name}").exists():
+                time.sleep(0.01)
 
     for mode in MODES:
         ours = {"base": RedlockTask, "bind": True, "shared": False, "lock_mode": mode}
@@ -50,37 +53,53 @@ def declare(app):
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
     """The stage without a worker yet."""
-    transport = {
-        "visibility_timeout": VISIBILITY,
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-    }
-    with stage(__file__, tmp_path_factory.mktemp("day"), broker_transport_options=transport) as it:
+    with stage(__file__, tmp_path_factory.mktemp("day"), **LASTING) as it:
         yield it
+
+
+def message():
+    """Return options of a message that can be published again, as if the broker had two of it."""
+    task_id = str(uuid.uuid4())
+    return {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
+
+
+def overlap_and_deliver_again(it, mode):
+    """Have a task meet others while it runs, and its own copies."""
+    task = it.task(f"day {mode}")
+    task.delay("overlap", is_gated=True)
+    it.started(f"day {mode} overlap")
+    others = [task.delay("overlap") for _ in range(KNOWN["conflict"])]
+    for other in others:
+        other.get(timeout=100)
+    copy = message()
+    again = task.apply_async(("again",), {"is_gated": True}, **copy)
+    it.started(f"day {mode} again")
+    for _ in range(KNOWN["redelivered"]):
+        task.apply_async(("again",), {"is_gated": True}, **copy)
+    if mode == "report":
+        it.started("day report again", 1 + KNOWN["redelivered"])
+    else:
+        it.wait_for_log(rf"day enforce\[{again.id}\] set aside")
+    for key in ("overlap", "again"):
+        it.events.with_name(f"open day {mode} {key}").touch()
 
 
 def run_a_day(it):
     """Do the same to tasks of both modes, and wait until all is over."""
     for mode in MODES:  # one process runs them, one after the other: they overlap nowhere else
         for _ in range(1 + DUPLICATES["duplicate"]):
-            it.task(f"once {mode}").apply_async(("k", 0.0), queue="once")
+            it.task(f"once {mode}").apply_async(("k",), queue="once")
     one, many = {"concurrency": 1, "args": ["-Q", "once"]}, {"concurrency": 8}
     it.start_workers([{"name": "one", **one}, {"name": "many", **many}])
     for mode in MODES:
-        task = it.task(f"day {mode}")
-        task.delay("again", VISIBILITY + 2.5)
-        task.delay("overlap", 2.5)
-        it.started(f"day {mode} overlap")
-        for _ in range(KNOWN["conflict"]):
-            task.delay("overlap", 0.0)
+        overlap_and_deliver_again(it, mode)
     for mode in MODES:
-        task, task_id = it.task(f"day {mode}"), str(uuid.uuid4())
-        copy = {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
+        task, copy = it.task(f"day {mode}"), message()
         for number in range(1 + KNOWN["finished"]):
-            result = task.apply_async(("late", 0.0), **copy)
+            result = task.apply_async(("late",), **copy)
             if mode == "report":  # each runs; an enforced one ends without a word
                 it.started("day report late", number + 1)
-            result.get(timeout=60)
+            result.get(timeout=100)
             eventually(lambda: not it.keys("redlock*:lock:day * late*"), "a release")
     it.wait_until_quiet()
     for worker in it.workers:

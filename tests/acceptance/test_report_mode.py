@@ -11,6 +11,7 @@ import os
 import time
 import uuid
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -18,11 +19,10 @@ from celery_redlock import RedlockTask, current_lock
 from celery_redlock.lock.held import NotLocked
 from celery_redlock.task.envelope import Envelope, fresh_publish_id
 from support.events import body, overlaps, read, record
-from support.stage import stage
+from support.stage import LASTING, stage
 from support.waiting import eventually
 
 POOLS = ["prefork", "threads", "gevent"]
-VISIBILITY, TTL = 3.0, 2.0
 #: What is counted: events of these have a cause, or are one by themselves.
 COUNTED = {"LeaseLost": "lost", "DuplicatePublished": "duplicate"}
 SWITCHED = ["switched one", "switched two"]
@@ -44,17 +44,22 @@ def declare(app):
 
     app.conf.redlock_observers = [note]
 
-    def work(self, lock, seconds):
+    def work(self, lock, is_gated=False):  # noqa: FBT002  as a message carries it
+        """Run until the gate is open if it is the first under its lock, else for a moment."""
         is_first = not any(e["name"] == lock for e in read(path, "start"))
         mode = "report" if isinstance(current_lock(), NotLocked) else "enforce"
         with body(path, lock, mode=mode, task=self.request.id):
-            time.sleep(seconds if is_first else 0.05)
+            time.sleep(0.05)
+            while is_gated and is_first and not Path(path).with_name(f"open {lock}").exists():
+                time.sleep(0.02)
             current_lock().ensure_held()
         return "ran"
 
     ours = {"base": RedlockTask, "bind": True, "shared": False, "lock_key": "{lock}"}
     app.task(name="late", acks_late=True, **ours)(work)
     app.task(name="late, enforced", acks_late=True, lock_mode="enforce", **ours)(work)
+    # Short, as it is to be lost.
+    app.task(name="losing", lock_ttl=6.0, acks_late=True, **ours)(work)
     unique = {**ours, "unique_until": "finished"}
     app.task(name="unique", **unique)(work)
     app.task(name="unique, enforced", lock_mode="enforce", **unique)(work)
@@ -67,17 +72,9 @@ def declare(app):
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
     """A worker of each pool with a queue of its own, which report."""
-    conf = {
-        "redlock_mode": "report",
-        "redlock_ttl": TTL,
-        "redlock_max_ttl": TTL,
-        "broker_transport_options": {
-            "visibility_timeout": VISIBILITY,
-            "unacked_restore_interval": 1,
-            "unacked_restore_throttle": 1,
-        },
-    }
-    with stage(__file__, tmp_path_factory.mktemp("report"), **conf) as it:
+    folder = tmp_path_factory.mktemp("report")
+    with stage(__file__, folder, redlock_mode="report", **LASTING) as it:
+        it.open = lambda lock: (folder / f"open {lock}").touch()
         it.start_workers(
             {"name": pool, "pool": pool, "concurrency": 8, "args": ["-Q", pool]} for pool in POOLS
         )
@@ -89,27 +86,43 @@ def ran(it):
     """Publish all there is to report, to every pool at once; wait until it is over."""
     results = []
 
-    def publish(task, lock, seconds, pool, **options):
-        results.append(it.task(task).apply_async((lock, seconds), queue=pool, **options))
+    def publish(task, lock, pool, *, is_gated=False, **options):
+        results.append(it.task(task).apply_async((lock, is_gated), queue=pool, **options))
+        return results[-1]
 
     for pool in POOLS:
         for kind in ("late", "late, enforced"):
-            publish(kind, f"{kind} overlap {pool}", 1.5, pool)
-            it.started(f"{kind} overlap {pool}")
-            publish(kind, f"{kind} overlap {pool}", 1.5, pool)
-            publish(kind, f"{kind} redelivered {pool}", VISIBILITY + 2.5, pool)
+            lock = f"{kind} overlap {pool}"
+            publish(kind, lock, pool, is_gated=True)
+            it.started(lock)
+            publish(kind, lock, pool).get(timeout=100)
+            it.open(lock)
+            lock, copy = f"{kind} redelivered {pool}", message()
+            again = publish(kind, lock, pool, is_gated=True, **copy)
+            it.started(lock)
+            publish(kind, lock, pool, is_gated=True, **copy)
+            if kind == "late":
+                it.started(lock, 2)
+            else:
+                it.wait_for_log(rf"{kind}\[{again.id}\] set aside")
+            it.open(lock)
         for kind in ("unique", "unique, enforced"):
             for _ in range(2):
-                publish(kind, f"{kind} {pool}", 0.5, pool)
-        task_id = str(uuid.uuid4())
-        copy = {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
-        publish("late", f"late copy {pool}", 0.0, pool, **copy)
-        results[-1].get(timeout=60)
+                publish(kind, f"{kind} {pool}", pool, is_gated=True)
+            it.open(f"{kind} {pool}")
+        copy = message()
+        publish("late", f"late copy {pool}", pool, **copy).get(timeout=100)
         eventually(lambda: not it.keys("redlock:report:lock:late copy*"), "its end")
-        publish("late", f"late copy {pool}", 0.0, pool, **copy)
-    assert all(result.get(timeout=60) for result in results)
+        publish("late", f"late copy {pool}", pool, **copy)
+    assert all(result.get(timeout=100) for result in results)
     it.wait_until_quiet()
     return it
+
+
+def message():
+    """Return options of a message that can be published again, as if the broker had two of it."""
+    task_id = str(uuid.uuid4())
+    return {"task_id": task_id, "headers": Envelope(fresh_publish_id()).header(task_id)}
 
 
 def reports(it, name):
@@ -155,7 +168,7 @@ def test_a_lost_lease_is_reported_once_in_each_pool(ran):
     """Three of five nodes hang for longer than a lease; no body is told, and none fails."""
     names = [f"lost {pool}" for pool in POOLS]
     sent = [
-        ran.task("late").apply_async((name, 2 * TTL), queue=pool)
+        ran.task("losing").apply_async((name, True), queue=pool)
         for name, pool in zip(names, POOLS, strict=True)
     ]
     for name in names:
@@ -163,7 +176,10 @@ def test_a_lost_lease_is_reported_once_in_each_pool(ran):
     for node in ran.nodes[:3]:
         node.pause()
     try:
-        assert [result.get(timeout=60) for result in sent] == ["ran"] * len(sent)
+        for name in names:
+            eventually(lambda name=name: reports(ran, name)["lost"], f"loss of {name}")
+            ran.open(name)
+        assert [result.get(timeout=100) for result in sent] == ["ran"] * len(sent)
     finally:
         for node in ran.nodes[:3]:
             node.resume()
@@ -192,16 +208,16 @@ def test_tasks_go_from_one_mode_to_the_other_while_workers_of_both_run(it):
             for name in SWITCHED:
                 task = it.task(name)
                 task.lock_mode = "enforce" if n % 2 else "report"
-                result = task.apply_async((name, 0.05), queue="switch")
+                result = task.apply_async((name,), queue="switch")
                 if not result.duplicate:
                     sent.append(result)
         return sent
 
     sent = publish(15)
-    assert [result.get(timeout=60) for result in sent] == ["ran"] * len(sent)
+    assert [result.get(timeout=100) for result in sent] == ["ran"] * len(sent)
     it.workers[-3].stop()  # nobody but those that enforce, of the first task
     sent += (more := publish(5))
-    assert [result.get(timeout=60) for result in more] == ["ran"] * len(more)
+    assert [result.get(timeout=100) for result in more] == ["ran"] * len(more)
     it.wait_until_free()
     ids = Counter(e["task"] for e in read(it.events, "start") if e["name"] in SWITCHED)
     assert ids == {result.id: 1 for result in sent}

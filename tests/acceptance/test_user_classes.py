@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from celery_redlock import RedlockTask
 from celery_redlock.task import base as task_base
 from support.events import body, overlaps, read, record
-from support.stage import stage
+from support.stage import LASTING, stage
 from support.versions import CELERY
 from support.waiting import eventually
 from support.worker import Worker
@@ -90,7 +90,7 @@ def work(name, way, request):
     with body(os.environ["EVENTS"], f"{name} {way}", id=request.id, retries=request.retries):
         if way == "hold":
             go = Path(os.environ["EVENTS"]).with_name(f"go {name}")
-            eventually(go.exists, "word to go on", every=0.02)
+            eventually(go.exists, "word to go on", timeout=100, every=0.02)
         if way == "fail":
             raise ValueError(name)
         if way == "retry" and not request.retries:
@@ -360,7 +360,8 @@ def autoretry(app, mine, name):
         shared=False,
         bind=True,
         autoretry_for=(KeyError,),
-        default_retry_delay=0,
+        # Not at once: RETRY is stored when that is published, over a quicker end.
+        default_retry_delay=3,
         retry_backoff=False,
     )
     def task(self, way):
@@ -445,7 +446,7 @@ def set_up(
         mutant=mutant,
         default_base=default,
         own_request=own_request,
-        redlock_ttl=10.0,
+        **LASTING,
     )
 
 
@@ -524,7 +525,7 @@ def trail(it, task_id):
         done = is_whole and len(states) == len(tries) and set(states) != {"RETRY"}
         return sorted(found, key=lambda event: event["retries"]) if done else None
 
-    found = eventually(events, f"end of {task_id}", every=0.05)
+    found = eventually(events, f"end of {task_id}", timeout=100, every=0.05)
     parts = ("retries", "kind", "what", "told", "state", "error")
     return [[event[part] for part in parts if part in event] for event in found]
 
@@ -617,7 +618,7 @@ def test_a_policy_gets_along_with_what_users_override(request, by, kind, policy)
     met = eventually(put_off, "conflict", timeout=100)
     assert met[0] == ("RETRY" if policy == "retry" else "IGNORED")
     let_go(protected, name)
-    assert [r.get(timeout=60) for r in (first, second)] == [f"{name} hold"] * 2
+    assert [r.get(timeout=100) for r in (first, second)] == [f"{name} hold"] * 2
     held = [event for event in read(protected.events) if event.get("name") == f"{name} hold"]
     assert len(protected.bodies(f"{name} hold")) == 2
     assert overlaps(held) == []

@@ -35,7 +35,7 @@ from celery.result import GroupResult
 from celery_redlock import LockTaken, RedlockTask, Reschedule, Retry
 from celery_redlock.task.options import OPTIONS
 from support.events import body, now, overlaps, read, record
-from support.stage import stage
+from support.stage import LASTING, stage
 from support.waiting import eventually
 
 READY = {"SUCCESS", "FAILURE", "REVOKED"}
@@ -51,7 +51,8 @@ POLICIES = {
     "skip_on": {"on_conflict": "skip", "on_unavailable": "skip", "chain_on_skip": "continue"},
     "fail": {"on_conflict": "fail", "on_unavailable": "fail"},
     "retry": {"on_conflict": Retry(1), "on_unavailable": Retry(1), "max_retries": None},
-    "retry_once": {"on_conflict": Retry(0), "on_unavailable": Retry(0), "max_retries": 1},
+    # Celery stores RETRY when the next try is published, over its FAILURE if that is quicker.
+    "retry_once": {"on_conflict": Retry(3), "on_unavailable": Retry(3), "max_retries": 1},
     "reschedule": {"on_conflict": LATER, "on_unavailable": LATER},
     "reschedule_once": {"on_conflict": ONCE, "on_unavailable": ONCE},
     "run_unlocked": {"on_unavailable": "run_unlocked"},
@@ -762,7 +763,7 @@ class Play:
                 metas[each] = json.loads(payload or "{}")
         return metas
 
-    def outcome(self, name, patience=10.0):
+    def outcome(self, name, patience=60.0):
         """Return how the workflow *name* has ended."""
         result = self.results[name]
         mine = self._events.get(name, [])
@@ -849,7 +850,7 @@ def ids_in(result):
 @contextlib.contextmanager
 def conflicts(folder, kind, twins=(), **conf):
     """All locks that refused tasks ask for are held, until all is over but for those that wait."""
-    conf = {"by_setting": False, "redlock_ttl": 5.0, "redlock_max_ttl": 60.0, **conf}
+    conf = {"by_setting": False, **LASTING, "redlock_max_ttl": 900.0, **conf}
     with stage(__file__, folder, nodes=3, **conf) as it:
         it.worker(concurrency=4)
         play, locks = Play(it, "conflict"), it.locks()
@@ -857,7 +858,7 @@ def conflicts(folder, kind, twins=(), **conf):
         names = {f"{shape} {policy}": (shape, policy) for policy, shape in PLAYED[kind]}
         for shape, policy in twins:
             names[f"{shape} {policy}"] = shape, policy
-        leases = [locks.acquire(f"{name} {task}", ttl=60) for name in names for task in "mn"]
+        leases = [locks.acquire(f"{name} {task}", ttl=900) for name in names for task in "mn"]
         for name, (shape, policy) in names.items():
             play.publish(name, policy, SHAPES[shape].make)
         waiting = [name for name, (_, p) in names.items() if becomes.get(p) == "ran"]
@@ -876,7 +877,7 @@ def conflicts(folder, kind, twins=(), **conf):
 @contextlib.contextmanager
 def without_quorum(folder):
     """Two of three lock nodes are dead, until all is over but for those that wait."""
-    with stage(__file__, folder, nodes=3, redlock_ttl=5.0, by_setting=False) as it:
+    with stage(__file__, folder, nodes=3, by_setting=False, **LASTING) as it:
         # No threads: whether a join is allowed is a variable of the process in Celery 5.7, and two
         # chords that are joined at once fail with "Never call result.get() within a task".
         it.worker(concurrency=4)
@@ -1035,7 +1036,7 @@ def test_whoever_waits_already_is_told(play, policy, shape):
     name = f"{shape} {policy} waited for"
     with play.it.held(f"{name} m"):
         play.publish(name, policy, SHAPES[shape].make)
-        got = play.got(play.results[name], 30)
+        got = play.got(play.results[name], 100)
     due = expected(SHAPES[shape], BY_CONFLICT[policy]).got
     assert got in ERRORS if due == "fails" else got == due
 

@@ -11,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import uuid
 from collections import defaultdict
 
 import redis
+
+from support.waiting import eventually
 
 __all__ = ["BrokerRecord"]
 
@@ -35,6 +38,7 @@ class BrokerRecord:
     def __init__(self, url: str) -> None:
         self.tags: dict[str, dict[str, str]] = defaultdict(dict)
         self._of: dict[str, str] = {}
+        self._heard = ""
         self._client = redis.Redis.from_url(url)
         self._monitor = self._client.monitor()
         self._monitor.__enter__()
@@ -53,6 +57,8 @@ class BrokerRecord:
 
     def _note(self, verb: str, rest: str) -> None:
         task, tag = PAYLOAD.search(rest), TAG.search(rest)
+        if verb == "ECHO":
+            self._heard = rest
         if verb in ("LPUSH", "RPUSH", "HSET") and task is not None and tag is not None:
             self._of[tag[1]] = task[1]
             self.tags[task[1]][tag[1]] = "noted" if verb == "HSET" else "pushed"
@@ -61,4 +67,11 @@ class BrokerRecord:
 
     def was_dropped(self, task_id: str) -> bool:
         """Return whether a message of a task that is in no queue was never noted by a worker."""
+        self._catch_up()
         return "pushed" in self.tags[task_id].values()
+
+    def _catch_up(self) -> None:
+        """Wait until the thread has heard all that the broker was told before."""
+        mark = uuid.uuid4().hex
+        self._client.echo(mark)
+        eventually(lambda: self._heard == mark, "our own word in the broker's record")

@@ -143,7 +143,7 @@ def browser(programs: tuple[str, str], *more: str) -> Iterator[Browser]:
         try:
             window.set_page_load_timeout(PATIENCE)
             window.set_script_timeout(PATIENCE)
-            window.implicitly_wait(PATIENCE / 2)
+            window.implicitly_wait(PATIENCE)
             yield Browser(window)
         finally:
             window.quit()

@@ -47,6 +47,8 @@ disk_free_limit.absolute = 1MB
 vm_memory_high_watermark.absolute = 1GB
 """
 
+#: Longest wait for the broker to answer a new connection [s].
+PATIENCE = 60
 # How often a quorum queue counts its messages for those who ask; 5 s if not told [s].
 COUNTED_EVERY = 0.25
 ADVANCED = f"[{{rabbit, [{{quorum_tick_interval, {round(COUNTED_EVERY * 1000)}}}]}}].\n"
@@ -120,7 +122,7 @@ class RabbitMQ:
         (self.folder / "plugins").write_text("[].\n")
         # Ours, as a child: the one that Erlang starts for itself becomes a daemon, and stays.
         self._launch(["epmd", "-port", str(self._epmd), "-address", HOST])
-        eventually(lambda: self._listens(self._epmd), "answer of epmd")
+        eventually(lambda: self._listens(self._epmd), "answer of epmd", timeout=60)
         self._launch([str(self.commands / "rabbitmq-server")])
         # Generous, because everything else on the machine may be starting at the same time.
         eventually(self._serves, "sign of readiness of RabbitMQ", timeout=90, every=0.05)
@@ -151,7 +153,7 @@ class RabbitMQ:
         # The port is open a moment before the last step of its start.
         if "Server startup complete" not in self.log():
             return False
-        with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=60) as connection:
+        with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=PATIENCE) as connection:
             return bool(connection.connected)
 
     def stop(self) -> None:
@@ -173,7 +175,11 @@ class RabbitMQ:
 
     def close_all_connections(self) -> None:
         """Close every client's connection, as a restart of a load balancer does."""
-        self.evaluate('rabbit_networking:close_all_connections("closed by a test")')
+        # One by one: RabbitMQ's own function for all of them stops, with those after it open, at
+        # one that has ended by itself since it was listed.
+        connections = "rabbit_networking:connections()"
+        one = 'catch rabbit_networking:close_connection(Pid, "closed by a test")'
+        self.evaluate(f"[{one} || Pid <- {connections}]")
 
     def queues(self) -> dict[str, Depth]:
         """Return the depths of all queues that had a message a moment ago, by name."""
@@ -194,14 +200,14 @@ class RabbitMQ:
 
     def purge(self, queue: str) -> None:
         """Drop what waits in *queue*."""
-        with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=60) as connection:
+        with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=PATIENCE) as connection:
             connection.channel().queue_purge(queue)
 
     def delayed(self) -> int:
         """Return how many messages wait in the queues of native delayed delivery now."""
         # Asked by a client: a program of RabbitMQ's own may take longer to start than they wait.
         found, levels = 0, range(28)  # as many as kombu declares, one for each bit of the delay
-        with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=60) as connection:
+        with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=PATIENCE) as connection:
             for level in levels:
                 channel = connection.channel()
                 with contextlib.suppress(amqp.NotFound):

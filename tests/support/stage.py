@@ -38,7 +38,7 @@ from support.redelivery import look_often
 from support.waiting import eventually
 from support.worker import Worker
 
-__all__ = ["Stage", "stage"]
+__all__ = ["LASTING", "Stage", "stage"]
 
 DEFAULTS = {
     "broker_connection_retry_on_startup": True,
@@ -49,6 +49,10 @@ DEFAULTS = {
     # Celery's own 3 s fail a nested chord whose parts such a machine is still storing.
     "result_chord_join_timeout": 60.0,
 }
+
+#: For a stage whose tests are to keep their locks, and to reach their nodes, however slow the
+#: machine is: nobody's stall is as long as that. Those of expiry have shorter leases of their own.
+LASTING = {"redlock_ttl": 120.0, "redlock_max_ttl": 120.0, "redlock_node_timeout": 1.0}
 
 
 def make_app(file: str, conf: dict[str, Any], *, is_worker: bool) -> Celery:
@@ -111,9 +115,16 @@ class Stage:
         # Connecting takes a loaded machine longer than a first publish waits for it.
         eventually(lambda: check(plugin.locks) == {}, "connections")
 
-    def worker(self, **options: Any) -> Worker:
-        """Start a worker; *options* are those of `support.worker.Worker`."""
-        env = {"EVENTS": str(self.events), "STAGE": json.dumps([self._file, self.conf])}
+    def worker(self, conf: dict[str, Any] | None = None, **options: Any) -> Worker:
+        """
+        Start a worker.
+
+        Args:
+            conf: Settings that this worker has in place of those of the stage.
+            **options: Those of `support.worker.Worker`.
+        """
+        mine = {**self.conf, **(conf or {})}
+        env = {"EVENTS": str(self.events), "STAGE": json.dumps([self._file, mine])}
         options = {"name": f"w{len(self.workers) + 1}", "cwd": self._folder, **options}
         worker = Worker("support.stage", env={**env, **options.pop("env", {})}, **options)
         self.workers.append(self._stack.enter_context(worker))
@@ -227,7 +238,7 @@ class Stage:
         """Return what all workers wrote."""
         return "\n".join(worker.log() for worker in self.workers)
 
-    def wait_for_log(self, pattern: str, *, timeout: float = 30.0) -> None:
+    def wait_for_log(self, pattern: str, *, timeout: float = 60.0) -> None:
         """Wait until some worker has written what fits *pattern*."""
         eventually(lambda: re.search(pattern, self.log()), f"{pattern!r} logged", timeout=timeout)
 

@@ -19,9 +19,9 @@ from support.events import body
 app = Celery("unavailable", broker=os.environ["BROKER"], backend=os.environ["BROKER"])
 app.conf.update(
     {
-        "redlock_ttl": 2,
-        "redlock_max_ttl": 3,
-        "redlock_node_timeout": 0.2,
+        "redlock_ttl": 6,
+        "redlock_max_ttl": 6,
+        "redlock_node_timeout": 1.0,
         "result_extended": True,
         "broker_connection_retry_on_startup": True,
         # By default Celery itself takes 2.8 s to shut down, of which 1 s is a last BRPOP.
@@ -59,7 +59,8 @@ locked("skipping", on_unavailable="skip")
 locked("patient", on_unavailable="skip", lock_wait=1.0)
 locked("failing", on_unavailable="fail")
 locked("retrying", on_unavailable=Retry(countdown=1))
-locked("retrying_twice", on_unavailable=Retry(countdown=0), max_retries=2)
+# Celery stores RETRY when the next try is published, over its FAILURE if that is quicker.
+locked("retrying_twice", on_unavailable=Retry(countdown=3), max_retries=2)
 locked("by_default")
 locked("coming_again", on_unavailable=Reschedule(base=1.0, cap=1.0), max_retries=0)
 locked("coming_twice", on_unavailable=Reschedule(base=1.0, cap=1.0, max_reschedules=2))
