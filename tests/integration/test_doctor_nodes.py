@@ -225,7 +225,7 @@ def test_tasks_of_the_app_are_looked_at(app, redis_nodes, caplog):
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
 
-    @app.task(base=RedlockTask, name="long", lock_ttl=30.0)
+    @app.task(base=RedlockTask, name="long", lock_ttl=60.0)
     def long():
         pass
 

@@ -145,7 +145,7 @@ def test_sixteen_threads_never_hold_a_lock_together(locks):
     """However they contend for four names, at any time one thread at most is inside."""
     inside, worst, entered = Counter(), Counter(), Counter()
     guard, failures = threading.Lock(), []
-    most_threads = []
+    started = set()
 
     def work(number):
         name = f"n{number % 4}"
@@ -156,14 +156,14 @@ def test_sixteen_threads_never_hold_a_lock_together(locks):
                     inside[name] += 1
                     entered[name] += 1
                     worst[name] = max(worst[name], inside[name])
-                    most_threads.append(threading.active_count())
+                    started.update(threading.enumerate())
                 with guard:
                     inside[name] -= 1
                 locks.release(lease)
         except BaseException as error:  # noqa: BLE001  shown by the test
             failures.append(error)
 
-    before = threading.active_count()
+    before = threading.enumerate()
     threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
     for thread in threads:
         thread.start()
@@ -172,9 +172,10 @@ def test_sixteen_threads_never_hold_a_lock_together(locks):
     assert not failures
     assert worst == dict.fromkeys(["n0", "n1", "n2", "n3"], 1)
     assert sum(entered.values()) == 16 * 15
-    # A thread that connects a node may still be ending, and one listens to each node for those who
-    # wait; none is started for a lock or a call.
-    assert max(most_threads) <= before + 16 + 5 + 5
+    # One thread connects each node and one listens to it for those who wait, and more only where
+    # a connection was lost; none is started for a lock or a call.
+    others = {thread.name for thread in started - {*before, *threads}}
+    assert {name.rpartition("-")[0] for name in others} <= {"redlock-connect", "redlock-listen"}
 
 
 def test_threads_that_do_not_contend_do_not_wait_for_each_other(locks, five_nodes):
@@ -750,7 +751,7 @@ def test_a_lock_can_be_given_back_while_the_interpreter_ends(five_nodes, redis_n
         """
         import atexit
         lease = lock.acquire("report")
-        held = lock.take(Wanted("other", 10.0))
+        held = lock.take(Wanted("other", 30.0))
         os.kill(PID, signal.SIGKILL)
         time.sleep(0.1)
 

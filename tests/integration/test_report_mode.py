@@ -14,8 +14,8 @@ from celery_redlock.reading.nodes import bootstrap
 from support.clients import let_go
 
 #: Of one round [s]; and what a loaded machine may add to it.
-#: Less than what a first connection is waited for [s]: the twin's call takes longer.
-NODE_TIMEOUT, SLACK = 0.2, 2.0
+#: Less together than a first connection may take [s], which the twin waits for.
+NODE_TIMEOUT, SLACK = 0.2, 0.7
 CALLS = 6
 
 
