@@ -10,10 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["AXES", "PAGE", "RECORD", "ROOT", "Cell"]
+__all__ = ["AXES", "NEXT_DEBIAN", "PAGE", "RECORD", "ROOT", "Cell"]
 
 ROOT = Path(__file__).parents[1]
 RECORD = Path(__file__).parent / "recorded" / "compatibility.json"
+NEXT_DEBIAN = RECORD.with_name("next_debian.json")
 PAGE = ROOT / "docs" / "compatibility.md"
 
 
