@@ -51,9 +51,9 @@ class Cell(NamedTuple):
 
 #: What is supported, by the attribute of `Cell`.
 AXES: dict[str, tuple[str, ...]] = {
-    "python": ("3.10", "3.11", "3.12", "3.13"),
+    "python": ("3.10", "3.11", "3.12", "3.13", "3.14"),
     "celery": ("5.4", "5.5", "5.6", "5.7"),
     "redis_py": ("6.4", "7", "8"),
-    "server": ("Redis 7", "Valkey 9"),
+    "server": ("Redis 7", "Redis 8", "Valkey 9"),
     "hiredis": ("on", "off"),
 }

@@ -168,13 +168,9 @@ class Root:
         return re.split(r"[+~]", version)[0] if status == "installed" else None
 
 
-def said(
-    words: Sequence[str], *, environment: Mapping[str, str], whole: Sequence[str]
-) -> None:
+def said(words: Sequence[str], *, environment: Mapping[str, str], whole: Sequence[str]) -> None:
     """Run the command *whole*, called by *words*; only a failure is worth its output."""
-    done = subprocess.run(
-        whole, env=environment, check=False, text=True, capture_output=True
-    )
+    done = subprocess.run(whole, env=environment, check=False, text=True, capture_output=True)
     if done.returncode:
         print(done.stdout[-4000:], done.stderr[-4000:], sep="\n", file=sys.stderr)
         raise CannotMake(f"{shlex.join(words)} failed: see above")
@@ -200,9 +196,7 @@ def mirror() -> str:
 
 def apt_settings() -> str:
     """Return what this machine's apt is told about proxies and certificates."""
-    told = subprocess.run(
-        ["apt-config", "dump"], check=True, capture_output=True, text=True
-    ).stdout
+    told = subprocess.run(["apt-config", "dump"], check=True, capture_output=True, text=True).stdout
     ours = [line for line in told.splitlines() if re.match(r"Acquire::https?::.* \"..*\"", line)]
     # A mirror may be some weeks old; what it has is signed all the same.
     return "".join(f"{line}\n" for line in (*ours, 'Acquire::Check-Valid-Until "false";'))
@@ -221,7 +215,9 @@ def reaching() -> dict[str, str]:
 
 def named_in(environment: Mapping[str, str]) -> tuple[list[Path], list[Path]]:
     """Return the files and the folders of this machine that *environment* names."""
-    words = [word.removeprefix("file://") for value in environment.values() for word in value.split()]
+    words = [
+        word.removeprefix("file://") for value in environment.values() for word in value.split()
+    ]
     paths = {Path(word) for word in words if word.startswith("/")}
     # An index in a folder leads to files beside it.
     paths = {path.parent if path.name == "simple" else path for path in paths}

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import machine
-from compatibility import NEXT_DEBIAN, ROOT, page
+from compatibility import NEXT_DEBIAN, RECORD, ROOT, page
+from compatibility.__main__ import record as keep
+from compatibility.brought import bring
 from compatibility.debian_root import RELEASE, CannotMake, Root
-from compatibility.environments import PLACE
+from compatibility.environments import PLACE, SERVERS, redises
 
 __all__ = ["DEBIANS", "counted", "main"]
 
@@ -95,7 +97,9 @@ def pytest_in(root: Root, words: Sequence[str]) -> Counts:
     command = [PYTHON, "-m", "pytest", "-q", f"--junitxml=/{XML}", *words]
     # As in CI, where nothing may be skipped because a program is missing.
     root.run(command, folder=CHECKOUT, environment={"CI": "true"}, check=False)
-    return counted(report.read_text()) if report.exists() else {"passed": 0, "failed": 0, "errors": 1}
+    return (
+        counted(report.read_text()) if report.exists() else {"passed": 0, "failed": 0, "errors": 1}
+    )
 
 
 def counted(report: str) -> Counts:
@@ -137,6 +141,35 @@ def record(root: Root, counts: Counts, seconds: float) -> None:
     page.main()
 
 
+def matrix(root: Root, options: Sequence[str]) -> int:
+    """
+    Run the cells of the matrix that need what is inside; return how that ended.
+
+    Cells of a Python from here with a server from there, and the other way round, get the server
+    brought: inside at once, and here for the next `make matrix`.
+    """
+    there = root.folder / CHECKOUT.strip("/") / SERVERS.relative_to(ROOT)
+    for kind, program in redises().items():
+        if not Path(program).is_relative_to(SERVERS):
+            bring(program, there / slug(kind))
+    version = root.version_of("redis-server") or ""
+    bring("/usr/bin/redis-server", SERVERS / slug(f"Redis {version.partition('.')[0]}"), root)
+    inside = root.folder / CHECKOUT.strip("/") / RECORD.relative_to(ROOT)
+    known = json.loads(inside.read_text())["cells"]
+    command = ["python3", "-u", "-m", "compatibility", *options]
+    done = root.run(command, folder=CHECKOUT, check=False)
+    told = json.loads(inside.read_text())
+    if "--record" in options:
+        keep([cell for cell in told["cells"] if cell not in known], told["depth"])
+        page.main()
+    return done.returncode
+
+
+def slug(kind: str) -> str:
+    """Return a folder's name for a kind of server."""
+    return kind.lower().replace(" ", "-")
+
+
 def main(words: Sequence[str]) -> int:
     """Do what is asked for; return 1 if a test failed, 2 if it cannot be tried here."""
     others: list[str] = []
@@ -149,6 +182,7 @@ def main(words: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--root", type=Path, default=PLACE / RELEASE, help="folder of the Debian")
+    parser.add_argument("--matrix", action="store_true", help="run cells of the matrix inside")
     parser.add_argument("--record", action="store_true", help="keep what came out for the page")
     arguments = parser.parse_args(words)
     if arguments.record and others:
@@ -157,6 +191,8 @@ def main(words: Sequence[str]) -> int:
     try:
         root.make(PACKAGES, WISHED)
         check_out(root)
+        if arguments.matrix:
+            return matrix(root, others)
         fill(root)
     except CannotMake as problem:
         print(problem, file=sys.stderr)
