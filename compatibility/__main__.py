@@ -90,11 +90,12 @@ def run(cell: Cell, programs: Programs, depth: str, options: Sequence[str]) -> R
     did not fail for its versions' sake, and is counted as such, apart.
     """
     extra, paths = DEPTHS[depth]
+    what = {**cell._asdict(), "depth": depth, "tests": list(paths)}
     began = time.monotonic()
     try:
         python = filled(cell, programs.pythons[cell.python], extra)
     except subprocess.CalledProcessError as problem:
-        return {**cell._asdict(), "failed": 1, "problem": f"not installable: {problem}"}
+        return {**what, "failed": 1, "problem": f"not installable: {problem}"}
     server = programs.redises.get(cell.server, "")
 
     def tried(words: Sequence[str]) -> Result:
@@ -113,7 +114,7 @@ def run(cell: Cell, programs: Programs, depth: str, options: Sequence[str]) -> R
             "errors": second["errors"],
             "second_try": passed,
         }
-    return {**cell._asdict(), **told, "seconds": round(time.monotonic() - began)}
+    return {**what, **told, "seconds": round(time.monotonic() - began)}
 
 
 def pytest_in(cell: Cell, python: Path, server: str, words: Sequence[str]) -> Result:
@@ -176,7 +177,7 @@ def run_all(cells: Sequence[Cell], arguments: argparse.Namespace) -> list[Result
             with writing:
                 results.append(result)
                 if arguments.record:
-                    record(results, arguments.depth)
+                    record(results)
             total = sum(map(len, rows.values()))
             print(f"{len(results):3} of {total}  {cell}: {page.outcome(result)}", flush=True)
 
@@ -185,7 +186,7 @@ def run_all(cells: Sequence[Cell], arguments: argparse.Namespace) -> list[Result
     return results
 
 
-def record(results: Sequence[Result], depth: str) -> None:
+def record(results: Sequence[Result]) -> None:
     """Keep what came out, beside what cells that were not run again told before."""
     known = json.loads(RECORD.read_text())["cells"] if RECORD.exists() else []
     by_cell = {cell_of(result): result for result in [*known, *results]}
@@ -193,9 +194,7 @@ def record(results: Sequence[Result], depth: str) -> None:
     where = machine()
     where = {name: where[name] for name in ("system", "processor", "cores") if name in where}
     RECORD.parent.mkdir(exist_ok=True)
-    tests = list(DEPTHS[depth][1])
-    told = {"depth": depth, "tests": tests, "machine": where}
-    RECORD.write_text(json.dumps({**told, "cells": cells}, indent=1) + "\n")
+    RECORD.write_text(json.dumps({"machine": where, "cells": cells}, indent=1) + "\n")
 
 
 def chosen(arguments: argparse.Namespace) -> list[Cell]:

@@ -32,7 +32,7 @@ def bring(program: str, into: Path, root: Root | None = None) -> Path:
     if root is None:
         told = subprocess.run(ldd, check=True, capture_output=True, text=True).stdout
     else:
-        told = root.run(ldd, capture_output=True).stdout
+        told = root.run(ldd, capture=True).stdout
     outside = Path("/") if root is None else root.folder
     shutil.rmtree(into, ignore_errors=True)
     (into / "lib").mkdir(parents=True)

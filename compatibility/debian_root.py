@@ -126,7 +126,7 @@ class Root:
         folder: str = "/",
         environment: Mapping[str, str] | None = None,
         check: bool = True,
-        **how: object,
+        capture: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """
         Run a command inside; all that it leaves running ends with it.
@@ -136,7 +136,7 @@ class Root:
             folder: Where inside.
             environment: Added to what is needed to reach a package index.
             check: Whether it must end well.
-            **how: As of `subprocess.run`.
+            capture: Whether what it writes is returned, and not seen.
         """
         known = {**reaching(), **(environment or {})}
         files, folders = named_in(known)
@@ -157,15 +157,19 @@ class Root:
             **known,
         }
         return subprocess.run(
-            [*space, *enter, *command], env=variables, check=check, text=True, **how
-        )  # type: ignore[call-overload,no-any-return]
+            [*space, *enter, *command],
+            env=variables,
+            check=check,
+            text=True,
+            capture_output=capture,
+        )
 
     def version_of(self, package: str) -> str | None:
-        """Return the upstream version of an installed Debian package; None if there is none."""
-        query = ["dpkg-query", "-W", "-f", "${db:Status-Status} ${source:Upstream-Version}"]
-        done = self.run([*query, package], check=False, capture_output=True)
-        status, _, version = done.stdout.partition(" ")
-        return re.split(r"[+~]", version)[0] if status == "installed" else None
+        """Return the version of an installed Debian package, without Debian's own part."""
+        query = ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Version}\n", package]
+        told = self.run(query, check=False, capture=True).stdout
+        found = re.search(r"^installed (?:\d+:)?([^-+~\n]+)", told, re.MULTILINE)
+        return found[1] if found else None
 
 
 def said(words: Sequence[str], *, environment: Mapping[str, str], whole: Sequence[str]) -> None:

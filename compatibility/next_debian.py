@@ -37,11 +37,11 @@ DEBIANS = {
     "redis-server": "Redis",
     "valkey-server": "Valkey",
     "rabbitmq-server": "RabbitMQ",
-    "postgresql": "PostgreSQL",
+    "postgresql-[0-9]*": "PostgreSQL",
     "chromium": "Chromium",
 }
-PACKAGES = ("python3", "python3-venv", "git", "procps", "redis-server", "valkey-server")
-PACKAGES += ("rabbitmq-server", "postgresql")
+PACKAGES: tuple[str, ...] = ("python3", "python3-venv", "git", "procps")
+PACKAGES += ("redis-server", "valkey-server", "rabbitmq-server", "postgresql")
 #: Without these the release may be for a while.
 WISHED = ("chromium", "chromium-driver", "faketime", "prometheus")
 EXTRA = "acceptance,bench,check,hiredis"
@@ -104,7 +104,7 @@ def pytest_in(root: Root, words: Sequence[str]) -> Counts:
 
 def counted(report: str) -> Counts:
     """Return what pytest's *report*, as JUnit writes them, counts."""
-    suite = next(ET.fromstring(report).iter("testsuite"))  # noqa: S314  our own pytest's
+    suite = next(ET.fromstring(report).iter("testsuite"))
     told = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
     failed, errors, skipped = told["failures"], told["errors"], told["skipped"]
     passed = told["tests"] - failed - errors - skipped
@@ -114,9 +114,7 @@ def counted(report: str) -> Counts:
 def found(root: Root) -> dict[str, str]:
     """Return the versions of what the tests ran with, by what it is called."""
     names = {"celery": "Celery", "kombu": "kombu", "redis": "redis-py", "hiredis": "hiredis"}
-    told = root.run(
-        [PYTHON, "-c", VERSIONS, *names], folder=CHECKOUT, capture_output=True
-    ).stdout.split()
+    told = root.run([PYTHON, "-c", VERSIONS, *names], folder=CHECKOUT, capture=True).stdout.split()
     versions = dict(zip(("Python", *names.values()), told, strict=True))
     for package, name in DEBIANS.items():
         if version := root.version_of(package):
@@ -158,9 +156,9 @@ def matrix(root: Root, options: Sequence[str]) -> int:
     known = json.loads(inside.read_text())["cells"]
     command = ["python3", "-u", "-m", "compatibility", *options]
     done = root.run(command, folder=CHECKOUT, check=False)
-    told = json.loads(inside.read_text())
     if "--record" in options:
-        keep([cell for cell in told["cells"] if cell not in known], told["depth"])
+        now = json.loads(inside.read_text())["cells"]
+        keep([cell for cell in now if cell not in known])
         page.main()
     return done.returncode
 

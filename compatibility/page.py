@@ -115,17 +115,28 @@ def summary(recorded: Recorded) -> Iterator[str]:
     missing = sorted(" with ".join(words(pair)) for pair in wanted - met)
     if missing:
         yield f"\nNot yet seen together: {'; '.join(missing)}."
-    tests = " and ".join(by_file(recorded["tests"]))
+    kinds = Counter(tuple(cell["tests"]) for cell in run)
+    # Cells that were run at different times may have had different tests.
+    tests = "; ".join(
+        f"{f'in {count}' if len(kinds) > 1 else 'in each'} cell{'s' if len(kinds) > 1 else ''}: "
+        f"{listed(list(by_file(tests)))}"
+        for tests, count in kinds.most_common()
+    )
     machine = recorded["machine"]
     where = ", ".join(filter(None, (machine["system"], machine.get("processor"))))
-    yield f"\nIn each cell: {tests}. On {machine['cores']} cores: {where}."
+    yield f"\n{tests[0].upper()}{tests[1:]}. On {machine['cores']} cores: {where}."
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return *words* as a sentence lists them."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def by_file(tests: Sequence[str]) -> Iterator[str]:
     """Yield each file or folder of *tests*, with how many of its tests are meant if not all."""
     for path, count in Counter(test.partition("::")[0] for test in tests).items():
         is_part = any(test.startswith(f"{path}::") for test in tests)
-        yield f"{count} tests of `{path}`" if is_part else f"`{path}`"
+        yield f"{count} test{'s' * (count > 1)} of `{path}`" if is_part else f"`{path}`"
 
 
 def words(pair: frozenset[tuple[str, str]]) -> list[str]:
