@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -60,6 +61,7 @@ def found_in(outside: Path, path: str) -> Path:
     for part in Path(path).relative_to("/").parts:
         place = place / part
         while place.is_symlink():
-            link = place.readlink()
-            place = outside / link.relative_to("/") if link.is_absolute() else place.parent / link
+            # Joined to an absolute link, the folder before it counts for nothing.
+            target = "/" / place.parent.relative_to(outside) / place.readlink()
+            place = found_in(outside, os.path.normpath(target))
     return place

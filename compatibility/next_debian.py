@@ -27,13 +27,13 @@ from compatibility.brought import bring
 from compatibility.debian_root import RELEASE, CannotMake, Root
 from compatibility.environments import PLACE, SERVERS, redises
 
-__all__ = ["DEBIANS", "counted", "main"]
+__all__ = ["STARTED", "counted", "main"]
 
 #: Where the checkout is inside.
 CHECKOUT = "/checkout"
 PYTHON = f"{CHECKOUT}/.venv/bin/python"
 #: What the tests start, by its Debian package, and how it is called here.
-DEBIANS = {
+STARTED = {
     "redis-server": "Redis",
     "valkey-server": "Valkey",
     "rabbitmq-server": "RabbitMQ",
@@ -116,7 +116,7 @@ def found(root: Root) -> dict[str, str]:
     names = {"celery": "Celery", "kombu": "kombu", "redis": "redis-py", "hiredis": "hiredis"}
     told = root.run([PYTHON, "-c", VERSIONS, *names], folder=CHECKOUT, capture=True).stdout.split()
     versions = dict(zip(("Python", *names.values()), told, strict=True))
-    for package, name in DEBIANS.items():
+    for package, name in STARTED.items():
         if version := root.version_of(package):
             versions[name] = version
     return versions

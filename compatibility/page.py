@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from compatibility import AXES, PAGE, RECORD
+from compatibility import AXES, NEXT_DEBIAN, PAGE, RECORD
 from compatibility.cover import cell_of, every_cell, pairs_of, pairs_to_cover
 
 __all__ = ["KINDS", "is_well", "main", "outcome", "read", "rendered"]
@@ -38,6 +38,8 @@ PACKAGES = {"redis_py": "redis"}
 def read() -> dict[str, Any]:
     """Return what was recorded."""
     told: dict[str, Any] = json.loads(RECORD.read_text())
+    if NEXT_DEBIAN.exists():
+        told["next_debian"] = json.loads(NEXT_DEBIAN.read_text())
     return told
 
 
@@ -127,6 +129,18 @@ def summary(recorded: Recorded) -> Iterator[str]:
     yield f"\n{tests[0].upper()}{tests[1:]}. On {machine['cores']} cores: {where}."
 
 
+def next_debian(recorded: Recorded) -> Iterator[str]:
+    """Yield what was seen in Debian's next release, and with which versions."""
+    told = recorded.get("next_debian")
+    if not told:
+        yield "Not yet recorded."
+        return
+    yield from table(("there", "version"), list(told["found"].items()))
+    where = told["machine"]
+    well = outcome(told) if is_well(told) else f"**{outcome(told)}**"
+    yield f"\n{well}: {listed([f'`{path}`' for path in told['tests']])}, on {where['cores']} cores."
+
+
 def listed(words: Sequence[str]) -> str:
     """Return *words* as a sentence lists them."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
@@ -156,6 +170,7 @@ KINDS: dict[str, Callable[[Recorded], Iterator[str]]] = {
     "versions": versions,
     "cells": cells,
     "summary": summary,
+    "next_debian": next_debian,
 }
 
 
