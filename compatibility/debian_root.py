@@ -82,7 +82,9 @@ class Root:
         """
         if os.geteuid():
             raise CannotMake("debootstrap and chroot need root: run this as root, or with sudo")
-        missing = [name for name in ("debootstrap", "unshare") if shutil.which(name) is None]
+        missing = [
+            name for name in ("debootstrap", "setpriv", "unshare") if shutil.which(name) is None
+        ]
         if missing:
             raise CannotMake(f"no {' and no '.join(missing)} found: install it (on Debian by apt)")
         if not (self.folder / ".made").exists():
@@ -144,8 +146,12 @@ class Root:
             inside = self.folder / path.relative_to("/")
             inside.parent.mkdir(parents=True, exist_ok=True)
             # A copy, as a package may want to replace the file.
+            # Nor by a link, which would lead out.
+            inside.unlink(missing_ok=True)
             shutil.copyfile(path, inside)
-        space = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+        # Should this process be killed, so is all that it runs inside.
+        space = ["setpriv", "--pdeathsig", "KILL"]
+        space += ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
         there = ":".join(map(str, folders))
         enter = ["sh", "-c", ENTER, "enter", str(self.folder), there, folder]
         variables = {

@@ -70,7 +70,7 @@ def test_a_missing_debootstrap_is_told(monkeypatch, tmp_path):
     """With what to install."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(CannotMake, match="no debootstrap and no unshare found: install"):
+    with pytest.raises(CannotMake, match="no debootstrap and no setpriv and no unshare found"):
         Root(tmp_path / "root").make([])
 
 
