@@ -119,11 +119,11 @@ def summary(recorded: Recorded) -> Iterator[str]:
         yield f"\nNot yet seen together: {'; '.join(missing)}."
     kinds = Counter(tuple(cell["tests"]) for cell in run)
     # Cells that were run at different times may have had different tests.
-    tests = "; ".join(
-        f"{f'in {count}' if len(kinds) > 1 else 'in each'} cell{'s' if len(kinds) > 1 else ''}: "
-        f"{listed(list(by_file(tests)))}"
-        for tests, count in kinds.most_common()
-    )
+    places = ["in each cell"] if len(kinds) == 1 else [f"in {n} of them" for n in kinds.values()]
+    told = [
+        f"{place}: {listed(list(by_file(kind)))}" for place, kind in zip(places, kinds, strict=True)
+    ]
+    tests = "; ".join(told)
     machine = recorded["machine"]
     where = ", ".join(filter(None, (machine["system"], machine.get("processor"))))
     yield f"\n{tests[0].upper()}{tests[1:]}. On {machine['cores']} cores: {where}."
