@@ -40,11 +40,11 @@ STARTED = {
     "postgresql-[0-9]*": "PostgreSQL",
     "chromium": "Chromium",
 }
-PACKAGES: tuple[str, ...] = ("python3", "python3-venv", "git", "procps")
+PACKAGES: tuple[str, ...] = ("python3", "python3-venv", "git", "curl", "procps")
 PACKAGES += ("redis-server", "valkey-server", "rabbitmq-server", "postgresql")
 #: Without these the release may be for a while.
 WISHED = ("chromium", "chromium-driver", "faketime", "prometheus")
-EXTRA = "acceptance,bench,check,hiredis"
+EXTRA = "dev"
 TESTS = ("tests/contract", "tests/integration", "tests/acceptance")
 XML = "tmp/next-debian.xml"
 Counts = dict[str, int]
