@@ -19,11 +19,13 @@ from compatibility.__main__ import Programs  # noqa: E402
 from compatibility.debian_root import CannotMake, Root  # noqa: E402
 from compatibility.next_debian import STARTED, TESTS, counted, main  # noqa: E402
 
-RECORDED = json.loads(NEXT_DEBIAN.read_text())
+RECORDED = json.loads(NEXT_DEBIAN.read_text()) if NEXT_DEBIAN.exists() else {}
+recorded = pytest.mark.skipif(not RECORDED, reason="`compatibility.next_debian --record` makes it")
 
 # -- the record -----------------------------------------------------------------------------
 
 
+@recorded
 def test_no_test_failed_there():
     """Nor was any left out because a server was missing."""
     assert page.is_well(RECORDED)
@@ -31,6 +33,7 @@ def test_no_test_failed_there():
     assert RECORDED["passed"] > 1000
 
 
+@recorded
 def test_it_is_about_today_s_versions():
     """Of Python, and of each server that the tests start."""
     found = RECORDED["found"]
@@ -46,6 +49,7 @@ def test_it_is_about_today_s_versions():
         assert found[name].startswith(beginning), name
 
 
+@recorded
 def test_a_failure_would_stand_out_on_the_page():
     """In bold type; and without a record the page says so."""
     told = {**page.read(), "next_debian": {**RECORDED, "failed": 2}}
