@@ -12,7 +12,7 @@ INSTALL := $(BIN)/python $(PIP_INSTALL) -c constraints.txt
 
 # `make PYTHON=/path/to/python` chooses one; else it is the first on PATH that is new enough.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 10))'
-PYTHON ?= $(shell for p in python3 python python3.13 python3.12 python3.11 python3.10; do \
+PYTHON ?= $(shell for p in python3 python python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	$$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done)
 
 CELLS := .venv-matrix

@@ -10,10 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["AXES", "PAGE", "RECORD", "ROOT", "Cell"]
+__all__ = ["AXES", "NEXT_DEBIAN", "PAGE", "RECORD", "ROOT", "Cell"]
 
 ROOT = Path(__file__).parents[1]
 RECORD = Path(__file__).parent / "recorded" / "compatibility.json"
+NEXT_DEBIAN = RECORD.with_name("next_debian.json")
 PAGE = ROOT / "docs" / "compatibility.md"
 
 
@@ -50,9 +51,9 @@ class Cell(NamedTuple):
 
 #: What is supported, by the attribute of `Cell`.
 AXES: dict[str, tuple[str, ...]] = {
-    "python": ("3.10", "3.11", "3.12", "3.13"),
+    "python": ("3.10", "3.11", "3.12", "3.13", "3.14"),
     "celery": ("5.4", "5.5", "5.6", "5.7"),
     "redis_py": ("6.4", "7", "8"),
-    "server": ("Redis 7", "Valkey 9"),
+    "server": ("Redis 7", "Redis 8", "Valkey 9"),
     "hiredis": ("on", "off"),
 }

@@ -13,13 +13,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.record import machine
 from compatibility import AXES, RECORD, ROOT, Cell, page
 from compatibility.cover import cell_of, every_cell, pairwise, position
-from compatibility.environments import filled, place_of, pythons
-from compatibility.in_cell_names import FOUND, KIND
+from compatibility.environments import filled, place_of, pythons, redises
+from compatibility.in_cell_names import FOUND, KIND, PROGRAM
 
 #: What one Celery may do unlike another, with a real worker: retries, chains, chords, messages that
 #: are put back, and locks that are kept while nodes die.
@@ -32,6 +32,22 @@ WITH_WORKERS = tuple(
         "a_message_that_was_put_back_runs_again",
         "a_chord_with_equal_members_ends",
         "a_skip_may_be_passed_on",
+    )
+)
+#: Likewise: queues behind a lock, places of a limit, tasks of others, and report mode.
+WITH_WORKERS += tuple(
+    f"tests/acceptance/test_{name}"
+    for name in (
+        "queue.py::test_one_runs_and_one_waits",
+        "queue.py::test_a_child_that_is_killed_wakes_the_next",
+        "queue.py::test_parts_of_workflows_wait_like_all",
+        "lock_limit.py::test_without_the_limit_there_are_more",
+        "lock_limit.py::test_a_place_is_free_again_when_its_holder_is_killed",
+        "lock_limit.py::test_several_names_are_taken_together",
+        "protected.py::test_retries_run_under_the_lock",
+        "protected.py::test_a_second_publish_is_joined",
+        "protected.py::test_the_lock_of_a_revoked_task_is_free_for_the_next",
+        "report_mode.py::test_tasks_go_from_one_mode_to_the_other_while_workers_of_both_run",
     )
 )
 #: What is run in a cell: the extra that brings what it needs, and the tests.
@@ -47,7 +63,26 @@ PATIENCE = 3600.0
 Result = dict[str, Any]
 
 
-def run(cell: Cell, program: str, depth: str, options: Sequence[str]) -> Result:
+class Programs(NamedTuple):
+    """
+    What this machine has of what cells need.
+
+    Attributes:
+        pythons: By version.
+        redises: By kind, as cells name it. Valkey comes with the environment.
+    """
+
+    pythons: dict[str, str]
+    redises: dict[str, str]
+
+    def lacks(self, cell: Cell) -> list[str]:
+        """Return what *cell* needs and is not there."""
+        python = [] if cell.python in self.pythons else [f"Python {cell.python}"]
+        is_there = cell.server in self.redises or not cell.server.startswith("Redis")
+        return python + ([] if is_there else [cell.server])
+
+
+def run(cell: Cell, programs: Programs, depth: str, options: Sequence[str]) -> Result:
     """
     Run the tests in one cell; return what came out.
 
@@ -55,15 +90,21 @@ def run(cell: Cell, program: str, depth: str, options: Sequence[str]) -> Result:
     did not fail for its versions' sake, and is counted as such, apart.
     """
     extra, paths = DEPTHS[depth]
+    what = {**cell._asdict(), "depth": depth, "tests": list(paths)}
     began = time.monotonic()
     try:
-        python = filled(cell, program, extra)
+        python = filled(cell, programs.pythons[cell.python], extra)
     except subprocess.CalledProcessError as problem:
-        return {**cell._asdict(), "failed": 1, "problem": f"not installable: {problem}"}
-    told = pytest_in(cell, python, [*left_out(depth), *paths, *options])
+        return {**what, "failed": 1, "problem": f"not installable: {problem}"}
+    server = programs.redises.get(cell.server, "")
+
+    def tried(words: Sequence[str]) -> Result:
+        return pytest_in(cell, python, server, [*words, *options])
+
+    told = tried([*left_out(depth), *paths])
     again = told.pop("not_well", [])
     if again:
-        second = pytest_in(cell, python, [*dict.fromkeys(again), *options])
+        second = tried([*dict.fromkeys(again)])
         second.pop("not_well", None)
         passed = second.get("passed", 0)
         told = {
@@ -73,16 +114,25 @@ def run(cell: Cell, program: str, depth: str, options: Sequence[str]) -> Result:
             "errors": second["errors"],
             "second_try": passed,
         }
-    return {**cell._asdict(), **told, "seconds": round(time.monotonic() - began)}
+    return {**what, **told, "seconds": round(time.monotonic() - began)}
 
 
-def pytest_in(cell: Cell, python: Path, words: Sequence[str]) -> Result:
-    """Run pytest in *cell*; return what its plug-in found, and print how it went if not well."""
+def pytest_in(cell: Cell, python: Path, server: str, words: Sequence[str]) -> Result:
+    """
+    Run pytest in *cell*; return what its plug-in found, and print how it went if not well.
+
+    Args:
+        cell: Which.
+        python: Its Python.
+        server: Program of its lock nodes; "" takes what is in the environment.
+        words: Options of pytest, and the tests.
+    """
     with tempfile.TemporaryDirectory(prefix="cell-") as folder:
         found, log = Path(folder) / "found.json", Path(folder) / "log"
         command = [str(python), "-m", "pytest", "-q", "-p", "compatibility.in_cell"]
         command += ["-p", "no:cacheprovider", *words]
-        environment = {**os.environ, KIND: cell.server, FOUND: str(found), "CI": ""}
+        environment = {**os.environ, KIND: cell.server, PROGRAM: server, FOUND: str(found)}
+        environment["CI"] = ""
         with log.open("w") as out:
             done = subprocess.run(
                 command,
@@ -110,24 +160,24 @@ def left_out(depth: str) -> list[str]:
 
 def run_all(cells: Sequence[Cell], arguments: argparse.Namespace) -> list[Result]:
     """Run *cells*, as many at once as asked for; those of one environment one by one."""
-    programs = pythons(arguments.python)
-    missing = sorted({cell.python for cell in cells} - set(programs))
+    programs = Programs(pythons(arguments.python), redises(arguments.server))
+    missing = {name: None for cell in cells for name in programs.lacks(cell)}
     if missing:
-        print(f"Not on PATH, and not given by --python: Python {', '.join(missing)}")
+        print(f"Not on PATH, and not given by --python or --server: {', '.join(missing)}")
     rows: dict[Path, list[Cell]] = {}
     for cell in cells:
-        if cell.python in programs:
+        if not programs.lacks(cell):
             rows.setdefault(place_of(cell), []).append(cell)
     results: list[Result] = []
     writing = threading.Lock()
 
     def run_row(row: Sequence[Cell]) -> None:
         for cell in row:
-            result = run(cell, programs[cell.python], arguments.depth, arguments.options)
+            result = run(cell, programs, arguments.depth, arguments.options)
             with writing:
                 results.append(result)
                 if arguments.record:
-                    record(results, arguments)
+                    record(results)
             total = sum(map(len, rows.values()))
             print(f"{len(results):3} of {total}  {cell}: {page.outcome(result)}", flush=True)
 
@@ -136,7 +186,7 @@ def run_all(cells: Sequence[Cell], arguments: argparse.Namespace) -> list[Result
     return results
 
 
-def record(results: Sequence[Result], arguments: argparse.Namespace) -> None:
+def record(results: Sequence[Result]) -> None:
     """Keep what came out, beside what cells that were not run again told before."""
     known = json.loads(RECORD.read_text())["cells"] if RECORD.exists() else []
     by_cell = {cell_of(result): result for result in [*known, *results]}
@@ -144,9 +194,7 @@ def record(results: Sequence[Result], arguments: argparse.Namespace) -> None:
     where = machine()
     where = {name: where[name] for name in ("system", "processor", "cores") if name in where}
     RECORD.parent.mkdir(exist_ok=True)
-    tests = list(DEPTHS[arguments.depth][1])
-    told = {"depth": arguments.depth, "tests": tests, "machine": where}
-    RECORD.write_text(json.dumps({**told, "cells": cells}, indent=1) + "\n")
+    RECORD.write_text(json.dumps({"machine": where, "cells": cells}, indent=1) + "\n")
 
 
 def chosen(arguments: argparse.Namespace) -> list[Cell]:
@@ -169,6 +217,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--depth", choices=DEPTHS, default="fast", help="which tests")
     parser.add_argument("--jobs", type=int, default=1, help="how many cells at once")
     parser.add_argument("--python", action="append", default=[], help="a Python; may be repeated")
+    parser.add_argument("--server", action="append", default=[], help="a redis-server; likewise")
     parser.add_argument("--record", action="store_true", help="keep what came out for the page")
     parser.add_argument("-o", dest="options", action="append", default=[], help="option of pytest")
     arguments = parser.parse_args(words)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from compatibility import AXES, ROOT, Cell
 
-__all__ = ["PLACE", "filled", "pythons"]
+__all__ = ["PLACE", "SERVERS", "filled", "pythons", "redises"]
 
 PLACE = ROOT / ".venv-matrix"
+#: Servers that `compatibility.next_debian` brought from elsewhere.
+SERVERS = PLACE / "servers"
 #: What cells are about is not pinned in them.
 FREE = re.compile(r"(celery|kombu|redis|hiredis)==")
 
@@ -26,6 +28,19 @@ def pythons(given: Iterable[str] = ()) -> dict[str, str]:
         version = version_of(program) if program else ""
         if program and version in AXES["python"]:
             programs.setdefault(version, program)
+    return programs
+
+
+def redises(given: Iterable[str] = ()) -> dict[str, str]:
+    """Return kind of server -> program: those *given*, what is on PATH, and what was brought."""
+    named = [*given, "redis-server", *map(str, sorted(SERVERS.glob("*/redis-server")))]
+    programs: dict[str, str] = {}
+    for name in named:
+        if program := shutil.which(name):
+            command = [program, "--version"]
+            told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            if number := re.search(r"v=(\d+)\.", told):
+                programs.setdefault(f"Redis {number[1]}", program)
     return programs
 
 

@@ -22,7 +22,7 @@ import pytest
 from redis.utils import HIREDIS_AVAILABLE
 
 from celery_redlock.ops import servers
-from compatibility.in_cell_names import FOUND, KIND
+from compatibility.in_cell_names import FOUND, KIND, PROGRAM
 
 __all__ = ["pytest_runtest_logreport", "pytest_sessionfinish"]
 
@@ -41,7 +41,9 @@ def find_binary(prefer: str | None = None) -> Path:
     if prefer not in (None, _kind):
         msg = f"this cell is about {_kind}"
         raise RuntimeError(msg)
-    return _find_binary(_kind)
+    # Valkey is that of the environment; of Redis the machine may have several.
+    program = os.environ.get(PROGRAM)
+    return Path(program) if program else _find_binary(_kind)
 
 
 servers.find_binary = find_binary

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = ["FOUND", "KIND"]
+__all__ = ["FOUND", "KIND", "PROGRAM"]
 
-#: Environment variables: the kind of the servers, and the file for what was found.
-KIND, FOUND = "CELL_SERVER", "CELL_FOUND"
+#: Environment variables: the kind of the servers, the program of those that the package does not
+#: bring along, and the file for what was found.
+KIND, PROGRAM, FOUND = "CELL_SERVER", "CELL_PROGRAM", "CELL_FOUND"

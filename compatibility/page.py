@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from compatibility import AXES, PAGE, RECORD
+from compatibility import AXES, NEXT_DEBIAN, PAGE, RECORD
 from compatibility.cover import cell_of, every_cell, pairs_of, pairs_to_cover
 
 __all__ = ["KINDS", "is_well", "main", "outcome", "read", "rendered"]
@@ -38,6 +38,8 @@ PACKAGES = {"redis_py": "redis"}
 def read() -> dict[str, Any]:
     """Return what was recorded."""
     told: dict[str, Any] = json.loads(RECORD.read_text())
+    if NEXT_DEBIAN.exists():
+        told["next_debian"] = json.loads(NEXT_DEBIAN.read_text())
     return told
 
 
@@ -115,17 +117,40 @@ def summary(recorded: Recorded) -> Iterator[str]:
     missing = sorted(" with ".join(words(pair)) for pair in wanted - met)
     if missing:
         yield f"\nNot yet seen together: {'; '.join(missing)}."
-    tests = " and ".join(by_file(recorded["tests"]))
+    kinds = Counter(tuple(cell["tests"]) for cell in run)
+    # Cells that were run at different times may have had different tests.
+    places = ["in each cell"] if len(kinds) == 1 else [f"in {n} of them" for n in kinds.values()]
+    told = [
+        f"{place}: {listed(list(by_file(kind)))}" for place, kind in zip(places, kinds, strict=True)
+    ]
+    tests = "; ".join(told)
     machine = recorded["machine"]
     where = ", ".join(filter(None, (machine["system"], machine.get("processor"))))
-    yield f"\nIn each cell: {tests}. On {machine['cores']} cores: {where}."
+    yield f"\n{tests[0].upper()}{tests[1:]}. On {machine['cores']} cores: {where}."
+
+
+def next_debian(recorded: Recorded) -> Iterator[str]:
+    """Yield what was seen in Debian's next release, and with which versions."""
+    told = recorded.get("next_debian")
+    if not told:
+        yield "Not yet recorded."
+        return
+    yield from table(("there", "version"), list(told["found"].items()))
+    where = told["machine"]
+    well = outcome(told) if is_well(told) else f"**{outcome(told)}**"
+    yield f"\n{well}: {listed([f'`{path}`' for path in told['tests']])}, on {where['cores']} cores."
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return *words* as a sentence lists them."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def by_file(tests: Sequence[str]) -> Iterator[str]:
     """Yield each file or folder of *tests*, with how many of its tests are meant if not all."""
     for path, count in Counter(test.partition("::")[0] for test in tests).items():
         is_part = any(test.startswith(f"{path}::") for test in tests)
-        yield f"{count} tests of `{path}`" if is_part else f"`{path}`"
+        yield f"{count} test{'s' * (count > 1)} of `{path}`" if is_part else f"`{path}`"
 
 
 def words(pair: frozenset[tuple[str, str]]) -> list[str]:
@@ -145,6 +170,7 @@ KINDS: dict[str, Callable[[Recorded], Iterator[str]]] = {
     "versions": versions,
     "cells": cells,
     "summary": summary,
+    "next_debian": next_debian,
 }
 
 

@@ -261,13 +261,13 @@ def test_the_numbers_of_the_text_are_those_of_the_code():
 
 def test_versions_are_those_of_the_package():
     """The versions that the text promises are those that pyproject.toml admits."""
-    words = "Python 3.10 to 3.13, Celery 5.4 to 5.7, redis-py 6.4 to 8."
+    words = "Python 3.10 to 3.14, Celery 5.4 to 5.7, redis-py 6.4 to 8."
     for page in (README, DOCS / "how-to" / "install.md"):
         assert words in " ".join(page.read_text().split())
     for promised in ('">=3.10"', '"celery>=5.4,<6"', '"redis>=6.4,<9"'):
         assert promised in PYPROJECT.read_text()
     newest = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PYPROJECT.read_text())[-1]
-    assert newest == "3.13"
+    assert newest == "3.14"
 
 
 # -- commands and links -------------------------------------------------------------------

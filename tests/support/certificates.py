@@ -16,6 +16,18 @@ __all__ = ["Authority", "Pair"]
 LIFE = dt.timedelta(days=1)
 #: A clock that is a little behind must not find a certificate that is not valid yet.
 GRACE = dt.timedelta(hours=1)
+#: What the key is for. Python 3.13 and newer, with OpenSSL 3.5, refuse an authority that tells not.
+SIGNS_CERTIFICATES = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,7 @@ class Authority:
         self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         own = self._builder(self._name, self._key)
         own = own.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        own = own.add_extension(SIGNS_CERTIFICATES, critical=True)
         self.file = folder / f"{name}.crt"
         self.file.write_bytes(pem(own.sign(self._key, hashes.SHA256())))
 

@@ -198,6 +198,10 @@ class RabbitMQ:
         told = str(ast.literal_eval(self.evaluate(f"lists:flatten({rows})") or "[]") or "")
         return [tuple(line.split("\t")[:-1]) for line in told.splitlines()]
 
+    def version(self) -> tuple[int, ...]:
+        """Return its version."""
+        return tuple(map(int, re.findall(r"\d+", self.evaluate("rabbit_misc:version()"))))
+
     def purge(self, queue: str) -> None:
         """Drop what waits in *queue*."""
         with amqp.Connection(f"{HOST}:{self.port}", connect_timeout=PATIENCE) as connection:
