@@ -58,7 +58,9 @@ test: $(if $(wildcard $(DEV)),$(DEV),$(TEST)) ## Run the tests, on servers that 
 test-all: $(DEV) ## Run these and those that take long or test our own tools; seventeen minutes
 	$(PYTEST) --durations=20 $(ARGS)
 
-lint: $(DEV) ## Check style, types, layers, spelling and prose
+SCHEMA := $(BIN)/check-jsonschema --builtin-schema vendor.
+
+lint: $(DEV) ## Check style, types, layers, spelling, prose and workflows
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict celery_redlock tests/support tests/conftest.py
@@ -67,6 +69,10 @@ lint: $(DEV) ## Check style, types, layers, spelling and prose
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	PYTHONPATH=tests $(BIN)/python -m support.prose
+	$(SCHEMA)github-workflows $(wildcard .github/workflows/*.yml)
+	$(SCHEMA)dependabot .github/dependabot.yml
+	$(SCHEMA)github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(SCHEMA)github-issue-config .github/ISSUE_TEMPLATE/config.yml
 
 docs: $(DEV) ## Build the pages into build/docs; a warning is an error
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs build/docs $(ARGS)

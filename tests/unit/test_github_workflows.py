@@ -1,0 +1,74 @@
+"""The workflows name Pythons, targets, files and tags as they are in the repository."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import celery_redlock
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT))  # last, so that an installed celery_redlock stays what is tested
+
+from compatibility import AXES  # noqa: E402
+from proof.__main__ import PROOFS  # noqa: E402
+
+FOLDER = ROOT / ".github" / "workflows"
+WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in FOLDER.glob("*.yml")}
+
+
+def steps_of(name):
+    """Return all steps of the jobs of a workflow."""
+    return [step for job in WORKFLOWS[name]["jobs"].values() for step in job["steps"]]
+
+
+def test_tests_run_on_all_supported_pythons():
+    """Those of the matrix of versions, which are those of the classifiers."""
+    (job,) = WORKFLOWS["tests"]["jobs"].values()
+    assert job["strategy"]["matrix"]["python"] == list(AXES["python"])
+
+
+def test_every_night_all_is_proved_that_can_be():
+    """Each proof by its name."""
+    job = WORKFLOWS["nightly"]["jobs"]["proof"]
+    assert set(job["strategy"]["matrix"]["part"]) == set(PROOFS)
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_what_is_made_is_there_to_be_made(name):
+    """Each target that is named is in the Makefile."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for step in steps_of(name):
+        for made in re.findall(r"^make ([a-z-]+)", step.get("run", ""), re.MULTILINE):
+            assert made in targets
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_may_only_read(name):
+    """What a job needs beyond that, it says; and none runs for hours when it hangs."""
+    assert WORKFLOWS[name]["permissions"] == {"contents": "read"}
+    assert all(job["timeout-minutes"] <= 120 for job in WORKFLOWS[name]["jobs"].values())
+
+
+@pytest.mark.parametrize(
+    ("tag", "code"), [(f"v{celery_redlock.__version__}", 0), ("v99.0.0", 1), ("", 1)]
+)
+def test_only_the_tag_of_the_version_is_released(tag, code):
+    """The step of the workflow, as it stands there."""
+    (step,) = [step for step in steps_of("release") if "version" in step.get("name", "")]
+    ended = subprocess.run(
+        ["bash", "-euc", step["run"]],
+        cwd=ROOT,
+        env={**os.environ, "GITHUB_REF_NAME": tag},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stderr
+    assert (f"The tag is {tag}," in ended.stdout) is bool(code)
