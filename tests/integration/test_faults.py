@@ -420,7 +420,7 @@ def test_nodes_that_were_away_are_taken_back(five_nodes, proxied_nodes, locks, m
         assert all(grants(lock, lease.name) for lease in leases[::30])
     else:
         with pytest.raises(AssertionError):
-            eventually(is_back, "return of all nodes", timeout=4)
+            eventually(is_back, "return of all nodes", timeout=4)  # the twin: they do not
     made = [connections_to(server) - was for server, was in zip(five_nodes, before, strict=False)]
     # Two in the first tenth of a second, and from then on ever fewer.
     assert max(made) < 12 + (time.monotonic() - began)

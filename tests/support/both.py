@@ -26,6 +26,8 @@ SELF = re.compile(
 )
 #: An id that a server makes of its clock.
 MADE = re.compile(rb"\d+-\d+")
+#: A score that is no whole number, which servers print with more or fewer digits.
+SCORE = re.compile(rb"-?\d+\.\d+(e-?\d+)?")
 #: A moment [ms, Unix time].
 MOMENT = re.compile(rb"\d{13}")
 
@@ -161,6 +163,9 @@ def assert_same(what: Any, ours: Any, theirs: Any, slack: float) -> None:
     elif isinstance(theirs, bytes) and MADE.fullmatch(theirs):
         assert isinstance(ours, bytes), differ
         assert MADE.fullmatch(ours), differ
+    elif isinstance(theirs, bytes) and SCORE.fullmatch(theirs):
+        assert isinstance(ours, bytes), differ
+        assert float(ours) == float(theirs), differ
     elif isinstance(theirs, bytes) and MOMENT.fullmatch(theirs) and ours != theirs:
         assert_near(int(ours), int(theirs), slack, differ)
     else:

@@ -90,4 +90,4 @@ def test_waiting_ends_with_a_clear_word():
     with pytest.raises(
         AssertionError, match=r"no miracle within 0\.01 s; the last answer was \[\]"
     ):
-        eventually(list, "miracle", timeout=0.01, every=0.001)
+        eventually(list, "miracle", timeout=0.01, every=0.001)  # it does not come
