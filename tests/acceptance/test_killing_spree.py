@@ -43,7 +43,7 @@ from support.waiting import eventually
 KILLS = int(os.environ.get("REDLOCK_SPREE_KILLS", "15"))
 SEED = int(os.environ.get("REDLOCK_SPREE_SEED", str(random.randrange(10**6))))
 WORKERS = 3
-#: So long that no stall costs a body its lock, and it is what that of a killed one takes to end [s].
+#: So long that no stall costs a body its lock; that of a killed one takes so long to end [s].
 TTL = 10.0
 DEDUP_TTL = 600.0
 #: Longest life of each kind of key [s].
