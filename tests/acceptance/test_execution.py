@@ -29,7 +29,7 @@ TTL = 120.0
 RENEWED = 9.0
 #: Short, for locks that are to be lost [s]. With the drift factor a body is told so long before the
 #: lease ends that it has ended by then on a loaded machine, too.
-LOST, DRIFT_FACTOR = 8.0, 0.45
+LOST, LONGEST, DRIFT_FACTOR = 8.0, 10.0, 0.45
 #: A soft limit, so long that the body has begun by then [s].
 LIMIT = 4
 
@@ -398,7 +398,8 @@ def test_soft_limits_at_any_moment_leave_no_lock_behind(it):
 def losing(tmp_path_factory):
     """Workers of three pools that reach their lock nodes through a network we control."""
     folder = tmp_path_factory.mktemp("losing")
-    conf = {"redlock_ttl": LOST, "redlock_max_ttl": LOST, "redlock_drift_factor": DRIFT_FACTOR}
+    conf = {"redlock_ttl": LOST, "redlock_max_ttl": LONGEST}
+    conf["redlock_drift_factor"] = DRIFT_FACTOR
     with stage(__file__, folder, nodes=5, redlock_nodes=[], **conf) as it:  # noqa: SIM117
         with proxied([node.port for node in it.nodes]) as links:
             it.conf["redlock_nodes"] = [link.url for link in links]
@@ -467,7 +468,12 @@ def rival_grants(it, locks, urls, guard):
     from celery_redlock import Redlock
 
     rival = Redlock.from_urls(
-        urls, ttl=5.0, max_ttl=LOST, drift_factor=0.2, node_timeout=1.0, restart_guard=guard
+        urls,
+        ttl=5.0,
+        max_ttl=LONGEST,
+        drift_factor=DRIFT_FACTOR,
+        node_timeout=1.0,
+        restart_guard=guard,
     )
     granted, deadline = {}, time.monotonic() + 100
     while len(granted) < len(locks) and time.monotonic() < deadline:

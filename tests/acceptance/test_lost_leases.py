@@ -121,7 +121,8 @@ BODIES = {"loop": loop, "sleep": time.sleep, "recv": recv, "c_call": c_call, "sw
 def begin(lock, me):
     """Wait until all bodies of the act are there, and tell that this one goes on."""
     go = Path(os.environ["EVENTS"]).with_name("go")
-    while not go.exists():
+    # A bystander goes on before the one that hogs its process.
+    while not go.exists() and not lock.startswith("bystander"):
         time.sleep(0.02)
     record(os.environ["EVENTS"], "begin", name=lock, body=me)
 
