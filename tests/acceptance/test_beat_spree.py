@@ -1,9 +1,9 @@
 """
 Several beats on one schedule, and somebody who kills, pauses and restarts them and the nodes.
 
-Every slot has to be published, once, and in time: nobody waits longer for one than a takeover
-may take after the last thing that was done to the beats. No worker runs: the messages stay in
-the queue, where they are counted.
+Every slot has to be published, and once. No worker runs: the messages stay in the queue, where they
+are counted. A long spree, on a machine that does nothing else, also has all of them come in time:
+nobody waits longer for one than a takeover takes after the last thing that was done to the beats.
 
 The length and the chance are parameters:
 
@@ -13,13 +13,16 @@ The length and the chance are parameters:
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import re
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -29,7 +32,7 @@ from celery_redlock import RedlockTask
 from celery_redlock.beat.slot_records import Claimed, Slots, SlotState
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.ops.servers import Server
-from support.beats import Beat, Published, published, stage_beat
+from support.beats import Beat, Published, published, stage_beat, stopped_between_slots
 from support.stage import Stage, stage
 from support.waiting import eventually
 
@@ -37,11 +40,14 @@ pytestmark = pytest.mark.long
 
 SECONDS = float(os.environ.get("REDLOCK_SPREE_SECONDS", "20"))
 SEED = int(os.environ.get("REDLOCK_SPREE_SEED", str(random.randrange(10**6))))
+#: Short, as leaders die and sleep here [s].
 TTL = 2.0
 #: A node that lost its memory does not vote for so long.
 QUARANTINE = TTL * 1.05 + 1.0
-#: A takeover, and what a machine with two cores and all of this on them may add.
-IN_TIME = TTL + 2.0 + 2.0
+#: Of a long spree: a takeover, and what a machine with two cores and all of this on them may add.
+IN_TIME = TTL + 2.0 + 2.0 if "REDLOCK_SPREE_SECONDS" in os.environ else math.inf
+#: How many things are done at least, and how many leaders there are.
+DEEDS, LEADERS = 4, 2
 ENTRIES = ("locked", "plain")
 #: Between two things that are done [s]: less and more than a takeover takes.
 PACE = 0.5, 5.0
@@ -137,6 +143,14 @@ class Farm:
                 return name
         return None
 
+    def told(self) -> str:
+        """Return what all beats have written so far."""
+        return "\n".join([*self.logs, *(beat.log() for beat in self.beats.values())])
+
+    def leaders(self) -> int:
+        """Return how often a beat came to lead so far."""
+        return self.told().count("Leads as")
+
     def end(self, name: str, how: Callable[[Beat], None]) -> None:
         """End a beat and keep its log."""
         beat = self.beats.pop(name)
@@ -144,6 +158,17 @@ class Farm:
         how(beat)
         self.logs.append(beat.log())
         beat.stop()
+
+    def is_between_slots(self) -> bool:
+        """Stop all beats, and return whether nobody was about to publish; else they go on."""
+        first, *others = self.beats.values()
+        for beat in others:
+            beat.signal(signal.SIGSTOP)
+        if stopped_between_slots(self.it, first, ENTRIES):
+            return True
+        for beat in others:
+            beat.signal(signal.SIGCONT)
+        return False
 
     def wake(self, *, everybody: bool = False) -> None:
         """Let those go on whose pause is over."""
@@ -172,11 +197,17 @@ def beats(folder: Path, number: int, broken: str = "", **conf: object) -> Iterat
         yield farm
 
 
-def errors(found: list[Published], until: float, blows: Sequence[float] | None = None) -> list[str]:
+def errors(
+    found: list[Published],
+    until: float,
+    blows: Sequence[float] | None = None,
+    left_out: Sequence[str] = (),
+) -> list[str]:
     """
     Return what is wrong with what was published of the slots up to *until* [s, Unix time].
 
-    With *blows* also what came later than a takeover after the last of them.
+    With *blows* also what came later than a takeover after the last of them. What is *left_out* on
+    purpose, as `doubtful` returns it, is not missing.
     """
     wrong = []
     for entry in ENTRIES:
@@ -188,6 +219,7 @@ def errors(found: list[Published], until: float, blows: Sequence[float] | None =
         slots = Counter(round(one.due) for one in mine)
         wrong += [f"{entry} {due}: {n} times" for due, n in slots.items() if n > 1]
         missing = set(range(min(slots), int(until))) - set(slots)
+        missing -= {due for due in missing if f"{entry} {due}" in left_out}
         wrong += [f"{entry} {due}: never" for due in sorted(missing)]
     for one in found if blows is not None else ():
         # Somebody may have been struck while it was about to publish: the next one has its time.
@@ -195,6 +227,19 @@ def errors(found: list[Published], until: float, blows: Sequence[float] | None =
         if one.sent - free > IN_TIME:
             wrong.append(f"{one.entry} {one.due:.0f}: {one.sent - one.due:.1f} s late")
     return wrong
+
+
+def doubtful(logs: str) -> list[str]:
+    """
+    Return the slots that a beat has left out, as it says itself in *logs*.
+
+    Those of plain tasks that an earlier leader died over: nobody knows whether it published them.
+    """
+    words = r"slot '(plain)' of (\S+): an earlier leader died while publishing it"
+    return [
+        f"{entry} {datetime.fromisoformat(due).timestamp():.0f}"
+        for entry, due in re.findall(words, logs)
+    ]
 
 
 def strike(farm: Farm, chance: random.Random, spare: list[Server]) -> str:
@@ -224,7 +269,7 @@ def test_every_slot_is_published_once_whatever_happens_to_beats_and_nodes(tmp_pa
     done: list[str] = []
     with beats(tmp_path, 3) as farm:
         end, nodes_fit = time.monotonic() + SECONDS, 0.0
-        while time.monotonic() < end:
+        while time.monotonic() < end or len(done) < DEEDS or farm.leaders() < LEADERS:
             time.sleep(chance.uniform(*PACE))  # the rhythm of what is done
             farm.wake()
             spare = farm.it.nodes if time.monotonic() > nodes_fit else []
@@ -237,31 +282,29 @@ def test_every_slot_is_published_once_whatever_happens_to_beats_and_nodes(tmp_pa
         farm.wake(everybody=True)
         settled = time.time()
         with suppress(AssertionError):  # which ones are missing says more than that some are
-            eventually(
-                lambda: not missing_until(farm, settled), "all", timeout=2 * IN_TIME, every=0.1
-            )
+            eventually(lambda: not missing_until(farm, settled), "all", timeout=60, every=0.1)
         found = published(farm.it.broker.url)
         logs = farm.close()
     told = f"seed {SEED}: {done}"
-    wrong = errors(found, settled, farm.blows)
-    # Killed between its claim and its publish, on a busy machine more often: a plain task is then
-    # left out rather than published twice, and the next leader says so.
-    left_out = [words for words in wrong if words.startswith("plain") and words.endswith("never")]
-    doubtful = logs.count("an earlier leader died while publishing it")
-    assert len(left_out) <= doubtful <= sum(deed.startswith("kill") for deed in done), told
-    assert [words for words in wrong if words not in left_out] == [], told
+    left_out = doubtful(logs)
+    assert errors(found, settled, farm.blows, left_out) == [], told
+    assert len(left_out) <= len(farm.blows) / 2, told
     assert "Traceback" not in logs, f"{told}\n{logs}"
     assert len({one.entry for one in found}) == len(ENTRIES)
-    assert logs.count("Leads as") > 1, told
-    late = [one for one in found if one.sent - one.due > 1.5]
-    assert len(late) <= len(farm.blows) / 2 * (TTL + 2.0) * len(ENTRIES), told
-    assert sum("nodes" not in deed for deed in done) > SECONDS / 20, told
+    if math.isfinite(IN_TIME):
+        late = [one for one in found if one.sent - one.due > 1.5]
+        assert len(late) <= len(farm.blows) / 2 * (TTL + 2.0) * len(ENTRIES), told
 
 
 def missing_until(farm: Farm, moment: float, spare: str = "nobody") -> list[str]:
     """Return the slots up to *moment* that nobody has published yet, but those of *spare*."""
-    wrong = errors(published(farm.it.broker.url), moment)
+    wrong = errors(published(farm.it.broker.url), moment, left_out=doubtful(farm.told()))
     return [words for words in wrong if words.endswith("never") and not words.startswith(spare)]
+
+
+def newest(farm: Farm, entry: str) -> float:
+    """Return when the newest slot of *entry* that was published was due [s, Unix time]."""
+    return max(one.due for one in published(farm.it.broker.url) if one.entry == entry)
 
 
 @pytest.mark.parametrize("how", ["paused", "killed"])
@@ -269,18 +312,21 @@ def test_a_majority_down_for_two_leases_costs_nothing_but_time(tmp_path, how):
     """Nothing is published meanwhile nor twice; it goes on by itself; no process ends."""
     with beats(tmp_path, 2) as farm:
         down = farm.it.nodes[:3]
+        eventually(farm.is_between_slots, "moment between two slots", timeout=100, every=0.2)
         for node in down:
             node.pause() if how == "paused" else node.kill()
         stopped = time.time()
+        for beat in farm.beats.values():
+            beat.signal(signal.SIGCONT)
         eventually(lambda: time.time() > stopped + 2.5 * TTL, "two leases", every=0.1)
-        meanwhile = [one for one in published(farm.it.broker.url) if one.sent > stopped + TTL]
+        meanwhile = [one for one in published(farm.it.broker.url) if one.due > stopped]
         for node in down:
             node.resume() if how == "paused" else node.start()
         back = time.time()
         eventually(
             lambda: not missing_until(farm, back + 3.0),
             "all slots",
-            timeout=QUARANTINE + 3 * IN_TIME,
+            timeout=100,
             every=0.1,
         )
         found = published(farm.it.broker.url)
@@ -319,6 +365,7 @@ def test_a_leader_that_slept_between_its_look_and_the_send_adds_no_run(tmp_path,
         farm.beats[second].wait_for_log("Leads as", timeout=100)
         eventually(lambda: time.time() > slept + 3 * TTL, "three leases", every=0.1)
         eventually(lambda: not missing_until(farm, slept + 2 * TTL, spare=entry), "all slots")
+        eventually(lambda: newest(farm, entry) > slept, "what comes after it", timeout=100)
         woke = time.time()
         farm.beats[first].signal(signal.SIGCONT)
         farm.beats[first].wait_for_log("No longer leads", timeout=100)
@@ -361,10 +408,12 @@ def two_leaders(folder: Path, broken: str) -> Iterator[Farm]:
 
 def test_without_records_the_spree_finds_what_is_wrong(tmp_path):
     """The twin of the first test: with nothing remembered, a takeover loses slots."""
-    with beats(tmp_path, 2, "markers") as farm:
-        first = eventually(farm.leader, "leader", timeout=100)
+    with beats(tmp_path, 1, "markers") as farm:
+        (first,) = farm.beats
         farm.end(first, Beat.kill)
-        (second,) = farm.beats
+        died = time.time()
+        eventually(lambda: time.time() > died + 2.5, "two slots that nobody publishes", every=0.1)
+        farm.start(second := "b1")
         farm.beats[second].wait_for_log("Published slot", timeout=100)
         found = published(farm.it.broker.url)
         farm.close()

@@ -60,7 +60,7 @@ def declare(app):
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 def test_a_failure_that_is_rejected_comes_back_until_it_succeeds(rabbit, tmp_path, on):
     """Celery has not acknowledged it, so it is not over: a lock changes nothing about that."""
-    with stage(__file__, tmp_path, nodes=3, broker_url=rabbit.url) as it:
+    with stage(__file__, tmp_path, nodes=3, broker_url=rabbit.url, redlock_node_timeout=1.0) as it:
         back = {"x-message-ttl": WAIT, "x-dead-letter-exchange": "shop"}
         with it.app.connection_for_write() as connection:
             Queue("graves", Exchange("graves"), "shop", queue_arguments=back)(connection).declare()
@@ -70,6 +70,6 @@ def test_a_failure_that_is_rejected_comes_back_until_it_succeeds(rabbit, tmp_pat
         if on:
             eventually(lambda: it.meta(ours.id).get("status") == "SUCCESS", "success")
         else:
-            it.wait_for_log(rf"{ours.id}\] has finished before")
+            it.wait_for_log(rf"{ours.id}\] has finished before", timeout=60)
         assert len(it.bodies("plain")) == TIMES
         assert len(it.bodies("protected")) == (TIMES if on else 1)

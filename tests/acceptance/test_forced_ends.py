@@ -1,9 +1,8 @@
 """
 Tasks that are ended by force: hard limits, revokes, kills, shutdowns, recycled children.
 
-The lease lasts far longer than any test waits, so what frees a lock in time is that somebody
-released it. Bodies record that they live every few milliseconds: a body that was killed
-cannot record its end.
+The lease lasts far longer than any test waits, so what frees a lock is that somebody released it.
+Bodies record that they live every few milliseconds: a body that was killed cannot record its end.
 """
 
 from __future__ import annotations
@@ -18,17 +17,27 @@ import redis
 from celery.exceptions import TaskRevokedError
 
 from celery_redlock import RedlockTask
-from support.events import body, now, overlaps, read, record
+from support.events import body, overlaps, read, record
 from support.stage import stage
 from support.versions import CELERY, since
 from support.waiting import eventually
 
-#: Far longer than a test waits [s].
-TTL = 20.0
-#: How soon the next run of a name has to start after the end of the one before [s].
-SOON = 2.0
+#: Longer than a test waits for the next run of a name [s].
+TTL = 240.0
 #: How long Celery's parent takes at most to note that a child is dead, without us [s].
-NOTED = 6.0
+NOTED = 8.0
+#: A limit [s], so long that the body has begun by then.
+LIMIT = 4.0
+
+
+def gate(lock):
+    """Return the file whose coming ends the bodies of *lock*."""
+    return Path(os.environ["EVENTS"]).with_name(f"{lock}.open")
+
+
+def open_gate(it, lock):
+    """Have the bodies of *lock* end."""
+    it.events.with_name(f"{lock}.open").touch()
 
 
 def declare(app):
@@ -42,7 +51,7 @@ def declare(app):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with body(os.environ["EVENTS"], lock) as mine:
             end = time.monotonic() + (0 if once and earlier else seconds)
-            while time.monotonic() < end:
+            while time.monotonic() < end and not gate(lock).exists():
                 record(os.environ["EVENTS"], "tick", name=lock, body=mine)
                 time.sleep(0.02)
         return f"worked on {lock}"
@@ -52,7 +61,7 @@ def declare(app):
     app.task(name="late_no_dedup", acks_late=True, dedup_ttl=0, **options)(work)
     app.task(name="put_back", acks_late=True, reject_on_worker_lost=True, **options)(work)
     app.task(name="put_off", on_conflict="reschedule", **options)(work)
-    app.task(name="next", lock_wait=15.0, on_conflict="fail", **options)(work)
+    app.task(name="next", lock_wait=TTL / 2, on_conflict="fail", **options)(work)
     if CELERY >= (5, 7):
         app.task(
             name="retried",
@@ -116,8 +125,8 @@ def terminate(it, result, signame):
 
 #: End -> (does the body ignore SIGTERM, hard limit [s], signal of a revoke, kill -9).
 ENDS = {
-    "hard limit": (False, 1, None, False),
-    "hard limit, SIGTERM ignored": (True, 1, None, False),
+    "hard limit": (False, LIMIT, None, False),
+    "hard limit, SIGTERM ignored": (True, LIMIT, None, False),
     "revoked": (False, None, "SIGTERM", False),
     "revoked with SIGKILL": (False, None, "SIGKILL", False),
     "revoked, SIGTERM ignored": (True, None, "SIGTERM", False),
@@ -130,8 +139,7 @@ WITHOUT_CHANCE = ["hard limit, SIGTERM ignored", "revoked with SIGKILL", "killed
 def end_by_force(it, lock, end, task="late", queue="many"):
     """Publish a task and let it end by *end*; returns its result."""
     ignore, limit, signame, kill = ENDS[end]
-    seconds = 4.0 if (ignore and signame) else 60.0
-    result = publish(it, task, lock, seconds, ignore=ignore, time_limit=limit, queue=queue)
+    result = publish(it, task, lock, 120.0, ignore=ignore, time_limit=limit, queue=queue)
     (running,) = it.started(lock)
     if signame:
         terminate(it, result, signame)
@@ -150,18 +158,21 @@ def forced(it):
             lock = f"{task} {end}"
             result = end_by_force(it, lock, end, task)
             results[lock] = result, publish(it, "next", lock, 0.0, queue="next")
+    for task in ("early", "late"):
+        lock = f"{task} revoked, SIGTERM ignored"
+        it.wait_for_log(rf"Terminating {results[lock][0].id} ")
+        open_gate(it, lock)
     return results
 
 
 @pytest.mark.parametrize("task", ["early", "late"])
 @pytest.mark.parametrize("end", ENDS)
-def test_the_next_run_starts_soon_and_not_before_the_first_is_dead(it, forced, task, end):
+def test_the_next_run_starts_and_not_before_the_first_is_dead(it, forced, task, end):
     """Whatever ended the first body by force, its lock is free when its process is dead."""
     lock = f"{task} {end}"
     result, following = forced[lock]
-    first, second = it.started(lock, 2)
+    it.started(lock, 2)
     assert overlaps(e for e in read(it.events) if e.get("name") == lock) == []
-    assert second.started - first.ended < SOON
     assert following.get(timeout=100) == f"worked on {lock}"
     states = {"killed": "FAILURE", "revoked, SIGTERM ignored": "SUCCESS"}
     state = states.get(end, "FAILURE" if end.startswith("hard") else "REVOKED")
@@ -175,7 +186,7 @@ def test_a_parent_that_does_not_release_leaves_the_lock_behind(it):
         end_by_force(it, lock, end, queue="leaky")
         (first,) = it.started(lock)
         eventually(lambda pid=first.pid: dead(pid), f"death by {end}", timeout=100)
-    time.sleep(SOON + NOTED)
+    time.sleep(NOTED)  # in which nothing is to happen
     assert all(it.keys(f"redlock:lock:{lock}") for lock in locks)
 
 
@@ -183,7 +194,9 @@ def test_a_parent_that_does_not_wait_for_the_death_lets_bodies_meet(it):
     """Twin: released when Celery says "revoked", the lock is given out while the body runs on."""
     lock = "hasty"
     end_by_force(it, lock, "revoked, SIGTERM ignored", queue="hasty")
-    publish(it, "next", lock, 0.0, queue="one").get(timeout=100)
+    publish(it, "next", lock, 0.0, queue="one")
+    it.started(lock, 2)
+    open_gate(it, lock)
     eventually(lambda: it.bodies(lock)[0].finished, "end of the first body", timeout=100)
     assert overlaps(e for e in read(it.events) if e.get("name") == lock)
 
@@ -202,26 +215,33 @@ def dead(pid):
 @pytest.mark.parametrize("end", ["revoked", "expired"])
 @pytest.mark.parametrize("waits", ["queued", "put off"])
 def test_a_task_that_ends_before_it_runs_is_in_nobodys_way(it, end, waits):
-    """Waiting in a queue or for its next turn: it is revoked, and the next run starts soon."""
+    """Waiting in a queue or for its next turn: it is revoked, and the next run starts."""
     lock = f"{waits} {end}"
-    expires = 2.0 if end == "expired" else None
+    before, queue = (f"{lock} busy", "one") if waits == "queued" else (lock, "many")
+    busy = publish(it, "early", before, 120.0, queue=queue)
+    it.started(before)
+    begun = time.time()
+    # Not before it has been put off.
+    expires = {"queued": 1.0, "put off": 10.0}[waits] if end == "expired" else None
     if waits == "queued":
-        busy = publish(it, "early", f"{lock} busy", 4.0, queue="one")
-        it.started(f"{lock} busy")
         result = publish(it, "early", lock, 0.0, queue="one", expires=expires)
     else:
-        busy = publish(it, "early", lock, 4.0)
-        it.started(lock)
         result = publish(it, "put_off", lock, 0.0, expires=expires)
-        it.wait_for_log(rf"put_off\[{result.id}\]")
+        it.wait_for_log(rf"Rescheduled task put_off\[{result.id}\]", timeout=60)
     if end == "revoked":
         result.revoke()
+        # Not for the result: from Celery 5.7 on any worker stores that, at once.
+        (worker,) = (w for w in it.workers if f"{queue}@localhost" in w.command)
+        worker.wait_for_log(rf"Tasks flagged as revoked: .*{result.id}", timeout=60)
+    else:
+        eventually(lambda: time.time() > begun + expires + 1.0, "expiry", timeout=60)
+    open_gate(it, before)
     busy.get(timeout=100)
-    ended = now()
     publish(it, "next", lock, 0.0, queue="many").get(timeout=100)
-    assert it.bodies(lock)[-1].started - ended < SOON
     with pytest.raises(TaskRevokedError):
         result.get(timeout=100)
+    if end == "revoked":
+        it.wait_for_log(rf"Discarding revoked task: \S+{result.id}", timeout=100)
     assert len(it.bodies(lock)) == (1 if waits == "queued" else 2)
 
 
@@ -239,7 +259,7 @@ def test_a_task_whose_child_was_killed_comes_again_if_celery_says_so(it, task):
     """Put back or retried, it is not refused by the lock of the child that is dead."""
     lock = f"again {task}"
     # Not by the children that outlived a revoke above: Celery takes their death for that revoke.
-    result = publish(it, task, lock, 60.0, once=True, queue="next")
+    result = publish(it, task, lock, 120.0, once=True, queue="next")
     (running,) = it.started(lock)
     it.wait_until_begun(running.pid)
     os.kill(running.pid, signal.SIGKILL)
@@ -264,19 +284,19 @@ def impatient(tmp_path_factory):
 def test_a_copy_does_not_revive_what_celery_has_given_up(impatient, task):
     """The copy that was set aside ends, too; twin: where nothing is remembered, it runs."""
     it, lock = impatient, f"given up {task}"
-    result = publish(it, task, lock, 60.0, once=True)
+    result = publish(it, task, lock, 120.0, once=True)
     (running,) = it.started(lock)
-    it.wait_for_log(rf"{task}\[{result.id}\] set aside")
+    it.wait_for_log(rf"{task}\[{result.id}\] set aside", timeout=60)
     os.kill(running.pid, signal.SIGKILL)
     with pytest.raises(Exception, match="exited prematurely"):
-        result.get(timeout=60)
+        result.get(timeout=100)
     with redis.Redis.from_url(it.conf["broker_url"]) as client:
         eventually(lambda: not client.exists("unacked"), "end of the copy", timeout=100)
     if task == "late":
         assert len(it.bodies(lock)) == 1
         assert result.state == "FAILURE"
     else:
-        assert len(it.bodies(lock)) == 2
+        assert len(it.bodies(lock)) >= 2  # a slow broker's client may have made several copies
 
 
 # -- a worker that ends ---------------------------------------------------------------
@@ -284,7 +304,7 @@ def test_a_copy_does_not_revive_what_celery_has_given_up(impatient, task):
 
 @pytest.fixture
 def leaving(tmp_path):
-    """A stage with short leases, one worker that stays, and one that is to leave."""
+    """A stage whose broker delivers again soon, and a worker that is to leave."""
     options = {"visibility_timeout": 3, "unacked_restore_interval": 1}
     options["unacked_restore_throttle"] = 1
     conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, "broker_transport_options": options}
@@ -296,17 +316,19 @@ def leaving(tmp_path):
 def test_a_warm_shutdown_keeps_the_lock_to_the_end_of_the_task(leaving):
     """The body ends with its real result, and only then another may have the lock."""
     (worker,) = leaving.workers
-    result = publish(leaving, "late", "warm", 3.0, queue="leaving")
+    result = publish(leaving, "late", "warm", 120.0, queue="leaving")
     leaving.started("warm")
     worker.signal(signal.SIGTERM)
-    leaving.worker(name="staying", args=["-Q", "leaving,staying"])
+    staying = leaving.worker(name="staying", args=["-Q", "leaving,staying"])
     following = publish(leaving, "next", "warm", 0.0, queue="staying")
+    staying.wait_for_log(rf"next\[{following.id}\] received", timeout=60)
+    time.sleep(0.5)  # in which it is not to run
+    open_gate(leaving, "warm")
     assert result.get(timeout=100) == "worked on warm"
     assert following.get(timeout=100) == "worked on warm"
     first, second = leaving.bodies("warm")
     assert first.finished
-    assert first.ended - first.started >= 2.9
-    assert 0 <= second.started - first.ended < SOON
+    assert second.started >= first.ended
     worker.wait()
 
 
@@ -320,36 +342,36 @@ def test_a_warm_shutdown_keeps_the_lock_to_the_end_of_the_task(leaving):
 def test_what_a_shutdown_cuts_off_is_done_by_another_worker(leaving, signals):
     """Its lock is given back by the child that is told to end, long before the lease would end."""
     (worker,) = leaving.workers
-    result = publish(leaving, "late", "cut off", 60.0, once=True, queue="leaving")
+    result = publish(leaving, "late", "cut off", 120.0, once=True, queue="leaving")
     (running,) = leaving.started("cut off")
-    for name in signals:
+    for name in signals:  # two of a kind that come at once are one
         worker.signal(signal.Signals[name])
-        time.sleep(0.3)
+        worker.wait_for_log(r"(?i)worker: \S+ shutdown", timeout=60)
     worker.wait()
-    assert dead(running.pid)
+    eventually(lambda: dead(running.pid), "death of its child")
     leaving.worker(name="staying", args=["-Q", "leaving"])
-    assert result.get(timeout=60) == "worked on cut off"
+    assert result.get(timeout=100) == "worked on cut off"
     assert overlaps(read(leaving.events)) == []
 
 
-@pytest.mark.parametrize("ttl", [3.0, TTL])
+@pytest.mark.parametrize("ttl", [3.0, TTL])  # short, for what is tried here is its end
 def test_the_lock_of_a_worker_that_was_killed_ends_with_its_lease(tmp_path, ttl):
     """Nobody is left to release; the lease ends by itself. Twin: a long one is still there."""
     with stage(__file__, tmp_path, redlock_ttl=ttl, redlock_max_ttl=ttl) as it:
         worker = it.worker(name="leaving", args=["-Q", "leaving"])
         it.worker(name="staying", args=["-Q", "staying"])
-        publish(it, "late", "orphan", 60.0, queue="leaving")
+        publish(it, "late", "orphan", 120.0, queue="leaving")
         it.started("orphan")
         time.sleep(1.5)  # until it was renewed, if the lease is the short one
         worker.kill()
         following = publish(it, "next", "orphan", 0.0, queue="staying")
         if ttl == TTL:
-            time.sleep(3.0 + SOON)
+            time.sleep(5.0)  # in which nothing is to happen
             assert len(it.bodies("orphan")) == 1
             return
         assert following.get(timeout=100) == "worked on orphan"
         first, second = it.bodies("orphan")
-        assert 0 < second.started - first.ended < ttl + SOON
+        assert second.started > first.ended
 
 
 # -- children that come and go --------------------------------------------------------

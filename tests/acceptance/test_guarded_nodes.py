@@ -27,7 +27,8 @@ from support.tls import TLSNode, tls_node
 from support.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sentinel-tls-acl.md"
-TTL = 3.0
+#: So short that a test may wait for a renewal and for a quarantine, and longer than a stall [s].
+TTL = 9.0
 PASSWORDS = {"worker": "w0rker-s3cret", "operator": "0perator-s3cret"}
 
 
@@ -37,9 +38,11 @@ def declare(app):
     @app.task(
         base=RedlockTask, name="nap", shared=False, lock_key="{lock}", on_conflict="reschedule"
     )
-    def nap(lock, seconds):
+    def nap(lock, seconds, renewals=0):
         with body(os.environ["EVENTS"], lock):
             time.sleep(seconds)
+            enough = lambda: current_lock().renewals >= renewals  # noqa: E731
+            eventually(enough, f"{renewals} renewals", timeout=100)
         return current_lock().renewals
 
     @app.task(
@@ -117,11 +120,11 @@ def states(guarded):
 def test_workers_need_no_more_than_the_page_says(guarded):
     """Contention, renewals and unique messages; nothing is refused, no password is logged."""
     it = guarded.it
-    it.start_workers([{}, {"pool": "threads"}])
     asked = [it.task("nap").delay("n", 0.2) for _ in range(5)]
-    long = it.task("nap").delay("long", 1.5 * TTL)
+    long = it.task("nap").delay("long", 0.0, renewals=1)
     first = it.task("once").delay("u", 0.5)
     assert it.task("once").delay("u", 0.5).duplicate
+    it.start_workers([{}, {"pool": "threads"}])
     for result in [*asked, first]:
         result.get(timeout=60)
     assert long.get(timeout=60) >= 1
@@ -136,12 +139,12 @@ def test_a_failover_under_a_running_task(guarded):
     """The task keeps its lock, nobody gets it beside, and the node votes again by itself."""
     it = guarded.it
     it.worker(concurrency=3)
-    long = it.task("nap").delay("n", 4 * TTL)
+    long = it.task("nap").delay("n", TTL, renewals=4)
     it.started("n")
     guarded.watched.fail_over()
     other = it.task("nap").delay("n", 0.0)
     eventually(lambda: states(guarded) == ["up", "up", "quarantined"], "quarantine", timeout=100)
-    assert long.get(timeout=60) >= 3
+    assert long.get(timeout=60) >= 4
     other.get(timeout=60)
     one, two = it.bodies("n")
     assert two.started >= one.ended
@@ -161,7 +164,7 @@ def test_tools_need_no_more_than_the_page_says(guarded, tmp_path):
         app = Celery("shop", broker={it.broker.url!r})
         app.conf.redlock_nodes = {guarded.nodes["operator"]!r}
         app.conf.redlock_ttl = app.conf.redlock_max_ttl = {TTL}
-        app.conf.redlock_node_timeout = 0.5
+        app.conf.redlock_node_timeout = 1.0
 
         @app.task(base=RedlockTask, name="nap", lock_key="{{lock}}")
         def nap(lock, seconds): pass

@@ -15,7 +15,8 @@ from celery_redlock import RedlockTask
 from support.stage import stage
 from support.waiting import eventually
 
-TTL = 3.0
+#: So short that a test may wait for two renewals, and longer than a stall [s].
+TTL = 9.0
 
 
 def declare(app):
@@ -31,7 +32,9 @@ def declare(app):
 def it(request, tmp_path_factory):
     """The stage, with one worker of each kind in turn."""
     folder = tmp_path_factory.mktemp(request.param)
-    with stage(__file__, folder, redlock_ttl=TTL, redlock_max_ttl=TTL) as it:
+    with stage(
+        __file__, folder, redlock_ttl=TTL, redlock_max_ttl=TTL, redlock_node_timeout=1.0
+    ) as it:
         it.worker(pool=request.param, concurrency=2)
         yield it
 
@@ -92,12 +95,16 @@ def test_a_lock_of_another_is_not_listed(it, until):
 
 def test_a_worker_tells_how_it_sees_the_nodes(it):
     """Each with its state, how long it took to answer, and how far its clock is off."""
-    nodes = eventually(lambda: ask(it, "redlock_nodes")["nodes"], "the first look", timeout=100)
-    assert len(nodes) == 5
-    for node in nodes:
-        assert node["state"] == "up", node["problem"]
-        assert 0 < node["latency"] < 5
-        assert abs(node["clock_offset"]) < 1
+
+    def are_all_up():
+        nodes = ask(it, "redlock_nodes")["nodes"]
+        # An answer that was late says little about a clock; the next look is better.
+        well = [n for n in nodes if n["state"] == "up" and abs(n["clock_offset"]) < 1]
+        return len(well) == 5 and nodes
+
+    for node in eventually(are_all_up, "a look at all nodes", timeout=100):
+        assert node["latency"] > 0
+        assert not node["problem"]
 
 
 def test_the_commands_work_from_the_command_line(it, tmp_path):
@@ -121,7 +128,7 @@ def test_the_commands_work_from_the_command_line(it, tmp_path):
 
 def test_a_dead_and_a_quarantined_node_are_told_as_such(tmp_path):
     """By the next look."""
-    with stage(__file__, tmp_path, redlock_ttl=TTL, redlock_max_ttl=20.0) as it:
+    with stage(__file__, tmp_path, redlock_ttl=TTL, redlock_max_ttl=60.0) as it:
         it.worker(pool="solo")
         eventually(lambda: len(ask(it, "redlock_nodes")["nodes"]) == 5, "look", timeout=100)
         it.nodes[0].kill()
@@ -135,4 +142,4 @@ def test_a_dead_and_a_quarantined_node_are_told_as_such(tmp_path):
         )
         down, quarantined, *_ = ask(it, "redlock_nodes")["nodes"]
         assert down["problem"]
-        assert 0 < quarantined["quarantine"] <= 23
+        assert 0 < quarantined["quarantine"] <= 64

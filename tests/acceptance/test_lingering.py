@@ -13,10 +13,12 @@ from celery_redlock import RedlockTask
 from support.events import body, read, record
 from support.stage import stage
 
-#: So long that a lock which was left to its lease does not pass for released.
-TTL = 20.0
+#: So long that a lock which was left to its lease does not pass for released [s].
+TTL = 120.0
+#: No node is late here: a release that one of them has not answered yet is not what is looked for.
+RULES = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, "redlock_node_timeout": 10.0}
 #: For processes that end: without observers, whose last words could take a release along.
-ENDING = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, "redlock_observers": []}
+ENDING = {**RULES, "redlock_observers": []}
 KINDS = {"early": False, "late": True}
 
 
@@ -73,9 +75,7 @@ def declare(app):
 @pytest.fixture(scope="module")
 def it(tmp_path_factory):
     """A stage with one worker of three processes."""
-    with stage(
-        __file__, tmp_path_factory.mktemp("lingering"), redlock_ttl=TTL, redlock_max_ttl=TTL
-    ) as it:
+    with stage(__file__, tmp_path_factory.mktemp("lingering"), **RULES) as it:
         it.worker(concurrency=3)
         yield it
 

@@ -27,12 +27,14 @@ from support.waiting import eventually
 LIMIT = 3
 NAMES = 10
 PUBLISHES = 1000
-TTL = 2.0
+#: So long that no stall costs a body its lock; and it is what a killed one's lock takes to end [s].
+TTL = 10.0
 
 
-def gate():
-    """Return the file for which bodies wait that count per node."""
-    return Path(os.environ["EVENTS"]).with_name("open")
+def wait_at_the_gate(name):
+    """Wait until a test opens the gate for the bodies of *name*."""
+    gate = Path(os.environ["EVENTS"]).with_name(f"{name}.open")
+    eventually(gate.exists, f"word to go on for {name!r}", timeout=100)
 
 
 def declare(app):
@@ -44,6 +46,8 @@ def declare(app):
         held = current_lock()
         with body(os.environ["EVENTS"], name, lock=held.name, place=held.place, fence=held.fence):
             time.sleep(seconds)
+            if name == "free":
+                wait_at_the_gate(name)
         return held.place
 
     app.task(name="limited", lock_key="{name}", lock_limit=LIMIT, **options)(work)
@@ -60,9 +64,7 @@ def declare(app):
         is_granted = len(counted) == quorum(len(nodes))
         if is_granted:
             with body(os.environ["EVENTS"], "per node"):
-                ends = time.monotonic() + 60
-                while not gate().exists() and time.monotonic() < ends:
-                    time.sleep(0.02)
+                wait_at_the_gate("per node")
         return is_granted
 
     @app.task(name="pair", lock_key=("tenant:{tenant}", "all"), **options)
@@ -84,6 +86,7 @@ def it(tmp_path_factory):
     }
     conf = {"redlock_max_ttl": TTL, "redlock_ttl": TTL, "worker_prefetch_multiplier": 4}
     conf |= {"broker_transport_options": transport, "task_track_started": False}
+    conf |= {"redlock_node_timeout": 1.0}
     folder = tmp_path_factory.mktemp("limit")
     with stage(__file__, folder, **conf) as it:
         it.start_workers([{"concurrency": 8}] * 2)
@@ -141,7 +144,7 @@ def test_never_more_than_the_limit_whatever_dies(it):
         found = stored(it, ids)
         return all(one in found or broker.was_dropped(one) for one in ids) and found
 
-    found = eventually(all_have_ended, "the end of all tasks", timeout=100, every=0.2)
+    found = eventually(all_have_ended, "the end of all tasks", timeout=200, every=0.2)
     broker.close()
     assert len(found) >= PUBLISHES - 1, "one worker was killed, with one message in its hand"
     assert {meta["status"] for meta in found.values()} == {"SUCCESS"}
@@ -157,14 +160,16 @@ def test_a_count_per_node_lets_in_more(it):
     """A twin: each node counts to three, and each of five tasks has a majority of them."""
     results = [it.task("per_node").delay(number) for number in range(5)]
     it.started("per node", 5)
-    it.events.with_name("open").touch()
+    it.events.with_name("per node.open").touch()
     assert [result.get(timeout=100) for result in results] == [True] * 5
     assert most_at_once(it.bodies("per node")) == 5 > LIMIT
 
 
 def test_without_the_limit_there_are_more(it):
     """The twin: the record outside sees four and more where the limit does not forbid it."""
-    results = [it.task("free").delay("free", 0.5) for _ in range(16)]
+    results = [it.task("free").delay("free", 0.0) for _ in range(16)]
+    it.started("free", LIMIT + 1)
+    it.events.with_name("free.open").touch()
     for result in results:
         result.get(timeout=100)
     assert most_at_once(it.bodies("free")) > LIMIT
@@ -172,11 +177,11 @@ def test_without_the_limit_there_are_more(it):
 
 def test_a_place_is_free_again_when_its_holder_is_killed(it):
     """The parent releases for the child, on the place that it had."""
-    results = [it.task("limited").delay("killed", 30.0) for _ in range(LIMIT)]
+    results = [it.task("limited").delay("killed", 600.0) for _ in range(LIMIT)]
     it.started("killed", LIMIT)
     waits = it.task("limited").delay("killed", 0.0)
     results[0].revoke(terminate=True, signal="SIGKILL")
-    waits.get(timeout=60)
+    waits.get(timeout=100)
     for result in results[1:]:
         result.revoke(terminate=True, signal="SIGKILL")
     assert {one["place"] for one in begun(it, "killed")} == set(range(LIMIT))
@@ -196,8 +201,9 @@ def test_all_names_or_none(it):
     """Whoever finds one of them taken has none of the others meanwhile."""
     with it.held("all"):
         waits = it.task("pair").delay(7, 0.0)
-        eventually(lambda: it.keys("redlock:ready:all"), "a task that waits")
-        eventually(lambda: not it.keys("redlock:lock:tenant:7"), "the name before it")
-        assert plugin_for(it.app).locks.acquire("tenant:7").fence
+        eventually(lambda: it.keys("redlock:ready:all"), "a task that waits", timeout=60)
+        eventually(lambda: not it.keys("redlock:lock:tenant:7"), "the name before it", timeout=60)
+        # Each time it looks again it has it for a moment.
+        assert plugin_for(it.app).locks.acquire("tenant:7", wait=60.0).fence
     # Its own lease of the tenant's name ends by itself.
     assert waits.get(timeout=60)[0] == "tenant:7"

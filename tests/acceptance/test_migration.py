@@ -31,7 +31,7 @@ SETTINGS = """
     server = os.environ["BROKER"].removesuffix("/0")
     app = Celery("shop", broker=f"{server}/0", backend=f"{server}/1", set_as_current=False)
     app.conf.redlock_nodes = os.environ["NODES"].split()
-    app.conf.redlock_node_timeout = 0.5
+    app.conf.redlock_node_timeout = 1.0
     app.conf.broker_connection_retry_on_startup = True
 """
 ALL = f"""{SETTINGS}
@@ -268,7 +268,7 @@ def test_what_a_rate_limit_of_heimdall_puts_off_runs_under_both_bases(
     class Both(RedlockTask, HeimdallTask):
         abstract = True
 
-    @app.task(base=Both, heimdall={{"rate_limit": RateLimit((1, 2)), "key": "k"}}, name="limited")
+    @app.task(base=Both, heimdall={{"rate_limit": RateLimit((1, 10)), "key": "k"}}, name="limited")
     def limited(a):
         return a
     """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,10 +13,21 @@ from typing import Any
 
 import redis
 
+from celery_redlock.beat.slot_records import LastSlot, Slots
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.records import TOKEN_LENGTH
+from celery_redlock.plugin import plugin_for
 from support.stage import Stage
 from support.worker import CeleryProcess
 
-__all__ = ["Beat", "Published", "published", "stage_beat"]
+__all__ = [
+    "Beat",
+    "Published",
+    "last_slots",
+    "published",
+    "stage_beat",
+    "stopped_between_slots",
+]
 
 
 class Beat(CeleryProcess):
@@ -91,3 +104,45 @@ def stage_beat(it: Stage, name: str, **options: Any) -> Beat:
     env |= options.pop("env", {})
     beat = Beat("support.stage", name=name, env=env, **{"folder": it._folder, **options})
     return it._stack.enter_context(beat)
+
+
+def stopped_between_slots(
+    it: Stage, beat: CeleryProcess, entries: Sequence[str], *, lease: float = 0.0
+) -> bool:
+    """
+    Stop *beat*, and return whether there is no doubt about what it has published.
+
+    Else it goes on. A moment at which it is quiet would not do: it may be over when it is killed.
+
+    Args:
+        it: The stage.
+        beat: To be ended, or to be let go on, by the caller.
+        entries: Names of entries that may have been published.
+        lease: How long the leadership of *beat* has to stand by itself [s]; 0 for not at all.
+    """
+    beat.signal(signal.SIGSTOP)
+    before = last_slots(it, entries)
+    time.sleep(0.1)  # what it has sent is with the nodes by then
+    found = last_slots(it, entries)
+    is_well = found == before and all(last.is_settled for last in found.values())
+    if is_well and lease_left(it, beat) >= lease:
+        return True
+    beat.signal(signal.SIGCONT)
+    return False
+
+
+def last_slots(it: Stage, entries: Sequence[str]) -> dict[str, LastSlot]:
+    """Return the records of *entries* on the nodes."""
+    return Slots.on(plugin_for(it.app).locks).look([f"stage/{entry}" for entry in entries])
+
+
+def lease_left(it: Stage, beat: CeleryProcess) -> float:
+    """Return how long the lease of *beat* lasts on a majority of the nodes [s], 0 without one."""
+    left = []
+    for node in it.nodes:
+        with redis.Redis.from_url(node.url) as client:
+            for key in client.keys("redlock:lock:*"):
+                value = client.get(key) or b""
+                info = json.loads(value[TOKEN_LENGTH:] or b"{}")
+                left += [client.pttl(key) / 1000.0] if info.get("pid") == beat.pid else []
+    return min(left) if len(left) >= quorum(len(it.nodes)) else 0.0

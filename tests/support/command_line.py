@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -11,10 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from celery_redlock.ops.servers import Server
 from support.launcher import popen
+from support.waiting import eventually
 
-__all__ = ["CommandLine", "command_line", "urls"]
+__all__ = ["CommandLine", "command_line", "on_all", "stopped", "urls"]
 
 #: Longest wait for a command [s].
 PATIENCE = 60.0
@@ -23,6 +27,23 @@ PATIENCE = 60.0
 def urls(nodes: Sequence[Server | str]) -> list[str]:
     """Return the URLs of *nodes*, which may be URLs already."""
     return [node if isinstance(node, str) else node.url for node in nodes]
+
+
+def on_all(nodes: Sequence[Server | str], name: str) -> None:
+    """Wait until all *nodes* have the lock *name*, which a majority of them has granted."""
+    for url in urls(nodes):
+        with redis.Redis.from_url(url) as client:
+            eventually(lambda: client.exists(f"redlock:lock:{name}"), f"{name!r} on {url}")
+
+
+@contextmanager
+def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Stop *process* for the body of a ``with``, so that it does not come before somebody else."""
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
 
 
 class CommandLine:
