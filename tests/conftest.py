@@ -74,6 +74,12 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(3 * (os.cpu_count() or 1), 24)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the long kinds alone where they are not wanted: they import what is not installed."""
+    is_long = collection_path.parent == Path(__file__).parent and collection_path.name in LONG_KINDS
+    return True if is_long and config.getoption("markexpr") == "not long" else None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark all tests of the long kinds."""
     if item.path.parent.name in LONG_KINDS:

@@ -248,6 +248,7 @@ def test_the_page_is_what_was_recorded():
     assert sorted(places) == sorted(["targets: targets", *tables, *plots])
 
 
+@pytest.mark.long  # draws them anew with matplotlib
 def test_the_pictures_are_of_what_was_recorded():
     """One for each plot, of these very figures, and no other."""
     from benchmarks.pictures import digest, digest_in
