@@ -18,7 +18,7 @@ from celery_redlock import RedlockTask, current_lock
 from support.events import body, record
 
 EVENTS = os.environ.get("EVENTS", os.devnull)
-TTL = float(os.environ.get("TTL", "10"))
+TTL = float(os.environ.get("TTL", "60"))
 LOCKED = os.environ.get("LOCKS", "on") == "on"
 BASE = RedlockTask if LOCKED else Task
 
@@ -27,7 +27,7 @@ app.conf.update(
     redlock_nodes=os.environ.get("NODES", "redis://127.0.0.1:1").split(","),
     redlock_ttl=TTL,
     redlock_max_ttl=max(TTL, 3.0),
-    redlock_node_timeout=1.0,
+    redlock_node_timeout=min(1.0, TTL / 3),
     broker_connection_retry_on_startup=True,
     task_track_started=True,
     worker_prefetch_multiplier=1,

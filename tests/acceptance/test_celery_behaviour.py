@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -159,7 +160,7 @@ def declare_ends(app):
                 os.kill(os.getpid(), signal.SIGKILL)
         elif way == "hold":
             go = Path(os.environ["EVENTS"]).with_name(f"go {what}")
-            eventually(go.exists, "word to go on")
+            eventually(go.exists, "word to go on", timeout=100)
         elif way in ERRORS:
             raise ERRORS[way]
         else:
@@ -250,7 +251,8 @@ def tell_of_signals():
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     """A plain app and a protected one, each with a worker of its own."""
-    same = {"result_extended": True, "worker_send_task_events": True, "redlock_ttl": 5.0}
+    same = {"result_extended": True, "worker_send_task_events": True, "redlock_ttl": 120.0}
+    same |= {"redlock_max_ttl": 120.0, "redlock_node_timeout": 1.0}
     folders = [tmp_path_factory.mktemp(name) for name in ("plain", "protected")]
     with (
         stage(__file__, folders[0], nodes=0, redlock_nodes=[], **same) as plain,
@@ -431,7 +433,7 @@ def messages(it):
         tell.apply_async(("headers",), headers={"tenant": "acme"}),
         stamped.apply_async(),
         tell.apply_async(("priority",), priority=3),
-        tell.apply_async(("limits",), time_limit=30, soft_time_limit=20, expires=60),
+        tell.apply_async(("limits",), time_limit=300, soft_time_limit=200, expires=600),
         tell.apply_async(("shadow",), shadow="shown"),
         chain(tell.si("first"), tell.si("second").set(priority=5)).apply_async(priority=2),
     ]
@@ -456,7 +458,9 @@ def revocations(it):
     """Before it is published, while it waits for its time, and while it runs."""
     end, control, never = it.task("end"), it.app.control, uuid()
     control.revoke(never)
-    waiting = end.apply_async(("return", "revoked"), countdown=5)
+    waiting = end.apply_async(
+        ("return", "revoked"), countdown=12
+    )  # long enough to be revoked before
     eventually(lambda: told(it, waiting)["parent"], "sign that it waits", timeout=100)
     waiting.revoke()
     eventually(
@@ -476,7 +480,12 @@ def revocations(it):
     eventually(is_known_to_run, "word that the task runs", timeout=100)
     running.revoke(terminate=True)
     ended, _ = ends(running)  # the word of why is chance: up to Celery 5.6 two places write it
-    time.sleep(0.5)  # for signals that are sent once the state is stored
+    for result in (early, waiting, running):  # signals are sent once the state is stored
+        eventually(
+            lambda r=result: any(name == "task_revoked" for name, *_ in told(it, r)["parent"]),
+            "signal of the revoke",
+        )
+    time.sleep(0.5)  # for what more might be sent
     return found, ended, [told(it, result)["parent"] for result in (early, waiting, running)]
 
 
@@ -552,9 +561,10 @@ ENDS = {
     "reject": {},
     "requeue": {},
     "exit": {},
-    "soft": {"soft_time_limit": 1},
-    "soft caught": {"soft_time_limit": 1},
-    "hard": {"time_limit": 1},
+    # So long that the body has begun by then.
+    "soft": {"soft_time_limit": 4},
+    "soft caught": {"soft_time_limit": 4},
+    "hard": {"time_limit": 4},
     "killed": {},
 }
 READY = {"SUCCESS", "FAILURE", "REVOKED"}
@@ -633,6 +643,21 @@ def wait_for_the_end(it, witness, result, what, times):
     time.sleep(0.5)  # for what more might be sent
 
 
+def story_of(it, result, witness, way, what):
+    """Return all that is known of a task by now."""
+    story = {
+        "notes": notes_of(it.events, what),
+        "stored": stored(it, result),
+        "signals": told(it, result),
+        "events": witness.of(result),
+    }
+    if way == "hard":  # whether the child gets to say a last word is chance
+        story["signals"]["child"] = [s for s in story["signals"]["child"] if s[0] == "task_prerun"]
+    if way in ("retry", "replace"):  # the parent may hear of the next run before this one ends
+        story["events"].sort(key=str)
+    return story
+
+
 @pytest.mark.parametrize("way", ENDS)
 @pytest.mark.parametrize("name", ["end", "end_late"])
 def test_every_end_is_the_end_that_celery_makes_of_it(both, witnesses, name, way):
@@ -640,22 +665,17 @@ def test_every_end_is_the_end_that_celery_makes_of_it(both, witnesses, name, way
     what = f"{name} {way}"
     results = [it.task(name).apply_async((way, what), **ENDS[way]) for it in both]
     times = 2 if way == "retry" or what == "end_late requeue" else 1
-    stories = []
-    for it, result, witness in zip(both, results, witnesses, strict=True):
+    played = [*zip(both, results, witnesses, strict=True)]
+    for it, result, witness in played:
         wait_for_the_end(it, witness, result, what, times)
-        story = {
-            "notes": notes_of(it.events, what),
-            "stored": stored(it, result),
-            "signals": told(it, result),
-            "events": witness.of(result),
-        }
-        if way == "hard":  # whether the child gets to say a last word is chance
-            story["signals"]["child"] = [
-                s for s in story["signals"]["child"] if s[0] == "task_prerun"
-            ]
-        if way in ("retry", "replace"):  # the parent may hear of the next run before this one ends
-            story["events"].sort(key=str)
-        stories.append(story)
+
+    def are_the_same():
+        stories[:] = [story_of(*one, way, what) for one in played]
+        return stories[1] == stories[0]
+
+    stories = []
+    with contextlib.suppress(AssertionError):  # how they differ says more
+        eventually(are_the_same, "the same story", every=0.1)
     assert stories[1] == stories[0]
     assert stories[0]["events"]
     assert stories[0]["signals"]["parent"]
@@ -673,5 +693,4 @@ def test_no_lock_is_left_behind(both):
     """After all that no node knows of a lock."""
     _, protected = both
     protected.wait_until_quiet()
-    protected.conf["redlock_ttl"] = 30.0
     protected.wait_until_free()

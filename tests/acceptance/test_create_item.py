@@ -35,6 +35,8 @@ WIDE = """
     from support.events import read, record
     from support.waiting import eventually
 
+    app.conf.redlock_ttl = 60.0  # lasts though the machine is slow, as does the patience with nodes
+    app.conf.redlock_node_timeout = 1.0
     EVENTS = os.environ["EVENTS"]
     count_items = ledger.count_items
 
@@ -65,7 +67,7 @@ def ledger_url(request, tmp_path):
 def five_calls(tmp_path, broker, redis_nodes, start_worker, events):
     """Make five calls of one customer at once in real workers; returns what became of each."""
     nodes = redis_nodes(5)
-    bootstrap([node.url for node in nodes], Rules(ttl=10, max_ttl=20))
+    bootstrap([node.url for node in nodes], Rules(ttl=60, max_ttl=60))
     (tmp_path / "wide.py").write_text(textwrap.dedent(WIDE))
 
     def calls(ledger_url, *arguments, wait_for="came", dead=()):
@@ -73,7 +75,7 @@ def five_calls(tmp_path, broker, redis_nodes, start_worker, events):
             "BROKER_URL": broker.url,
             "RESULT_URL": broker.url,
             "REDLOCK_NODES": ",".join(node.url for node in nodes),
-            "REDLOCK_MAX_TTL": "20",
+            "REDLOCK_MAX_TTL": "60",
             "LEDGER_URL": ledger_url,
             "WAIT_FOR": wait_for,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),

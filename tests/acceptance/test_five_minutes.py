@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from celery_redlock.ops.servers import Server
+from support.console import PATIENCE_WITH_NODES
 from support.pages import blocks_of, commands_of
 from support.waiting import eventually
 
@@ -48,7 +49,7 @@ def terminals(tmp_path):
     env = {
         **os.environ,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(PATIENCE_WITH_NODES)]),
         "BROKER_URL": f"redis://127.0.0.1:{ports[0]}/0",
         "RESULT_URL": f"redis://127.0.0.1:{ports[0]}/1",
         "REDLOCK_NODES": nodes,
