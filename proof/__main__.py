@@ -34,7 +34,7 @@ PROOFS: dict[str, tuple[list[str], str]] = {
         "half an hour",
     ),
 }
-#: How long the sprees are, which `make test` runs for seconds.
+#: How long the sprees are, which `make test-all` runs for seconds.
 LONG = {"REDLOCK_SPREE_SECONDS": "600", "REDLOCK_SPREE_KILLS": "200"}
 #: What is run if nothing is named; real servers and real time come by ``make nemesis``.
 USUAL = ("simulation", "exploration", "matrix", "resources")

@@ -79,12 +79,12 @@ ALSO = (
     (
         "an exception at every line, forks, exits",
         "two [defects](defects.md#found-by-the-proofs), fixed",
-        "`make test ARGS=tests/resources`",
+        "`make test-all ARGS=tests/resources`",
     ),
     (
         "settings, headers, replies, records and commands of any shape",
         "five [defects](defects.md#found-by-the-proofs), fixed",
-        "`make test ARGS=tests/fuzz`",
+        "`make test-all ARGS=tests/fuzz`",
     ),
 )
 

@@ -66,7 +66,7 @@ LONGEST = (
 #: Kinds of tests, those that take longest first.
 KINDS = ("tools", "acceptance", "resources", "integration", "nemesis", "package", "simulation")
 #: Kinds that take long, or are about tools of this repository.
-LONG_KINDS = ("companions", "exploration", "nemesis", "package", "resources", "tools")
+LONG_KINDS = ("companions", "exploration", "fuzz", "nemesis", "package", "resources", "tools")
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -81,8 +81,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark all tests of the long kinds."""
-    if item.path.parent.name in LONG_KINDS:
+    """Mark all tests of the long kinds, and those in a browser."""
+    if item.path.parent.name in LONG_KINDS or "chromium" in getattr(item, "fixturenames", ()):
         item.add_marker("long")
 
 

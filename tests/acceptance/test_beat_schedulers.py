@@ -23,6 +23,8 @@ from support.events import read, record
 from support.stage import stage
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 SCHEDULERS = {
     "persistent": "celery.beat:PersistentScheduler",
     "django": "django_celery_beat.schedulers:DatabaseScheduler",

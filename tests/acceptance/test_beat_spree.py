@@ -8,7 +8,7 @@ nobody waits longer for one than a takeover takes after the last thing that was 
 The length and the chance are parameters:
 
     make proof ARGS=sprees
-    REDLOCK_SPREE_SECONDS=600 make test ARGS="tests/acceptance/test_beat_spree.py --timeout 900"
+    REDLOCK_SPREE_SECONDS=600 make test-all ARGS="tests/acceptance/test_beat_spree.py --timeout 900"
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from support.stage import stage
 from support.versions import CELERY
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 
 def declare(app):
     """Declare tasks without a word about locks, all of them protected if the app says so."""

@@ -26,6 +26,8 @@ from support.stage import Stage, stage
 from support.tls import TLSNode, tls_node
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sentinel-tls-acl.md"
 #: So short that a test may wait for a renewal and for a quarantine, and longer than a stall [s].
 TTL = 9.0

@@ -21,6 +21,8 @@ from support.events import overlaps, read
 from support.waiting import eventually
 from support.worker import CeleryProcess
 
+pytestmark = pytest.mark.long
+
 FILES = {
     "mysite/__init__.py": "from mysite.celery import app as celery_app\n",
     "mysite/celery.py": """

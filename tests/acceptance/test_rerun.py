@@ -4,7 +4,7 @@
 At most one task of a name runs and one is pending; what is triggered meanwhile is merged into
 the pending one, also while workers are killed. The length of the soak is a parameter:
 
-    REDLOCK_SPREE_TRIGGERS=20000 make test ARGS="tests/acceptance/test_rerun.py --timeout 1800"
+    REDLOCK_SPREE_TRIGGERS=20000 make test-all ARGS="tests/acceptance/test_rerun.py --timeout 1800"
 """
 
 from __future__ import annotations

@@ -39,6 +39,8 @@ from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import Started
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sentinel-tls-acl.md"
 RULES = Rules(ttl=3, max_ttl=3, node_timeout=0.5)
 SECRET = "s3cret-of-the-locks"

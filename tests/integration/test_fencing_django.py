@@ -11,6 +11,8 @@ import pytest
 
 import celery_redlock
 
+pytestmark = pytest.mark.long
+
 PROGRAM = Path(__file__).with_name("fencing_django.py")
 PATH = [str(Path(celery_redlock.__file__).parents[1]), str(PROGRAM.parents[1])]
 

@@ -18,6 +18,8 @@ from support.sentinels import SentinelServer, service
 from support.tls import tls_node
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 TTL = 3.0
 #: Of a lease that outlives a failover, also on a busy machine [s].
 PATIENT = 25.0

@@ -653,11 +653,13 @@ def faults(seeds=SEEDS, **how):
     return {seed: faults for seed, faults in found.items() if faults}
 
 
+@pytest.mark.long
 def test_no_slot_is_published_twice_nor_skipped_silently():
     """Unless the outcome was a doubt, a slot is published in one term, whatever goes wrong."""
     assert faults() == {}
 
 
+@pytest.mark.long
 def test_a_failed_publish_may_be_tried_again():
     """A broker that took the message and did not say so makes a doubt for the next term."""
     assert faults(failing=0.3) == {}
@@ -674,6 +676,7 @@ def test_the_world_is_as_bad_as_it_says():
     assert states.count(SlotState.CLAIMED) > 400
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_without_its_part_the_law_falls(mutant):
     """Record, token and fence are each needed: without one of them the same worlds break a law."""
@@ -683,6 +686,7 @@ def test_without_its_part_the_law_falls(mutant):
     assert any(law in fault for faults in found.values() for fault in faults)
 
 
+@pytest.mark.long
 def test_a_publish_that_is_forgotten_breaks_the_law():
     """A leader that takes back what it may have published leaves the next one without a doubt."""
     found = faults(failing=0.3, remembers=False)
