@@ -405,10 +405,11 @@ def test_what_is_to_run_once_runs_once_across_a_takeover(beats):
     beats.wait_for_slots(1)
 
     def add_once(name):
+        """Add it in time for the leader to know of it: it runs no slot from before it did."""
         return beats.run(
             ORM
             + f"""
-moment = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(seconds=1.2)
+moment = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(seconds=10.2)
 once({name!r}, moment)
 print(json.dumps(moment.timestamp()))
 """

@@ -41,6 +41,8 @@ RECORDED = """
 
     EVENTS, GATE = os.environ["EVENTS"], os.environ.get("GATE")
     app.conf.redlock_ttl = app.conf.redlock_max_ttl
+    # A worker that is killed may hold what keeps others from bringing messages back.
+    app.conf.broker_transport_options["unacked_mutex_expire"] = 2
     app.conf.redlock_node_timeout = 1.0
     app.tasks["example_worker.app.load"].lock_ttl = min(9.0, app.conf.redlock_max_ttl)
 
