@@ -94,7 +94,7 @@ def test_a_thread_that_outlives_its_body_has_not_the_lock_of_another(app):
     go, found, threads = threading.Event(), [], []
 
     def ask():
-        go.wait(10)
+        go.wait(60)
         try:
             found.append(current_lock().name)
         except RuntimeError:

@@ -100,24 +100,25 @@ def test_the_watch_ends_with_its_app(monkeypatch, caplog):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_no_child_is_forked_in_the_middle_of_a_look():
+def test_no_child_is_forked_in_the_middle_of_a_look(monkeypatch):
     """A lock of a metrics library that the thread holds would be held in the child for ever."""
+    monkeypatch.setattr(nodewatch, "LONGEST_HOLD", 60.0)
     library, in_hand, go_on = threading.Lock(), threading.Event(), threading.Event()
 
     def look():
         with forks_held_off, library:
             in_hand.set()
-            go_on.wait(20)
+            go_on.wait(60)
 
     thread = threading.Thread(target=look)
     thread.start()
-    in_hand.wait(20)
+    in_hand.wait(60)
     threading.Timer(0.1, go_on.set).start()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         child = os.fork()
     if child == 0:
-        is_free = library.acquire(timeout=2) and forks_held_off.acquire(timeout=2)
+        is_free = library.acquire(blocking=False) and forks_held_off.acquire(blocking=False)
         os._exit(0 if is_free else 1)
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -158,20 +159,20 @@ def test_an_observer_that_hangs_does_not_hang_the_worker(monkeypatch):
     def hangs():
         with forks_held_off:
             in_hand.set()
-            go_on.wait(20)
+            go_on.wait(60)
 
     thread = threading.Thread(target=hangs)
     thread.start()
-    in_hand.wait(20)
+    in_hand.wait(60)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         child = os.fork()
     if child == 0:
-        os._exit(0 if nodewatch.forks_held_off.acquire(timeout=2) else 1)
+        os._exit(0 if nodewatch.forks_held_off.acquire(blocking=False) else 1)
     go_on.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert forks_held_off.acquire(timeout=2)
+    assert forks_held_off.acquire(blocking=False)
     forks_held_off.release()
 
 

@@ -79,7 +79,7 @@ def test_lines_of_many_processes_do_not_mix(events):
         subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[1])
         for _ in range(3)
     ]
-    assert [writer.wait(30) for writer in writers] == [0, 0, 0]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     told = recording.read(events, "line")
     assert len(told) == 900
     assert {event["n"] for event in told if event["pid"] == writers[0].pid} == set(range(300))
