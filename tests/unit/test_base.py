@@ -577,8 +577,9 @@ def test_a_lock_name_of_the_users_that_is_none_fails_the_task(app, executions, n
 # -- the first calls of a process ------------------------------------------------------------
 
 
-def test_a_thread_waits_while_another_one_binds_the_task(app):
+def test_a_thread_waits_while_another_one_binds_the_task(app, monkeypatch):
     """Celery hands out a registered task that is not bound yet: annotations apply all the same."""
+    monkeypatch.setattr(task_lock, "BINDING", 60.0)
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow(RedlockTask):

@@ -17,12 +17,13 @@ from celery_redlock.task import death
 from celery_redlock.task.death import wait_until_dead
 
 HAS_HANDLES = hasattr(os, "pidfd_open") and sys.platform == "linux"
+PATIENCE = 60.0
 
 
 @pytest.fixture
 def child():
     """A child that sleeps, and is reaped at the end."""
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "600"])
     yield process
     process.kill()
     process.wait()
@@ -45,29 +46,29 @@ def system(request, monkeypatch):
 
 
 def test_a_child_that_lives_is_not_dead(system, child):
-    """It is waited for as long as was said, and no longer."""
+    """It is waited for as long as was said, and not until its end."""
     began = time.monotonic()
     assert not wait_until_dead(child.pid, 0.2)
-    assert 0.2 <= time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.19
 
 
 def test_a_child_that_was_killed_and_reaped_is_dead(system, child):
     """There is no such process any more."""
     child.kill()
     child.wait()
-    assert wait_until_dead(child.pid, 1.0)
+    assert wait_until_dead(child.pid, PATIENCE)
 
 
 def test_it_wakes_when_the_child_dies(system, child):
     """The one who waits is told soon, once the child is reaped."""
     told = []
-    waits = threading.Thread(target=lambda: told.append(wait_until_dead(child.pid, 30.0)))
+    waits = threading.Thread(target=lambda: told.append(wait_until_dead(child.pid, PATIENCE)))
     waits.start()
-    time.sleep(0.2)
+    time.sleep(0.2)  # for it to begin to wait, which cannot be seen
     assert not told
     child.kill()
     child.wait()
-    waits.join(60)
+    waits.join(PATIENCE)
     assert told == [True]
 
 
@@ -97,7 +98,7 @@ def test_no_handle_is_left_open(child):
     wait_until_dead(child.pid, 0.01)
     wait_until_dead(os.getppid(), 0.01)
     child.kill()
-    wait_until_dead(child.pid, 5)
+    wait_until_dead(child.pid, PATIENCE)
     assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
@@ -125,4 +126,4 @@ def test_where_a_handle_cannot_be_asked_about_its_number_decides(monkeypatch, ch
     assert not wait_until_dead(child.pid, 0.2)
     child.kill()
     child.wait()
-    assert wait_until_dead(child.pid, 1.0)
+    assert wait_until_dead(child.pid, PATIENCE)

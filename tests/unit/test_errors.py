@@ -105,7 +105,7 @@ def test_a_caller_gets_the_error_the_task_failed_with(error, serializer):
     task_id = str(uuid4())  # Celery's memory cache is one for all apps of a process
     app.backend.store_result(task_id, error, states.FAILURE)
     with pytest.raises(type(error)) as raised:
-        app.AsyncResult(task_id).get(timeout=1)
+        app.AsyncResult(task_id).get(timeout=60)
     assert _same(raised.value, error)
 
 

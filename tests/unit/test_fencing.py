@@ -95,7 +95,7 @@ def test_a_caller_gets_the_stale_fence_the_task_failed_with(error, serializer):
     task_id = str(uuid4())
     app.backend.store_result(task_id, error, states.FAILURE)
     with pytest.raises(StaleFence) as raised:
-        app.AsyncResult(task_id).get(timeout=1)
+        app.AsyncResult(task_id).get(timeout=60)
     for copy in (raised.value, pickle.loads(pickle.dumps(error))):
         assert (vars(copy), copy.args, str(copy)) == (vars(error), error.args, str(error))
     assert json.loads(json.dumps(error.args)) == list(error.args)

@@ -33,7 +33,7 @@ from celery_redlock.task.forced_ends import NoteRevokes, RedlockRequest
 from celery_redlock.task.lost_child import LostChild
 from celery_redlock.task.slot import BUFFERED_FOR
 from celery_redlock.testing import locks_disabled
-from support.fakes import Ears, refused
+from support.fakes import Ears, FakeClock, refused
 from support.versions import since
 
 CHILD = 4711
@@ -77,7 +77,7 @@ class ScriptedLocks:
 
 @pytest.fixture
 def app(monkeypatch):
-    """The app of a worker whose tasks run in children, and which waits for nothing."""
+    """The app of a worker whose tasks run in children, and whose waits take no time."""
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.redlock_nodes = ["redis://one:1/0"]
     plugin = plugin_for(app)
@@ -92,6 +92,8 @@ def app(monkeypatch):
     monkeypatch.setattr(lost_child, "wait_until_dead", die)
     monkeypatch.setattr(LostChild, "clear_away_in_thread", LostChild._clear_away)
     monkeypatch.setattr(lost_child, "PAUSE", 0.01)
+    app.clock = clock = FakeClock()
+    monkeypatch.setattr(lost_child, "time", SimpleNamespace(monotonic=clock, sleep=clock.advance))
     yield app
     app.close()
 
@@ -348,24 +350,25 @@ def test_all_its_places_are_tried_for_as_long_as_a_lease(app):
     """And not each of a thousand for so long."""
     request = deliver(app, declare(app, lock_limit=1000, lock_ttl=1.0))
     app.locks.silent, app.locks.outcomes = 5, [ReleaseOutcome.UNKNOWN] * 3000
-    began = time.monotonic()
+    began = app.clock()
     fail(request, LOST)
-    assert time.monotonic() - began < 20
+    assert app.clock() - began < 1.1
     assert len({d[1] for d in app.locks.done if d[0] == "release"}) == 1000
 
 
-def test_min_hold_is_kept_for_a_dead_child_too(app):
+def test_min_hold_is_kept_for_a_dead_child_too(app, monkeypatch):
     """What is left of it goes with the release, counted from the grant, clock set or not."""
-    task = declare(app, min_hold=10.0)
+    task, now = declare(app, min_hold=10.0), 1.7e9
+    monkeypatch.setattr("celery_redlock.lock.clock.wall", lambda: now)
     for granted, left in ((-4, 6.0), (3600, 10.0), (-3600, 0.0)):
         request = deliver(app, task)
-        request.time_start = time.time() - 1000
-        holder = {"token": request._delivery.owner[:8], "since": time.time() + granted}
+        request.time_start = now - 1000
+        holder = {"token": request._delivery.owner[:8], "since": now + granted}
         app.locks.holders = [{}, holder, holder]
         app.locks.done.clear()
         fail(request, LOST)
         (_, _, _, keep), *_ = [d for d in app.locks.done if d[0] == "release"]
-        assert keep == pytest.approx(left, abs=1.0)
+        assert keep == pytest.approx(left)
 
 
 def test_nodes_that_do_not_answer_are_asked_again(app):

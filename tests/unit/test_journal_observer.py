@@ -150,7 +150,7 @@ def test_the_last_that_is_told_of_a_node_is_so(observe, memory, clock, last):
     assert len(memory.written) == before
 
 
-def test_what_is_counted_is_sent_at_the_end(observe, memory):
+def test_what_is_counted_is_sent_at_the_end(observe, memory, clock):
     """The child of a worker may end after few tasks."""
     observe(released(0.5))
     observe(released(0.5))

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import logging
-import time
+from types import SimpleNamespace
 
 import pytest
 
 from celery_redlock import events
 from celery_redlock.observers.logging import Log, log_event
+from celery_redlock.reading import stored
 
-TOKEN = "0123abcd"
+TOKEN, SINCE = "0123abcd", 1.7e9
 HOLDER = {"task": "shop.bill", "task_id": "other", "host": "mars", "pid": 7, "token": TOKEN}
+HOLDER["since"] = SINCE
 WHO = {"name": "key", "task": "shop.bill", "task_id": "me"}
 TAKEN = {**WHO, "cause": "conflict"}
 NO_QUORUM = {**WHO, "cause": "unavailable"}
 
 
 @pytest.fixture
-def records(caplog):
-    """Write an event, and return its records."""
+def records(caplog, monkeypatch):
+    """Write an event a minute after its holder was granted the lock, and return its records."""
+    monkeypatch.setattr(stored, "time", SimpleNamespace(time=lambda: SINCE + 60.0))
 
     def write(event, level=logging.DEBUG):
         caplog.clear()
@@ -28,11 +31,6 @@ def records(caplog):
         return caplog.records
 
     return write
-
-
-def holder():
-    """Return a holder that has held for a minute."""
-    return {**HOLDER, "since": time.time() - 60.0}
 
 
 REFUSALS = {
@@ -54,8 +52,7 @@ REFUSALS = {
 def test_a_refusal_is_one_line_that_says_who_holds_the_lock(records, kind):
     """Which task, process and host, and for how long; and the same as fields."""
     more, words = REFUSALS[kind]
-    since = holder()
-    (record,) = records(kind(**TAKEN, **more, holder=since), logging.INFO)
+    (record,) = records(kind(**TAKEN, **more, holder=HOLDER), logging.INFO)
     is_usual = kind in (events.TaskSkipped, events.TaskQueued)
     assert record.levelno == (logging.INFO if is_usual else logging.WARNING)
     line = record.getMessage()
@@ -73,7 +70,7 @@ def test_a_refusal_is_one_line_that_says_who_holds_the_lock(records, kind):
         "holder_task_id": "other",
         "holder_host": "mars",
         "holder_pid": 7,
-        "holder_since": since["since"],
+        "holder_since": SINCE,
         **more,
     }
 
@@ -119,7 +116,7 @@ def test_no_quorum_for_a_task_is_told_by_what_becomes_of_the_task(records):
 
 def test_a_conflict_is_told_by_what_becomes_of_the_task(records):
     """As no quorum is."""
-    assert not records(events.LockConflict("key", holder(), 0.1, task="t", task_id="me"), 30)
+    assert not records(events.LockConflict("key", HOLDER, 0.1, task="t", task_id="me"), 30)
 
 
 def test_fields_never_clash_with_those_of_a_record(records):
@@ -136,7 +133,7 @@ def test_fields_never_clash_with_those_of_a_record(records):
 def test_no_field_tells_a_token(records):
     """Not even its public part: a log goes to places that no operator has seen."""
     for kind, (more, _) in REFUSALS.items():
-        (record,) = records(kind(**TAKEN, **more, holder=holder()))
+        (record,) = records(kind(**TAKEN, **more, holder=HOLDER))
         assert TOKEN not in repr(vars(record))
 
 

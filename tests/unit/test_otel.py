@@ -175,13 +175,13 @@ def test_durations_have_classes_that_fit_seconds(sdk):
 
 def test_a_wait_is_a_span_as_long_as_the_wait_in_the_current_trace(sdk):
     """It ends now, and began when the lock was asked for."""
+    begun = time.time_ns()
     with sdk.tracer.start_as_current_span("run") as run:
         sdk.observe(events.LockAcquired("key", 7, 2.0, **TASK))
     wait, _ = sdk.spans
     assert wait.name == "redlock wait"
     assert wait.parent.span_id == run.get_span_context().span_id
-    assert 1.9 < (wait.end_time - wait.start_time) / 1e9 < 10.0
-    assert abs(wait.end_time / 1e9 - time.time()) < 10.0
+    assert begun <= wait.start_time + 2 * 10**9 <= wait.end_time <= time.time_ns()
     assert dict(wait.attributes) == {
         "redlock.lock.name": "key",
         "celery.task_name": "shop.bill",
@@ -213,10 +213,11 @@ def test_no_quorum_is_an_error(sdk):
 @pytest.mark.parametrize("lost", ["", "stolen"])
 def test_a_hold_is_a_span_and_an_error_if_the_lock_was_lost(sdk, lost):
     """As long as the lock was held."""
+    begun = time.time_ns()
     sdk.observe(events.LockReleased("key", 2.0, ttl=9.0, lost=lost, **TASK))
     (span,) = sdk.spans
     assert span.name == "redlock hold"
-    assert 1.9 < (span.end_time - span.start_time) / 1e9 < 10.0
+    assert begun <= span.start_time + 2 * 10**9 <= span.end_time <= time.time_ns()
     assert (span.status.status_code is StatusCode.ERROR) == bool(lost)
     assert span.attributes.get("error.type") == (lost or None)
 

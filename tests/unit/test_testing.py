@@ -99,6 +99,11 @@ def quorum(app):
         yield quorum
 
 
+def in_a_worker(app):
+    """Run the tasks of *app* in a thread of this process, until the end of a ``with``."""
+    return start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=60)
+
+
 def outcome(task, *args):
     """Return what becomes of a call: the kind of its error, or its result."""
     result = task.apply(args).result
@@ -150,12 +155,12 @@ def test_two_others_cannot_hold_one_lock(quorum):
 def test_waiting_for_a_lock_takes_no_time(bill, quorum):
     """A wait ticks the clock: one that is long enough outlives a dead holder."""
     quorum.hold("invoice:7", ttl=20).die()
-    began = time.monotonic()
+    began = quorum.clock.now()
     bill.lock_wait = 15
     assert outcome(bill, 7)["skipped"] == "conflict"
     bill.lock_wait = 30
     assert outcome(bill, 7) == "billed"
-    assert time.monotonic() - began < 5
+    assert quorum.clock.now() - began == pytest.approx(20, abs=1)
     assert not quorum.nodes[0].model.ask(b"GET", b"redlock:lock:invoice:7")
 
 
@@ -428,7 +433,7 @@ def test_all_is_as_before_afterwards(app, bill):
         assert (clock.now(), clock.wall()) == (quorum.clock.now(), quorum.clock.wall())
     assert plugin.settings.nodes == before
     assert clock.now() < quorum.clock.now() - 900
-    assert abs(clock.wall() - time.time()) < 1
+    assert clock.wall() < quorum.clock.wall() - 900
     assert outcome(bill, 7) is QuorumUnavailable
     plugin.locks.close()
 
@@ -632,7 +637,7 @@ with memory_quorum(nodes=3) as quorum:
     for _ in range(30):
         child = os.fork()
         if not child:
-            threading.Timer(10, os._exit, [1]).start()
+            threading.Timer(60, os._exit, [1]).start()
             quorum.locks.inspect("mine")
             os._exit(0)
         if os.waitpid(child, 0)[1]:
@@ -674,7 +679,7 @@ def test_a_second_message_is_kept_out_of_the_queue(app, quorum):
     again, other = task.delay(2025), task.delay(2024)
     assert (first.duplicate, again.duplicate, other.duplicate) == (False, True, False)
     assert again.id == first.id
-    with start_worker(app, pool="solo", perform_ping_check=False):
+    with in_a_worker(app):
         assert first.get(timeout=60) == "made for 2025"
         assert other.get(timeout=60) == "made for 2024"
     assert task.delay(2025).duplicate is False
@@ -757,7 +762,7 @@ def test_a_task_is_put_off_in_a_worker_until_there_is_a_quorum(app, bill, quorum
     app.conf.redlock_observers = [events.append]
     for node in quorum.nodes[:3]:
         node.down()
-    with start_worker(app, pool="solo", perform_ping_check=False):
+    with in_a_worker(app):
         result = bill.delay(7)
         eventually(lambda: [e for e in events if isinstance(e, TaskRescheduled)], "put-off task")
         assert result.state == "PENDING"
