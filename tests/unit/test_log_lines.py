@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from celery_redlock import events
+from celery_redlock.observers import records as written
 from celery_redlock.observers.logging import Log, log_event
-from celery_redlock.reading import stored
 
 TOKEN, SINCE = "0123abcd", 1.7e9
 HOLDER = {"task": "shop.bill", "task_id": "other", "host": "mars", "pid": 7, "token": TOKEN}
@@ -22,7 +22,7 @@ NO_QUORUM = {**WHO, "cause": "unavailable"}
 @pytest.fixture
 def records(caplog, monkeypatch):
     """Write an event a minute after its holder was granted the lock, and return its records."""
-    monkeypatch.setattr(stored, "time", SimpleNamespace(time=lambda: SINCE + 60.0))
+    monkeypatch.setattr(written, "time", SimpleNamespace(time=lambda: SINCE + 60.0))
 
     def write(event, level=logging.DEBUG):
         caplog.clear()
