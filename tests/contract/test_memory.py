@@ -163,9 +163,10 @@ def test_commands_do_the_same_alone_and_in_scripts(contract_node, protocol):
         @given(STORIES)
         def tell(story):
             both = Both(client)
-            for words in story:
-                both.tell(*words)
-            both.compare()
+            with both.story():
+                for words in story:
+                    both.tell(*words)
+                both.compare()
 
         tell()
 
@@ -399,13 +400,14 @@ def test_the_scripts_do_the_same(contract_node, protocol):
         @given(st.lists(STEPS_OF_OURS, min_size=1, max_size=24))
         def tell(story):
             both = Both(client)
-            both.tell(*enrolment(b"bootstrap"))
-            for words in story:
-                both.tell(*words)
-                if isinstance(both.answer, NoScriptError):  # what a client does then
-                    source = {script.sha: script.source for script in registered()}[words[1]]
-                    both.tell(b"EVAL", source, *words[2:])
-            both.compare()
+            with both.story():
+                both.tell(*enrolment(b"bootstrap"))
+                for words in story:
+                    both.tell(*words)
+                    if isinstance(both.answer, NoScriptError):  # what a client does then
+                        source = {script.sha: script.source for script in registered()}[words[1]]
+                        both.tell(b"EVAL", source, *words[2:])
+                both.compare()
 
         tell()
 
@@ -515,7 +517,7 @@ def test_a_server_whose_script_goes_on_and_on_is_busy(unwell):
         for words in ((b"GET", b"a"), (b"EVAL", b"return 1", b"0")):
             unwell.tell(*words)
     finally:
-        unwell.client.script_kill()
+        eventually(lambda: is_killed(unwell.client), "end of the script")
         endless.join()
 
 
@@ -523,6 +525,14 @@ def go_on(client):
     """Run a script that never ends, until somebody kills it."""
     with pytest.raises(ResponseError):
         client.eval("while true do end", 0)
+
+
+def is_killed(client):
+    """Kill what runs, if it runs already; returns whether it did."""
+    try:
+        return client.script_kill()
+    except ResponseError:
+        return False
 
 
 def told(client):

@@ -24,10 +24,10 @@ from celery_redlock.unique.requests import (
     start_request,
 )
 from celery_redlock.unique.scripts import ReservationVote
-from support.script_bench import ScriptBench, near
+from support.script_bench import ScriptBench
 from support.waiting import eventually
 
-RULES = Rules(ttl=20, max_ttl=30)
+RULES = Rules(ttl=200, max_ttl=300)
 NAME = "report:7"
 A, B, C, D = ("a" * 40, "b" * 40, "c" * 40, "d" * 40)
 LOCK, OTHER_LOCK = "1" * 40, "2" * 40
@@ -50,7 +50,7 @@ class Bench(ScriptBench):
     def reserve(self, token=A, arguments=None, *, version=1, name=NAME, ask=(), **trigger):
         """Ask for the marker; *arguments* as of a trigger that is merged, None for one's own."""
         arguments = args_of(token) if arguments is None else arguments
-        life = trigger.pop("life", 20.0)
+        life = trigger.pop("life", 200.0)
         known = {"window": life, "arguments": arguments, **trigger}
         wanted = Trigger(name, life, {"task_id": f"id-{token[0]}"}, **known)
         return self.ask(reserve_request(self.rules, wanted, token, version), **dict(ask))
@@ -59,7 +59,7 @@ class Bench(ScriptBench):
         """Ask for the marker without merging."""
         return self.reserve(token, b"", **how)
 
-    def start(self, token=A, alone=0.0, *, lock=LOCK, execution="first", life=20.0, name=NAME):
+    def start(self, token=A, alone=0.0, *, lock=LOCK, execution="first", life=200.0, name=NAME):
         """Note that a task runs."""
         info = {"task_id": f"id-{token[0]}", "again": True}
         begun = Start(info, lock, execution, alone, life)
@@ -69,7 +69,7 @@ class Bench(ScriptBench):
         """End a marker."""
         return self.ask(end_request(self.rules, name, token, how, life))
 
-    def hold(self, lock=LOCK, seconds=20.0):
+    def hold(self, lock=LOCK, seconds=200.0):
         """Have the lock held."""
         key = Keys.of(self.rules.prefix, NAME).lock
         self.client.set(key, f'{lock}{{"pid":7}}', px=int(seconds * 1000))
@@ -106,10 +106,12 @@ class Bench(ScriptBench):
         """Return how long a marker stands by itself yet [ms]."""
         return int(self._fields(which)["until"]) - self.now_ms()
 
-    def now_ms(self):
-        """Return the node's clock [ms]."""
-        seconds, micros = self.client.time()
-        return seconds * 1000 + micros // 1000
+    def age(self, seconds=201.0, which=0):
+        """Have a marker been made so much earlier: by default its whole life."""
+        key = reservation_keys(self.rules, NAME)[which]
+        for name in ("until", "window"):
+            self.client.hincrby(key, name, -int(seconds * 1000))
+        self.client.pexpire(key, self.client.pttl(key) - int(seconds * 1000))
 
 
 @pytest.fixture
@@ -134,25 +136,25 @@ def test_a_free_marker_is_granted_and_stored_with_what_its_owner_tells(bench):
     """A grant stores who owns the marker and its window, for its life, and that nobody started."""
     vote = bench.reserve(A)
     assert (vote.kind, vote.fence, vote.value, vote.ttl) == (VoteKind.GRANTED, 0, b"", 0.0)
-    assert abs(vote.node_now - bench.now_ms() / 1000) < 5
+    assert bench.is_of_now(vote.node_now)
     stored = bench.queued
     assert stored["token"] == A.encode()
     assert json.loads(stored["info"]) == {"task_id": "id-a"}
     assert stored["started"] == b""
     assert stored["until"] == stored["window"]
     assert set(stored) == {"token", "info", "until", "window", "started"}
-    assert near(bench.left(), 20)
-    assert near(bench.pttl(), 20)
+    assert bench.near(bench.left(), 200)
+    assert bench.near(bench.pttl(), 200)
     assert bench.next == {}
 
 
-@pytest.mark.parametrize(("life", "window"), [(5.0, 60.0), (60.0, 5.0)])
+@pytest.mark.parametrize(("life", "window"), [(50.0, 600.0), (600.0, 50.0)])
 def test_a_life_and_a_window_are_two_things(bench, life, window):
     """A marker stands and is kept for its life; its window is only remembered."""
     bench.reserve(A, life=life, window=window)
-    assert near(bench.left(), life)
-    assert near(bench.pttl(), life)
-    assert near(int(bench.queued["window"]) - bench.now_ms(), window)
+    assert bench.near(bench.left(), life)
+    assert bench.near(bench.pttl(), life)
+    assert bench.near(int(bench.queued["window"]) - bench.now_ms(), window)
 
 
 def test_a_marker_that_waits_refuses_who_does_not_merge(bench):
@@ -162,15 +164,16 @@ def test_a_marker_that_waits_refuses_who_does_not_merge(bench):
     vote = bench.alone(B)
     assert vote.kind is VoteKind.REFUSED
     assert vote.value == A.encode() + b'{"task_id":"id-a"}'
-    assert near(vote.ttl * 1000, 20)
+    assert bench.near(vote.ttl * 1000, 200)
     assert bench.everything() == before
 
 
 def test_a_marker_ends_with_its_life(bench):
     """A marker that lapses while its message waits stands in nobody's way."""
-    bench.alone(A, life=0.1)
+    bench.alone(A)
     assert bench.alone(B).kind is VoteKind.REFUSED
-    eventually(lambda: bench.alone(B).kind is VoteKind.GRANTED, "grant")
+    bench.age()
+    assert bench.alone(B).kind is VoteKind.GRANTED
     assert bench.queued["token"] == B.encode()
 
 
@@ -180,7 +183,7 @@ def test_a_marker_can_stand_by_its_tasks_lock_alone(bench):
     assert bench.left() <= 0
     vote = bench.alone(B)
     assert (vote.kind, vote.value[:40]) == (VoteKind.REFUSED, A.encode())
-    assert near(vote.ttl * 1000, 20)
+    assert bench.near(vote.ttl * 1000, 200)
 
 
 @pytest.mark.parametrize("lock", [None, OTHER_LOCK, LOCK[:-1] + "9"])
@@ -193,7 +196,7 @@ def test_a_marker_that_stands_by_its_lock_ends_with_it(bench, lock):
     assert bench.alone(B).kind is VoteKind.GRANTED
     assert (bench.queued["token"], bench.queued["started"]) == (B.encode(), b"")
     assert "lock" not in bench.queued
-    assert near(bench.pttl(), 20)
+    assert bench.near(bench.pttl(), 200)
 
 
 def test_a_marker_that_waits_does_not_stand_by_a_lock(bench):
@@ -204,28 +207,28 @@ def test_a_marker_that_waits_does_not_stand_by_a_lock(bench):
 
 def test_a_refusal_tells_the_later_end_of_lock_and_marker(bench):
     """It stands until the later of the two, so that is how long a caller is told."""
-    bench.run(A, 60.0)
-    assert near(bench.alone(B).ttl * 1000, 60)
-    bench.hold(seconds=90.0)
-    assert near(bench.alone(B).ttl * 1000, 90)
+    bench.run(A, 600.0)
+    assert bench.near(bench.alone(B).ttl * 1000, 600)
+    bench.hold(seconds=900.0)
+    assert bench.near(bench.alone(B).ttl * 1000, 900)
 
 
 def test_the_own_token_is_granted_again(bench):
     """A repeated request of the same attempt is no duplicate of itself, and refreshes nothing."""
-    bench.alone(A, life=5.0)
+    bench.alone(A, life=50.0)
     before = bench.everything()
-    assert bench.alone(A, life=60.0).kind is VoteKind.GRANTED
+    assert bench.alone(A, life=600.0).kind is VoteKind.GRANTED
     assert bench.everything() == before
-    assert near(bench.pttl(), 5)
+    assert bench.near(bench.pttl(), 50)
 
 
 def test_asking_again_late_changes_nothing_of_one_that_runs(bench):
     """What a slow connection delivers after the start neither ends the run nor forgets it."""
-    bench.run(A, 60.0)
+    bench.run(A, 600.0)
     before = bench.everything()
     assert bench.reserve(A, version=9).kind is VoteKind.GRANTED
     assert bench.everything() == before
-    assert near(bench.pttl(), WEEK / 1000)
+    assert bench.near(bench.pttl(), WEEK / 1000)
 
 
 def test_only_the_whole_token_is_the_own_one(bench):
@@ -248,7 +251,7 @@ def test_a_trigger_is_merged_into_the_one_that_waits(bench):
     vote = bench.reserve(B, version=4096)
     assert (vote.kind, vote.fence, vote.amount) == (ReservationVote.MERGED, 4096, 1)
     assert vote.value == A.encode() + b'{"task_id":"id-a"}'
-    assert near(vote.ttl * 1000, 20)
+    assert bench.near(vote.ttl * 1000, 200)
     news = {"newest": args_of(B), "version": b"4096", "merged": b"1", "by": B[:32].encode()}
     assert bench.queued == {**before, **news}
     assert bench.next == {}
@@ -289,7 +292,7 @@ def test_a_version_never_falls_nor_stays(bench, stored, proposed):
     vote = bench.reserve(C, version=proposed)
     assert (vote.kind, vote.fence, vote.amount) == (ReservationVote.MERGED, stored + 1, 1)
     assert vote.value == A.encode() + b'{"task_id":"id-a"}'
-    assert near(vote.ttl * 1000, 20)
+    assert bench.near(vote.ttl * 1000, 200)
     assert bench.everything() == before
 
 
@@ -372,26 +375,26 @@ def test_a_new_marker_knows_nothing_of_what_was_merged_before(bench):
 
 def test_merging_does_not_prolong_a_marker(bench):
     """Triggers that keep coming do not keep alive a marker whose message may be lost."""
-    bench.reserve(A, life=5.0)
-    bench.reserve(B, life=60.0)
-    assert near(bench.left(), 5)
-    assert near(bench.alone(C).ttl * 1000, 5)
+    bench.reserve(A, life=50.0)
+    bench.reserve(B, life=600.0)
+    assert bench.near(bench.left(), 50)
+    assert bench.near(bench.alone(C).ttl * 1000, 50)
 
 
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("life", [20.0, RETENTION + 1000.0])
+@pytest.mark.parametrize("life", [200.0, RETENTION + 1000.0])
 def test_what_was_merged_is_kept_for_long(bench, which, life):
     """The key outlives the marker by days, and is never kept for less than the marker stands."""
     if which:
         bench.run(D)
     bench.reserve(A, life=life)
-    stands_until, kept = bench.left(which), bench.pttl(which) / 1000
+    stands_for, kept = bench.left(which) / 1000, bench.pttl(which) / 1000
     bench.reserve(B)
-    assert stands_until - 1000 < bench.left(which) <= stands_until
-    assert near(bench.pttl(which), max(kept, RETENTION))
+    assert bench.near(bench.left(which), stands_for)
+    assert bench.near(bench.pttl(which), max(kept, RETENTION))
 
 
-@pytest.mark.parametrize("alone", [0.0, 60.0, AS_IT_IS, OVER])
+@pytest.mark.parametrize("alone", [0.0, 600.0, AS_IT_IS, OVER])
 @pytest.mark.parametrize("place", ["first", "next"])
 def test_a_marker_that_lapses_while_its_message_waits_hands_over_what_was_merged(
     bench, place, alone
@@ -399,22 +402,21 @@ def test_a_marker_that_lapses_while_its_message_waits_hands_over_what_was_merged
     """It stands for nobody any more, but whoever was merged into it had been told so."""
     if place == "next":
         bench.run(D)
-    bench.reserve(A, life=0.5)
+    bench.reserve(A)
     bench.reserve(B, version=5)
     bench.end(D)
-    which = int(place == "next")
-    eventually(lambda: bench.left(which) <= 0, "end of its life")
+    bench.age(which=int(place == "next"))
     vote = bench.start(A, alone)
     assert (vote.kind, vote.value, vote.fence) == (VoteKind.GRANTED, args_of(B), 5)
 
 
 def test_what_was_merged_into_one_that_lapsed_keeps_nobody_out(bench):
     """The key is there for its owner only: the next trigger is granted, and inherits nothing."""
-    bench.reserve(A, life=0.5)
+    bench.reserve(A)
     bench.reserve(B, version=5)
-    eventually(lambda: bench.left() <= 0, "end of its life")
+    bench.age()
     assert bench.reserve(C).kind is VoteKind.GRANTED
-    assert near(bench.pttl(), 20)
+    assert bench.near(bench.pttl(), 200)
     assert bench.start(A).kind is ReservationVote.PASSED
     assert bench.start(C).value == b""
 
@@ -443,7 +445,7 @@ def test_who_is_next_and_may_expire_refuses_who_would_merge(bench, before):
     everything = bench.everything()
     vote = bench.reserve(C, version=9)
     assert (vote.kind, vote.amount, vote.value[:40]) == (VoteKind.REFUSED, 0, B.encode())
-    assert abs(vote.ttl * 1000 - bench.left(1)) < 1000
+    assert bench.near(bench.left(1), vote.ttl)
     assert bench.everything() == everything
 
 
@@ -467,10 +469,11 @@ def test_what_may_expire_starts_like_any_other(bench):
 
 def test_who_is_next_waits_for_what_may_expire(bench):
     """Its turn has come when the one before it has ended, or has lapsed."""
-    bench.reserve(A, life=0.5, expires=True)
+    bench.reserve(A, expires=True)
     bench.reserve(B)
     assert bench.start(B).kind is VoteKind.REFUSED
-    eventually(lambda: bench.start(B).kind is VoteKind.GRANTED, "turn")
+    bench.age()
+    assert bench.start(B).kind is VoteKind.GRANTED
 
 
 # -- reserve: next ---------------------------------------------------------------------
@@ -478,24 +481,24 @@ def test_who_is_next_waits_for_what_may_expire(bench):
 
 def test_a_trigger_becomes_next_behind_one_that_runs(bench):
     """It gets a marker of its own and is told whose end it waits for; that one's is untouched."""
-    bench.run(A, 60.0)
+    bench.run(A, 600.0)
     before = bench.queued
-    vote = bench.reserve(B, life=30.0)
+    vote = bench.reserve(B, life=300.0)
     assert (vote.kind, vote.fence, vote.amount) == (ReservationVote.NEXT, 0, 0)
     assert vote.value == A.encode() + b'{"task_id":"id-a"}'
-    assert near(vote.ttl * 1000, 60)
+    assert bench.near(vote.ttl * 1000, 600)
     assert bench.queued == before
     assert (bench.next["token"], bench.next["started"]) == (B.encode(), b"")
 
 
-@pytest.mark.parametrize(("alone", "later"), [(0.0, 1.0), (60.0, 61.0)])
+@pytest.mark.parametrize(("alone", "later"), [(0.0, 1.0), (600.0, 601.0)])
 def test_who_is_next_has_its_life_from_the_end_of_the_one_before(bench, alone, later):
     """However long that one stands by itself, it has yet as long as any other to be read."""
     bench.run(A, alone)
-    bench.reserve(B, life=30.0, window=40.0)
-    assert near(bench.left(1), 30 + later)
-    assert near(bench.pttl(1), 30 + later)
-    assert near(int(bench.next["window"]) - bench.now_ms(), 40 + later)
+    bench.reserve(B, life=300.0, window=400.0)
+    assert bench.near(bench.left(1), 300 + later)
+    assert bench.near(bench.pttl(1), 300 + later)
+    assert bench.near(int(bench.next["window"]) - bench.now_ms(), 400 + later)
 
 
 def test_who_runs_by_its_lock_alone_is_followed_too(bench):
@@ -550,9 +553,9 @@ def test_who_is_next_ends_with_its_life_and_stands_by_no_lock(bench):
 def test_who_is_next_is_granted_again(bench):
     """A repeated request of the same attempt is next again, no duplicate, and refreshes nothing."""
     bench.run(A)
-    assert bench.reserve(B, life=5.0).kind is ReservationVote.NEXT
+    assert bench.reserve(B, life=50.0).kind is ReservationVote.NEXT
     before, kept = bench.everything(), bench.pttl(1)
-    assert bench.reserve(B, life=60.0).kind is ReservationVote.NEXT
+    assert bench.reserve(B, life=600.0).kind is ReservationVote.NEXT
     assert bench.everything() == before
     assert bench.pttl(1) <= kept
 
@@ -567,7 +570,7 @@ def test_who_does_not_merge_is_never_next(bench):
 # -- start -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("life", [0.0, 60.0, AS_IT_IS, OVER])
+@pytest.mark.parametrize("life", [0.0, 600.0, AS_IT_IS, OVER])
 def test_a_start_hands_over_what_was_merged(bench, life):
     """The newest arguments, their version and the count, whatever becomes of the marker."""
     bench.reserve(A)
@@ -580,7 +583,7 @@ def test_a_start_hands_over_what_was_merged(bench, life):
         9,
         2,
     )
-    assert abs(vote.node_now - bench.now_ms() / 1000) < 5
+    assert bench.is_of_now(vote.node_now)
 
 
 def test_a_start_can_be_repeated(bench):
@@ -595,7 +598,7 @@ def test_a_start_can_be_repeated(bench):
 
 
 @pytest.mark.parametrize("place", ["first", "next"])
-@pytest.mark.parametrize("alone", [0.0, 60.0, AS_IT_IS])
+@pytest.mark.parametrize("alone", [0.0, 600.0, AS_IT_IS])
 def test_what_was_merged_is_for_the_execution_that_started_first(bench, place, alone):
     """A retry has its own arguments; a late redelivery of the first one gets the newest again."""
     if place == "next":
@@ -605,14 +608,14 @@ def test_what_was_merged_is_for_the_execution_that_started_first(bench, place, a
     bench.end(D)
     assert bench.start(A, alone).value == args_of(B)
     assert bench.queued["started"] == b"first"
-    bench.end(A, "wait", 60.0)
+    bench.end(A, "wait", 600.0)
     retry = bench.start(A, alone, execution="second", lock=OTHER_LOCK)
     assert (retry.kind, retry.value, retry.fence, retry.amount) == (VoteKind.GRANTED, b"", 5, 1)
     assert (bench.queued["started"], bench.queued["lock"]) == (b"first", OTHER_LOCK.encode())
     assert bench.start(A, alone).value == args_of(B)
 
 
-@pytest.mark.parametrize("alone", [0.0, 60.0, AS_IT_IS, OVER])
+@pytest.mark.parametrize("alone", [0.0, 600.0, AS_IT_IS, OVER])
 def test_no_later_execution_gets_what_was_merged(bench, alone):
     """However long the marker is to stand, not even if it ends with this start."""
     bench.reserve(A)
@@ -628,19 +631,19 @@ def test_a_start_without_a_life_leaves_the_marker_to_the_lock(bench):
     window = bench.queued["window"]
     bench.start(A, 0.0)
     assert bench.left() <= 0
-    assert near(bench.pttl(), WEEK / 1000)
+    assert bench.near(bench.pttl(), WEEK / 1000)
     stored = bench.queued
     assert (stored["started"], stored["lock"]) == (b"first", LOCK.encode())
     assert stored["window"] == window
 
 
-@pytest.mark.parametrize("life", [60.0, RETENTION + 1000.0])
+@pytest.mark.parametrize("life", [600.0, RETENTION + 1000.0])
 def test_a_start_with_a_life_lets_the_marker_outlive_the_lock(bench, life):
     """It stands by itself for so long from now, and is kept at least as long."""
     bench.run(A)
     bench.start(A, life, life=life)
     bench.unhold()
-    assert near(bench.left(), life)
+    assert bench.near(bench.left(), life)
     assert bench.pttl() >= bench.left()
     assert bench.alone(B).kind is VoteKind.REFUSED
 
@@ -658,7 +661,7 @@ def test_a_start_can_leave_a_marker_as_it_is(bench):
     before, kept = bench.queued, bench.pttl()
     bench.start(A, AS_IT_IS)
     assert bench.queued == {**before, "started": b"first", "lock": LOCK.encode()}
-    assert kept - 5000 < bench.pttl() <= kept
+    assert bench.near(bench.pttl(), kept / 1000)
 
 
 def test_a_start_can_end_a_marker(bench):
@@ -678,20 +681,20 @@ def test_ending_at_the_start_leaves_the_next_one(bench):
     assert bench.next["token"] == B.encode()
 
 
-@pytest.mark.parametrize("life", [0.0, 60.0, AS_IT_IS, OVER])
+@pytest.mark.parametrize("life", [0.0, 600.0, AS_IT_IS, OVER])
 @pytest.mark.parametrize("before", ["waits", "runs by itself", "runs under its lock"])
 def test_who_is_next_does_not_start_before_its_turn(bench, before, life):
     """While the one before it stands, nothing changes, and it is told who that is."""
-    bench.run(A, 60.0 if before == "runs by itself" else 0.0)
+    bench.run(A, 600.0 if before == "runs by itself" else 0.0)
     bench.reserve(B)
     if before == "waits":
-        bench.end(A, "wait", 60.0)
+        bench.end(A, "wait", 600.0)
     if before != "runs under its lock":
         bench.unhold()
     everything = bench.everything()
     vote = bench.start(B, life, lock=OTHER_LOCK)
     assert (vote.kind, vote.value[:40]) == (VoteKind.REFUSED, A.encode())
-    assert near(vote.ttl * 1000, 0 if before == "runs under its lock" else 60)
+    assert bench.near(vote.ttl * 1000, 0 if before == "runs under its lock" else 600)
     assert bench.everything() == everything
 
 
@@ -699,7 +702,7 @@ def test_who_is_next_does_not_start_before_its_turn(bench, before, life):
 def test_who_is_next_takes_the_place_of_one_that_does_not_stand(bench, how):
     """Its marker becomes the first one, with all that was merged into it, and its place is free."""
     bench.run(A)
-    bench.reserve(B, life=30.0)
+    bench.reserve(B, life=300.0)
     bench.reserve(C, version=5)
     if how == "ended":
         bench.end(A)
@@ -710,19 +713,21 @@ def test_who_is_next_takes_the_place_of_one_that_does_not_stand(bench, how):
     assert (stored["token"], stored["started"]) == (B.encode(), b"first")
     assert stored["lock"] == OTHER_LOCK.encode()
     assert bench.next == {}
-    assert near(bench.pttl(), WEEK / 1000)
+    assert bench.near(bench.pttl(), WEEK / 1000)
     assert bench.reserve(D).kind is ReservationVote.NEXT
 
 
-@pytest.mark.parametrize("waited", [5.0, 90.0])
+@pytest.mark.parametrize("waited", [50.0, 900.0])
 def test_who_is_next_can_be_promoted_as_it_is_or_for_its_end(bench, waited):
     """The promotion opens a new window, not the rest of its wait; 'over' leaves nothing of it."""
     bench.run(A)
     bench.reserve(B, life=waited)
     bench.end(A)
-    bench.start(B, AS_IT_IS, life=30.0)
-    assert near(bench.left(), 30)
-    assert near(bench.pttl(), max(30, waited + 1))  # never less: it may have been merged into
+    bench.start(B, AS_IT_IS, life=300.0)
+    assert bench.near(bench.left(), 300)
+    assert bench.near(
+        bench.pttl(), max(300, waited + 1)
+    )  # never less: it may have been merged into
     assert bench.queued["window"] == bench.queued["until"]
     assert bench.next == {}
     bench.reserve(C)
@@ -736,9 +741,9 @@ def test_a_window_is_opened_once(bench):
     bench.run(A)
     bench.reserve(B)
     bench.end(A)
-    bench.start(B, AS_IT_IS, life=30.0)
+    bench.start(B, AS_IT_IS, life=300.0)
     before, kept = bench.queued, bench.pttl()
-    bench.start(B, AS_IT_IS, life=90.0)
+    bench.start(B, AS_IT_IS, life=900.0)
     assert bench.queued == before
     assert bench.pttl() <= kept
 
@@ -750,12 +755,12 @@ def test_a_new_window_keeps_what_was_merged(bench):
     bench.reserve(C)
     bench.end(A)
     assert bench.start(B, AS_IT_IS, life=0.1).value == args_of(C)
-    assert near(bench.pttl(), RETENTION)
+    assert bench.near(bench.pttl(), RETENTION)
     eventually(lambda: bench.now_ms() > int(bench.queued["until"]), "end of the window")
     assert bench.start(B, AS_IT_IS).value == args_of(C)
 
 
-@pytest.mark.parametrize("life", [0.0, 60.0])
+@pytest.mark.parametrize("life", [0.0, 600.0])
 @pytest.mark.parametrize("left", ["nothing", "one that does not stand"])
 def test_a_marker_that_has_lapsed_is_taken_again(bench, life, left):
     """Where nobody stands for the name a start makes the marker anew, as of a task that runs."""
@@ -768,8 +773,8 @@ def test_a_marker_that_has_lapsed_is_taken_again(bench, life, left):
     assert stored["token"] == A.encode()
     assert json.loads(stored["info"]) == {"task_id": "id-a", "again": True}
     assert (stored["started"], stored["lock"]) == (b"first", OTHER_LOCK.encode())
-    assert near(bench.left(), life)
-    assert near(bench.pttl(), WEEK / 1000)
+    assert bench.near(bench.left(), life)
+    assert bench.near(bench.pttl(), WEEK / 1000)
     assert bench.end(A, "window").kind is VoteKind.GRANTED  # its window was over before
     assert bench.queued == {}
 
@@ -781,7 +786,7 @@ def stands_in_waiting(bench):
 
 def stands_in_running(bench):
     """Let another run, by its life."""
-    bench.run(B, 60.0)
+    bench.run(B, 600.0)
 
 
 def stands_in_under_its_lock(bench):
@@ -800,7 +805,7 @@ def stands_in_next(bench):
     "stands_in",
     [stands_in_waiting, stands_in_running, stands_in_under_its_lock, stands_in_next],
 )
-@pytest.mark.parametrize("life", [0.0, 60.0, AS_IT_IS, OVER])
+@pytest.mark.parametrize("life", [0.0, 600.0, AS_IT_IS, OVER])
 def test_a_start_takes_nothing_that_somebody_else_stands_in_for(bench, stands_in, life):
     """A task whose marker lapsed and was replaced is told so, and changes nothing."""
     stands_in(bench)
@@ -842,8 +847,8 @@ def test_a_late_finisher_never_ends_a_newer_marker(bench, how):
     before, kept = bench.everything(), (bench.pttl(0), bench.pttl(1))
     assert bench.end(A, how, 3000.0).kind is VoteKind.REFUSED
     assert bench.everything() == before
-    assert kept[0] - 5000 < bench.pttl(0) <= kept[0]
-    assert kept[1] - 5000 < bench.pttl(1) <= kept[1]
+    assert bench.near(bench.pttl(0), kept[0] / 1000)
+    assert bench.near(bench.pttl(1), kept[1] / 1000)
 
 
 @pytest.mark.parametrize("token", [A[:32], A + "a", A[:39]])
@@ -859,7 +864,7 @@ def test_nothing_is_ended_where_nobody_stands(bench):
     """No marker has no owner, and makes none."""
     before = bench.everything()
     for how in WORDS:
-        assert bench.end(A, how, 60.0).kind is VoteKind.REFUSED
+        assert bench.end(A, how, 600.0).kind is VoteKind.REFUSED
     assert bench.everything() == before
 
 
@@ -867,8 +872,8 @@ def test_a_task_that_is_queued_again_is_waited_for(bench):
     """For a retry the marker stands by itself, without the lock, for so long from now."""
     bench.run(A)
     bench.unhold()
-    assert bench.end(A, "wait", 60.0).kind is VoteKind.GRANTED
-    assert near(bench.left(), 60)
+    assert bench.end(A, "wait", 600.0).kind is VoteKind.GRANTED
+    assert bench.near(bench.left(), 600)
     assert bench.pttl() >= bench.left()
     assert bench.alone(B).kind is VoteKind.REFUSED
     assert bench.start(A).kind is VoteKind.GRANTED
@@ -876,37 +881,37 @@ def test_a_task_that_is_queued_again_is_waited_for(bench):
 
 def test_one_that_waits_longer_than_it_was_kept_is_kept_as_long(bench):
     """A countdown beyond its life moves the end of the key, too."""
-    bench.reserve(A, life=5.0)
-    bench.end(A, "wait", 60.0)
-    assert near(bench.left(), 60)
-    assert near(bench.pttl(), 60)
+    bench.reserve(A, life=50.0)
+    bench.end(A, "wait", 600.0)
+    assert bench.near(bench.left(), 600)
+    assert bench.near(bench.pttl(), 600)
 
 
 def test_waiting_keeps_what_was_merged(bench):
     """A task that is put off before it has started can come later than its marker lapses."""
     bench.reserve(A)
     bench.reserve(B)
-    bench.end(A, "wait", 60.0)
-    assert near(bench.left(), 60)
-    assert near(bench.pttl(), RETENTION)
+    bench.end(A, "wait", 600.0)
+    assert bench.near(bench.left(), 600)
+    assert bench.near(bench.pttl(), RETENTION)
     assert bench.start(A).value == args_of(B)
 
 
 def test_waiting_never_shortens_a_marker(bench):
     """One that would have stood for longer anyway does so."""
-    bench.reserve(A, life=60.0)
-    bench.end(A, "wait", 5.0)
-    assert near(bench.left(), 60)
-    assert near(bench.pttl(), 60)
+    bench.reserve(A, life=600.0)
+    bench.end(A, "wait", 50.0)
+    assert bench.near(bench.left(), 600)
+    assert bench.near(bench.pttl(), 600)
 
 
 def test_who_is_next_can_wait_longer(bench):
     """A next one that is put off keeps its place for as long as it needs."""
     bench.run(A)
-    bench.reserve(B, life=5.0)
-    bench.end(B, "wait", 60.0)
-    assert near(bench.left(1), 60)
-    assert near(bench.pttl(1), 60)
+    bench.reserve(B, life=50.0)
+    bench.end(B, "wait", 600.0)
+    assert bench.near(bench.left(1), 600)
+    assert bench.near(bench.pttl(1), 600)
     assert bench.reserve(C).value[:40] == B.encode()
 
 
@@ -914,7 +919,7 @@ def test_a_task_that_waits_again_takes_no_more_arguments(bench):
     """It has been handed its arguments: a trigger that comes between two tries is next."""
     bench.run(A)
     bench.unhold()
-    bench.end(A, "wait", 60.0)
+    bench.end(A, "wait", 600.0)
     assert bench.reserve(B).kind is ReservationVote.NEXT
 
 
@@ -922,51 +927,50 @@ def test_a_marker_can_be_left_to_its_first_window(bench):
     """After a failure it stands until the end of what it was published for, without the lock."""
     bench.run(A, 3000.0)
     assert bench.end(A, "window").kind is VoteKind.GRANTED
-    assert near(bench.left(), 20)
-    assert near(bench.pttl(), 20)
+    assert bench.near(bench.left(), 200)
+    assert bench.near(bench.pttl(), 200)
     assert bench.queued["lock"] == b""
-    assert near(bench.alone(B).ttl * 1000, 20)
+    assert bench.near(bench.alone(B).ttl * 1000, 200)
 
 
 def test_a_marker_that_is_left_to_its_window_does_not_stand_by_a_lock(bench):
     """The lock may be another execution's by now; it tells nothing of the marker's end."""
     bench.run(A)
     bench.end(A, "window")
-    bench.hold(seconds=90.0)
-    assert near(bench.alone(B).ttl * 1000, 20)
+    bench.hold(seconds=900.0)
+    assert bench.near(bench.alone(B).ttl * 1000, 200)
 
 
 def test_a_window_that_is_over_is_over(bench):
     """A marker whose window has passed while its task ran is taken away."""
-    bench.reserve(A, life=0.05)
+    bench.reserve(A)
     bench.hold()
-    bench.start(A, 60.0)
-    window = int(bench.queued["window"])
-    eventually(lambda: bench.now_ms() > window, "end of the window")
+    bench.start(A, 600.0)
+    bench.age()
     assert bench.end(A, "window").kind is VoteKind.GRANTED
     assert bench.queued == {}
 
 
 def test_a_window_may_be_longer_than_the_life(bench):
     """A message that expires soon may have run and failed all the same: then its window counts."""
-    bench.run(A, life=5.0, window=60.0)
+    bench.run(A, life=50.0, window=600.0)
     assert bench.end(A, "window").kind is VoteKind.GRANTED
-    assert near(bench.left(), 60)
-    assert near(bench.pttl(), 60)
+    assert bench.near(bench.left(), 600)
+    assert bench.near(bench.pttl(), 600)
 
 
-@pytest.mark.parametrize("alone", [0.0, 60.0, AS_IT_IS])
+@pytest.mark.parametrize("alone", [0.0, 600.0, AS_IT_IS])
 def test_who_runs_is_not_idle(bench, alone):
     """Under its lock it is spared, untouched, and who asks is told that nothing has ended."""
     bench.run(A, alone)
     before, kept = bench.everything(), bench.pttl()
     assert bench.end(A, "idle").kind is VoteKind.REFUSED
     assert bench.everything() == before
-    assert kept - 5000 < bench.pttl() <= kept
+    assert bench.near(bench.pttl(), kept / 1000)
 
 
 @pytest.mark.parametrize("lock", [None, OTHER_LOCK])
-@pytest.mark.parametrize("alone", [0.0, 60.0, AS_IT_IS])
+@pytest.mark.parametrize("alone", [0.0, 600.0, AS_IT_IS])
 def test_who_has_lost_its_lock_is_idle(bench, alone, lock):
     """It does not run, whoever else does, and it ends, however long it would have stood."""
     bench.run(A, alone)
@@ -998,7 +1002,7 @@ def test_who_has_ever_started_is_not_unstarted(bench, since):
     if since == "has lost its lock":
         bench.unhold()
     elif since == "waits again":
-        bench.end(A, "wait", 60.0)
+        bench.end(A, "wait", 600.0)
     elif since == "has failed":
         bench.end(A, "window")
     before = bench.everything()
@@ -1021,31 +1025,31 @@ def test_in_hand_a_marker_can_stand_for_less_long(bench, which):
     """It is not to outlive by much a message that dies with its worker; it goes on waiting."""
     if which:
         bench.run(B)
-    bench.reserve(A, life=60.0)
+    bench.reserve(A, life=600.0)
     before = (bench.queued, bench.next)[which]
-    assert bench.end(A, "hand", 5.0).kind is VoteKind.GRANTED
-    assert near(bench.left(which), 5)
+    assert bench.end(A, "hand", 50.0).kind is VoteKind.GRANTED
+    assert bench.near(bench.left(which), 50)
     after = (bench.queued, bench.next)[which]
     assert after == {**before, "until": after["until"]}
     assert bench.reserve(C).kind is ReservationVote.MERGED
 
 
-@pytest.mark.parametrize("life", [5.0, 60.0])
+@pytest.mark.parametrize("life", [50.0, 600.0])
 def test_in_hand_a_marker_stands_for_as_long_as_was_said(bench, life):
     """Its key is kept for no less, or somebody else has the name while it is in hand."""
-    bench.reserve(A, life=20.0)
+    bench.reserve(A, life=200.0)
     bench.end(A, "hand", life)
-    assert near(bench.left(), life)
+    assert bench.near(bench.left(), life)
     assert bench.pttl() >= bench.left()
 
 
 def test_in_hand_a_marker_lapses_and_keeps_what_was_merged(bench):
     """When its time is over the name is free; its arguments are there if it comes after all."""
-    bench.reserve(A, life=60.0)
+    bench.reserve(A, life=600.0)
     bench.reserve(B)
     bench.end(A, "hand", 0.1)
     eventually(lambda: bench.left() <= 0, "end of its time in hand")
-    assert near(bench.pttl(), RETENTION)
+    assert bench.near(bench.pttl(), RETENTION)
     assert bench.start(A).value == args_of(B)
     bench.end(A, "hand", 0.1)
     eventually(lambda: bench.alone(C).kind is VoteKind.GRANTED, "grant")
@@ -1059,9 +1063,9 @@ def test_what_has_run_stands_as_it_does_without_merging(bench, which):
     bench.reserve(A)
     bench.reserve(B)
     before, kept = (bench.queued, bench.next)[which], bench.pttl(which)
-    assert bench.end(A, "ran", 90.0).kind is VoteKind.GRANTED
+    assert bench.end(A, "ran", 900.0).kind is VoteKind.GRANTED
     assert (bench.queued, bench.next)[which] == {**before, "started": b"-"}
-    assert kept - 5000 < bench.pttl(which) <= kept
+    assert bench.near(bench.pttl(which), kept / 1000)
     vote = bench.reserve(C, version=9)
     assert vote.kind is (VoteKind.REFUSED if which else ReservationVote.NEXT)
     assert vote.value[:40] == A.encode()
@@ -1088,7 +1092,7 @@ def test_a_node_that_was_another_process_has_no_vote(bench, arguments):
     before = bench.queued
     vote = bench.reserve(B, arguments, ask={"boot": boot_marker("1" * 40, "f" * 16)})
     assert vote.kind is VoteKind.QUARANTINED
-    assert RULES.quarantine - 1 < vote.ttl <= RULES.quarantine
+    assert bench.near(vote.ttl * 1000, RULES.quarantine)
     assert bench.queued == before
     assert bench.next == {}
 
@@ -1127,7 +1131,7 @@ def test_who_runs_is_noted_on_a_node_in_quarantine_too(bench):
 
 def test_without_the_guard_nothing_is_enrolled(contract_node):
     """With the restart guard off a node votes at once and is not marked."""
-    rules = Rules(ttl=20, max_ttl=30, restart_guard=False)
+    rules = Rules(ttl=200, max_ttl=300, restart_guard=False)
     bench = Bench(contract_node, rules)
     assert bench.reserve(A).kind is VoteKind.GRANTED
     assert bench.reserve(B).kind is ReservationVote.MERGED
@@ -1143,7 +1147,7 @@ def test_an_enrolment_is_refreshed_by_every_placing(bench, place):
     boot = Keys.of("redlock", "").boot
     bench.client.pexpire(boot, 60_000)
     bench.reserve(A)
-    assert bench.client.pttl(boot) > BOOT_RETENTION - 60_000
+    assert bench.near(bench.client.pttl(boot), BOOT_RETENTION / 1000)
 
 
 # -- names, arguments, expiry ----------------------------------------------------------
@@ -1194,7 +1198,7 @@ def test_every_marker_carries_an_expiry(fresh):
     chance, seen, ask = random.Random(5), set(), {"quarantine": 1}
     for number in range(600):
         token = chance.choice((A, B, C))
-        life = chance.choice((0.0, 30.0, AS_IT_IS, OVER))
+        life = chance.choice((0.0, 300.0, AS_IT_IS, OVER))
         step = chance.choice(
             [
                 lambda t=token, n=number: fresh.reserve(t, version=n + 1, ask=ask),

@@ -15,44 +15,30 @@ from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.records import Keys, marker_key, shorten
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import BOOT_RETENTION, NO_VOTE, ms, registered
+from celery_redlock.lock.scripting import BOOT_RETENTION, NO_VOTE, ms
 from celery_redlock.lock.scripts import ENROL
 from celery_redlock.lock.votes import VoteKind
+from support.script_bench import ScriptBench
 from support.waiting import eventually
 
-RULES = Rules(ttl=20, max_ttl=30)
+RULES = Rules(ttl=200, max_ttl=300)
 NAME = "report:7"
 A, B = "a" * 40, "b" * 40
 LARGEST = 2**53 - 1
 
 
-class Bench:
-    """One server, to which requests are put as a client that saw its run id would."""
+class Bench(ScriptBench):
+    """A server with locks."""
 
     def __init__(self, server, rules=RULES):
-        self.client = redis.Redis.from_url(server.url)
-        self.rules = rules
-        self.run_id = self.client.info("server")["run_id"]
-        self.boot = boot_marker(self.run_id, "f" * 16)
-        for script in registered():
-            self.client.script_load(script.source)
+        super().__init__(server, rules)
 
-    def ask(self, request, *, boot=None, quarantine=None):
-        """Return the vote on *request*; *quarantine* [ms] in place of the rules' one."""
-        arguments = list(request.arguments)
-        if request.script.guarded:
-            arguments[-1] = arguments[-1] if quarantine is None else b"%d" % quarantine
-            arguments.append(boot or self.boot)
-        script = request.script
-        reply = self.client.evalsha(script.sha, len(request.keys), *request.keys, *arguments)
-        return script.read(reply)
-
-    def acquire(self, token=A, *, fence=0, name=NAME, ttl=20.0, marker=None, **how):
+    def acquire(self, token=A, *, fence=0, name=NAME, ttl=200.0, marker=None, **how):
         """Ask for the lock."""
         lease = Lease(name, token, fence, ttl, 0.0, 0.0, {"task_id": f"id-{token[0]}"})
         return self.ask(requests.acquire_request(self.rules, lease, marker), **how)
 
-    def renew(self, token=A, *, fence=0, ttl=20.0, repair=True, **how):
+    def renew(self, token=A, *, fence=0, ttl=200.0, repair=True, **how):
         """Extend the lock."""
         lease = Lease(NAME, token, fence, ttl, 0.0, 0.0, {"task_id": f"id-{token[0]}"})
         return self.ask(requests.renew_request(self.rules, lease, repair=repair), **how)
@@ -82,11 +68,6 @@ class Bench:
         """Return how long a key of `Keys` stands yet [ms]."""
         return self.client.pttl(getattr(Keys.of(self.rules.prefix, NAME), key))
 
-    def now_ms(self):
-        """Return the node's clock [ms]."""
-        seconds, micros = self.client.time()
-        return seconds * 1000 + micros // 1000
-
     def everything(self):
         """Return all keys."""
         return set(self.client.scan_iter(count=1000))
@@ -114,11 +95,11 @@ def test_a_free_lock_is_granted_and_stored_with_what_the_holder_tells(bench):
     """A grant stores token and info under the lock for its TTL, and tells clock and fence."""
     vote = bench.acquire(fence=4096)
     assert (vote.kind, vote.fence) == (VoteKind.GRANTED, 4096)
-    assert abs(vote.node_now - bench.now_ms() / 1000) < 5
+    assert bench.is_of_now(vote.node_now)
     stored = bench.get("lock")
     assert stored[:40] == A.encode()
     assert json.loads(stored[40:])["task_id"] == "id-a"
-    assert 15_000 < bench.pttl("lock") <= 20_000
+    assert bench.near(bench.pttl("lock"), 200)
     assert bench.get("fence") == b"4096"
 
 
@@ -127,7 +108,7 @@ def test_a_held_lock_is_refused_with_holder_rest_and_fence(bench):
     bench.acquire(A, fence=9)
     vote = bench.acquire(B, fence=5000)
     assert (vote.kind, vote.fence) == (VoteKind.REFUSED, 9)
-    assert 19 < vote.ttl <= 20
+    assert bench.near(vote.ttl * 1000, 200)
     assert vote.value == bench.get("lock")
     assert vote.value.startswith(A.encode())
     assert bench.get("fence") == b"9"
@@ -144,10 +125,10 @@ def test_only_the_whole_token_opens_a_lock(bench):
 
 def test_the_own_token_is_granted_again_with_a_larger_fence(bench):
     """A repeated request of the same attempt restarts its TTL and never lowers its fence."""
-    bench.acquire(A, fence=100, ttl=2.0)
+    bench.acquire(A, fence=100, ttl=100.0)
     vote = bench.acquire(A, fence=100)
     assert (vote.kind, vote.fence) == (VoteKind.GRANTED, 101)
-    assert bench.pttl("lock") > 15_000
+    assert bench.near(bench.pttl("lock"), 200)
 
 
 def test_a_grant_can_be_asked_for_without_a_fence(bench):
@@ -199,7 +180,7 @@ def test_a_proposal_ahead_of_the_nodes_clock_is_refused(bench):
     """A client whose clock is too far ahead is told so, and stores nothing."""
     allowed = RULES.longest_skew * 1000
     before = bench.everything()
-    far = int((bench.now_ms() + allowed + 2000) * 4096)
+    far = int((bench.now_ms() + allowed + 600_000) * 4096)
     vote = bench.acquire(fence=far)
     assert vote.kind is VoteKind.UNREACHABLE
     assert "clock" in vote.reason
@@ -230,14 +211,14 @@ def test_a_fence_that_no_clock_can_have_made_grants_nothing(bench, planted):
 def test_a_fence_that_no_clock_can_have_made_is_not_refreshed(bench, planted):
     """A renewal there counts for nothing and writes nothing: neither extends nor sets again."""
     key, fence = Keys.of("redlock", NAME).fence, bench.now_ms() * 4096
-    bench.acquire(A, fence=fence, ttl=10.0)
-    bench.client.set(key, planted, px=5_000)
+    bench.acquire(A, fence=fence, ttl=100.0)
+    bench.client.set(key, planted, px=50_000)
     for _ in range(2):
         vote = bench.renew(A, fence=fence)
         assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-7])
         assert bench.get("fence") == planted.encode()
-        assert bench.pttl("fence") <= 5_000
-        assert bench.pttl("lock") <= 10_000
+        assert bench.pttl("fence") <= 50_000
+        assert bench.pttl("lock") <= 100_000
         bench.client.delete(Keys.of("redlock", NAME).lock)
     assert bench.renew(A, fence=0).kind is VoteKind.REPAIRED
 
@@ -269,7 +250,7 @@ def test_a_fence_as_far_ahead_as_clocks_may_differ_is_counted_on_from(bench):
 
 def test_a_marker_makes_the_lock_needless(bench):
     """Where the marker stands an acquire stores nothing and tells what the marker says."""
-    bench.ask(requests.mark_request(RULES, Marker("done:7", "done", 30.0)))
+    bench.ask(requests.mark_request(RULES, Marker("done:7", "done", 60.0)))
     before = bench.everything()
     vote = bench.acquire(marker="done:7")
     assert (vote.kind, vote.value) == (VoteKind.MARKED, b"done")
@@ -279,7 +260,7 @@ def test_a_marker_makes_the_lock_needless(bench):
 
 def test_a_marker_can_be_taken_away(bench):
     """By its name and state: what it says may have changed."""
-    bench.ask(requests.mark_request(RULES, Marker("done:7", "finishing", 30.0)))
+    bench.ask(requests.mark_request(RULES, Marker("done:7", "finishing", 60.0)))
     bench.ask(requests.mark_request(RULES, Marker("done:7", "another", 0.0)))
     assert bench.acquire(marker="done:7").kind is VoteKind.MARKED
     bench.ask(requests.mark_request(RULES, Marker("done:7", "finishing", 0.0)))
@@ -294,7 +275,7 @@ def test_a_node_that_was_another_process_is_quarantined_for_everybody(bench):
     restarted = boot_marker("1" * 40, "f" * 16)
     vote = bench.acquire(boot=restarted)
     assert vote.kind is VoteKind.QUARANTINED
-    assert RULES.quarantine - 1 < vote.ttl <= RULES.quarantine
+    assert bench.near(vote.ttl * 1000, RULES.quarantine)
     assert bench.get("lock") is None
     assert bench.acquire(B, boot=restarted).kind is VoteKind.QUARANTINED
 
@@ -334,7 +315,7 @@ def test_a_node_of_other_clients_does_not_vote(bench):
 
 def test_without_the_guard_nothing_is_enrolled(contract_node):
     """With the restart guard off a node votes at once and is not marked."""
-    rules = Rules(ttl=20, max_ttl=30, restart_guard=False)
+    rules = Rules(ttl=200, max_ttl=300, restart_guard=False)
     bench = Bench(contract_node, rules)
     assert bench.acquire(fence=1).kind is VoteKind.GRANTED
     assert bench.renew().kind is VoteKind.GRANTED
@@ -347,14 +328,14 @@ def test_an_enrolment_is_refreshed_by_every_grant(bench):
     """A node in use never forgets that it is enrolled."""
     bench.client.pexpire(Keys.of("redlock", "").boot, 60_000)
     bench.acquire()
-    assert bench.pttl("boot") > BOOT_RETENTION - 60_000
+    assert bench.near(bench.pttl("boot"), BOOT_RETENTION / 1000)
 
 
 def test_a_probe_keeps_a_node_enrolled(bench):
     """Workers that take no lock for a month must not find their nodes forgotten."""
     bench.client.pexpire(Keys.of("redlock", "").boot, 60_000)
     bench.ask(requests.probe_request(bench.rules))
-    assert bench.pttl("boot") > BOOT_RETENTION - 60_000
+    assert bench.near(bench.pttl("boot"), BOOT_RETENTION / 1000)
 
 
 # -- a node that was a replica -----------------------------------------------------------
@@ -459,10 +440,10 @@ def test_an_operators_word_ends_a_quarantine(fresh):
 
 def test_a_renewal_extends_and_raises_the_fence(bench):
     """Our key gets its whole TTL again; a fence that is behind the lease's catches up."""
-    bench.acquire(A, fence=100, ttl=2.0)
+    bench.acquire(A, fence=100, ttl=100.0)
     vote = bench.renew(A, fence=500)
     assert (vote.kind, vote.fence) == (VoteKind.GRANTED, 500)
-    assert bench.pttl("lock") > 15_000
+    assert bench.near(bench.pttl("lock"), 200)
     assert bench.renew(A, fence=300).fence == 500
     assert bench.get("fence") == b"500"
 
@@ -526,17 +507,17 @@ def test_an_owner_can_release_what_any_of_its_tokens_holds(bench):
 def test_a_release_can_keep_the_key_for_a_while(bench):
     """With keep the lock stands for so long yet, for everybody, and then ends."""
     bench.acquire(A)
-    assert bench.release(A, keep=30.0).kind is VoteKind.GRANTED
-    assert 0 < bench.pttl("lock") <= 30_000
+    assert bench.release(A, keep=50.0).kind is VoteKind.GRANTED
+    assert bench.near(bench.pttl("lock"), 50)
     assert bench.acquire(B).kind is VoteKind.REFUSED
 
 
 def test_a_release_sets_its_marker_whoever_holds_the_lock(bench):
     """The marker of a finished execution is written in the same step, held or expired."""
     bench.acquire(B)
-    bench.release(A, marker=Marker("run:1", "finishing", 30.0))
+    bench.release(A, marker=Marker("run:1", "finishing", 50.0))
     assert bench.client.get(marker_key("redlock", "run:1")) == b"finishing"
-    assert 25_000 < bench.client.pttl(marker_key("redlock", "run:1")) <= 30_000
+    assert bench.near(bench.client.pttl(marker_key("redlock", "run:1")), 50)
     assert bench.get("lock").startswith(B.encode())
 
 
@@ -544,13 +525,13 @@ def test_what_is_done_stays_done(bench):
     """A child that was killed while it finished may speak last; its parent has said the word."""
     key = marker_key("redlock", "run:1")
     bench.ask(requests.mark_request(bench.rules, Marker("run:1", "done", 60.0)))
-    bench.release(A, marker=Marker("run:1", "finishing", 30.0))
+    bench.release(A, marker=Marker("run:1", "finishing", 50.0))
     assert bench.client.get(key) == b"done"
-    assert bench.client.pttl(key) > 55_000
+    assert bench.near(bench.client.pttl(key), 60)
     bench.ask(requests.mark_request(bench.rules, Marker("run:1", "finishing", 0.0)))
     assert bench.client.get(key) == b"done"
     bench.release(A, marker=Marker("run:1", "done", 90.0))
-    assert bench.client.pttl(key) > 85_000
+    assert bench.near(bench.client.pttl(key), 90)
 
 
 # -- inspect -----------------------------------------------------------------------------
@@ -564,7 +545,7 @@ def test_inspecting_tells_and_changes_nothing(bench):
     before = {key: bench.client.get(key) for key in bench.everything()}
     vote = bench.inspect()
     assert (vote.value[:40], vote.fence) == (A.encode(), 10)
-    assert 19 < vote.ttl <= 20
+    assert bench.near(vote.ttl * 1000, 200)
     assert {key: bench.client.get(key) for key in bench.everything()} == before
     bench.release(A)
     assert bench.inspect().fence == 10
@@ -631,8 +612,8 @@ def test_every_write_carries_an_expiry(fresh):
         fresh.enrol(mode)
         fresh.acquire(A, fence=3, marker="m:1")
         fresh.renew(A, fence=3)
-        fresh.release(A, keep=5.0, marker=Marker("m:2", "done", 9.0))
-        fresh.ask(requests.mark_request(RULES, Marker("m:3", "queued", 9.0)))
+        fresh.release(A, keep=50.0, marker=Marker("m:2", "done", 90.0))
+        fresh.ask(requests.mark_request(RULES, Marker("m:3", "queued", 90.0)))
         fresh.acquire(B, fence=3)
         keys = fresh.everything()
         seen |= {key.split(b":")[1] for key in keys}

@@ -20,10 +20,10 @@ from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import BOOT_RETENTION, NO_VOTE
 from celery_redlock.lock.votes import VoteKind
-from support.script_bench import ScriptBench, near
+from support.script_bench import ScriptBench
 from support.waiting import eventually
 
-RULES = Rules(ttl=20, max_ttl=30)
+RULES = Rules(ttl=200, max_ttl=300)
 ENTRY = "celery beat/report"
 LOCK = "report:7"
 A, B, C = ("a" * 40, "b" * 40, "c" * 40)
@@ -67,7 +67,7 @@ class Bench(ScriptBench):
         """Have the record been claimed so much earlier."""
         self.client.hincrby(slot_key(self.rules, ENTRY), "at", -int(seconds * 1000))
 
-    def hold(self, value=HOLDER + '{"pid":7}', seconds=20.0):
+    def hold(self, value=HOLDER + '{"pid":7}', seconds=200.0):
         """Have the lock held."""
         self.client.set(Keys.of(self.rules.prefix, LOCK).lock, value, px=int(seconds * 1000))
 
@@ -85,8 +85,7 @@ class Bench(ScriptBench):
 
     def now(self):
         """Return the node's clock [s]."""
-        seconds, micros = self.client.time()
-        return seconds + micros / 1e6
+        return self.now_ms() / 1000
 
 
 @pytest.fixture
@@ -116,9 +115,9 @@ def test_the_first_claim_is_granted_and_stored(bench):
     """It stores slot, token, fence and that it is claimed, for as long as it is to be kept."""
     vote = bench.claim(keep=3600.0)
     assert (vote.kind, vote.value, vote.ttl) == (VoteKind.GRANTED, b"", 0.0)
-    assert abs(vote.node_now - bench.now()) < 5
+    assert bench.is_of_now(vote.node_now)
     assert bench.record == (stamped(), A, str(FENCE), "claimed")
-    assert near(bench.pttl(), 3600)
+    assert bench.near(bench.pttl(), 3600)
 
 
 G, R, P, D, U = (
@@ -160,10 +159,10 @@ def test_a_claim_on_a_record_has_one_answer(bench, stored, token, newer, later, 
     assert vote.kind is answers[STORED.index(stored)]
     if vote.kind in (G, U):
         assert bench.record == (stamped(DUE + later), token, str(FENCE + newer), "claimed")
-        assert near(bench.pttl(), DAY)
+        assert bench.near(bench.pttl(), DAY)
     else:
         assert bench.everything() == before
-        assert near(bench.pttl(), 3600)
+        assert bench.near(bench.pttl(), 3600)
 
 
 def test_a_refusal_tells_who_is_at_it(bench):
@@ -172,9 +171,9 @@ def test_a_refusal_tells_who_is_at_it(bench):
     for newer in (0, 1):
         vote = bench.claim(B, FENCE + newer)
         assert (vote.kind, vote.value) == (VoteKind.REFUSED, A.encode())
-        assert near(vote.ttl * 1000, RULES.ttl)
+        assert bench.near(vote.ttl * 1000, RULES.ttl)
     bench.age(5.0)
-    assert near(bench.claim(B, FENCE + 1).ttl * 1000, RULES.ttl - 5)
+    assert bench.near(bench.claim(B, FENCE + 1).ttl * 1000, RULES.ttl - 5)
     bench.age()
     assert bench.claim(B, FENCE).ttl == 0.0
 
@@ -259,7 +258,7 @@ def test_a_slot_too_far_ahead_is_not_claimed(bench, token):
     """Whose clock is ahead by more than the skew allowed gets no vote, and stores nothing."""
     bench.claim(A, due=DUE)
     before = bench.everything()
-    vote = bench.claim(token, FENCE + 1, bench.now() + RULES.longest_skew + 2)
+    vote = bench.claim(token, FENCE + 1, bench.now() + RULES.longest_skew + 600)
     assert (vote.kind, vote.reason) == (VoteKind.UNREACHABLE, NO_VOTE[-5])
     assert bench.everything() == before
 
@@ -284,10 +283,10 @@ def test_records_of_entries_are_apart(bench):
 
 def test_a_claim_tells_who_holds_the_lock(bench):
     """The lock's value and what is left of its lease come along with the grant."""
-    bench.hold(seconds=15.0)
+    bench.hold(seconds=150.0)
     vote = bench.claim(lock=LOCK)
     assert (vote.kind, vote.value) == (VoteKind.GRANTED, f'{HOLDER}{{"pid":7}}'.encode())
-    assert near(vote.ttl * 1000, 15)
+    assert bench.near(vote.ttl * 1000, 150)
 
 
 def test_a_claim_in_doubt_tells_who_holds_the_lock(bench):
@@ -317,13 +316,13 @@ def test_nobody_holds_a_lock_that_is_free(bench):
 
 def test_a_lock_is_only_looked_at(bench):
     """A claim neither takes, extends nor ends the lock that it tells of."""
-    bench.hold(seconds=10.0)
+    bench.hold(seconds=100.0)
     key = Keys.of(RULES.prefix, LOCK).lock
     before = bench.client.get(key)
     bench.claim(lock=LOCK)
     bench.settle()
     assert bench.client.get(key) == before
-    assert near(bench.pttl(key), 10)
+    assert bench.near(bench.pttl(key), 100)
 
 
 # -- the restart guard -----------------------------------------------------------------
@@ -333,7 +332,7 @@ def test_a_node_that_lost_its_memory_does_not_vote(fresh):
     """Without a boot marker it is quarantined, tells for how long, and stores no claim."""
     vote = fresh.claim()
     assert vote.kind is VoteKind.QUARANTINED
-    assert near(vote.ttl * 1000, RULES.quarantine)
+    assert fresh.near(vote.ttl * 1000, RULES.quarantine)
     assert fresh.record == ("",) * 4
     assert fresh.claim().kind is VoteKind.QUARANTINED
     assert fresh.look() == (0, "")
@@ -342,11 +341,11 @@ def test_a_node_that_lost_its_memory_does_not_vote(fresh):
 def test_a_quarantined_node_changes_no_record(bench):
     """What it stored before stays, whatever is claimed while it is held back."""
     bench.claim(A)
-    bench.client.set(Keys.of(RULES.prefix, "").quarantine, "1", px=10_000)
+    bench.client.set(Keys.of(RULES.prefix, "").quarantine, "1", px=100_000)
     for token, newer, later in product((A, B), (-1, 0, 1), (-60, 0, 60)):
         vote = bench.claim(token, FENCE + newer, DUE + later)
         assert vote.kind is VoteKind.QUARANTINED
-        assert near(vote.ttl * 1000, 10)
+        assert bench.near(vote.ttl * 1000, 100)
     assert bench.record == (stamped(), A, str(FENCE), "claimed")
 
 
@@ -359,7 +358,7 @@ def test_another_configuration_has_no_vote(bench):
 
 def test_a_node_without_the_guard_votes_at_once(fresh):
     """With the guard off no boot marker is asked for, and none is written."""
-    vote = fresh.claim(rules=Rules(ttl=20, max_ttl=30, restart_guard=False))
+    vote = fresh.claim(rules=Rules(ttl=200, max_ttl=300, restart_guard=False))
     assert vote.kind is VoteKind.GRANTED
     assert list(fresh.everything()) == [slot_key(RULES, ENTRY)]
 
@@ -369,10 +368,10 @@ def test_a_claim_keeps_the_node_enrolled(bench):
     boot = Keys.of(RULES.prefix, "").boot
     bench.client.pexpire(boot, 60_000)
     bench.claim()
-    assert near(bench.pttl(boot), BOOT_RETENTION / 1000)
+    assert bench.near(bench.pttl(boot), BOOT_RETENTION / 1000)
     bench.client.pexpire(boot, 60_000)
     bench.claim(B)
-    assert near(bench.pttl(boot), 60)
+    assert bench.near(bench.pttl(boot), 60)
 
 
 # -- settle ----------------------------------------------------------------------------
@@ -384,7 +383,7 @@ def test_a_claimed_slot_is_settled_by_whoever_published_it(bench, token, newer):
     bench.claim(keep=3600.0)
     bench.settle(token, FENCE + newer)
     assert bench.record == (stamped(), A, str(FENCE), "settled")
-    assert near(bench.pttl(), DAY)
+    assert bench.near(bench.pttl(), DAY)
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
@@ -397,7 +396,7 @@ def test_settling_an_older_slot_changes_nothing(bench, newer, is_settled):
     before = bench.everything()
     bench.settle(B, FENCE + newer, DUE - 60)
     assert bench.everything() == before
-    assert near(bench.pttl(), 3600)
+    assert bench.near(bench.pttl(), 3600)
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
@@ -408,7 +407,7 @@ def test_settling_a_later_slot_moves_the_record_forward(bench, is_settled):
         bench.settle(A, keep=3600.0)
     bench.settle(B, FENCE + 1, DUE + 60)
     assert bench.record == (stamped(DUE + 60), B, str(FENCE + 1), "settled")
-    assert near(bench.pttl(), DAY)
+    assert bench.near(bench.pttl(), DAY)
     assert bench.claim(C, FENCE + 2, DUE + 60).kind is SlotVote.PUBLISHED
 
 
@@ -424,7 +423,7 @@ def test_settling_begins_a_record(bench):
     """On a node that knows nothing, what is settled is stored for its time."""
     bench.settle(A, keep=3600.0)
     assert bench.record == (stamped(), A, str(FENCE), "settled")
-    assert near(bench.pttl(), 3600)
+    assert bench.near(bench.pttl(), 3600)
 
 
 def test_settling_twice_is_settling_once(bench):
@@ -503,7 +502,7 @@ def test_an_empty_record_knows_no_slot(bench):
     before = bench.everything()
     vote = bench.ask(look_request(RULES, ENTRY))
     assert (vote.kind, vote.fence, vote.value) == (VoteKind.GRANTED, 0, b"")
-    assert abs(vote.node_now - bench.now()) < 5
+    assert bench.is_of_now(vote.node_now)
     assert bench.everything() == before
 
 
@@ -513,7 +512,7 @@ def test_a_look_changes_nothing(bench):
     before = bench.everything()
     assert bench.look() == (int(stamped()), "claimed")
     assert bench.everything() == before
-    assert near(bench.pttl(), 3600)
+    assert bench.near(bench.pttl(), 3600)
 
 
 def test_a_record_that_has_expired_is_none(bench):
