@@ -13,7 +13,8 @@ until ``unacked_mutex_expire``: five minutes, unless it is set, as it is here.
 
 The length is a parameter:
 
-    REDLOCK_SPREE_KILLS=200 make test-all ARGS="tests/acceptance/test_killing_spree.py"
+    REDLOCK_SPREE_KILLS=200 make test-all \
+        ARGS="tests/acceptance/test_killing_spree.py --timeout 1800"
 
 kills 200 times among 2,000 tasks on 100 names; the suite kills 15 times.
 """
