@@ -187,7 +187,7 @@ def race(write: object, row: object = None) -> object:
             write(row, NEW, state="paid")
             written.set()
             wait_until_somebody_waits()
-        return late.exception(20) or late.result()
+        return late.exception(60) or late.result()
 
 
 def waited() -> None:
@@ -233,7 +233,7 @@ def guard_made_twice() -> None:
                 raise_fence(Guard, first, "highest", lock=lock)
                 late = thread.submit(in_thread, come)
                 wait_until_somebody_waits()
-            error = late.exception(20)
+            error = late.exception(60)
         assert (error is None) == (second > first), error
         assert error is None or error.args == (lock, OLD, NEW)
         assert Guard.objects.get(lock=lock).highest == NEW

@@ -10,10 +10,11 @@ import redis
 
 from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.reading.all_locks import PAGE, AllLocks, escape
+from celery_redlock.reading.all_locks import PAGE, SCAN_COUNT, AllLocks, escape
 from celery_redlock.reading.nodes import bootstrap
+from support.stored import ROOMY
 
-RULES = Rules(ttl=30, max_ttl=30)
+RULES = Rules(**ROOMY)
 HOLDER = {"task": "shop.bill", "task_id": "id-1", "host": "web-1", "pid": 7}
 
 
@@ -22,7 +23,7 @@ def urls(nodes):
     return [node.url for node in nodes]
 
 
-def plant(node, names, *, value=None, px=20_000):
+def plant(node, names, *, value=None, px=600_000):
     """Write locks past the library; a *value* of None is one of ours."""
     ours = "a1" * 20 + json.dumps({**HOLDER, "since": time.time()})
     with redis.Redis.from_url(node.url) as client, client.pipeline(transaction=False) as pipe:
@@ -90,7 +91,7 @@ def test_what_others_wrote_does_not_hide_our_locks(five_nodes):
     assert "hunter2" not in repr(views)
     assert views["leaked"].ttl is None
     assert (views["ours"].fence, views["ours"].waiting) == (0, 0)
-    assert 0 < views["ours"].ttl <= 30
+    assert 0 < views["ours"].ttl <= 600
 
 
 def test_no_command_keeps_a_node_from_its_work(five_nodes):
@@ -103,14 +104,13 @@ def test_no_command_keeps_a_node_from_its_work(five_nodes):
         stats = client.info("commandstats")
     assert "cmdstat_keys" not in stats
     assert stats["cmdstat_evalsha"]["calls"] >= 20
-    for command in ("cmdstat_evalsha", "cmdstat_scan"):
-        assert stats[command]["usec_per_call"] < 5000
+    assert stats["cmdstat_scan"]["calls"] >= 20 * PAGE // SCAN_COUNT
 
 
 def test_a_real_lock_is_told_like_a_planted_one(five_nodes):
     """The twin: what the library writes itself is ours, with its fence."""
     bootstrap(urls(five_nodes), RULES)
-    locks = Redlock.from_urls(urls(five_nodes), ttl=30, max_ttl=30, node_timeout=1.0)
+    locks = Redlock(urls(five_nodes), RULES)
     try:
         lease = locks.acquire("real")
         (view,) = AllLocks(urls(five_nodes), RULES)

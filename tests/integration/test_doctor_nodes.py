@@ -13,9 +13,10 @@ from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.settings import Settings
 from support.clients import let_go
+from support.stored import ROOMY
 from support.waiting import eventually
 
-RULES = Rules(ttl=30, max_ttl=30, node_timeout=1.0)
+RULES = Rules(**ROOMY)
 #: What a worker has to be allowed; the tools want more.
 WORKER = "+info +script|load +eval +evalsha +time +set +get +mget +pttl +exists +pexpire +del"
 WORKER += " +hset +hget +hmget +hdel +rename +xadd +ping +client|setname +client|setinfo +select"
@@ -94,7 +95,7 @@ def test_down_unmarked_quarantined_and_foreign_nodes(app, redis_nodes):
     assert codes["node-unmarked"] == label(nodes[1])
     assert codes["node-foreign"] == label(nodes[2])
     assert "no-quorum" in codes
-    do(nodes[3], "SET", "redlock:node:quarantine", "1", "PX", "60000")
+    do(nodes[3], "SET", "redlock:node:quarantine", "1", "PX", "600000")
     assert found(app, nodes)["node-quarantined"] == label(nodes[3])
 
 
@@ -130,7 +131,7 @@ def test_a_node_that_is_nearly_full(app, redis_nodes):
 def test_persistence_counts_where_the_guard_is_off(app, redis_nodes):
     """A node that keeps nothing is fine with the guard, and an error without."""
     nodes = redis_nodes(3)
-    unguarded = Rules(ttl=20, max_ttl=20, node_timeout=0.5, restart_guard=False)
+    unguarded = Rules(**ROOMY, restart_guard=False)
     assert "restart-forgets" in found(app, nodes, unguarded)
     for node in nodes:
         do(node, "CONFIG", "SET", "appendonly", "yes")
@@ -225,7 +226,7 @@ def test_tasks_of_the_app_are_looked_at(app, redis_nodes, caplog):
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
 
-    @app.task(base=RedlockTask, name="long", lock_ttl=60.0)
+    @app.task(base=RedlockTask, name="long", lock_ttl=90.0)
     def long():
         pass
 

@@ -25,7 +25,7 @@ def run(case, database):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
 

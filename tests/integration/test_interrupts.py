@@ -46,6 +46,8 @@ HEAD = """
 import contextlib, json, os, random, socket, sys, threading, time
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt, here, defer_interrupts
 
+LONG = 600  # [s], longer than a test may take
+
 def tell(**what):
     os.write(1, json.dumps(what).encode() + b"\\n")
 
@@ -77,7 +79,7 @@ def run(setup, source):
         [sys.executable, "-W", "ignore", "-c", whole],
         cwd=root,  # so that it imports what the test imports
         capture_output=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr.decode()
@@ -92,12 +94,16 @@ def test_it_is_raised_once_where_it_was_armed(setup):
         setup,
         """
         def work():
-            mine, began, caught = Interrupt(), time.monotonic(), []
+            mine, caught, fired = Interrupt(), [], []
+            def until_fired_twice():
+                while not fired:
+                    busy(0.01)
+                busy(0.1)  # for what might come yet
             with mine:
-                later(0.05, mine.fire, mine.fire)
-                for _ in range(2):
+                later(0.05, mine.fire, mine.fire, lambda: fired.append(True))
+                for work in (lambda: busy(LONG), until_fired_twice):
                     try:
-                        busy(0.3)
+                        work()
                     except LockInterrupt as error:
                         caught.append(error.interrupt is mine)
             mine.fire()
@@ -121,16 +127,19 @@ def test_nothing_is_raised_before_or_after(setup):
             with early:
                 busy(0.05)
             inside = outside = rounds = 0
-            while rounds < 300 or min(inside, rounds - inside) <= 5 and rounds < 5000:
+            span = 0.002  # of a body; follows the machine, so that half of them end before
+            while rounds < 300 or min(inside, rounds - inside) <= 5:
                 rounds += 1
                 mine = Interrupt()
                 try:
                     try:
                         with mine:
                             later(random.uniform(0.0, 0.004), mine.fire)
-                            busy(0.002)
+                            busy(span)
+                        span *= 1.1
                     except LockInterrupt:
                         inside += 1
+                        span *= 0.9
                     for _ in range(100):
                         sum(range(10))
                     time.sleep(0)
@@ -163,10 +172,10 @@ def test_two_that_are_lost_at_once_are_both_raised(setup, order):
                     try:
                         with inner:
                             later(0.02, *fire)
-                            busy(2)
+                            busy(LONG)
                     except LockInterrupt as error:
                         caught.append("inner" if error.interrupt is inner else "outer")
-                    busy(2)
+                    busy(LONG)
             except LockInterrupt as error:
                 caught.append("inner" if error.interrupt is inner else "outer")
             busy(0.1)
@@ -203,7 +212,7 @@ def test_our_own_io_in_a_nested_task_is_not_disturbed(setup):
                             except LockInterrupt:
                                 broken += done[-1] == "inside"
                                 raise
-                        busy(1)
+                        busy(LONG)
                 except LockInterrupt:
                     raised += 1
             tell(broken=broken, raised=raised, armed=here.interrupt is not None)
@@ -217,12 +226,12 @@ def test_our_own_io_in_a_nested_task_is_not_disturbed(setup):
 @pytest.mark.parametrize(
     "waits",
     [
-        "time.sleep(600)",
+        "time.sleep(LONG)",
         "here.recv(1)",
         "queue.get()",
         "lock.acquire()",
         "event.wait()",
-        "event.wait(600)",
+        "event.wait(LONG)",
         "thread.join()",
     ],
 )
@@ -237,7 +246,7 @@ def test_a_greenlet_is_woken_from_whatever_it_waits_for(setup, waits):
             here, there = socket.socketpair()
             lock = threading.Lock()
             lock.acquire()
-            thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)
+            thread = threading.Thread(target=time.sleep, args=(LONG,), daemon=True)
             thread.start()
             woken = False
             try:
@@ -273,16 +282,21 @@ def test_a_greenlet_that_never_gives_way_is_told_when_it_does(setup):
         setup,
         """
         def work():
-            mine, said = Interrupt(), []
+            mine, said, hogs = Interrupt(), [], []
+            def fire():
+                while not hogs:
+                    time.sleep(0.001)
+                mine.fire()
             try:
                 with mine:
-                    later(0.01, mine.fire)
+                    threading.Thread(target=fire, daemon=True).start()
                     time.sleep(0)
+                    hogs.append(True)
                     ends = time.monotonic() + 0.5
                     while time.monotonic() < ends:
                         pass
                     said.append("hogged")
-                    time.sleep(30)
+                    time.sleep(LONG)
                     said.append("slept")
             except LockInterrupt:
                 said.append("told")

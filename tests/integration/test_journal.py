@@ -12,9 +12,10 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import probe
 from celery_redlock.reading.journal import Journal, JournalReader
 from celery_redlock.reading.nodes import bootstrap
+from support.stored import ROOMY
 from support.waiting import eventually
 
-RULES = Rules(ttl=5, max_ttl=5)
+RULES = Rules(**ROOMY)
 
 
 def urls(nodes):
@@ -26,7 +27,7 @@ def urls(nodes):
 def locks(five_nodes):
     """Locks on five nodes, connected."""
     bootstrap(urls(five_nodes), RULES)
-    locks = Redlock.from_urls(urls(five_nodes), ttl=5, max_ttl=5, node_timeout=0.5)
+    locks = Redlock(urls(five_nodes), RULES)
     probe(locks)
     yield locks
     locks.close()
@@ -106,7 +107,7 @@ def test_records_outlive_nodes(redis_nodes):
     """A minority that is dead, or restarted empty, is no gap; nor do its restarts repeat any."""
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
-    locks = Redlock.from_urls(urls(nodes), ttl=5, max_ttl=5, node_timeout=0.5)
+    locks = Redlock(urls(nodes), RULES)
     reader = JournalReader(urls(nodes), RULES)
     probe(locks)
     put(locks, 1)

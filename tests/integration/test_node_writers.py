@@ -14,9 +14,10 @@ from celery_redlock.lock.records import channel
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
 from support.fakes import token_of
+from support.stored import ROOMY, wait_until_free, wait_until_taken
 from support.waiting import eventually
 
-RULES = {"node_timeout": 1.0, "ttl": 30}
+RULES = Rules(**ROOMY)
 #: A process of the attacker's that waits for its turn.
 EARS = "e" * 16
 
@@ -27,7 +28,7 @@ either = pytest.mark.parametrize("count", [1, 2], ids=["one", "two"])
 def clients(five_nodes):
     """A client of each of three nodes that vote."""
     nodes = five_nodes[:3]
-    bootstrap([node.url for node in nodes], Rules(**RULES))
+    bootstrap([node.url for node in nodes], RULES)
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(redis.Redis.from_url(node.url)) for node in nodes]
 
@@ -36,9 +37,9 @@ def clients(five_nodes):
 def locks(clients, five_nodes):
     """Return two clients of the lock."""
     urls = [node.url for node in five_nodes[:3]]
-    made = [Redlock.from_urls(urls, **RULES) for _ in range(2)]
+    made = [Redlock(urls, RULES) for _ in range(2)]
     for lock in made:
-        lock.release(lock.acquire("warm up", wait=10))
+        lock.release(lock.acquire("warm up", wait=60))
     yield made
     for lock in made:
         lock.close()
@@ -53,17 +54,12 @@ def gets(lock, name):
     return True
 
 
-def taken_everywhere(clients, name):
-    """Wait until the last node has the lock, too: a majority of them grants it."""
-    eventually(lambda: all(client.exists(f"redlock:lock:{name}") for client in clients), "lock")
-
-
 @either
-def test_who_deletes_a_lock_frees_it_on_a_majority_only(clients, locks, count):
+def test_who_deletes_a_lock_frees_it_on_a_majority_only(clients, locks, five_nodes, count):
     """On two nodes somebody else gets it, and its holder learns it at the next renewal."""
     mine, other = locks
     lease = mine.acquire("invoice:7")
-    taken_everywhere(clients, "invoice:7")
+    wait_until_taken(five_nodes[:3], "invoice:7")
     for client in clients[:count]:
         assert client.delete("redlock:lock:invoice:7")
     assert gets(other, "invoice:7") is (count > 1)
@@ -75,11 +71,11 @@ def test_who_deletes_a_lock_frees_it_on_a_majority_only(clients, locks, count):
 
 
 @either
-def test_who_writes_tickets_keeps_others_out_on_a_majority_only(clients, locks, count):
+def test_who_writes_tickets_keeps_others_out_on_a_majority_only(clients, locks, five_nodes, count):
     """A node hands a released lock to the oldest ticket, whoever wrote it."""
     mine, other = locks
     lease = mine.acquire("line")
-    taken_everywhere(clients, "line")
+    wait_until_taken(five_nodes[:3], "line")
     described = json.dumps({"task": "theirs"}).encode()
     with contextlib.ExitStack() as stack:
         for client in clients[:count]:
@@ -88,6 +84,7 @@ def test_who_writes_tickets_keeps_others_out_on_a_majority_only(clients, locks, 
             assert eventually(ears.get_message, "ears")["type"] == "subscribe"
             client.zadd("redlock:ready:line", {(token_of("t") + EARS).encode() + described: 0})
         mine.release(lease)
+        wait_until_free(five_nodes[:3], "line", lease.token)
         assert gets(other, "line") is (count == 1)
         eventually(lambda: gets(other, "line"), "the end of what was kept for them")
 

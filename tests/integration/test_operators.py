@@ -24,12 +24,13 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.wanted import Wanted
 from celery_redlock.ops.servers import servers
 from celery_redlock.reading.all_locks import AllLocks
-from celery_redlock.reading.health import connect, probe
+from celery_redlock.reading.health import probe
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from celery_redlock.reading.one_lock import release_seen
+from support.stored import RENEWED, ROOMY, wait_until_free, wait_until_taken
 from support.waiting import eventually
 
-RULES = Rules(ttl=6, max_ttl=6, node_timeout=1.0)
+RULES = Rules(**ROOMY)
 WHO = {"task": "shop.bill", "task_id": "me"}
 
 
@@ -38,9 +39,9 @@ def urls(nodes):
     return [node.url for node in nodes]
 
 
-def wanted(name, ttl=6.0):
+def wanted(name):
     """Return what a task asks for; short, as renewals are looked for."""
-    return Wanted(name, ttl, info={**WHO, "execution": "me/0/0"})
+    return Wanted(name, RENEWED, info={**WHO, "execution": "me/0/0"})
 
 
 @pytest.fixture
@@ -69,30 +70,35 @@ def of(heard, kind):
 
 def test_every_event_of_a_lock_says_whose_it_is(locks, heard):
     """From the grant over each renewal to the release; also of those that are refused."""
-    held = locks.take(wanted("name"))
+    held, taken = locks.take(wanted("name")), clock.now()
     with pytest.raises(LockTaken):
         locks.take(wanted("name"))
     eventually(lambda: len(of(heard, LockRenewed)) >= 2, "two renewals")
+    at_least = clock.now() - taken
     locks.give_back(held)
     for kind in (LockAcquired, LockConflict, LockRenewed, LockReleased):
         event = of(heard, kind)[0]
         assert (event.name, event.task, event.task_id) == ("name", "shop.bill", "me")
     renewed = of(heard, LockRenewed)[1]
-    assert 0 < renewed.margin < 6
-    assert renewed.ttl == 6.0
+    assert 0 < renewed.margin < RENEWED
+    assert renewed.ttl == RENEWED
     assert renewed.lag >= 0
     (released,) = of(heard, LockReleased)
-    assert (released.ttl, released.lost) == (6.0, "")
-    assert released.held >= 3.9
+    assert (released.ttl, released.lost) == (RENEWED, "")
+    assert released.held >= at_least > 0
 
 
 def test_a_holder_tells_how_often_it_renewed_and_how_narrowly(locks, five_nodes, heard):
     """So that operators see it without asking its process."""
     held = locks.take(wanted("name"))
     eventually(lambda: len(of(heard, LockRenewed)) >= 2, "two renewals")
-    (view,) = AllLocks(urls(five_nodes), RULES)
-    assert view.holder["renewals"] >= 2
-    assert 0 < view.holder["margin"] < 6
+
+    def holder():
+        """Return what the nodes tell; the first to answer may not have the last renewal yet."""
+        (view,) = AllLocks(urls(five_nodes), RULES)
+        return view.holder if view.holder["renewals"] >= 2 else None
+
+    assert 0 < eventually(holder, "two renewals on the nodes")["margin"] < RENEWED
     assert held.lease.renewals >= 2
     locks.give_back(held)
 
@@ -108,6 +114,7 @@ def test_a_lock_without_a_task_says_so(locks, heard):
 def test_a_release_says_that_the_lock_was_lost_before(locks, five_nodes, heard):
     """The one who was given up on, when its body has ended at last."""
     held = locks.take(wanted("name"))
+    wait_until_taken(five_nodes, "name")
     told = release_seen(urls(five_nodes), RULES, "name", held.token[:8])
     assert set(told.values()) == {"released"}
     eventually(lambda: of(heard, LeaseLost), "the loss")
@@ -140,7 +147,6 @@ def test_a_probe_tells_the_states_apart(redis_nodes):
     probe(locks)
     nodes[0].kill()
     nodes[1].restart()
-    connect(locks, 5.0)
 
     def states():
         return [health.state for health in probe(locks)]
@@ -174,6 +180,7 @@ def test_a_node_that_hangs_is_down_for_a_probe_and_up_again_after(redis_nodes):
 def test_only_the_holder_that_was_seen_is_released(locks, five_nodes, seen):
     """Neither without a token, nor by a part that is too short, nor by another's."""
     lease = locks.acquire("name")
+    wait_until_taken(five_nodes, "name")
     part = lease.token[: len(seen)] if seen.startswith("0") else seen
     told = release_seen(urls(five_nodes), RULES, "name", part)
     assert set(told.values()) == {"held by another"}
@@ -183,9 +190,12 @@ def test_only_the_holder_that_was_seen_is_released(locks, five_nodes, seen):
 def test_a_lock_that_is_free_by_now_is_told_as_free(locks, five_nodes):
     """And the next holder, who took it meanwhile, keeps it."""
     first = locks.acquire("name")
+    wait_until_taken(five_nodes, "name")
     locks.release(first)
+    wait_until_free(five_nodes, "name")
     assert set(release_seen(urls(five_nodes), RULES, "name", first.token[:8]).values()) == {"free"}
     second = locks.acquire("name")
+    wait_until_taken(five_nodes, "name")
     told = release_seen(urls(five_nodes), RULES, "name", first.token[:8])
     assert set(told.values()) == {"held by another"}
     locks.extend(second)
@@ -194,6 +204,7 @@ def test_a_lock_that_is_free_by_now_is_told_as_free(locks, five_nodes):
 def test_a_leaked_key_can_be_taken_away(locks, five_nodes):
     """One that never expires would keep its name locked for ever."""
     lease = locks.acquire("name")
+    wait_until_taken(five_nodes, "name")
     for node in five_nodes:
         with redis.Redis.from_url(node.url) as client:
             client.persist("redlock:lock:name")
@@ -211,6 +222,7 @@ def test_a_dead_node_does_not_keep_the_others_from_releasing(redis_nodes):
     bootstrap(urls(nodes), RULES)
     locks = Redlock(urls(nodes), RULES)
     lease = locks.acquire("name")
+    wait_until_taken(nodes, "name")
     nodes[0].kill()
     dead, *others = release_seen(urls(nodes), RULES, "name", lease.token[:8]).values()
     assert others == ["released", "released"]
@@ -270,8 +282,8 @@ def test_a_node_that_takes_no_writes_is_not_up(redis_nodes):
 
 def test_the_offset_of_a_clock_has_its_sign(locks, monkeypatch):
     """A node whose clock is ahead of ours has a positive one."""
-    monkeypatch.setattr(clock, "wall", lambda: time.time() - 100.0)
-    assert all(99 < health.clock_offset < 101 for health in probe(locks))
+    monkeypatch.setattr(clock, "wall", lambda: time.time() - 10_000.0)
+    assert all(9_900 < health.clock_offset < 10_100 for health in probe(locks))
 
 
 def test_a_server_that_repeats_a_password_is_not_quoted(monkeypatch):

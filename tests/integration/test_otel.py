@@ -33,7 +33,9 @@ def app(five_nodes, spans):
     """An app with a task, on five nodes that are enrolled."""
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     nodes = [node.url for node in five_nodes]
-    app.conf.update(redlock_nodes=nodes, redlock_observers=[OpenTelemetry()])
+    app.conf.update(
+        redlock_nodes=nodes, redlock_observers=[OpenTelemetry()], redlock_node_timeout=2.5
+    )
     plugin = plugin_for(app)
     bootstrap(nodes, plugin.settings.rules)
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,9 +22,9 @@ from celery_redlock.lock.records import Keys
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading import nodes as reading
+from celery_redlock.reading.health import check
+from support.stored import RENEWED, ROOMY
 from support.waiting import eventually
-
-ROOMY = {"ttl": 30.0, "max_ttl": 60.0, "node_timeout": 1.0}
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and signals")
 
@@ -51,6 +50,7 @@ HEAD = """
 import contextlib, json, os, signal, sys, threading, time
 
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
+from celery_redlock.lock import address, fanout
 from celery_redlock.lock.outcomes import ReleaseOutcome
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.wanted import Wanted
@@ -59,8 +59,12 @@ from celery_redlock.reading.health import connect, probe
 def tell(**what):
     os.write(1, json.dumps(what).encode() + b"\\n")
 
+# A server that does not answer for a few seconds is slow, not down.
+address.OPTIONS.update(socket_timeout=10.0, socket_connect_timeout=10.0)
+fanout.FIRST_CONNECT = 10.0
+
 def new():
-    return Redlock.from_urls(sys.argv[1:], **{"max_ttl": 60.0, "node_timeout": 1.0, **SETTINGS})
+    return Redlock.from_urls(sys.argv[1:], **SETTINGS)
 
 lock = new()
 """
@@ -71,10 +75,12 @@ def run(source, urls, *, before="", is_struck=False, **settings):
     Run a script to its end in a process of its own.
 
     Returns:
-        What it told, one dict per line, and when it had ended [s, as `time.monotonic`].
+        What it told, one dict per line.
     """
-    settings = {"ttl": 10.0, **settings}
-    whole = f"{before}\nSETTINGS = {settings!r}\n{HEAD}\n{textwrap.dedent(source)}"
+    settings = {**ROOMY, **settings}
+    whole = (
+        f"{before}\nSETTINGS, RENEWED = {settings!r}, {RENEWED}\n{HEAD}\n{textwrap.dedent(source)}"
+    )
     path = [str(Path(celery_redlock.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", whole, *urls],
@@ -85,14 +91,13 @@ def run(source, urls, *, before="", is_struck=False, **settings):
         start_new_session=True,
     ) as process:
         try:
-            out, err = process.communicate(timeout=60)
-            ended = time.monotonic()
+            out, err = process.communicate(timeout=200)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
     assert process.returncode == 0, err
     assert is_struck or "Traceback" not in err, err  # a finaliser can be struck, too
-    return [json.loads(line) for line in out.splitlines()], ended
+    return [json.loads(line) for line in out.splitlines()]
 
 
 # -- a machine that stands still ----------------------------------------------------------------
@@ -108,12 +113,12 @@ time.clock_gettime = lambda which: real(which) - lost
 def test_a_machine_that_stood_still_harms_nobody_else(five_nodes, locks):
     """To it all nodes seem to be set forward. It has lost time; they vote on for everybody."""
     urls = [server.url for server in five_nodes]
-    with locks.hold("theirs", ttl=3.0) as theirs:
-        (told,), _ = run(
+    with locks.hold("theirs", ttl=RENEWED) as theirs:
+        (told,) = run(
             """
             lease = lock.acquire("mine")
             probe(lock)
-            before, stood = lease.remaining(), 1.0
+            before, stood = lease.remaining(), 5.0  # longer than a round
             time.sleep(stood)
             lost = stood
             try:
@@ -123,7 +128,7 @@ def test_a_machine_that_stood_still_harms_nobody_else(five_nodes, locks):
             else:
                 counted = True
             tell(counted=counted, shorter=before - lease.remaining())
-            lock.release(lock.acquire("another", wait=5.0))
+            lock.release(lock.acquire("another", wait=60.0))
             """,
             urls,
             before=STOOD_STILL,
@@ -132,7 +137,7 @@ def test_a_machine_that_stood_still_harms_nobody_else(five_nodes, locks):
         eventually(lambda: theirs.renewals > renewals or theirs.is_lost, "a renewal")
         theirs.ensure_held()
     assert told["counted"] is False
-    assert told["shorter"] > 0.9
+    assert told["shorter"] > 1.0
     for server in five_nodes:
         with redis.Redis.from_url(server.url) as client:
             assert not client.exists(Keys.of("redlock", "").quarantine)
@@ -151,7 +156,7 @@ def test_sixteen_threads_never_hold_a_lock_together(locks):
         name = f"n{number % 4}"
         try:
             for _ in range(15):
-                lease = locks.acquire(name, wait=30)
+                lease = locks.acquire(name, wait=600)
                 with guard:
                     inside[name] += 1
                     entered[name] += 1
@@ -178,23 +183,24 @@ def test_sixteen_threads_never_hold_a_lock_together(locks):
     assert {name.rpartition("-")[0] for name in others} <= {"redlock-connect", "redlock-listen"}
 
 
-def test_threads_that_do_not_contend_do_not_wait_for_each_other(locks, five_nodes):
+def test_threads_that_do_not_contend_do_not_wait_for_each_other(five_nodes):
     """Rounds of different names run side by side, all with an outcome, also with a node away."""
+    # Whoever waited for the node that is away, or for one who does, would outlast this test.
+    rules = Rules(ttl=600.0, max_ttl=600.0, node_timeout=250.0)
+    locks = Redlock(enrol(five_nodes, max_ttl=600.0), rules)
+    assert check(locks) == {}
     five_nodes[4].pause()
     try:
-        slowest, failures = [], []
+        failures = []
 
         def work(number):
             try:
                 for cycle in range(25):
-                    began = time.monotonic()
                     lease = locks.acquire(f"{number}:{cycle}")
                     assert locks.release(lease) is ReleaseOutcome.RELEASED
-                    slowest.append(time.monotonic() - began)
             except BaseException as error:  # noqa: BLE001  shown by the test
                 failures.append(error)
 
-        locks.release(locks.acquire("first"))
         threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
@@ -202,8 +208,8 @@ def test_threads_that_do_not_contend_do_not_wait_for_each_other(locks, five_node
             thread.join()
     finally:
         five_nodes[4].resume()
+        locks.close()
     assert not failures
-    assert sorted(slowest)[len(slowest) // 2] < 0.25
 
 
 def test_many_cycles_leave_nothing_behind(locks, five_nodes):
@@ -217,17 +223,19 @@ def test_many_cycles_leave_nothing_behind(locks, five_nodes):
     def kept():
         fanout = locks.fanout
         return {
-            "threads": threading.active_count(),
+            "threads": set(threading.enumerate()) - threads,
             "waiters": len(fanout._waiters),
             "news": len(fanout._news),
             "undelivered": [len(node._undelivered) for node in fanout.nodes],
             "watched": len(locks._watchdog._due),
         }
 
+    threads = set()
     cycles(50)
+    threads |= set(threading.enumerate())
     before, descriptors = kept(), _descriptors()
     cycles(3000)
-    assert kept() == before
+    eventually(lambda: kept() == before, f"{before}")
     assert _descriptors() <= descriptors
 
 
@@ -242,10 +250,12 @@ def _debts(locks):
 
 def test_many_held_locks_need_one_thread(locks):
     """A hundred locks are renewed by the same thread, in batches, and all at once given back."""
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(locks.hold(f"n{number}", ttl=3.0)) for number in range(100)]
-        assert threading.active_count() <= before + 1
+        held = [stack.enter_context(locks.hold(f"n{number}", ttl=RENEWED)) for number in range(100)]
+        started = [thread.name for thread in set(threading.enumerate()) - before]
+        others = [name for name in started if not name.startswith("redlock-connect-")]
+        assert others == ["redlock-watchdog"]
         eventually(lambda: all(one.renewals >= 2 for one in held), "renewal of all")
         for one in held:
             one.ensure_held()
@@ -257,9 +267,9 @@ def test_many_held_locks_need_one_thread(locks):
 
 def test_a_lock_is_not_inherited_by_a_child(five_nodes):
     """The child's copy is lost, the child locks on connections of its own, the parent goes on."""
-    told, _ = run(
+    told = run(
         """
-        with lock.hold("report", ttl=3.0) as held:
+        with lock.hold("report", ttl=RENEWED) as held:
             parents = [node.sock.fileno() for node in lock.fanout.nodes]
             if os.fork() == 0:
                 try:
@@ -300,7 +310,7 @@ def test_a_lock_is_not_inherited_by_a_child(five_nodes):
 
 def test_connecting_imports_nothing(five_nodes):
     """A fork in the middle of an import, in another thread, would leave the child half a module."""
-    told, _ = run(
+    told = run(
         """
         before = set(sys.modules)
         with lock.hold("report"):
@@ -314,7 +324,7 @@ def test_connecting_imports_nothing(five_nodes):
 
 def test_a_child_that_ends_does_not_release_its_parents_lock(five_nodes):
     """Leaving the body in the child, or giving the copy back there, is the child's own business."""
-    told, _ = run(
+    told = run(
         """
         with lock.hold("report") as held:
             if os.fork() == 0:
@@ -332,7 +342,7 @@ def test_a_child_that_ends_does_not_release_its_parents_lock(five_nodes):
 
 def test_forks_in_the_middle_of_rounds_harm_neither_side(five_nodes):
     """A hundred children, forked while threads ask: each can lock, and no parent's round fails."""
-    told, _ = run(
+    told = run(
         """
         stop, failures, rounds = threading.Event(), [], [0]
         def work(number):
@@ -347,7 +357,8 @@ def test_forks_in_the_middle_of_rounds_harm_neither_side(five_nodes):
         for thread in threads:
             thread.start()
         codes = []
-        for number in range(100):
+        while len(codes) < 100 or rounds[0] <= 50:
+            number = len(codes)
             pid = os.fork()
             if pid == 0:
                 code = 1
@@ -365,7 +376,7 @@ def test_forks_in_the_middle_of_rounds_harm_neither_side(five_nodes):
         stop.set()
         for thread in threads:
             thread.join()
-        tell(codes=[code for code in codes if code], failures=failures[:3], rounds=rounds[0])
+        tell(codes=[code for code in codes if code], failures=failures[:3])
         """,
         enrol(five_nodes),
     )
@@ -373,7 +384,6 @@ def test_forks_in_the_middle_of_rounds_harm_neither_side(five_nodes):
     assert errors == []
     assert outcome["codes"] == []
     assert outcome["failures"] == []
-    assert outcome["rounds"] > 50
 
 
 # -- exceptions out of nowhere --------------------------------------------------------------------
@@ -382,7 +392,7 @@ def test_forks_in_the_middle_of_rounds_harm_neither_side(five_nodes):
 @pytest.mark.parametrize("verb", ["acquire", "hold"])
 def test_exceptions_at_random_moments_leave_the_kernel_sound(five_nodes, verb):
     """A soft time limit may strike anywhere: no dead end, no shifted reply, no lock left behind."""
-    told, _ = run(
+    told = run(
         f"""
         import random
         verb = {verb!r}
@@ -401,10 +411,13 @@ def test_exceptions_at_random_moments_leave_the_kernel_sound(five_nodes, verb):
             began = time.perf_counter()
             lock.release(lock.acquire("warm"))
             usual.append(time.perf_counter() - began)
-        usual = sorted(usual)[25]          # a mean may be of a machine that stood still for once
-        for number in range(500):
+        span = sorted(usual)[25]           # a mean may be of a machine that stood still for once
+        number = 0
+        while number < 500 or hits <= 100:
+            number += 1
             name = f"n{{number}}"
-            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00001, 1.3 * usual))
+            before = hits
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00001, span))
             try:
                 armed = True
                 if verb == "hold":
@@ -421,9 +434,11 @@ def test_exceptions_at_random_moments_leave_the_kernel_sound(five_nodes, verb):
                 armed = False
                 failures.append(repr(error))
             signal.setitimer(signal.ITIMER_REAL, 0)
+            # The machine may get quicker or slower; most strikes are to be before the end.
+            span *= 1.02 if hits > before else 0.97
             if number % 10 == 0:
                 try:
-                    lease = lock.acquire(f"check{{number}}", wait=5)
+                    lease = lock.acquire(f"check{{number}}", wait=60)
                     views = lock.inspect(f"check{{number}}")
                     views = [view.holder.get("token") for view in views if not view.problem]
                     if views.count(lease.token[:8]) < 3:
@@ -435,12 +450,12 @@ def test_exceptions_at_random_moments_leave_the_kernel_sound(five_nodes, verb):
         seconds = []
         for _ in range(20):
             began = time.perf_counter()
-            lock.release(lock.acquire("after", wait=5))
+            lock.release(lock.acquire("after", wait=60))
             seconds.append(time.perf_counter() - began)
         while any(view.problem for view in lock.inspect("x")):
             time.sleep(0.01)               # until all nodes are back, and have their releases
-        slow = sorted(seconds)[10] / usual
-        tell(hits=hits, failures=failures[:5], slow=slow, held=len(lock.held))
+        waited = sorted(seconds)[10] >= lock.rules.node_timeout  # for a reader that is no more
+        tell(hits=hits, failures=failures[:5], waited=waited, held=len(lock.held))
         """,
         enrol(five_nodes),
         is_struck=True,
@@ -448,7 +463,7 @@ def test_exceptions_at_random_moments_leave_the_kernel_sound(five_nodes, verb):
     (outcome,) = told
     assert outcome["hits"] > 100, outcome
     assert outcome["failures"] == []
-    assert outcome["slow"] < 20
+    assert not outcome["waited"]
     assert outcome["held"] == 0
     held = Counter(name for server in five_nodes for name in _names_held(server))
     leaked = [name for name, nodes in held.items() if nodes >= 3]
@@ -502,14 +517,14 @@ green = pytest.mark.parametrize(
 @green
 def test_green_threads_exclude_each_other(five_nodes, before):
     """Fifty greenlets on five names: one inside at a time, and all get their turn."""
-    told, _ = run(
+    told = run(
         """
         inside, worst, done, failures = {}, [0], [0], []
         def work(number):
             name = f"n{number % 5}"
             try:
                 for _ in range(2):
-                    lease = lock.acquire(name, wait=30)
+                    lease = lock.acquire(name, wait=600)
                     inside[name] = inside.get(name, 0) + 1
                     worst[0] = max(worst[0], inside[name])
                     time.sleep(0.001)
@@ -532,7 +547,7 @@ def test_green_threads_exclude_each_other(five_nodes, before):
 @green
 def test_a_green_worker_that_connects_again_looks_no_more_often(five_nodes, before):
     """What its timer returns is over once it has fired, though it goes on to fire."""
-    told, _ = run(
+    told = run(
         """
         from importlib import import_module
         from types import SimpleNamespace
@@ -582,14 +597,14 @@ Node.attach = attach_narrow
 @green
 def test_requests_that_go_out_bit_by_bit_are_answered(five_nodes, before):
     """Greenlets are told, too, when a connection takes more of what waits to be sent."""
-    told, _ = run(
+    told = run(
         NARROW
         + textwrap.dedent(
             """
         done, failures = [], []
         def work(number):
             try:
-                lock.release(lock.acquire(f"n{number}", wait=5))
+                lock.release(lock.acquire(f"n{number}", wait=600))
                 done.append(number)
             except BaseException as error:
                 failures.append(repr(error))
@@ -607,18 +622,19 @@ def test_requests_that_go_out_bit_by_bit_are_answered(five_nodes, before):
 @green
 def test_answers_that_nobody_waited_for_make_no_node_late(five_nodes, before):
     """A release is not waited for; its answers have come long before the next request is sent."""
-    told, _ = run(
+    told = run(
         """
-        connect(lock, 5.0)
+        fanout.QUIET = 600.0  # connections are not looked at for their own sake
+        connect(lock, 60.0)
         states = []
         def work(number):
             for _ in range(3):
                 with lock.hold(f"n{number}"):
                     time.sleep(0.005)
-        for _ in range(8):
+        for _ in range(3):
             for job in [spawn(work, number) for number in range(4)]:
                 getattr(job, "join", None) and job.join() or getattr(job, "wait", lambda: None)()
-            time.sleep(0.7)  # longer than a node may take, shorter than a connection is quiet
+            time.sleep(1.1 * lock.rules.node_timeout)  # longer than a node may take
             states += [node.problem for node in probe(lock) if node.state != "up"]
         tell(problems=states)
         """,
@@ -633,7 +649,7 @@ def test_other_green_threads_run_while_one_waits_for_nodes(five_nodes, redis_nod
     """A round with hung nodes stops one greenlet, not the process."""
     servers = redis_nodes(3)
     urls = enrol(servers)
-    told, _ = run(
+    told = run(
         """
         lock.release(lock.acquire("first"))
         for pid in PIDS:
@@ -656,7 +672,7 @@ def test_other_green_threads_run_while_one_waits_for_nodes(five_nodes, redis_nod
         work(5)
         seen = ticks[0]
         try:
-            lock.acquire("report", wait=0.3)
+            lock.acquire("report", wait=5.0)
         except QuorumUnavailable:
             pass
         stop.append(True)
@@ -676,11 +692,11 @@ def test_other_green_threads_run_while_one_waits_for_nodes(five_nodes, redis_nod
 @green
 def test_the_watchdog_renews_among_green_threads(five_nodes, before):
     """A lock is kept over its TTL while its holder sleeps greenly, and a rival is refused."""
-    told, _ = run(
+    told = run(
         """
         refused, sleeps = [], []
         rival = new()
-        with lock.hold("report", ttl=3.0) as held:
+        with lock.hold("report", ttl=RENEWED) as held:
             while held.renewals < 4:  # longer than the TTL
                 began = time.monotonic()
                 time.sleep(0.1)
@@ -703,6 +719,32 @@ def test_the_watchdog_renews_among_green_threads(five_nodes, before):
 # -- the end of a process ---------------------------------------------------------------------
 
 
+#: Whatever could be waited for at the end would be waited for longer than a test may take.
+PATIENT_END = """
+from celery_redlock.lock import node
+address.OPTIONS.update(socket_timeout=600.0, socket_connect_timeout=600.0)
+fanout.FIRST_CONNECT = 1.0
+node.PATIENCE = 600.0
+lock = new()
+def bye():
+    object.__setattr__(lock.rules, "node_timeout", 600.0)
+    tell(said="bye")
+"""
+ENDS = {
+    "unavailable": f"""{PATIENT_END}
+try:
+    lock.acquire("report")
+except QuorumUnavailable:
+    bye()
+""",
+    "hold": f"""{PATIENT_END}
+with lock.hold("report"):
+    pass
+bye()
+""",
+}
+
+
 @pytest.mark.parametrize("how", ["refused", "hung"])
 @pytest.mark.parametrize("last", ["unavailable", "hold"])
 def test_a_process_ends_at_once_whatever_its_nodes_do(redis_nodes, how, last):
@@ -717,41 +759,24 @@ def test_a_process_ends_at_once_whatever_its_nodes_do(redis_nodes, how, last):
         else:
             for server in bad:
                 server.pause()
-        source = {
-            "unavailable": """
-                try:
-                    lock.acquire("report")
-                except QuorumUnavailable:
-                    tell(at=time.monotonic())
-                """,
-            "hold": """
-                with lock.hold("report"):
-                    pass
-                tell(at=time.monotonic())
-                """,
-        }[last]
-        took = []
-        while len(took) < 20 and (not took or min(took) > 0.3):  # the machine may be busy
-            told, ended = run(source, urls)
-            took.append(ended - told[0]["at"])
-        assert min(took) < 0.45
+        assert run(ENDS[last], urls) == [{"said": "bye"}]
     finally:
         if how == "hung":
             for server in bad:
                 server.resume()
     if last == "hold":
-        assert all(_names_held(server) == [] for server in servers[3:])
+        eventually(lambda: not any(_names_held(server) for server in servers[2:]), "release")
 
 
 def test_a_lock_can_be_given_back_while_the_interpreter_ends(five_nodes, redis_nodes):
     """At exit no thread can be started any more: releasing works, also with a dead node."""
     servers = redis_nodes(3)
     urls = enrol(servers)
-    told, _ = run(
+    told = run(
         """
         import atexit
         lease = lock.acquire("report")
-        held = lock.take(Wanted("other", 30.0))
+        held = lock.take(Wanted("other", 60.0))
         os.kill(PID, signal.SIGKILL)
         time.sleep(0.1)
 
@@ -764,4 +789,4 @@ def test_a_lock_can_be_given_back_while_the_interpreter_ends(five_nodes, redis_n
         urls,
     )
     assert told == [{"outcome": "RELEASED"}]
-    assert all(_names_held(server) == [] for server in servers[1:])
+    eventually(lambda: not any(_names_held(server) for server in servers[1:]), "release")

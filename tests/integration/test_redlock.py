@@ -21,11 +21,11 @@ from celery_redlock.events import (
     LeaseLost,
     LockAcquired,
     LockConflict,
+    LockEvent,
     LockReleased,
     LockRenewed,
     LockUnavailable,
     NodeQuarantined,
-    NodeUp,
 )
 from celery_redlock.lock import clock
 from celery_redlock.lock.client import new_owner
@@ -40,11 +40,18 @@ from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.health import check
 from support.clients import hang_up
+from support.stored import (
+    RENEWED,
+    ROOMY,
+    holders,
+    value_of,
+    wait_until_free,
+    wait_until_taken,
+)
 from support.waiting import eventually
 
-ROOMY = {"ttl": 30.0, "max_ttl": 60.0, "node_timeout": 1.0}
-#: With these a quarantine lasts 1.74 s.
-BRIEF = {"ttl": 1.25, "max_ttl": 1.3, "node_timeout": 0.6}
+#: Of leases and quarantines whose end is waited for: one lasts 3 s, the other 4.15 s.
+BRIEF = {"ttl": 3.0, "max_ttl": 3.0, "node_timeout": 1.0}
 
 
 def urls_of(servers):
@@ -69,17 +76,6 @@ def locks():
         yield make
 
 
-def stored(server, name, prefix="redlock"):
-    """Return the lock's value on one server."""
-    with redis.Redis.from_url(server.url) as client:
-        return client.get(Keys.of(prefix, name).lock)
-
-
-def holders(servers, name):
-    """Return on how many servers anybody holds *name*."""
-    return sum(stored(server, name) is not None for server in servers)
-
-
 each_size = pytest.mark.parametrize("size", [1, 3, 5])
 
 
@@ -94,7 +90,7 @@ def test_a_lock_is_anothers_until_it_is_released(five_nodes, locks, size):
     with pytest.raises(LockTaken) as taken:
         theirs.acquire("report")
     assert taken.value.holder["token"] == lease.token[:8]
-    assert 0 < taken.value.holder["ttl"] <= 30
+    assert 0 < taken.value.holder["ttl"] <= 60
     assert set(taken.value.votes) == set(ours.labels)
     assert ours.release(lease) is ReleaseOutcome.RELEASED
     assert theirs.acquire("report").fence > lease.fence
@@ -105,28 +101,28 @@ def test_a_lease_is_valid_for_a_little_less_than_its_ttl(five_nodes, locks, size
     """Counted from before the round, and shortened by the drift."""
     lock = locks(five_nodes[:size])
     before = clock.now()
-    lease = lock.acquire("report", ttl=8.0)
-    assert lease.valid_until == pytest.approx(before + 8.0 * 0.95 - 0.002, abs=0.02)
-    assert before + 8.0 * 0.95 - 0.002 <= lease.valid_until
-    assert 7 < lease.remaining() <= 7.6
-    assert (lease.name, lease.ttl, len(lease.token)) == ("report", 8.0, 40)
+    lease = lock.acquire("report", ttl=40.0)
+    after = clock.now()
+    assert before <= lease.valid_until - (40.0 * 0.95 - 0.002) <= after
+    assert 0 < lease.remaining() <= 38.0
+    assert (lease.name, lease.ttl, len(lease.token)) == ("report", 40.0, 40)
 
 
 @each_size
 def test_extending_gives_a_later_lease_with_the_same_token(five_nodes, locks, size):
     """Token and fence stay, the deadline moves, and the old lease is a fact of the past."""
     lock = locks(five_nodes[:size])
-    first = lock.acquire("report", ttl=8.0)
+    first = lock.acquire("report", ttl=40.0)
     second = lock.extend(first)
     assert (second.token, second.fence, second.since) == (first.token, first.fence, first.since)
     assert second.valid_until > first.valid_until
-    assert first.ttl == 8.0
+    assert first.ttl == 40.0
 
 
 def test_a_lease_that_has_ended_cannot_be_extended(five_nodes, locks):
     """After the deadline nothing revives a lease, even if nobody took the lock."""
     lock = locks(five_nodes[:3], **BRIEF)
-    lease = lock.acquire("report")
+    lease = lock.acquire("report", wait=60)
     eventually(lambda: not lease.remaining(), "end of the lease")
     with pytest.raises(LockLost) as lost:
         lock.extend(lease)
@@ -139,7 +135,7 @@ def test_a_stolen_lease_cannot_be_extended(five_nodes, locks):
     lease = lock.acquire("report")
     for server in five_nodes[:2]:
         with redis.Redis.from_url(server.url) as client:
-            client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=9000)
+            client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
     with pytest.raises(LockLost) as lost:
         lock.extend(lease)
     assert lost.value.reason == "stolen"
@@ -162,9 +158,9 @@ def test_a_release_frees_all_nodes_and_says_so(five_nodes, locks, size):
     """A release that is waited for tells that a quorum deleted the key."""
     lock = locks(five_nodes[:size])
     lease = lock.acquire("report")
-    eventually(lambda: holders(five_nodes[:size], "report") == size, "the stragglers' grants")
+    wait_until_taken(five_nodes[:size], "report")
     assert lock.release(lease) is ReleaseOutcome.RELEASED
-    eventually(lambda: holders(five_nodes[:size], "report") == 0, "the stragglers' releases")
+    wait_until_free(five_nodes[:size], "report")
 
 
 @each_size
@@ -185,7 +181,7 @@ def test_a_release_that_is_not_waited_for_arrives(five_nodes, locks, size):
     lock = locks(five_nodes[:size])
     lease = lock.acquire("report")
     assert lock.release(lease, wait=False) is ReleaseOutcome.UNKNOWN
-    eventually(lambda: holders(five_nodes[:size], "report") == 0, "the release")
+    wait_until_free(five_nodes[:size], "report")
 
 
 def test_a_release_without_a_quorum_is_unknown(redis_nodes, locks):
@@ -211,16 +207,16 @@ def test_a_lock_can_be_released_for_its_owner(five_nodes, locks):
     child, seen = locks(five_nodes[:3]), []
     parent = locks(five_nodes[:3], bootstrap=False, observers=[seen.append])
     owner, other = new_owner(), new_owner()
-    first = child.take(Wanted("report", 5.0, owner=owner))
+    first = child.take(Wanted("report", 60.0, owner=owner))
     assert first.token.startswith(owner)
     assert len(first.token) == 40
     assert parent.release_for("report", other, since=first.since) is ReleaseOutcome.EXPIRED
     assert not first.is_lost
     assert parent.release_for("report", owner, since=first.since) is ReleaseOutcome.RELEASED
     assert [e.name for e in seen if isinstance(e, LockReleased)] == ["report"]
-    again = child.take(Wanted("report", 5.0, owner=owner))
+    again = child.take(Wanted("report", 60.0, owner=owner))
     assert again.token != first.token
-    outcome = parent.release_for("report", owner, since=again.since, keep=2.0)
+    outcome = parent.release_for("report", owner, since=again.since, keep=60.0)
     assert outcome is ReleaseOutcome.RELEASED
     with pytest.raises(LockTaken):
         parent.acquire("report")
@@ -229,21 +225,21 @@ def test_a_lock_can_be_released_for_its_owner(five_nodes, locks):
 def test_a_marker_can_be_waited_for_by_who_never_connected(five_nodes, locks):
     """A majority has it when the call returns."""
     locks(five_nodes[:3]).acquire("report")
-    locks(five_nodes[:3], bootstrap=False).mark(Marker("run:1", "done", 9.0), wait=True)
+    locks(five_nodes[:3], bootstrap=False).mark(Marker("run:1", "done", 60.0), wait=True)
     with pytest.raises(MarkerStands):
-        locks(five_nodes[:3], bootstrap=False).take(Wanted("it", 5.0, marker="run:1"))
+        locks(five_nodes[:3], bootstrap=False).take(Wanted("it", 60.0, marker="run:1"))
 
 
 @pytest.mark.parametrize("size", [3, 5])
 def test_what_has_finished_does_not_run_while_any_minority_is_down(redis_nodes, locks, size):
     """Right after the release, and although the nodes that are down come back without it."""
     servers = redis_nodes(size)
-    rules = {"ttl": 10.0, "max_ttl": 10.0, "restart_guard": False}
+    rules = {"restart_guard": False}
     down = servers[: size // 2]
     for server in down:
         server.kill()
     ours = locks(servers, bootstrap=False, **rules)
-    held = ours.take(Wanted("it", 5.0, marker="run:1"))
+    held = ours.take(Wanted("it", 60.0, marker="run:1"))
     ours.give_back(held, marker=Marker("run:1", "done", 60.0))
     for brought_back in (False, True):
         if brought_back:
@@ -251,7 +247,7 @@ def test_what_has_finished_does_not_run_while_any_minority_is_down(redis_nodes, 
             for server in down:
                 server.restart()
         with pytest.raises(MarkerStands) as stands:
-            locks(servers, bootstrap=False, **rules).take(Wanted("it", 5.0, 2.0, marker="run:1"))
+            locks(servers, bootstrap=False, **rules).take(Wanted("it", 60.0, 60.0, marker="run:1"))
         assert stands.value.state == "done"
 
 
@@ -280,8 +276,8 @@ def test_a_lock_ends_by_itself(five_nodes, locks):
     """A holder that never releases is in the way for no longer than its TTL."""
     ours = locks(five_nodes[:3], **BRIEF)
     theirs = locks(five_nodes[:3], bootstrap=False, **BRIEF)
-    lease = ours.acquire("report")
-    theirs.acquire("report", wait=5)
+    lease = ours.acquire("report", wait=60)
+    theirs.acquire("report", wait=60)
     assert not lease.remaining()
 
 
@@ -299,7 +295,7 @@ def test_fences_of_a_name_grow_across_clients(five_nodes, locks):
     fences = []
     for number in range(30):
         client = clients[number % 3]
-        lease = client.acquire("report", wait=5)
+        lease = client.acquire("report", wait=60)
         fences.append(lease.fence)
         client.release(lease)
     assert fences == sorted(set(fences))
@@ -332,7 +328,7 @@ def test_a_very_long_name_is_a_lock_like_any_other(five_nodes, locks):
 def test_holding_renews_and_releases(five_nodes, locks, size):
     """The body may take longer than the TTL; the lock is kept all the while, and then free."""
     told = []
-    lock = locks(five_nodes[:size], observers=[told.append], ttl=3.0)
+    lock = locks(five_nodes[:size], observers=[told.append], ttl=RENEWED)
     rival = locks(five_nodes[:size], bootstrap=False)
     with lock.hold("report", wait=60) as held:  # a machine that stalls grants it too late
         while held.renewals < 4:  # longer than the TTL
@@ -344,7 +340,7 @@ def test_holding_renews_and_releases(five_nodes, locks, size):
     rival.acquire("report", wait=60)
     with pytest.raises(LockLost, match="released"):
         held.ensure_held()
-    assert [type(event) for event in told if not isinstance(event, NodeUp)] == [
+    assert [type(event) for event in told if isinstance(event, LockEvent)] == [
         LockAcquired,
         *[LockRenewed] * held.renewals,
         LockReleased,
@@ -354,22 +350,22 @@ def test_holding_renews_and_releases(five_nodes, locks, size):
 def test_the_end_of_a_body_that_lost_its_lock_raises(five_nodes, locks):
     """A body that ends well although its lock was stolen is told so at the end of the ``with``."""
     told = []
-    lock = locks(five_nodes[:3], observers=[told.append], ttl=3.0)
+    lock = locks(five_nodes[:3], observers=[told.append], ttl=RENEWED)
     with pytest.raises(LockLost) as lost, lock.hold("report") as held:
         for server in five_nodes[:3]:
             with redis.Redis.from_url(server.url) as client:
-                client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=9000)
+                client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
         eventually(lambda: held.is_lost, "loss")
     assert lost.value.reason == "stolen"
     assert list(lost.value.votes) == list(lock.labels)
     assert sum(vote.startswith("refused (") for vote in lost.value.votes.values()) >= 2
     assert [e.reason for e in told if isinstance(e, LeaseLost)] == ["stolen"]
-    assert stored(five_nodes[0], "report") == b"x" * 40
+    assert value_of(five_nodes[0], "report") == b"x" * 40
 
 
 def test_an_error_of_the_body_is_not_masked_by_the_loss(five_nodes, locks):
     """What the body raises is what the caller sees, also when the lock was lost on the way."""
-    lock = locks(five_nodes[:3], **BRIEF)
+    lock = locks(five_nodes[:3])
 
     def work():
         with lock.hold("report") as held:
@@ -387,7 +383,7 @@ def test_an_error_of_the_body_releases(five_nodes, locks):
         with pytest.raises(error), lock.hold("report"):
             raise error
         assert lock.held == []
-    with lock.hold("report", wait=2):
+    with lock.hold("report", wait=60):
         pass
 
 
@@ -398,27 +394,25 @@ def test_holding_what_is_taken_never_enters_the_body(five_nodes, locks):
     lease = lock.acquire("report")
     with pytest.raises(LockTaken), lock.hold("report"):
         pytest.fail("the body ran")
-    assert stored(five_nodes[0], "report").startswith(lease.token.encode())
+    assert value_of(five_nodes[0], "report").startswith(lease.token.encode())
     (conflict,) = [event for event in told if isinstance(event, LockConflict)]
     assert conflict.holder["token"] == lease.token[:8]
 
 
 def test_the_holder_is_told_of_a_loss_once(five_nodes, locks):
     """The callback comes once, in the watchdog's thread, and its failure harms nobody."""
-    lock = locks(five_nodes[:3], ttl=3.0)
+    lock = locks(five_nodes[:3])
     told = []
 
     def on_lost(held):
         told.append((held.name, threading.current_thread().name))
         raise RuntimeError("a bad callback")
 
-    from celery_redlock.lock.wanted import Wanted
-
-    lost = lock.take(Wanted("report", 3.0), on_lost)
-    kept = lock.take(Wanted("other", 3.0))
+    lost = lock.take(Wanted("report", RENEWED), on_lost)
+    kept = lock.take(Wanted("other", RENEWED))
     for server in five_nodes[:3]:
         with redis.Redis.from_url(server.url) as client:
-            client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=9000)
+            client.set(Keys.of("redlock", "report").lock, b"x" * 40, px=600_000)
     eventually(lambda: told, "call back")
     eventually(lambda: kept.renewals >= 2, "renewals of the other lock")
     lock.give_back(kept)
@@ -434,13 +428,13 @@ def test_inspecting_shows_every_nodes_view(five_nodes, locks, size):
     """One view per node, in order: holder without the whole token, rest, and fence."""
     lock = locks(five_nodes[:size])
     lease = lock.acquire("report")
-    eventually(lambda: holders(five_nodes[:size], "report") == size, "the stragglers' grants")
+    wait_until_taken(five_nodes[:size], "report")
     views = lock.inspect("report")
     assert [view.node for view in views] == list(lock.labels)
     for view in views:
         assert view.holder["token"] == lease.token[:8]
         assert {"host", "pid", "since"} <= set(view.holder)
-        assert 0 < view.ttl <= 30
+        assert 0 < view.ttl <= 60
         assert view.fence == lease.fence
         assert not view.problem
         assert lease.token not in json.dumps(view.holder)
@@ -479,8 +473,7 @@ def test_checking_tells_who_does_not_answer(redis_nodes, locks):
 def test_checking_first_waits_for_a_slow_node(five_nodes, proxied_nodes, locks):
     """A node that takes long to answer is no problem, and one that is unfit is found out."""
     links = proxied_nodes(five_nodes[:3])
-    rules = Rules(**{**ROOMY, "node_timeout": 0.05})
-    reading.bootstrap(urls_of(links), rules)
+    reading.bootstrap(urls_of(links), Rules(**ROOMY))
     links[2].delay(0.1)
     assert check(locks(links, bootstrap=False, node_timeout=0.05)) == {}
     with redis.Redis.from_url(five_nodes[2].url) as client:
@@ -507,11 +500,11 @@ def test_a_node_of_clients_with_other_settings_is_found_out(five_nodes, locks):
     """Other nodes, or another max_ttl, are another quorum; clients of both must not mix."""
     locks(five_nodes[:3])
     with pytest.raises(ConfigurationError, match="redlock_max_ttl"):
-        check(locks(five_nodes[:3], bootstrap=False, max_ttl=50.0))
+        check(locks(five_nodes[:3], bootstrap=False, max_ttl=90.0))
     with pytest.raises(ConfigurationError, match="redlock_nodes"):
         check(locks(five_nodes[:1], bootstrap=False))
     with pytest.raises(QuorumUnavailable, match="redlock_max_ttl"):
-        locks(five_nodes[:3], bootstrap=False, max_ttl=50.0).acquire("report")
+        locks(five_nodes[:3], bootstrap=False, max_ttl=90.0).acquire("report")
 
 
 @pytest.mark.parametrize(
@@ -522,11 +515,11 @@ def test_nodes_beside_those_of_another_list_are_not_enrolled(redis_nodes, locks,
     servers = redis_nodes(max(new) + 1)
     ours = locks([servers[position] for position in old], **BRIEF)
     theirs = locks([servers[position] for position in new], bootstrap=False, **BRIEF)
-    with ours.hold("report"):
-        with pytest.raises(ConfigurationError, match="redlock_nodes"):
-            check(theirs)
-        with pytest.raises(QuorumUnavailable, match="is not enrolled") as refusal:
-            theirs.acquire("report", wait=theirs.rules.quarantine + 1.0)
+    ours.take(Wanted("report", 3.0, wait=60.0))
+    with pytest.raises(ConfigurationError, match="redlock_nodes"):
+        check(theirs)
+    with pytest.raises(QuorumUnavailable, match="is not enrolled") as refusal:
+        theirs.acquire("report", wait=theirs.rules.quarantine + 1.0)
     assert refusal.value.retry_after is None
     states = {status.state for status in reading.node_statuses(theirs.nodes, theirs.rules)}
     assert states == {"unfit", "unmarked"}
@@ -569,7 +562,7 @@ def test_wrong_nodes_are_refused_before_anything_is_connected(nodes, words):
         Redlock.from_urls(nodes)
 
 
-@pytest.mark.parametrize("ttl", [0, -1, 61, "5", True, 0.9])
+@pytest.mark.parametrize("ttl", [0, -1, 61, "5", True, 4.9])
 def test_a_ttl_that_no_lease_may_have_is_refused(five_nodes, locks, ttl):
     """Zero, too long for the quarantine, too short for a round, or no number at all."""
     lock = locks(five_nodes[:1])
@@ -593,13 +586,13 @@ def test_a_node_that_nobody_vouches_for_is_quarantined(five_nodes, locks):
     """Servers that were flushed are no new cluster: unavailable at first, then trusted."""
     told = []
     lock = locks(five_nodes[:3], bootstrap=False, observers=[told.append], **BRIEF)
+    began = time.monotonic()
     with pytest.raises(QuorumUnavailable) as refusal:
         lock.acquire("report")
     assert "quarantined" in str(refusal.value)
     assert 0 < refusal.value.retry_after <= lock.rules.quarantine
-    began = time.monotonic()
-    lock.acquire("report", wait=refusal.value.retry_after + 2)
-    assert time.monotonic() - began > refusal.value.retry_after - 0.5
+    lock.acquire("report", wait=60)
+    assert time.monotonic() - began > refusal.value.retry_after - 0.1
     assert {e.node for e in told if isinstance(e, NodeQuarantined)} == set(lock.labels)
     assert [e for e in told if isinstance(e, LockUnavailable)]
 
@@ -611,7 +604,7 @@ def aging_servers(some_binary):
         for server in farm:
             with redis.Redis.from_url(server.url) as client:
                 eventually(
-                    lambda client=client: client.info("server")["uptime_in_seconds"] >= 3, "uptime"
+                    lambda client=client: client.info("server")["uptime_in_seconds"] >= 6, "uptime"
                 )
         yield iter(farm)
 
@@ -633,7 +626,7 @@ def test_a_single_server_that_may_have_forgotten_is_not_trusted(aging_servers, l
     else:
         with redis.Redis.from_url(server.url) as client:
             client.flushall()
-    lock = locks([server], bootstrap=False, observers=[told.append], **BRIEF)
+    lock = locks([server], bootstrap=False, observers=[told.append])
     with pytest.raises(QuorumUnavailable):
         lock.acquire("report")
     assert [event.node for event in told if isinstance(event, NodeQuarantined)] == [lock.labels[0]]
@@ -670,20 +663,18 @@ def test_restarted_nodes_do_not_vote_until_no_old_lease_can_be_alive(redis_nodes
     servers = redis_nodes(3)
     ours = locks(servers, **BRIEF)
     theirs = locks(servers, bootstrap=False, **BRIEF)
-    lease = ours.acquire("report")
+    lease = ours.acquire("report", wait=60)
     for server in servers[:2]:
         server.restart()
     with pytest.raises(QuorumUnavailable):
         theirs.acquire("report")
-    ended = []
-    threading.Timer(lease.remaining(), lambda: ended.append(True)).start()
-    theirs.acquire("report", wait=10)
-    assert ended
+    theirs.acquire("report", wait=60)
+    assert clock.now() >= lease.valid_until
 
 
 def test_flushed_nodes_do_not_vote_until_no_old_lease_can_be_alive(five_nodes, locks):
     """FLUSHALL under open connections is noticed by the very next request."""
-    ours, theirs = locks(five_nodes[:3], **BRIEF), locks(five_nodes[:3], bootstrap=False, **BRIEF)
+    ours, theirs = locks(five_nodes[:3]), locks(five_nodes[:3], bootstrap=False)
     lease = ours.acquire("report")
     with contextlib.suppress(LockTaken):
         theirs.acquire("report")  # connects
@@ -692,7 +683,7 @@ def test_flushed_nodes_do_not_vote_until_no_old_lease_can_be_alive(five_nodes, l
             client.flushall()
     with pytest.raises(QuorumUnavailable) as refusal:
         theirs.acquire("report")
-    assert refusal.value.retry_after == pytest.approx(theirs.rules.quarantine, abs=0.5)
+    assert 0 < refusal.value.retry_after <= theirs.rules.quarantine
     assert ours.release(lease) is ReleaseOutcome.EXPIRED
 
 
@@ -743,7 +734,7 @@ def test_all_locks_are_listed(five_nodes, locks):
     """Each lock once, with its holder and the nodes that know of it."""
     lock = locks(five_nodes[:3])
     leases = [lock.acquire(f"report:{number}") for number in range(120)]
-    eventually(lambda: holders(five_nodes[:3], "report:119") == 3, "the stragglers' grants")
+    wait_until_taken(five_nodes[:3], "report:119")
     views = list(AllLocks(lock.nodes, lock.rules))
     assert sorted(view.name for view in views) == sorted(lease.name for lease in leases)
     assert {tuple(view.votes) for view in views} == {lock.labels}
@@ -792,7 +783,7 @@ def test_closing_while_others_ask_harms_none_of_them(five_nodes, locks):
     for thread in threads:
         thread.join()
     assert not failures
-    assert lock.release(lock.acquire("report", wait=5)) is ReleaseOutcome.RELEASED
+    assert lock.release(lock.acquire("report", wait=60)) is ReleaseOutcome.RELEASED
 
 
 @pytest.mark.parametrize("fence", [True, False])
@@ -811,7 +802,7 @@ def test_a_lease_that_was_given_back_cannot_be_extended(five_nodes, locks, fence
 def test_a_lease_that_has_ended_is_not_even_asked_for(five_nodes, locks, monkeypatch):
     """Asking would set the keys again, in the way of whoever is next."""
     lock = locks(five_nodes, drift_factor=0.4)
-    lease = lock.acquire("report", ttl=3.0)
+    lease = lock.acquire("report", ttl=RENEWED)
     asked = []
     monkeypatch.setattr(lock.fanout, "ask", asked.append)
     eventually(lambda: clock.now() >= lease.valid_until, "deadline")
@@ -825,6 +816,7 @@ def test_a_lease_that_another_passed_by_is_lost(five_nodes, locks):
     """Once a larger fence was given out, ours is not set again where its key is missing."""
     lock, other = locks(five_nodes), locks(five_nodes, bootstrap=False)
     lease = lock.acquire("report")
+    wait_until_taken(five_nodes, "report")
     for node in five_nodes:
         with redis.Redis.from_url(node.url) as client:
             client.delete(Keys.of("redlock", "report").lock)
@@ -854,7 +846,7 @@ def test_a_short_max_ttl_shortens_a_ttl_that_nobody_set():
 def test_a_lock_that_a_test_leaves_behind_is_not_renewed_in_the_next(five_nodes, locks, hangs_up):
     """The tests' own clean-up; twin: without it the lock is back on servers that were emptied."""
     lock = locks(five_nodes[:3])
-    lock.take(Wanted("left", 3.0))
+    lock.take(Wanted("left", RENEWED))
     if hangs_up:
         hang_up()
     for node in five_nodes[:3]:
@@ -862,7 +854,7 @@ def test_a_lock_that_a_test_leaves_behind_is_not_renewed_in_the_next(five_nodes,
             client.flushall()
     assert set(reading.bootstrap(urls_of(five_nodes[:3]), lock.rules).values()) == {"enrolled"}
     if hangs_up:
-        time.sleep(3)  # a lease: it would have been renewed by now
+        time.sleep(RENEWED / 2)  # more than the third after which it would have been renewed
         assert holders(five_nodes[:3], "left") == 0
     else:
         eventually(lambda: holders(five_nodes[:3], "left") == 3, "a renewal", every=0.001)

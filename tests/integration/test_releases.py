@@ -14,15 +14,19 @@ import redis
 
 import celery_redlock
 from celery_redlock import Redlock
+from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.wanted import Wanted
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.unique.requests import Trigger
 from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import Duplicate
+from support.stored import ROOMY
 from support.waiting import eventually
 
-TRIGGER = Trigger("n", 60.0, {"task_id": "first"}, 60.0)
+#: What is not released stands for longer than a test may wait.
+RULES = Rules(**{**ROOMY, "ttl": 600.0, "max_ttl": 600.0})
+TRIGGER = Trigger("n", 600.0, {"task_id": "first"}, 600.0)
 
 
 @pytest.fixture
@@ -35,8 +39,8 @@ def nodes(redis_nodes):
 def locks(nodes):
     """Locks on three nodes, connected."""
     urls = [node.url for node in nodes]
-    locks = Redlock.from_urls(urls, node_timeout=0.5)
-    bootstrap(urls, locks.rules)
+    locks = Redlock(urls, RULES)
+    bootstrap(urls, RULES)
     check(locks)
     yield locks
     locks.close()
@@ -73,13 +77,13 @@ def standing(nodes):
 
 
 def wait_until_free(nodes):
-    """Wait until no lock is left, less long than a lease would last."""
+    """Wait until no lock is left, much less long than a lease would last."""
     eventually(lambda: not standing(nodes), "release of all locks")
 
 
 def test_a_release_is_sent_at_once(locks, nodes):
     """What is given back is free although this process asks for nothing more."""
-    held = locks.take(Wanted("n", 20.0))
+    held = locks.take(Wanted("n", 600.0))
     assert standing(nodes)
     locks.give_back(held)
     wait_until_free(nodes)
@@ -87,7 +91,7 @@ def test_a_release_is_sent_at_once(locks, nodes):
 
 def test_a_crowd_of_releases_at_once_leaves_nothing(locks, nodes):
     """A hundred threads give back together, and none of their locks is left to its lease."""
-    crowd = [locks.take(Wanted(f"n{number}", 20.0)) for number in range(100)]
+    crowd = [locks.take(Wanted(f"n{number}", 600.0)) for number in range(100)]
     begin = threading.Barrier(len(crowd))
 
     def give_back(held):
@@ -109,13 +113,13 @@ def test_who_takes_it_again_at_once_keeps_nobody_out(locks, nodes):
     A release and the next request in one write would be carried out in one go: nobody else
     could ever come in between.
     """
-    others = Redlock.from_urls([node.url for node in nodes], node_timeout=0.5)
+    others = Redlock([node.url for node in nodes], RULES)
     check(others)
     is_over, turns = threading.Event(), []
 
     def run_tasks():
         while not is_over.is_set():
-            held = locks.take(Wanted("n", 20.0, wait=60.0))
+            held = locks.take(Wanted("n", 600.0, wait=600.0))
             time.sleep(0.001)
             locks.give_back(held)
             turns.append(held.fence)
@@ -127,7 +131,7 @@ def test_who_takes_it_again_at_once_keeps_nobody_out(locks, nodes):
         for _ in range(3):
             seen = len(turns)
             eventually(lambda: len(turns) > seen, "turn of the busy one")  # noqa: B023  called here
-            others.give_back(others.take(Wanted("n", 20.0, wait=15.0)))
+            others.give_back(others.take(Wanted("n", 600.0, wait=600.0)))
     finally:
         is_over.set()
         busy.join()
@@ -142,8 +146,8 @@ def test_the_end_of_a_process_takes_no_release_with_it(nodes, locks, end):
 import os, sys
 from celery_redlock import Redlock
 from celery_redlock.lock.wanted import Wanted
-mine, locks = os.getpid(), Redlock.from_urls(sys.argv[1:], node_timeout=0.5)
-locks.give_back(locks.take(Wanted("n", 20.0)))
+mine, locks = os.getpid(), Redlock.from_urls(sys.argv[1:], node_timeout=2.5, max_ttl=600.0)
+locks.give_back(locks.take(Wanted("n", 600.0, wait=60.0)))
 {end}
 """
     path = [str(Path(celery_redlock.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
@@ -151,7 +155,7 @@ locks.give_back(locks.take(Wanted("n", 20.0)))
     subprocess.run(
         [sys.executable, "-c", source, *urls],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-        timeout=60,
+        timeout=100,
         check="kill" not in end,
     )
     wait_until_free(nodes)

@@ -14,16 +14,14 @@ from celery_redlock.ops.servers import servers
 from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support.certificates import Authority
-from support.sentinels import SentinelServer, service
+from support.sentinels import NEVER, SentinelServer, service
+from support.stored import ROOMY
 from support.tls import tls_node
 from support.waiting import eventually
 
-pytestmark = pytest.mark.long
-
-TTL = 3.0
-#: Of a lease that outlives a failover, also on a busy machine [s].
-PATIENT = 25.0
-RULES = Rules(ttl=TTL, max_ttl=TTL, node_timeout=0.5)
+#: Of a lease that outlives a failover, also on a busy machine [s]; its end is waited for.
+PATIENT = 30.0
+RULES = Rules(**ROOMY)
 SECRET = "s3cret-of-the-locks"
 
 
@@ -44,7 +42,7 @@ def locks():
 @pytest.fixture(scope="module")
 def watched(some_binary):
     """A service for tests that leave its master alive."""
-    with service("lock-1", some_binary) as it:
+    with service("lock-1", some_binary, down_after=NEVER) as it:
         yield it
 
 
@@ -187,7 +185,7 @@ def test_a_failover_counts_as_a_loss_of_memory(some_binary, redis_nodes, locks, 
     A lock that stands on two of three nodes, one of which is replaced by a replica that lacks it,
     is not given to a second holder; without the restart guard it is.
     """
-    rules = Rules(ttl=PATIENT, max_ttl=PATIENT, node_timeout=0.5, restart_guard=is_guarded)
+    rules = Rules(ttl=PATIENT, max_ttl=PATIENT, node_timeout=2.5, restart_guard=is_guarded)
     plain = redis_nodes(2)
     heard = []
     with service("lock-1", some_binary) as watched:

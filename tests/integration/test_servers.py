@@ -73,12 +73,12 @@ def test_a_killed_server_refuses_connections_and_can_come_back(redis_nodes):
 def test_a_paused_server_is_silent_until_it_is_resumed(redis_nodes):
     """What was asked meanwhile is answered late."""
     (node,) = redis_nodes(1)
-    with _client(node, socket_timeout=0.5) as client:
+    with _client(node) as client, _client(node, socket_timeout=0.5) as impatient:
         client.ping()
         node.pause()
         assert node.alive
         with pytest.raises(redis.TimeoutError):
-            client.ping()
+            impatient.ping()
         node.resume()
         assert client.ping()
 
@@ -157,7 +157,7 @@ def test_a_server_outlives_the_thread_that_started_it(some_binary):
         thread = threading.Thread(target=server.start)
         thread.start()
         thread.join()
-        time.sleep(0.1)
+        time.sleep(0.1)  # it would be ended when the thread is
         assert server.alive
     finally:
         server.stop()

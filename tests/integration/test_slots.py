@@ -12,9 +12,10 @@ from celery_redlock.beat.slot_records import Claim, Slots, SlotState
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
+from support.stored import ROOMY
 from support.waiting import eventually
 
-TTL = 5.0
+RULES = Rules(**ROOMY)
 
 
 @pytest.fixture
@@ -22,8 +23,8 @@ def farm(redis_nodes):
     """Three nodes that are enrolled, and two clients of them."""
     nodes = redis_nodes(3)
     urls = [node.url for node in nodes]
-    bootstrap(urls, Rules(ttl=TTL, max_ttl=TTL))
-    clients = [Redlock.from_urls(urls, ttl=TTL, max_ttl=TTL, node_timeout=0.2) for _ in range(2)]
+    bootstrap(urls, RULES)
+    clients = [Redlock(urls, RULES) for _ in range(2)]
     for client in clients:
         check(client)
     yield nodes, *clients

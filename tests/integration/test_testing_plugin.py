@@ -22,6 +22,7 @@ from celery_redlock import RedlockTask
 
 app = Celery("shop", broker="memory://", backend="cache+memory://")
 app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]
+app.conf.redlock_node_timeout = 2.5
 
 @app.task(base=RedlockTask, lock_key="invoice:{invoice_id}")
 def bill(invoice_id):
@@ -55,7 +56,7 @@ def run(tmp_path):
             capture_output=True,
             text=True,
             check=False,
-            timeout=100,
+            timeout=200,
         )
 
     return run

@@ -7,12 +7,14 @@ import redis
 
 from celery_redlock import LockTaken, QuorumUnavailable, Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.reading.health import check, connect, probe
+from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support.certificates import Authority
+from support.stored import ROOMY
 from support.tls import tls_node
+from support.waiting import eventually
 
-RULES = Rules(ttl=3, max_ttl=3, node_timeout=0.5)
+RULES = Rules(**ROOMY)
 SECRET = "s3cret-of-the-locks"
 
 
@@ -91,8 +93,10 @@ def test_a_node_restarted_behind_tls_is_quarantined(nodes, authority, locks):
     check(lock)
     farm[0].server.restart()
     lease = lock.acquire("n")
-    connect(lock, 5.0)
-    assert [status.state for status in node_statuses(urls, RULES)] == ["quarantined", "up", "up"]
+    eventually(  # as soon as the client has connected again, which tells the node to wait
+        lambda: [one.state for one in node_statuses(urls, RULES)] == ["quarantined", "up", "up"],
+        "quarantine",
+    )
     assert lock.release(lease).name == "RELEASED"
 
 

@@ -13,10 +13,12 @@ import redis
 from celery_redlock.ops.servers import Server, servers
 from support.waiting import eventually
 
-__all__ = ["SentinelServer", "Service", "service"]
+__all__ = ["NEVER", "SentinelServer", "Service", "service"]
 
 #: How long a master is missed before it is replaced [ms]; a loaded machine is slow at times.
-DOWN_AFTER = 500
+DOWN_AFTER = 2000
+#: So long that no machine is slow enough for a failover that nobody wants.
+NEVER = 600_000
 
 
 class SentinelServer(Server):
@@ -117,7 +119,12 @@ def role(server: Server) -> str:
 
 @contextlib.contextmanager
 def service(
-    name: str, binary: Path, *, sentinels: int = 3, extra_args: Sequence[str] = ()
+    name: str,
+    binary: Path,
+    *,
+    sentinels: int = 3,
+    down_after: int = DOWN_AFTER,
+    extra_args: Sequence[str] = (),
 ) -> Iterator[Service]:
     """
     Start a master with a replica, and Sentinels that know them and each other.
@@ -126,6 +133,7 @@ def service(
         name: Of the service.
         binary: The server program; it is also the Sentinels'.
         sentinels: How many.
+        down_after: How long a master is missed before it is replaced [ms].
         extra_args: More options of master and replica.
     """
     with ExitStack() as stack:
@@ -136,7 +144,7 @@ def service(
         )
         settings = [
             f"sentinel monitor {name} 127.0.0.1 {master.port} {sentinels // 2 + 1}",
-            f"sentinel down-after-milliseconds {name} {DOWN_AFTER}",
+            f"sentinel down-after-milliseconds {name} {down_after}",
             f"sentinel failover-timeout {name} 5000",
         ]
         watchers = [SentinelServer(settings, binary=binary) for _ in range(sentinels)]
