@@ -51,8 +51,10 @@ if _off := os.environ.get("REDLOCK_GUARDS_OFF"):  # `simulation.guards` says whi
 IN_CI = os.environ.get("CI") == "true"
 
 # A deadline per example is a coin toss on a loaded machine; pytest-timeout bounds the test.
-hypothesis.settings.register_profile("home", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+# So is its complaint that inputs take long to make.
+_home = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("home", _home)
+hypothesis.settings.register_profile("ci", _home, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if IN_CI else "home")
 
 

@@ -70,27 +70,8 @@ class Late(threading.Timer):
         self.function(*self.args, **self.kwargs)
 
 
-@pytest.mark.parametrize("alarm", [threading.Timer, Late])
-def test_what_ends_in_time_lets_nothing_through(inbox, monkeypatch, alarm):
-    """
-    A signal from before or meanwhile waits for our own I/O as ever.
-
-    No alarm goes on, and none that cannot be called off any more brings a signal twice: late by as
-    little as it likes, it would find the handlers of before in their places.
-    """
-    monkeypatch.setattr(deferral.threading, "Timer", alarm)
-    others = set(threading.enumerate())
-    with defer_signals():
-        signal.raise_signal(SIGNAL)
-        with defer_signals(max_wait=LONGEST):
-            signal.raise_signal(OTHER)
-        eventually(lambda: set(threading.enumerate()) <= others, "end of the alarm")
-        assert inbox.came == []
-    assert sorted(inbox.came) == sorted([SIGNAL, OTHER])
-
-
-def test_an_alarm_that_is_late_finds_our_handlers(inbox, monkeypatch):
-    """It is waited for before those of before are back, also where nothing else is held."""
+def test_an_alarm_that_cannot_be_called_off_brings_no_signal_twice(inbox, monkeypatch):
+    """Late by as little as it likes, it would find the handlers of before in their places."""
     monkeypatch.setattr(deferral.threading, "Timer", Late)
     others = set(threading.enumerate())
     with defer_signals(), defer_signals(max_wait=LONGEST):
@@ -185,6 +166,18 @@ def test_after_that_a_signal_is_held_again(inbox):
         signal.raise_signal(SIGNAL)
         assert inbox.came == []
     assert inbox.came == [SIGNAL]
+
+
+def test_what_ends_in_time_lets_nothing_through(inbox):
+    """A signal from before or meanwhile waits for our own I/O as ever: the alarm is called off."""
+    others = set(threading.enumerate())
+    with defer_signals():
+        signal.raise_signal(SIGNAL)
+        with defer_signals(max_wait=LONGEST):
+            signal.raise_signal(OTHER)
+        eventually(lambda: set(threading.enumerate()) <= others, "end of the alarm")
+        assert inbox.came == []
+    assert sorted(inbox.came) == sorted([SIGNAL, OTHER])
 
 
 def test_patience_by_itself_holds_for_so_long(inbox):

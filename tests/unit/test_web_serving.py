@@ -87,14 +87,16 @@ def drip(connection):
         connection.send(b"x")
 
 
-def test_slow_clients_keep_nobody_out(site, connections):
+def test_slow_clients_keep_nobody_out(monkeypatch, connections):
     """More of them than there may be connections, each with half a request."""
-    slow = [connections(site.connect(HALF)) for _ in range(serving.CONNECTIONS + 50)]
-    for connection in slow:
-        drip(connection)
-    assert site.fetched() == b"ok"
-    channels = site.server.active_channels
-    eventually(lambda: len(channels) <= serving.CONNECTIONS, "few connections", timeout=PATIENCE)
+    monkeypatch.setattr(serving, "SILENCE", 3600)  # it is their number that ends some
+    with contextlib.closing(Site()) as site:
+        slow = [connections(site.connect(HALF)) for _ in range(serving.CONNECTIONS + 50)]
+        for connection in slow:
+            drip(connection)
+        assert site.fetched() == b"ok"
+        channels = site.server.active_channels
+        eventually(lambda: len(channels) <= serving.CONNECTIONS, "few connections")
 
 
 def test_a_byte_now_and_then_keeps_no_connection_open(monkeypatch, connections):
@@ -108,7 +110,7 @@ def test_a_byte_now_and_then_keeps_no_connection_open(monkeypatch, connections):
             drip(slow)
             return is_closed(slow)
 
-        eventually(is_over, "the end of a slow connection", timeout=PATIENCE)
+        eventually(is_over, "the end of a slow connection")
 
 
 def test_a_request_that_is_answered_is_not_ended_for_another(site, connections):
@@ -116,11 +118,9 @@ def test_a_request_that_is_answered_is_not_ended_for_another(site, connections):
     site.may_answer.clear()
     waiting = connections(site.connect(WHOLE))
     channels = site.server.active_channels
-    eventually(
-        lambda: any(it.requests for it in list(channels.values())), "a request", timeout=PATIENCE
-    )
+    eventually(lambda: any(it.requests for it in list(channels.values())), "a request")
     slow = [connections(site.connect(HALF)) for _ in range(serving.CONNECTIONS + 50)]
-    eventually(lambda: any(map(is_closed, slow)), "the end of a slow connection", timeout=PATIENCE)
+    eventually(lambda: any(map(is_closed, slow)), "the end of a slow connection")
     site.may_answer.set()
     said = b""
     while b"ok" not in said:
