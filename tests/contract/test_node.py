@@ -35,11 +35,15 @@ from celery_redlock.lock.votes import VoteKind
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check
+from support.fakes import FakeClock
 from support.waiting import eventually
 
-RULES = Rules(ttl=20, max_ttl=30, node_timeout=0.5)
+#: No node is late unless a test says so.
+RULES = Rules(ttl=200, max_ttl=300, node_timeout=60)
 A, B = "a" * 40, "b" * 40
 LARGEST = node_module.LARGEST_UNSENT
+#: After so much a node is late, and given up [s].
+TOO_LONG = max(RULES.node_timeout, node_module.PATIENCE) + 1
 PARSERS = [
     pytest.param(_RESP2Parser, id="python"),
     pytest.param(
@@ -62,13 +66,13 @@ def call(request, decided=never):
 
 def acquire(name="n", token=A, fence=0):
     """Return a call that asks for a lock."""
-    lease = Lease(name, token, fence, 20.0, 0.0, 0.0, {})
+    lease = Lease(name, token, fence, 200.0, 0.0, 0.0, {})
     return call(requests.acquire_request(RULES, lease, None))
 
 
 def renew(name="n", token=A):
     """Return a call that extends a lock."""
-    return call(requests.renew_request(RULES, Lease(name, token, 0, 20.0, 0.0, 0.0), repair=True))
+    return call(requests.renew_request(RULES, Lease(name, token, 0, 200.0, 0.0, 0.0), repair=True))
 
 
 def release(name="n", token=A, decided=never):
@@ -101,7 +105,7 @@ class Line:
         """Send *calls* in one write."""
         self.node.send(calls, clock.now())
 
-    def drive(self, *calls, timeout=10.0):
+    def drive(self, *calls, timeout=60.0):
         """Read until all *calls* are answered, and return their votes."""
         deadline = time.monotonic() + timeout
         while any(c.is_open for c in calls):
@@ -140,7 +144,7 @@ def locks():
     with contextlib.ExitStack() as stack:
 
         def make(*urls, bootstrap=True, **settings):
-            rules = Rules(**{"ttl": 20, "max_ttl": 30, "node_timeout": 0.5, **settings})
+            rules = Rules(**{"ttl": 200, "max_ttl": 300, "node_timeout": 60, **settings})
             if bootstrap:
                 told = reading.bootstrap(urls, rules)
                 assert set(told.values()) == {"enrolled"}, told
@@ -258,7 +262,7 @@ def test_a_reply_may_come_in_any_two_pieces(fake, line, parser):
     for _ in range(1, LENGTH):
         asked = acquire()
         wire.send(asked)
-        assert select.select([wire.node.sock], [], [], 5)[0]
+        assert select.select([wire.node.sock], [], [], 60)[0]
         wire.node.read()
         assert asked.is_open
         second_half.set()
@@ -320,24 +324,19 @@ def test_a_reply_that_nobody_asked_for_ends_the_connection(fake, line, parser):
 
     with pytest.raises(Gone, match="nobody asked"):
         wire.ask(acquire())
-        for _ in range(20):
-            read_again()
+        eventually(read_again, "end of the connection")
 
 
 def test_a_node_that_takes_no_bytes_is_given_up_and_never_waited_for(fake, line):
     """When its socket is full, sending fails at once instead of blocking everybody."""
     stalled = threading.Event()
-    wire = line(fake(lambda *_: stalled.wait(60) and None).url, greeting=GREETING)
-    longest = 0.0
-    with pytest.raises(Gone):
-        for number in range(10_000):
-            began = time.monotonic()
-            try:
+    wire = line(fake(lambda *_: stalled.wait() and None).url, greeting=GREETING)
+    try:
+        with pytest.raises(Gone):  # if it blocked, it would do so until this test is given up
+            for number in range(10_000):
                 wire.node.send([release("x" * 100, decided=None)] * 50, clock.now() + number * 1e-9)
-            finally:
-                longest = max(longest, time.monotonic() - began)
-    assert longest < 5  # and not the 20 for which it takes nothing
-    stalled.set()
+    finally:
+        stalled.set()
 
 
 # -- late ------------------------------------------------------------------------------
@@ -361,12 +360,14 @@ def test_a_late_reply_is_dropped_and_does_not_shift_the_others(contract_node, pr
 
 def test_a_suspect_is_sent_releases_only_until_it_has_answered(contract_node, line):
     """A node that owes an answer for too long votes unreachable at once, but is released."""
-    wire = line(contract_node.url)
+    rules = Rules(ttl=200, max_ttl=300, node_timeout=0.5)
+    wire = line(contract_node.url, rules=rules)
     wire.ask(acquire("mine", A))
     contract_node.pause()
     try:
         wire.send(slow := inspect("mine"))
-        late = clock.now() + RULES.node_timeout + 0.1
+        ((_, sent),) = wire.node._owed
+        late = sent + rules.node_timeout + 0.1
         asked, freed = acquire("other", B), release("mine", A, decided=None)
         wire.node.send([asked, freed], late)
         assert asked.ballot[0] == node_module.Vote(VoteKind.UNREACHABLE, reason="no answer in time")
@@ -397,26 +398,26 @@ def test_a_suspect_that_is_given_up_is_not_said_to_be_down_again(contract_node, 
     assert [type(e) for e in other.news] == [events.NodeUp, events.NodeDown]
 
 
-def test_a_suspect_that_keeps_up_again_votes_again_although_it_is_busy(
-    contract_node, proxied_nodes, line
-):
-    """It need not owe nothing for that: its oldest debt must be young."""
-    (link,) = proxied_nodes([contract_node], delay=0.05)
-    wire = line(link.url)
-    link.lose_replies()
-    wire.send(inspect())
+def test_a_suspect_that_keeps_up_again_votes_again_although_it_is_busy(fake, line, monkeypatch):
+    """It need not owe nothing for that: its oldest debt must be young. Twin: an old one is not."""
+    ticked = FakeClock()
+    monkeypatch.setattr(clock, "now", ticked)
+    asked = []
+
+    def answer(words, wire):  # is one behind all the time
+        asked.append(words)
+        return b"*2\r\n:1\r\n:0\r\n" if len(asked) > 1 else None
+
+    rules = Rules(ttl=200, max_ttl=300, node_timeout=0.5)
+    wire = line(fake(answer).url, greeting=GREETING, rules=rules)
+    wire.send(release(decided=None))
     wire.node.suspect(clock.now())
-    link.delay(0.05)
-    debts = []
-
-    def back():
-        wire.send(release(decided=None))  # far more often than a round trip takes
-        wire.node.read()
-        debts.append(len(wire.node._owed))
-        return wire.node.suspect_since is None
-
-    eventually(back, "return of the suspect", every=0.005)
-    assert min(debts) > 0
+    ticked.advance(rules.node_timeout + 0.1)
+    wire.node.read()
+    assert wire.node.suspect_since is not None
+    wire.send(release(decided=None))
+    eventually(lambda: wire.node.read() or wire.node.suspect_since is None, "its return")
+    assert wire.node._owed
 
 
 def test_a_node_that_owes_an_answer_for_seconds_is_given_up(contract_node, line):
@@ -426,7 +427,7 @@ def test_a_node_that_owes_an_answer_for_seconds_is_given_up(contract_node, line)
     try:
         wire.send(slow := inspect())
         with pytest.raises(Gone, match="no answer for 2 s"):
-            wire.node.send([release()], clock.now() + node_module.PATIENCE + 0.1)
+            wire.node.send([release()], clock.now() + TOO_LONG)
         wire.node.detach(Gone("no answer"))
         assert slow.ballot[0].kind is VoteKind.UNREACHABLE
     finally:
@@ -478,7 +479,7 @@ def test_a_node_owes_no_answer_to_what_was_not_sent(contract_node, line, monkeyp
     wire = line(contract_node.url)
     wire.node.sock = narrow = Narrow(wire.node.sock, 50)
     wire.send(*[release(decided=None) for _ in range(20)])
-    later = clock.now() + node_module.PATIENCE + 1
+    later = clock.now() + TOO_LONG
     monkeypatch.setattr(clock, "now", lambda: later)
     while len(wire.node.unsent) > 200:
         wire.node.flush()
@@ -486,7 +487,7 @@ def test_a_node_owes_no_answer_to_what_was_not_sent(contract_node, line, monkeyp
     assert wire.node.suspect_since is None
     assert not [what for what in wire.news if isinstance(what, events.NodeDown)]
     narrow._blocked = narrow._left = 10_000
-    monkeypatch.setattr(clock, "now", lambda: later + node_module.PATIENCE + 1)
+    monkeypatch.setattr(clock, "now", lambda: later + TOO_LONG)
     with pytest.raises(Gone, match="no answer for 2 s"):
         wire.send(inspect())  # it could have taken more, and did not
     assert first.is_open
@@ -652,7 +653,7 @@ def test_a_worker_warns_of_a_node_that_has_replicas(redis_nodes, caplog):
     """Whoever has one may think of swapping the two."""
     server, replica = redis_nodes(2)
     app = Celery("shop", set_as_current=False)
-    app.conf.update(redlock_nodes=[server.url], broker_url=server.url)
+    app.conf.update(redlock_nodes=[server.url], broker_url=server.url, redlock_node_timeout=1.0)
     app.Task = RedlockTask
     with redis.Redis.from_url(replica.url) as copy, redis.Redis.from_url(server.url) as master:
         copy.replicaof("127.0.0.1", server.port)
@@ -864,7 +865,7 @@ def tls_port(contract_node, certificate):
 def test_tls_works_as_well(tls_port, certificate, locks, line):
     """``rediss://`` votes, contends and keeps its replies in order, one TLS record or many."""
     url = f"rediss://127.0.0.1:{tls_port}/0?ssl_cert_reqs=required&ssl_ca_certs={certificate[0]}"
-    _is_used(locks(url, node_timeout=2.0))
+    _is_used(locks(url))
     for parser in (p.values[0] for p in PARSERS if HIREDIS_AVAILABLE or p.id == "python"):
         wire = line(url, parser)
         tokens = [f"{number:040d}" for number in range(200)]

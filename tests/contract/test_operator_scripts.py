@@ -13,8 +13,9 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import probe
 from celery_redlock.reading.journal import KEPT, RECORD, RETENTION, Journal, JournalReader
 from celery_redlock.reading.nodes import bootstrap
+from support.waiting import eventually
 
-RULES = Rules(ttl=5, max_ttl=5)
+RULES = Rules(ttl=60, max_ttl=60)
 
 
 @pytest.fixture
@@ -27,20 +28,20 @@ def client(contract_node):
 @pytest.fixture
 def locks(contract_node):
     """Locks on that one node."""
-    locks = Redlock.from_urls([contract_node.url], ttl=5, max_ttl=5, node_timeout=1.0)
+    locks = Redlock.from_urls([contract_node.url], ttl=60, max_ttl=60, node_timeout=5.0)
     yield locks
     locks.close()
 
 
 def test_a_probe_of_an_enrolled_node_says_that_it_votes(contract_node, locks):
-    """With how long it took, and how far its clock is off: here it is ours."""
+    """With how long it took, and how far its clock is off, by half of that: here it is ours."""
     bootstrap([contract_node.url], RULES)
     began = time.monotonic()
     (health,) = probe(locks)
     took = time.monotonic() - began
     assert (health.state, health.problem, health.quarantine) == ("up", "", 0.0)
-    assert 0 < health.latency < took
-    assert abs(health.clock_offset) <= took
+    assert health.latency > 0
+    assert abs(health.clock_offset) <= health.latency / 2 + 0.01
 
 
 def test_a_probe_finds_a_node_that_lost_its_memory(contract_node, client, locks):
@@ -67,9 +68,11 @@ def test_a_probe_changes_nothing_on_a_healthy_node(contract_node, client, locks)
 def test_the_journal_is_capped_and_expires(client):
     """However much happens, it does not fill the node; and the last of it goes by itself."""
     for number in range(KEPT + 1500):
-        client.eval(RECORD.source, 1, "redlock:journal", json.dumps({"id": str(number)}), 100, 5000)
+        client.eval(
+            RECORD.source, 1, "redlock:journal", json.dumps({"id": str(number)}), 100, 60_000
+        )
     assert 100 <= client.xlen("redlock:journal") <= 300
-    assert 0 < client.pttl("redlock:journal") <= 5000
+    assert 0 < client.pttl("redlock:journal") <= 60_000
 
 
 def test_what_is_put_is_read_with_its_life(contract_node, client, locks):
@@ -78,14 +81,7 @@ def test_what_is_put_is_read_with_its_life(contract_node, client, locks):
     probe(locks)
     Journal.on(locks).put({"event": "TaskSkipped", "at": time.time(), "task": "shop.bill"})
     reader = JournalReader([contract_node.url], RULES)
-    (record,) = _until(reader.recent)
+    (record,) = eventually(reader.recent, "record")
     assert record["task"] == "shop.bill"
-    assert RETENTION - 60 < client.ttl("redlock:journal") <= RETENTION
+    assert RETENTION - 600 < client.ttl("redlock:journal") <= RETENTION
     reader.close()
-
-
-def _until(read):
-    deadline = time.monotonic() + 5
-    while not (found := read()):
-        assert time.monotonic() < deadline
-    return found

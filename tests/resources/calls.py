@@ -23,7 +23,9 @@ from support.waiting import eventually
 __all__ = ["CALLS", "HANDED_OVER", "Found", "Stage", "is_handed_over", "staged", "strike"]
 
 #: A lease outlives every wait for its end; a round that was torn apart is over soon.
-RULES = Rules(ttl=15.0, max_ttl=20.0, node_timeout=0.15)
+RULES = Rules(ttl=100.0, max_ttl=120.0, node_timeout=1.0)
+#: Longest wait for a lock that is free, or for nodes that answer [s].
+PATIENCE = 60.0
 
 #: Where a granted lock is in nobody's hands: its call has returned, and what is to keep it has not
 #: run. From 3.11 on Python does not look for signals there, as nothing but a ``return`` stands in
@@ -68,12 +70,17 @@ def staged(servers: Sequence[Server]) -> Iterator[Stage]:
     locks, rival = Redlock(urls, RULES), Redlock(urls, RULES)
     try:
         for each in (locks, rival):
-            connect(each, 5.0)
-            with each.hold("warm"):  # starts the watchdog
+            connect(each, PATIENCE)
+            with each.hold("warm", wait=PATIENCE):  # starts the watchdog
                 pass
-        with rival.hold("warm"), contextlib.suppress(LockTaken):
-            locks.acquire("warm", wait=0.02)  # starts to listen
-        eventually(lambda: is_subscribed(locks), "subscriptions")
+
+        def listens() -> bool:
+            with contextlib.suppress(LockTaken, QuorumUnavailable):
+                locks.acquire("warm", wait=0.02)  # starts to listen
+            return is_subscribed(locks)
+
+        with rival.hold("warm", wait=PATIENCE):
+            eventually(listens, "subscriptions")
         with looking_at(locks, servers) as remains:
             yield Stage(locks, rival, remains)
     finally:
@@ -89,13 +96,13 @@ def is_subscribed(locks: Redlock) -> bool:
 
 def hold(stage: Stage) -> None:
     """Hold a lock."""
-    with stage.locks.hold(stage.name, wait=5):
+    with stage.locks.hold(stage.name, wait=PATIENCE):
         pass
 
 
 def acquire(stage: Stage) -> None:
     """Acquire a lock, and release it."""
-    lease = stage.locks.acquire(stage.name, wait=5)
+    lease = stage.locks.acquire(stage.name, wait=PATIENCE)
     stage.locks.release(lease)
 
 
@@ -128,17 +135,17 @@ def nothing(stage: Stage) -> None:
 
 def with_lease(stage: Stage) -> None:
     """Have a lease."""
-    stage.prepared = stage.locks.acquire(stage.name, wait=5)
+    stage.prepared = stage.locks.acquire(stage.name, wait=PATIENCE)
 
 
 def with_held(stage: Stage) -> None:
     """Have a lock that the watchdog knows."""
-    stage.prepared = stage.locks.take(Wanted(stage.name, 15.0, 5.0))
+    stage.prepared = stage.locks.take(Wanted(stage.name, 100.0, PATIENCE))
 
 
 def with_rival(stage: Stage) -> None:
     """Have a rival who has the lock."""
-    stage.prepared = stage.rival.acquire(stage.name, wait=5)
+    stage.prepared = stage.rival.acquire(stage.name, wait=PATIENCE)
 
 
 def without_two_nodes(stage: Stage) -> None:

@@ -65,7 +65,7 @@ class Shop:
         self.app = app
         self.task: Any = app.tasks["shop.bill"]
         self.locks: Redlock = plugin_for(app).locks
-        connect(self.locks, 5.0)
+        connect(self.locks, 60.0)
         self._trace = build_tracer("shop.bill", self.task, app=app)
         self._clients = [redis.Redis.from_url(server.url) for server in servers]
         self._numbers = itertools.count()
@@ -142,9 +142,9 @@ def shop(servers: Sequence[Server], **options: Any) -> Iterator[tuple[Shop, Rema
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.update(
         redlock_nodes=[server.url for server in servers],
-        redlock_node_timeout=0.5,
-        redlock_ttl=15.0,
-        redlock_max_ttl=20.0,
+        redlock_node_timeout=2.0,
+        redlock_ttl=100.0,
+        redlock_max_ttl=120.0,
     )
     app.conf.broker_transport_options = {"polling_interval": 0.01}
     bootstrap(app.conf.redlock_nodes, plugin_for(app).settings.rules)

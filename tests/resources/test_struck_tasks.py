@@ -18,6 +18,7 @@ from celery_redlock.reading.health import connect
 from celery_redlock.task import begin, execution, taking
 from celery_redlock.task.current import latest_execution
 from resources.deliveries import SIGNALS, execution_of, handled, shop
+from resources.remains import SOON
 from resources.strikes import UNHARMED, Strikes
 
 pytestmark = [
@@ -39,7 +40,7 @@ def opened(five_nodes, caplog):
         rules = stack.enter_context(shop(five_nodes, acks_late=True))
         rival = Redlock([node.url for node in five_nodes], rules[0].locks.rules)
         stack.callback(rival.close)
-        connect(rival, 5.0)
+        connect(rival, 60.0)
         yield *rules, rival
 
 
@@ -50,7 +51,7 @@ def nothing(shop, rival):
 
 def taken(shop, rival):
     """Have somebody else hold the lock."""
-    lease = rival.acquire(shop.name, wait=5)
+    lease = rival.acquire(shop.name, wait=60)
 
     def end():
         assert rival.release(lease) is not ReleaseOutcome.EXPIRED
@@ -61,7 +62,7 @@ def taken(shop, rival):
 def delivered_again(shop, rival):
     """Have the first copy of the same delivery run in another worker."""
     info = {"task_id": shop.name, "execution": execution_of(shop.name)}
-    held = rival.take(Wanted(shop.name, 15.0, 5.0, info=info))
+    held = rival.take(Wanted(shop.name, 100.0, 60.0, info=info))
 
     def end():
         held.ensure_held()
@@ -72,12 +73,12 @@ def delivered_again(shop, rival):
 
 def finished(shop, rival):
     """Have the first copy finished, and its result stored."""
-    rival.mark(Marker(execution_of(shop.name), "done", 60.0), wait=True)
+    rival.mark(Marker(execution_of(shop.name), "done", 100.0), wait=True)
     shop.app.backend.store_result(shop.name, "first", "SUCCESS")
     return lambda: None
 
 
-def struck(opened, name, before, *, seconds=4.0):
+def struck(opened, name, before, *, seconds=SOON):
     """Yield each strike of signal *name* at a delivery, and what it left behind."""
     shop, remains, rival = opened
     strikes = Strikes(
