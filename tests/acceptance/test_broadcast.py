@@ -28,7 +28,7 @@ def declare(app):
 
     def reload(self, lock):
         with body(os.environ["EVENTS"], lock, host=self.request.hostname):
-            time.sleep(0.8)
+            time.sleep(0.8)  # for the copies of others to come meanwhile
 
     app.task(name="reload", on_conflict=often, **options)(reload)
     app.task(name="reload_or_skip", on_conflict="skip", **options)(reload)
@@ -101,6 +101,6 @@ def test_a_retry_is_run_by_the_worker_that_asked_for_it(it):
     """Each runs it twice, and not once for each of the others."""
     it.task("again").apply_async(("twice",), **to_all(it))
     eventually(lambda: len(hosts_of(it, "twice")) >= 2 * WORKERS, "both runs", timeout=100)
-    time.sleep(2.5)
+    time.sleep(2.5)  # a third run would come in that time
     hosts = hosts_of(it, "twice")
     assert {host: hosts.count(host) for host in hosts} == dict.fromkeys(HOSTS, 2)

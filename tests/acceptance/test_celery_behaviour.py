@@ -188,7 +188,7 @@ ERRORS = {
 def sleep(way):
     """Sleep until a limit ends it, which only one way survives."""
     try:
-        time.sleep(60)
+        time.sleep(60)  # the limit ends it
     except SoftTimeLimitExceeded:
         if way != "soft caught":
             raise

@@ -62,7 +62,7 @@ def declare(app):
             ends = time.monotonic() + 250
             while gated and not gate_of(lock).exists() and time.monotonic() < ends:
                 time.sleep(0.02)
-            time.sleep(0.02)
+            time.sleep(0.02)  # a short body
         return number
 
     def locked(name, run=nap, **options):
@@ -221,7 +221,7 @@ def test_twin_a_worker_that_hears_nothing_runs_none_of_them(it, crew):
     crew.worker(env={"DEAF": "1"})
     with it.held("deaf"):
         crew.in_line("deaf", 5)
-    time.sleep(6)
+    time.sleep(6)  # whoever heard would run in that time
     assert it.bodies("deaf") == []
 
 
@@ -256,7 +256,7 @@ def test_twin_tasks_that_count_for_the_limit_hold_up_all_others(it, crew):
         eventually(lambda: crew.log().count("Queued task") >= 10, "a full queue", timeout=SOON)
         time.sleep(2)  # a worker that is not held up would take them within that
         plain = [crew.publish("plain", number) for number in range(40)]
-        time.sleep(4)
+        time.sleep(4)  # as above
         assert not all(result.ready() for result in plain)
 
 
@@ -407,7 +407,7 @@ def test_one_runs_and_one_waits(it, crew):
     assert [other.id for other in others] == [second.id] * 2
     gate_of_stage(it, lock).touch()
     assert all_of([first, second, *others]) == [1, 2, 2, 2]
-    time.sleep(1)
+    time.sleep(1)  # a second run would come in that time
     assert crew.numbers(lock) == [1, 2]
 
 
@@ -471,7 +471,7 @@ def test_a_message_that_was_delivered_twice_runs_once(it, crew):
         eventually(lambda: crew.log().count("Queued task") >= 2, "both wait", timeout=SOON)
     assert result.get(timeout=SOON) == 1
     eventually(lambda: crew.tickets(lock) == [0] * 5, "no ticket left", timeout=SOON)
-    time.sleep(1)
+    time.sleep(1)  # as above
     assert crew.numbers(lock) == [1]
 
 

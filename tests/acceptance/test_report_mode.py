@@ -49,7 +49,7 @@ def declare(app):
         is_first = not any(e["name"] == lock for e in read(path, "start"))
         mode = "report" if isinstance(current_lock(), NotLocked) else "enforce"
         with body(path, lock, mode=mode, task=self.request.id):
-            time.sleep(0.05)
+            time.sleep(0.05)  # a short body
             while is_gated and is_first and not Path(path).with_name(f"open {lock}").exists():
                 time.sleep(0.02)
             current_lock().ensure_held()

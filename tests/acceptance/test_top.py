@@ -79,7 +79,7 @@ class Terminal:
         while self.process.poll() is None and time.monotonic() < deadline:
             self._read(0.1)
         self._read(0.1)
-        return self.process.wait(1)
+        return self.process.wait(1)  # short: it has ended
 
     @property
     def is_as_before(self):

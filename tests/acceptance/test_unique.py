@@ -628,7 +628,7 @@ def test_a_failure_stands_for_the_whole_window_whatever_the_message_had(it):
     """``expires`` is about the message, ``unique_for`` about the name."""
     result = it.task("success").apply_async(("failed", "fail"), expires=8)
     result.get(timeout=100, propagate=False)
-    expired = time.monotonic() + 8.5
+    expired = time.monotonic() + 8.5  # short: of an expiry
     while time.monotonic() < expired:
         assert is_duplicate(it, "success", "failed")
         time.sleep(0.2)  # often enough to meet a gap

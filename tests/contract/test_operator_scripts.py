@@ -36,9 +36,7 @@ def locks(contract_node):
 def test_a_probe_of_an_enrolled_node_says_that_it_votes(contract_node, locks):
     """With how long it took, and how far its clock is off, by half of that: here it is ours."""
     bootstrap([contract_node.url], RULES)
-    began = time.monotonic()
     (health,) = probe(locks)
-    took = time.monotonic() - began
     assert (health.state, health.problem, health.quarantine) == ("up", "", 0.0)
     assert health.latency > 0
     assert abs(health.clock_offset) <= health.latency / 2 + 0.01

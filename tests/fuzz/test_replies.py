@@ -323,7 +323,7 @@ def mixed(good, bad, answer):
         yield locks
 
 
-def in_time(work, patience=20.0):
+def in_time(work, patience=20.0):  # short: far more than it takes, with the twin's hang
     """Return what *work* returns or raises; fail if it has not ended in time."""
     found = []
 

@@ -204,7 +204,7 @@ class Everything:
         """Wait for what comes at once if a right for it is not missing, which the server notes."""
         before = self.refusals()
         eventually(lambda: condition() or self.refusals() > before, what)
-        eventually(condition, what, timeout=5)  # what is refused is asked in vain
+        eventually(condition, what, timeout=5)  # short: what is refused is asked in vain
 
     def refusals(self):
         """Return how often the server has noted that a right was missing that is of use."""

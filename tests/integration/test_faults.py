@@ -657,14 +657,16 @@ def test_without_a_majority_it_is_said_soon_that_nobody_can_decide(redis_nodes, 
 def test_a_hung_majority_is_waited_for_once_and_not_in_every_round(redis_nodes, locks, paused):
     """After the first timeout a node that owes an answer is not waited for until it gives it."""
     servers = redis_nodes(3)
-    lock = locks(servers, node_timeout=0.4)
+    lock = locks(servers, node_timeout=3.0)
     _cycle(lock)
     paused(*servers[:2])
     assert not grants(lock, "report")
-    began = time.monotonic()
+    waits = []
     for _ in range(10):
+        began = time.monotonic()
         assert not grants(lock, "report")
-    assert time.monotonic() - began < 10 * 0.4 / 2
+        waits.append(time.monotonic() - began >= lock.rules.node_timeout)
+    assert sum(waits) <= 5  # each, if it waited; a machine that stalls makes it seem so for some
     paused()
     eventually(lambda: grants(lock, "report"), "return of the quorum")
 

@@ -717,7 +717,7 @@ def test_a_lost_lock_of_another_is_left_to_them(app, steal, five_nodes):
     @task_of(app, lock_key="invoice", lock_ttl=RENEWED)
     def bill():
         steal("invoice")
-        time.sleep(600)
+        time.sleep(600)  # its end is the test
 
     with pytest.raises(LockLost):
         bill.apply().get()

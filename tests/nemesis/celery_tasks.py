@@ -64,7 +64,7 @@ def change(task: Any, name: str, number: int, seconds: float) -> None:
                 log.write("tick", look_at, until=look_at + left, renewals=lock.renewals)
             if now() >= at + seconds:
                 break
-            time.sleep(0.01)
+            time.sleep(0.01)  # the rhythm of its looks
         registers.write_plain(name, plain)
         taken = fenced is not None and registers.write_fenced(name, lock.fence, fenced)
     finally:

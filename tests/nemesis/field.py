@@ -133,7 +133,7 @@ class ClientProcess:
     def kill(self) -> None:
         """End it with SIGKILL."""
         self.signal(signal.SIGKILL)
-        self.wait(10.0)
+        self.wait(10.0)  # short: it was killed
 
     def wait(self, seconds: float) -> None:
         """Wait until it has ended, and end it if it does not in time."""

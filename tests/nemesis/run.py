@@ -189,4 +189,4 @@ def left_behind(ground: Field) -> list[str]:
         ]
         if not found or now() > deadline:
             return found
-        time.sleep(0.1)
+        time.sleep(0.1)  # the rhythm of its looks

@@ -87,7 +87,12 @@ FATES: dict[str, Callable[[Sequence[Server], Sequence[Link]], None]] = {
 }
 
 
-def measure_exits(fate: str, *, before: str = "", patience: float = 20.0) -> list[Exit]:
+def measure_exits(
+    fate: str,
+    *,
+    before: str = "",
+    patience: float = 20.0,  # short: what is measured
+) -> list[Exit]:
     """
     Return how processes end whose nodes met with *fate*, one for each of `WAYS`.
 

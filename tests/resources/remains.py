@@ -157,9 +157,9 @@ class Remains:
         return {"threads": threading.active_count(), "descriptors": descriptors}
 
 
-def is_free(mutex: threading.Lock | threading.Condition) -> bool:
-    """Return whether nobody keeps *mutex*; others use it, too, and let go at once."""
-    if not mutex.acquire(timeout=SOON):
+def is_free(mutex: Any) -> bool:
+    """Return whether nobody keeps *mutex*, this thread least of all; others let go at once."""
+    if mutex._is_owned() or not mutex.acquire(timeout=SOON):
         return False
     mutex.release()
     return True

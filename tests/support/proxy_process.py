@@ -161,7 +161,7 @@ class Link:
                 listener.listen(128)
             except OSError:
                 listener.close()
-                time.sleep(0.01)
+                time.sleep(0.01)  # the port may be another's for a moment
             else:
                 listener.setblocking(False)
                 self.port, self.listener = port, listener

@@ -40,7 +40,7 @@ def speaks_tls(program: str) -> bool:
     """Return whether *program* was built with TLS, which then misses a certificate at once."""
     options = ["--port", "0", "--tls-port", str(free_port()), "--save", ""]
     told = subprocess.run(
-        [program, *options], capture_output=True, text=True, check=False, timeout=10
+        [program, *options], capture_output=True, text=True, check=False, timeout=60
     )
     return "tls-cert-file" in told.stdout + told.stderr
 

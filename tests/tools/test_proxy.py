@@ -17,7 +17,7 @@ def link(five_nodes, proxied_nodes):
     return proxied_nodes(five_nodes[:1])[0]
 
 
-def _connect(link, timeout=2.0):
+def _connect(link, timeout=2.0):  # short: on loopback, which the twins wait out
     wire = socket.create_connection(("127.0.0.1", link.port), timeout=timeout)
     wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return wire
@@ -70,7 +70,7 @@ def test_much_data_arrives_whole(link):
         wire.sendall(head + value + b"\r\n")
         assert wire.recv(100) == b"+OK\r\n"
         wire.sendall(b"GET k\r\n")
-        time.sleep(0.2)
+        time.sleep(0.2)  # what the proxy held up would come in that time
         told = b""
         while len(told) < len(value) + 13:
             told += wire.recv(1 << 20)
