@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import textwrap
@@ -28,6 +27,7 @@ import celery_redlock
 from celery_redlock import events
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable
 from celery_redlock.lock import attempt, call, clock, held, node, requests, votes
+from celery_redlock.lock.fanout import Fanout
 from celery_redlock.lock.outcomes import ReleaseOutcome
 from celery_redlock.lock.records import Keys, marker_key
 from celery_redlock.lock.redlock import Redlock
@@ -39,9 +39,10 @@ from celery_redlock.lock.wanted import MarkerStands, Wanted
 from celery_redlock.lock.watchdog import Watchdog
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check, probe
+from support.stored import RENEWED, ROOMY, value_of, wait_until_free, wait_until_taken
 from support.waiting import eventually
 
-ROOMY = {"ttl": 30.0, "max_ttl": 60.0, "node_timeout": 1.0}
+#: A lease whose end is waited for.
 BRIEF = {**ROOMY, "ttl": 3.0, "node_timeout": 1.0}
 
 protection = pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
@@ -81,10 +82,14 @@ def paused():
     pause()
 
 
-def value_of(server, name):
-    """Return the lock's value on one server."""
-    with redis.Redis.from_url(server.url) as client:
-        return client.get(Keys.of("redlock", name).lock)
+@pytest.fixture
+def given_up(monkeypatch):
+    """The rounds that waited for a node as long as one may."""
+    calls, give_up = [], Fanout._give_up
+    monkeypatch.setattr(
+        Fanout, "_give_up", lambda it, *words: (calls.append(words), give_up(it, *words))
+    )
+    return calls
 
 
 def grants(lock, name):
@@ -105,7 +110,7 @@ def test_a_yes_whose_connection_has_died_does_not_count(five_nodes, locks, pause
     if not on:
         monkeypatch.setattr(call.Call, "withdraw", lambda *_: None)
     first, second, third = five_nodes[:3]
-    lock = locks([first, second, third], node_timeout=2.0)
+    lock = locks([first, second, third], node_timeout=6.0)  # all that follows is in one round
     check(lock)
     before = lock.fanout.nodes[0].connection
     paused(second, third)
@@ -127,8 +132,8 @@ def test_a_late_release_does_not_free_the_next_holders_lock(five_nodes, locks, m
         monkeypatch.setattr(requests, "RELEASE", blind)
     slow = locks(five_nodes[:3], **BRIEF)
     second, third = (locks(five_nodes[:3], bootstrap=False) for _ in range(2))
-    late = slow.acquire("report")
-    holder = second.acquire("report", wait=5)
+    late = slow.acquire("report", wait=60)
+    holder = second.acquire("report", wait=60)
     slow.release(late)
     stolen = grants(third, "report")
     assert holder.remaining() > 0
@@ -143,9 +148,10 @@ def test_a_node_that_is_behind_reads_what_was_sent_before_the_end(
     if not on:
         closed = node.Gone("closed")
         monkeypatch.setattr(node.Node, "finish", lambda it: it.detach(closed))
+    monkeypatch.setattr(node, "PATIENCE", 60.0)  # the node may be away for as long as it likes
     servers = redis_nodes(3)
-    lock = locks(servers, ttl=120.0, max_ttl=120.0)
-    leases = [lock.acquire(f"report {number}", wait=5) for number in range(400)]
+    lock = locks(servers, ttl=300.0, max_ttl=300.0)
+    leases = [lock.acquire(f"report {number}", wait=60) for number in range(400)]
     servers[2].pause()
     assert {lock.release(lease) for lease in leases} == {ReleaseOutcome.RELEASED}
     lock.close()
@@ -185,7 +191,7 @@ def test_the_quorum_is_over_the_configured_nodes(
 def test_a_release_goes_behind_what_it_undoes(five_nodes, proxied_nodes, locks, monkeypatch, on):
     """On one connection a late request is undone; by way of another one it leaves a lock."""
     links = proxied_nodes(five_nodes[:1])
-    lock = locks(links, node_timeout=0.1)
+    lock = locks(links, node_timeout=1.0)
     if not on:
 
         def elsewhere(call, skip=frozenset()):
@@ -194,7 +200,7 @@ def test_a_release_goes_behind_what_it_undoes(five_nodes, proxied_nodes, locks, 
                 client.eval(request.script.source, 2, *request.keys, *request.arguments)
 
         monkeypatch.setattr(lock.fanout, "tell", elsewhere)
-    lock.inspect("report")  # connects
+    _reconnect(lock)
     links[0].blackhole()
     with pytest.raises(QuorumUnavailable):
         lock.acquire("report")
@@ -216,15 +222,15 @@ def _catch_up(lock):
 def test_a_stopped_server_keeps_nothing_of_an_attempt_that_was_given_up(redis_nodes, locks, paused):
     """SIGSTOP, a round, SIGCONT: request and release lie in the socket in their order."""
     servers = redis_nodes(1)
-    lock = locks(servers, node_timeout=0.1)
-    lock.inspect("report")
+    lock = locks(servers, node_timeout=1.0)
+    _reconnect(lock)
     paused(*servers)
     for _ in range(5):
         assert not grants(lock, "report")
     paused()
     _catch_up(lock)
     assert value_of(servers[0], "report") is None
-    lock.acquire("report")
+    lock.acquire("report", wait=60)
 
 
 @protection
@@ -275,7 +281,7 @@ STOPPED = textwrap.dedent(
     if checks == "off":
         held.clock = type("Stopped", (), {"now": staticmethod(lambda: 0.0)})
     lock = Redlock.from_urls(urls, ttl=3.0, max_ttl=60.0, node_timeout=1.0)
-    with lock.hold("report") as mine:
+    with lock.hold("report", wait=60.0) as mine:
         print("held", flush=True)
         sys.stdin.readline()          # is stopped while it waits here
         try:
@@ -325,12 +331,11 @@ def _script(source, *arguments):
 @protection
 def test_a_renewal_after_the_deadline_revives_nothing(five_nodes, locks, monkeypatch, on):
     """By our clock it is lost, although every node still has its key and would extend it."""
-    lock = locks(five_nodes[:3], drift_factor=0.4)  # keys live much longer than leases
-    late = lock.acquire("report", ttl=3.0)
-    eventually(lambda: clock.now() >= late.valid_until, "deadline")
+    lock = locks(five_nodes[:3])
+    late = lock.acquire("report")
     assert all(view.holder for view in lock.inspect("report"))
-    if not on:
-        monkeypatch.setattr(lock.client, "now", lambda: late.valid_until - 0.1)
+    moment = late.valid_until + (0.1 if on else -0.1)
+    monkeypatch.setattr(lock.client, "now", lambda: moment)
     try:
         lock.extend(late)
         revived = True
@@ -355,7 +360,7 @@ def test_a_renewal_that_overtakes_its_release_leaves_no_lock_behind(
     monkeypatch.setattr(lock._watchdog, "_extend", extend_late)
     if not on:
         monkeypatch.setattr(lock._watchdog, "unwatch", lambda held: None)
-    mine = lock.take(Wanted("report", 10.0))
+    mine = lock.take(Wanted("report", 60.0))
     renewing = threading.Thread(target=lock._watchdog.renew, args=([mine],))
     renewing.start()
     assert begun.wait(60)
@@ -372,7 +377,7 @@ def test_a_release_without_a_connection_is_made_up_for(five_nodes, proxied_nodes
     links = proxied_nodes(five_nodes[:3])
     lock = locks(links)
     lease = lock.acquire("report")
-    eventually(lambda: all(value_of(server, "report") for server in five_nodes[:3]), "all grants")
+    wait_until_taken(five_nodes[:3], "report")
     for link in links:
         link.refuse()
     assert lock.release(lease) is ReleaseOutcome.UNKNOWN
@@ -437,11 +442,11 @@ def test_a_fence_that_somebody_planted_is_nobodys(five_nodes, locks, monkeypatch
     """A number that no clock has been at would be given to all holders from then on."""
     if not on:
         monkeypatch.setattr(Rules, "longest_skew", property(lambda _: 1e13))
-    lock = locks(five_nodes[:3], ttl=3.0, max_ttl=3.0)
+    lock = locks(five_nodes[:3])
     key = Keys.of("redlock", "report").fence
     for server in five_nodes[: 1 if on else 2]:  # in each majority, whoever answers first
         with redis.Redis.from_url(server.url) as client:
-            client.set(key, 2**53, px=60_000)
+            client.set(key, 2**53, px=600_000)
     told = []
     for _ in range(3):
         lease = lock.acquire("report")
@@ -451,7 +456,7 @@ def test_a_fence_that_somebody_planted_is_nobodys(five_nodes, locks, monkeypatch
     assert [fence < latest for fence in told] == [on] * 6
     assert (told == sorted(told) and len(set(told)) == 3) is on
     with redis.Redis.from_url(five_nodes[0].url) as client:
-        is_refreshed = client.pttl(key) > 60_000  # as what is a fence would be
+        is_refreshed = client.pttl(key) > 600_000  # as what is a fence would be
     assert is_refreshed is not on
 
 
@@ -470,7 +475,7 @@ def test_a_marker_that_somebody_planted_ends_nothing(five_nodes, locks, monkeypa
     with redis.Redis.from_url(five_nodes[0].url) as client:
         client.set(marker_key("redlock", "run:1"), b"done", px=60_000)
     with contextlib.nullcontext() if on else pytest.raises(MarkerStands):
-        lock.give_back(lock.take(Wanted("report", 10.0, marker="run:1")))
+        lock.give_back(lock.take(Wanted("report", 60.0, marker="run:1")))
 
 
 @protection
@@ -484,12 +489,12 @@ def test_a_jump_of_a_nodes_clock_voids_its_vote(five_nodes, locks, paused, monke
     paused(five_nodes[2])
     if not on:
         monkeypatch.setattr("celery_redlock.lock.clock.JUMP_TOLERANCE", 1e9)
-    _step_clock(monkeypatch, lock, 30.0)
+    _step_clock(monkeypatch, lock, 1000.0)
     assert grants(lock, "report") is not on
     if on:
         _catch_up(lock)
         (jump,) = [event for event in told if isinstance(event, events.NodeClockJump)]
-        assert jump.jump == pytest.approx(30.0, abs=1.0)
+        assert jump.jump == pytest.approx(1000.0, abs=100.0)
         assert [event for event in told if isinstance(event, events.NodeQuarantined)]
         with pytest.raises(QuorumUnavailable, match="quarantined"):
             other.acquire("report")
@@ -502,7 +507,7 @@ def test_one_node_alone_is_in_doubt_for_the_client_that_sees_it_jump(
     lock = locks(five_nodes[:1])
     other = locks(five_nodes[:1], bootstrap=False)
     lock.release(lock.acquire("report"))
-    _step_clock(monkeypatch, lock, 30.0)
+    _step_clock(monkeypatch, lock, 1000.0)
     assert not grants(lock, "report")
     assert not grants(lock, "report")
     other.release(other.acquire("report"))
@@ -526,11 +531,11 @@ def test_a_backward_jump_is_told_and_costs_one_vote_only(five_nodes, locks, monk
     told = []
     lock = locks(five_nodes[:1], observers=[told.append])
     lock.release(lock.acquire("report"))
-    _step_clock(monkeypatch, lock, -30.0)
+    _step_clock(monkeypatch, lock, -1000.0)
     assert not grants(lock, "report")
     assert grants(lock, "report")
     (jump,) = [event for event in told if isinstance(event, events.NodeClockJump)]
-    assert jump.jump == pytest.approx(-30.0, abs=1.0)
+    assert jump.jump == pytest.approx(-1000.0, abs=100.0)
     assert not [event for event in told if isinstance(event, events.NodeQuarantined)]
 
 
@@ -538,7 +543,7 @@ def test_a_slow_reply_is_no_jump(five_nodes, proxied_nodes, locks):
     """However long an answer was under way, the clocks are not to blame."""
     told = []
     links = proxied_nodes(five_nodes[:1])
-    lock = locks(links, observers=[told.append], node_timeout=1.0)
+    lock = locks(links, observers=[told.append])
     for delay in (0.0, 0.15, 0.0, 0.3, 0.0):
         links[0].delay(delay)
         lock.release(lock.acquire("report"))
@@ -549,38 +554,26 @@ def test_a_slow_reply_is_no_jump(five_nodes, proxied_nodes, locks):
 
 
 def _cycle(lock, name="report"):
-    began = time.perf_counter()
     lease = lock.acquire(name)
     assert lock.release(lease) is ReleaseOutcome.RELEASED
-    return time.perf_counter() - began
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_a_failed_minority_costs_nothing_after_the_first_round(
-    five_nodes, redis_nodes, locks, paused, how
-):
-    """
-    With two of five nodes gone, a cycle takes as long as on five healthy ones.
-
-    If they were waited for it would take a hundred times as long; `benchmarks` tells it exactly.
-    """
+def test_a_failed_minority_is_never_waited_for(redis_nodes, locks, paused, given_up, how):
+    """With two of five nodes gone, the others decide; `benchmarks` tells how long it takes."""
     servers = redis_nodes(5)
-    healthy, ailing = locks(five_nodes), locks(servers)
-    for lock in (healthy, ailing):
-        _cycle(lock)
+    lock = locks(servers)
+    _reconnect(lock)
     if how == "killed":
         for server in servers[:2]:
             server.kill()
     else:
         paused(*servers[:2])
-    _cycle(ailing)
-    _cycle(ailing)
-    times = {healthy: [], ailing: []}
-    for _ in range(400):  # by turns, so that both see the same load of the machine
-        for lock, seen in times.items():
-            seen.append(_cycle(lock))
-    ratio = statistics.median(times[ailing]) / statistics.median(times[healthy])
-    assert ratio <= 10
+    for _ in range(100):
+        _cycle(lock)
+    assert not given_up
+    lock.inspect("report")  # the twin: who wants to hear all nodes
+    assert len(given_up) == (how == "stopped")
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
@@ -626,47 +619,45 @@ def test_a_stopped_node_is_used_again_however_long_it_was_away(redis_nodes, lock
 
     eventually(given_up, "end of patience")
     paused()
-    eventually(lambda: _cycle(lock) and first.connection is not None, "return of the node")
+    eventually(lambda: (_cycle(lock), first.connection)[1], "return of the node")
     servers[1].kill()
     _cycle(lock)
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_without_a_majority_it_is_said_soon_that_nobody_can_decide(redis_nodes, locks, paused, how):
-    """With three of five nodes gone: unavailable, not taken, within little more than a round."""
+def test_without_a_majority_it_is_said_soon_that_nobody_can_decide(
+    redis_nodes, locks, paused, given_up, how
+):
+    """With three of five nodes gone: unavailable, not taken, and waited for in one round."""
     servers = redis_nodes(5)
-    lock = locks(servers, node_timeout=0.2)
-    _cycle(lock)
+    lock = locks(servers, node_timeout=1.0)
+    _reconnect(lock)
     if how == "killed":
         for server in servers[:3]:
             server.kill()
     else:
         paused(*servers[:3])
-    took = []
-    for _ in range(5):
-        began = time.monotonic()
+    for _ in range(10):
         with pytest.raises(QuorumUnavailable) as refusal:
             lock.acquire("report")
-        took.append(time.monotonic() - began)
         votes_told = list(refusal.value.votes.values())
         assert sum(vote.startswith("unreachable") for vote in votes_told) >= 3
-    assert min(took) < 0.2 + 0.5
-    eventually(lambda: value_of(servers[4], "report") is None, "release of the minority's votes")
+    # Not late yet by a hair's breadth, a node is waited for once more.
+    assert len(given_up) <= (2 if how == "stopped" else 0)
+    wait_until_free(servers[3:], "report")
 
 
-def test_a_hung_majority_is_waited_for_once_and_not_in_every_round(redis_nodes, locks, paused):
+def test_a_hung_majority_is_waited_for_once_and_not_in_every_round(
+    redis_nodes, locks, paused, given_up
+):
     """After the first timeout a node that owes an answer is not waited for until it gives it."""
     servers = redis_nodes(3)
-    lock = locks(servers, node_timeout=3.0)
-    _cycle(lock)
+    lock = locks(servers, node_timeout=1.0)
+    _reconnect(lock)
     paused(*servers[:2])
-    assert not grants(lock, "report")
-    waits = []
     for _ in range(10):
-        began = time.monotonic()
         assert not grants(lock, "report")
-        waits.append(time.monotonic() - began >= lock.rules.node_timeout)
-    assert sum(waits) <= 5  # each, if it waited; a machine that stalls makes it seem so for some
+    assert 1 <= len(given_up) <= 2
     paused()
     eventually(lambda: grants(lock, "report"), "return of the quorum")
 
@@ -708,7 +699,7 @@ def test_a_connection_that_breaks_in_the_middle_of_a_round_costs_nothing(
 def test_dropped_replies_do_not_shift_those_that_follow(redis_nodes, locks, paused):
     """Through many rounds with a node that stops and goes on, each answer finds its question."""
     servers = redis_nodes(3)
-    lock = locks(servers, node_timeout=0.15)
+    lock = locks(servers)
     for number in range(6):
         _reconnect(lock)
         paused(servers[number % 3])
@@ -728,22 +719,22 @@ def test_dropped_replies_do_not_shift_those_that_follow(redis_nodes, locks, paus
 
 
 def test_the_watchdog_keeps_a_lock_while_a_minority_dies(redis_nodes, locks):
-    """Over three TTLs and through two deaths, nobody else gets the lock."""
+    """Over two TTLs and through two deaths, nobody else gets the lock."""
     servers = redis_nodes(5)
-    lock, rival = locks(servers, ttl=3.0), locks(servers, bootstrap=False)
+    lock, rival = locks(servers, ttl=RENEWED), locks(servers, bootstrap=False)
     with lock.hold("report") as mine:
         doomed = list(servers[:2])
-        while mine.renewals < 9:
+        while mine.renewals < 6:
             mine.ensure_held()
             assert not grants(rival, "report")
-            if doomed and mine.renewals >= 3 * (3 - len(doomed)):
+            if doomed and mine.renewals >= 2 * (3 - len(doomed)):
                 doomed.pop().kill()
 
 
 def test_the_watchdog_keeps_a_lock_while_a_minority_hangs(redis_nodes, locks, paused):
     """A stopped node delays a renewal by one round at most."""
     servers = redis_nodes(3)
-    lock = locks(servers, ttl=3.0)
+    lock = locks(servers, ttl=RENEWED)
     with lock.hold("report") as mine:
         paused(servers[0])
         while mine.renewals < 4:  # over more than a TTL
@@ -754,9 +745,9 @@ def test_the_watchdog_keeps_a_lock_while_a_minority_hangs(redis_nodes, locks, pa
 def test_a_lock_without_a_majority_is_lost_at_its_deadline_and_not_before(redis_nodes, locks):
     """While nobody knows, the holder goes on; when the lease ends, it is told."""
     servers = redis_nodes(3)
-    lock = locks(servers, ttl=3.0)
+    lock = locks(servers, ttl=RENEWED)
     lost_at = []
-    mine = lock.take(Wanted("report", 3.0), lambda held: lost_at.append(clock.now()))
+    mine = lock.take(Wanted("report", RENEWED), lambda held: lost_at.append(clock.now()))
     for server in servers[:2]:
         server.kill()
     deadline = mine.lease.valid_until
@@ -776,8 +767,7 @@ def test_a_lock_is_lost_by_the_clock_even_if_the_watchdog_never_runs(
     if not on:
         monkeypatch.setattr(held.HeldLock, "lost_reason", None)
     lock, rival = locks(five_nodes[:3], **BRIEF), locks(five_nodes[:3], bootstrap=False, **BRIEF)
-    mine = lock.take(Wanted("report", 3.0))
-    mine.ensure_held()
+    mine = lock.take(Wanted("report", 3.0, wait=60.0))
     rival.acquire("report", wait=60)
     try:
         mine.ensure_held()
@@ -799,14 +789,16 @@ def test_a_lost_lock_ends_before_anybody_else_can_have_it(five_nodes, locks, mon
                 mine.ensure_held()
                 last_good[:] = [clock.now()]
 
-    for _ in range(2):
-        mine = lock.take(Wanted("report", 3.0))
+    turns = 0
+    while turns < 2 or not last_good:  # a machine that stalls may never come to use it
+        turns += 1
+        mine = lock.take(Wanted("report", 3.0, wait=60.0))
         user = threading.Thread(target=use)
         user.start()
         lease = rival.acquire("report", wait=60)
         granted = clock.now()
         user.join()
-        assert last_good[0] < granted
+        assert not last_good or last_good[0] < granted
         assert mine.lease.valid_until < granted
         rival.release(lease)
 
@@ -817,7 +809,7 @@ def test_a_thread_that_had_to_wait_to_send_makes_no_node_late(five_nodes, locks)
     lock = locks(five_nodes, observers=[told.append])
     lock.release(lock.acquire("report"))
     mutex, timeout = lock.fanout._mutex, lock.rules.node_timeout
-    for number in range(10):  # either of two that wait may have it first
+    for number in range(4):  # either of two that wait may have it first
         lease = lock.acquire(f"report {number}")
         with ThreadPoolExecutor() as pool:
             with mutex:
