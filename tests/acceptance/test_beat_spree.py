@@ -188,7 +188,12 @@ class Farm:
 @contextmanager
 def beats(folder: Path, number: int, broken: str = "", **conf: object) -> Iterator[Farm]:
     """Set a stage with *number* beats, all of them started."""
-    conf = {"redlock_ttl": TTL, "redlock_max_ttl": TTL, **conf}
+    conf = {
+        "redlock_ttl": TTL,
+        "redlock_max_ttl": TTL,
+        "redlock_node_timeout": 0.5,
+        **conf,
+    }
     with stage(__file__, folder, **conf) as it:
         farm = Farm(it, {"BROKEN": broken})
         for n in range(number):

@@ -167,7 +167,7 @@ class Stage:
         """
         locks = self.locks()
         try:
-            with locks.hold(name, ttl=locks.rules.max_ttl):
+            with locks.hold(name, ttl=locks.rules.max_ttl, wait=60.0):
                 yield
         finally:
             locks.close()

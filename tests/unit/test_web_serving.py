@@ -51,7 +51,9 @@ class Site:
     def close(self):
         """End the thread, and all connections."""
         self.may_answer.set()
-        self.server.trigger.pull_trigger(lambda: wasyncore.close_all(self._sockets))
+        # Awake for another reason, the thread may have closed the trigger before it is written to.
+        with contextlib.suppress(OSError):
+            self.server.trigger.pull_trigger(lambda: wasyncore.close_all(self._sockets))
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
         self.server.task_dispatcher.shutdown()

@@ -17,7 +17,7 @@ __all__ = ["DEFAULTS", "PATIENT"]
 #: The defaults of the lock itself, by name.
 DEFAULTS: dict[str, Any] = vars(Rules)["__init__"].__kwdefaults__
 #: Instead of 0.05 [s]; less than half of the shortest lease in a page.
-PATIENT = {"node_timeout": 1.0}
+PATIENT = {"node_timeout": 0.45}
 
 if __name__ == "sitecustomize":
     DEFAULTS.update(PATIENT)
