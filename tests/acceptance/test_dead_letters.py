@@ -72,4 +72,6 @@ def test_a_failure_that_is_rejected_comes_back_until_it_succeeds(rabbit, tmp_pat
         else:
             it.wait_for_log(rf"{ours.id}\] has finished before", timeout=60)
         assert len(it.bodies("plain")) == TIMES
-        assert len(it.bodies("protected")) == (TIMES if on else 1)
+        ran = len(it.bodies("protected"))
+        # One whose result could not be stored at once has run again without any dead letter.
+        assert ran == TIMES if on else ran < TIMES
