@@ -69,6 +69,8 @@ LONGEST = (
 KINDS = ("tools", "acceptance", "resources", "integration", "nemesis", "package", "simulation")
 #: Kinds that take long, or are about tools of this repository.
 LONG_KINDS = ("companions", "exploration", "fuzz", "nemesis", "package", "resources", "tools")
+#: Celery's pools beside prefork, its default.
+OTHER_POOLS = {"threads", "solo", "gevent", "eventlet"}
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -83,8 +85,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark all tests of the long kinds, and those in a browser."""
-    if item.path.parent.name in LONG_KINDS or "chromium" in getattr(item, "fixturenames", ()):
+    """Mark all tests of the long kinds, those in a browser, and those of workers' other pools."""
+    kind = item.path.parent.name
+    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    in_another = any(isinstance(value, str) and value in OTHER_POOLS for value in given)
+    in_browser = "chromium" in getattr(item, "fixturenames", ())
+    if kind in LONG_KINDS or in_browser or (kind == "acceptance" and in_another):
         item.add_marker("long")
 
 

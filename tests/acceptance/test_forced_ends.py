@@ -22,6 +22,8 @@ from support.stage import stage
 from support.versions import CELERY, since
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 #: Longer than a test waits for the next run of a name [s].
 TTL = 240.0
 #: How long Celery's parent takes at most to note that a child is dead, without us [s].

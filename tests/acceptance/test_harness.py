@@ -12,6 +12,8 @@ from support import events as recording
 from support.clients import let_go
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 APP = """
     import os, time
     from celery import Celery

@@ -15,6 +15,8 @@ from celery_redlock import RedlockTask
 from support.stage import stage
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 #: So short that a test may wait for two renewals, and longer than a stall [s].
 TTL = 9.0
 

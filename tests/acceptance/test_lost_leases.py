@@ -29,6 +29,8 @@ from support.proxy import proxied
 from support.stage import stage
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).parents[2] / "docs" / "lost-leases.md"
 
 #: Short, as leases are lost here [s]. With a wide drift factor a body is told so long before they

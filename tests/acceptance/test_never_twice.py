@@ -106,6 +106,7 @@ def all_ready(results, timeout=200):
     return [r.state for r in results]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("locks", ["on", "off"])
 def test_a_thousand_publishes_of_fifty_names_never_meet(shop, locks):
     """No two bodies of a name overlap and every publish ends; without locks bodies do overlap."""

@@ -21,6 +21,8 @@ from support.stage import LASTING, stage
 from support.versions import since
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 POOLS = {"prefork": 2, "threads": 4, "solo": 1, "gevent": 10, "eventlet": 10}
 OURS = {"base": RedlockTask, "shared": False, "lock_key": "{lock}"}
 

@@ -34,6 +34,8 @@ from support.events import read, record
 from support.stage import stage
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 #: Short, as each story waits for its end; a machine that stalls for less keeps it.
 TTL = 6.0
 META = MetaData()

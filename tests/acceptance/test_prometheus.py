@@ -24,6 +24,8 @@ from support.stage import LASTING, stage
 from support.waiting import eventually
 from support.worker import CeleryProcess, Worker
 
+pytestmark = pytest.mark.long
+
 #: Of the tasks whose lease is to be renewed, or lost, before long.
 TTL = 9.0
 ON = {

@@ -36,6 +36,8 @@ from support.stage import LASTING, stage
 from support.versions import CELERY, since
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 NAMES = [f"n{number}" for number in range(25)]
 #: Kinds of tasks that meet a message which somebody else made.
 KINDS = ("started", "finished", "success", "expired", "rerun", "late", "not unique")

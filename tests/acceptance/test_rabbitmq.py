@@ -44,7 +44,8 @@ class Paced(Reschedule):
         return 3 if times == 1 else 1
 
 
-pytestmark = pytest.mark.in_order  # the scenes cut connections, and kill children and a worker
+# The scenes cut connections, and kill children and a worker.
+pytestmark = [pytest.mark.long, pytest.mark.in_order]
 
 
 def gate_of(lock):

@@ -35,6 +35,8 @@ from support.stage import LASTING, make_app, stage
 from support.waiting import eventually
 from support.worker import SUPPORT
 
+pytestmark = pytest.mark.long
+
 UNTIL = ("started", "finished", "success", "expired")
 #: Where workers are killed, and the ends of their leases are waited for.
 TTL = 8.0
@@ -528,7 +530,6 @@ def is_quiet(it, rabbit):
         return not client.exists("soak", "unacked")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("is_blind", [False, True])
 def test_the_check_of_the_soak_sees_a_worker_that_forgets(tmp_path, is_blind):
     """Twin: where a start does not read what was merged, the last triggers are lost."""

@@ -21,6 +21,8 @@ from support.versions import CELERY
 from support.waiting import eventually
 from support.worker import Worker
 
+pytestmark = pytest.mark.long
+
 # -- the tasks --------------------------------------------------------------------------
 
 FORMS = {}

@@ -41,7 +41,8 @@ from support.waiting import eventually
 READY = {"SUCCESS", "FAILURE", "REVOKED"}
 ERRORS = ("!", "x", "#", "?")
 
-pytestmark = pytest.mark.timeout(400)  # setting a stage is to play hundreds of workflows
+# Setting a stage is to play hundreds of workflows.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 ONCE = Reschedule(cap=1.0, max_reschedules=1)
 LATER = Reschedule(cap=1.0)

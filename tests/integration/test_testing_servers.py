@@ -27,6 +27,8 @@ from celery_redlock.testing import MemoryQuorum, memory_quorum, real_servers
 from support.stored import RENEWED, ROOMY
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 #: A lease whose end is waited for.
 BRIEF = {**ROOMY, "ttl": RENEWED, "max_ttl": RENEWED}
 
