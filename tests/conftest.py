@@ -85,12 +85,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark all tests of the long kinds, those in a browser, and those of workers' other pools."""
+    """Mark all tests of the long kinds, of other pools, and with a browser or RabbitMQ."""
     kind = item.path.parent.name
     given = item.callspec.params.values() if hasattr(item, "callspec") else ()
     in_another = any(isinstance(value, str) and value in OTHER_POOLS for value in given)
-    in_browser = "chromium" in getattr(item, "fixturenames", ())
-    if kind in LONG_KINDS or in_browser or (kind == "acceptance" and in_another):
+    has_guest = not {"chromium", "rabbit"}.isdisjoint(getattr(item, "fixturenames", ()))
+    runs_workers = kind in ("acceptance", "integration")
+    if kind in LONG_KINDS or has_guest or (runs_workers and in_another):
         item.add_marker("long")
 
 

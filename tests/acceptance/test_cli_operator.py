@@ -644,6 +644,7 @@ def peak(line, nodes, path, *words):
     return int(err.split()[-1])
 
 
+@pytest.mark.long
 def test_many_locks_cost_the_client_no_memory_and_the_nodes_no_time(redis_nodes, line, tmp_path):
     """20,000 locks: valid JSON, the memory of a few, no node kept from its work by a command."""
     nodes = redis_nodes(3)
@@ -663,6 +664,7 @@ def test_many_locks_cost_the_client_no_memory_and_the_nodes_no_time(redis_nodes,
             assert stats[command]["calls"] >= 20_000 / 1000
 
 
+@pytest.mark.long
 def test_more_locks_than_are_sorted_are_printed_as_they_come(line, nodes):
     """All of them, under one head; few enough are in order; a limit is kept, and said."""
     plant(nodes, SORTED + 300)

@@ -374,6 +374,7 @@ def test_no_way_out_of_a_body_leaves_a_lock_behind(it, task):
         assert len(it.bodies(lock)) == 1, lock
 
 
+@pytest.mark.long
 def test_soft_limits_at_any_moment_leave_no_lock_behind(it):
     """Around acquire, body and release alike: every task ends, and no key is renewed for ever."""
     rng, hits = random.Random(7), 0

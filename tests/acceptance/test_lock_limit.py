@@ -123,6 +123,7 @@ def killed_at(bodies, when):
     ]
 
 
+@pytest.mark.long
 def test_never_more_than_the_limit_whatever_dies(it):
     """A worker is killed with all its children, three of five nodes forget; all tasks end."""
     names = [f"limited {number}" for number in range(NAMES)]

@@ -16,6 +16,8 @@ from support.events import body, overlaps, read
 from support.stage import LASTING, stage
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 GREEN = ("gevent", "eventlet")
 POOLS = {"prefork": 4, "threads": 4, "solo": 1, "gevent": 10, "eventlet": 10}
 VISIBILITY = 3.0

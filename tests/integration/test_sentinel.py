@@ -19,6 +19,8 @@ from support.stored import ROOMY
 from support.tls import tls_node
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 #: Of a lease that outlives a failover, also on a busy machine [s]; its end is waited for.
 PATIENT = 30.0
 RULES = Rules(**ROOMY)

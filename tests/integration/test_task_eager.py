@@ -752,6 +752,7 @@ def test_whose_lock_is_lost_is_whose_body_ends(app, steal, lost, work):
 
 
 # One may strike in a destructor, or a callback of a weak reference: Python reports it, and goes on.
+@pytest.mark.long
 @pytest.mark.filterwarnings(
     r"ignore:(?s)Exception ignored.*LockInterrupt:pytest.PytestUnraisableExceptionWarning"
 )
