@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -61,8 +62,10 @@ hypothesis.settings.load_profile("ci" if IN_CI else "home")
 #: Test files that take longest, the longest first. They start first, so that at the end no
 #: process is left with one of them while the others have nothing to do.
 LONGEST = (
-    *("test_beat_spree", "test_pages", "test_benchmarks", "test_rerun", "test_inspect"),
-    *("test_cli_operator", "test_pools", "test_forced_ends", "test_unique", "test_struck_tasks"),
+    *("test_beat_spree", "test_pages", "test_benchmarks", "test_rerun", "test_pools"),
+    *("test_struck_tasks", "test_unique", "test_workflows", "test_rabbitmq", "test_processes"),
+    *("test_publishers", "test_faults", "test_never_twice", "test_forced_ends", "test_queue"),
+    *("test_execution", "test_cli_operator", "test_redlock", "test_prometheus", "test_inspect"),
     *("test_beat_schedulers", "test_beat_slots", "test_demo", "test_example_worker"),
 )
 #: Kinds of tests, those that take longest first.
@@ -87,11 +90,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark all tests of the long kinds, of other pools, and with a browser or RabbitMQ."""
     kind = item.path.parent.name
-    given = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    in_another = any(isinstance(value, str) and value in OTHER_POOLS for value in given)
+    words = re.findall("[a-z]+", item.callspec.id if hasattr(item, "callspec") else "")
     has_guest = not {"chromium", "rabbit"}.isdisjoint(getattr(item, "fixturenames", ()))
     runs_workers = kind in ("acceptance", "integration")
-    if kind in LONG_KINDS or has_guest or (runs_workers and in_another):
+    if kind in LONG_KINDS or has_guest or (runs_workers and not OTHER_POOLS.isdisjoint(words)):
         item.add_marker("long")
 
 
