@@ -165,6 +165,7 @@ def test_nothing_is_left_whenever_it_is_stopped(demo, line, number, code):
     eventually(lambda: running.has_left_nothing(processes), "end of all processes")
 
 
+@pytest.mark.long
 def test_a_terminal_is_as_it_was_after_ctrl_c(demo):
     """The line that moves gives the cursor back."""
     ours, theirs = os.openpty()
@@ -187,6 +188,7 @@ def test_a_terminal_is_as_it_was_after_ctrl_c(demo):
     eventually(lambda: running.has_left_nothing(processes), "end of all processes")
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_ends_the_demo(demo):
     """It does not wait for what cannot come, says why, shows the worker's log, and exits with 1."""
     running = demo()

@@ -390,6 +390,7 @@ def test_without_its_parent_a_child_that_was_killed_would_stand_for_its_name(it,
         assert is_duplicate(it, "finished late", name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", ["start", "nothing"])
 def test_without_a_start_a_killed_worker_would_silence_its_name(it, broken):
     """The twin: a marker that was not handed over to the lock outlives it."""
@@ -480,6 +481,7 @@ def test_a_child_that_was_killed_stands_for_nothing(it, way, late):
     eventually(lambda: not is_duplicate(it, "finished", name), "the marker's end", timeout=SOON)
 
 
+@pytest.mark.long
 def test_a_task_beyond_its_hard_time_limit_stands_for_nothing(it):
     """As with any other end of a child."""
     result = it.task("hanging").delay("hangs")
@@ -493,6 +495,7 @@ def test_a_task_beyond_its_hard_time_limit_stands_for_nothing(it):
     )
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_leaves_the_name_free_with_its_lease(it):
     """Acknowledged early, its message is lost with it; nobody has to clear away."""
     worker = it.worker(name="doomed", args=["-Q", "doomed"])
@@ -594,6 +597,7 @@ def test_a_revoke_counts_after_the_broker_hung_up(it):
     eventually(lambda: not is_duplicate(it, "finished", "again"), "the marker's end", timeout=SOON)
 
 
+@pytest.mark.long
 def test_many_revokes_at_once_leave_no_marker(it):
     """More than one write holds, in a worker that has not spoken to the nodes before."""
     it.worker(name="many", args=["-Q", "many", "--prefetch-multiplier", "200"])
@@ -623,6 +627,7 @@ def test_a_set_of_results_has_one_for_each_even_if_two_are_of_one_task(it):
     assert ResultSet(results).get(timeout=100) == [0, 0, 0]
 
 
+@pytest.mark.long
 def test_a_failure_stands_for_the_whole_window_whatever_the_message_had(it):
     """``expires`` is about the message, ``unique_for`` about the name."""
     result = it.task("success").apply_async(("failed", "fail"), expires=8)

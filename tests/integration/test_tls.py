@@ -160,6 +160,7 @@ def test_a_file_that_is_not_there(nodes, authority, locks, tmp_path):
         assert "No such file" in refusal(locks, node.url(user=f"u:{SECRET}", **options))
 
 
+@pytest.mark.long
 def test_tls_spoken_to_a_plain_port_and_the_reverse(nodes, authority, locks):
     """Neither is waited for without end, nor sent a password in the clear that is then told."""
     (node,) = nodes()

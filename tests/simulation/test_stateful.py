@@ -300,6 +300,7 @@ def test_no_story_breaks_a_law(machine):
     tell(machine, STORIES, 30)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("guard", FOUND)
 def test_a_story_is_found_without_a_guard(guard):
     """Without the guard some story breaks a law; to shorten it takes longer than to find it."""
