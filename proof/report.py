@@ -74,7 +74,7 @@ ALSO = (
     (
         "narrow races, step by step; sequences that Hypothesis shrinks",
         "nothing; each race fails with its guard off",
-        "`make test ARGS=tests/simulation`",
+        "`make test-all ARGS=tests/simulation`",
     ),
     (
         "an exception at every line, forks, exits",
