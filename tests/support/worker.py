@@ -138,7 +138,14 @@ class CeleryProcess:
 
     def log(self) -> str:
         """Return all it wrote so far."""
-        return self.log_path.read_text(errors="replace")
+        try:
+            return self.log_path.read_text(errors="replace")
+        except FileNotFoundError:  # not by us: what else has ended tells by whom
+            ends = {key: entry["pid"] for key, entry in reaper._watched.items()}
+            there = [key for key, pid in ends.items() if pid and Path(f"/proc/{pid}").exists()]
+            state = "lives" if self.alive else "has ended"
+            told = f"{self.log_path} is gone; {self.pid} {state}; of {ends} there are {there}"
+            raise AssertionError(told) from None
 
     def wait_for_log(self, pattern: str, *, timeout: float = 60.0) -> re.Match[str]:
         """Return the first match of *pattern* in its log, waiting for it."""
