@@ -13,6 +13,8 @@ from celery_redlock.lock.rules import Rules
 from support.clients import let_go
 from support.waiting import eventually
 
+pytestmark = pytest.mark.long
+
 #: So that the quarantine of a new node lasts 11.5 s, which is waited for.
 MAX_TTL = 10.0
 EXAMPLE = """

@@ -10,6 +10,8 @@ import pytest
 from celery_redlock.reading.sentences import WORDINGS, sentence
 from support import prose
 
+pytestmark = pytest.mark.long
+
 SAID = prose.words()
 #: Event -> the glossary's word for what happened.
 VERBS = {
