@@ -66,6 +66,7 @@ class CeleryProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="redlock-celery-")
         self.log_path = Path(self._folder.name, "log")
         self._process: subprocess.Popen[bytes] | None = None
+        self._last_log: str | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -137,15 +138,10 @@ class CeleryProcess:
         return False
 
     def log(self) -> str:
-        """Return all it wrote so far."""
-        try:
-            return self.log_path.read_text(errors="replace")
-        except FileNotFoundError:  # not by us: what else has ended tells by whom
-            ends = {key: entry["pid"] for key, entry in reaper._watched.items()}
-            there = [key for key, pid in ends.items() if pid and Path(f"/proc/{pid}").exists()]
-            state = "lives" if self.alive else "has ended"
-            told = f"{self.log_path} is gone; {self.pid} {state}; of {ends} there are {there}"
-            raise AssertionError(told) from None
+        """Return all it wrote so far; once it is stopped, all it ever wrote."""
+        if self._last_log is not None:
+            return self._last_log
+        return self.log_path.read_text(errors="replace")
 
     def wait_for_log(self, pattern: str, *, timeout: float = 60.0) -> re.Match[str]:
         """Return the first match of *pattern* in its log, waiting for it."""
@@ -192,10 +188,11 @@ class CeleryProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """End it with all its children in any case, and forget its log; may be called again."""
-        if self._process is not None:
+        """End it with all its children in any case; may be called again."""
+        if self._process is not None and self._last_log is None:
             self._kill_group()
             self._process.wait()
+            self._last_log = self.log()
         reaper.forget(self._folder.name)
         self._folder.cleanup()
 
