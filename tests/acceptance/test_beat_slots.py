@@ -450,6 +450,7 @@ def in_queue(it, name):
     return sorted(m.due for m in published(it.broker.url) if m.entry == name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("results", ["with it", "nowhere"])
 def test_slots_that_fall_due_while_the_broker_is_down_are_published_late(tmp_path, results):
     """

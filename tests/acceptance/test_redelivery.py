@@ -254,6 +254,7 @@ def test_a_late_copy_touches_nothing(it, long):
     assert len(it.bodies("once more")) == 1
 
 
+@pytest.mark.long
 def test_a_result_that_was_not_stored_is_made_again(it):
     """A death between the body and the result: another run, and no sooner than it must."""
     result = it.task("put_back").apply_async(("unstored",), queue="q_store")

@@ -355,6 +355,7 @@ def test_a_late_finisher_does_not_end_a_newer_marker(it):
     assert (third.duplicate, third.holder_id) == (True, second.id)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("broken", ["any token", "nothing"])
 def test_without_the_token_a_late_finisher_would(it, broken):
     """The twin: a worker that compares no tokens ends the newer marker; others do not."""
@@ -435,6 +436,7 @@ def test_what_was_purged_stands_for_nothing_when_its_time_is_over(it):
     eventually(lambda: not is_duplicate(it, "brief", "purged"), "the marker's end", timeout=SOON)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["expires", "countdown"])
 def test_an_expired_task_stands_for_nothing(it, by):
     """With ``expires`` its marker stands no longer, whether or not a worker has the message."""

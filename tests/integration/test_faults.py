@@ -140,6 +140,7 @@ def test_a_late_release_does_not_free_the_next_holders_lock(five_nodes, locks, m
     assert stolen is not on
 
 
+@pytest.mark.long
 @protection
 def test_a_node_that_is_behind_reads_what_was_sent_before_the_end(
     redis_nodes, locks, monkeypatch, on
@@ -803,6 +804,7 @@ def test_a_lost_lock_ends_before_anybody_else_can_have_it(five_nodes, locks, mon
         rival.release(lease)
 
 
+@pytest.mark.long
 def test_a_thread_that_had_to_wait_to_send_makes_no_node_late(five_nodes, locks):
     """What counts is when the bytes went out, not when somebody wanted to send them."""
     told = []

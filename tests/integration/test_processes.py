@@ -110,6 +110,7 @@ time.clock_gettime = lambda which: real(which) - lost
 """
 
 
+@pytest.mark.long
 def test_a_machine_that_stood_still_harms_nobody_else(five_nodes, locks):
     """To it all nodes seem to be set forward. It has lost time; they vote on for everybody."""
     urls = [server.url for server in five_nodes]
@@ -212,6 +213,7 @@ def test_threads_that_do_not_contend_do_not_wait_for_each_other(five_nodes):
     assert not failures
 
 
+@pytest.mark.long
 def test_many_cycles_leave_nothing_behind(locks, five_nodes):
     """Threads, descriptors and everything the kernel keeps are the same after 3000 cycles."""
 
@@ -340,6 +342,7 @@ def test_a_child_that_ends_does_not_release_its_parents_lock(five_nodes):
     assert parent["holders"] == [parent["token"]] * 5
 
 
+@pytest.mark.long
 def test_forks_in_the_middle_of_rounds_harm_neither_side(five_nodes):
     """A hundred children, forked while threads ask: each can lock, and no parent's round fails."""
     told = run(
@@ -389,6 +392,7 @@ def test_forks_in_the_middle_of_rounds_harm_neither_side(five_nodes):
 # -- exceptions out of nowhere --------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["acquire", "hold"])
 def test_exceptions_at_random_moments_leave_the_kernel_sound(five_nodes, verb):
     """A soft time limit may strike anywhere: no dead end, no shifted reply, no lock left behind."""
