@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import redis
 from celery import states
 
 from celery_redlock.ops import demo_app
@@ -72,7 +73,7 @@ class Stage:
         self._stop, self._nodes, self._folder = stop, nodes, folder
         self._record = folder / "record.jsonl"
         self._killed: dict[int, float] = {}
-        self._urls = [node.url for node in nodes]
+        self._urls, self._broker = [node.url for node in nodes], broker.url
         self._states, self._asked = ["up"] * len(nodes), 0.0
         self._worker: subprocess.Popen[bytes] | None = None
         self._workers = 0
@@ -108,6 +109,11 @@ class Stage:
             failed=sum(answer["status"] != states.SUCCESS for answer in ready),
             open=len(orders) - len(ready),
         )
+
+    def unacknowledged(self) -> int:
+        """Return how many messages the broker would deliver again if the worker died now."""
+        with redis.Redis.from_url(self._broker) as client:
+            return int(client.hlen("unacked"))
 
     # -- waiting -------------------------------------------------------------------------
 

@@ -96,10 +96,18 @@ def killed_in_mid_task(stage: Stage) -> Iterator[Claim]:
 
 
 def ordered_twice(stage: Stage, invoice: int) -> tuple[list[str], Tally]:
-    """Order the billing of *invoice* twice; return once all runs that will come are under way."""
+    """
+    Order the billing of *invoice* twice; return once all runs that will come are under way.
+
+    By then what was skipped is acknowledged: else the broker would deliver it again as well.
+    """
     orders = stage.order([invoice] * 2, MIDDLING)
     runs = 1 if stage.with_locks else 2
-    return orders, stage.watch(orders, lambda tally: tally.running == tally.open == runs)
+
+    def are_under_way(tally: Tally) -> bool:
+        return tally.running == tally.open == runs and stage.unacknowledged() == runs
+
+    return orders, stage.watch(orders, are_under_way)
 
 
 def long_task(stage: Stage) -> Iterator[Claim]:

@@ -33,7 +33,7 @@ SUITE = textwrap.dedent(
             "broker_url": broker,
             "result_backend": broker,
             "redlock_nodes": nodes,
-            "redlock_node_timeout": 0.5,
+            "redlock_node_timeout": 1.0,
         }
 
 

@@ -22,7 +22,7 @@ from support.events import body, overlaps, read
 from support.stage import stage
 from support.waiting import eventually
 
-TTL = 20.0
+TTL = 60.0
 PRECIOUS = "precious"
 MESSAGES = 300
 

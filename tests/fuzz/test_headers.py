@@ -23,6 +23,8 @@ from hypothesis import strategies as st
 from celery_redlock import LockTaken, RedlockTask
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.waiting import LEAVE
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task import calls
 from celery_redlock.task import delivery as words
@@ -39,6 +41,8 @@ from fuzz.hostile import JSON, TEXTS
 MINE, FOREIGN = "id-of-this-task", "id-of-another-task"
 TOKEN, OWNER = "a" * 40, "b" * 32
 LOCK = "precious"
+#: Of a message that says to have waited for another lock.
+WAITS = {"name": "another", "since": 0, "times": 1}
 #: What a forger would try, as far as it is known how it works.
 TRIED = st.sampled_from(
     [
@@ -117,7 +121,8 @@ class Nodes:
     """
 
     def __init__(self):
-        self.rules = SimpleNamespace(ttl=30.0)
+        self.rules = Rules()
+        self.driver = self
         self.labels = ("n",)
         self.begin(taken=False)
 
@@ -125,6 +130,7 @@ class Nodes:
         """Forget what was."""
         self.taken = taken
         self.wanted, self.given_back, self.ended, self.marked, self.started = [], [], [], [], []
+        self.told = []
 
     def take(self, wanted, on_lost=None):
         """Grant the lock, or refuse it."""
@@ -137,6 +143,10 @@ class Nodes:
     def give_back(self, held, *, keep=0.0, marker=None):
         """Note whose lock is given back."""
         self.given_back.append((held.name, held.token, marker))
+
+    def tell(self, request):
+        """Note what is written without an answer."""
+        self.told.append(request)
 
     def mark(self, marker, *, wait=False):
         """Note what is remembered."""
@@ -245,6 +255,8 @@ def assert_harmless(stand, task, forged, *, taken):
     assert {marker.name for marker in nodes.marked} <= {own}
     assert all([name, token] == reservation_in(forged) for name, token in nodes.ended)
     assert {name for name, _ in nodes.started} <= {LOCK}
+    assert {request.script for request in nodes.told} <= {LEAVE}
+    assert all(own.encode() in request.arguments[0] for request in nodes.told)
 
 
 @settings(max_examples=120)
@@ -258,6 +270,7 @@ def assert_harmless(stand, task, forged, *, taken):
 @example(forged=forge(reservation=[LOCK, TOKEN, "finished"]), taken=False, merges=True)
 @example(forged=forge(reservation=["another", TOKEN, "finished"]), taken=False, merges=True)
 @example(forged=forge(reschedules=10**4300), taken=True, merges=False)
+@example(forged=forge(waiting=WAITS), taken=False, merges=False)
 def test_a_forged_message_harms_nobody(stand, forged, taken, merges):
     """No body beside a holder, no lock given back but its own, no marker of another token."""
     assert_harmless(stand, stand.rerun if merges else stand.task, forged, taken=taken)
@@ -270,6 +283,7 @@ def test_a_forged_message_harms_nobody(stand, forged, taken, merges):
 @example(forged={"headers": "text"})
 @example(forged=forge(reschedules=-(10**400)))
 @example(forged=forge(reservation={"a": 1}))
+@example(forged=forge(waiting=WAITS))
 def test_a_forged_message_of_a_free_lock_runs_as_any(stand, forged):
     """What makes no sense is passed over; it does not cost the task its run."""
     if forged.get("is_eager") or "_redlock" in forged or "_protected" in forged:

@@ -45,7 +45,7 @@ from celery_redlock.unique.requests import (
 from celery_redlock.unique.reserving import is_decided
 from fuzz.hostile import a_reply, as_resp, impostor
 
-RULES = Rules(ttl=20, max_ttl=20, node_timeout=0.5)
+RULES = Rules(ttl=60, max_ttl=60, node_timeout=1.0)
 TOKEN = "a" * 40
 LEASE = Lease("n", TOKEN, 7, 20.0, 0.0, 0.0)
 TRIGGER = Trigger("n", 60.0, {})

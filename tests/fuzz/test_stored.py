@@ -54,7 +54,7 @@ from celery_redlock.task.slot import Slot
 from celery_redlock.words import who
 from fuzz.hostile import ACTING, ESCAPES, JSON, in_json
 
-RULES = Rules(ttl=20, max_ttl=20, node_timeout=0.5)
+RULES = Rules(ttl=60, max_ttl=60, node_timeout=1.0)
 TOKEN = b"a" * 40
 FIELDS = ("task", "task_id", "execution", "host", "pid", "since", "renewals", "margin", "entry")
 RECORD = (
@@ -276,8 +276,8 @@ def app(five_nodes):
     """An app with one node, on which a test plants what it likes."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redlock_nodes = [five_nodes[0].url]
-    app.conf.redlock_ttl = app.conf.redlock_max_ttl = 20
-    app.conf.redlock_node_timeout = 0.5
+    app.conf.redlock_ttl = app.conf.redlock_max_ttl = 60
+    app.conf.redlock_node_timeout = 1.0
     app.conf.redlock_observers = []
 
     @app.task(base=RedlockTask, name="shop.bill", lock_key="n", unique_until="finished",

@@ -30,7 +30,7 @@ __all__ = ["folder_of", "run"]
 
 #: Within so much after the last strike everybody has to be served again [s]: a quarantine that a
 #: node's clock may have made longer, the pauses between attempts to connect, others' holds.
-PATIENCE = 20.0 + longest_step
+PATIENCE = 60.0 + longest_step
 #: What servers count of the errors that a strike is to cause.
 ERRORS = ("NOSCRIPT", "OOM")
 

@@ -115,10 +115,10 @@ def _lock_and_unlock(locks: Redlock, live: Sequence[Server], cycles: int) -> Non
             _hang_up(live[number // HANG_UP % len(live)])
         name = f"{cycles}:{number}"
         if number % 3 == 0:
-            with locks.hold(name, wait=10):
+            with locks.hold(name, wait=60):
                 pass
         else:
-            locks.release(locks.acquire(name, wait=10), wait=number % 3 == 1)
+            locks.release(locks.acquire(name, wait=60), wait=number % 3 == 1)
 
 
 def _hang_up(server: Server) -> None:

@@ -20,23 +20,23 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.servers import Server
 from celery_redlock.reading.nodes import bootstrap
 from support.proxy import Link
+from support.stored import RENEWED, ROOMY
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing only since Python 3.11
 
-__all__ = ["ROOMY", "Script", "enrol"]
-
-#: Rules that all scripts use, unless they say otherwise.
-ROOMY = {"ttl": 10.0, "max_ttl": 20.0, "node_timeout": 0.5}
+__all__ = ["Script", "enrol"]
 
 #: What every script begins with: `lock` on the nodes of its arguments, `tell` to the test.
-HEAD = """
+HEAD = f"""
 import contextlib, json, os, signal, socket, sys, threading, time
 
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
 from celery_redlock.lock.outcomes import ReleaseOutcome
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.wanted import Wanted
+
+RENEWED = {RENEWED}
 
 def tell(**what):
     os.write(1, json.dumps(what).encode() + b"\\n")

@@ -16,15 +16,14 @@ THREADS = ["MainThread", *["redlock-connect"] * 5, "redlock-watchdog"]
 
 
 def test_a_process_ends_at_once_though_all_its_nodes_have_gone():
-    """With the watchdog at work and every node being connected; by return, error and signal."""
-    quickest = dict.fromkeys(WAYS, 60.0)
-    for _ in range(3):  # the machine may be busy, once
-        ends = measure_exits("each its own way")
-        assert [end.threads for end in ends if end.threads != THREADS] == []
-        quickest = {end.way: min(end.took, quickest[end.way]) for end in ends}
-        if max(quickest.values()) < 0.6:
-            break
-    assert max(quickest.values()) < 0.6, quickest
+    """
+    With the watchdog at work and every node being connected; by return, error and signal.
+
+    Within a minute, of a lease of five. `make proof ARGS=resources` measures how long it takes.
+    """
+    ends = measure_exits("each its own way")
+    assert {end.way for end in ends} == set(WAYS)
+    assert [end.threads for end in ends if end.threads != THREADS] == []
 
 
 def test_a_process_that_waits_for_its_threads_is_found():
@@ -38,4 +37,4 @@ def start(self):
 threading.Thread.start = start
 """
     with pytest.raises(subprocess.TimeoutExpired):
-        measure_exits("killed", before=waits, patience=1.5)
+        measure_exits("killed", before=waits, patience=10.0)

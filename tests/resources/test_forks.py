@@ -23,12 +23,12 @@ def child(number):
         told["rival"] = "granted"
     except LockTaken:
         told["rival"] = "taken"
-    with lock.hold(f"own:{number}", ttl=1.5) as own:
+    with lock.hold(f"own:{number}", ttl=RENEWED) as own:
         began = time.monotonic()
-        while own.renewals < 1 and time.monotonic() - began < 20:
+        while own.renewals < 1 and time.monotonic() - began < 60:
             own.ensure_held()
             time.sleep(0.01)
-        told["renewals"] = own.renewals
+        told["renewed"] = own.renewals >= 1
     tell(**told)
 
 def is_ours(fd):
@@ -65,14 +65,14 @@ def have_child(function, *args):
 """,
 }
 PARENT = """
-with lock.hold("report", ttl=2.0) as held:
+with lock.hold("report", ttl=RENEWED) as held:
     sockets = [node.sock.fileno() for node in lock.fanout.nodes]
     links = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in sockets}
     before = [node.sock.getsockname()[1] for node in lock.fanout.nodes]
     RUN
     renewals = held.renewals
     began = time.monotonic()
-    while held.renewals < renewals + 2 and time.monotonic() - began < 20:
+    while held.renewals < renewals + 2 and time.monotonic() - began < 60:
         held.ensure_held()
         time.sleep(0.01)
     holders = [view.holder for view in lock.inspect("report")]
@@ -94,7 +94,7 @@ def child_is_sound(child):
         "threads": ["MainThread"],
         "inherited": [],
         "rival": "taken",
-        "renewals": 1,
+        "renewed": True,
     }
 
 
@@ -127,7 +127,7 @@ def test_a_grandchild_has_nothing_of_it_either(five_nodes):
 def middle():
     global held, sockets, links
     inherited = held.lost_reason
-    with lock.hold("middle", ttl=2.0) as held:
+    with lock.hold("middle", ttl=RENEWED) as held:
         sockets = [node.sock.fileno() for node in lock.fanout.nodes]
         links = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in sockets}
         have_child(child, 2)
@@ -169,7 +169,7 @@ def test_a_child_that_leaves_the_body_releases_nothing(five_nodes):
 def test_a_body_that_forks_and_returns_in_both_ends_its_lock_once(five_nodes):
     """In the child giving back is nothing; the parent's own release works as ever."""
     source = """
-held = lock.take(Wanted("report", 10.0))
+held = lock.take(Wanted("report", 60.0))
 if os.fork() == 0:
     lock.give_back(held)
     lock.inspect("report")
@@ -200,7 +200,7 @@ def stands_still(frame, event, _arg):
 def work():
     sys.settrace(stands_still)
     while WANTED and not stop.is_set():
-        with lock.hold("other", wait=5):
+        with lock.hold("other", wait=60):
             pass
 
 with lock.hold("report") as held:
@@ -216,7 +216,7 @@ with lock.hold("report") as held:
         if pid == 0:
             code = 1
             try:
-                with lock.hold("own", wait=5, ttl=5):
+                with lock.hold("own", wait=60):
                     code = 0
             finally:
                 os._exit(code)
