@@ -212,11 +212,17 @@ class Stage:
         Less long than a lease lasts, so that keys that were forgotten do not pass for released.
         """
         patterns = [f"redlock:lock:{name}" for name in names] or ["redlock:lock:*"]
-        eventually(
-            lambda: not any(self.keys(pattern) for pattern in patterns),
-            f"release of {names or 'all locks'}",
-            timeout=self.conf["redlock_ttl"] / 2,
-        )
+        left: set[str] = set()
+
+        def is_free() -> bool:
+            left.clear()
+            left.update(*map(self.keys, patterns))
+            return not left
+
+        try:
+            eventually(is_free, "release", timeout=self.conf["redlock_ttl"] / 2)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {sorted(left)}") from None
 
     def wait_until_quiet(self) -> None:
         """Wait until the broker has no message left, neither waiting nor unacknowledged."""
