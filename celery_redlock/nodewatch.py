@@ -225,6 +225,8 @@ def _after_fork() -> None:
 
 def _after_fork_in_child() -> None:
     global forks_held_off
+    for _ in range(_forking.holds):  # others may have kept it, and give it back
+        forks_held_off.release()
     forks_held_off, _forking.holds = new_mutex(), 0
 
 

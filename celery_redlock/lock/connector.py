@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from redis.utils import get_lib_version
 
+from celery_redlock.deferral import defer_signals
 from celery_redlock.lock import clock
 from celery_redlock.lock.guard import (
     Foreign,
@@ -83,7 +84,11 @@ class Connector:
             try:
                 node.is_connecting = True
                 name = f"redlock-connect-{node.label}"
-                threading.Thread(target=self._connect, args=(node,), name=name, daemon=True).start()
+                thread = threading.Thread(
+                    target=self._connect, args=(node,), name=name, daemon=True
+                )
+                with defer_signals():  # or the standard library's own locks might stay locked
+                    thread.start()
             except RuntimeError as error:  # no more threads, as when the interpreter ends
                 node.is_connecting = False
                 node.fail(error)

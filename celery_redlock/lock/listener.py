@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from celery_redlock.deferral import allow_signals
+from celery_redlock.deferral import allow_signals, defer_signals
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import CHANNEL_LENGTH, TOKEN_LENGTH, channel
@@ -125,8 +125,13 @@ class Listener:
     def _start(self, position: int) -> None:
         name = f"redlock-listen-{self._addresses[position].label}"
         run, closed = self._listen, self._closed
-        with contextlib.suppress(RuntimeError):  # out of threads: everybody comes by itself
-            threading.Thread(target=run, args=(position, closed), name=name, daemon=True).start()
+        thread = threading.Thread(target=run, args=(position, closed), name=name, daemon=True)
+        # Without signals, or the standard library's own locks might stay locked.
+        with (
+            defer_signals(),
+            contextlib.suppress(RuntimeError),
+        ):  # no threads: all come by themselves
+            thread.start()
 
     def forget(self, token: str) -> None:
         """Wait for *token* no more."""

@@ -25,6 +25,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import (
     ConfigurationError,
     LockLost,
@@ -298,9 +299,10 @@ class Redlock:
 
     def close(self) -> None:
         """Drop all connections; leases that are held go on."""
-        self.fanout.close()
-        if self.listener is not None:
-            self.listener.close()
+        with defer_signals():  # or a thread might wait for good for an event that is half set
+            self.fanout.close()
+            if self.listener is not None:
+                self.listener.close()
 
     # -- for those who build on it ------------------------------------------------
 

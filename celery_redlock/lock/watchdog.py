@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from celery_redlock.deferral import defer_signals
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import Lease, renew_at
 from celery_redlock.log import get_logger
@@ -141,7 +142,8 @@ class Watchdog:
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name="redlock-watchdog", daemon=True)
-        thread.start()  # perhaps there is none to be had: the next lease tries again
+        with defer_signals():  # or the standard library's own locks might stay locked
+            thread.start()  # perhaps there is none to be had: the next lease tries again
         self._thread = thread
 
     def _schedule(self, due: float, held: HeldLock) -> None:

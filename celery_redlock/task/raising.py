@@ -31,6 +31,7 @@ AROUND_BODY = (
     "celery.app.task",
     "celery.utils.threads",
     "celery_redlock.deferral",
+    "celery_redlock.mutex",
     "celery_redlock.task.base",
     "celery_redlock.task.calls",
     "celery_redlock.task.execution",

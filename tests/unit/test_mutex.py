@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import operator
 import signal
 import threading
 
 import pytest
 
+from celery_redlock.deferral import SIGNAL
 from celery_redlock.mutex import new_mutex, undoing
+from celery_redlock.task.interrupt import Interrupt, LockInterrupt
 
+RLOCK = type(threading.RLock())
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 #: How many exceptions strike around a mutex.
 STRIKES = 300
 
@@ -17,23 +24,48 @@ class Stop(BaseException):
     """What a signal's handler raises."""
 
 
-class Careless(threading._RLock):
-    """One that was taken when it is struck, as may happen from Python 3.14 on."""
+def trip(number):
+    """Return what has signal *number* arrive in a call of C, and Python look for it only after."""
+    return functools.partial(ctypes.PyDLL(None)["raise"], number)
 
-    struck = False
-    is_taken = True
 
-    def acquire(self, *args, **kwargs):
-        """Take it and be struck; or be struck before that."""
-        taken = self.is_taken and super().acquire(*args, **kwargs)
-        if self.struck:
-            raise Stop
-        return taken
+class Struck(RLOCK):
+    """
+    One that signals strike as it is taken.
 
-    __enter__ = acquire
+    Attributes:
+        signals: That arrive after it was taken, in the same call of C.
+        before: What is called before it is taken.
+    """
 
-    def _recursion_count(self):  # Python 3.10 and 3.11 have none
-        return self._count if self._is_owned() else 0
+    signals = ()
+    before = ()
+
+    @property
+    def acquire(self):
+        """Take it, and have signals arrive; all in one call of C."""
+        steps = [*self.before, super().acquire, *map(trip, self.signals)]
+        return functools.partial(sum, map(operator.methodcaller("__call__"), steps))
+
+
+class Careless(Struck):
+    """The twin: what is taken stays taken, as in Python 3.14 without ours."""
+
+    def __enter__(self):
+        return bool(self.acquire(True))
+
+
+@pytest.fixture(autouse=True)
+def _signals():
+    """Have two signals raise."""
+
+    def strike(*_):
+        raise Stop
+
+    before = {number: signal.signal(number, strike) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def is_free(mutex):
@@ -41,9 +73,9 @@ def is_free(mutex):
     found = []
 
     def take():
-        found.append(mutex.acquire(blocking=False))
+        found.append(RLOCK.acquire(mutex, blocking=False))
         if found[0]:
-            mutex.release()
+            RLOCK.release(mutex)
 
     thread = threading.Thread(target=take)
     thread.start()
@@ -53,15 +85,15 @@ def is_free(mutex):
 
 def enter(mutex):
     """Take *mutex*, and be struck."""
-    mutex.struck = True
     with pytest.raises(Stop), mutex:
         pytest.fail("the body was reached")
-    mutex.struck = False
 
 
-def test_what_was_taken_is_given_back():
+@pytest.mark.parametrize("signals", [SIGNALS[:1], SIGNALS])
+def test_what_was_taken_is_given_back(signals):
     """Nobody else would: the `with` does not know of it yet."""
-    mutex = undoing(Careless)()
+    mutex = undoing(Struck)()
+    mutex.signals = signals
     enter(mutex)
     assert is_free(mutex)
 
@@ -69,27 +101,42 @@ def test_what_was_taken_is_given_back():
 def test_without_it_the_mutex_stays_locked():
     """The twin."""
     mutex = Careless()
+    mutex.signals = SIGNALS[:1]
     enter(mutex)
     assert not is_free(mutex)
 
 
 def test_what_was_not_taken_is_not_given_back():
     """It would be an error that hides the first."""
-    mutex = undoing(Careless)()
-    mutex.is_taken = False
+    mutex = undoing(Struck)()
+    mutex.before = (functools.partial(signal.raise_signal, SIGNALS[0]),)
     enter(mutex)
+    assert is_free(mutex)
 
 
 @pytest.mark.parametrize("is_taken", [True, False])
 def test_what_is_held_further_out_stays_held(is_taken):
     """As a handler may use what it has interrupted."""
-    mutex = undoing(Careless)()
+    mutex = undoing(Struck)()
     with mutex:
-        mutex.is_taken = is_taken
+        if is_taken:
+            mutex.signals = SIGNALS
+        else:
+            mutex.before = (functools.partial(signal.raise_signal, SIGNALS[0]),)
         enter(mutex)
-        mutex.is_taken = True
+        mutex.signals = mutex.before = ()
         assert not is_free(mutex)
     assert is_free(mutex)
+
+
+def test_a_body_that_is_over_is_not_hit_on_the_way_into_the_mutex():
+    """An interrupt that comes there is postponed, as it is in the lines around it."""
+    mutex = undoing(Struck)()
+    with Interrupt() as interrupt:
+        interrupt._mutex = mutex
+        interrupt._fired, mutex.signals = True, (SIGNAL,)
+        interrupt.error = type("LockInterrupt", (LockInterrupt,), {"interrupt": interrupt})
+    assert not interrupt.has_raised
 
 
 def test_real_signals_leave_it_free():

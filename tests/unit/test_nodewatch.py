@@ -13,6 +13,7 @@ import pytest
 from celery_redlock import nodewatch
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import NodeDown, NodeMeasured, NodeUp
+from celery_redlock.mutex import new_mutex
 from celery_redlock.nodewatch import NodeWatch, forks_held_off
 from celery_redlock.reading.nodes import NodeStatus
 from support.waiting import eventually
@@ -174,6 +175,20 @@ def test_an_observer_that_hangs_does_not_hang_the_worker(monkeypatch):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert forks_held_off.acquire(blocking=False)
     forks_held_off.release()
+
+
+def test_others_who_hold_forks_off_give_back_what_they_took_in_a_child_too(monkeypatch):
+    """As metrics do, around ours: a later fork of that child would wait for good."""
+    monkeypatch.setattr(nodewatch, "forks_held_off", mutex := new_mutex())
+    mutex.acquire()
+    nodewatch._before_fork()
+    nodewatch._after_fork_in_child()
+    mutex.release()
+    found = []
+    other = threading.Thread(target=lambda: found.append(mutex.acquire(blocking=False)))
+    other.start()
+    other.join()
+    assert found == [True]
 
 
 NEW = [
