@@ -4,12 +4,19 @@ The loggers of this package: whatever they write is one line without control cha
 Task ids, lock names and the errors of nodes were chosen by whoever may write to the broker or to
 the nodes. A newline would begin a record that nobody wrote, an escape sequence would be obeyed by
 the terminal that shows the log.
+
+A fork waits for threads that write to the log. A child has the file's own lock as it was then: held
+by a thread that the child does not have, the child's first line would wait for good.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
+import time
 import traceback
+from typing import Any
 
 __all__ = ["LONGEST", "LONGEST_LINE", "get_logger", "printable"]
 
@@ -19,6 +26,8 @@ LONGEST, LONGEST_LINE = 120, 4000
 FRAME = "  File "
 #: Before the second line of an error's text: no record begins like that.
 CONTINUED = "\n    "
+#: How long a fork waits for the log [s]. A handler that hangs must not hang the worker.
+LONGEST_WRITE = 2.0
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -59,3 +68,52 @@ def set_in(part: str) -> str:
     lines = [printable(line, LONGEST_LINE) for line in inner.split("\n")]
     begin, end = part[: len(part) - len(text)], text[len(inner) :]
     return f"{begin}{CONTINUED.join(lines)}{end}"
+
+
+# --- forks ---------------------------------------------------------------------------------
+
+
+class Forking(threading.local):
+    """
+    What the thread that forks has waited for.
+
+    Attributes:
+        held: The locks of handlers that it holds, for each of its forks that is under way.
+    """
+
+    def __init__(self) -> None:
+        self.held: list[list[Any]] = []
+
+
+_forking = Forking()
+
+
+def locks_of_handlers() -> list[Any]:
+    """Return the locks of all handlers, in the same order for every thread."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = {id(it): it for logger in loggers for it in getattr(logger, "handlers", ())}
+    return [handlers[key].lock for key in sorted(handlers) if handlers[key].lock is not None]
+
+
+def _before_fork() -> None:
+    ends = time.monotonic() + LONGEST_WRITE
+    held: list[Any] = []
+    _forking.held.append(held)
+    for lock in locks_of_handlers():
+        if lock.acquire(timeout=max(0.0, ends - time.monotonic())):
+            held.append(lock)  # noqa: PERF401  as it goes, should a signal strike
+
+
+def _after_fork() -> None:
+    for lock in reversed(_forking.held.pop()):
+        lock.release()
+
+
+def _after_fork_in_child() -> None:
+    _forking.held.clear()  # `logging` has freed them all, and was asked first
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+    )

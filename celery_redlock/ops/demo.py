@@ -24,7 +24,7 @@ def bill(invoice):
 LOCK = 'base=RedlockTask, lock_key="invoice:{invoice}"'
 FAILED = 1
 #: How much of the worker's log is shown when something went wrong.
-LOG_LINES = 15
+LOG_LINES = 40
 
 
 def run(stop: Stop, *, without_locks: bool = False) -> int:
@@ -92,11 +92,11 @@ def play(screen: Screen, stop: Stop, *, with_locks: bool) -> list[Claim]:
             for claim in story(stage):
                 screen.claim(claim)
                 claims.append(claim)
+                if with_locks and not claim.holds:
+                    show_log(stage)
         except Broken:
             show_log(stage)
             raise
-        if with_locks and not all(claim.holds for claim in claims):
-            show_log(stage)
     return claims
 
 

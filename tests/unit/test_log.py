@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import io
 import logging
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import celery_redlock
-from celery_redlock import DuplicateTask, LockLost, LockTaken, QuorumUnavailable, events
+from celery_redlock import DuplicateTask, LockLost, LockTaken, QuorumUnavailable, events, log
 from celery_redlock.log import LONGEST_LINE, get_logger
 from celery_redlock.observers.logging import LEVELS, log_event
 
@@ -154,3 +158,69 @@ def test_the_text_of_our_errors_is_one_line(error):
     """Celery logs it with the traceback; the fields keep what was said."""
     assert str(error).isprintable()
     assert HOSTILE in repr(error.args) or repr(HOSTILE)[1:-1] in repr(error.args)
+
+
+# --- forks -----------------------------------------------------------------------------------
+
+#: Forks while a thread writes to the log, as a worker's parent does; each child writes a line, too.
+FORKS = """
+import logging, os, sys, threading, time
+
+from celery_redlock import log
+
+if sys.argv[2] == "off":
+    log.locks_of_handlers = list
+logging.getLogger().addHandler(logging.FileHandler(sys.argv[1]))
+logger = log.get_logger("celery_redlock.test")
+
+def write():
+    while True:
+        logger.warning("x" * 200)
+
+threading.Thread(target=write, daemon=True).start()
+for number in range(FORKS):
+    child = os.fork()
+    if child == 0:
+        logger.warning("child")
+        os._exit(0)
+    ends = time.monotonic() + float(sys.argv[3])
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() > ends:
+            os.kill(child, 9)
+            os._exit(3)
+        time.sleep(0.001)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.parametrize(("hooks", "patience", "status"), [("on", 60.0, 0), ("off", 5.0, 3)])
+def test_a_child_can_write_to_a_log_that_a_thread_was_writing_to(tmp_path, hooks, patience, status):
+    """As a lost child's lock is released, and told, while the pool forks. The twin: it hangs."""
+    source = FORKS.replace("FORKS", "100" if hooks == "on" else "5000")
+    command = [sys.executable, "-W", "ignore", "-c", source, str(tmp_path / "log"), hooks]
+    assert subprocess.run([*command, str(patience)], check=False).returncode == status
+
+
+def test_a_fork_waits_no_longer_than_a_while_for_a_handler_that_hangs(monkeypatch):
+    """And gives back what it got of the others."""
+    monkeypatch.setattr(log, "LONGEST_WRITE", 0.1)
+    free, hangs = threading.RLock(), threading.RLock()
+    monkeypatch.setattr(log, "locks_of_handlers", lambda: [free, hangs])
+    taken, go_on = threading.Event(), threading.Event()
+
+    def hang():
+        with hangs:
+            taken.set()
+            go_on.wait(60)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    assert taken.wait(60)
+    log._before_fork()
+    assert log._forking.held == [[free]]
+    log._after_fork()
+    go_on.set()
+    thread.join()
+    assert log._forking.held == []
+    assert not free._is_owned()
