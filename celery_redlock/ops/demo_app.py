@@ -56,6 +56,8 @@ def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
         "redlock_nodes": environment.get(NODES, "redis://127.0.0.1:6379/0").split(),
         "redlock_ttl": TTL,
         "redlock_max_ttl": TTL,
+        # As long as such a lock allows: a machine that is busy must not make a server late.
+        "redlock_node_timeout": 0.45 * TTL,
         # By default the pause grows up to a minute.
         "redlock_on_unavailable": Reschedule(base=1.0, cap=2.0),
     }
