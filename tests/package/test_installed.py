@@ -17,6 +17,7 @@ from celery_redlock import RedlockTask
 app = Celery("shop", broker="{broker}", backend="{broker}")
 app.conf.redlock_nodes = {nodes}
 app.conf.redlock_observers = {observers}
+app.conf.redlock_node_timeout = 1.0
 
 
 @app.task(base=RedlockTask, lock_key="invoice:{{invoice_id}}")
@@ -71,6 +72,7 @@ from celery_redlock import RedlockTask
 
 app = Celery("shop", broker=os.environ["BROKER"], backend=os.environ["BROKER"])
 app.conf.redlock_nodes = os.environ["NODES"].split()
+app.conf.redlock_node_timeout = 1.0
 
 
 @app.task(base=RedlockTask, bind=True, lock_key="invoice:{invoice_id}")
