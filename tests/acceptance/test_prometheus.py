@@ -9,11 +9,12 @@ import signal
 import socket
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 import redis
+from billiard.util import set_pdeathsig
 
 from celery_redlock import RedlockTask, nodewatch
 from celery_redlock.lock.rules import Rules
@@ -55,6 +56,8 @@ def declare(app):
 
     @app.task(base=RedlockTask, name="hold", shared=False, **held)
     def hold(name, until):
+        with suppress(OSError):  # Celery has a child die with its parent, where the system can
+            set_pdeathsig(0)
         with body(os.environ["EVENTS"], name):
             while not Path(until).exists():
                 time.sleep(0.02)
