@@ -167,6 +167,12 @@ def begin(it, name, lock, **options):
     return result
 
 
+def end(it, worker, queue):
+    """Stop the only *worker* of *queue* once it has ended the copies of what has run, too."""
+    it.rabbit.wait_until_quiet(queue)
+    worker.terminate()
+
+
 # -- in line ---------------------------------------------------------------------------
 
 
@@ -197,13 +203,14 @@ def test_who_queues_in_a_worker_that_is_killed_runs_elsewhere(it):
     assert first.get(timeout=100)["first"]
     assert rival.get(timeout=100)["queue"] == queue
     assert len(it.bodies("killed in line")) == 2
-    elsewhere.terminate()
+    end(it, elsewhere, queue)
 
 
 def test_who_queues_is_woken_after_the_broker_was_lost(it):
     """Messages are delivered anew, and get tickets anew; no body runs twice."""
     queue = f"{it.kind}-broken"
-    worker = it.worker(name="broken", args=["-Q", queue])
+    # All three are received at once: since RabbitMQ 4, what waits counts as prefetched.
+    worker = it.worker(name="broken", concurrency=4, args=["-Q", queue])
     with it.held("broken line"):
         rivals = [it.task("queue").apply_async(("broken line",), queue=queue) for _ in range(3)]
         for rival in rivals:
@@ -219,7 +226,7 @@ def test_who_queues_is_woken_after_the_broker_was_lost(it):
         assert rival.get(timeout=100)["queue"] == queue
     assert len(it.bodies("broken line")) == 3
     assert not [pair for pair in overlaps(read(it.events)) if pair[0].name == "broken line"]
-    worker.terminate()
+    end(it, worker, queue)
 
 
 def test_a_chord_and_a_group_whose_members_wait_end(it):
@@ -268,7 +275,7 @@ def test_who_queues_outlasts_a_deploy(it):
     assert [result.get(timeout=100)["first"] for result in (first, *rivals)] == [True] + [False] * 6
     assert len(it.bodies("deploy")) == 7
     assert not [pair for pair in overlaps(read(it.events)) if pair[0].name == "deploy"]
-    new.terminate()
+    end(it, new, queue)
 
 
 # -- conflicts -------------------------------------------------------------------------

@@ -220,19 +220,22 @@ class RabbitMQ:
                     channel.close()
         return found
 
-    def wait_until_quiet(self, *, timeout: float = 200.0) -> None:
-        """Wait until no queue has a message, neither waiting nor unacknowledged."""
+    def wait_until_quiet(self, queue: str | None = None, *, timeout: float = 200.0) -> None:
+        """Wait until *queue*, or each queue, has no message, neither waiting nor unacknowledged."""
+
+        def left() -> dict[str, Depth]:
+            return {k: v for k, v in self.queues().items() if queue in (None, k)}
 
         def is_quiet() -> bool:
-            if self.queues():
+            if left():
                 return False
             time.sleep(2 * COUNTED_EVERY)  # what was on its way meanwhile is counted now
-            return not self.queues()
+            return not left()
 
         try:
             eventually(is_quiet, "quiet at the broker", timeout=timeout, every=0.1)
         except AssertionError as late:
-            raise AssertionError(f"{late}: {self.queues()}") from None
+            raise AssertionError(f"{late}: {left()}") from None
 
     def evaluate(self, expression: str) -> str:
         """
