@@ -27,6 +27,7 @@ from celery_redlock.task import waiting
 from celery_redlock.task.envelope import Envelope, fresh_publish_id
 from celery_redlock.task.redelivery import sure_producer
 from support.events import body, now, overlaps, read
+from support.rabbitmq import Depth
 from support.stage import LASTING, stage
 from support.versions import since
 from support.waiting import eventually
@@ -226,6 +227,28 @@ def test_who_queues_is_woken_after_the_broker_was_lost(it):
         assert rival.get(timeout=100)["queue"] == queue
     assert len(it.bodies("broken line")) == 3
     assert not [pair for pair in overlaps(read(it.events)) if pair[0].name == "broken line"]
+    end(it, worker, queue)
+
+
+def test_who_queues_holds_up_others_only_with_classic_queues_since_rabbitmq_4(it):
+    """There what waits counts as prefetched; it all runs once the lock is free."""
+    queue = f"{it.kind}-full"
+    worker = it.worker(name="full", concurrency=1, args=["-Q", queue])
+    with it.held("full line"):
+        rival = it.task("queue").apply_async(("full line", False), queue=queue)
+        worker.wait_for_log(rf"Queued task queue\[{rival.id}")
+        other = it.task("plain").apply_async(("full", False), queue=queue)
+        if it.kind == "classic" and it.rabbit.version() >= (4,):
+            eventually(
+                lambda: it.rabbit.queues().get(queue) == Depth(ready=1, unacked=1),
+                "message behind one that waits",
+            )
+            with pytest.raises(NotReady):
+                other.get(timeout=3)
+        else:
+            assert other.get(timeout=100)["first"]
+    assert rival.get(timeout=100)["first"]
+    assert other.get(timeout=100)["first"]
     end(it, worker, queue)
 
 
