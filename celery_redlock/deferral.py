@@ -85,8 +85,7 @@ class _Deferral:
                 raw_signal.signal(number, note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        is_ending = frame is not None and frame.f_code in ENDINGS
-        if time.monotonic() >= self.let_through_at and not is_ending:
+        if time.monotonic() >= self.let_through_at:
             self._arrived = [other for other in self._arrived if other != number]
             self._alarm = None
             self._set_alarm()  # for those that are left; the handler may raise
@@ -94,8 +93,7 @@ class _Deferral:
             return
         if number not in self._arrived:  # as in the kernel, one stands for all of its kind
             self._arrived.append(number)
-        if not is_ending:
-            self._set_alarm()
+        self._set_alarm()
 
     def _set_alarm(self) -> None:
         """Raise what has arrived again once it may be let through."""
@@ -129,37 +127,6 @@ class _Deferral:
             raise
 
 
-class _LetThrough:
-    """Has *outer* let signals through from *after* [s from now] on, for the body of a ``with``."""
-
-    def __init__(self, outer: _Deferral, after: float) -> None:
-        self._outer = outer
-        self._after = after
-
-    def __enter__(self) -> None:
-        try:
-            self._outer.let_through(self._after)
-        except BaseException:  # there will be no __exit__
-            self._outer.let_through(NEVER)
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._outer.let_through(NEVER)
-
-
-#: What ends a deferral, or that signals are let through, and sees to what has arrived right away.
-#: An error before its first line would leave signals held back, or let through, for good.
-ENDINGS = frozenset(
-    method.__code__
-    for method in (
-        _Deferral.__exit__,
-        _Deferral.let_through,
-        _Deferral.end,
-        _LetThrough.__exit__,
-    )
-)
-
-
 def defer_signals(max_wait: float = NEVER) -> contextlib.AbstractContextManager[None]:
     """
     Hold signals back for the body of a ``with``; they take effect after it.
@@ -176,8 +143,18 @@ def defer_signals(max_wait: float = NEVER) -> contextlib.AbstractContextManager[
     if is_held_back or not in_main_thread():
         return NOTHING_TO_DO
     if outer is not None and max_wait < NEVER:
-        return _LetThrough(outer, max_wait)
+        return _let_through(outer, max_wait)
     return _Deferral(max_wait)
+
+
+@contextlib.contextmanager
+def _let_through(outer: _Deferral, after: float) -> Iterator[None]:
+    """Have *outer* let signals through from *after* [s from now] on, for the body of a ``with``."""
+    outer.let_through(after)
+    try:
+        yield
+    finally:
+        outer.let_through(NEVER)
 
 
 @contextlib.contextmanager

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import functools
-import operator
 import signal
 import threading
 import time
-from collections import deque
 
 import pytest
 
@@ -234,39 +229,3 @@ def test_what_a_signal_has_torn_apart_holds_nothing_back_later(inbox):
         context.__enter__()
     del context  # the generator is closed here
     assert signal.getsignal(signal.SIGUSR1) is before
-
-
-def strike_entry(owner, name):
-    """Have a signal arrive, once, as the method *name* is entered, whose frame first sees it."""
-    trip = functools.partial(ctypes.PyDLL(None)["raise"], SIGNAL)
-    call = operator.methodcaller("__call__")
-
-    def struck(*given):
-        delattr(owner, name)
-        # All in one call of C, in which Python does not look for signals.
-        deque(map(call, (trip, functools.partial(getattr(owner, name), *given))), 0)
-
-    setattr(owner, name, struck)
-
-
-@pytest.mark.parametrize("is_deep", [False, True])
-@pytest.mark.parametrize("is_inner", [False, True])
-def test_a_signal_that_is_let_through_tears_no_end_apart(inbox, is_deep, is_inner):
-    """It takes effect right after: its error comes out, and nothing is held back any more."""
-    inbox.error = Stop()
-    outer = defer_signals() if is_inner else contextlib.nullcontext()
-    with pytest.raises(Stop), outer:
-        inner = defer_signals(max_wait=PATIENCE)
-        inner.__enter__()
-        held_back = deferral._Deferral.current
-        time.sleep(2 * PATIENCE)
-        if is_deep:
-            strike_entry(held_back, "let_through" if is_inner else "end")
-        else:
-            strike_entry(inner, "__exit__")
-        inner.__exit__(None, None, None)
-        assert is_inner, "it was to raise"
-        assert (inbox.came, held_back.let_through_at) == ([], deferral.NEVER)
-    assert inbox.came == [SIGNAL]
-    assert deferral._Deferral.current is None
-    assert signal.getsignal(SIGNAL) == inbox.handle
