@@ -46,7 +46,7 @@ def raising(error):
 
 
 def is_interruptible(place):
-    """Return whether a signal can raise there: not in what holds signals back."""
+    """Return whether it is struck here: what holds signals back is struck by signals, beside."""
     return place.module != deferral.__name__
 
 
