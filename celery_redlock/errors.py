@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_redlock.log import printable
-from celery_redlock.words import LOSSES, votes_in_words, who
+from celery_redlock.log import cut, printable
+from celery_redlock.words import LOSSES, loss, votes_in_words, who
 
 __all__ = [
     "ConfigurationError",
@@ -24,9 +24,6 @@ __all__ = [
     "RedlockError",
     "StaleFence",
 ]
-
-#: How the vote of a node that gave none begins.
-SILENT = "unreachable"
 
 
 class RedlockError(Exception):
@@ -74,7 +71,7 @@ class LockNotAcquired(RedlockError):
 
     def __str__(self) -> str:
         votes = f" [{votes_in_words(self.votes)}]" if self.votes else ""
-        return f"Lock {self.name!r} {self._why()}{votes}; see 'redlock {self.command}'"
+        return f"Lock {cut(self.name)!r} {self._why()}{votes}; see 'redlock {self.command}'"
 
     def _why(self) -> str:
         """Return why, as the rest of a sentence that begins with the lock."""
@@ -147,13 +144,11 @@ class LockLost(RedlockError):
         super().__init__(name, reason, self.votes)
 
     def __str__(self) -> str:
-        text = f"Lock {self.name!r} is lost ({self.reason})"
+        text = f"Lock {cut(self.name)!r} is lost ({self.reason})"
         if self.reason in LOSSES:
-            text += f": {LOSSES[self.reason]}"
+            text += f": {loss(self.reason, self.votes)}"
         if not self.votes:
             return text
-        silent = sum(str(vote).startswith(SILENT) for vote in self.votes.values())
-        text += f", {silent} of {len(self.votes)} nodes unreachable" if silent else ""
         return f"{text} [{votes_in_words(self.votes)}]; see 'redlock status'"
 
 
@@ -174,7 +169,7 @@ class DuplicateTask(RedlockError):
         super().__init__(holder_id, lock_name, self.votes)
 
     def __str__(self) -> str:
-        text = f"Task {printable(self.holder_id)} has reserved {self.lock_name!r} already"
+        text = f"Task {printable(self.holder_id)} has reserved {cut(self.lock_name)!r} already"
         return f"{text} [{votes_in_words(self.votes)}]" if self.votes else text
 
 

@@ -169,9 +169,11 @@ class LeaseLost(LockEvent):
 
     Attributes:
         reason: As in `LockLost.reason`.
+        votes: As in `LockLost.votes`.
     """
 
     reason: str
+    votes: dict[str, str] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)

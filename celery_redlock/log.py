@@ -11,6 +11,7 @@ by a thread that the child does not have, the child's first line would wait for 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
@@ -18,10 +19,14 @@ import time
 import traceback
 from typing import Any
 
-__all__ = ["LONGEST", "LONGEST_LINE", "get_logger", "printable"]
+__all__ = ["LONGEST", "LONGEST_LINE", "cut", "get_logger", "printable"]
 
-#: How much is shown of one name or id, and of a whole message [characters].
+#: How much is shown of one name or id, and of a whole message [bytes].
 LONGEST, LONGEST_LINE = 120, 4000
+#: How much is stored of one id or other word [bytes]; an id in AMQP has 255.
+LONGEST_STORED = 1000
+#: Digits of the digest of what is cut, and bytes of a character.
+DIGEST, MOST_BYTES = 32, 4
 #: How a frame begins in a traceback: what follows is our own source code.
 FRAME = "  File "
 #: Before the second line of an error's text: no record begins like that.
@@ -39,9 +44,24 @@ def get_logger(name: str) -> logging.Logger:
 
 def printable(value: object, longest: int = LONGEST) -> str:
     """Return *value* in one line, without control characters, cut if it is longer."""
-    text = str(value)
-    text = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    text = cut(str(value), longest)
     return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def cut(text: str, longest: int = LONGEST_STORED) -> str:
+    """
+    Return *text*, or the beginning and a digest of what is longer [bytes].
+
+    All that is stored of ours, or shown, and that somebody else has chosen, is cut here; so what is
+    shown of two long names differs, and is the same everywhere.
+    """
+    if len(text) <= longest // MOST_BYTES:  # most are, and need no encoding
+        return text
+    encoded = text.encode(errors="surrogatepass")
+    if len(encoded) <= longest:
+        return text
+    begin = encoded[: longest - DIGEST - 1].decode(errors="ignore")
+    return f"{begin}~{hashlib.sha256(encoded).hexdigest()[:DIGEST]}"
 
 
 def make_printable(record: logging.LogRecord) -> bool:

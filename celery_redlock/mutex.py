@@ -12,19 +12,38 @@ Source:
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import functools
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["new_mutex"]
+__all__ = ["new_mutex", "run_elsewhere"]
 
 
 def new_mutex() -> threading.RLock:
-    """Return an unlocked `threading.RLock`; where signals raise, take it by ``with`` only."""
+    """
+    Return an unlocked `threading.RLock`; where signals raise, take it by ``with`` only.
+
+    Where we take it this thread does not hold it (``_is_owned``, which conditions use, too), unless
+    what runs was run by the collector, amid our own work: a finaliser, or the end of a generator.
+    There, nothing may be waited for, nor changed.
+    """
     if sys.version_info[:2] != (3, 14):
         return threading.RLock()
     return undoing(type(threading.RLock()))()
+
+
+def run_elsewhere(work: Callable[..., Any], *args: Any) -> None:
+    """
+    Have another thread do *work*, which may wait there.
+
+    Not by `threading.Thread`, whose start takes locks that this thread may hold.
+    """
+    with contextlib.suppress(RuntimeError):  # the interpreter ends, and so does the lease
+        _thread.start_new_thread(work, args)
 
 
 @functools.cache

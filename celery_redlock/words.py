@@ -17,12 +17,16 @@ from celery_redlock.log import printable
 
 __all__ = [
     "LOSSES",
+    "counted",
     "duration",
+    "is_forgotten",
     "iso_moment",
+    "loss",
     "moment",
     "number",
     "redlock_command",
     "votes_in_words",
+    "votes_needed",
     "who",
 ]
 
@@ -38,6 +42,8 @@ LOSSES = {
     "fork": "a child process does not inherit a lock",
     "released": "it was released",
 }
+#: How the vote of a node begins that gave none, and of one that no longer knows what it granted.
+SILENT, FORGETFUL = "unreachable", "quarantined"
 
 
 def number(value: object) -> float:
@@ -56,6 +62,17 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes % 60} min"
     return f"{minutes} min {whole % 60} s" if minutes else f"{seconds:.2g} s"
+
+
+def counted(number: int, word: str) -> str:
+    """Return so many of what *word* says: ``1 node``, ``3,000 nodes``."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def votes_needed(voting: int, nodes: int, needed: int) -> str:
+    """Return how many of so many *nodes* can vote, and how many a quorum *needed*, in words."""
+    verb = "is" if needed == 1 else "are"
+    return f"{voting} of {counted(nodes, 'node')} can vote, {needed} {verb} needed"
 
 
 def moment(at: object) -> str:
@@ -102,6 +119,39 @@ def votes_in_words(votes: object) -> str:
     for node, vote in votes.items() if isinstance(votes, Mapping) else ():
         nodes_by_vote.setdefault(printable(vote, LONGEST_VOTE), []).append(printable(node))
     return "; ".join(f"{', '.join(nodes)}: {vote}" for vote, nodes in nodes_by_vote.items())
+
+
+def loss(reason: object, votes: object = None) -> str:
+    """
+    Return why a lock was lost, in words.
+
+    Args:
+        reason: As in `LockLost.reason`.
+        votes: As in `LockLost.votes`, or None.
+    """
+    said = [str(vote) for vote in votes.values()] if isinstance(votes, Mapping) else []
+    parts = [LOSSES.get(str(reason), printable(reason))]
+    for begin, what in (
+        (SILENT, "unreachable"),
+        (FORGETFUL, forgot(said)),
+    ):
+        count = sum(vote.startswith(begin) for vote in said)
+        if count:
+            parts.append(f"{count} of {counted(len(said), 'node')} {what}")
+    return ", ".join(parts)
+
+
+def forgot(votes: Sequence[str]) -> str:
+    """Return what to say of nodes that are quarantined."""
+    if is_forgotten(dict(enumerate(votes))):
+        return "forgot it (restarted or flushed, or its clock was set)"
+    return "quarantined"
+
+
+def is_forgotten(votes: object) -> bool:
+    """Return whether nodes that forgot a lock left no majority that knows it; *votes* as above."""
+    said = [str(vote) for vote in votes.values()] if isinstance(votes, Mapping) else []
+    return 2 * sum(vote.startswith(FORGETFUL) for vote in said) >= max(1, len(said))
 
 
 def task_of(holder: Mapping[str, Any]) -> str:

@@ -136,7 +136,9 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("guards", nargs="*", metavar="GUARD", help="only these; default: all")
+    parser.add_argument(
+        "guards", nargs="*", metavar="GUARD", help="only these, and their pairs; default: all"
+    )
     parser.add_argument("--seeds", type=int, default=6, help="of each kind of world (6)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at a time (all cores)")
     parser.add_argument("--json", type=Path, help="where to leave the matrix")
@@ -161,9 +163,9 @@ def main() -> int:
 
 
 def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs of guards that may cover for one another."""
-    kinds = ([name for name in names if name in kind] for kind in (GUARDS, WAITING_GUARDS))
-    return [pair for kind in kinds for pair in combinations(kind, 2)]
+    """Return the pairs of guards that may cover for one another, with one of *names* in each."""
+    every = (pair for kind in (GUARDS, WAITING_GUARDS) for pair in combinations(kind, 2))
+    return [pair for pair in every if not set(names).isdisjoint(pair)]
 
 
 def with_earlier(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ FAULTS = {
     "reset": "connections reset",
     "revoke": "locks released by an operator",
     "stuck": "keys set by hand, without an end",
+    "lie": "nodes that said larger fences than they store, for a while",
 }
 
 #: Faults of the nemesis, in words.
@@ -180,7 +181,9 @@ def simulation(found: Recorded, _: Mapping[str, Any]) -> Iterator[str]:
         f"{in_words(found['grants'])} grants, {found['violations']} violations.**\n"
     )
     met = found["met"]
-    yield from table(("fault", "times"), [(FAULTS[name], met[name]) for name in FAULTS])
+    yield from table(
+        ("fault", "times"), [(FAULTS[name], met[name]) for name in FAULTS if name in met]
+    )
     yield ""
     yield where(found)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -13,6 +14,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.bounded import bounded
 from celery_redlock.lock.records import is_text
 
 if TYPE_CHECKING:
@@ -49,12 +51,16 @@ class Address(Protocol):
     def connection(self) -> AbstractConnection:
         """Return a connection that is not connected yet, and that never retries by itself."""
 
+    def places(self) -> list[str]:
+        """Return the network addresses of its host, one if it has no name; OSError if unknown."""
+
 
 class UrlAddress:
     """A node by URL: ``redis://``, ``rediss://`` or ``unix://``, all that redis-py understands."""
 
     def __init__(self, url: str) -> None:
         try:
+            check_database(url)
             self._pool = pool_of(url)
         except (ValueError, TypeError) as error:
             why = "" if "@" in url else f": {error}"  # which may quote a piece of the password
@@ -64,8 +70,12 @@ class UrlAddress:
 
     def connection(self) -> AbstractConnection:
         # Not from the pool, which counts: redis-py 8 makes a hundred and then no more.
-        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        connection = bounded(self._pool.connection_class)(**self._pool.connection_kwargs)
         return cast("AbstractConnection", connection)
+
+    def places(self) -> list[str]:
+        where = self._pool.connection_kwargs
+        return [""] if "path" in where else places_of(where.get("host"), where.get("port"))
 
 
 class SentinelAddress:
@@ -88,7 +98,7 @@ class SentinelAddress:
             raise ConfigurationError(msg)
         self.label = f"{service}@sentinel/{options.get('db', 0)}"
         is_tls = options.pop("ssl", False)
-        self._kind = redis.SSLConnection if is_tls else redis.Connection
+        self._kind = bounded(redis.SSLConnection if is_tls else redis.Connection)
         self._options = {**OPTIONS, **options}
         self._service = service
         self._sentinels: list[redis.Redis] = [SentinelClient(s) for s in sentinels]
@@ -108,6 +118,9 @@ class SentinelAddress:
             for sentinel in self._sentinels:
                 sentinel.close()
         return self._connection(host, port)
+
+    def places(self) -> list[str]:
+        return [""]  # the master is one server, as the Sentinels say
 
     def _connection(self, host: str, port: int) -> AbstractConnection:
         where = {"host": host, "port": port}
@@ -132,6 +145,8 @@ class SentinelClient(redis.Redis):
         except (ValueError, TypeError):
             raise not_a_sentinel(sentinel) from None
         pool.connection_kwargs.update(host=host, port=port, db=0)
+        # All that it is asked on a connection is one exchange, as it is asked once.
+        pool.connection_class = bounded(pool.connection_class)
         super().__init__(connection_pool=pool)
 
     def __repr__(self) -> str:
@@ -190,6 +205,20 @@ def addresses_of(nodes: object) -> tuple[Address, ...]:
 def pool_of(url: str) -> redis.ConnectionPool:
     """Return what makes connections to *url*, in the form that we read; ValueError, TypeError."""
     return redis.ConnectionPool(**{**OPTIONS, **parse_url(url), **FIXED})
+
+
+def places_of(host: str | None, port: int | None) -> list[str]:
+    """Return the network addresses that a host has; OSError if its name is not known."""
+    found = socket.getaddrinfo(host or "localhost", port or 6379, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(where[0]) for *_, where in found))
+
+
+def check_database(url: str) -> None:
+    """Raise ValueError if *url* names its database by no number, which redis-py takes for 0."""
+    parts = urlsplit(url)
+    name = parts.path.strip("/") if "db" not in parse_qs(parts.query) else ""
+    if parts.scheme in ("redis", "rediss") and name and not (name.isascii() and name.isdigit()):
+        raise ValueError("what follows the host is the number of a database, like /0")
 
 
 def address_of(node: object) -> Address:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.votes import Ballot
@@ -43,4 +43,4 @@ class Pause:
     """
 
     seconds: float
-    token: str = ""
+    token: str = field(default="", repr=False)

@@ -15,7 +15,7 @@ from typing import Any
 
 from celery_redlock.lock.asks import Ask, Tell
 from celery_redlock.lock.client import Client, fresh_token
-from celery_redlock.lock.lease import Lease, least_validity, quorum, valid_until
+from celery_redlock.lock.lease import Lease, fence_proposal, least_validity, quorum, valid_until
 from celery_redlock.lock.records import place_name
 from celery_redlock.lock.requests import (
     Request,
@@ -23,18 +23,23 @@ from celery_redlock.lock.requests import (
     release_request,
     renew_request,
 )
+from celery_redlock.lock.scripting import NO_VOTE
 from celery_redlock.lock.votes import (
     Ballot,
     Verdict,
+    Vote,
     VoteKind,
     acquire_is_decided,
     judge,
     positions_of,
+    votes_of,
 )
 from celery_redlock.lock.wanted import Wanted
 
 __all__ = ["CONFIRM_ROUNDS", "Attempt"]
 
+#: Of a node whose fence counts for nothing.
+STRAY = Vote(VoteKind.UNREACHABLE, reason=NO_VOTE[-7])
 #: How many confirming rounds a fence may take before the attempt is given up.
 CONFIRM_ROUNDS = 3
 
@@ -54,7 +59,10 @@ class Attempt:
 
     def make(self) -> Generator[Ask | Tell, Any, Lease | tuple[Verdict, Ballot]]:
         """Ask the nodes; return the lease, or why there is none, and then leave nothing behind."""
-        ballot = yield Ask(self.request(), acquire_is_decided)
+        request = self.request()
+        skew = self.client.rules.longest_skew
+        ballot = yield Ask(request, lambda votes: acquire_is_decided(without_strays(votes, skew)))
+        ballot = without_strays(ballot, skew)
         verdict = judge(ballot)
         self.client.learn(ballot)
         if verdict is Verdict.GRANTED:
@@ -106,6 +114,7 @@ class Attempt:
             self.asked = self.lease(fence)
             confirm = renew_request(self.client.rules, self.asked, repair=False)
             ballot = yield Ask(confirm, lambda votes, f=fence: agreeing(votes, f) >= majority)  # type: ignore[misc]
+            ballot = without_strays(ballot, self.client.rules.longest_skew)
             self.client.learn(ballot)
         is_agreed = agreeing(ballot, fence) >= majority
         return self._if_of_use(self.asked) if is_agreed else None
@@ -122,6 +131,38 @@ class Attempt:
 def refusing(ballot: Ballot) -> frozenset[int]:
     """Return the positions of nodes that certainly stored nothing of ours."""
     return positions_of(ballot, VoteKind.REFUSED, VoteKind.QUARANTINED, VoteKind.MARKED)
+
+
+def without_strays(ballot: Ballot, skew: float) -> Ballot:
+    """
+    Return *ballot* without votes whose fence no majority can store.
+
+    A node that lies says any number, and the others store none that is further ahead of their
+    clocks than clocks may differ, which is *skew* [s]. The votes that are left are still a
+    majority, or nothing is granted: so one of them knows the largest fence that was given out.
+    """
+    said = -1
+    for vote in ballot:
+        if vote is not None and vote.kind is VoteKind.GRANTED:
+            if said not in (-1, vote.fence):
+                break
+            said = vote.fence
+    else:  # most often all say the same
+        return ballot
+    granted, majority = votes_of(ballot, VoteKind.GRANTED), quorum(len(ballot))
+    if len(granted) < majority:
+        return ballot
+    fences = sorted({vote.fence for vote in granted}, reverse=True)
+    storable = (f for f in fences if sum(can_store(v, f, skew) for v in granted) >= majority)
+    largest = next(storable, -1)
+    strays = [vote for vote in granted if vote.fence > largest]
+    return [STRAY if vote in strays else vote for vote in ballot]
+
+
+def can_store(vote: Vote, fence: int, skew: float) -> bool:
+    """Return whether the node that granted this stores *fence*, or will if it is told to."""
+    farthest = fence_proposal(round((vote.node_now + skew) * 1000), 0)
+    return vote.fence <= fence and (fence == vote.fence or fence <= farthest)
 
 
 def largest_granted(ballot: Ballot) -> int:

@@ -35,8 +35,9 @@ from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.requests import inspect_request
 from celery_redlock.lock.selector import new_selector
 from celery_redlock.lock.steps import whose
+from celery_redlock.lock.votes import Vote, VoteKind
 from celery_redlock.log import get_logger
-from celery_redlock.mutex import new_mutex
+from celery_redlock.mutex import new_mutex, run_elsewhere
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -54,6 +55,8 @@ FIRST_CONNECT = 1.0
 QUIET = 1.0
 READS, WRITES = selectors.EVENT_READ, selectors.EVENT_WRITE
 EITHER = READS | WRITES
+#: Of each node, for whoever asks from a finaliser that the collector runs amid our own work.
+NOBODY_WAITS = Vote(VoteKind.UNREACHABLE, reason="not asked: a finaliser cannot wait for it")
 #: How long a waiter that did not deregister is kept after its deadline [s].
 INTERRUPTED = 2.0
 
@@ -112,6 +115,8 @@ class Fanout:
     def _start_over(self) -> None:
         """Start over, and leave what belongs to a parent process alone."""
         self._mutex = new_mutex()
+        #: Returns whether the collector runs this amid our own work in this thread.
+        self.is_in_use_here: Callable[[], bool] = self._mutex._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
         self._news: deque[Event] = deque()
         self._opened: selectors.BaseSelector | None = None
         self._waiters: list[_Waiter] = []
@@ -155,6 +160,9 @@ class Fanout:
 
     def close(self) -> None:
         """Drop every connection. The next call connects again."""
+        if self.is_in_use_here():
+            run_elsewhere(self.close)
+            return
         with self._mutex:
             self._connector.stop()
             for node in self.nodes:
@@ -176,6 +184,9 @@ class Fanout:
             ends: Return by then [s, our clock], waits for connections included; None for no
                 such limit.
         """
+        if self.is_in_use_here():
+            self._decline(calls)
+            return
         self._ask(calls, ends)
         for node in self.nodes:
             if node.clock.doubt is not None:
@@ -229,9 +240,20 @@ class Fanout:
 
     def tell(self, call: Call, skip: frozenset[int] = frozenset()) -> None:
         """Send *call* to every node but those at the positions *skip*; wait for nothing."""
+        if self.is_in_use_here():
+            run_elsewhere(self.tell, call, skip)
+            return
         with self._mutex:
             self._send((call,), skip)
         self.publish()
+
+    def _decline(self, calls: Sequence[Call]) -> None:
+        """Answer for the nodes where nobody can wait for them; what undoes something is sent."""
+        for call in calls:
+            if call.request.script.one_way:
+                self.tell(Call(call.request, len(self.labels), None))
+            for position in range(len(self.labels)):
+                call.take(position, NOBODY_WAITS)
 
     def settle(self, ends: float | None = None) -> None:
         """

@@ -19,11 +19,14 @@ that boot with a late one look old once it is set.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from redis.exceptions import ResponseError
 
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.bounded import begin_exchange
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import ms, registered, seconds, text, whole
@@ -39,9 +42,13 @@ __all__ = [
     "check_enrolment",
     "check_together",
     "enrol",
+    "exchange",
     "greet",
     "is_trusted_at_once",
+    "read_as",
 ]
+
+Read = TypeVar("Read")
 
 NO_SERVER = "answers, but not as a Redis or Valkey server does (INFO names no role or run_id)"
 #: Digits of a number in INFO.
@@ -81,9 +88,34 @@ class Greeting:
 
 
 def exchange(connection: AbstractConnection, *commands: Sequence[Any]) -> list[Any]:
-    """Send *commands* in one write and return the replies; raises redis-py's errors."""
+    """
+    Send *commands* in one write and return the replies; all in all no longer than a few seconds.
+
+    Raises:
+        redis.RedisError, OSError: An answer is an error, does not come in time, or is too large.
+    """
+    begin_exchange(connection)
     connection.send_packed_command(connection.pack_commands(commands))
-    return [connection.read_response(disable_decoding=True) for _ in commands]
+    try:
+        return [connection.read_response(disable_decoding=True) for _ in commands]
+    except MemoryError:  # it has announced more than there can be
+        connection.disconnect()
+        msg = "an answer that is too large"
+        raise ResponseError(msg) from None
+
+
+def read_as(what: str, read: Callable[[Any], Read], reply: Any) -> Read:
+    """
+    Return what *read* makes of a node's *reply*.
+
+    Raises:
+        redis.ResponseError: It is no such reply; says that it was asked for *what*.
+    """
+    try:
+        return read(reply)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        msg = f"answers, but not as a lock node does when it is asked for {what}"
+        raise ResponseError(msg) from None
 
 
 def greet(connection: AbstractConnection) -> Greeting:
@@ -162,7 +194,7 @@ def enrol(
 
     Raises:
         Foreign: It is enrolled for another configuration.
-        Unfit: It does not answer as our script does.
+        redis.ResponseError: It does not answer as our script does.
     """
     keys = Keys.of(rules.prefix, "")
     boot_id = boot_marker(run_id, fingerprint)
@@ -173,12 +205,14 @@ def enrol(
         state, now, left, _ = reply
         enrolment = text(state).decode(), max(0, whole(left)) / 1000.0, seconds(now)
     except (TypeError, ValueError):
-        raise Unfit("answers, but not as our script does when it is asked to enrol") from None
+        msg = "answers, but not as our script does when it is asked to enrol"
+        raise ResponseError(msg) from None
     if state == b"foreign":
         msg = (
             "is enrolled by clients with other redlock_nodes or another redlock_max_ttl; make "
             "them equal everywhere, or after a wanted change: stop all clients, wait for "
-            "redlock_max_ttl, run 'celery -A APP redlock bootstrap'"
+            "redlock_max_ttl, run 'celery -A APP redlock bootstrap'. If it is this node alone, "
+            f"DEL {keys.boot.decode()} there: it votes {rules.quarantine:.0f} s later"
         )
         raise Foreign(msg)
     return enrolment

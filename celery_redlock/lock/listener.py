@@ -17,10 +17,11 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.deferral import allow_signals, defer_signals
 from celery_redlock.lock import clock
+from celery_redlock.lock.bounded import begin_exchange, end_exchange
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import CHANNEL_LENGTH, TOKEN_LENGTH, channel
 from celery_redlock.log import get_logger
@@ -81,8 +82,13 @@ class Listener:
         self._addresses = tuple(addresses)
         self._prefix = prefix
         self._majority = quorum(len(self._addresses))
+        self._user: Callable[[], object] = lambda: self
         self.start_over()
         _every_listener.add(self)
+
+    def serve(self, user: object) -> None:
+        """Hear no more once *user* is gone: dropped, and never closed."""
+        self._user = weakref.ref(user)
 
     def start_over(self) -> None:
         """Listen to nobody; what belongs to a parent process is left alone."""
@@ -180,6 +186,7 @@ class Listener:
             connection.connect()
             connection.send_command("SUBSCRIBE", channel(self._prefix, self._process))
             connection.read_response(disable_decoding=True)  # or why not, as without the right
+            end_exchange(connection)
         except BaseException:
             self._connections.discard(connection)
             connection.disconnect()
@@ -193,7 +200,9 @@ class Listener:
         heard_at, is_asked = clock.now(), False
         while not closed.is_set():
             if connection.can_read(timeout=LOOK_EVERY):
+                begin_exchange(connection)
                 reply = connection.read_response(disable_decoding=True)
+                end_exchange(connection)
                 heard_at, is_asked = clock.now(), False
                 if isinstance(reply, list) and reply[0] == b"message":
                     self._hear(position, reply[2])
@@ -210,7 +219,8 @@ class Listener:
 
     def _is_idle(self, position: int, closed: threading.Event) -> bool:
         with self._mutex:
-            is_idle = not self._expected and clock.now() - self._unused_since > IDLE
+            is_unused = not self._expected and clock.now() - self._unused_since > IDLE
+            is_idle = is_unused or self._user() is None
             if is_idle and not closed.is_set():
                 self._listening.discard(position)
             return is_idle
@@ -234,7 +244,7 @@ class Listener:
 
 def hang_up(connection: AbstractConnection) -> None:
     """End what a thread reads from *connection*; it is that thread's to close."""
-    sock = cast("Any", connection)._sock  # noqa: SLF001  redis-py has no public way to it
+    sock = getattr(connection, "_sock", None)  # redis-py has no public way to it
     if sock is not None:
         with contextlib.suppress(OSError):  # the node has hung up
             sock.shutdown(socket.SHUT_RDWR)

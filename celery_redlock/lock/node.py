@@ -15,13 +15,14 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ConnectionError as Lost
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 
 from celery_redlock.events import Event, NodeClockJump, NodeDown, NodeQuarantined, NodeUp
 from celery_redlock.lock import clock
+from celery_redlock.lock.bounded import end_exchange, socket_of
 from celery_redlock.lock.call import Call, pack_call
 from celery_redlock.lock.clock import ClockReading
 from celery_redlock.lock.guard import Greeting, boot_marker
@@ -41,6 +42,8 @@ __all__ = ["Gone", "Node"]
 
 #: Oldest unanswered request with which a connection is kept [s].
 PATIENCE = 2.0
+#: Longest wait for a node to read what it was sent before a connection was closed [s].
+LONGEST_FAREWELL = 30.0
 #: How many notes are kept for a node that is not connected.
 UNDELIVERED = 512
 #: How much may wait until a node takes it before its connection is given up [bytes].
@@ -68,11 +71,12 @@ Owed = tuple["Call | None", float]
 
 def read_out(connection: AbstractConnection) -> None:
     """Send no more along *connection*, and hang up when the other end does, or is silent."""
-    sock = cast("Any", connection)._sock  # noqa: SLF001  as in `Node.attach`
+    sock = socket_of(connection)
     with contextlib.suppress(OSError):
         sock.settimeout(PATIENCE)
         sock.shutdown(socket.SHUT_WR)
-        while sock.recv(LARGEST_READ):
+        ends = clock.now() + LONGEST_FAREWELL
+        while sock.recv(LARGEST_READ) and clock.now() < ends:
             pass
     connection.disconnect()
 
@@ -128,8 +132,8 @@ class Node:
             self.clock.forget()  # of another process; we know this one's clock
         self.greeting = greeting
         self.suspect_since = self.problem = None
-        # redis-py has no public way to the socket of its connection.
-        self.sock = cast("Any", connection)._sock  # noqa: SLF001
+        end_exchange(connection)
+        self.sock = socket_of(connection)
         self.sock.settimeout(0)
         self.unsent = b""
         self._replies = replies_of(connection, self._owed)
@@ -267,9 +271,9 @@ class Node:
                 elif call is not None and call.is_open:
                     call.take(self.position, self._vote(call, reply, sent))
                 taken += 1
-        except (RedisError, OSError, ValueError, RecursionError) as error:
-            # The last two: what redis-py's parser makes of bytes that are no answer of a server.
-            raise Gone(str(error)) from error
+        except (RedisError, OSError, ValueError, RecursionError, MemoryError) as error:
+            # The last three: what parsers make of bytes that are no answer of a server.
+            raise Gone(str(error) or "an answer that is too large") from error
         finally:
             del owed[:taken]
         self.quiet_since = max(self._owed[0][1], self._took_more) if self._owed else NEVER

@@ -9,7 +9,6 @@ into our keys, so what is read is parsed with care.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -17,9 +16,12 @@ import socket
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from celery_redlock.log import LONGEST_STORED, cut
+
 __all__ = [
     "CHANNEL_LENGTH",
     "END_OF_TIME",
+    "LONGEST_NAME",
     "OWNER_LENGTH",
     "PUBLIC_TOKEN_LENGTH",
     "TOKEN_LENGTH",
@@ -28,9 +30,11 @@ __all__ = [
     "encode_info",
     "holder_payload",
     "is_ours",
+    "is_short_name",
     "is_text",
     "marker_key",
     "object_in",
+    "own_name",
     "place_name",
     "probe_key",
     "queue_of",
@@ -38,6 +42,7 @@ __all__ = [
     "ready_key",
     "record_key",
     "shorten",
+    "shortened",
     "since_of",
 ]
 
@@ -52,6 +57,9 @@ OWNER_LENGTH = 32
 PUBLIC_TOKEN_LENGTH = 8
 #: Longest name that is part of a key as it is [bytes].
 LONGEST_NAME = 110
+#: How names end that are derived from others: on a place, or as what is left of a long one.
+PLACE = re.compile(r"(#|%(?:25)*23)([0-9]{1,4})\Z")
+CUT = re.compile(r"(~|%(?:25)*7E)([0-9a-f]{32})\Z")
 TOKEN = re.compile(rb"[0-9a-f]{%d}" % TOKEN_LENGTH)
 #: Nothing that we write is nested so deep, and not every encoder can encode what is.
 DEPTH = 8
@@ -91,6 +99,22 @@ class Keys(NamedTuple):
             b"%b:node:boot" % head,
             b"%b:node:quarantine" % head,
         )
+
+
+def own_name(name: str) -> str:
+    """
+    Return *name* as the lock of a task has it; nobody's place, and no other name's short form.
+
+    Where it ends as these do, the sign before is percent-encoded, as often as it takes: two names
+    stay two. So customer ``5#1`` has another lock than the second place of customer ``5``.
+    """
+    is_long = len(name.encode()) >= LONGEST_NAME - 3  # a cut one may have lost a part of a letter
+    match = PLACE.search(name) or (CUT.search(name) if is_long else None)
+    if match is None:
+        return name
+    sign, rest = match.groups()
+    code = {"#": "%23", "~": "%7E"}.get(sign) or f"%25{sign[1:]}"
+    return f"{name[: match.start()]}{code}{rest}"
 
 
 def place_name(name: str, place: int) -> str:
@@ -145,8 +169,17 @@ def name_in_key(name: str) -> bytes:
     encoded = name.encode()
     if len(encoded) <= LONGEST_NAME:
         return encoded
-    begin = encoded[: LONGEST_NAME - 33].decode(errors="ignore")
-    return f"{begin}~{hashlib.sha256(encoded).hexdigest()[:32]}".encode()
+    return cut(name, LONGEST_NAME).encode()
+
+
+def is_short_name(value: Any) -> bool:
+    """Return whether *value* is a lock name as it is in a key: what we write of one elsewhere."""
+    return (
+        type(value) is str
+        and bool(value)
+        and is_text(value)
+        and len(value.encode()) <= LONGEST_NAME
+    )
 
 
 def is_text(value: str) -> bool:
@@ -167,8 +200,20 @@ def holder_payload(info: dict[str, Any], since: float) -> dict[str, Any]:
 
 
 def encode_info(info: dict[str, Any]) -> bytes:
-    """Encode a holder's description, as it is stored behind the token."""
-    return _encoder.encode(info).encode()
+    """Encode a holder's description, as it is stored behind the token; of long words a part."""
+    encoded = _encoder.encode(info)
+    if len(encoded) > LONGEST_STORED:  # else nothing in it can be longer
+        encoded = _encoder.encode(shortened(info))
+    return encoded.encode()
+
+
+def shortened(value: Any) -> Any:
+    """Return *value*, with every text in it cut to what is stored of one."""
+    if isinstance(value, str):
+        return cut(value)
+    if isinstance(value, dict):
+        return {key: shortened(item) for key, item in value.items()}
+    return [shortened(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def read_holder(value: bytes) -> dict[str, Any]:

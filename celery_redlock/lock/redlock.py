@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.deferral import defer_signals
@@ -59,6 +60,7 @@ from celery_redlock.lock.telling import of_grant, of_refusal, of_release, of_ren
 from celery_redlock.lock.votes import Ballot, VoteKind, count, votes_by_node
 from celery_redlock.lock.wanted import Wanted
 from celery_redlock.lock.watchdog import NotRenewed, Watchdog
+from celery_redlock.mutex import run_elsewhere
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing only since Python 3.11
@@ -102,6 +104,7 @@ class Redlock:
         self.driver = Driver(self.fanout, sleep, self.listener)
         if self.listener is not None:
             self.client.listener = self.listener
+            self.listener.serve(self.driver)
         self._watchdog = self._new_watchdog()
 
     def under(self, rules: Rules, observers: Iterable[Observer]) -> Self:
@@ -376,6 +379,9 @@ class Redlock:
             keep: Keep the key for so much longer instead [s].
             marker: To be set in the same step.
         """
+        if self.fanout.is_in_use_here() or self._watchdog.is_in_use_here():
+            run_elsewhere(partial(self.give_back, held, keep=keep, marker=marker))
+            return
         lost, lease = self._watchdog.unwatch(held), held.lease
         if lost == "fork":
             return

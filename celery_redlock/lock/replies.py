@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 from redis.exceptions import ConnectionError as Lost
 from redis.exceptions import RedisError
 
+from celery_redlock.lock.bounded import LARGEST, BoundedSocket, socket_of
+
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
@@ -40,26 +42,40 @@ def replies_of(connection: AbstractConnection, owed: Sized) -> Replies:
         connection: To a node; never blocks, and all that it had to say so far was read.
         owed: What the node still has to answer; loses what was taken after each look.
     """
-    inner = cast("Any", connection)  # redis-py has no public way to either
-    sock, parser = inner._sock, inner._parser  # noqa: SLF001
+    sock = socket_of(connection)
+    parser = cast("Any", connection)._parser  # noqa: SLF001  redis-py has no public way to it
     reader = getattr(parser, "_reader", None)  # hiredis's
     if reader is None or reader.has_data() or isinstance(sock, ssl.SSLSocket):
-        return by_parser(parser, owed)
+        own = cast("Any", connection)._sock  # noqa: SLF001
+        return by_parser(parser, owed, own if isinstance(own, BoundedSocket) else Unbounded())
     return by_hiredis(sock, reader)
 
 
-def by_parser(parser: Any, owed: Sized) -> Replies:
-    """Return what reads replies by redis-py's own *parser*."""
+class Unbounded:
+    """In place of a `BoundedSocket`, for a connection in memory."""
+
+    taken = 0
+
+    def allow(self, size: int) -> None:
+        """Allow for any size."""
+
+
+def by_parser(parser: Any, owed: Sized, sock: BoundedSocket | Unbounded) -> Replies:
+    """Return what reads replies by redis-py's own *parser*, which reads from *sock*."""
+    whole = sock.taken
 
     def replies() -> Iterator[Any]:
+        nonlocal whole
         taken = 0
         while True:
+            sock.allow(LARGEST - (sock.taken - whole))
             try:
                 reply = parser.read_response(disable_decoding=True)
             except (RedisError, OSError) as error:
                 if isinstance(error, WOULD_BLOCK) or isinstance(error.__context__, WOULD_BLOCK):
                     return
                 raise
+            whole = sock.taken
             yield reply
             taken += 1
             if taken >= len(owed):  # to see that there is no more would take another look
@@ -73,7 +89,12 @@ def by_hiredis(sock: socket.socket, reader: Any) -> Replies:
     gets = functools.partial(reader.gets, False)  # bytes stay bytes
     nothing = gets()
 
+    taken = 0
+
     def replies() -> Iterator[Any]:
+        nonlocal taken
+        if taken > LARGEST // 2 and not reader.has_data():  # all that was taken is whole replies
+            taken = 0
         is_full = True
         while is_full:  # else there was room for more, so there is no more
             try:
@@ -83,6 +104,9 @@ def by_hiredis(sock: socket.socket, reader: Any) -> Replies:
             if not data:
                 raise Lost("Connection closed by server.")
             reader.feed(data)
+            taken += len(data)
+            if taken > LARGEST:
+                raise Lost("An answer without end.")
             is_full = bool(data[SIZE - 1 :])
         return iter(gets, nothing)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.records import (
@@ -45,7 +45,7 @@ class Request:
 
     script: Script
     keys: tuple[bytes, ...]
-    arguments: tuple[bytes, ...]
+    arguments: tuple[bytes, ...] = field(repr=False)  # of which the first is a token
 
 
 @dataclass(frozen=True)

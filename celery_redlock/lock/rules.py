@@ -159,11 +159,11 @@ def in_seconds(name: str, value: object) -> float:
 
 def positive(name: str, value: object) -> float:
     """Return a time > 0 in seconds; raise ConfigurationError by *name*."""
-    seconds = in_seconds(name, value)
-    if seconds == 0:
+    given = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and given <= 0:
         msg = f"{name} must be > 0, got {value!r}"
         raise ConfigurationError(msg)
-    return seconds
+    return in_seconds(name, value)
 
 
 def flag(name: str, value: object) -> bool:

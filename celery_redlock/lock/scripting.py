@@ -166,7 +166,7 @@ def whole(value: Any) -> int:
     """Return *value* if it is a number that our scripts can answer; raise ValueError if not."""
     if type(value) is int and -LARGEST <= value <= LARGEST:
         return value
-    raise ValueError(value)
+    raise ValueError("no such word of ours")  # without it: it may have a token
 
 
 def natural(value: Any) -> int:
@@ -188,7 +188,7 @@ def text(value: Any) -> bytes:
     """Return *value* if it is text; raise ValueError if not."""
     if type(value) is bytes:
         return value
-    raise ValueError(value)
+    raise ValueError("no such word of ours")  # without it: it may have a token
 
 
 def fence_in(value: Any) -> int:
@@ -197,7 +197,7 @@ def fence_in(value: Any) -> int:
         fence = int(value)
         if fence <= LARGEST:
             return fence
-    raise ValueError(value)
+    raise ValueError("no such word of ours")  # without it: it may have a token
 
 
 #: A field of a reply: what of a `Vote` it is, and how it is read.
@@ -228,7 +228,7 @@ def replies(own: Mapping[int, tuple[enum.Enum, tuple[Field, ...]]]) -> Callable[
     def read(reply: Any) -> Vote:
         code, now = reply[0], reply[1]
         if type(code) is not int or type(now) is not int or not -LARGEST <= now <= LARGEST:
-            raise ValueError(reply)
+            raise ValueError("no such reply of ours")
         if code in NO_VOTE:
             return Vote(VoteKind.UNREACHABLE, node_now=now / 1000.0, reason=NO_VOTE[code])
         kind, fields = answers[code]
@@ -246,5 +246,5 @@ def read_release(reply: Any) -> Vote:
     """Return the vote of a script that grants no lock: granted if it found what is ours."""
     done, nothing = map(whole, reply)
     if done not in (0, 1) or nothing != 0:
-        raise ValueError(reply)
+        raise ValueError("no such reply of ours")
     return Vote(VoteKind.GRANTED if done else VoteKind.REFUSED)

@@ -46,7 +46,8 @@ def of_renewal(held: HeldLock, margin: float | None) -> Event:
     """Return the event of a lock that was renewed in time by a margin [s]; None: it is lost."""
     whose = who(held.lease.info)
     if margin is None:
-        return LeaseLost(held.name, held.lost_reason or "deadline", **whose)
+        loss = held.loss()
+        return LeaseLost(held.name, loss.reason, votes=loss.votes, **whose)
     return LockRenewed(held.name, margin, ttl=held.ttl, lag=held.lag, **whose)
 
 

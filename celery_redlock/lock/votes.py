@@ -71,6 +71,9 @@ class Vote(NamedTuple):
     reason: str = ""
     amount: int = 0
 
+    def __repr__(self) -> str:  # without the token: error trackers store the locals of frames
+        return f"<Vote {self.in_words()}, fence={self.fence}>"
+
     def in_words(self) -> str:
         """Return the vote in plain words, without the token."""
         if self.reason:

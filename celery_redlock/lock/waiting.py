@@ -17,7 +17,7 @@ A wake-up may be lost, and costs time only: everybody who waits comes by itself 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery_redlock.lock.records import (
@@ -128,10 +128,10 @@ class Ticket:
     """
 
     name: str
-    who: str
+    who: str = field(repr=False)
     since: float
     info: dict[str, Any]
-    token: str = ""
+    token: str = field(default="", repr=False)
     channel: str = ""
     limit: int = 1
 

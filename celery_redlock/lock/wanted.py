@@ -37,6 +37,9 @@ class Turn(NamedTuple):
     token: str | None
     place: int | None
 
+    def __repr__(self) -> str:  # without the token
+        return f"<Turn at place {self.place}>"
+
 
 NO_TURN = Turn(None, None)
 
@@ -71,7 +74,7 @@ class Wanted:
     fence: bool = True
     info: dict[str, Any] = field(default_factory=dict)
     marker: str | None = None
-    owner: str | None = None
+    owner: str | None = field(default=None, repr=False)
     turn: Turn = NO_TURN
     queued_since: float | None = None
     limit: int = 1

@@ -93,6 +93,8 @@ class Watchdog:
     def _start_over(self) -> None:
         """Hold nothing. After a fork: the parent's leases are the parent's."""
         self._mutex = new_mutex()
+        #: As of a fanout.
+        self.is_in_use_here: Callable[[], bool] = self._mutex._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
         self._changed = threading.Condition(self._mutex)
         self._due: list[tuple[float, int, HeldLock]] = []
         self._order = itertools.count()
@@ -134,8 +136,10 @@ class Watchdog:
         with self._mutex:
             self._held.pop(held, None)
             if len(self._due) > STALE and len(self._due) > STALE + 2 * len(self._held):
-                self._due = [entry for entry in self._due if entry[2] in self._held]
-                heapq.heapify(self._due)
+                swept, self._due = self._due, []  # the collector may have others come meanwhile
+                for entry in swept:
+                    if entry[2] in self._held:
+                        heapq.heappush(self._due, entry)
             if held in self._asked and threading.current_thread() is not self._thread:
                 self._changed.wait_for(lambda: held not in self._asked, held.ttl / 12.0)
         return lost
@@ -179,24 +183,25 @@ class Watchdog:
         now = self._now()
         batch: list[HeldLock] = []
         while self._due and len(batch) < BATCH:
-            due, _, held = self._due[0]
+            entry = heapq.heappop(self._due)
+            due, _, held = entry
             if due > now + (COMPANY * held.ttl if batch else 0.0):
+                heapq.heappush(self._due, entry)
                 break
             if held in self._held:
                 batch.append(held)
                 held.lag = max(0.0, now - due)
                 if is_too_late(held.lag, held):
-                    self._warn_if_starved()
-            heapq.heappop(self._due)
+                    self._warn_if_starved(entry)
         return batch
 
-    def _warn_if_starved(self) -> None:
+    def _warn_if_starved(self, *taken: tuple[float, int, HeldLock]) -> None:
         """Warn, once per wake-up, if the thread runs so late that leases are at risk."""
         now, before = self._now(), self._warned_at
         with self._mutex:
             late = [
                 (now - due, held.ttl)
-                for due, _, held in self._due
+                for due, _, held in (*taken, *self._due)
                 if held in self._held and due > before and is_too_late(now - due, held)
             ]
         if late:

@@ -6,6 +6,7 @@ from typing import Any
 
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.task.current import current_lock
+from celery_redlock.task.task_lock import names_of
 
 __all__ = ["assert_locked", "name_of"]
 
@@ -57,4 +58,4 @@ def name_of(what: Any) -> str:
     if not hasattr(task, "lock_name"):
         msg = f"a lock name, or a call of a RedlockTask like bill.s(7), is wanted; got {what!r}"
         raise TypeError(msg)
-    return str(task.lock_name(what.args, what.kwargs))  # type: ignore[union-attr]
+    return names_of(task, what.args, what.kwargs, what.options.get("headers") or {})[0]

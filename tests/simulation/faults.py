@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.lock.records import Keys
 from simulation.crew import NAME
@@ -44,6 +44,7 @@ class Chaos:
         reset: A connection breaks.
         revoke: An operator releases the lock of whoever holds it.
         stuck: Somebody sets the key of the lock by hand on a node, for a while.
+        lie: A node of several says of fences that they are larger, for a while.
         slow: Share of messages that take long [1, not per second].
         unheard: Share of wake-ups that are lost [likewise].
         rate: How wrong clocks run at most [1, not per second].
@@ -66,6 +67,7 @@ class Chaos:
     reset: float = 0.0
     revoke: float = 0.0
     stuck: float = 0.0
+    lie: float = 0.0
     slow: float = 0.0
     unheard: float = 0.0
     rate: float = 0.02
@@ -94,6 +96,7 @@ HARSH = Chaos(
     reset=1.0,
     revoke=0.2,
     stuck=0.1,
+    lie=0.1,
     slow=0.05,
 )
 
@@ -112,7 +115,7 @@ class Faults:
         self.chance = world.chance
         self.ttl = world.rules.ttl
         self.reborn = reborn
-        self._stuck = False
+        self._stuck = self._lies = False
         self._steps_again = 0.0
 
     def plan(self, until: float) -> None:
@@ -204,6 +207,28 @@ class Faults:
         for one in self.world.nodes:
             if one is node and one.get(key) == STUCK:
                 one.delete(key)
+
+    def lie(self) -> None:
+        """Have a node of several say of each fence that it is larger, one node at a time."""
+        if self._lies or len(self.world.nodes) < 3:
+            return
+        self._lies = True
+        node = self.chance.choice(self.world.nodes)
+        farthest = 3 * int(self.world.rules.longest_skew * 1000) << 12
+
+        def larger(reply: Any) -> Any:
+            is_grant = isinstance(reply, list) and len(reply) == 3 and reply[0] == 1
+            if not is_grant or reply[2] == b"0":
+                return reply
+            return [*reply[:2], b"%d" % (int(reply[2]) + self.chance.randint(0, farthest))]
+
+        node.lies = larger
+        self.world.at(
+            self.world.now + self.chance.uniform(0.0, 4 * self.ttl), self._tell_the_truth, node
+        )
+
+    def _tell_the_truth(self, node: SimulatedNode) -> None:
+        self._lies, node.lies = False, lambda reply: reply
 
     # -- clients --------------------------------------------------------------------
 

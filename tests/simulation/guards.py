@@ -470,6 +470,11 @@ GUARDS = {
             ),
         ),
         Guard(
+            "stray-fence",
+            "a fence that no majority can store is no vote",
+            ((attempt, "without_strays", lambda ballot, _skew: ballot),),
+        ),
+        Guard(
             "marked-majority",
             "an execution has finished only where a majority of nodes has its marker",
             tuple((room, "marker_in", any_marker) for room in (rounds, votes)),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from celery_redlock.testing.model import NodeModel, Store
 
@@ -16,11 +17,17 @@ class SimulatedNode(NodeModel):
     Attributes:
         frozen_until: When it goes on if it stands still [s, true time].
         uptime: What it says of its process [s]; of several nodes nobody is to believe that.
+        lies: What it makes of a reply.
     """
 
     def __init__(self, position: int, wall: Callable[[], float]) -> None:
         super().__init__(position, wall)
         self.frozen_until = self.uptime = 0.0
+        self.lies: Callable[[Any], Any] = lambda reply: reply
+
+    def execute(self, command: Sequence[bytes]) -> Any:
+        """As `NodeModel.execute`, or what a node that lies makes of it."""
+        return self.lies(super().execute(command))
 
     def crash(self, kept: Store | None = None) -> None:
         """As `NodeModel.crash`; whoever stands still goes on as another process."""

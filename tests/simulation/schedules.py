@@ -196,6 +196,22 @@ def planted_fence() -> list[str]:
     return broken(world)
 
 
+def stray_fence() -> list[str]:
+    """Let A say that its fence is the largest there is, and x take the lock twice."""
+    world = Schedule()
+    world.nodes[A].lies = lambda reply: [*reply[:2], b"%d" % 2**53] if is_grant(reply) else reply
+    for at in (0.0, 0.1):
+        world.at(at, lambda: world.x.run(world.take_and_release(world.x, at=0.0, length=0.01)))
+    world.run()
+    count = len(world.holds)
+    return broken(world) + ([] if count == 2 else [f"x was granted the lock {count} times"])
+
+
+def is_grant(reply: Any) -> bool:
+    """Return whether a node grants, or confirms, with a fence."""
+    return isinstance(reply, list) and len(reply) == 3 and reply[0] == 1 and reply[2] != b"0"
+
+
 # -- leases --------------------------------------------------------------------------------------
 
 
@@ -690,6 +706,7 @@ SCHEDULES: dict[str, Callable[[], list[str]]] = {
         clock_set_back,
         clock_of_next_year,
         planted_fence,
+        stray_fence,
         slow_quorum,
         slow_clock,
         too_late_to_be_of_use,
@@ -732,7 +749,8 @@ BREAKS: dict[str, tuple[str, ...]] = {
     "told_nobody": ("write-back",),
     "clock_set_back": ("growing-fence",),
     "clock_of_next_year": ("near-fence",),
-    "planted_fence": ("bounded-fence",),
+    "planted_fence": ("bounded-fence", "stray-fence"),
+    "stray_fence": ("stray-fence",),
     "slow_quorum": ("from-the-question",),
     "slow_clock": ("drift",),
     "too_late_to_be_of_use": ("of-use",),
