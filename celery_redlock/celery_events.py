@@ -38,6 +38,7 @@ from kombu import Producer
 from kombu.exceptions import EncodeError
 
 from celery_redlock import events
+from celery_redlock.lock.records import shortened
 from celery_redlock.log import get_logger
 from celery_redlock.observers.outbox import Outbox
 from celery_redlock.observers.records import record_of
@@ -150,7 +151,7 @@ def message_of(event: events.Event, at: float, worker: str) -> dict[str, Any]:
         at: When [s, Unix time].
         worker: Name of the worker it happened in; "" if in none.
     """
-    record = {**record_of(event), "at": at}
+    record = shortened({**record_of(event), "at": at})
     if isinstance(event, events.DuplicatePublished):
         record["task_id"] = event.holder_id
     fields = {CALLED.get(key, key): value for key, value in record.items() if key not in LEFT_OUT}

@@ -7,15 +7,17 @@ the name of the event, and ``redlock_event``, a flat dict of what is known: ``lo
 Unix time] and the other fields of the event.
 
 A task that is refused its lock is one line at WARNING, which says what happens to it and who holds
-the lock; at INFO if it is skipped, the normal outcome (``redlock_skip_log_level``). What led to it
-is at INFO, grants and releases are at DEBUG. In report mode, what would have been refused is at
-INFO, and the rest at DEBUG. A node is reported when it goes and comes back;
-in a worker by its main process alone, for all its children.
+the lock; at INFO if it is skipped, the normal outcome (``redlock_skip_log_level``). Of one that is
+rescheduled or queued again and again, the attempts 1, 2, 4, 8 ... are. What led to it is at INFO,
+once a minute for each lock; grants and releases are at DEBUG. In report mode, what would have been
+refused is at INFO, and the rest at DEBUG. A node is reported when it goes and comes back; in a
+worker by its main process alone, for all its children.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +51,10 @@ LEVELS: dict[type[events.Event], int] = {
 }
 
 
+#: How long it is not said again that there is no quorum for a lock [s], and for how many at most.
+PAUSE, MOST_NAMES = 60.0, 1000
+
+
 class Log:
     """
     Writes events to the logger ``celery_redlock``.
@@ -67,6 +73,7 @@ class Log:
         self._levels = {**LEVELS, events.TaskSkipped: int(getattr(logging, skip_level))}
         self._speaks_of_nodes = speaks_of_nodes
         self._down: set[str] = set()
+        self._told: dict[str, float] = {}
 
     def __call__(self, event: events.Event) -> None:
         """Write *event*."""
@@ -83,11 +90,25 @@ class Log:
     def _level(self, event: events.Event, level: int) -> int:
         """Return *level*, or a lower one for what others report."""
         if isinstance(event, events.LockUnavailable) and event.task:
-            return logging.INFO  # what happens to the task is said next
+            # What happens to the task is said next.
+            return logging.INFO if self._is_due(event.name) else logging.DEBUG
+        if isinstance(event, (events.TaskRescheduled, events.TaskQueued)):
+            is_power_of_two = event.times & (event.times - 1) == 0
+            return level if is_power_of_two else logging.DEBUG
         if isinstance(event, events.NodeEvent):
             is_news = self._is_news(event)
             return level if is_news and self._speaks_of_nodes() else logging.DEBUG
         return level
+
+    def _is_due(self, name: str) -> bool:
+        """Return whether it was not said for so long that there is no quorum for this lock."""
+        now = time.monotonic()
+        if now - self._told.get(name, float("-inf")) < PAUSE:
+            return False
+        if len(self._told) >= MOST_NAMES:
+            self._told.clear()
+        self._told[name] = now
+        return True
 
     def _is_news(self, event: events.NodeEvent) -> bool:
         """Return whether a node has changed; at first they are up."""

@@ -8,6 +8,8 @@ import time
 from typing import Any
 
 from celery_redlock.events import DuplicatePublished, Event, LeaseLost, TaskEvent
+from celery_redlock.lock.records import LONGEST_NAME
+from celery_redlock.log import cut
 
 __all__ = ["record_of", "reported_as"]
 
@@ -21,14 +23,17 @@ def record_of(event: Event) -> dict[str, Any]:
 
     Returns:
         Its fields, and beside them ``event`` (the name of its class), ``at`` [s, Unix time],
-        ``host`` and ``pid`` of this process; ``report`` only where it is true. Neither a token
-        nor an argument value, except where a lock name of the user's holds one.
+        ``host`` and ``pid`` of this process; ``report`` only where it is true. A lock's name is as
+        in its key. Neither a token nor an argument value, except where a lock name of the user's
+        holds one.
     """
     fields = dict(vars(event))
     if not fields.get("report"):
         fields.pop("report", None)
     if "holder" in fields:
         fields["holder"] = {key: fields["holder"][key] for key in HOLDER if key in fields["holder"]}
+    if "name" in fields:  # as it is in a key, and so in all that operators see of the lock
+        fields["name"] = cut(str(fields["name"]), LONGEST_NAME)
     where = {"at": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
     return {"event": type(event).__name__, **where, **fields}
 

@@ -25,7 +25,7 @@ __all__ = ["EVERY", "Tally"]
 #: How often a process sends what it has counted [s], and with how many events at the latest.
 EVERY, MOST = 5.0, 1000
 #: Of an example, what is kept beside its holder.
-EXAMPLE = ("at", "host", "pid", "name", "task_id", "holder_id", "reason", "report")
+EXAMPLE = ("at", "host", "pid", "name", "task_id", "holder_id", "reason", "votes", "report")
 #: What a policy does with a task that is refused.
 REFUSALS = (
     events.TaskSkipped,

@@ -18,7 +18,7 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.tally import HOUR, TaskTally
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import WORDS, Policy, Skip
-from celery_redlock.words import duration
+from celery_redlock.words import counted, duration, is_forgotten
 
 __all__ = ["DAY", "Advice", "Watched", "advise", "entry_of", "literal", "too_short"]
 
@@ -114,7 +114,14 @@ def of_ttl(watched: Watched, options: LockOptions) -> Iterator[Advice]:
         f"lock_ttl is {ttl:g} s; of {holds.count} holds the longest took "
         f"{duration(holds.longest)}, 99 % up to {duration(holds.quantile(MOST))}."
     )
-    if lost:
+    if lost and is_forgotten(watched.tally.examples.get("lost", {}).get("votes")):
+        what = (
+            f"{measured} {counted(lost, 'lease')} lost, the last as its nodes forgot it: they were "
+            "restarted or flushed. A longer one is no help; let nodes keep their data (appendonly "
+            "yes), and flush no server that holds locks."
+        )
+        yield Advice("lock_ttl", what)
+    elif lost:
         longer = min(2 * ttl, watched.rules.max_ttl)
         what = (
             f"{measured} {lost} lease{' was' if lost == 1 else 's were'} lost: a process stalled, "

@@ -16,6 +16,7 @@ from itertools import pairwise
 from celery_redlock.ops.demo_app import TTL, VISIBILITY, Tally, overlapping
 from celery_redlock.ops.demo_screen import Claim
 from celery_redlock.ops.demo_stage import Stage
+from celery_redlock.words import counted
 
 __all__ = ["story"]
 
@@ -211,8 +212,3 @@ def in_all(stage: Stage) -> Iterator[Claim]:
     yield Claim("one job twice at once", "never", seen, bool(runs) and not twice)
     lost = max(sent - len(tally.ended) - tally.skipped, tally.open, tally.failed)
     yield same("orders lost", f"0 of {sent}", f"{lost} of {sent}")
-
-
-def counted(number: int, word: str) -> str:
-    """Return so many of what *word* says."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -15,13 +15,15 @@ from celery_redlock.ops.text import LONGEST, one_line, show_table
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.quorum import MARKS
 from celery_redlock.reading.sentences import sentence
-from celery_redlock.reading.stored import LockView
+from celery_redlock.reading.stored import LockView, ReservationView, StoredReservation
 from celery_redlock.reading.waiters import Waiter
-from celery_redlock.words import duration, number
+from celery_redlock.words import counted, duration, number
 
 __all__ = [
     "LOCK_COLOURS",
     "LOCK_HEAD",
+    "LOCK_SPARE",
+    "RESERVATION_HEAD",
     "STATES",
     "holder_as_json",
     "left",
@@ -30,6 +32,10 @@ __all__ = [
     "lock_as_json",
     "lock_row",
     "note_silent",
+    "reservation_as_json",
+    "reservation_in_words",
+    "reservation_row",
+    "reserved_as_json",
     "scalar",
     "show_nodes",
     "since_in_words",
@@ -44,6 +50,9 @@ LOCK_HEAD = (
     *("VOTES", "FENCE", "WAITING", "OLDEST", "TOKEN"),
 )
 LOCK_COLOURS = {"never": "red"}
+#: What a narrow terminal can do without, first to go first.
+LOCK_SPARE = ("FENCE", "PID", "OLDEST", "WAITING", "HOST", "TASK")
+RESERVATION_HEAD = ("NAME", "TASK ID", "TASK", "STATE", "STANDS FOR", "MERGED", "VOTES", "TOKEN")
 #: What a holder says about itself that is shown.
 HOLDER = ("task_id", "task", "execution", "host", "pid", "since")
 #: Events that are noticed by more than one process: who noticed is worth a word.
@@ -80,6 +89,63 @@ def lock_row(lock: LockView, nodes: int) -> tuple[str, ...]:
         since_in_words(lock.waiting_since),
         one_line(lock.holder.get("token") or "not ours", LONGEST),
     )
+
+
+def reservation_row(view: ReservationView, nodes: int) -> tuple[str, ...]:
+    """Return a reservation, which stands on some of so many *nodes*, under `RESERVATION_HEAD`."""
+    one, whose = view.reservation, who_as_json(view.reservation.info)
+    return (
+        *(one_line(part or "?", LONGEST) for part in (view.name, whose["task_id"], whose["task"])),
+        state_of(one),
+        left(one.left),
+        str(one.merged or ""),
+        f"{len(view.votes)}/{nodes}",
+        one_line(one.seen, LONGEST),
+    )
+
+
+def state_of(seen: StoredReservation) -> str:
+    """Return how the task of a reservation is, in one word."""
+    if seen.is_running:
+        return "begun"
+    return "ended" if seen.has_run else "stands" if seen.is_window else "waits"
+
+
+def reservation_in_words(seen: StoredReservation) -> str:
+    """Return whose message stands for the name."""
+    info = who_as_json(seen.info)
+    what = f"waits, {seen.left:.0f} s at most"
+    if seen.is_running:
+        what = "has begun"
+    elif seen.has_run:
+        what = f"has ended, and stands for {seen.left:.0f} s"
+    elif seen.is_window:
+        what = f"stands for {seen.left:.0f} s, whatever happens to it"
+    merged = f", {counted(seen.merged, 'trigger')} merged into it" if seen.merged else ""
+    task, its_id, token = (
+        one_line(it or "?", LONGEST) for it in (info["task"], info["task_id"], seen.seen)
+    )
+    return f"task {task}, id {its_id}: {what}{merged}; token {token}"
+
+
+def reservation_as_json(seen: StoredReservation | None) -> dict[str, Any] | None:
+    """Return whose message stands for the name; of its token the public part."""
+    if seen is None:
+        return None
+    plain = who_as_json(seen.info)
+    del plain["execution"]  # it has none before it runs
+    stands = {"running": seen.is_running, "ended": seen.has_run, "left": seen.left}
+    return {**plain, **stands, "merged": seen.merged, "token": seen.seen}
+
+
+def reserved_as_json(view: ReservationView, nodes: int) -> dict[str, Any]:
+    """Return a reservation of a name, which stands on some of so many *nodes*."""
+    return {
+        "name": view.name,
+        **(reservation_as_json(view.reservation) or {}),
+        "votes": view.votes,
+        "reserved": view.is_known(nodes),
+    }
 
 
 def since_in_words(since: float | None) -> str:

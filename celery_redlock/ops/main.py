@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import sys
 
@@ -131,8 +132,8 @@ def servers(*, count: int, node_port: int, broker_port: int) -> None:
             raise click.ClickException(str(error)) from error
         for role, server in started.items():
             click.echo(f"{role:<12} {server.url}  (process {server.pid})")
-        nodes = ",".join(server.url for role, server in started.items() if role != "broker")
-        click.echo(f"\nredlock_nodes: {nodes}")
+        nodes = json.dumps([server.url for role, server in started.items() if role != "broker"])
+        click.echo(f"\nredlock_nodes = {nodes}")
         click.echo("They keep nothing on disk. Ctrl-C ends them all; ready.")
         while not stop.is_wanted:
             for role in [role for role, server in started.items() if not server.alive]:

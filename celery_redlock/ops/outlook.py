@@ -13,7 +13,17 @@ from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.text import LONGEST, one_line
 from celery_redlock.reading.stored import StoredReservation
 from celery_redlock.task.options import LockOptions
-from celery_redlock.task.policies import Fail, Policy, Queue, Reschedule, Retry, Skip
+from celery_redlock.task.policies import (
+    Fail,
+    Policy,
+    Queue,
+    Reschedule,
+    Retry,
+    RunUnlocked,
+    Skip,
+    no_branch_for,
+)
+from celery_redlock.words import counted
 
 __all__ = ["GETS_IT", "at_publish", "at_run"]
 
@@ -83,27 +93,33 @@ def at_run(task: Any, options: LockOptions, verdict: Verdict) -> str:
     return f"A worker that gets it now{full} {patience} {deed} ({option})."
 
 
-def in_words(task: Any, options: LockOptions, policy: Policy) -> str:
+def in_words(  # noqa: PLR0911  one for each policy
+    task: Any, options: LockOptions, policy: Policy
+) -> str:
     """Return what *policy* does, as the rest of a sentence that begins with "it"."""
-    if isinstance(policy, Skip):
-        chain = "ends there" if options.stops_chain else "goes on with that value"
-        return (
-            "is skipped: its body does not run, it succeeds with a Skipped value, and a chain that "
-            f"it is part of {chain}"
-        )
-    if isinstance(policy, Fail):
-        return "fails, visibly to its caller"
-    if isinstance(policy, Retry):
-        return retried(task, policy)
-    if isinstance(policy, Reschedule):
-        pace = f"after {policy.base:g} s at first and {policy.cap:g} s at most"
-        return f"is rescheduled, {pace}, {times(policy.max_reschedules, '; then it fails')}"
-    if isinstance(policy, Queue):
-        waits = "waits as a message until the lock is released"
-        end = "fails" if policy.then == "fail" else "is skipped"
-        most = policy.max_waiting
-        return waits if most is None else f"{waits}, unless {most} wait already; then it {end}"
-    return "runs WITHOUT a lock"
+    match policy:
+        case Skip():
+            chain = "ends there" if options.stops_chain else "goes on with that value"
+            return (
+                "is skipped: its body does not run, it succeeds with a Skipped value, and a chain "
+                f"that it is part of {chain}"
+            )
+        case Fail():
+            return "fails, visibly to its caller"
+        case Retry():
+            return retried(task, policy)
+        case Reschedule():
+            pace = f"after {policy.base:g} s at first and {policy.cap:g} s at most"
+            return f"is rescheduled, {pace}, {times(policy.max_reschedules, '; then it fails')}"
+        case Queue():
+            waits = "waits as a message until the lock is released"
+            end = "fails" if policy.then == "fail" else "is skipped"
+            most = policy.max_waiting
+            return waits if most is None else f"{waits}, unless {most} wait already; then it {end}"
+        case RunUnlocked():
+            return "runs WITHOUT a lock"
+        case _:
+            return no_branch_for(policy)
 
 
 def retried(task: Any, policy: Retry) -> str:
@@ -120,4 +136,4 @@ def retried(task: Any, policy: Retry) -> str:
 
 def times(limit: int | None, then: str) -> str:
     """Return how often something may be rescheduled, and what happens *then*."""
-    return "without end" if limit is None else f"{limit} times{then}"
+    return "without end" if limit is None else f"{counted(limit, 'time')}{then}"

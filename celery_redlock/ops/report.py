@@ -22,7 +22,7 @@ from celery_redlock.task.base import RedlockTask, takes_lock
 from celery_redlock.task.options import OPTIONS, LockOptions, classes_before
 from celery_redlock.task.redelivery import visibility_timeout
 from celery_redlock.task.task_lock import lock_of
-from celery_redlock.words import LOSSES, number, who
+from celery_redlock.words import loss, number, who
 
 __all__ = ["Report", "TaskReport", "example_in_words", "report_of"]
 
@@ -222,6 +222,6 @@ def example_in_words(cause: str, record: Mapping[str, Any]) -> str:
         "conflict": f"lock {record.get('name')!r} was held by {who(holder, at)}",
         "redelivered": f"it ran already: {who(holder, at)}",
         "duplicate": f"task id {record.get('holder_id', '?')} was queued or running already",
-        "lost": LOSSES.get(str(record.get("reason")), str(record.get("reason"))),
+        "lost": loss(record.get("reason"), record.get("votes")),
     }.get(cause, CAUSES.get(cause, cause))
     return f"{task}{place}: {because}" if number(at) else f"{task}{place}"

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 
-from celery_redlock.ops.screen import colour
+from celery_redlock.log import cut
+from celery_redlock.ops.screen import colour, is_terminal
 
-__all__ = ["LONGEST", "Columns", "in_json", "one_line", "show_json", "show_table"]
+__all__ = ["LONGEST", "Columns", "in_json", "one_line", "paragraph", "show_json", "show_table"]
 
 #: So much of a name is shown to a person; JSON has all of it.
 LONGEST = 120
+#: Of what is said, where the terminal is not narrower [characters].
+WIDTH = 96
+#: A column on a terminal is cut no shorter than that, nor than its head [characters].
+LEAST = 8
 
 
 def show_json(value: Any) -> None:
@@ -32,7 +39,10 @@ def in_json(value: Any, indent: int | None = None) -> str:
 
 
 def show_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], colours: Mapping[str, str] | None = None
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    colours: Mapping[str, str] | None = None,
+    spare: Sequence[str] = (),
 ) -> None:
     """
     Print *rows* under *head*; a column without any content is left out.
@@ -41,34 +51,96 @@ def show_table(
         head: A word per column.
         rows: Of as many cells each.
         colours: Cell -> its colour on a terminal.
+        spare: Which columns a narrow terminal can do without, first to go first.
     """
     filled = [i for i in range(len(head)) if any(row[i] for row in rows)]
     table = [[row[i] for i in filled] for row in (head, *rows)]
-    columns = Columns(table, colours or {})
+    columns = Columns(table, colours or {}, spare)
     for row in table:
         click.echo(columns.line(row))
 
 
 class Columns:
     """
-    Columns that are as wide as what is in them.
+    Columns that are as wide as what is in them; on a terminal no wider than that.
 
     Args:
-        rows: Make the widths; later ones may stick out.
+        rows: Make the widths; the first is the head. Later rows may stick out, or are cut.
         colours: Cell -> its colour on a terminal.
+        spare: As of `show_table`.
     """
 
-    def __init__(self, rows: Sequence[Sequence[str]], colours: Mapping[str, str]) -> None:
-        self._widths = [max(map(width_of, column)) for column in zip(*rows, strict=True)]
+    def __init__(
+        self,
+        rows: Sequence[Sequence[str]],
+        colours: Mapping[str, str],
+        spare: Sequence[str] = (),
+    ) -> None:
+        widths = [max(map(width_of, column)) for column in zip(*rows, strict=True)]
+        least = [
+            max(width_of(word), min(width, LEAST))
+            for word, width in zip(rows[0], widths, strict=True)
+        ]
+        self._widths = dict(enumerate(widths))
+        self._room = room()
+        if self._room is not None:
+            shown = kept(rows[0], least, self._room, spare)
+            self._widths = fitted({i: widths[i] for i in shown}, least, self._room)
         self._colours = colours
 
     def line(self, row: Sequence[str]) -> str:
         """Return *row* as a line."""
-        cells = "  ".join(
-            colour(cell, self._colours.get(cell, "")) + " " * (width - width_of(cell))
-            for cell, width in zip(row, self._widths, strict=True)
-        )
-        return cells.rstrip()
+        cells = []
+        for place, width in self._widths.items():
+            text = row[place] if self._room is None else clipped(row[place], width)
+            style = self._colours.get(row[place], "")
+            cells.append(colour(text, style) + " " * (width - width_of(text)))
+        return "  ".join(cells).rstrip()
+
+
+def paragraph(text: str, first: str, rest: str) -> str:
+    """Return *text* in lines for which there is room, begun by *first*, and then by *rest*."""
+    return click.wrap_text(one_line(text), min(WIDTH, room() or WIDTH), first, rest)
+
+
+def room() -> int | None:
+    """Return how wide the terminal is that is printed to [characters]; None for no terminal."""
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+
+
+def kept(head: Sequence[str], least: Sequence[int], most: int, spare: Sequence[str]) -> list[int]:
+    """Return the places of the columns that fit into so many characters, without *spare* ones."""
+    places = list(range(len(head)))
+    for word in spare:
+        if taken(least[place] for place in places) <= most:
+            break
+        places = [place for place in places if head[place] != word]
+    return places
+
+
+def fitted(widths: dict[int, int], least: Sequence[int], most: int) -> dict[int, int]:
+    """Return *widths*, of columns by their places, with the widest cut so that all fit."""
+    widths = dict(widths)
+    while taken(widths.values()) > most:
+        place = max(widths, key=lambda one: widths[one] - least[one])
+        if widths[place] <= least[place]:
+            break
+        widths[place] -= 1
+    return widths
+
+
+def taken(widths: Iterable[int]) -> int:
+    """Return how many characters columns of these *widths* take, with the gaps between them."""
+    return sum(width + 2 for width in widths) - 2
+
+
+def clipped(text: str, width: int) -> str:
+    """Return so much of *text* as fits into *width* columns of a terminal."""
+    if width_of(text) <= width:
+        return text
+    while text and width_of(text) > width - 1:
+        text = text[:-1]
+    return f"{text}\N{HORIZONTAL ELLIPSIS}"
 
 
 def width_of(text: str) -> int:
@@ -81,4 +153,4 @@ def width_of(text: str) -> int:
 def one_line(text: object, longest: int | None = None) -> str:
     """Return *text* without control characters, and no more than *longest* characters of it."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
-    return line if longest is None or len(line) <= longest else f"{line[: longest - 3]}..."
+    return line if longest is None else cut(line, longest)

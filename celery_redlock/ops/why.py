@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import threading
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from celery.states import READY_STATES
 
 from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.lease import quorum
@@ -21,7 +25,7 @@ from celery_redlock.reading.quorum import Mark
 from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.task_lock import lock_of, names_of
+from celery_redlock.task.task_lock import NO_HEADERS, lock_of, names_of
 
 __all__ = [
     "CallError",
@@ -34,8 +38,11 @@ __all__ = [
     "names_in_call",
 ]
 
+Value = TypeVar("Value")
 #: How many refusals are shown.
 RECENT = 10
+#: How long workers have to answer, and they and the result backend in all [s].
+ANSWERS, PATIENCE = 1.0, 3.0
 
 
 class CallError(ConfigurationError):
@@ -53,6 +60,10 @@ class Explanation:
         run: What a worker would do with another call; "" where the task is unknown.
         publish: What ``apply_async`` would do with it; None where it just publishes.
         recent: The newest refusals in the journal, oldest first.
+        results: Id of a task that has the name reserved -> the state of its result; only of those
+            that have ended.
+        workers: Worker that answers -> whether it says that it has the lock; empty where none was
+            asked, as its holder is no task, or none answers.
     """
 
     places: Places
@@ -60,6 +71,8 @@ class Explanation:
     run: str = ""
     publish: str | None = None
     recent: Sequence[Mapping[str, Any]] = ()
+    results: Mapping[str, str] = field(default_factory=dict)
+    workers: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def lock(self) -> OneLock:
@@ -109,7 +122,56 @@ def explain(
     """
     places = read_places(settings.nodes, settings.rules, limits)
     with contextlib.closing(JournalReader(settings.nodes, settings.rules)) as reader:
-        return explained(app, places, reader.recent(KEPT), task)
+        found = explained(app, places, reader.recent(KEPT), task)
+    reserved = [scalar(it.reservation.info.get("task_id")) for it in found.lock.reservations]
+    return replace(
+        found,
+        results=ended_results(app, [it for it in reserved if it]),
+        workers={} if found.holder is None else claims(app, found.holder.holder),
+    )
+
+
+def ended_results(app: Any, task_ids: Sequence[Any]) -> dict[str, str]:
+    """Return the states of these tasks that the result backend knows to have ended, in time."""
+
+    def ask(found: dict[str, str]) -> None:
+        for task_id in task_ids:
+            # Of any kind: there may be no backend, or none that answers.
+            with contextlib.suppress(Exception):
+                state = app.backend.get_task_meta(str(task_id))["status"]
+                if state in READY_STATES:
+                    found[str(task_id)] = state
+
+    return asked_in_time(ask) if task_ids and app is not None else {}
+
+
+def claims(app: Any, holder: Mapping[str, Any]) -> dict[str, bool]:
+    """Return which workers answer in time, and which of them says that *holder* is its own."""
+
+    def ask(found: dict[str, bool]) -> None:
+        with contextlib.suppress(Exception):  # of any kind: there may be no broker
+            replies = app.control.broadcast("redlock_locks", reply=True, timeout=ANSWERS)
+            for worker, told in ChainMap(*replies or ()).items():
+                locks = told.get("locks", ()) if isinstance(told, Mapping) else ()
+                found[worker] = any(is_claimed(holder, lock) for lock in locks)
+
+    has_task = app is not None and scalar(holder.get("task_id")) is not None
+    return asked_in_time(ask) if has_task else {}
+
+
+def is_claimed(holder: Mapping[str, Any], lock: Any) -> bool:
+    """Return whether *lock*, as a worker lists it, is that of *holder*."""
+    known = ("task_id", "pid")
+    return isinstance(lock, Mapping) and all(lock.get(key) == holder.get(key) for key in known)
+
+
+def asked_in_time(ask: Callable[[dict[str, Value]], None]) -> dict[str, Value]:
+    """Return what *ask* finds in a thread: who is down is asked again for longer than one waits."""
+    found: dict[str, Value] = {}
+    asking = threading.Thread(target=ask, args=(found,), name="redlock-ask", daemon=True)
+    asking.start()
+    asking.join(PATIENCE)
+    return dict(found)
 
 
 def explained(
@@ -173,7 +235,9 @@ def find_task(app: Any, name: str) -> Any:
     return task
 
 
-def names_in_call(task: Any, args: str = "[]", kwargs: str = "{}") -> tuple[str, ...]:
+def names_in_call(
+    task: Any, args: str = "[]", kwargs: str = "{}", headers: Mapping[str, Any] = NO_HEADERS
+) -> tuple[str, ...]:
     """
     Return the lock names of a call of *task*, one or several.
 
@@ -181,13 +245,14 @@ def names_in_call(task: Any, args: str = "[]", kwargs: str = "{}") -> tuple[str,
         task: A `RedlockTask`.
         args: Positional arguments, as a JSON list.
         kwargs: Keyword arguments, as a JSON object.
+        headers: Of its message.
 
     Raises:
         CallError: They are no JSON, or do not fit the task. Repeats no value of theirs.
     """
     called = json_of("ARGS", args, list), json_of("KWARGS", kwargs, dict)
     try:
-        return names_of(task, *called)
+        return names_of(task, *called, headers)
     except LockKeyError as error:
         raise CallError(str(error)) from None
     except Exception as error:  # a lock_name() of the user's
@@ -195,9 +260,11 @@ def names_in_call(task: Any, args: str = "[]", kwargs: str = "{}") -> tuple[str,
         raise CallError(msg) from error
 
 
-def limits_in_call(task: Any, args: str = "[]", kwargs: str = "{}") -> dict[str, int]:
+def limits_in_call(
+    task: Any, args: str = "[]", kwargs: str = "{}", headers: Mapping[str, Any] = NO_HEADERS
+) -> dict[str, int]:
     """Return the lock names of a call and how many places each has; likewise."""
-    names = names_in_call(task, args, kwargs)
+    names = names_in_call(task, args, kwargs, headers)
     try:
         return lock_of(task).options.limits(names)
     except LockKeyError as error:

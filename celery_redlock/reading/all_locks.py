@@ -1,5 +1,5 @@
 """
-All locks that are held on the nodes, for operators: read page by page, and merged.
+All locks and reservations on the nodes, for operators: read page by page, and merged.
 
 One node after the other is gone through with SCAN, never KEYS. For a page of its keys all nodes
 are asked at once, and what they store is merged into one view per holder; a key that an earlier
@@ -10,31 +10,38 @@ there are, and no command keeps a node from its work for long.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from redis.exceptions import RedisError
 
 from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.guard import exchange
+from celery_redlock.lock.bounded import begin_exchange
+from celery_redlock.lock.guard import exchange, read_as
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import Script, read_release
 from celery_redlock.reading.nodes import ask_all, connected
 from celery_redlock.reading.stored import (
     READ,
     LockView,
+    ReservationView,
+    StoredLock,
     arguments_of_read,
     read_stored,
+    reservation_views,
     views_of,
 )
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
-__all__ = ["AllLocks", "escape", "pages"]
+__all__ = ["AllLocks", "AllReservations", "Everywhere", "escape", "pages", "read_scan"]
 
+View = TypeVar("View")
+Read = TypeVar("Read")
 
 #: How many keys a node looks at for one SCAN; it serves others in between.
 SCAN_COUNT = 500
@@ -52,12 +59,12 @@ return absent
 ABSENT = Script(ABSENT_LUA, read_release, guarded=False)
 
 
-class AllLocks:
+class Everywhere(Generic[View]):
     """
-    The locks that somebody holds on any of the nodes, to be gone through once, in no order.
+    What stands under lock names on any of the nodes, to be gone through once, in no order.
 
-    Nodes that do not answer are passed over, and one that fails is asked no more. A lock that is
-    taken, renewed or released meanwhile may be missing, or be listed twice.
+    Nodes that do not answer are passed over, and one that fails is asked no more. What is written
+    meanwhile may be missing, or be listed twice.
 
     Args:
         nodes: As the setting ``redlock_nodes``.
@@ -68,7 +75,11 @@ class AllLocks:
     Attributes:
         is_cut: Whether that was too short.
         silent: Labels of the nodes that did not answer (any more), in their order.
+        quarantined: Labels of those that must not vote: what they stored may be gone.
     """
+
+    #: Of the records whose names are gone through.
+    KINDS: ClassVar[Sequence[str]]
 
     def __init__(
         self,
@@ -84,8 +95,13 @@ class AllLocks:
         self._connections: dict[str, AbstractConnection] = {}
         self.is_cut = False
         self.silent: list[str] = []
+        self.quarantined: list[str] = []
 
-    def __iter__(self) -> Iterator[LockView]:
+    def views(self, name: str, locks: Mapping[str, StoredLock]) -> Iterable[View]:
+        """Return what is to be known of a name, with what each node stores of it by its label."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[View]:
         loads = [(b"SCRIPT", b"LOAD", script.source) for script in (READ, ABSENT)]
 
         def connect(address: Address) -> AbstractConnection | None:
@@ -108,77 +124,131 @@ class AllLocks:
             labels = (address.label for address in self._addresses)
             self.silent = [label for label in labels if label not in self._connections]
 
-    def _go_through(self) -> Iterator[LockView]:
-        """Yield what is held, node by node."""
+    def _go_through(self) -> Iterator[View]:
+        """Yield what there is, node by node."""
         ends = time.monotonic() + self._longest
-        order = list(self._connections)  # as it was: a node that fails meanwhile moves no other
-        for position, label in enumerate(order):
-            for keys in self._pages(label, ends):
+        self.quarantined = [
+            label for label, (lock,) in self._stored([b""]).items() if lock.is_quarantined
+        ]
+        # As it was: a node that fails meanwhile moves no other.
+        order = [(kind, label) for kind in self.KINDS for label in self._connections]
+        for position, (kind, label) in enumerate(order):
+            for names in self._pages(kind, label, ends):
                 for other in order[:position]:
-                    keys = self._absent(other, keys) if keys else keys  # noqa: PLW2901  fewer
-                if keys:
-                    yield from self._views(keys)
+                    names = self._absent(*other, names) if names else names  # noqa: PLW2901  fewer
+                if names:
+                    yield from self._views(names)
 
-    def _pages(self, label: str, ends: float) -> Iterator[list[bytes]]:
-        """Yield the keys of locks on a node, some at a time, until the time *ends* [s]."""
+    def _pages(self, kind: str, label: str, ends: float) -> Iterator[list[bytes]]:
+        """Yield the names in records on a node, some at a time, until the time *ends* [s]."""
 
         def ask(scan: Sequence[Any]) -> Any:
             if scan[1] != b"0" and time.monotonic() > ends:  # the first page of each is read
                 self.is_cut = True
                 return None
-            return self._ask(label, scan)
+            return self._ask(label, scan, functools.partial(read_scan, before=scan[1]))
 
-        return pages(ask, escape(f"{self._prefix}:lock:".encode()) + self._pattern)
+        begin = self._key(kind, b"")
+        for keys in pages(ask, escape(begin) + self._pattern):
+            yield [key[len(begin) :] for key in keys]
 
-    def _absent(self, label: str, keys: list[bytes]) -> list[bytes]:
-        """Return which of *keys* a node does not have; all of them if it does not answer."""
-        positions = self._ask(label, (b"EVALSHA", ABSENT.sha, b"%d" % len(keys), *keys))
-        return keys if positions is None else [keys[i - 1] for i in positions]
+    def _key(self, kind: str, name: bytes) -> bytes:
+        return f"{self._prefix}:{kind}:".encode() + name
 
-    def _views(self, keys: Sequence[bytes]) -> Iterator[LockView]:
-        """Yield who holds the locks at *keys*."""
+    def _absent(self, kind: str, label: str, names: list[bytes]) -> list[bytes]:
+        """Return which of *names* a node has no record of; all of them if it does not answer."""
+        keys = [self._key(kind, name) for name in names]
+
+        def read(positions: Any) -> list[bytes]:
+            return [names[i - 1] for i in positions]
+
+        absent = self._ask(label, (b"EVALSHA", ABSENT.sha, b"%d" % len(keys), *keys), read)
+        return names if absent is None else absent
+
+    def _views(self, names: Sequence[bytes]) -> Iterator[View]:
+        """Yield what stands under *names*."""
+        locks = self._stored(names)
+        for index, name in enumerate(names):
+            stored = {label: of_node[index] for label, of_node in locks.items()}
+            yield from self.views(name.decode(errors="replace"), stored)
+
+    def _stored(self, names: Sequence[bytes]) -> dict[str, list[StoredLock]]:
+        """Return what each node that answers stores under *names*."""
+        keys = [self._key("lock", name) for name in names]
         command = (b"EVALSHA", READ.sha, *arguments_of_read(keys, self._prefix))
         asked = [label for label in list(self._connections) if self._send(label, command)]
-        replies = {label: self._receive(label) for label in asked}
-        locks = {label: read_stored(reply) for label, reply in replies.items() if reply is not None}
-        skip = len(f"{self._prefix}:lock:".encode())
-        for index, key in enumerate(keys):
-            name = key[skip:].decode(errors="replace")
-            yield from views_of(name, {label: of_node[index] for label, of_node in locks.items()})
+        read = functools.partial(read_stored, count=len(keys))
+        replies = {label: self._receive(label, read) for label in asked}
+        return {label: found for label, found in replies.items() if found is not None}
 
-    def _ask(self, label: str, command: Sequence[Any]) -> Any:
-        """Return a node's answer; None, and ask it no more, if there is none."""
-        return self._receive(label) if self._send(label, command) else None
+    def _ask(self, label: str, command: Sequence[Any], read: Callable[[Any], Read]) -> Read | None:
+        """Return what *read* makes of a node's answer; None, and ask it no more, if nothing."""
+        return self._receive(label, read) if self._send(label, command) else None
 
     def _send(self, label: str, command: Sequence[Any]) -> bool:
         connection = self._connections.get(label)
         if connection is None:
             return False
         try:
+            begin_exchange(connection)
             connection.send_packed_command(connection.pack_command(*command))
         except (RedisError, OSError):
             del self._connections[label]
             return False
         return True
 
-    def _receive(self, label: str) -> Any:
+    def _receive(self, label: str, read: Callable[[Any], Read]) -> Read | None:
+        connection = self._connections[label]
         try:
-            return self._connections[label].read_response(disable_decoding=True)
-        except (RedisError, OSError):
+            begin_exchange(connection)  # what it was asked may have come while another was late
+            reply = connection.read_response(disable_decoding=True)
+            return read_as("locks", read, reply)
+        except (RedisError, OSError, MemoryError):
             del self._connections[label]
             return None
+
+
+class AllLocks(Everywhere[LockView]):
+    """The locks that somebody holds."""
+
+    KINDS = ("lock",)
+
+    def views(self, name: str, locks: Mapping[str, StoredLock]) -> list[LockView]:
+        """Return who holds the lock *name*."""
+        return views_of(name, locks)
+
+
+class AllReservations(Everywhere[ReservationView]):
+    """The reservations of names, but for those of tasks that hold their lock: `AllLocks` has it."""
+
+    KINDS = ("queued", "next")
+
+    def views(self, name: str, locks: Mapping[str, StoredLock]) -> Iterator[ReservationView]:
+        """Return who has *name* reserved."""
+        is_held = any(lock.value is not None for lock in locks.values())
+        found = reservation_views(name, locks)
+        return (one for one in found if not (is_held and one.reservation.is_running))
 
 
 def pages(ask: Callable[[Sequence[Any]], Any], pattern: bytes) -> Iterator[list[bytes]]:
     """Yield a node's keys that match *pattern*, some at a time; *ask* returns None to end that."""
     cursor = b"0"
     while reply := ask(("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)):
-        cursor, found = reply
-        keys = list(dict.fromkeys(found))
+        cursor, keys = reply
         for begin in range(0, len(keys), PAGE):
             yield keys[begin : begin + PAGE]
         if cursor == b"0":
             return
+
+
+def read_scan(reply: Any, before: bytes) -> tuple[bytes, list[bytes]]:
+    """Return the next cursor and the keys, each once, in a reply to SCAN with the one *before*."""
+    cursor, found = reply
+    if cursor == before != b"0":  # or it would never end
+        raise ValueError
+    if not (isinstance(cursor, bytes) and all(isinstance(key, bytes) for key in found)):
+        raise TypeError
+    return cursor, list(dict.fromkeys(found))
 
 
 def escape(text: bytes) -> bytes:

@@ -15,7 +15,7 @@ from celery_redlock.lock.address import UrlAddress
 from celery_redlock.lock.asks import Ask
 from celery_redlock.lock.requests import probe_request
 from celery_redlock.lock.votes import Vote, VoteKind
-from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.reading.nodes import SEVERAL, NodeStatus, several_servers
 
 if TYPE_CHECKING:
     from celery_redlock.lock.node import Node
@@ -25,6 +25,8 @@ __all__ = ["check", "connect", "probe", "replicas"]
 
 #: How long `check` waits for nodes that are being connected [s].
 LONGEST_CONNECT = 5.0
+#: How long it looks for further servers under the names of nodes [s].
+LONGEST_LOOK = 2.0
 
 
 def connect(locks: Redlock, longest: float) -> None:
@@ -48,7 +50,8 @@ def check(locks: Redlock) -> dict[str, str]:
 
     Raises:
         ConfigurationError: A server must not be a lock node (a replica, a cluster node,
-            one that evicts keys, one named twice, one enrolled for other settings).
+            one that evicts keys, one named twice, one enrolled for other settings, two under one
+            name).
     """
     connect(locks, LONGEST_CONNECT)
     locks.fanout.publish()
@@ -61,6 +64,10 @@ def check(locks: Redlock) -> dict[str, str]:
         if isinstance(problem, ConfigurationError):
             msg = str(problem)
             raise ConfigurationError(msg if label in msg else f"redlock_nodes: {label} {msg}")
+    there = [node.address for node in locks.fanout.nodes if node.label not in problems]
+    for label, places in several_servers(there, LONGEST_LOOK).items():
+        msg = f"redlock_nodes: {label} {SEVERAL.format(', '.join(places))}"
+        raise ConfigurationError(msg)
     return {label: str(problem) for label, problem in problems.items()}
 
 

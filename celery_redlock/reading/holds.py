@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 __all__ = ["HOLD_BOUNDS", "PER_DECADE", "Holds", "class_of"]
 
-#: Into how many classes each power of ten is cut: a hold is known to a fifth of its length.
+#: Into how many classes each power of ten is cut; the longest of a class are half as long again as
+#: the shortest.
 PER_DECADE = 6
 #: Upper bounds of the classes in which hold times are counted [s], from a millisecond to some
 #: hours; one more class is above the last.
@@ -47,21 +48,11 @@ class Holds:
         """
         Return the length that this *share* of the holds did not exceed [s]; 0.0 without any.
 
-        A fifth too long or too short at most, above a millisecond; never more than the longest.
+        Never less than it was, and no more than half as long again; never more than the longest.
         """
         rank = max(1, math.ceil(share * self.count))
         for place, count in enumerate(self.counts):
             rank -= count
             if rank <= 0:
-                return min(middle_of(place), self.longest)
+                return min((*HOLD_BOUNDS, math.inf)[place], self.longest)
         return 0.0
-
-
-def middle_of(place: int) -> float:
-    """Return the length that is nearest to all of a class, as a share of each [s]."""
-    if place == 0:
-        return HOLD_BOUNDS[0]
-    if place == len(HOLD_BOUNDS):
-        return math.inf
-    lower, upper = HOLD_BOUNDS[place - 1], HOLD_BOUNDS[place]
-    return 2 * lower * upper / (lower + upper)

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.driver import Driver
-from celery_redlock.lock.guard import exchange
+from celery_redlock.lock.guard import exchange, read_as
 from celery_redlock.lock.records import encode_info, object_in
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
@@ -147,8 +147,9 @@ class JournalReader:
         (entries,) = exchange(
             connection, (b"XREVRANGE", self._key, b"+", b"-", b"COUNT", b"%d" % count)
         )
-        self._after[label] = entries[0][0] if entries else b"0-0"
-        return [fields[1] for _, fields in reversed(entries)]
+        found = read_as("the journal", entries_in, entries)
+        self._after[label] = found[0][0] if found else b"0-0"
+        return [line for _, line in reversed(found)]
 
     def _next(self, connection: AbstractConnection, label: str) -> list[bytes]:
         lines: list[bytes] = []
@@ -157,10 +158,11 @@ class JournalReader:
             (entries,) = exchange(
                 connection, (b"XRANGE", self._key, b"(" + after, b"+", b"COUNT", b"%d" % PAGE)
             )
-            lines += [fields[1] for _, fields in entries]
-            if not entries:
+            found = read_as("the journal", entries_in, entries)
+            lines += [line for _, line in found]
+            if not found or len(lines) > REMEMBERED:
                 return lines
-            self._after[label] = entries[-1][0]
+            self._after[label] = found[-1][0]
 
     def _is_news(self, record: dict[str, Any]) -> bool:
         """Return whether *record* was not met before, on another node."""
@@ -184,6 +186,14 @@ class JournalReader:
         if connection is not None:
             with contextlib.suppress(RedisError, OSError):
                 connection.disconnect()
+
+
+def entries_in(entries: Any) -> list[tuple[bytes, bytes]]:
+    """Return the ids and lines in a reply of XRANGE."""
+    found = [(ident, fields[1]) for ident, fields in entries]
+    if not all(isinstance(part, bytes) for pair in found for part in pair):
+        raise TypeError
+    return found
 
 
 def read_record(line: bytes) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.guard import exchange
+from celery_redlock.lock.guard import exchange, read_as
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import Script, read_release
-from celery_redlock.reading.all_locks import SCAN_COUNT, escape
+from celery_redlock.reading.all_locks import SCAN_COUNT, escape, read_scan
 from celery_redlock.reading.nodes import connected
 
 __all__ = ["Leaks", "leaked_pages"]
@@ -44,9 +45,10 @@ def leaked_pages(
     """
     pattern = escape(f"{prefix}:".encode()) + b"*"
     while page := ask("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT):
-        cursor, keys = page[0], list(dict.fromkeys(page[1]))
+        cursor, keys = read_as("keys", functools.partial(read_scan, before=cursor), page)
         positions = ask("EVAL", LEAKED.source, len(keys), *keys) if keys else ()
-        yield cursor, len(keys), [keys[i - 1] for i in positions or ()]
+        leaked = read_as("keys", lambda them: [keys[i - 1] for i in them], positions or ())  # noqa: B023
+        yield cursor, len(keys), leaked
         if cursor == b"0":
             return
 

@@ -8,6 +8,8 @@ must not stand in the way of a round.
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,12 +32,19 @@ __all__ = [
     "ask_all",
     "ask_fit",
     "bootstrap",
+    "check_writes",
     "connected",
     "enrolment",
     "failed",
     "node_statuses",
+    "several_servers",
 ]
 
+#: Of a node whose name stands for several servers.
+SEVERAL = (
+    "is a name of several servers ({}), and clients that reach different ones would hold one lock "
+    "at the same time; give each server a name of its own"
+)
 Answer = TypeVar("Answer")
 #: What a node that can be a lock node tells: its greeting, state, and rest of its quarantine [s].
 Found = tuple[Greeting, str, float]
@@ -143,7 +152,7 @@ def failed(address: Address, error: Exception) -> NodeStatus:
 
 def ask_all(addresses: Sequence[Address], ask: Callable[[Address], Answer]) -> list[Answer]:
     """Return what *ask* returns for each of *addresses*, all of them asked at once."""
-    with ThreadPoolExecutor(len(addresses), "redlock-ask") as threads:
+    with ThreadPoolExecutor(max(1, len(addresses)), "redlock-ask") as threads:
         return list(threads.map(ask, addresses))
 
 
@@ -157,14 +166,58 @@ def check_writes(connection: AbstractConnection, rules: Rules) -> None:
 
 
 @contextlib.contextmanager
-def connected(address: Address) -> Iterator[AbstractConnection]:
-    """Connect to a node for the body of a ``with``."""
+def connected(address: Address, via: str = "") -> Iterator[AbstractConnection]:
+    """Connect to a node for the body of a ``with``; by one of its network addresses, if given."""
     connection = address.connection()
+    if via:
+        connection.via = via  # type: ignore[attr-defined]
     try:
         connection.connect()
         yield connection
+    except MemoryError:  # an answer has announced more than there can be
+        msg = "an answer that is too large"
+        raise ResponseError(msg) from None
     finally:
         connection.disconnect()
+
+
+def several_servers(addresses: Sequence[Address], longest: float) -> dict[str, list[str]]:
+    """
+    Return which nodes have a name of several servers, label -> where these are.
+
+    They grant one lock to as many clients, each of which has reached another. Who does not answer
+    is left out, and so is a name that nobody knows in time.
+
+    Args:
+        addresses: Of the nodes.
+        longest: How long to wait [s]: nobody bounds how long a name is looked up.
+    """
+    found: dict[str, dict[str, str]] = {address.label: {} for address in addresses}
+    looks = [
+        threading.Thread(
+            target=look_up, args=(one, found[one.label]), name="redlock-look", daemon=True
+        )
+        for one in addresses
+    ]
+    for look in looks:
+        look.start()
+    ends = time.monotonic() + longest
+    for look in looks:
+        look.join(max(0.0, ends - time.monotonic()))
+    several = {label: list(servers.copy().values()) for label, servers in found.items()}
+    return {label: places for label, places in several.items() if len(places) > 1}
+
+
+def look_up(address: Address, found: dict[str, str]) -> None:
+    """Note in *found* the servers that a node's name stands for, run id -> network address."""
+    try:
+        places = address.places()
+    except (OSError, UnicodeError):  # the name is not known
+        places = []
+    for place in places if len(places) > 1 else ():
+        silent = contextlib.suppress(RedisError, OSError, ConfigurationError)
+        with silent, connected(address, place) as connection:
+            found.setdefault(greet(connection).run_id, place)
 
 
 def ask_fit(

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import RedisError
 
 from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.guard import Greeting, exchange
+from celery_redlock.lock.guard import Greeting, exchange, read_as
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import PUBLIC_TOKEN_LENGTH, TOKEN_LENGTH, Keys, is_ours, shorten
-from celery_redlock.lock.requests import release_request
+from celery_redlock.lock.requests import Request, release_request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import Ballot, Verdict, Vote, VoteKind, judge, verdict_when_split
 from celery_redlock.reading.nodes import (
@@ -32,13 +32,16 @@ from celery_redlock.reading.nodes import (
 from celery_redlock.reading.stored import (
     READ,
     LockView,
+    ReservationView,
     StoredLock,
     StoredReservation,
     arguments_of_read,
     read_stored,
+    reservation_views,
     views_of,
 )
 from celery_redlock.reading.waiters import Waiter, waiters_of
+from celery_redlock.unique.requests import end_request
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -112,6 +115,11 @@ class OneLock:
         """Who waits for that one to end, likewise."""
         return majority_of([one.next for one in self.stored.values()], len(self.nodes))
 
+    @cached_property
+    def reservations(self) -> list[ReservationView]:
+        """Who has its name reserved on any node; who is queued or runs comes first."""
+        return reservation_views(shorten(self.name), self.stored)
+
 
 def vote_of(node: NodeStatus, stored: StoredLock | None) -> Vote:
     """Return what *node* would say to somebody who asked for the lock now."""
@@ -169,7 +177,7 @@ def stored_on(
         keys = [Keys.of(rules.prefix, name).lock for name in names[begin : begin + PAGE]]
         arguments = arguments_of_read(keys, rules.prefix, MOST_WAITERS)
         (reply,) = exchange(connection, (b"EVAL", READ.source, *arguments))
-        found += read_stored(reply)
+        found += read_stored(reply, len(keys))
     return found
 
 
@@ -179,13 +187,15 @@ def release_seen(
     """
     Release the lock *name* of the holder that an operator has seen, and of no other.
 
-    Its watchdog notices at the next renewal, and the task gets `LockLost`.
+    Its watchdog notices at the next renewal, and the task gets `LockLost`. A reservation of the
+    name ends likewise, by its token: the next publish is none's duplicate any more.
 
     Args:
         nodes: As the setting ``redlock_nodes``.
         rules: As all clients have them.
         name: Lock name.
-        token: Beginning of the holder's token, as `LockView.holder` has it [>= 8 characters].
+        token: Beginning of the token of the holder, as `LockView.holder` has it, or of a
+            reservation, as `StoredReservation.seen` [>= 8 characters].
         place: Which place of a lock with several *name* is. Without it, whoever waits for any
             place finds out within a second.
 
@@ -195,19 +205,28 @@ def release_seen(
     """
     begin = token.encode()
 
+    def is_seen(token: bytes) -> bool:
+        return len(begin) >= PUBLIC_TOKEN_LENGTH and token[:TOKEN_LENGTH].startswith(begin)
+
     def ask(connection: AbstractConnection, _: Greeting) -> str:
-        value = stored_on(connection, rules, [name])[0].value
-        if value is None:
+        stored = stored_on(connection, rules, [name])[0]
+        reserved = next((it.token for it in stored.reservations if is_seen(it.token)), None)
+        if reserved is not None:
+            return asked(connection, end_request(rules, name, reserved.decode("latin-1")))
+        if stored.value is None:
             return "free"
-        if not is_ours(value):
+        if not is_ours(stored.value):
             return "not written by us"
-        if len(begin) < PUBLIC_TOKEN_LENGTH or not value[:TOKEN_LENGTH].startswith(begin):
+        if not is_seen(stored.value):
             return "held by another"
-        owner = value[:TOKEN_LENGTH].decode("latin-1")
-        request = release_request(rules, name, owner, place=place)
+        owner = stored.value[:TOKEN_LENGTH].decode("latin-1")
+        return asked(connection, release_request(rules, name, owner, place=place))
+
+    def asked(connection: AbstractConnection, request: Request) -> str:
         keys = request.keys
-        command = (b"EVALSHA", request.script.sha, b"%d" % len(keys), *keys, *request.arguments)
-        ((released, _now),) = exchange(connection, command)
+        command = (b"EVAL", request.script.source, b"%d" % len(keys), *keys, *request.arguments)
+        (reply,) = exchange(connection, command)
+        released = read_as("a release", lambda it: int(it[0]), reply)
         return "released" if released else "held by another"
 
     addresses = addresses_of(nodes)

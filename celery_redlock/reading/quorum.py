@@ -9,7 +9,7 @@ from typing import Literal
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import NodeStatus
-from celery_redlock.words import redlock_command
+from celery_redlock.words import redlock_command, votes_needed
 
 __all__ = ["MARKS", "MEANINGS", "Mark", "Quorum"]
 
@@ -66,7 +66,7 @@ class Quorum:
     @property
     def headline(self) -> str:
         """How it is, in a sentence or two."""
-        counted = f"{self.voting} of {len(self.nodes)} nodes can vote, {self.needed} are needed."
+        counted = f"{votes_needed(self.voting, len(self.nodes), self.needed)}."
         if self.mark == "bad":
             return f"Quorum: NO. {counted} No lock can be taken or renewed."
         if self.mark == "warn":

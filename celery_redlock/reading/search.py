@@ -7,6 +7,7 @@ are for one field, as a command's options are.
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from celery_redlock.reading.all_locks import escape
 from celery_redlock.reading.stored import LockView
 from celery_redlock.words import number
 
-__all__ = ["Found", "Search", "find_locks", "name_pattern", "scan_pattern", "together"]
+__all__ = ["Found", "Search", "find_locks", "name_pattern", "need", "scan_pattern", "together"]
 
 #: How many locks a page shows, and for how long they are searched and counted [s].
 SHOWN = 100
@@ -150,8 +151,7 @@ def find_locks(
 ) -> Found:
     """Return which of *views* fit *search*; ends early when there are many."""
     ends = None  # until the first is there: a node that hangs takes its time before that
-    leaked: list[LockView] = []
-    others: list[LockView] = []
+    neediest: list[tuple[Need, int, LockView]] = []  # a heap; the number tells equal ones apart
     matching = looked = 0
     complete = True
     for view in views:
@@ -159,14 +159,22 @@ def find_locks(
         ends = now() + LONGEST if ends is None else ends
         if search.has_lock(view):
             matching += 1
-            alike = leaked if view.ttl is None else others
-            if len(alike) < SHOWN:
-                alike.append(view)
+            keep = heapq.heappush if len(neediest) < SHOWN else heapq.heappushpop
+            keep(neediest, (need(view), -looked, view))
         if now() > ends:
             complete = False
             break
-    shown = in_order([*leaked, *others])[:SHOWN]
+    shown = in_order(view for *_, view in neediest)
     return Found(shown, matching - len(shown), looked, complete)
+
+
+#: Whether it never expires, whether somebody waits for it, and for how long it has been held.
+Need = tuple[bool, bool, float]
+
+
+def need(view: LockView) -> Need:
+    """Return what tells how much somebody has to look at *view*; more is more."""
+    return view.ttl is None, view.waiting > 0, view.age or 0.0
 
 
 def together(by_name: Found, by_all: Found) -> Found:

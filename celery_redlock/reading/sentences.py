@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from celery_redlock.words import LOSSES, duration, iso_moment, number, votes_in_words, who
+from celery_redlock.words import LOSSES, duration, iso_moment, loss, number, votes_in_words, who
 
 __all__ = ["WORDINGS", "Wording", "sentence", "wording"]
 
@@ -174,6 +174,10 @@ def lost(record: Record) -> str:
     return f"Lock {text(record, 'name')!r} is lost ({text(record, 'reason')}){by_task(record)}"
 
 
+def why_lost(record: Record) -> str:
+    return loss(text(record, "reason"), record.get("votes"))
+
+
 def by_task(record: Record) -> str:
     """Return by whom something was lost, if by a task."""
     return f" by {task(record)}" if record.get("task") else ""
@@ -242,7 +246,7 @@ WORDINGS: dict[str, Wording] = {
         "plain",
         lambda it: f"Released {lock(it)}{of_task(it)} after {length(it, 'held')}",
     ),
-    "LeaseLost": Wording("lock lost", "bad", lost, from_table(LOSSES, "reason")),
+    "LeaseLost": Wording("lock lost", "bad", lost, why_lost),
     "TaskSkipped": Wording("skipped", "warn", lambda it: f"Skipped {task(it)}", refusal),
     "TaskRefused": Wording("failed", "bad", lambda it: f"Failed {task(it)}", refusal),
     "TaskRetried": Wording(

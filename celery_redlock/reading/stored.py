@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from celery_redlock.lock.guard import read_as
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import (
     PUBLIC_TOKEN_LENGTH,
@@ -27,12 +28,14 @@ from celery_redlock.reading.waiters import NOBODY, NotedWaiters, noted_waiters, 
 __all__ = [
     "READ",
     "LockView",
+    "ReservationView",
     "StoredLock",
     "StoredReservation",
     "age_of",
     "arguments_of_read",
     "read_stored",
     "renewals_of",
+    "reservation_views",
     "views_of",
 ]
 
@@ -41,10 +44,10 @@ LONGEST_NUMBER = 20
 
 # KEYS locks ; ARGV 1 length of the prefix 'redlock:lock:' without 'lock:' 2 that prefix
 #      3 how many of those who wait are wanted
-# Answers the node's clock and then, per lock: value, rest of its lease, fence, what stands in the
-# reservations of its name, how many wait for it, and of these who was heard of last, and the oldest
-# tickets, with their scores. A key of another type is no lock: it is in nobody's way (MGET passes
-# over it, here and in ACQUIRE).
+# Answers the node's clock, whether it must not vote, and then, per lock: value, rest of its lease,
+# fence, what stands in the reservations of its name, how many wait for it, and of these who was
+# heard of last, and the oldest tickets, with their scores. A key of another type is no lock: it is
+# in nobody's way (MGET passes over it, here and in ACQUIRE).
 READ_LUA = """
 local skip = tonumber(ARGV[1])
 local t = redis.call('TIME')
@@ -56,7 +59,8 @@ local function members(key, first, last)
   local m = redis.pcall('ZRANGE', key, first, last, 'WITHSCORES')
   return m.err and {} or m
 end
-local names, fences, found = {}, {}, {t[1] * 1000 + math.floor(t[2] / 1000)}
+local quarantined = redis.call('EXISTS', ARGV[2] .. 'node:quarantine')
+local names, fences, found = {}, {}, {t[1] * 1000 + math.floor(t[2] / 1000), quarantined}
 for i, key in ipairs(KEYS) do
   names[i] = string.sub(key, skip + 6)
   fences[i] = ARGV[2] .. 'fence:' .. names[i]
@@ -69,7 +73,7 @@ for i, key in ipairs(KEYS) do
   local waiting, ready = ARGV[2] .. 'waiting:' .. names[i], ARGV[2] .. 'ready:' .. names[i]
   local many = redis.pcall('ZCARD', waiting)
   local some_wait = type(many) == 'number' and many > 0
-  found[i + 1] = {values[i], redis.call('PTTL', key), fences[i],
+  found[i + 2] = {values[i], redis.call('PTTL', key), fences[i],
     is_reserved and fields(queued), is_reserved and fields(next), some_wait and many or 0,
     some_wait and members(waiting, '-' .. ARGV[3], '-1') or {},
     some_wait and members(ready, '0', string.format('%d', ARGV[3] - 1)) or {}}
@@ -85,7 +89,7 @@ class StoredReservation:
     Who is queued for a lock, or comes next, as one node stores it.
 
     Attributes:
-        token: Of its owner; never shown.
+        token: Of its owner; never shown but for its beginning, `seen`.
         info: The owner's description.
         left: For how long it stands by itself [s].
         is_running: Whether its task has begun and not ended.
@@ -101,9 +105,20 @@ class StoredReservation:
     has_run: bool = False
 
     @property
+    def is_window(self) -> bool:
+        """Whether it stands for a time, whatever happens to its task (``"expired"``)."""
+        return self.info.get("until") == "expired"
+
+    @property
+    def seen(self) -> str:
+        """The public part of the token, by which an operator names it."""
+        return self.token[:PUBLIC_TOKEN_LENGTH].decode(errors="replace")
+
+    @property
     def waiting(self) -> int:
         """How many messages it stands for that wait for the lock, merged ones included."""
-        return 0 if self.is_running or self.has_run else 1 + self.merged
+        is_none = self.is_running or self.has_run or self.is_window
+        return 0 if is_none else 1 + self.merged
 
 
 class StoredLock(NamedTuple):
@@ -119,6 +134,8 @@ class StoredLock(NamedTuple):
         next: Who waits for that one to end; None for nobody.
         noted: How many are noted as waiting for the lock, as messages or in ``lock_wait``.
         waiters: Of these, as many as were asked for.
+        is_quarantined: Whether the node must not vote: it may have forgotten who has the lock, so
+            what it stores is no vote for anybody.
     """
 
     value: bytes | None = None
@@ -128,6 +145,7 @@ class StoredLock(NamedTuple):
     next: StoredReservation | None = None
     noted: int = 0
     waiters: NotedWaiters = NOBODY
+    is_quarantined: bool = False
 
     def __repr__(self) -> str:
         return f"<StoredLock {'free' if self.value is None else self.holder or 'not ours'}>"
@@ -143,9 +161,14 @@ class StoredLock(NamedTuple):
         return read_holder(self.value) if self.value is not None and is_ours(self.value) else {}
 
     @property
+    def reservations(self) -> list[StoredReservation]:
+        """Who is queued, and who comes next."""
+        return [one for one in (self.queued, self.next) if one is not None]
+
+    @property
     def waiting(self) -> int:
         """How many are known to wait for the lock."""
-        reserved = sum(one.waiting for one in (self.queued, self.next) if one is not None)
+        reserved = sum(one.waiting for one in self.reservations)
         return reserved + self.noted
 
 
@@ -160,6 +183,7 @@ class LockView:
         ttl: Largest rest of the lease on any node [s]; None for a key that never expires, which
             nobody of ours has written.
         votes: Labels of the nodes that store this holder's token.
+        quarantined: Of those that store it and must not vote: no vote, but a trace of a holder.
         fence: Largest fencing number any of them has given out, 0 for none.
         waiting: How many are known to wait for it to end: tasks with ``on_conflict="queue"``, all
             that try for ``lock_wait``, and messages of tasks with ``unique_until``, merged ones
@@ -178,14 +202,16 @@ class LockView:
     waiting: int = 0
     waiting_since: float | None = None
     is_foreign: bool = False
+    quarantined: list[str] = field(default_factory=list)
 
     def is_held(self, nodes: int) -> bool:
         """Return whether this holder has a majority of so many *nodes*."""
         return len(self.votes) >= quorum(nodes)
 
     def is_unclear(self, nodes: int, silent: int) -> bool:
-        """Return whether *silent* ones of so many *nodes* could make it a majority."""
-        return len(self.votes) < quorum(nodes) <= len(self.votes) + silent
+        """Return whether *silent* ones of so many *nodes*, or quarantined ones, may make it one."""
+        most = len(self.votes) + silent + len(self.quarantined)
+        return len(self.votes) < quorum(nodes) <= most
 
     @property
     def age(self) -> float | None:
@@ -201,6 +227,26 @@ class LockView:
         return is_known and not self.is_foreign and strange not in self.name
 
 
+@dataclass(frozen=True)
+class ReservationView:
+    """
+    One reservation of one lock name, by what all nodes store.
+
+    Attributes:
+        name: Lock name (shortened if it is long).
+        reservation: As it is where it stands longest.
+        votes: Labels of the nodes that store it.
+    """
+
+    name: str
+    reservation: StoredReservation
+    votes: list[str]
+
+    def is_known(self, nodes: int) -> bool:
+        """Return whether a majority of so many *nodes* stores it."""
+        return len(self.votes) >= quorum(nodes)
+
+
 def age_of(holder: Mapping[str, Any]) -> float | None:
     """Return for how long *holder* has had its lock [s]; None if it does not say."""
     since = since_of(holder)
@@ -213,22 +259,36 @@ def arguments_of_read(keys: Sequence[bytes], prefix: str, most: int = 1) -> tupl
     return (b"%d" % len(keys), *keys, b"%d" % len(begin), begin, b"%d" % most)
 
 
-def read_stored(reply: Sequence[Any]) -> list[StoredLock]:
-    """Return the locks in a reply of `READ`, one per key."""
-    now, *locks = reply
-    return [stored(now, fields) for fields in locks]
+def read_stored(reply: Any, count: int) -> list[StoredLock]:
+    """
+    Return the locks in a reply of `READ`, one for each of so many keys.
+
+    Raises:
+        redis.ResponseError: It is no such reply.
+    """
+
+    def read(reply: Any) -> list[StoredLock]:
+        now, quarantined, *locks = reply
+        if len(locks) != count:
+            raise ValueError
+        found = [stored(int(now), fields) for fields in locks]
+        return [one._replace(is_quarantined=True) for one in found] if quarantined else found
+
+    return read_as("locks", read, reply)
 
 
 def stored(now: int, fields: Sequence[Any]) -> StoredLock:
     """Return what a node stores of a lock, as it tells; *now* is its clock [ms]."""
     value, ttl, fence, queued, following, noted, waiting, tickets = fields
+    if not (value is None or isinstance(value, bytes)):
+        raise TypeError
     return StoredLock(
         value,
         None if ttl == -1 else max(0, ttl) / 1000.0,
         number(fence) if fence else 0,
         reservation_in(queued, now, value) if queued else None,
         reservation_in(following, now, value) if following else None,
-        noted,
+        int(noted),
         noted_waiters(waiting, tickets) if noted else NOBODY,
     )
 
@@ -258,7 +318,13 @@ def number(digits: bytes) -> int:
 
 
 def views_of(name: str, locks: Mapping[str, StoredLock]) -> list[LockView]:
-    """Return who holds the lock *name*, the one on most nodes first; *locks* by node label."""
+    """
+    Return who holds the lock *name*, the one on most nodes first.
+
+    Args:
+        name: Lock name.
+        locks: What each node stores, by its label; what one stores that must not vote is no vote.
+    """
     holders: dict[bytes, dict[str, StoredLock]] = {}
     for label, one in locks.items():
         if one.value is not None:
@@ -269,7 +335,23 @@ def views_of(name: str, locks: Mapping[str, StoredLock]) -> list[LockView]:
         replace(view_of(name, of_one), waiting=waiting, waiting_since=since)
         for of_one in holders.values()
     ]
-    return sorted(views, key=lambda view: -len(view.votes))
+    return sorted(views, key=lambda view: (-len(view.votes), -len(view.quarantined)))
+
+
+def reservation_views(name: str, locks: Mapping[str, StoredLock]) -> list[ReservationView]:
+    """Return who has the name of a lock reserved; *locks* by node label."""
+    found: dict[bytes, list[tuple[str, StoredReservation]]] = {}
+    for label, lock in locks.items():
+        for one in lock.reservations:
+            found.setdefault(one.token, []).append((label, one))
+    return [
+        ReservationView(
+            name,
+            max((one for _, one in of_one), key=lambda one: (one.merged, one.left)),
+            [label for label, _ in of_one],
+        )
+        for of_one in found.values()
+    ]
 
 
 def view_of(name: str, locks: Mapping[str, StoredLock]) -> LockView:
@@ -281,7 +363,8 @@ def view_of(name: str, locks: Mapping[str, StoredLock]) -> LockView:
         name,
         holder={} if is_foreign else max(map(read_holder, values), key=renewals_of),
         ttl=None if None in ttls else max(ttl or 0.0 for ttl in ttls),
-        votes=list(locks),
+        votes=[label for label, one in locks.items() if not one.is_quarantined],
+        quarantined=[label for label, one in locks.items() if one.is_quarantined],
         fence=max(one.fence for one in locks.values()),
         is_foreign=is_foreign,
     )

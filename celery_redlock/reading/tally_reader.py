@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import RedisError, ResponseError
 
 from celery_redlock.lock.address import Address, addresses_of
+from celery_redlock.lock.bounded import begin_exchange
+from celery_redlock.lock.guard import read_as
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import ask_all, connected
 from celery_redlock.reading.tally import (
@@ -109,7 +112,8 @@ class TallyReader:
         def ask(address: Address) -> Hours | None:
             try:
                 with connected(address) as connection:
-                    return hours_on(connection, self._prefix, hours)
+                    read = functools.partial(hours_on, connection, self._prefix)
+                    return read_as("counts", read, hours)
             except (RedisError, OSError):
                 return None
 
@@ -150,11 +154,16 @@ def answers(connection: AbstractConnection, commands: Sequence[Sequence[Any]]) -
     """Return the replies to *commands*; None where a key is none of ours."""
     if not commands:
         return []
+    begin_exchange(connection)
     connection.send_packed_command(connection.pack_commands(commands))
     replies: list[Any] = []
     for _ in commands:
         try:
             replies.append(connection.read_response(disable_decoding=True))
+        except MemoryError:  # it has announced more than there can be
+            connection.disconnect()
+            msg = "an answer that is too large"
+            raise ResponseError(msg) from None
         except ResponseError as error:
             if not str(error).startswith("WRONGTYPE"):
                 raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from celery_redlock.lock.records import Keys, encode_info, record_key
@@ -66,7 +66,7 @@ class Start:
     """
 
     info: dict[str, Any]
-    lock_token: str
+    lock_token: str = field(repr=False)
     execution: str
     alone: float | str
     life: float

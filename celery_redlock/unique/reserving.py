@@ -74,7 +74,7 @@ class Reserved:
         before: Whose end the task waits for, as in `LockTaken.holder`; empty for none.
     """
 
-    token: str
+    token: str = field(repr=False)
     before: dict[str, Any] = field(default_factory=dict)
 
 

@@ -22,7 +22,7 @@ from celery_redlock.ops.text import one_line, show_json, show_table
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import ask_all, connected
 from celery_redlock.settings import Settings
-from celery_redlock.words import duration
+from celery_redlock.words import counted, duration
 
 __all__ = ["bench"]
 
@@ -212,7 +212,7 @@ def show(measured: Mapping[str, Any]) -> None:
     rows = [(what, str(measured[what]["count"]), *in_ms(measured[what])) for what in TIMED]
     show_table(("WHAT", "TIMES", "P50", "P99"), rows)
     if measured["failed"]:
-        click.echo(f"\n{measured['failed']} times no quorum could decide.")
+        click.echo(f"\n{counted(measured['failed'], 'time')} no quorum could decide.")
     click.echo(f"\n{left_behind(measured)}")
 
 

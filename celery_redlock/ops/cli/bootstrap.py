@@ -12,6 +12,7 @@ from celery_redlock.ops.cli.command import UNWELL, operator_command, settings_at
 from celery_redlock.ops.listing import (
     LOCK_COLOURS,
     LOCK_HEAD,
+    LOCK_SPARE,
     lock_as_json,
     lock_row,
     show_nodes,
@@ -93,7 +94,7 @@ def refuse(locks: Sequence[LockView], silent: Sequence[str], nodes: int, *, as_j
         plain = [lock_as_json(lock, nodes) for lock in locks]
         show_json({"refused": True, "live_locks": plain, "down": list(silent)})
     elif locks:
-        show_table(LOCK_HEAD, [lock_row(lock, nodes) for lock in locks], LOCK_COLOURS)
+        show_table(LOCK_HEAD, [lock_row(lock, nodes) for lock in locks], LOCK_COLOURS, LOCK_SPARE)
         click.echo()
     msg = (
         f"These nodes could not say whether a lock is held: {', '.join(silent)}. So "

@@ -18,12 +18,10 @@ from celery_redlock.ops.doctor import ERROR, LEVELS, NOTE, Finding
 from celery_redlock.ops.doctor.diagnosis import findings, gather
 from celery_redlock.ops.loading import AppError
 from celery_redlock.ops.screen import Progress, colour
-from celery_redlock.ops.text import one_line, show_json
+from celery_redlock.ops.text import one_line, paragraph, show_json
 
 __all__ = ["doctor"]
 
-#: Width of what is said.
-WIDTH = 96
 STYLES = {"error": "red", "warning": "yellow", "note": "cyan"}
 EXAMPLES = """\b
 Levels:
@@ -81,5 +79,5 @@ def show_finding(finding: Finding) -> None:
     where = f"  {one_line(finding.where)}" if finding.where else ""
     click.echo(f"{colour(finding.level, STYLES[finding.level])}  {finding.code}{where}")
     for text in (finding.what, f"Fix: {finding.fix}"):
-        click.echo(click.wrap_text(one_line(text), WIDTH, "    ", "    "))
+        click.echo(paragraph(text, "    ", "    "))
     click.echo()

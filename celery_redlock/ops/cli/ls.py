@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import heapq
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
+from typing import Any, NamedTuple
 
 import click
 
 from celery_redlock.lock.lease import quorum
 from celery_redlock.ops.cli.command import UNWELL, operator_command, settings_at_hand
-from celery_redlock.ops.listing import LOCK_COLOURS, LOCK_HEAD, lock_as_json, lock_row, note_silent
+from celery_redlock.ops.listing import (
+    LOCK_COLOURS,
+    LOCK_HEAD,
+    LOCK_SPARE,
+    RESERVATION_HEAD,
+    lock_as_json,
+    lock_row,
+    note_silent,
+    reservation_row,
+    reserved_as_json,
+)
 from celery_redlock.ops.screen import Progress, Stop, is_terminal, stop_on_interrupt
-from celery_redlock.ops.text import Columns, in_json, show_table
-from celery_redlock.reading.all_locks import AllLocks
-from celery_redlock.reading.search import scan_pattern
-from celery_redlock.reading.stored import LockView
+from celery_redlock.ops.text import Columns, in_json, one_line, show_table
+from celery_redlock.reading.all_locks import AllLocks, AllReservations, Everywhere
+from celery_redlock.reading.search import need, scan_pattern
+from celery_redlock.settings import Settings
+from celery_redlock.words import counted
 
 __all__ = ["ls"]
 
 #: So many locks are sorted by name; more are printed as they come, so that they need no memory.
 SORTED = 5000
+#: For how long locks are counted of which none was asked for [s].
+LONGEST_COUNT = 5.0
 EXAMPLES = """\b
 Columns:
   VOTES     on how many nodes the lock is; with fewer than a majority
@@ -37,102 +52,203 @@ Examples:
   celery -A shop redlock ls
   celery -A shop redlock ls invoice          names that contain 'invoice'
   celery -A shop redlock ls 'invoice:*'      names that begin with it
+  celery -A shop redlock ls --reserved       names reserved at publish
   celery -A shop redlock ls --json | jq '.locks[].task_id'
 
 \b
 JSON: locks[]: name, task_id, task, execution, host, pid, since, age, ttl
 (null for never), votes[], held, fence, waiting, waiting_since, token,
-foreign; down[]: nodes that could not be read; complete: whether these are all
+foreign; down[]: nodes that could not be read; complete: whether these are all;
+with --reserved in place of locks[]: reserved[]: name, task_id, task, host,
+pid, since, running, ended, left, merged, token, votes[], reserved (by a majority)
 """
+
+
+class Listed(NamedTuple):
+    """
+    A kind of what is listed.
+
+    Attributes:
+        key: In JSON.
+        source: Goes through all.
+        head: Of the table.
+        row: Returns the cells of one on some of so many nodes.
+        as_json: Likewise, for JSON.
+        none: Says that there are none.
+        unknown: Says what cannot be told without a majority.
+        need: Tells which ones come first where not all are listed.
+    """
+
+    key: str
+    source: type[Everywhere[Any]]
+    head: tuple[str, ...]
+    row: Callable[[Any, int], tuple[str, ...]]
+    as_json: Callable[[Any, int], dict[str, Any]]
+    none: str
+    unknown: str
+    need: Callable[[Any], Any]
+
+
+LOCKS = Listed(
+    *("locks", AllLocks, LOCK_HEAD, lock_row, lock_as_json),
+    *("live locks", "any lock is held", need),
+)
+RESERVED = Listed(
+    *("reserved", AllReservations, RESERVATION_HEAD, reservation_row, reserved_as_json),
+    *("reserved names", "any name is reserved", lambda view: view.reservation.merged),
+)
 
 
 @operator_command("Who holds which lock.", EXAMPLES, only_prints=True)
 @click.argument("pattern", required=False, metavar="[TEXT]")
-@click.option("--limit", type=click.IntRange(min=1), help="Print so many at most; any of them.")
-def ls(*, pattern: str | None, limit: int | None, as_json: bool) -> int:
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help="Print so many at most: those that never expire, that somebody waits for, or that are "
+    "held for longest.",
+)
+@click.option(
+    "--reserved",
+    is_flag=True,
+    help="List the names that are reserved at publish (unique_until), and no lock is held for.",
+)
+def ls(*, pattern: str | None, limit: int | None, reserved: bool, as_json: bool) -> int:
     """
     List the live locks and who holds them.
 
     TEXT picks those whose name contains it; with one of * ? [ in it, those that it matches as a
-    whole. Up to 5000 locks are sorted by name, more come as they are found.
+    whole. Up to 5000 are sorted by name, more come as they are found.
 
     Exits with 0, or with 1 if no majority of nodes could be read: the list may have gaps.
     """
     settings = settings_at_hand()
-    total = len(settings.nodes)
-    locks = AllLocks(settings.nodes, settings.rules, scan_pattern(pattern or ""))
+    total, kind = len(settings.nodes), RESERVED if reserved else LOCKS
+    source = kind.source(settings.nodes, settings.rules, scan_pattern(pattern or ""))
     with stop_on_interrupt() as stop:
-        found = Found(locks, stop, limit)
+        found = Found(source, stop, limit, kind.need)
         if as_json:
-            print_json(found, total)
+            print_json(found, kind, total)
         else:
-            print_text(found, total)
-    note_silent(locks.silent)
+            print_text(found, kind, total, lambda: none_of(settings, kind, pattern))
+            if kind is LOCKS:
+                note_reserved(settings, pattern)
+    note_silent(source.silent)
     if not found.is_complete:
         click.echo("Note: these are not all.", err=True)
-    return 0 if is_quorate(locks, total) and not stop.is_wanted else UNWELL
+    return 0 if is_quorate(source, total) and not stop.is_wanted else UNWELL
 
 
-def is_quorate(locks: AllLocks, total: int) -> bool:
-    """Return whether a majority of so many nodes could be read to the end for *locks*."""
-    return total - len(locks.silent) >= quorum(total)
+def none_of(settings: Settings, kind: Listed, pattern: str | None) -> str:
+    """Return that none was found, and of how many if only some were looked for."""
+    count, least = count_of(settings, kind) if pattern else (0, "")
+    if not count:
+        return f"No {kind.none}."
+    of = f"{kind.none} ({least}{count})"
+    return f"None of the {of} has a name that matches {one_line(pattern)!r}."
+
+
+def note_reserved(settings: Settings, pattern: str | None) -> None:
+    """Say on stderr that there are names reserved, which keep calls from being published."""
+    count, least = count_of(settings, RESERVED, pattern or "")
+    if count:
+        names = counted(count, "name")
+        click.echo(
+            f"Note: {least}{names} reserved at publish without a lock; see 'redlock ls "
+            "--reserved'.",
+            err=True,
+        )
+
+
+def count_of(settings: Settings, kind: Listed, pattern: str = "") -> tuple[int, str]:
+    """Return how many there are, and "at least " if there was no time to count them all."""
+    source = kind.source(settings.nodes, settings.rules, scan_pattern(pattern), LONGEST_COUNT)
+    count = sum(1 for _ in source)
+    return count, "at least " if source.is_cut else ""
+
+
+def is_quorate(source: Everywhere[Any], total: int) -> bool:
+    """Return whether a majority of so many nodes votes, and could be read for *source*."""
+    return total - len({*source.silent, *source.quarantined}) >= quorum(total)
 
 
 class Found:
     """
-    Live locks until there are no more, enough, or the user wants no more.
+    What is listed until there is no more, enough, or the user wants no more.
 
     Attributes:
-        locks: Where they come from.
-        is_complete: Whether they were all.
+        source: Where it comes from.
+        is_complete: Whether it was all.
     """
 
-    def __init__(self, locks: AllLocks, stop: Stop, limit: int | None) -> None:
-        self.locks = locks
+    def __init__(
+        self,
+        source: Everywhere[Any],
+        stop: Stop,
+        limit: int | None,
+        need: Callable[[Any], Any] = need,
+    ) -> None:
+        self.source = source
+        self._need = need
         self.is_complete = True
         self._stop = stop
         self._limit = limit
 
-    def __iter__(self) -> Iterator[LockView]:
-        for count, lock in enumerate(self.locks):
-            if self._stop.is_wanted or count == self._limit:
+    def __iter__(self) -> Iterator[Any]:
+        if self._limit is None:
+            yield from self._all()
+            return
+        first = heapq.nlargest(self._limit + 1, self._all(), self._need)
+        self.is_complete = self.is_complete and len(first) <= self._limit
+        yield from first[: self._limit]
+
+    def _all(self) -> Iterator[Any]:
+        for one in self.source:
+            if self._stop.is_wanted:
                 self.is_complete = False
                 return
-            yield lock
+            yield one
 
 
-def print_json(found: Found, total: int) -> None:
-    """Print one JSON document, a lock per line, and end it properly whatever comes."""
-    progress = Progress("locks read", is_wanted=not is_terminal(sys.stdout))
-    click.echo('{"locks": [', nl=False)
-    for count, lock in enumerate(found):
-        line = in_json(lock_as_json(lock, total))
+def print_json(found: Found, kind: Listed, total: int) -> None:
+    """Print one JSON document, one of a *kind* per line, and end it properly whatever comes."""
+    progress = Progress(f"{kind.key} read", is_wanted=not is_terminal(sys.stdout))
+    click.echo(f'{{"{kind.key}": [', nl=False)
+    for count, one in enumerate(found):
+        line = in_json(kind.as_json(one, total))
         click.echo(f"{',' if count else ''}\n  {line}", nl=False)
         progress.tell(count)
     progress.clear()
-    silent = found.locks.silent
+    silent = found.source.silent
     rest = in_json({"down": silent, "complete": found.is_complete and not silent})
     click.echo(f"\n], {rest[1:]}")
 
 
-def print_text(found: Found, total: int) -> None:
-    """Print a sorted table of a few locks, or of many the first ones and then one by one."""
-    progress, coming = Progress("locks read"), iter(found)
+def print_text(found: Found, kind: Listed, total: int, none_found: Callable[[], str]) -> None:
+    """
+    Print a sorted table of a few, or of many the first ones and then one by one.
+
+    Args:
+        found: What there is.
+        kind: Of that.
+        total: How many nodes there are.
+        none_found: Says so, where there is nothing.
+    """
+    progress, coming = Progress(f"{kind.key} read"), iter(found)
     first = []
-    for lock in islice(coming, SORTED):
-        first.append(lock)
+    for one in islice(coming, SORTED):
+        first.append(one)
         progress.tell(len(first))
     more = next(coming, None)
     progress.clear()
     if more is not None:
-        rows = [LOCK_HEAD, *(lock_row(lock, total) for lock in (*first, more))]
-        columns = Columns(rows, LOCK_COLOURS)
-        for row in chain(rows, (lock_row(lock, total) for lock in coming)):
+        rows = [kind.head, *(kind.row(one, total) for one in (*first, more))]
+        columns = Columns(rows, LOCK_COLOURS, LOCK_SPARE)
+        for row in chain(rows, (kind.row(one, total) for one in coming)):
             click.echo(columns.line(row))
     elif first:
-        rows = [lock_row(lock, total) for lock in sorted(first, key=lambda lock: lock.name)]
-        show_table(LOCK_HEAD, rows, LOCK_COLOURS)
-    elif is_quorate(found.locks, total):
-        click.echo("No live locks.")
+        rows = [kind.row(one, total) for one in sorted(first, key=lambda one: one.name)]
+        show_table(kind.head, rows, LOCK_COLOURS, LOCK_SPARE)
+    elif is_quorate(found.source, total):
+        click.echo(none_found())
     else:
-        click.echo("No majority of the nodes could be read: cannot tell whether any lock is held.")
+        click.echo(f"No majority of the nodes could be read: cannot tell whether {kind.unknown}.")

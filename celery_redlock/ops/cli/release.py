@@ -23,14 +23,19 @@ from celery_redlock.ops.cli.command import (
     operator_command,
     settings_at_hand,
 )
-from celery_redlock.ops.listing import holder_as_json, left
+from celery_redlock.ops.listing import (
+    holder_as_json,
+    left,
+    reservation_in_words,
+    reserved_as_json,
+)
 from celery_redlock.ops.loading import load_tasks
 from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import LONGEST, one_line, show_json
 from celery_redlock.ops.why import most_places
 from celery_redlock.reading.one_lock import OneLock, release_seen
 from celery_redlock.reading.places import Place, read_places
-from celery_redlock.reading.stored import LockView
+from celery_redlock.reading.stored import LockView, ReservationView
 from celery_redlock.settings import Settings
 from celery_redlock.words import who
 
@@ -49,12 +54,18 @@ Examples:
 
 \b
 JSON: lock, released, reason (released, not everywhere, free, held by
-another, not ours, unavailable), holder: task_id, task, execution, host,
-pid, since, age, ttl, votes[], token (null if nobody holds it); nodes[]:
-node, result; others[]: the same of each further NAME
+another, reserved by another, not ours, unavailable), holder: task_id, task,
+execution, host, pid, since, age, ttl, votes[], token (null if it was no
+holder's); reservation: name, task_id, task, host, pid, since, running,
+ended, left, merged, token, votes[], reserved (null if it was none's);
+nodes[]: node, result; others[]: the same of each further NAME
 """
 #: What a node answers on which the holder does not have the lock (any more).
 GONE = ("released", "free", "held by another", "not written by us")
+QUESTIONS: dict[type, str] = {
+    LockView: "Release the lock of this holder?",
+    ReservationView: "End this reservation?",
+}
 #: What happened to a lock, in words for a person.
 REASONS = {
     "released": "Released.",
@@ -63,6 +74,8 @@ REASONS = {
     "free": "Nobody holds this lock. Nothing was changed.",
     "held by another": "Another holder has this lock, not the one of this token. Nothing was "
     "changed; see 'redlock why --name'.",
+    "reserved by another": "Nobody holds this lock. Its name is reserved, with another token: see "
+    "'redlock why --name'. Nothing was changed.",
     "unavailable": "No quorum of nodes could say who holds this lock. Nothing was changed; see "
     "'redlock status'.",
     "not ours": "The value of this key was not written by celery-redlock, and what it means to "
@@ -95,7 +108,9 @@ def release(*, names: tuple[str, ...], tokens: tuple[str, ...], yes: bool, as_js
     Release the lock NAME of the holder that was seen, and of no other.
 
     Of a lock with several places (lock_limit), the one that this holder has. Of a task with
-    several locks, give all names: in a worker their tokens begin alike.
+    several locks, give all names: in a worker their tokens begin alike. With the token of a
+    reservation (unique_until; 'redlock ls --reserved' shows it) this ends the reservation: calls
+    are published again, and what is queued still runs if it is delivered.
 
     For a holder that is gone for good or hangs, where waiting for the lease to end is no way
     out, and for keys that never expire. A holder that still runs finds out at its next renewal,
@@ -124,9 +139,9 @@ def release(*, names: tuple[str, ...], tokens: tuple[str, ...], yes: bool, as_js
 
 
 def seen_in(places: Sequence[Place], tokens: Sequence[str]) -> tuple[Place, str]:
-    """Return which of *places* a holder has with which of *tokens*; else the first of each."""
+    """Return which of *places* somebody has with which of *tokens*; else the first of each."""
     pairs = ((place, token) for place in places for token in tokens)
-    found = (pair for pair in pairs if seen_holder(pair[0].lock, pair[1]) is not None)
+    found = (pair for pair in pairs if seen_with(pair[0].lock, pair[1]) is not None)
     return next(found, (places[0], tokens[0]))
 
 
@@ -135,14 +150,14 @@ def release_one(
 ) -> dict[str, Any]:
     """Release one lock, and say so; return what ``--json`` shows."""
     lock, name = place.lock, place.lock.name
-    seen, results = seen_holder(lock, token), dict[str, str]()
+    seen, results = seen_with(lock, token), dict[str, str]()
     if seen is None:
         reason = why_not(lock)
     else:
         if not (as_json and yes):
-            show_holder(name, seen, len(lock.nodes), err=as_json)
+            show_seen(name, seen, len(lock.nodes), err=as_json)
         if not yes:
-            click.confirm("Release the lock of this holder?", abort=True, err=True)
+            click.confirm(QUESTIONS[type(seen)], abort=True, err=True)
         results = release_seen(settings.nodes, settings.rules, name, token, place.number)
         reason = outcome(results, seen)
     if not as_json:
@@ -154,30 +169,38 @@ def release_one(
         "lock": name,
         "released": reason == "released",
         "reason": reason,
-        "holder": None if seen is None else holder_as_json(seen),
+        "holder": holder_as_json(seen) if isinstance(seen, LockView) else None,
+        "reservation": reserved_as_json(seen, len(lock.nodes))
+        if isinstance(seen, ReservationView)
+        else None,
         "nodes": [{"node": node, "result": one_line(text)} for node, text in results.items()],
     }
 
 
-def seen_holder(lock: OneLock, token: str) -> LockView | None:
-    """Return the holder whose token begins with *token*; None if no node has one."""
+def seen_with(lock: OneLock, token: str) -> LockView | ReservationView | None:
+    """Return the holder or reservation whose token begins with *token*; None if none does."""
     begin = token.encode()
     stored = {k: v for k, v in lock.stored.items() if (v.value or b"").startswith(begin)}
     found = [view for view in replace(lock, stored=stored).views if not view.is_foreign]
-    return found[0] if found else None
+    if found:
+        return found[0]
+    reserved = (it for it in lock.reservations if it.reservation.token.startswith(begin))
+    return next(reserved, None)
 
 
 def why_not(lock: OneLock) -> str:
     """Return why there is nothing to release, as ``--json`` says it."""
     if len(lock.stored) < quorum(len(lock.nodes)):
         return "unavailable"
+    if not lock.views and lock.reservations:
+        return "reserved by another"
     if not lock.views:  # a node that is not up may have forgotten that somebody holds it
         return "free" if lock.verdict is Verdict.GRANTED else "unavailable"
     return "not ours" if all(view.is_foreign for view in lock.views) else "held by another"
 
 
-def outcome(results: Mapping[str, str], seen: LockView) -> str:
-    """Return what happened to the lock that *seen* held, as ``--json`` says it."""
+def outcome(results: Mapping[str, str], seen: LockView | ReservationView) -> str:
+    """Return what happened to what *seen* had, as ``--json`` says it."""
     answers = results.values()
     gone = [node for node, result in results.items() if result in GONE]
     if len(gone) < quorum(len(results)):
@@ -189,8 +212,18 @@ def outcome(results: Mapping[str, str], seen: LockView) -> str:
     return "free" if {results[node] for node in gone} == {"free"} else "held by another"
 
 
-def show_holder(name: str, seen: LockView, nodes: int, *, err: bool) -> None:
-    """Say who holds the lock, and what releasing it means."""
+def show_seen(name: str, seen: LockView | ReservationView, nodes: int, *, err: bool) -> None:
+    """Say who has the lock or its name, and what releasing it means."""
+    if isinstance(seen, ReservationView):
+        whose = reservation_in_words(seen.reservation)
+        click.echo(f"Name {one_line(name, LONGEST)!r} is reserved by {whose};", err=err)
+        click.echo(f"on {len(seen.votes)} of {nodes} nodes.", err=err)
+        click.echo(
+            "If its message is still queued, it runs when it is delivered; another call can be "
+            "published as soon as the reservation ends.",
+            err=err,
+        )
+        return
     holder = who(seen.holder, time.time())
     click.echo(f"Lock {one_line(name, LONGEST)!r} is held by {holder};", err=err)
     click.echo(f"on {len(seen.votes)} of {nodes} nodes, ttl left {left(seen.ttl)}.", err=err)

@@ -13,7 +13,7 @@ from celery_redlock.ops.cli.command import UNWELL, app_at_hand, operator_command
 from celery_redlock.ops.listing import local_time, note_silent
 from celery_redlock.ops.loading import load_tasks
 from celery_redlock.ops.report import CAUSES, Report, TaskReport, example_in_words, report_of
-from celery_redlock.ops.text import LONGEST, one_line, show_json, show_table
+from celery_redlock.ops.text import LONGEST, one_line, paragraph, show_json, show_table
 from celery_redlock.reading.holds import Holds
 from celery_redlock.reading.tally import HOUR, RETENTION
 from celery_redlock.reading.tally_reader import TallyReader
@@ -24,8 +24,8 @@ __all__ = ["report"]
 #: Unit -> its length [s].
 UNITS = {"m": 60.0, "h": HOUR, "d": 24 * HOUR}
 HEAD = ("TASK", "MODE", "RAN", "REFUSED", "HELD 50 %", "99 %", "LONGEST", "TTL")
-#: Width of what is said.
-WIDTH = 96
+#: What a narrow terminal can do without.
+SPARE = ("TTL", "HELD 50 %", "MODE")
 EXAMPLES = """\b
 Examples:
   celery -A shop redlock report
@@ -98,7 +98,7 @@ def show(found: Report) -> None:
             click.echo("Nothing was counted: no task took a lock, or none of this name.")
         return
     click.echo(f"Watched for {duration(found.watched)}, since {local_time(found.first)}.\n")
-    show_table(HEAD, [row(it) for it in found.tasks])
+    show_table(HEAD, [row(it) for it in found.tasks], spare=SPARE)
     for it in found.tasks:
         show_task(it)
     if found.protect:
@@ -139,7 +139,7 @@ def show_task(task: TaskReport) -> None:
 
 def say(text: str, indent: int = 2) -> None:
     """Print *text*, wrapped."""
-    click.echo(click.wrap_text(one_line(text), WIDTH, " " * indent, " " * (indent + 2)))
+    click.echo(paragraph(text, " " * indent, " " * (indent + 2)))
 
 
 # --- as JSON -------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -18,15 +20,17 @@ from celery_redlock.ops.cli.command import (
 from celery_redlock.ops.listing import (
     LOCK_COLOURS,
     LOCK_HEAD,
+    LOCK_SPARE,
     STATES,
     holder_as_json,
     left,
     line,
     lock_row,
+    reservation_as_json,
+    reservation_in_words,
     scalar,
     since_in_words,
     waiter_as_json,
-    who_as_json,
 )
 from celery_redlock.ops.loading import load_tasks
 from celery_redlock.ops.outlook import GETS_IT
@@ -37,7 +41,7 @@ from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.places import Place, Places
 from celery_redlock.reading.stored import LockView, StoredLock, StoredReservation
-from celery_redlock.words import who
+from celery_redlock.words import counted, who
 
 __all__ = ["why"]
 
@@ -58,22 +62,31 @@ execution, host, pid, since, age, ttl (null for never), votes[], fence,
 renewals, margin, token, foreign; others[]: the same of who has no
 majority; nodes[]: node, state, token, ttl, fence, problem; another_call:
 meets (granted, taken, unavailable), publish, run; queued, next: task_id,
-task, host, pid, since, running, left, merged; waiting, waiting_since;
+task, host, pid, since, running, ended, left, merged, token,
+result (its state, null unless ended); waiting, waiting_since;
 waiters[], the oldest first: task, task_id, host, pid, since, age;
-places[], of all lock names: lock, name, place, state, holder; recent[]:
-journal records
+places[], of all lock names: lock, name, place, state, holder; workers[]
+that answer: worker, has_it; recent[]: journal records
 """
 
 
 @operator_command("Why a call of a task does not run.", EXAMPLES)
 @click.argument("call", nargs=-1, metavar="[TASK [ARGS [KWARGS]]]")
 @click.option("--name", type=TEXT, help="Ask for a lock by its name instead.")
-def why(*, call: tuple[str, ...], name: str | None, as_json: bool) -> int:
+@click.option(
+    "--header",
+    "headers",
+    type=TEXT,
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Header of the call, where it is part of the lock name; again for each. VALUE is text.",
+)
+def why(*, call: tuple[str, ...], name: str | None, headers: tuple[str, ...], as_json: bool) -> int:
     """
     Say why a call of a task does not run: who holds its lock, and what another call would meet.
 
     ARGS is a JSON list, KWARGS a JSON object, as of the call. Asks the nodes and the journal, and
-    changes nothing.
+    of a lock that is held the workers, and changes nothing.
 
     Exits with 0 if the lock is free, with 1 if it is held or if no quorum could say, with 2 if
     there is no such task or it takes no such arguments.
@@ -84,7 +97,8 @@ def why(*, call: tuple[str, ...], name: str | None, as_json: bool) -> int:
     load_tasks(app)
     if name is None:
         task = find_task(app, call[0])
-        limits = limits_in_call(task, *call[1:])
+        args, kwargs = (*call[1:], *("[]", "{}")[len(call) - 1 :])
+        limits = limits_in_call(task, args, kwargs, headers_in(headers))
     else:
         limits = {name: most_places(app)}
     found = explain(app, settings, limits, task)
@@ -93,6 +107,14 @@ def why(*, call: tuple[str, ...], name: str | None, as_json: bool) -> int:
     else:
         show(found)
     return 0 if found.state == "free" else UNWELL
+
+
+def headers_in(given: Sequence[str]) -> dict[str, str]:
+    """Return the headers in options like ``tenant=acme``."""
+    pairs = [one.partition("=") for one in given]
+    if not all(name and sign for name, sign, _ in pairs):
+        raise click.UsageError("--header needs NAME=VALUE, like --header tenant=acme")
+    return {name: value for name, _, value in pairs}
 
 
 # --- as text ------------------------------------------------------------------------------
@@ -117,13 +139,21 @@ def show(found: Explanation) -> None:
     show_waiters(found.places)
     for label, seen in (("Queued", found.lock.queued), ("Next", found.lock.next)):
         if seen is not None:
-            click.echo(f"{label}: {reservation_in_words(seen)}")
+            click.echo(f"{label}: {reservation_in_words(seen)}{result_of(seen, found)}")
     another = " ".join(filter(None, (found.publish, found.run))) or without_task(found)
     click.echo(f"Another call now: {another}")
     if found.recent:
         click.echo("\nLately refused (the newest last):")
         for record in found.recent:
             click.echo(f"  {line(record)}")
+
+
+def result_of(seen: StoredReservation, found: Explanation) -> str:
+    """Return what the result backend says of the task that has the name reserved, if it ended."""
+    state = found.results.get(str(seen.info.get("task_id")))
+    if state is None or seen.has_run or seen.is_window:
+        return ""
+    return f". Its result is {state}: if nothing of it runs any more, 'redlock release' ends this"
 
 
 def without_task(found: Explanation) -> str:
@@ -159,6 +189,16 @@ def show_holder(view: LockView, found: Explanation) -> None:
     fence = f"fence {view.fence}, " if view.fence else ""
     rest = one_line(f"{renewed}{fence}token {view.holder.get('token', '?')}", LONGEST)
     click.echo(f"  {rest}; {votes}, ttl left {left(view.ttl)}")
+    if view == found.holder and found.workers and not any(found.workers.values()):
+        none_of = counted(len(found.workers), "worker")
+        verb = "answers" if len(found.workers) == 1 else "answer"
+        token = one_line(view.holder.get("token", "TOKEN"), LONGEST)
+        name = shlex.quote(one_line(found.lock.name, LONGEST))
+        click.echo(
+            f"  {none_of} {verb}, and none has it: its worker is gone, or too busy to answer, as "
+            "a solo worker is with a task. If it is gone, "
+            f"'redlock release {name} --token {token}' releases it before its lease ends."
+        )
     if view.ttl is None:
         click.echo(
             "  This key never expires, so no task of ours has written it like that. If its holder "
@@ -174,7 +214,7 @@ def show_places(places: Places) -> None:
         if not place.lock.views:
             rows.append((name, place.state, *[""] * (len(LOCK_HEAD) - 2)))
         rows += [lock_row(view, nodes) for view in place.lock.views]
-    show_table(LOCK_HEAD, rows, LOCK_COLOURS)
+    show_table(LOCK_HEAD, rows, LOCK_COLOURS, LOCK_SPARE)
 
 
 def show_waiters(places: Places) -> None:
@@ -210,19 +250,6 @@ def show_nodes(lock: OneLock) -> None:
     show_table(("NODE", "STATE", "TOKEN", "TTL LEFT", "FENCE", "PROBLEM"), rows, STATES)
 
 
-def reservation_in_words(seen: StoredReservation) -> str:
-    """Return whose message stands for the name."""
-    info = who_as_json(seen.info)
-    what = f"waits, {seen.left:.0f} s at most"
-    if seen.is_running:
-        what = "has begun"
-    elif seen.has_run:
-        what = f"has ended, and stands for {seen.left:.0f} s"
-    merged = f", {seen.merged} triggers merged into it" if seen.merged else ""
-    task, its_id = (one_line(info[field], LONGEST) for field in ("task", "task_id"))
-    return f"task {task}, id {its_id}: {what}{merged}"
-
-
 # --- as JSON ------------------------------------------------------------------------------
 
 
@@ -241,14 +268,23 @@ def as_plain(found: Explanation) -> dict[str, Any]:
             "publish": found.publish,
             "run": found.run or None,
         },
-        "queued": reservation_as_plain(found.lock.queued),
-        "next": reservation_as_plain(found.lock.next),
+        "queued": reservation_with_result(found.lock.queued, found),
+        "next": reservation_with_result(found.lock.next, found),
         "waiting": found.places.waiting,
         "waiting_since": next((it.since for it in found.places.waiters), None),
         "waiters": [waiter_as_json(it) for it in found.places.waiters],
         "places": [place_as_plain(place) for place in found.places.all],
+        "workers": [{"worker": name, "has_it": has} for name, has in found.workers.items()],
         "recent": list(found.recent),
     }
+
+
+def reservation_with_result(
+    seen: StoredReservation | None, found: Explanation
+) -> dict[str, Any] | None:
+    """Return who has the name reserved, with the state of its result if it has ended."""
+    plain = reservation_as_json(seen)
+    return plain and {**plain, "result": found.results.get(str(plain["task_id"]))}
 
 
 def place_as_plain(place: Place) -> dict[str, Any]:
@@ -285,12 +321,3 @@ def node_as_plain(node: NodeStatus, lock: OneLock) -> dict[str, Any]:
         "fence": stored.fence or None,
         "problem": node.problem,
     }
-
-
-def reservation_as_plain(seen: StoredReservation | None) -> dict[str, Any] | None:
-    """Return whose message stands for the name as plain JSON values; nothing of its token."""
-    if seen is None:
-        return None
-    plain = who_as_json(seen.info)
-    del plain["execution"]  # it has none before it runs
-    return {**plain, "running": seen.is_running, "left": seen.left, "merged": seen.merged}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from celery_redlock.lock.lease import quorum
 from celery_redlock.ops.doctor import ERROR, NOTE, WARNING, Finding
 from celery_redlock.ops.doctor.facts import Facts
-from celery_redlock.words import redlock_command
+from celery_redlock.words import redlock_command, votes_needed
 
 __all__ = ["check_cluster"]
 
@@ -70,8 +70,8 @@ def votes(facts: Facts) -> Iterator[Finding]:
     voting, needed = sum(1 for node in facts.nodes if node.votes), quorum(len(facts.nodes))
     if voting < needed:
         what = (
-            f"{voting} of {len(facts.nodes)} nodes can vote, {needed} are needed: no lock can be "
-            "taken or renewed, and on_unavailable decides what happens to tasks."
+            f"{votes_needed(voting, len(facts.nodes), needed)}: no lock can be taken or renewed, "
+            "and on_unavailable decides what happens to tasks."
         )
         fix = f"Fix the nodes that are named; '{redlock_command('status')}' shows them all."
         if all(node.state == "unmarked" or node.quarantine for node in facts.nodes):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from celery_redlock.lock.guard import whole_in
+from celery_redlock.lock.records import Keys
 from celery_redlock.ops.doctor import ERROR, NOTE, WARNING, Finding
 from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, place_of
 from celery_redlock.words import redlock_command
@@ -15,6 +17,54 @@ __all__ = ["check_nodes"]
 SLOW = 0.5
 #: Share of its memory that a node may have used [1].
 NEARLY_FULL, FULL = 0.8, 0.95
+#: What a node says or shows that cannot be asked -> what it is, and what to do about it.
+SILENCE = [
+    (re.compile(pattern, re.IGNORECASE), what, fix)
+    for pattern, what, fix in (
+        (
+            "wrongpass|noauth|password|authentication",
+            "It does not let us in",
+            "Check redlock_username and redlock_password, or the login in redlock_nodes.",
+        ),
+        (
+            "certificate|ssl|tls",
+            "No secure connection can be made",
+            "Check its certificate, and the ssl_ options in redlock_nodes.",
+        ),
+        (
+            "name or service|name resolution|nodename|getaddrinfo|unknown host",
+            "Its name is not known",
+            "Check its host name in redlock_nodes, and the DNS of this machine.",
+        ),
+        (
+            "max number of clients",
+            "It takes no more connections",
+            "Raise its maxclients, or find out who keeps so many: CLIENT LIST.",
+        ),
+        ("loading", "It reads its data", "Wait until it has started."),
+        (
+            "protected mode|denied redis",
+            "It answers its own machine only",
+            "Set a password and bind, as its message says.",
+        ),
+    )
+]
+#: What a node says to a write -> what to do about it.
+REFUSED_WRITES = [
+    (re.compile(pattern), fix)
+    for pattern, fix in (
+        ("MISCONF", "Make room on its disk; for locks alone, save '' needs no snapshots at all."),
+        (
+            "NOREPLICAS",
+            "Start the replica that it waits for, or CONFIG SET min-replicas-to-write 0.",
+        ),
+        (
+            "OOM|used memory > 'maxmemory'",
+            "Raise its maxmemory, or find out what else is kept on it.",
+        ),
+        ("READONLY|read only replica", "Name the master in redlock_nodes, or a Sentinel service."),
+    )
+]
 #: How far clocks may be apart before it is said [s]; half of what is harmful if that is less.
 CLOCK_APART = 1.0
 
@@ -23,19 +73,20 @@ def check_nodes(facts: Facts) -> Iterator[Finding]:
     """Yield what is amiss with each node by itself."""
     for node in facts.nodes:
         if node.problem:
-            what = f"It does not answer: {node.problem}"
-            fix = "Start it, or check the network path to it."
-            yield Finding(WARNING, "node-down", node.node, what, fix)
+            yield Finding(WARNING, "node-down", node.node, *silence(node.problem))
             continue
         unfit = list(fitness(node))
         yield from unfit
+        yield from several(node)
         yield from permissions(node, facts.settings.rules.prefix)
+        yield from writes(node)
         yield from speed(facts, node)
         yield from clock(facts, node)
         yield from sharing(facts, node)
         if any(finding.code in ("node-replica", "node-cluster") for finding in unfit):
             continue
-        yield from standing(facts, node)
+        if not unfit:  # nobody enrols one that must not be a lock node
+            yield from standing(facts, node)
         yield from leaks(node)
         yield from persistence(facts, node)
         yield from memory(node)
@@ -64,6 +115,38 @@ def fitness(node: NodeFacts) -> Iterator[Finding]:
         what = f"It may throw locks away when its memory is full (maxmemory-policy {policy})."
         fix = "CONFIG SET maxmemory-policy noeviction, and the same in its configuration file."
         yield Finding(ERROR, "node-eviction", where, what, fix)
+
+
+def several(node: NodeFacts) -> Iterator[Finding]:
+    """Yield that a node's name stands for several servers."""
+    if node.servers:
+        what = (
+            f"It is a name of {len(node.servers)} servers ({', '.join(node.servers)}): clients "
+            "that reach different ones hold one lock at the same time."
+        )
+        fix = (
+            "Give each server a name of its own; in Kubernetes that of its pod, as a headless "
+            "service has those of all."
+        )
+        yield Finding(ERROR, "several-servers", node.node, what, fix)
+
+
+def silence(problem: str) -> tuple[str, str]:
+    """Return what is amiss with a node that says or shows *problem*, and what to do about it."""
+    for pattern, what, fix in SILENCE:
+        if pattern.search(problem):
+            return f"{what}: {problem}", fix
+    return f"It does not answer: {problem}", "Start it, or check the network path to it."
+
+
+def writes(node: NodeFacts) -> Iterator[Finding]:
+    """Yield that a node takes no writes, and so grants nothing."""
+    if node.refuses_writes:
+        known = (fix for pattern, fix in REFUSED_WRITES if pattern.search(node.refuses_writes))
+        said = node.refuses_writes.rstrip(".")
+        what = f"It {said}. It grants, renews and releases no lock meanwhile."
+        fix = next(known, "Do what the server says, or look into its log.")
+        yield Finding(ERROR, "node-takes-no-writes", node.node, what, fix)
 
 
 def permissions(node: NodeFacts, prefix: str) -> Iterator[Finding]:
@@ -101,9 +184,22 @@ def bootstrap() -> str:
 def standing(facts: Facts, node: NodeFacts) -> Iterator[Finding]:
     """Yield why a node does not vote."""
     if node.state == "foreign":
-        what = "It is enrolled by clients with other redlock_nodes or another redlock_max_ttl."
+        what = (
+            "It is enrolled by clients with other redlock_nodes or another redlock_max_ttl. While "
+            "it is, no node that is new or was restarted gets to vote."
+        )
         fix = f"Make them equal everywhere; after a wanted change: {bootstrap()}."
+        if any(other.state == "enrolled" for other in facts.nodes):
+            boot = Keys.of(facts.settings.rules.prefix, "").boot.decode()
+            fix = (
+                "Have those clients name the same, or another server. Then, as others are enrolled "
+                f"for yours, DEL {boot} on this node alone: it votes "
+                f"{facts.settings.rules.quarantine:.0f} s later, and no lock is lost."
+            )
         yield Finding(ERROR, "node-foreign", node.node, what, fix)
+    elif node.state == "unmarked" and any(it.state == "foreign" for it in facts.nodes):
+        what = "It does not vote, and is not enrolled while another node is other clients'."
+        yield Finding(WARNING, "node-unmarked", node.node, what, "See node-foreign.")
     elif node.state == "unmarked":
         what = (
             "It does not vote: it is new, or has lost its memory and nobody has noticed. It votes "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from celery_redlock.lock.lease import quorum
@@ -11,7 +12,7 @@ from celery_redlock.ops.text import one_line
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Queue, Reschedule, Retry, RunUnlocked
 from celery_redlock.task.waiting_room import UNCOUNTED
-from celery_redlock.words import duration, moment, number, redlock_command
+from celery_redlock.words import counted, duration, is_forgotten, moment, number, redlock_command
 
 __all__ = ["check_tasks"]
 
@@ -114,19 +115,29 @@ def holds(facts: Facts) -> Iterator[Finding]:
 def losses(facts: Facts) -> Iterator[Finding]:
     """Yield that locks were lost lately, as the journal says."""
     lost: dict[str, list[float]] = {}
+    forgotten: Counter[str] = Counter()
     for record in facts.records:
         at = number(record.get("at"))
         is_lost = record.get("event") == "LeaseLost" and not record.get("report")
         if is_lost and facts.now - at < LATELY:
-            lost.setdefault(one_line(record.get("task") or "(no task)"), []).append(at)
+            name = one_line(record.get("task") or "(no task)")
+            lost.setdefault(name, []).append(at)
+            if is_forgotten(record.get("votes")):
+                forgotten[name] += 1
     for name, times in sorted(lost.items()):
         what = (
-            f"{len(times)} lock(s) lost within a day while a body ran, last {moment(max(times))}."
+            f"{counted(len(times), 'lock')} lost within a day while a body ran, the last at "
+            f"{moment(max(times))}."
         )
-        fix = (
-            f"See '{redlock_command('tail --event LeaseLost')}', and the worker's log around it: "
-            "nodes that were away, or a process that did not get to run. A larger lock_ttl helps."
-        )
+        fix = f"See '{redlock_command('tail --event LeaseLost')}', and the worker's log around it."
+        if forgotten[name] < len(times):
+            fix += " Nodes were away, or a process did not get to run: a larger lock_ttl helps."
+        if forgotten[name]:
+            fix += (
+                f" Of {forgotten[name]} the nodes had forgotten the lock, as they were restarted "
+                "or flushed. Let them keep their data (appendonly yes), and flush no server that "
+                "holds locks; a larger lock_ttl is no help there."
+            )
         yield Finding(WARNING, "leases-lost", name, what, fix)
 
 

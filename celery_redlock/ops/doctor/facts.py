@@ -32,8 +32,10 @@ class NodeFacts:
         denied: Commands that workers need and that we may not run.
         denied_to_wake: Commands that only waking those who wait needs, likewise.
         denied_to_tools: Commands that only an operator's tools need, likewise.
+        refuses_writes: What it says to a write, with the rights for one; "" if it takes it.
         leaked: How many keys of ours never expire.
         leaked_names: Some of them.
+        servers: Where the servers are that its name stands for, if these are several.
     """
 
     node: str
@@ -47,8 +49,10 @@ class NodeFacts:
     denied: Sequence[str] = ()
     denied_to_wake: Sequence[str] = ()
     denied_to_tools: Sequence[str] = ()
+    refuses_writes: str = ""
     leaked: int = 0
     leaked_names: Sequence[str] = ()
+    servers: Sequence[str] = ()
 
     @property
     def latency(self) -> float:
@@ -58,7 +62,8 @@ class NodeFacts:
     @property
     def votes(self) -> bool:
         """Whether it would vote now."""
-        return not self.problem and self.state == "enrolled" and not self.quarantine
+        is_up = not (self.problem or self.refuses_writes)
+        return is_up and self.state == "enrolled" and not self.quarantine
 
 
 @dataclass(frozen=True, kw_only=True)

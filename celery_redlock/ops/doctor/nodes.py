@@ -20,8 +20,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.guard import Unfit, check_fit, exchange, read_info
-from celery_redlock.lock.records import channel
+from celery_redlock.lock.guard import Unfit, check_fit, exchange, read_as, read_info
+from celery_redlock.lock.records import channel, probe_key
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import Script, read_release
 from celery_redlock.lock.scripts import ENROL
@@ -29,7 +29,13 @@ from celery_redlock.ops.doctor.facts import NodeFacts
 from celery_redlock.ops.text import one_line
 from celery_redlock.reading.journal import journal_key
 from celery_redlock.reading.leaks import leaked_pages
-from celery_redlock.reading.nodes import ask_all, connected, enrolment
+from celery_redlock.reading.nodes import (
+    ask_all,
+    check_writes,
+    connected,
+    enrolment,
+    several_servers,
+)
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -38,6 +44,8 @@ __all__ = ["gather_nodes"]
 
 #: How often a node is asked for its clock, and as often how long that takes.
 SAMPLES = 9
+#: How long further servers are looked for under the names of nodes [s].
+LONGEST_LOOK = 5.0
 #: How many keys without an expiry are named.
 NAMED = 5
 #: Of the configuration, what findings are made of.
@@ -106,7 +114,7 @@ def gather_nodes(
         try:
             with connected(address) as connection:
                 visit = Visit(connection, rules, tell)
-                found = visit.facts(fingerprint)
+                found = read_as("facts", visit.facts, fingerprint)
             with connected(address) as connection:  # one that listens can ask nothing else
                 replace(visit, connection=connection).try_to_listen()
             found["denied_to_wake"] = list(dict.fromkeys(visit.denied_to_wake))
@@ -115,7 +123,9 @@ def gather_nodes(
             problem = one_line(error) or type(error).__name__
             return NodeFacts(node=address.label, problem=problem)
 
-    return ask_all(addresses, ask)
+    facts = ask_all(addresses, ask)
+    several = several_servers(addresses, LONGEST_LOOK)
+    return [replace(node, servers=several.get(node.node, ())) for node in facts]
 
 
 @dataclass
@@ -145,6 +155,7 @@ class Visit:
         with contextlib.suppress(Unfit):
             check_fit({**info, "maxmemory_policy": "noeviction"})  # one that evicts can be asked
             found["config"] = self.config()
+            found["refuses_writes"] = self.why_no_writes()
             if self.try_commands():
                 if not self.denied:
                     found |= self.standing(info["run_id"], fingerprint)
@@ -184,6 +195,15 @@ class Visit:
                 return None
             config[name] = reply[1].decode(errors="replace")
         return config
+
+    def why_no_writes(self) -> str:
+        """Return what the node says to a write; "" if it takes it, or if this user must not."""
+        try:
+            check_writes(self.connection, self.rules)
+        except Unfit as error:
+            return "" if DENIED.search(str(error)) else one_line(error)
+        self.ask([], "DEL", probe_key(self.rules.prefix))
+        return ""
 
     def try_commands(self) -> bool:
         """Try all commands, and note which are denied; return whether scripts can be loaded."""

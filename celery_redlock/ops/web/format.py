@@ -88,11 +88,6 @@ def moment(value: Any) -> Moment | None:
     return Moment(ago, words.moment(at), words.iso_moment(at))
 
 
-def counted(number: int, noun: str) -> str:
-    """Return how many there are of what *noun* says."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def short(count: int) -> str:
     """Return *count* in so few characters that it fits over a bar of a chart."""
     for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
@@ -102,7 +97,7 @@ def short(count: int) -> str:
 
 
 FILTERS = {
-    "counted": counted,
+    "counted": words.counted,
     "moment": moment,
     "seconds": seconds,
     "short": short,

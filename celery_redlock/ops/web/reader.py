@@ -16,13 +16,14 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
 from celery_redlock.lock.rules import Rules
 from celery_redlock.log import get_logger
 from celery_redlock.ops.advice import DAY
 from celery_redlock.ops.why import Explanation, explained, most_places
-from celery_redlock.reading.all_locks import AllLocks
+from celery_redlock.reading.all_locks import AllLocks, AllReservations
 from celery_redlock.reading.journal import JournalReader
 from celery_redlock.reading.nodes import NodeStatus, node_statuses
 from celery_redlock.reading.one_lock import OneLock, read_lock, release_seen
@@ -35,7 +36,7 @@ from celery_redlock.reading.search import (
     name_pattern,
     together,
 )
-from celery_redlock.reading.stored import LockView
+from celery_redlock.reading.stored import LockView, ReservationView
 from celery_redlock.reading.tally_reader import Tallies, TallyReader
 
 __all__ = ["PATIENCE", "Cached", "Page", "Reader"]
@@ -50,8 +51,8 @@ PATIENCE_FOR_NEWER = 1.5
 #: How many searches are remembered, and run at the same time.
 SEARCHES = 16
 SEARCHING = 2
-#: How many records are kept.
-RECORDS = 2000
+#: How many records are kept, and how many reservations.
+RECORDS = RESERVATIONS = 2000
 
 
 class Cached(Generic[T]):
@@ -116,6 +117,7 @@ class Page:
         records: The journal: what happened, oldest first.
         tallies: What tasks did in the last day.
         age: Of the oldest of these readings [s].
+        reserved: Names that are reserved at publish, and no lock is held for.
     """
 
     nodes: list[NodeStatus] | None
@@ -123,6 +125,7 @@ class Page:
     records: Sequence[dict[str, Any]] | None
     tallies: Tallies | None
     age: float
+    reserved: Sequence[ReservationView] = ()
 
     def matching(self, search: Search) -> list[dict[str, Any]]:
         """Return the records of what happened that fit *search*, oldest first."""
@@ -149,21 +152,22 @@ class Reader:
         self._rules = rules
         self._app = app
         # A thread for each of these, so that none keeps another waiting, and no search any.
-        self._threads = ThreadPoolExecutor(4, "redlock-web")
+        self._threads = ThreadPoolExecutor(5, "redlock-web")
         self._statuses = Cached(lambda: node_statuses(nodes, rules), self._threads)
         self._journal = Cached(JournalTail(nodes, rules).read, self._threads)
         self._tallies = Cached(partial(last_day, TallyReader(nodes, rules)), self._threads)
         self._all = Cached(lambda: self._find(Search()), self._threads)
+        self._reserved = Cached(self._read_reserved, self._threads)
         self._scanners = ThreadPoolExecutor(SEARCHING, "redlock-web-search")
         self._searches: OrderedDict[Search | str, Cached[Any]] = OrderedDict()
         self._mutex = threading.Lock()
 
     def page(self, search: Search) -> Page:
         """Return what a page with *search* shows; takes no longer than `PATIENCE`, about."""
-        (nodes, found, records, tallies), age = waited_for(
-            self._statuses, self._found(search), self._journal, self._tallies
+        (nodes, found, records, tallies, reserved), age = waited_for(
+            self._statuses, self._found(search), self._journal, self._tallies, self._reserved
         )
-        return Page(nodes, found, records, tallies, age)
+        return Page(nodes, found, records, tallies, age, reserved or ())
 
     def tallies(self) -> tuple[Tallies | None, float]:
         """Return what tasks did in the last day, None if it was not read, and its age [s]."""
@@ -197,6 +201,7 @@ class Reader:
         answers = release_seen(self._nodes, self._rules, name, seen)
         with self._mutex:  # a reading under way may have begun before
             self._all = Cached(lambda: self._find(Search()), self._threads)
+            self._reserved = Cached(self._read_reserved, self._threads)
             self._searches.clear()
         return answers
 
@@ -204,6 +209,12 @@ class Reader:
         """Begin no further reading."""
         for threads in (self._threads, self._scanners):
             threads.shutdown(wait=False, cancel_futures=True)
+
+    def _read_reserved(self) -> list[ReservationView]:
+        found = AllReservations(self._nodes, self._rules, longest=LONGEST)
+        in_pages = cast("Generator[ReservationView, None, None]", iter(found))
+        with contextlib.closing(in_pages) as views:
+            return list(islice(views, RESERVATIONS))
 
     def _found(self, search: Search) -> Cached[Found]:
         of_locks = Search(search.words, task=search.task)  # the rest is about records

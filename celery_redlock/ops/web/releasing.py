@@ -111,6 +111,7 @@ class Desk:
             key=visible(f"{self._prefix}:lock:{name}"),
             seen=seen,
             lock=next((it for it in now.views if it.holder.get("token", "") == seen), None),
+            reserved=next((it for it in now.reservations if it.reservation.seen == seen), None),
             others=[it for it in now.views if it.holder.get("token", "") != seen],
             nodes=self._nodes,
             silent=now.silent,

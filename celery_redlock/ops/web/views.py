@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from celery_redlock.lock.lease import quorum
 from celery_redlock.ops.advice import DAY
+from celery_redlock.ops.listing import reservation_in_words
 from celery_redlock.ops.report import CAUSES, example_in_words, report_of
 from celery_redlock.ops.web.chart import PARTS, hold_chart, time_chart
 from celery_redlock.ops.web.format import moment, seconds, text
@@ -29,7 +30,7 @@ from celery_redlock.reading.journal_view import (
 from celery_redlock.reading.quorum import Quorum
 from celery_redlock.reading.search import Found, Search
 from celery_redlock.reading.sentences import sentence, wording
-from celery_redlock.reading.stored import LockView
+from celery_redlock.reading.stored import LockView, ReservationView
 from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.settings import Settings
 from celery_redlock.words import number, who
@@ -40,6 +41,8 @@ __all__ = ["EVENTS", "TIMES", "Asked", "lock_page", "main_page", "report_page", 
 LONGEST, LONGEST_NAME = 200, 8192
 #: How much of what happened, how many tasks and how many blockers a page shows.
 ENTRIES, TASKS, BLOCKERS = 20, 10, 6
+#: How many names that are reserved.
+RESERVED = 20
 #: How many locks, and how many refusals, are in the short answer; the tables have them all.
 ANSWERS = 3
 #: How many of those who wait the page of a lock shows.
@@ -140,6 +143,8 @@ def main_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any
         tasks = [it for it in tasks if it.refused or (named.words and named.has_words(it.name))]
     return {
         **common(settings, page, asked, records),
+        "reserved": reserved_for(page, search)[:RESERVED],
+        "more_reserved": max(0, len(reserved_for(page, search)) - RESERVED),
         "tasks": tasks[:TASKS],
         "more_tasks": max(0, len(tasks) - TASKS),
     }
@@ -182,6 +187,7 @@ def lock_page(settings: Settings, reader: Reader, asked: Asked) -> dict[str, Any
     found, age = reader.explain(asked.name, asked.search(time.time()))
     return {
         "found": found,
+        "quorum": Quorum(found.lock.nodes, settings.rules) if found else None,
         "total": len(settings.nodes),
         "entries": entries(found.recent) if found else [],
         "most_waiters": WAITERS,
@@ -194,10 +200,12 @@ def common(
 ) -> dict[str, Any]:
     """Return what all pages need whose locks and *records* match a search."""
     total, found = len(settings.nodes), page.found or Found([])
-    is_known = total - len(found.silent) >= quorum(total)
+    away = {node.node for node in page.nodes or () if node.state in ("quarantined", "unmarked")}
+    is_known = total - len(away.union(found.silent)) >= quorum(total)
     rows = entries(records)
     older = older_than(rows, asked.before)
-    is_asked = asked.q and page.found and page.records
+    is_asked = asked.q and page.found and page.records is not None
+    words = Search(asked.q)
     return {
         **freshness(page.age),
         "page": page,
@@ -209,8 +217,20 @@ def common(
         "entries": older[:ENTRIES],
         "older": max(0, len(older) - ENTRIES),
         "all": len(rows),
-        "answers": answers(found, rows, total, is_known=is_known) if is_asked else [],
+        "answers": answers(found, reserved_for(page, words), rows, total, is_known=is_known)
+        if is_asked
+        else [],
     }
+
+
+def reserved_for(page: Page, search: Search) -> list[ReservationView]:
+    """Return which reservations fit the words of *search*."""
+    fields = ("task", "task_id", "host")
+    return [
+        it
+        for it in page.reserved
+        if search.has_words(it.name, *(it.reservation.info.get(field) for field in fields))
+    ]
 
 
 def freshness(age: float) -> dict[str, Any]:
@@ -243,23 +263,34 @@ def task_rows(records: Iterable[Mapping[str, Any]], holds: Mapping[str, Holds]) 
 
 
 def answers(
-    found: Found, rows: Iterable[Entry], nodes: int, *, is_known: bool
+    found: Found,
+    reserved: Sequence[ReservationView],
+    rows: Sequence[Entry],
+    nodes: int,
+    *,
+    is_known: bool,
 ) -> list[tuple[str, Mapping[str, Any]]]:
     """
     Return in sentences what a search has found, what holds now first; with the record of each.
 
     Args:
         found: Live locks that match.
+        reserved: Reservations that match.
         rows: What happened that matches, newest first.
         nodes: How many there are.
         is_known: Whether enough answered to tell that there is no such lock.
     """
-    notable = [it for it in rows if wording(it.record).mark != "plain"]
+    # The newest, whatever it says, and before it what somebody may have to act on.
+    notable = [it for it in rows[1:] if wording(it.record).mark != "plain"]
     sentences: list[tuple[str, Mapping[str, Any]]] = [
         (of_lock(lock, nodes, len(found.silent)), {"task": None, **lock.holder, "name": lock.name})
         for lock in found.locks[:ANSWERS]
     ]
-    sentences += [(of_entry(it), it.record) for it in notable[:ANSWERS]]
+    sentences += [
+        (of_reservation(it), {"task": None, **it.reservation.info, "name": it.name})
+        for it in reserved[:ANSWERS]
+    ]
+    sentences += [(of_entry(it), it.record) for it in (*rows[:1], *notable)[:ANSWERS]]
     return sentences or [(NOTHING if is_known else UNCLEAR, {})]
 
 
@@ -280,6 +311,11 @@ def of_lock(lock: LockView, nodes: int, silent: int) -> str:
             f"{holder}."
         )
     return f"Lock {name} is held by {holder}; {seconds(lock.ttl) or 'long'} of its lease are left."
+
+
+def of_reservation(view: ReservationView) -> str:
+    """Return whose message keeps calls from being published, and for how long."""
+    return f"Name {text(view.name)} is reserved by {text(reservation_in_words(view.reservation))}."
 
 
 def of_entry(entry: Entry) -> str:
