@@ -31,8 +31,9 @@ from celery_redlock.observers.journal import JournalObserver
 # With redis, and not at the first lock: a fork meanwhile would leave the child half an import, and
 # the lock of its module held without end.
 from celery_redlock.reading import health
-from celery_redlock.settings import Settings, report_prefix
+from celery_redlock.settings import Settings, check_key_headers, report_prefix
 from celery_redlock.unique.reservations import Reservations
+from celery_redlock.words import counted
 
 __all__ = ["Plugin", "Servers", "locking", "plugin_for"]
 
@@ -124,6 +125,13 @@ class Plugin:
             fallback = redis_of(conf.result_backend, conf.broker_read_url)
             self._settings = Settings.from_conf(self._conf, fallback=fallback)
         return self._settings
+
+    @property
+    def key_headers(self) -> tuple[str, ...]:
+        """Which headers are part of every default lock name; asks no more of the settings."""
+        if self._settings is not None:
+            return self._settings.key_headers
+        return check_key_headers(self.app.conf.get("redlock_key_headers") or ())
 
     def refresh(self) -> None:
         """Read the settings again if they have changed, as those of an app under test may."""
@@ -293,11 +301,12 @@ class Plugin:
             logger.warning("Lock node %s does not answer: %s", node, problem)
         for node, count in health.replicas(self.locks).items():
             logger.warning(
-                "Lock node %s has %d replica(s); the other nodes replace it. Never make a "
+                "Lock node %s has %s, which may lack its latest locks%s. Never make a "
                 "lock node a replica (REPLICAOF), not even briefly: it forgets locks, and does not "
                 "vote for a while",
                 node,
-                count,
+                counted(count, "replica"),
+                "; the other nodes replace it" if len(self.locks.labels) > 1 else "",
             )
         self.locks.close()  # the processes that run tasks connect by themselves
 

@@ -23,6 +23,7 @@ __all__ = [
     "OBSERVERS",
     "PREFIX",
     "Settings",
+    "check_key_headers",
     "check_options_type",
     "check_protect",
     "host_and_port",
@@ -59,6 +60,7 @@ OWN = (
     "prometheus_listen",
     "web_token",
     "protect",
+    "key_headers",
 )
 #: Who receives events unless the app says otherwise.
 OBSERVERS = ("logging", "journal", "celery")
@@ -101,6 +103,7 @@ class Settings:
         web_token: What the web page asks for before it releases a lock; None for never.
         protect: Pattern of task names -> options of these tasks, whatever their base; or a callable
             name -> options, or None. What `celery_redlock.task.patterns` makes of it.
+        key_headers: Headers of a message that are part of every default lock name.
         is_fallback: Whether *nodes* is the app's result backend or broker, as there is no setting.
 
     Raises:
@@ -124,6 +127,7 @@ class Settings:
     prometheus_listen: str | None = None
     web_token: str | None = field(default=None, repr=False)
     protect: Any = None
+    key_headers: tuple[str, ...] = ()
     is_fallback: bool = False
 
     def __post_init__(self) -> None:
@@ -146,6 +150,7 @@ class Settings:
         check_web_token(self.web_token)
         if self.protect is not None:
             check_protect(self.protect)
+        object.__setattr__(self, "key_headers", check_key_headers(self.key_headers))
 
     @classmethod
     def from_conf(cls, conf: Mapping[str, Any], fallback: str | None = None) -> Settings:
@@ -255,6 +260,16 @@ def check_web_token(token: object) -> None:
         f"redlock_web_token must be a string of at least {SHORTEST_WEB_TOKEN} characters; make one "
         "with: python -c 'import secrets; print(secrets.token_urlsafe())'"
     )
+    raise ConfigurationError(msg)
+
+
+def check_key_headers(names: object) -> tuple[str, ...]:
+    """Return the setting ``redlock_key_headers``, *names*, sorted; raise ConfigurationError."""
+    if isinstance(names, Sequence) and not isinstance(names, str):
+        given = [it for it in names if isinstance(it, str) and it]
+        if len(given) == len(names):
+            return tuple(sorted(set(given)))
+    msg = f"redlock_key_headers must be a list of names, like ['tenant']; got {names!r}"
     raise ConfigurationError(msg)
 
 

@@ -63,7 +63,8 @@ def places_of_run(task: Any, entry: Any) -> list[str]:
     if not takes_lock(task) or lock_of(task).options.only_reports:
         return []
     try:
-        names = names_of(task, entry.args, entry.kwargs)
+        headers = (entry.options or {}).get("headers") or {}
+        names = names_of(task, entry.args, entry.kwargs, headers)
         limit = lock_of(task).options.limits(names)[names[0]]
     except (LockKeyError, TypeError):  # it will fail where it runs, and say why
         return []

@@ -103,7 +103,7 @@ class Claim:
 
     entry: str
     due: float
-    token: str
+    token: str = field(repr=False)
     fence: int
     keep: float
     lock: str | None = None

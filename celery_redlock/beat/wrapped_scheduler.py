@@ -7,7 +7,8 @@ for what it calls on itself:
     populate_heap   first its entries learn from the nodes when they ran last
     is_due          an interval is due on its grid, so that lateness does not add up
     reserve         likewise
-    apply_async     publishes by way of `celery_redlock.beat.slots`
+    apply_entry     publishes by way of `celery_redlock.beat.slots`, slot by slot
+    apply_async     likewise, where the scheduler calls it by itself, as RedBeat does
     should_sync     not within a publish, but after a tick
     maybe_due       of RedBeat: an entry that is changed or disabled is not made up for
 
@@ -50,6 +51,7 @@ class Owed:
 
     Attributes:
         entry: The entry.
+        send: Publishes an entry, given it and *options*.
         at: When to try again [s, `clock.now`].
         moves_on: Whether the entry is to be moved on once they are published.
         options: Of the publish.
@@ -57,10 +59,19 @@ class Owed:
     """
 
     entry: Any
-    at: float
-    moves_on: bool
+    send: Callable[[Any, dict[str, Any]], Any]
+    at: float = 0.0
+    moves_on: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     failures: int = 0
+
+
+@dataclass
+class Sent:
+    """What came of the publish within the scheduler's own ``apply_entry``, which tells nobody."""
+
+    result: Any = None
+    error: Exception | None = None
 
 
 class WrappedScheduler:
@@ -87,12 +98,15 @@ class WrappedScheduler:
         self._published = 0
         self._scheduled: dict[str, Any] | None = None
         self._over: str | None = None
+        self._sent: Sent | None = None
+        self._apply_entry: Callable[..., Any] = scheduler.apply_entry
         self._apply_async: Callable[..., Any] = scheduler.apply_async
         self._reserve: Callable[[Any], Any] = scheduler.reserve
         self._is_due: Callable[[Any], Any] = scheduler.is_due
         self._populate_heap: Callable[..., Any] = scheduler.populate_heap
         self._should_sync: Callable[[], bool] = scheduler.should_sync
         scheduler.should_sync = lambda: False  # or what it raises would pass for a failed publish
+        scheduler.apply_entry = self.apply_entry
         scheduler.apply_async = self.apply_async
         scheduler.reserve = self.reserve
         scheduler.is_due = self.is_due
@@ -171,6 +185,33 @@ class WrappedScheduler:
 
     # -- what the scheduler calls on itself -------------------------------------------
 
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        """
+        Publish the slots of *entry* that are due. Never fails, as Celery's.
+
+        The scheduler's own is called for each slot that is published, and for no other: so what
+        wraps it, as a monitor of schedules does, begins nothing that no task will end.
+        """
+        if entry.name in self._owed:  # it is tried again at its own time
+            return
+        try:
+            self._publish(Owed(entry, self._send_by_entry, options={"producer": producer}))
+        except Exception:
+            logger.exception("beat: Publishing %r failed; still trying", entry.name)
+
+    def _send_by_entry(self, ready: Any, options: dict[str, Any]) -> Any:
+        self._sent = sent = Sent()
+        try:
+            self._apply_entry(ready, **options)
+        finally:
+            self._sent = None
+        if sent.error is not None:
+            raise sent.error
+        return sent.result
+
+    def _send_by_itself(self, ready: Any, options: dict[str, Any]) -> Any:
+        return self._apply_async(ready, advance=False, **options)
+
     def apply_async(
         self,
         entry: Any,
@@ -179,9 +220,17 @@ class WrappedScheduler:
         **kwargs: Any,
     ) -> Any:
         """Publish the slots of *entry* that are due; moves it on once they are."""
+        options = {"producer": producer, **kwargs}
+        if self._sent is not None:  # called by the scheduler's own apply_entry, for one slot
+            sent, self._sent = self._sent, None
+            try:
+                sent.result = self._send_by_itself(entry, options)
+            except Exception as error:  # noqa: BLE001  raised again after it; it would be logged
+                sent.error = error
+            return sent.result
         if entry.name in self._owed:  # it is tried again at its own time
             return None
-        return self._publish(Owed(entry, 0.0, advance, {"producer": producer, **kwargs}))
+        return self._publish(Owed(entry, self._send_by_itself, moves_on=advance, options=options))
 
     def _publish(self, owed: Owed) -> Any:
         if self._over is not None:
@@ -212,7 +261,7 @@ class WrappedScheduler:
         return result
 
     def _send(self, owed: Owed, ready: Any) -> Any:
-        result = self._apply_async(ready, advance=False, **owed.options)
+        result = owed.send(ready, owed.options)
         self._published += 1
         if owed.failures:  # the broker is back
             for other in self._owed.values():

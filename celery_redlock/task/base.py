@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -10,22 +10,24 @@ from celery import Task, signals
 from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
-from celery_redlock.errors import LockTaken, QuorumUnavailable
+from celery_redlock.errors import ConfigurationError, LockTaken, QuorumUnavailable
 from celery_redlock.exposition import ServeMetrics
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.nodewatch import WatchNodes
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.calls import after, call
-from celery_redlock.task.copies import options_of_copy
+from celery_redlock.task.copies import options_of_copy, way_of_copy
 from celery_redlock.task.current import current_lock, running_execution
+from celery_redlock.task.delivery import CELERYS
 from celery_redlock.task.options import check_declared
 from celery_redlock.task.outcome import DeliveryOver, Outcome
-from celery_redlock.task.overrides import check_bases, check_request, protect
+from celery_redlock.task.overrides import check_bases, check_body, check_request, protect
 from celery_redlock.task.policies import Policy
 from celery_redlock.task.publish import publish
-from celery_redlock.task.redelivery import warn_if_forgetful
+from celery_redlock.task.redelivery import warn_if_forgetful, warn_if_results_expire
 from celery_redlock.task.result import FreeResultsLater, UniqueResult, result_of
-from celery_redlock.task.skip_line import TRACER, shorten
+from celery_redlock.task.shared import check_shared
+from celery_redlock.task.skip_line import BEAT, TRACER, shorten, without_traceback
 from celery_redlock.task.task_lock import lock_of
 from celery_redlock.worker_start import CheckLocks, NoteDeaths
 
@@ -35,6 +37,7 @@ __all__ = ["RedlockTask", "install", "takes_lock"]
 #: as it imports Celery's worker, which a publisher does without.
 WORKER_STEPS = (CheckLocks, NoteDeaths, ServeMetrics, WatchNodes, FreeResultsLater)
 CONSUMER_STEPS = (
+    "celery_redlock.task.discarded:NoteDiscards",
     "celery_redlock.task.forced_ends:NoteRevokes",
     "celery_redlock.task.wake_tasks:WakeTasks",
 )
@@ -50,8 +53,9 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
 
     Attributes:
         lock_key: None, a template like ``"invoice:{invoice_id}"``, or a callable
-            ``(task, args, kwargs) -> str``; the whole lock name. Or a tuple of templates, or a
-            callable that returns a tuple of names, which are taken together or not at all.
+            ``(task, args, kwargs) -> str``, which may take ``headers``, too; the whole lock name.
+            Or a tuple of templates, or a callable that returns a tuple of names, which are taken
+            together or not at all.
         unique_on: Names of the arguments that make the default name; ``()`` for none.
         lock_ttl: Lease written to every node [s]; the watchdog renews it.
         lock_wait: How long to keep trying before the policy applies [s].
@@ -116,6 +120,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         task = next((task for task in reversed(registered) if type(task) is cls), None)
         if task is not None and not lock_of(task).is_built_in:
             check_bases(task, RedlockTask)
+            check_body(task, RedlockTask)
             check_declared(task, RedlockTask)
             lock_of(task).bind(RedlockTask.lock_name)
             cls.throws = expected(cls.throws)
@@ -127,7 +132,8 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         """
         Return the lock name of a call with these arguments; the same on client and worker.
 
-        The first of them where ``lock_key`` makes several.
+        The first of them where ``lock_key`` makes several, and that of a message without headers
+        where those are part of it.
 
         Args:
             args: Positional arguments, without ``self``.
@@ -151,6 +157,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
             check_request(self, RedlockTask)
             if self.acks_late:
                 warn_if_forgetful(self, options.dedup_ttl)
+            warn_if_results_expire(self, options)
 
     def apply_async(  # noqa: PLR0917  Celery's signature
         self,
@@ -197,6 +204,8 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
         request = self.request if request is None else request
         has_new_arguments = args is not None or kwargs is not None
         options = options_of_copy(self, request, extra, has_new_arguments=has_new_arguments)
+        options = {**way_of_copy(request), **options} if queue is None else options
+        queue = options.pop("queue", queue)
         return super().signature_from_request(request, args, kwargs, queue, **options)
 
     def on_replace(self, sig: Any) -> Any:
@@ -238,12 +247,26 @@ def install(app: Any) -> None:
 
 def check_tasks(app: Any) -> None:
     """Check all tasks of *app* that are based on `RedlockTask`; raises ConfigurationError."""
-    for task in list(app.tasks.values()):
-        if isinstance(task, RedlockTask):
-            task.check_lock()
+    tasks = [task for task in app.tasks.values() if isinstance(task, RedlockTask)]
+    for task in tasks:
+        task.check_lock()
+    check_headers(plugin_for(app).key_headers)
+    check_shared(task for task in tasks if takes_lock(task))
+
+
+def check_headers(names: Iterable[str]) -> None:
+    """Raise ConfigurationError if one of *names* is no header of the user's to Celery."""
+    taken = sorted(CELERYS.intersection(names))
+    if taken:
+        msg = (
+            f"redlock_key_headers: {taken[0]!r} is what Celery calls something of its own in a "
+            "message, so that no worker sees the header; give it another name"
+        )
+        raise ConfigurationError(msg)
 
 
 get_logger(TRACER).addFilter(shorten)
+get_logger(BEAT).addFilter(without_traceback)
 
 
 @signals.task_postrun.connect(weak=False)
@@ -252,5 +275,6 @@ def _after_task(task: Any = None, state: str | None = None, retval: Any = None, 
         after(task, state, retval)
 
 
-# At last, as it may have tasks to protect at once. Its import is its use.
-import celery_redlock.protect  # noqa: E402, F401
+# At last, as the first may have tasks to protect at once. Their import is their use.
+import celery_redlock.protect  # noqa: E402
+import celery_redlock.task.discarded  # noqa: E402, F401

@@ -17,7 +17,7 @@ from celery import states
 from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, QuorumUnavailable
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
-from celery_redlock.lock.records import place_name
+from celery_redlock.lock.records import place_name, shorten
 from celery_redlock.lock.wanted import MarkerStands
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking
@@ -159,8 +159,8 @@ def refuse(execution: Execution, error: LockNotAcquired) -> Any:
             raise wait_for_turn(execution, error, is_woken=True)
         if isinstance(options.on_conflict, Queue):
             options = join_queue(execution, error, options.on_conflict)
-    copy, notify = execution.delivery.copy, execution.plugin.notify
-    skipped = refused.refuse(execution.task, request, copy, error, options, notify)
+    delivery, notify = execution.delivery, execution.plugin.notify
+    skipped = refused.refuse(execution.task, request, delivery, error, options, notify)
     return skipped if request.is_eager else dict(skipped)  # for every result serializer
 
 
@@ -201,7 +201,7 @@ def is_for_lock(reservation: Reservation, execution: Execution) -> bool:
     A retry may have other arguments, and so another name; and anybody can publish a message
     that belongs to another. Such a reservation is ended with its token, but none is ever made.
     """
-    if reservation.name == execution.name:
+    if shorten(reservation.name) == shorten(execution.name):
         return True
     if reservation.until == "started" and not execution.options.reruns:
         execution.end_reservation(Records(reservation=OVER))
@@ -227,7 +227,10 @@ def start_reservation(execution: Execution, reservation: Reservation, held: Held
         raise wait_for_turn(execution, error.why, is_woken=False) from None
     held.merged = started.merged
     newest = newest_call(started.arguments)
-    if newest is not None and names_of(task, *newest) != execution.names:
+    if (
+        newest is not None
+        and names_of(task, *newest, execution.delivery.headers) != execution.names
+    ):
         raise LockKeyError(f"Task {task.name!r}: what was merged into it makes another lock name")
     return newest
 

@@ -8,14 +8,16 @@ under its lock, and with nothing that could come later.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from celery import Task
+from celery import Task, states
 from celery.exceptions import Ignore, Reject
 
 from celery_redlock.plugin import locking
 from celery_redlock.task.current import latest_execution, running_execution
+from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.execution import Execution, delay_in
 from celery_redlock.task.outcome import outcome_of
 from celery_redlock.task.refused import Skipped
@@ -23,6 +25,8 @@ from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["after", "call", "is_element", "run_element"]
 
+#: States after which Celery is through with a delivery.
+STORED = frozenset({states.SUCCESS, states.FAILURE, states.RETRY})
 #: Celery's tasks that call another one for each element; chunks are made of the second.
 MAPS = ("celery.map", "celery.starmap")
 
@@ -86,7 +90,10 @@ def after(task: Any, state: str | None, returned: Any) -> None:
     latest = latest_execution.get()
     # Not by its id, which an apply() in its body may share.
     if latest is not None and latest.request is task.request:
-        latest.stored(state)
+        # Celery tells the state that was to be stored, also where an error or the end of the
+        # process came before: in the callbacks, the next task of a chain, or the result backend.
+        is_stored = state in STORED and sys.exc_info()[1] is latest.handled
+        latest.completed(is_stored=is_stored)
     elif isinstance(returned, Exception):  # in `before_start`, for which Celery calls no task
         execution = Execution(task, task.request, running_execution())
         execution.end(outcome_of(returned, task), delay_in(returned))
@@ -103,7 +110,9 @@ def is_element(task: Any) -> bool:
 
 def run_element(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run *task* for one element under its lock; return or raise what it does."""
-    done = task.apply(args, kwargs, throw=True)
+    # The headers of the message that they came with may be part of their names.
+    headers = Delivery.of(task, vars(task.app.current_task.request), "").headers
+    done = task.apply(args, kwargs, throw=True, headers=headers or None)
     if isinstance(done.result, (Ignore, Reject)):  # of the body; meant for the whole
         raise done.result
     result = done.get(disable_sync_subtasks=False)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from celery_redlock.task.delivery import broadcast_of, serializer_of
+from kombu import Queue
+
+from celery_redlock.task.delivery import broadcast_of, queue_of, serializer_of
 from celery_redlock.task.envelope import HEADER, Envelope
 
-__all__ = ["options_of_copy"]
+__all__ = ["options_of_copy", "way_of_copy"]
 
 
 def options_of_copy(
@@ -28,7 +30,7 @@ def options_of_copy(
     headers = headers if isinstance(headers, Mapping) else {}
     envelope = envelope_of_copy(headers, request)
     broadcast = broadcast_of(task.app, request.delivery_info)
-    if broadcast is not None:
+    if broadcast is not None and not queue_of(request.delivery_info):
         envelope = envelope._replace(worker=request.hostname)
         # A child process of a worker has never declared it, and Redis would drop the message.
         options["declare"] = [broadcast]
@@ -42,6 +44,18 @@ def options_of_copy(
     if not has_new_arguments:  # the caller may have hidden what they are
         carried |= {name: own.get(name) for name in ("argsrepr", "kwargsrepr")}
     return {**{option: value for option, value in carried.items() if value}, **options}
+
+
+def way_of_copy(request: Any) -> dict[str, Any]:
+    """
+    Return by which queue a copy of a broadcast message goes, as the option of a publish.
+
+    To that queue alone, with RabbitMQ: by the exchange it would go to all of them again. Others,
+    as Redis, have no such way; there each worker drops what is for another.
+    """
+    name = queue_of(request.delivery_info)
+    # It is there, and nobody but who declared it knows with which arguments.
+    return {"queue": Queue(name, no_declare=True), "declare": []} if name else {}
 
 
 def envelope_of_copy(headers: Mapping[str, Any], request: Any) -> Envelope:

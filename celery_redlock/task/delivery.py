@@ -14,17 +14,20 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from celery.app.task import Context
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from celery_redlock.lock.client import new_owner
 from celery_redlock.lock.wanted import NO_TURN, Turn
-from celery_redlock.task.envelope import HEADER, Envelope, hide_header
+from celery_redlock.log import cut
+from celery_redlock.task.envelope import HEADER, Envelope, fresh_publish_id, hide_header
 from celery_redlock.task.options import LockOptions
 
 __all__ = [
+    "CELERYS",
     "Delivery",
     "broadcast_of",
     "execution_id",
@@ -32,17 +35,24 @@ __all__ = [
     "give_turn",
     "hide",
     "mint_owner",
+    "note_queue",
     "note_serializer",
+    "queue_of",
     "serializer_of",
 ]
 
 OWNER = "redlock_owner"
 TURN = "redlock_turn"
+#: The queue that a broadcast message came by, where the broker takes messages for a queue alone.
+QUEUE = "redlock_queue"
 #: As Celery calls the option; it takes some of those of a copy from how a message was delivered.
 SERIALIZER = "serializer"
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{32}")
+QUEUE_NAME = re.compile(r".{1,255}")
 TURN_IN_WORDS = re.compile(r"[0-9a-f]{40}#[0-9]{1,4}")
+#: What Celery itself says of a message, or keeps beside that.
+CELERYS = frozenset(vars(Context)) | {"lang", "task", "argsrepr", "kwargsrepr", "_children", HEADER}
 #: What a message says where it says nothing.
 FIELDS = "id", HEADER, "delivery_info", "retries", "replaced_task_nesting", "parent_id"
 UNSAID = dict.fromkeys(FIELDS)
@@ -62,8 +72,10 @@ class Delivery:
         comes_again: Whether it is a retry, or replaces a task of the same id.
         parent_id: Of the task that published it, if any.
         turn: With what a task that was woken acquires its lock.
+        copy_id: Publish id of its copies, where its message has none.
         owner: What the tokens of its locks begin with, so that the parent can release for a child
             that is dead; None where there is no parent.
+        fields: What it was made of.
     """
 
     task_id: Any
@@ -73,7 +85,9 @@ class Delivery:
     comes_again: bool = False
     parent_id: Any = None
     turn: Turn = field(default=NO_TURN, repr=False)
+    copy_id: str = ""
     owner: str | None = field(default=None, repr=False)
+    fields: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, task: Any, fields: Mapping[str, Any], worker: str) -> Delivery:
@@ -82,7 +96,8 @@ class Delivery:
 
         Args:
             task: The task.
-            worker: Name of the worker; on a broadcast exchange each runs an execution of its own.
+            worker: Name of the worker; of a broadcast each runs an execution of its own, or each
+                queue has one.
             fields: Of the message's own headers, and its ``delivery_info``; the same in the
                 worker's parent process and in its child.
         """
@@ -91,7 +106,7 @@ class Delivery:
         envelope = Envelope.of(said[HEADER], task_id)
         info = said["delivery_info"]
         is_redelivered = type(info) is dict and bool(info.get("redelivered"))
-        place = "" if broadcast_of(task.app, info) is None else worker
+        place = queue_of(info) or ("" if broadcast_of(task.app, info) is None else worker)
         published = envelope.publish_id or ""
         execution = execution_id(task.name, task_id, published, retries, nesting, place)
         return cls(
@@ -103,7 +118,18 @@ class Delivery:
             parent_id=said["parent_id"],
             turn=turn_in(info),
             owner=word_in(info, OWNER, WELL_FORMED),
+            fields=fields,
         )
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The headers that its publisher gave it."""
+        # What Celery does not know of a message is a header; those of eager calls are nested.
+        nested = self.fields.get("headers")
+        given = dict(nested) if isinstance(nested, dict) else {}
+        given.update((k, v) for k, v in self.fields.items() if k not in CELERYS)
+        given.pop(HEADER, None)
+        return given
 
     def is_owner(self, holder: Mapping[str, Any]) -> bool:
         """Return whether *holder*, known by the beginning of its token, is this delivery."""
@@ -126,10 +152,10 @@ class Delivery:
         task_id, execution = holder.get("task_id"), holder.get("execution")
         if task_id is None or execution == self.execution:
             return False
-        if task_id == self.task_id:
+        if task_id == cut(str(self.task_id)):
             return self.comes_again or execution == self.envelope.previous
         # Never by the same id: Celery makes a copy, published within its task, a child of itself.
-        return bool(task_id == self.parent_id)
+        return self.parent_id is not None and task_id == cut(str(self.parent_id))
 
     def info(self, task: str) -> dict[str, Any]:
         """Return how an execution of the *task* of this name describes itself to others."""
@@ -145,17 +171,31 @@ class Delivery:
     @property
     def copy(self) -> Envelope:
         """
-        The envelope of a copy published in place of this delivery.
+        The envelope of a copy published in place of this delivery: the same execution.
 
-        It is the same execution, unless this is the first delivery of a message that does not
-        say of which publish it is: then the copy gets an id of its own. No release wakes it.
+        No release wakes it.
         """
         envelope = self.envelope
-        if envelope.publish_id is None and self.may_be_repeated:
-            envelope = envelope._replace(publish_id="")
+        if envelope.publish_id is None:
+            envelope = envelope._replace(publish_id=self.copy_id)
         if envelope.waiting is not None:
             envelope = envelope._replace(waiting=envelope.waiting.unwoken)
         return envelope
+
+    @property
+    def retry(self) -> Envelope:
+        """The envelope of a retry in place of this delivery: the same one, whoever publishes it."""
+        publish_id = self.copy_id or self.execution
+        return self.envelope._replace(publish_id=publish_id, previous=None, waiting=None)
+
+    @property
+    def is_second_publish(self) -> bool:
+        """Whether an earlier publish under its task id is known, which is another execution."""
+        return bool(self.copy_id)
+
+    def of_second_publish(self) -> Delivery:
+        """Return this delivery, of a message without a publish id that is such a second one."""
+        return replace(self, copy_id=fresh_publish_id())
 
 
 def broadcast_of(app: Any, delivery_info: Any) -> Any:
@@ -165,6 +205,17 @@ def broadcast_of(app: Any, delivery_info: Any) -> Any:
         return None
     known = (queue.exchange for queue in app.amqp.queues.values() if queue.exchange)
     return next((one for one in known if (one.name, one.type) == (name, "fanout")), None)
+
+
+def note_queue(request: dict[str, Any], queue: str) -> None:
+    """Let the child know by which *queue* a broadcast message came; "" for no such."""
+    if queue:
+        request["delivery_info"] = {**(request.get("delivery_info") or {}), QUEUE: queue}
+
+
+def queue_of(delivery_info: Any) -> str:
+    """Return the queue that the parent has noted; "" for none."""
+    return word_in(delivery_info, QUEUE, QUEUE_NAME) or ""
 
 
 def execution_id(

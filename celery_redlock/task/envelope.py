@@ -15,6 +15,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from celery_redlock.lock.records import is_short_name
+from celery_redlock.task.keys import MOST_NAMES
 from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.slot import Slot
 from celery_redlock.task.waiting import Waiting
@@ -46,6 +48,8 @@ class Envelope(NamedTuple):
         waiting: Since when the task waits for its lock, and for which; None if it does not.
         worker: Name of the only worker that is to run it: a copy of a broadcast task goes to all of
             them again.
+        names: Its lock names, as they are in keys, where code of the user's has made them: in a
+            worker's main process it may see something else.
     """
 
     publish_id: str | None = None
@@ -55,6 +59,7 @@ class Envelope(NamedTuple):
     slot: Slot | None = None
     waiting: Waiting | None = None
     worker: str | None = None
+    names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, header: Any, task_id: Any) -> Envelope:
@@ -91,6 +96,8 @@ class Envelope(NamedTuple):
             fields["waiting"] = self.waiting.parts
         if self.worker is not None:
             fields["worker"] = self.worker
+        if self.names:
+            fields["names"] = list(self.names)
         return {HEADER: fields}
 
 
@@ -128,6 +135,13 @@ def count(value: Any) -> int:
     return value if type(value) is int and 0 < value <= MOST_RESCHEDULES else 0
 
 
+def short_names(value: Any) -> tuple[str, ...]:
+    """Return *value* if it is lock names as they are in keys, else none."""
+    if not (isinstance(value, (list, tuple)) and 0 < len(value) <= MOST_NAMES):
+        return ()
+    return tuple(value) if all(map(is_short_name, value)) else ()
+
+
 #: Field of the header -> attribute of the envelope, and what parses the one to the other.
 PARSERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "id": ("publish_id", text(PUBLISH_ID)),
@@ -137,4 +151,5 @@ PARSERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "slot": ("slot", Slot.of),
     "waiting": ("waiting", Waiting.of),
     "worker": ("worker", text(WORKER)),
+    "names": ("names", short_names),
 }

@@ -10,13 +10,15 @@ its own.
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
-from celery import states
 from celery.exceptions import Retry
 from celery.utils.time import maybe_make_aware
 
@@ -82,6 +84,7 @@ class Execution:
         self._before = latest if latest is not None and latest.is_traced else outer
         self.name = ""
         self.names: tuple[str, ...] = ()
+        self.handled: BaseException | None = None
         self.held: HeldLock | None = None
         self.own_lock: HeldLock | None = None
         self.records: Records | None = None
@@ -106,12 +109,13 @@ class Execution:
             What *body* returns, or what the policy says in its place.
         """
         latest_execution.set(self)
+        self.handled = sys.exc_info()[1]  # of who forked or called us within an `except`
         outcome, comes_in = Outcome.INTERRUPTED, 0.0
         try:
             if self.only_reports:
                 report(self, args, kwargs)
             else:
-                self.names = names_of_call(self.task, args, kwargs)
+                self.names = names_of_call(self.task, args, kwargs, self.delivery)
                 self.name = self.names[0]
                 try:
                     acquire(self)
@@ -148,7 +152,10 @@ class Execution:
             with self.interrupt:
                 if held is not None and self.options.aborts_on_loss:
                     held.ensure_held()  # it may have been lost before there was a body to interrupt
-                return body(*args, **kwargs)
+                result = body(*args, **kwargs)
+                if held is not None and not self.only_reports:
+                    check_ended(result, self.task.name)
+                return result
         except LockInterrupt as error:
             if held is None or error.interrupt is not self.interrupt:
                 raise  # meant for the task that called apply() in its body
@@ -218,13 +225,12 @@ class Execution:
             except Exception:  # it expires; the task's own outcome stands
                 logger.exception("Ending the reservation of %r failed", reservation.name)
 
-    def stored(self, state: str | None) -> None:
-        """Complete the records now that the result is stored and Celery has finished."""
+    def completed(self, *, is_stored: bool) -> None:
+        """Complete the records now that Celery has finished, having stored the result or not."""
         latest_execution.set(self._before)
         records = self.records
         if records is None or records.marker != FINISHING:
             return
-        is_stored = state in (states.SUCCESS, states.FAILURE, states.RETRY)
         with defer_signals():
             if records.after_result and is_stored:
                 self.end_reservation(records)
@@ -293,6 +299,25 @@ class Execution:
 def left_of(min_hold: float, since: float) -> float:
     """Return for how long a lock that is held since then has to be kept [s], clock set or not."""
     return min(min_hold, max(0.0, since + min_hold - clock.wall()))
+
+
+#: Of what a result backend can store as it is.
+PLAIN = frozenset({type(None), bool, int, float, str, bytes, dict, list, tuple})
+
+
+def check_ended(result: Any, task: str) -> None:
+    """Raise TypeError if *result*, of the body of *task*, is something that has yet to run."""
+    if type(result) in PLAIN:  # most are
+        return
+    is_generator = inspect.isgenerator(result) or inspect.isasyncgen(result)
+    if not (is_generator or inspect.isawaitable(result) or isinstance(result, Future)):
+        return
+    if inspect.iscoroutine(result):
+        result.close()  # nobody is to wait for it
+    raise TypeError(
+        f"{task} returned a {type(result).__name__}, which runs after it has returned, without the "
+        "lock; wait for its end in the body"
+    )
 
 
 def delay_in(error: Exception) -> float:

@@ -24,15 +24,16 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery import bootsteps
 from celery.exceptions import InvalidTaskError
 from celery.worker.request import Request
-from celery.worker.state import revoked, task_ready
+from celery.worker.state import revoked, revoked_stamps, task_ready
+from kombu.utils.functional import maybe_list
 
 from celery_redlock.lock.waiting import Ticket
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking, plugin_for
-from celery_redlock.task.delivery import Delivery, mint_owner, note_serializer
+from celery_redlock.task.delivery import Delivery, mint_owner, note_queue, note_serializer
 from celery_redlock.task.lost_child import LostChild
 from celery_redlock.task.outcome import Outcome, outcome_of_loss, records_after
-from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.task_lock import lock_of, names_told
 from celery_redlock.task.waiting_room import room_of
 
 __all__ = ["NoteRevokes", "RedlockRequest"]
@@ -66,6 +67,7 @@ class RedlockRequest(Request):
             shown = repr(self.id)[:LONGEST_SHOWN]
             raise InvalidTaskError(f"task id must be a non-empty string, not {shown}")
         mint_owner(self._request_dict)
+        note_queue(self._request_dict, broadcast_queue(self.task.app, self.message))
         note_serializer(self._request_dict, self.message.content_type, self.task.serializer)
         self._delivery = Delivery.of(self.task, self._request_dict, self.hostname)
         if self._delivery.envelope.reservation is not None:
@@ -76,6 +78,13 @@ class RedlockRequest(Request):
     def is_owner(self, holder: dict[str, Any]) -> bool:
         """Return whether *holder*, known by the beginning of its token, is this delivery."""
         return self._delivery.is_owner(holder)
+
+    @property
+    def lock_names(self) -> tuple[str, ...]:
+        """The names of the locks that it may hold; raises LockKeyError if there are none."""
+        delivery = self._delivery
+        told = delivery.envelope.names
+        return names_told(self.task, self.args, self.kwargs, delivery.headers, told)
 
     def _wait(self) -> Ticket | None:
         """Have this woken when its lock is free; return its ticket, None if nothing wakes it."""
@@ -123,6 +132,8 @@ class RedlockRequest(Request):
         self._was_rejected = self._was_rejected or not self.acknowledged
         self._was_put_back = self._was_put_back or (requeue and not self.acknowledged)
         super().reject(requeue=requeue)
+        if not requeue and self.time_start is None:  # Celery cannot read when it is due
+            self.leave_queue(Outcome.REVOKED)
 
     def _retry_worker_lost(self, *args: Any) -> bool:
         """Publish a retry for a lost child (Celery 5.7), and remember that."""
@@ -151,13 +162,16 @@ class RedlockRequest(Request):
         """
         Let Celery decide what happens to the task; then release for a child that is lost.
 
-        A child that returned an error (*return_ok*) has already released its lock.
+        A child that returned an error (*return_ok*) has already released its lock. One that could
+        not read its message has none, and no execution that ends the reservation.
         """
         try:
             return super().on_failure(exc_info, send_failed_event, return_ok)
         finally:
             if not return_ok and is_forced(exc_info.exception):
                 self._clear_away()
+            elif not return_ok:
+                self.leave_queue(self.outcome)
 
     def terminate(self, *args: Any, **kwargs: Any) -> None:
         """Terminate the task; Celery may take seconds to note that the child is dead."""
@@ -268,10 +282,24 @@ def let_go_of_revoked() -> None:
     Celery itself looks when their time has come: for one that was rescheduled, or waits behind
     long ones, that may be in an hour.
     """
-    if revoked:
+    if revoked or revoked_stamps:
         for request in list(_with_reservation):
-            if request.id in revoked and request.time_start is None:
+            if request.time_start is None and is_revoked(request):
                 request.leave_queue(Outcome.REVOKED)
+
+
+def is_revoked(request: RedlockRequest) -> bool:
+    """Return whether *request* was revoked by its id, or by a stamp of its."""
+    if request.id in revoked:
+        return True
+    stamps = request.request_dict.get("stamps")
+    if not isinstance(stamps, dict):
+        return False
+    return any(
+        stamp in maybe_list(values)
+        for header, values in revoked_stamps.items()
+        for stamp in maybe_list(stamps.get(header)) or ()
+    )
 
 
 class NoteRevokes(bootsteps.StartStopStep):
@@ -286,7 +314,10 @@ class NoteRevokes(bootsteps.StartStopStep):
     _entry: Any = None
 
     def start(self, consumer: Any) -> None:
-        """Set the timer."""
+        """Set the timer, and have requests know their consumer."""
+        app = getattr(consumer, "app", None)
+        if app is not None:
+            _consumers[app] = weakref.ref(consumer)
         self._entry = consumer.timer.call_repeatedly(LOOK_FOR_REVOKES, let_go_of_revoked)
 
     def stop(self, consumer: Any) -> None:
@@ -295,6 +326,23 @@ class NoteRevokes(bootsteps.StartStopStep):
         if entry is not None:
             # A green timer returns the greenlet of the first firing, which is over by then.
             consumer.timer.cancel(getattr(entry, "entry", entry))
+
+
+#: App -> the consumer of its worker.
+_consumers: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def broadcast_queue(app: Any, message: Any) -> str:
+    """Return by which queue of a fanout exchange *message* came, if others can publish to it."""
+    consumer = _consumers.get(app, lambda: None)()
+    if consumer is None or consumer.connection.transport.driver_type != "amqp":
+        return ""
+    tag = (message.delivery_info or {}).get("consumer_tag")
+    tags = getattr(consumer.task_consumer, "_active_tags", {})  # kombu has no public way
+    for queue in consumer.task_consumer.queues if tag else ():
+        if tags.get(queue.name) == tag and getattr(queue.exchange, "type", "") == "fanout":
+            return str(queue.name)
+    return ""
 
 
 def is_forced(error: BaseException) -> bool:

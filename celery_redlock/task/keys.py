@@ -18,6 +18,7 @@ from hashlib import sha256
 from typing import Any
 
 from celery_redlock.errors import LockKeyError
+from celery_redlock.lock.records import own_name
 from celery_redlock.log import get_logger
 from celery_redlock.task.arguments import Parameters, Task, misfit
 from celery_redlock.task.canonical import NotCarried, canonical, json_key
@@ -36,12 +37,13 @@ _WAY_OUT = "say with unique_on=(...) which arguments make the key, or give a loc
 Names = str | tuple[str, ...]
 """What names the lock of a call: one name, or several that are taken together."""
 
-LockKey = str | tuple[str, ...] | Callable[[Any, tuple[Any, ...], dict[str, Any]], Names] | None
+LockKey = str | tuple[str, ...] | Callable[..., Names] | None
 """
-The option ``lock_key``: nothing, a template, several, or ``(task, args, kwargs)`` -> names.
+The option ``lock_key``: nothing, a template, several, or ``(task, args, kwargs)`` -> names, which
+may take ``headers``, too.
 """
 
-Maker = Callable[[Sequence[Any], Mapping[str, Any]], Names]
+Maker = Callable[[Sequence[Any], Mapping[str, Any], Mapping[str, Any]], Names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,15 @@ class LockName:
 
     Attributes:
         task: Name of the task.
-        make: Positional and keyword arguments -> lock name, not yet checked.
+        make: Positional and keyword arguments, headers -> lock name, not yet checked.
+        is_computed: Whether code of the user's makes it, which may see more than its arguments.
+        is_default: Whether it is the default name, which headers of the app's choice are part of.
     """
 
     task: str
     make: Maker
+    is_computed: bool = False
+    is_default: bool = False
 
     @classmethod
     def of_task(
@@ -85,26 +91,33 @@ class LockName:
                 "has nothing to choose; drop one of them",
             )
         if lock_key is None:
-            return cls(task.name, _digest_maker(task, unique_on))
+            return cls(task.name, _digest_maker(task, unique_on), is_default=True)
         if isinstance(lock_key, str):
             return cls(task.name, _template_maker(task, lock_key))
         if isinstance(lock_key, (tuple, list)):
             return cls(task.name, _tuple_maker(task, lock_key))
         if callable(lock_key):
-            return cls(task.name, _calling_maker(task, lock_key))
+            return cls(task.name, _calling_maker(task, lock_key), is_computed=True)
         raise misfit(
             task.name,
             f"lock_key={lock_key!r} is neither a template, nor several, nor a callable "
             '(task, args, kwargs) -> str; write e.g. lock_key="report:{user_id}"',
         )
 
-    def name(self, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Names:
+    def name(
+        self,
+        args: Sequence[Any] | None,
+        kwargs: Mapping[str, Any] | None,
+        headers: Mapping[str, Any] | None = None,
+    ) -> Names:
         """
         Return the lock name of one call, or its names.
 
         Args:
             args: Positional arguments as published or as received; None: none.
             kwargs: Keyword arguments likewise.
+            headers: Of the message, those of the user alone; of a default name those that are
+                part of it.
 
         Returns:
             A name of at least one character, encodable as UTF-8; or several of them.
@@ -113,10 +126,10 @@ class LockName:
             LockKeyError: The arguments do not fit the task, or what makes the name
                 cannot be read or encoded.
         """
-        names = self.make(args or (), kwargs or {})
+        names = self.make(args or (), kwargs or {}, headers or {})
         if isinstance(names, str):
             self._check(names)
-            return names
+            return own_name(names)
         if len(names) > MOST_NAMES:
             raise LockKeyError(
                 f"Task {self.task!r}: lock_key gave {len(names)} names; a call may have "
@@ -126,7 +139,7 @@ class LockName:
             self._check(name)
         if len(set(names)) < len(names):
             raise LockKeyError(f"Task {self.task!r}: lock_key gave the same name more than once")
-        return names
+        return tuple(map(own_name, names))
 
     def _check(self, name: str) -> None:
         if not name:
@@ -147,16 +160,17 @@ def _digest_maker(task: Task, unique_on: Iterable[str] | str | None) -> Maker:
     names = sorted(parameters.names if unique_on is None else _chosen(parameters, unique_on))
     keys = [(name, json_key(name)) for name in names]
 
-    def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    def make(args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> str:
         values = parameters.bind(args, kwargs)
-        if not names:
+        if not names and not headers:
             return parameters.task
         texts = [
             f"{key}:{_entry(parameters, name, values[name])}"
             for name, key in keys
             if name in values
         ]
-        digest = sha256(f"{{{','.join(texts)}}}".encode()).hexdigest()
+        digested = f"{{{','.join(texts)}}}{_of_headers(parameters.task, headers)}"
+        digest = sha256(digested.encode()).hexdigest()
         return f"{parameters.task}:{digest[:_DIGEST_LENGTH]}"
 
     return make
@@ -173,6 +187,17 @@ def _chosen(parameters: Parameters, unique_on: object) -> set[str]:
             raise misfit(parameters.task, f"{option} must be a tuple of argument names")
         parameters.check(name, option)
     return set(names)
+
+
+def _of_headers(task: str, headers: Mapping[str, Any]) -> str:
+    """Return the digested text of *headers*; nothing for none."""
+    try:
+        return canonical(dict(headers)) if headers else ""
+    except NotCarried as error:
+        raise LockKeyError(
+            f"Task {task!r}: header `{error.path}` {error.reason} and cannot be part of a lock "
+            "name; see redlock_key_headers"
+        ) from None
 
 
 def _entry(parameters: Parameters, name: str, value: object) -> str:
@@ -207,7 +232,7 @@ def _template_maker(task: Task, template: str) -> Maker:
             template,
         )
 
-    def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    def make(args: Sequence[Any], kwargs: Mapping[str, Any], _: Mapping[str, Any]) -> str:
         values = parameters.bind(args, kwargs)
         return "".join(
             [
@@ -229,8 +254,8 @@ def _tuple_maker(task: Task, templates: Sequence[object]) -> Maker:
         raise misfit(task.name, f"lock_key has {len(templates)} templates, {MOST_NAMES} at most")
     makers = [_template_maker(task, str(one)) for one in templates]
 
-    def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Names:
-        return tuple(str(maker(args, kwargs)) for maker in makers)
+    def make(args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> Names:
+        return tuple(str(maker(args, kwargs, headers)) for maker in makers)
 
     return make
 
@@ -242,11 +267,12 @@ def _calling_maker(task: Task, lock_key: Callable[..., object]) -> Maker:
     # A function among a task's class attributes comes back bound to the task.
     if inspect.ismethod(lock_key) and lock_key.__self__ is task:
         lock_key = lock_key.__func__
-    _check_callable(task, lock_key)
+    takes_headers = _check_callable(task, lock_key)
 
-    def make(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Names:
+    def make(args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[str, Any]) -> Names:
+        more = {"headers": dict(headers)} if takes_headers else {}
         try:
-            name = lock_key(task, tuple(args), dict(kwargs))
+            name = lock_key(task, tuple(args), dict(kwargs), **more)
         except Exception as error:
             raise LockKeyError(
                 f"Task {task.name!r}: its lock_key raised {type(error).__name__}"
@@ -263,12 +289,16 @@ def _calling_maker(task: Task, lock_key: Callable[..., object]) -> Maker:
     return make
 
 
-def _check_callable(task: Task, lock_key: Callable[..., object]) -> None:
+def _check_callable(task: Task, lock_key: Callable[..., object]) -> bool:
+    """Return whether *lock_key* takes headers, or raise if it cannot be called."""
     try:
-        inspect.signature(lock_key).bind(task, (), {})
+        signature = inspect.signature(lock_key)
+        takes_headers = "headers" in signature.parameters
+        signature.bind(task, (), {}, **({"headers": {}} if takes_headers else {}))
     except TypeError as error:
         raise misfit(
-            task.name, f"lock_key={lock_key!r} must take (task, args, kwargs): {error}"
+            task.name, f"lock_key={lock_key!r} must take (task, args, kwargs[, headers]): {error}"
         ) from None
     except ValueError:
-        pass  # written in C, without a signature; the first call will tell
+        return False  # written in C, without a signature; the first call will tell
+    return takes_headers

@@ -28,7 +28,7 @@ from celery_redlock.task.death import wait_until_dead
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.execution import left_of
 from celery_redlock.task.outcome import DONE, Outcome, records_after
-from celery_redlock.task.task_lock import lock_of, names_of, places_of
+from celery_redlock.task.task_lock import lock_of, names_told, places_of
 
 __all__ = ["LostChild"]
 
@@ -78,7 +78,7 @@ class LostChild:
 
     def _clear_away(self) -> None:
         try:
-            places = places_of(self.task, self.args, self.kwargs)
+            places = places_of(self.task, self._names)
             plugin = plugin_for(self.task.app)
             options = self.delivery.adjust(lock_of(self.task).options)
             reservation = self.delivery.envelope.reservation
@@ -104,10 +104,17 @@ class LostChild:
         except Exception:
             logger.exception("Releasing for %s failed; its lock expires", self)
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        delivery = self.delivery
+        return names_told(
+            self.task, self.args, self.kwargs, delivery.headers, delivery.envelope.names
+        )
+
     def _leave(self, locks: Any) -> None:
         """Have the nodes forget that it waited for its locks (``lock_wait``), if it did."""
         owner, info = self.delivery.owner or "", self.delivery.info(self.task.name)
-        for name in names_of(self.task, self.args, self.kwargs):
+        for name in self._names:
             ticket = Ticket(name, owner, self.since, info)
             locks.driver.tell(leave_request(locks.rules, ticket))
 

@@ -18,7 +18,14 @@ from celery_redlock.errors import ConfigurationError
 from celery_redlock.task.calls import call
 from celery_redlock.task.options import METHODS, OPTIONS, classes_before
 
-__all__ = ["check_bases", "check_request", "protect"]
+__all__ = ["check_bases", "check_body", "check_request", "protect"]
+
+#: Bodies that have not begun when they return -> how such a one is called.
+UNBEGUN = {
+    inspect.iscoroutinefunction: "a coroutine (async def)",
+    inspect.isasyncgenfunction: "an asynchronous generator (async def with yield)",
+    inspect.isgeneratorfunction: "a generator (it has a yield)",
+}
 
 
 def protect(cls: Any, base: type) -> None:
@@ -101,6 +108,33 @@ def check_behind(task: str, cls: type, base: type) -> None:
             f"which has it too; name {cls.__qualname__} before {base.__name__}"
         )
         raise ConfigurationError(msg)
+
+
+def check_body(task: Any, base: Any) -> None:
+    """
+    Check that the body of *task* has ended when it returns, unless a ``__call__`` runs it.
+
+    Raises:
+        ConfigurationError: It is a coroutine or a generator, which runs later, after the release.
+    """
+    if type(task).__call__ is not base.__call__:  # it may wait for the end of its body
+        return
+    body = task.run
+    while is_celerys(body) and hasattr(body, "__wrapped__"):
+        body = body.__wrapped__  # for autoretry and pydantic; they return what the body does
+    for is_of, what in UNBEGUN.items():
+        if is_of(body):
+            msg = (
+                f"{task.name}: its body is {what}, which runs after it has returned, without the "
+                "lock; make it a plain function, which waits for the end, as by asyncio.run()"
+            )
+            raise ConfigurationError(msg)
+
+
+def is_celerys(function: Any) -> bool:
+    """Return whether *function* is of Celery's own code, whatever it says of itself."""
+    home: dict[str, Any] = getattr(function, "__globals__", {})
+    return str(home.get("__name__")).startswith("celery.")
 
 
 def check_request(task: Any, base: Any) -> None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NoReturn
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.clock import jitter
@@ -24,6 +25,7 @@ __all__ = [
     "Retry",
     "RunUnlocked",
     "Skip",
+    "no_branch_for",
     "no_later",
     "policy_of",
 ]
@@ -163,6 +165,12 @@ def no_later(
 
 
 Policy = Skip | Fail | Retry | Reschedule | Queue | RunUnlocked
+
+
+def no_branch_for(policy: NoReturn) -> NoReturn:
+    """End a match over all policies; a type checker says where one of them has no branch."""
+    raise AssertionError(f"no branch for {policy!r}")
+
 
 WORDS: dict[str, Callable[[], Policy]] = {
     "skip": Skip,

@@ -29,9 +29,16 @@ from celery.utils import uuid
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils import json
 
-from celery_redlock.errors import DuplicateTask, LockKeyError, QuorumUnavailable
+from celery_redlock.errors import (
+    ConfigurationError,
+    DuplicateTask,
+    LockKeyError,
+    QuorumUnavailable,
+)
 from celery_redlock.events import DuplicatePublished
 from celery_redlock.lock import clock
+from celery_redlock.lock.records import shorten
+from celery_redlock.log import LONGEST_STORED, cut
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.current import latest_execution
 from celery_redlock.task.envelope import HEADER, Envelope, fresh_publish_id
@@ -40,7 +47,7 @@ from celery_redlock.task.policies import Fail
 from celery_redlock.task.reporting import warn_once
 from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.result import UniqueResult, unique
-from celery_redlock.task.task_lock import lock_of, wait_until_bound
+from celery_redlock.task.task_lock import lock_of, names_of, wait_until_bound
 from celery_redlock.unique.requests import OVER, Trigger
 from celery_redlock.unique.reserving import Duplicate, Reserved
 
@@ -91,6 +98,19 @@ class Message:
         is_again = bool(self.envelope.reservation or self.envelope.previous)
         return is_unique and not is_again and not locking.disabled and is_alone(self.options)
 
+    def names(self) -> tuple[str, ...]:
+        """Return its lock names; raises LockKeyError, and what code of the user's raises."""
+        headers = self.options.get("headers") or {}
+        given = {key: value for key, value in headers.items() if key != HEADER}
+        return names_of(self.task, self.args, self.kwargs, given)
+
+    def names_at_most(self) -> tuple[str, ...]:
+        """Return its lock names as they are in keys; none where they cannot be made here."""
+        try:
+            return tuple(map(shorten, self.names()))
+        except Exception:  # noqa: BLE001  of code of the user's, which may be for workers alone
+            return ()
+
     @property
     def lock_options(self) -> LockOptions:
         """The options of its task, as its slot adjusts them."""
@@ -108,16 +128,29 @@ def publish(
     task_id = str(options["task_id"] or uuid())  # as our records and those of a backend have it
     envelope = envelope_of(options.get("headers"), task_id)
     message = Message(task, inherited, args, kwargs, {**options, "task_id": task_id}, envelope)
+    if lock_of(task).is_computed:
+        message = replace(message, envelope=envelope._replace(names=message.names_at_most()))
     if not message.needs_reservation:
         return unique(message.send())
     check_arguments(task, args, kwargs)
+    check_id(task, task_id)
     chosen = message.lock_options
     return (publish_reported if chosen.only_reports else publish_unique)(message, chosen)
 
 
+def check_id(task: Any, task_id: str) -> None:
+    """Check that duplicates can be told *task_id*; raises ConfigurationError."""
+    if cut(task_id) != task_id:
+        msg = (
+            f"{task.name}: task_id has {len(task_id):,} characters; with unique_until it may have "
+            f"{LONGEST_STORED:,} bytes at most"
+        )
+        raise ConfigurationError(msg)
+
+
 def publish_unique(message: Message, chosen: LockOptions) -> UniqueResult:
     """Reserve the lock name of *message* and send it, or return who has the name."""
-    name = message.task.lock_name(message.args, message.kwargs)
+    name = message.names()[0]
     trigger = trigger_of(message, name, chosen)
     try:
         found = plugin_for(message.task.app).reservations.reserve(trigger)
@@ -158,8 +191,8 @@ def join(message: Message, name: str, chosen: LockOptions, found: Duplicate) -> 
     if chosen.on_duplicate == "fail":
         raise DuplicateTask(event.holder_id, name, found.votes)
     result = task.AsyncResult(event.holder_id)
-    ignored = message.options.get("ignore_result")
-    result.ignored = task.ignore_result if ignored is None else ignored
+    # Or a joiner would wait without end for what is never stored.
+    result.ignored = is_ignored(message) or found.holder.get("ignored") is True
     return unique(result, lock_name=name, duplicate=True, holder_id=event.holder_id)
 
 
@@ -186,7 +219,7 @@ def publish_reported(message: Message, chosen: LockOptions) -> UniqueResult:
 def reservation_noted(message: Message, chosen: LockOptions) -> Reservation | None:
     """Return a reservation that keeps nobody out; None, reported, if another message has it."""
     plugin = plugin_for(message.task.app)
-    name = message.task.lock_name(message.args, message.kwargs)
+    name = message.names()[0]
     trigger = trigger_of(message, name, replace(chosen, on_duplicate="join"))
     ends = clock.now() + plugin.settings.rules.node_timeout
     found = plugin.reservations_for(report=True).reserve(trigger, ends)
@@ -203,6 +236,12 @@ def is_alone(options: Mapping[str, Any]) -> bool:
     """Return whether nothing but its caller waits for this publish."""
     is_again = options.get("retries") is not None  # 0 for one that was rescheduled
     return not is_again and not any(map(options.get, WORKFLOW))
+
+
+def is_ignored(message: Message) -> bool:
+    """Return whether nobody stores the result of *message*."""
+    ignored = message.options.get("ignore_result")
+    return bool(message.task.ignore_result if ignored is None else ignored)
 
 
 def envelope_of(headers: Any, task_id: str) -> Envelope:
@@ -227,6 +266,10 @@ def trigger_of(message: Message, name: str, chosen: LockOptions) -> Trigger:
     window = chosen.unique_for + delay_of(options, task.app)
     life = life_of(chosen, window, expires)
     info = {"task": task.name, "task_id": options["task_id"]}
+    if is_ignored(message):
+        info["ignored"] = True
+    if chosen.unique_until == "expired":
+        info["until"] = "expired"
     return Trigger(name, life, info, window, expires is not None, arguments)
 
 

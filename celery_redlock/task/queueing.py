@@ -74,7 +74,7 @@ def join_queue(execution: Execution, error: LockTaken, policy: Queue) -> LockOpt
         otherwise=error,
     )
     about = refused.description(task, execution.request, error)
-    if ticket is not None and copy.publish_id is None:  # the copy gets an id, and counts for itself
+    if ticket is not None and delivery.is_second_publish:  # its copy has an id, and another ticket
         plugin.locks.driver.tell(leave_request(plugin.locks.rules, ticket))
     plugin.notify(
         TaskQueued(**about, countdown=countdown, times=waiting.times, since=waiting.since)

@@ -12,7 +12,8 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from kombu import Exchange, Queue, pools
 from kombu.exceptions import OperationalError
@@ -21,8 +22,12 @@ from celery_redlock.configuration import first_url
 from celery_redlock.deferral import pause
 from celery_redlock.lock.clock import jitter
 from celery_redlock.log import get_logger
+from celery_redlock.task.delivery import queue_of
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.outcome import DeliveryOver, Outcome, PutBack
+
+if TYPE_CHECKING:
+    from celery_redlock.task.options import LockOptions
 
 try:
     from celery.utils.quorum_queues import detect_quorum_queues
@@ -35,6 +40,7 @@ __all__ = [
     "longest_countdown",
     "requeue",
     "warn_if_forgetful",
+    "warn_if_results_expire",
     "way_back",
 ]
 
@@ -75,6 +81,22 @@ def warn_if_forgetful(task: Any, dedup_ttl: float) -> None:
             task.name,
             dedup_ttl,
             timeout,
+        )
+
+
+def warn_if_results_expire(task: Any, options: LockOptions) -> None:
+    """Warn if duplicates of *task* may join one whose result the backend has dropped already."""
+    kept = task.app.conf.result_expires
+    kept = kept.total_seconds() if isinstance(kept, timedelta) else kept
+    is_joined = options.unique_until == "expired" and options.on_duplicate == "join"
+    if is_joined and not task.ignore_result and kept and options.unique_for > kept:
+        logger.warning(
+            "%s: unique_for (%g s) is longer than result_expires (%g s): a duplicate may join a "
+            "task whose result is gone, and its get() then waits without end; raise "
+            "result_expires, or use on_duplicate='fail'",
+            task.name,
+            options.unique_for,
+            kept,
         )
 
 
@@ -123,8 +145,15 @@ def requeue(
     """
     countdown = max(1, math.ceil(min(after, longest_countdown(task.app))))
     headers = {**headers_of(request), **envelope.header(request.id)}
+    if request.parent_id is None:  # or Celery takes the task that publishes for its parent: itself
+        headers["parent_id"] = None
     again = task.signature_from_request(
-        request, countdown=countdown, retries=request.retries, headers=headers, **as_called(request)
+        request,
+        countdown=countdown,
+        retries=request.retries,
+        headers=headers,
+        **ids_of(request),
+        **as_called(request),
     )
     try:
         with sure_producer(task.app) as producer:
@@ -137,6 +166,15 @@ def requeue(
         pause(jitter(*PUT_BACK_AFTER))  # or it would be delivered as fast as the broker can
         raise PutBack(error, outcome) from error
     return DeliveryOver(reason, outcome, float(countdown))
+
+
+def ids_of(request: Any) -> dict[str, str]:
+    """Return the options that keep the ids that the publisher gave to the message itself."""
+    given = {
+        "correlation_id": request.correlation_id,
+        "message_id": (request.properties or {}).get("message_id"),
+    }
+    return {name: value for name, value in given.items() if value and value != request.id}
 
 
 def is_of_connection(error: Exception, app: Any) -> bool:
@@ -182,6 +220,8 @@ def way_back(app: Any, request: Any) -> dict[str, Any]:
     """
     info = request.delivery_info or {}
     exchange, key = info.get("exchange"), info.get("routing_key")
+    if queue_of(info):  # of a broadcast: by that queue, which the task's own signature names
+        return {}
     if not exchange or not key or not delays_in_broker(app):
         return {}
     if exchange == DELAYED_DELIVERY:  # nothing that came this way belongs to a direct exchange

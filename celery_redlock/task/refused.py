@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery.utils.time import get_exponential_backoff_interval
@@ -15,10 +16,21 @@ from celery_redlock.events import (
     TaskRetried,
     TaskSkipped,
 )
-from celery_redlock.task.envelope import MOST_RESCHEDULES, Envelope
+from celery_redlock.log import get_logger
+from celery_redlock.task.envelope import MOST_RESCHEDULES
 from celery_redlock.task.followers import fail_followers, stop_chain
 from celery_redlock.task.outcome import Outcome
-from celery_redlock.task.policies import Fail, Policy, Reschedule, Retry, Skip, no_later
+from celery_redlock.task.policies import (
+    Fail,
+    Policy,
+    Queue,
+    Reschedule,
+    Retry,
+    RunUnlocked,
+    Skip,
+    no_branch_for,
+    no_later,
+)
 from celery_redlock.task.redelivery import (
     headers_of,
     longest_countdown,
@@ -27,9 +39,12 @@ from celery_redlock.task.redelivery import (
 )
 
 if TYPE_CHECKING:
+    from celery_redlock.task.delivery import Delivery
     from celery_redlock.task.options import LockOptions
 
 __all__ = ["Skipped", "policy_for", "refuse"]
+
+logger = get_logger(__name__)
 
 
 class Skipped(dict[str, Any]):
@@ -56,7 +71,7 @@ def policy_for(error: LockNotAcquired, options: LockOptions) -> Policy:
 def refuse(
     task: Any,
     request: Any,
-    envelope: Envelope,
+    delivery: Delivery,
     error: LockNotAcquired,
     options: LockOptions,
     notify: Notify,
@@ -77,12 +92,17 @@ def refuse(
     if request.is_eager and isinstance(policy, (Retry, Reschedule)):
         policy = Fail()
     try:
-        if isinstance(policy, Skip):
-            return skip(task, request, error, options, notify)
-        if isinstance(policy, Retry):
-            retry(task, request, error, policy, notify)
-        if isinstance(policy, Reschedule):
-            reschedule(task, request, envelope, error, policy, notify)
+        match policy:
+            case Skip():
+                return skip(task, request, error, options, notify)
+            case Retry():
+                retry(task, request, delivery, error, policy, notify)
+            case Reschedule():
+                reschedule(task, request, delivery, error, policy, notify)
+            case Fail() | Queue() | RunUnlocked():  # the last two where they cannot be obeyed
+                pass
+            case _:
+                no_branch_for(policy)
     except LockNotAcquired:  # it was rescheduled as often as it may be
         fail(task, request, error, notify)
         raise
@@ -108,8 +128,20 @@ def quarantine_of(error: LockNotAcquired) -> float | None:
 
 def fail(task: Any, request: Any, error: LockNotAcquired, notify: Notify) -> None:
     """Fail all successors of the task with it."""
+    if request.is_eager and isinstance(error, QuorumUnavailable):
+        hint_at_tests()
     notify(TaskRefused(**description(task, request, error)))
     fail_followers(task, request, error)
+
+
+@cache
+def hint_at_tests() -> None:
+    """Say once how tests do without lock servers."""
+    logger.warning(
+        "A task that runs eagerly found no quorum of lock nodes. In tests that have none, "
+        "celery_redlock.testing.locks_disabled() lets tasks run without locks, and memory_quorum() "
+        "keeps locks in memory"
+    )
 
 
 def skip(
@@ -124,7 +156,12 @@ def skip(
 
 
 def retry(
-    task: Any, request: Any, error: LockNotAcquired, policy: Retry, notify: Notify
+    task: Any,
+    request: Any,
+    delivery: Delivery,
+    error: LockNotAcquired,
+    policy: Retry,
+    notify: Notify,
 ) -> NoReturn:
     """Retry as the task itself would, with the delay of the policy or of the task."""
     countdown = policy.countdown
@@ -137,7 +174,8 @@ def retry(
         )
     if countdown is None:
         countdown = task.default_retry_delay
-    again = {"headers": headers_of(request), **way_back(task.app, request)}
+    headers = {**headers_of(request), **delivery.retry.header(request.id)}
+    again = {"headers": headers, **way_back(task.app, request)}
     # Not at once: Celery stores RETRY after the publish, and would write it over what came next.
     countdown = no_later(max(1, math.ceil(countdown)), quarantine_of(error))
     comes_again = task.retry(exc=error, countdown=countdown, throw=False, **again)
@@ -148,12 +186,13 @@ def retry(
 def reschedule(
     task: Any,
     request: Any,
-    envelope: Envelope,
+    delivery: Delivery,
     error: LockNotAcquired,
     policy: Reschedule,
     notify: Notify,
 ) -> NoReturn:
     """Reschedule the task, or fail it once that was done often enough."""
+    envelope = delivery.copy
     times = envelope.reschedules
     if policy.max_reschedules is not None and times >= policy.max_reschedules:
         raise error

@@ -31,7 +31,16 @@ from celery_redlock.lock.places import hand_on
 from celery_redlock.lock.wanted import MarkerStands
 from celery_redlock.log import get_logger
 from celery_redlock.task.begin import has_previous
-from celery_redlock.task.policies import Fail, Policy, Queue, Reschedule, Retry, RunUnlocked, Skip
+from celery_redlock.task.policies import (
+    Fail,
+    Policy,
+    Queue,
+    Reschedule,
+    Retry,
+    RunUnlocked,
+    Skip,
+    no_branch_for,
+)
 from celery_redlock.task.refused import description, policy_for
 from celery_redlock.task.taking import leave_line, take
 from celery_redlock.task.task_lock import names_of_call
@@ -58,7 +67,7 @@ def report(execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     task = execution.task
     execution.held = NotLocked(task.name, WHY, clock.wall())
     try:
-        execution.names = names_of_call(task, args, kwargs)
+        execution.names = names_of_call(task, args, kwargs, execution.delivery)
         execution.name = execution.names[0]
         execution.held = NotLocked(execution.name, WHY, clock.wall())
         leave_queue(execution)
@@ -113,7 +122,7 @@ def refusal_of(execution: Execution) -> TaskEvent | None:
     return None
 
 
-def event_of(
+def event_of(  # noqa: PLR0911  one for each policy
     policy: Policy, about: dict[str, Any], retry_delay: float, *, is_eager: bool
 ) -> TaskEvent | None:
     """
@@ -128,20 +137,23 @@ def event_of(
     Returns:
         The event; None if the body would have run in any case.
     """
-    if isinstance(policy, RunUnlocked):
-        return None
-    if isinstance(policy, Skip):
-        return TaskSkipped(**about, report=True)
-    comes_later = not is_eager and not isinstance(policy, Fail)
-    if isinstance(policy, Retry) and comes_later:
-        countdown = retry_delay if policy.countdown is None else policy.countdown
-        return TaskRetried(**about, countdown=float(countdown), report=True)
-    if isinstance(policy, Queue) and comes_later:
-        countdown, since = float(FIRST_BY_ITSELF), clock.wall()
-        return TaskQueued(**about, countdown=countdown, times=1, since=since, report=True)
-    if isinstance(policy, Reschedule) and comes_later and policy.max_reschedules != 0:
-        return TaskRescheduled(**about, countdown=policy.base, times=1, report=True)
-    return TaskRefused(**about, report=True)
+    match policy:
+        case RunUnlocked():
+            return None
+        case Skip():
+            return TaskSkipped(**about, report=True)
+        case Retry(countdown=countdown) if not is_eager:
+            in_seconds = float(retry_delay if countdown is None else countdown)
+            return TaskRetried(**about, countdown=in_seconds, report=True)
+        case Queue() if not is_eager:
+            first, since = float(FIRST_BY_ITSELF), clock.wall()
+            return TaskQueued(**about, countdown=first, times=1, since=since, report=True)
+        case Reschedule() if not is_eager and policy.max_reschedules != 0:
+            return TaskRescheduled(**about, countdown=policy.base, times=1, report=True)
+        case Fail() | Retry() | Queue() | Reschedule():
+            return TaskRefused(**about, report=True)
+        case _:
+            return no_branch_for(policy)
 
 
 def warn_once(task: str, words: str, *args: Any) -> None:

@@ -13,13 +13,14 @@ message ends a reservation, so a late task never ends another's.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kombu.utils import json
 
 from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, QuorumUnavailable
 from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.records import is_short_name, shorten
 from celery_redlock.task.options import UNIQUE_UNTIL, LockOptions
 from celery_redlock.task.outcome import Records
 from celery_redlock.unique.requests import AS_IT_IS, OVER, Start
@@ -30,7 +31,6 @@ __all__ = ["NotItsTurn", "Reservation", "newest_call"]
 
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{40}")
-LONGEST_NAME = 100_000
 #: What follows in the message of one that only reports.
 REPORT = "report"
 
@@ -61,7 +61,7 @@ class Reservation:
     """
 
     name: str
-    token: str
+    token: str = field(repr=False)
     until: str
     is_report: bool = False
 
@@ -77,14 +77,14 @@ class Reservation:
             return None
         if until not in UNIQUE_UNTIL or not WELL_FORMED.fullmatch(token):
             return None
-        if len(name) > LONGEST_NAME or re.search("[\ud800-\udfff]", name):
+        if not is_short_name(name):
             return None
         return cls(name, token, until, bool(mode))
 
     @property
     def parts(self) -> list[str]:
-        """What a message carries."""
-        parts = [self.name, self.token, self.until]
+        """What a message carries: the name as it is in keys, which no message is too small for."""
+        parts = [shorten(self.name), self.token, self.until]
         return [*parts, REPORT] if self.is_report else parts
 
     def reruns(self, options: LockOptions) -> bool:
@@ -144,7 +144,7 @@ class Reservation:
             return OVER
         if self.until == "expired":
             return AS_IT_IS
-        is_under_lock = lock.name == self.name and lock.token
+        is_under_lock = shorten(lock.name) == shorten(self.name) and lock.token
         return 0.0 if is_under_lock and not comes_back else options.unique_for
 
     def end(self, reservations: Reservations, records: Records, *, wait: bool = False) -> None:

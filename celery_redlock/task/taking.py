@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from celery_redlock.errors import LockTaken
+from celery_redlock.lock import clock
 from celery_redlock.lock.records import shorten
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.waiting import leave_request
-from celery_redlock.lock.wanted import NO_TURN, Turn, Wanted
+from celery_redlock.lock.wanted import NO_TURN, MarkerStands, Turn, Wanted
 from celery_redlock.task.interrupt import defer_interrupts
 from celery_redlock.task.outcome import DONE
 
@@ -30,9 +32,31 @@ def take(
         turn: With what the first attempt begins.
         ends: As of `Wanted`.
     """
+    began = clock.now()
+    try:
+        take_once(execution, wait, turn, ends)
+    except MarkerStands:
+        if execution.delivery.may_be_repeated:
+            raise
+        execution.delivery = execution.delivery.of_second_publish()
+        take_once(execution, max(0.0, wait - (clock.now() - began)), NO_TURN, ends)
+    except LockTaken as error:
+        if error.holder.get("execution") == execution.id and not execution.delivery.may_be_repeated:
+            execution.delivery = execution.delivery.of_second_publish()
+        raise
+
+
+def take_once(execution: Execution, wait: float, turn: Turn, ends: float | None) -> None:
+    """
+    Do what `take` does; a marker that a first publish has left is for those of its own.
+
+    Raises:
+        MarkerStands: This execution has finished before; or, of a message without a publish id
+            that the broker delivers for the first time, an earlier one under its task id has.
+    """
     options, delivery, locks = execution.options, execution.delivery, execution.locks
     marker = execution.id if options.dedup_ttl else None
-    asked = marker if delivery.may_be_repeated else None
+    asked = None if delivery.is_second_publish else marker
     waiting = delivery.envelope.waiting
     wanted = [
         Wanted(
@@ -61,7 +85,7 @@ def take(
             held.others = tuple(all_held.values())
         execution.own_lock = held
         execution.held = execution.held or held
-        if asked != marker:  # what an earlier publish under this task id has left
+        if asked != marker:  # or this one could not be delivered again
             locks.mark(Marker(execution.id, DONE, 0.0))
         if waiting is not None:
             leave_line(execution, waiting)

@@ -9,17 +9,33 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import LockKeyError
-from celery_redlock.lock.records import place_name
+from celery_redlock.lock.records import is_text, own_name, place_name, shorten
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.settings import Settings
 from celery_redlock.task.keys import LockName
 from celery_redlock.task.options import BUILT_IN, OPTIONS, LockOptions
 
-__all__ = ["TaskLock", "lock_of", "names_of", "names_of_call", "places_of", "wait_until_bound"]
+if TYPE_CHECKING:
+    from celery_redlock.task.delivery import Delivery
+
+__all__ = [
+    "NO_HEADERS",
+    "TaskLock",
+    "lock_of",
+    "names_of",
+    "names_of_call",
+    "names_told",
+    "places_of",
+    "wait_until_bound",
+]
+
+NO_HEADERS: Mapping[str, Any] = MappingProxyType({})
 
 #: Among the attributes of a task; not in a weak dictionary, which would keep the task alive, as
 #: a `LockName` refers to its task.
@@ -89,11 +105,25 @@ class TaskLock:
             known = self._options = settings, own, LockOptions.of(self._task, settings)
         return known[2]
 
-    def names(self, args: Any, kwargs: Any) -> tuple[str, ...]:
+    @property
+    def sees_headers(self) -> bool:
+        """Whether headers of a message may be part of the name."""
+        return bool(self._known_name.is_computed or self.plugin.key_headers)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether code of the user's makes the name, which may see more than arguments."""
+        return type(self._task).lock_name is not self.own or self._known_name.is_computed
+
+    def names(
+        self, args: Any, kwargs: Any, headers: Mapping[str, Any] = NO_HEADERS
+    ) -> tuple[str, ...]:
         """Return the lock names of a call, unless the task has a ``lock_name`` of the user's."""
-        if self._name is None:
-            self._name = self._make_name()
-        names = self._name.name(args, kwargs)
+        name = self._known_name
+        if name.is_default and headers:
+            wanted = self.plugin.key_headers
+            headers = {key: headers[key] for key in wanted if headers.get(key) is not None}
+        names = name.name(args, kwargs, headers)
         if isinstance(names, str):
             return (names,)
         if len(names) > 1 and self._task.unique_until is not None:
@@ -103,39 +133,80 @@ class TaskLock:
             )
         return names
 
+    @property
+    def _known_name(self) -> LockName:
+        if self._name is None:
+            self._name = self._make_name()
+        return self._name
+
     def _make_name(self) -> LockName:
         cls = type(self._task)  # a callable lock_key is no method: take it from the class, unbound
         return LockName.of_task(self._task, lock_key=cls.lock_key, unique_on=cls.unique_on)
 
 
-def names_of(task: Any, args: Any, kwargs: Any) -> tuple[str, ...]:
+def names_of(
+    task: Any, args: Any, kwargs: Any, headers: Mapping[str, Any] = NO_HEADERS
+) -> tuple[str, ...]:
     """
     Return the lock names of a call of *task*, one or several.
+
+    Args:
+        task: A `RedlockTask`.
+        args: Positional arguments, or None.
+        kwargs: Keyword arguments, or None.
+        headers: Of the message, those that are the user's.
 
     Raises:
         LockKeyError: The arguments make none, or a ``lock_name`` of the user's returns none.
     """
     lock = lock_of(task)
     if type(task).lock_name is lock.own:
-        return lock.names(args, kwargs)
+        return lock.names(args, kwargs, headers)
     name = task.lock_name(args, kwargs)
-    if not (isinstance(name, str) and name):
+    if not (isinstance(name, str) and name and is_text(name)):
         raise LockKeyError(f"Task {task.name!r}: lock_name() returned no name")
-    return (name,)
+    return (own_name(name),)
 
 
-def names_of_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+def names_of_call(
+    task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], delivery: Delivery
+) -> tuple[str, ...]:
     """Return the lock names; TypeError, as of a plain task, if the arguments do not fit."""
+    headers = delivery.headers if lock_of(task).sees_headers else NO_HEADERS
     try:
-        return names_of(task, args, kwargs)
+        return names_of(task, args, kwargs, headers)
     except LockKeyError:
         inspect.signature(task.run).bind(*args, **kwargs)
         raise
 
 
-def places_of(task: Any, args: Any, kwargs: Any) -> list[tuple[str, int]]:
-    """Return all locks of which a call of *task* may hold one: each lock's name, and its place."""
-    limits = lock_of(task).options.limits(names_of(task, args, kwargs))
+def names_told(
+    task: Any, args: Any, kwargs: Any, headers: Mapping[str, Any], told: tuple[str, ...]
+) -> tuple[str, ...]:
+    """
+    Return the names of which a call may hold the locks, where it cannot be asked.
+
+    Those that its arguments make here, and those that its publisher has *told*: code of the user's
+    may see something else there, like a context variable.
+
+    Raises:
+        LockKeyError: There are none.
+    """
+    try:
+        names = names_of(task, args, kwargs, headers)
+    except Exception:
+        if not told:
+            raise
+        names = ()
+    known = set(map(shorten, names))
+    return (*names, *(name for name in told if name not in known))
+
+
+def places_of(task: Any, names: Sequence[str]) -> list[tuple[str, int]]:
+    """Return all locks of which a call with *names* may hold one: each lock's name, and place."""
+    options = lock_of(task).options
+    fits = len(options.limit) in (1, len(names))  # or some are told, and it is not known which
+    limits = options.limits(names) if fits else dict.fromkeys(names, max(options.limit))
     return [
         (place_name(name, place), place) for name, limit in limits.items() for place in range(limit)
     ]
