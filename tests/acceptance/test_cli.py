@@ -137,6 +137,7 @@ def test_ls_names_the_holder_in_another_process(redis_nodes, shop, redlock):
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
     assert redlock(nodes, "ls") == (0, "No live locks.\n", "")
+    assert redlock(nodes, "ls", "invoice") == (0, "No live locks.\n", "")
     began = time.time() - 0.001  # an age is rounded
     holder = shop(nodes, "-c", "import shop; shop.nap.apply(task_id='task-1')")
     assert holder.stdout.readline() == "held\n"
@@ -157,6 +158,8 @@ def test_ls_names_the_holder_in_another_process(redis_nodes, shop, redlock):
     assert len(lock["votes"]) == 2
     assert lock["held"] is True
     assert json.loads(out)["down"] == [f"127.0.0.1:{nodes[2].port}/0"]
+    _, out, _ = redlock(nodes, "ls", "shop.nap")
+    assert out == "None of the live locks (1) has a name that matches 'shop.nap'.\n"
 
 
 def test_ls_fails_when_its_list_may_have_gaps(redis_nodes, redlock):
@@ -181,6 +184,25 @@ def test_bootstrap_lets_new_nodes_vote_at_once(redis_nodes, redlock):
     assert (code, err) == (0, "")
     assert out.count(": may vote") == 3
     assert _states(nodes) == ["up"] * 3
+
+
+def test_bootstrap_refuses_while_a_quarantined_node_has_a_lock(redis_nodes, redlock):
+    """What it stores is no vote, and yet its holder may go on; `ls` says that it cannot tell."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    for node in nodes[:2]:
+        with redis.Redis.from_url(node.url) as client:
+            client.set("redlock:lock:hold", "a1" * 20 + "{}", px=60_000)
+            client.set("redlock:node:quarantine", "1", px=60_000)
+    code, out, _ = redlock(nodes, "ls")
+    assert code == 1
+    assert "hold" in out
+    code, out, _ = redlock(nodes, "ls", "nothing")
+    assert code == 1
+    assert "cannot tell whether any lock is held" in out
+    code, out, err = redlock(nodes, "bootstrap")
+    assert code == 1, out + err
+    assert "Somebody holds a lock" in out + err
 
 
 def test_bootstrap_refuses_while_somebody_holds_a_lock(redis_nodes, redlock):

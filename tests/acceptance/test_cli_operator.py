@@ -178,7 +178,7 @@ def test_what_scripts_read_stays_what_it_is(line, nodes):
     assert set(listed) == {"locks", "down", "complete"}
     assert set(listed["locks"][0]) == LOCK
     why = plain(line, nodes, "why", "shop.nap", expected=1)
-    call = {"another_call", "queued", "next", "recent"}
+    call = {"another_call", "queued", "next", "workers", "recent"}
     call |= {"waiting", "waiting_since", "waiters", "places"}
     assert set(why) == {"lock", "task", "state", "holder", "others", "nodes"} | call
     more = {"age", "ttl", "votes", "fence", "renewals", "margin", "token", "foreign"}
@@ -200,7 +200,7 @@ def test_what_scripts_read_stays_what_it_is(line, nodes):
     assert {"id", "event", "at", "host", "pid", "name", "task", "task_id", "cause"} <= set(record)
     with stopped(holder):
         released = plain(line, nodes, "release", "nightly", "--token", token, "--yes")
-    assert set(released) == {"lock", "released", "reason", "holder", "nodes"}
+    assert set(released) == {"lock", "released", "reason", "holder", "reservation", "nodes"}
     assert set(released["holder"]) == HOLDER | {"age", "ttl", "votes", "token"}
     assert set(released["nodes"][0]) == {"node", "result"}
     enrolled = plain(line, nodes, "bootstrap", "--yes")
@@ -321,7 +321,8 @@ def test_why_tells_of_messages_that_are_queued(line, nodes, broker):
     eventually(lambda: all(do(node, "KEYS", "*queued*") for node in nodes), "markers")
     why = plain(line, nodes, "why", "shop.bill", '["ord3r-4711"]')
     assert why["state"] == "free"
-    queued = {"task_id", "task", "host", "pid", "since", "running", "left", "merged"}
+    queued = {"task_id", "task", "host", "pid", "since", "running", "ended", "left", "merged"}
+    queued |= {"token", "result"}
     assert set(why["queued"]) == queued
     assert (why["queued"]["task_id"], why["queued"]["running"]) == ("first", False)
     assert why["another_call"]["publish"].endswith("returns the result of task first.")
@@ -420,6 +421,40 @@ def test_release_without_a_token_says_where_it_is_to_be_had(line, nodes):
     """It is what the operator has to look for next."""
     code, _, err = line.redlock(nodes, "release", "a")
     assert (code, "'redlock ls' shows it" in err) == (2, True)
+
+
+BILL = """
+import json, shop
+result = shop.bill.apply_async((7,), task_id="{task_id}")
+print(json.dumps([result.duplicate, result.id, result.lock_name]))
+"""
+
+
+def test_a_reservation_is_shown_and_ended_by_hand(line, nodes):
+    """As of a message that is lost: by the token that `ls` and `why` show, and nobody else's."""
+
+    def publish(task_id):
+        process = line.start(nodes, "-c", BILL.format(task_id=task_id))
+        return json.loads(process.communicate(timeout=100)[0])
+
+    _, _, name = publish("first")
+    assert publish("second")[:2] == [True, "first"]
+    _, out, err = line.redlock(nodes, "ls")
+    assert "No live locks" in out
+    assert "1 name reserved" in err
+    (found,) = plain(line, nodes, "ls", "--reserved")["reserved"]
+    assert (found["name"], found["task_id"], found["ended"]) == (name, "first", False)
+    assert (len(found["votes"]), found["reserved"]) == (3, True)
+    why = plain(line, nodes, "why", "shop.bill", "[7]")
+    assert (why["queued"]["token"], why["queued"]["result"]) == (found["token"], None)
+    wrong = "0" * 8 if found["token"] != "0" * 8 else "1" * 8
+    told = plain(line, nodes, "release", name, "--token", wrong, "--yes", expected=1)
+    assert told["reason"] == "reserved by another"
+    assert publish("third")[0]
+    code, out, _ = line.redlock(nodes, "release", name, "--token", found["token"], "--yes")
+    assert (code, out.count(": released")) == (0, 3)
+    assert "is reserved by task shop.bill, id first" in out
+    assert publish("fourth")[:2] == [False, "fourth"]
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("n", 1, 1), ("y", 0, 0)])

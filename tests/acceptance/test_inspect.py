@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from celery_redlock import RedlockTask
-from support.stage import stage
+from celery_redlock.ops import why
+from celery_redlock.ops.why import explain
+from celery_redlock.plugin import plugin_for
+from support.stage import LASTING, stage
 from support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -145,3 +148,22 @@ def test_a_dead_and_a_quarantined_node_are_told_as_such(tmp_path):
         down, quarantined, *_ = ask(it, "redlock_nodes")["nodes"]
         assert down["problem"]
         assert 0 < quarantined["quarantine"] <= 64
+
+
+def test_a_holder_whose_worker_is_killed_is_no_workers_own(tmp_path, until, monkeypatch):
+    """So `redlock why` tells it from one that works, of which its worker says that it has it."""
+    monkeypatch.setattr(why, "ANSWERS", 10.0)
+    monkeypatch.setattr(why, "PATIENCE", 60.0)
+    with stage(__file__, tmp_path, **LASTING) as it:
+        worker = it.worker(name="killed", concurrency=1, args=["-Q", "killed"])
+        it.worker(name="other", concurrency=1)
+        it.task("hold").apply_async(("a", "", str(until)), queue="killed")
+        settings = plugin_for(it.app).settings
+
+        def workers():
+            return explain(it.app, settings, {"a": 1}).workers
+
+        both = {"killed@localhost": True, "other@localhost": False}
+        eventually(lambda: workers() == both, "answers of both", timeout=100)
+        worker.kill()
+        assert workers() == {"other@localhost": False}

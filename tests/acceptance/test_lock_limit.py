@@ -51,7 +51,7 @@ def declare(app):
         return held.place
 
     app.task(name="limited", lock_key="{name}", lock_limit=LIMIT, **options)(work)
-    app.task(name="free", lock_key="{name}", lock_limit=1000, **options)(work)
+    app.task(name="free", lock_key="no limit:{name}", lock_limit=1000, **options)(work)
 
     @app.task(name="per_node", shared=False)
     def per_node(number):

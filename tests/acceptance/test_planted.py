@@ -299,7 +299,7 @@ def test_web(planted):
             "", *planted.labels, planted.name, *ids, "leaky", "quarantined", "down", quorum
         )
         assert "never" in text.lower()
-        shows("task?name=shop.bill", planted.name, *ids, "1 time: 1 skipped")
+        shows("task?name=shop.bill", planted.name, *ids, "1 attempt: 1 skipped")
         held = (*ids, "This lock is held.", "is skipped", *planted.labels)
         shows(f"lock?{urlencode({'name': planted.name})}", *held)
         shows("lock?name=leaky", "never expires", LEAKED[:8])

@@ -48,6 +48,8 @@ def facts(request):
         "reply_to": request.reply_to,
         "shadow": request.shadow,
         "ignore_result": request.ignore_result,
+        "correlation_id": request.correlation_id,
+        "message_id": (request.properties or {}).get("message_id"),
     }
 
 
@@ -179,6 +181,8 @@ def test_a_rescheduled_task_comes_again_with_all_it_had(it):
             soft_time_limit=40,
             link=it.task("collect").s(),
             link_error=it.task("collect").s(),
+            correlation_id="order-7",
+            message_id="message-7",
         )
 
     unhindered = call("nobody holds me").get(timeout=100)
@@ -187,11 +191,11 @@ def test_a_rescheduled_task_comes_again_with_all_it_had(it):
         assert result.state in ("PENDING", "STARTED")
     found = result.get(timeout=100)
     assert found["id"] == result.id
-    # Celery makes a task that publishes itself its own parent, also when it retries.
-    for own in ("id", "root_id", "parent_id", "args", "expires", "fence"):
+    for own in ("id", "root_id", "args", "expires", "fence"):
         del unhindered[own], found[own]
     assert found == unhindered
     assert (found["headers"], found["priority"]) == ({"tenant": "acme"}, 6)
+    assert (found["parent_id"], found["correlation_id"]) == (None, "order-7")
     assert len(it.bodies("reschedule me")) == 1
 
 

@@ -84,18 +84,18 @@ def release_late_and_know_nobody():
     from celery_redlock.task.delivery import Delivery
     from celery_redlock.task.execution import Execution
 
-    end, stored = Execution.end, Execution.stored
+    end, completed = Execution.end, Execution.completed
 
     def note(self, *how):
         self.how = how
 
-    def end_then(self, state):
+    def end_then(self, **how):
         time.sleep(0.5)  # on a busy machine another process needs that to take the retry
         end(self, *self.how)
-        stored(self, state)
+        completed(self, **how)
 
     Execution.end = note
-    Execution.stored = end_then
+    Execution.completed = end_then
     Delivery.is_previous_execution = Delivery.is_same_execution = lambda self, holder: False
 
 

@@ -20,7 +20,7 @@ import pytest
 import redis
 from celery import Task
 
-from celery_redlock import RedlockTask
+from celery_redlock import RedlockTask, Reschedule, Retry
 from support.events import body, now, overlaps, read
 from support.stage import stage
 from support.waiting import eventually
@@ -47,6 +47,8 @@ def declare(app):
     app.task(name="late_no_dedup", dedup_ttl=0, **ours)(work)
     app.task(name="put_back", reject_on_worker_lost=True, **ours)(work)
     app.task(name="plain", base=Task, **options)(work)
+    for policy in (Reschedule(base=1, cap=1), Retry(countdown=1)):
+        app.task(name=type(policy).__name__, on_conflict=policy, max_retries=None, **ours)(work)
 
     def fail(self, lock, is_gated):
         wait_at_gate(lock, is_gated=is_gated)
@@ -60,6 +62,10 @@ def declare(app):
         set_aside_for_long()
     if broken == "store":
         die_while_storing(app)
+    if broken == "shutdown":
+        end_while_storing(app)
+    if broken == "identity":
+        make_identities_up()
 
 
 def wait_at_gate(lock, *, is_gated):
@@ -95,6 +101,30 @@ def die_while_storing(app):
         return store(task_id, result, state, *args, **kwargs)
 
     app.backend.store_result = store_or_die
+
+
+def end_while_storing(app):
+    """Have the first child that has a result to store end as at a shutdown, before it is stored."""
+    store = app.backend.store_result
+
+    def store_or_end(task_id, result, state, *args, **kwargs):
+        starts = [e for e in read(os.environ["EVENTS"], "start") if e["name"].startswith("shut")]
+        if state == "SUCCESS" and len(starts) == 1:
+            raise SystemExit
+        return store(task_id, result, state, *args, **kwargs)
+
+    app.backend.store_result = store_or_end
+
+
+def make_identities_up():
+    """Give each copy an identity of its own, whatever its message had."""
+    from celery_redlock.task.delivery import Delivery
+    from celery_redlock.task.envelope import fresh_publish_id
+
+    def made_up(self):
+        return self.envelope._replace(publish_id=fresh_publish_id())
+
+    Delivery.copy = Delivery.retry = property(made_up)
 
 
 class Watcher:
@@ -153,6 +183,7 @@ def it(tmp_path_factory):
         it.open = lambda lock: (folder / f"open {lock}").touch()
         workers = [("q_both", {})] * 2 + [("q_broken", {"BROKEN": "countdown"})] * 2
         workers += [("q_killed", {}), ("q_store", {"BROKEN": "store"})]
+        workers += [("q_shutdown", {"BROKEN": "shutdown"}), ("q_identity", {"BROKEN": "identity"})]
         it.start_workers(
             {"name": f"w{n}", "concurrency": 6, "args": ["-Q", queue], "env": env}
             for n, (queue, env) in enumerate(workers)
@@ -266,6 +297,45 @@ def test_a_result_that_was_not_stored_is_made_again(it):
     assert first.finished
     waited = second.started - first.ended
     assert waited > 1.0, "it did not wait for the first to be stored"
+
+
+def test_a_result_that_a_shutdown_kept_from_being_stored_is_made_again(it):
+    """Celery tells that it succeeded, and nobody ever had its result."""
+    result = it.task("put_back").apply_async(("shut down",), queue="q_shutdown")
+    assert result.get(timeout=100) == "a result of another run"
+    assert len(it.bodies("shut down")) == 2
+
+
+def put_off_twice(it, task, name, queue):
+    """
+    Have a message without an identity put off in its first delivery, and in a later one.
+
+    It is due after the broker has delivered it again. Returns its result once all copies are gone.
+    """
+    with it.held(name):
+        result = it.app.send_task(task, (name,), countdown=int(VISIBILITY) + 2, queue=queue)
+        received = f"{task}[{result.id}] received"
+        eventually(lambda: it.log().count(received) >= 6, "copies of both deliveries")
+    with redis.Redis.from_url(it.conf["broker_url"]) as client:
+        eventually(lambda: not live_copies(client, result.id), "end of all copies")
+    return result
+
+
+@pytest.mark.parametrize("task", ["Reschedule", "Retry"])
+def test_copies_of_a_message_without_an_identity_are_one_execution(it, task):
+    """As of ``send_task``: however many deliveries of it a policy puts off, one body runs."""
+    name = f"put off by {task}"
+    result = put_off_twice(it, task, name, "q_both")
+    assert result.get(timeout=100) == "the real result"
+    assert len(it.bodies(name)) == 1
+
+
+@pytest.mark.parametrize("task", ["Reschedule", "Retry"])
+def test_identities_that_copies_make_up_are_so_many_executions(it, task):
+    """The twin."""
+    name = f"made up by {task}"
+    put_off_twice(it, task, name, "q_identity")
+    assert len(it.bodies(name)) >= 2
 
 
 def test_a_worker_that_is_killed_loses_no_task(it):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -54,7 +55,7 @@ def test_servers_run_on_the_ports_asked_for_until_somebody_ends_them(tmp_path, p
     with serving(tmp_path, *options) as (process, told):
         eventually(lambda: "ready." in told(), "readiness")
         urls = [f"redis://127.0.0.1:{port}/0" for port in (ports, ports + 1)]
-        assert f"redlock_nodes: {','.join(urls)}\n" in told()
+        assert f"redlock_nodes = {json.dumps(urls)}\n" in told()
         pids = dict(re.findall(r"(\S.+?) +redis://\S+  \(process (\d+)\)", told()))
         assert list(pids) == ["broker", "lock node 1", "lock node 2"]
         for port in (ports, ports + 1, ports + 3):

@@ -272,6 +272,16 @@ def test_a_publish_asks_the_nodes_once(it, monkeypatch, way):
     assert len(asked) == 1
 
 
+def test_a_revoke_by_a_stamp_leaves_the_name_free(it):
+    """As one by the id does: at once, and not when its time has come."""
+    stamped = {"stamped_headers": ["tenant"], "tenant": "eu", "countdown": 280}
+    first = it.task("finished").apply_async(("stamped",), **stamped)
+    eventually(lambda: first.id in str(it.app.control.inspect().scheduled()), "an ETA", timeout=100)
+    assert is_duplicate(it, "finished", "stamped")
+    it.app.control.revoke_by_stamped_headers({"tenant": ["eu"]})
+    eventually(lambda: not is_duplicate(it, "finished", "stamped"), "its end", timeout=SOON)
+
+
 def bring_about(it, task, name, when):
     """Publish *task*, and return its result when it is waiting, running, and so on."""
     publish = it.task(task).apply_async
@@ -765,6 +775,15 @@ def test_a_joined_result_that_nobody_stores_is_not_waited_for(it):
     second = it.task("quiet").apply_async(("ignored",), queue="nobody")
     assert second.duplicate
     assert (first.get(timeout=60), second.get(timeout=60)) == (None, None)
+
+
+def test_a_first_call_whose_result_nobody_stores_is_not_waited_for(it):
+    """Although the second one wants its result: there will be none."""
+    first = it.task("headers").apply_async(("only first",), queue="nobody", ignore_result=True)
+    second = it.task("headers").apply_async(("only first",), queue="nobody")
+    assert second.duplicate
+    assert second.id == first.id
+    assert second.get(timeout=60) is None
 
 
 def test_a_duplicate_can_be_an_error(it):

@@ -23,8 +23,8 @@ def declare(app):
     shop.declare(app)
 
 
-def begin():
-    """Begin the SDK; what it would send goes into a file."""
+def begin(**options):
+    """Begin the SDK with *options* of its Celery integration; what it would send goes to a file."""
     import sentry_sdk
     from sentry_sdk.integrations.celery import CeleryIntegration
     from sentry_sdk.transport import Transport
@@ -41,7 +41,7 @@ def begin():
         dsn="http://public@127.0.0.1/1",
         transport=File,
         traces_sample_rate=1.0,
-        integrations=[CeleryIntegration(propagate_traces=True)],
+        integrations=[CeleryIntegration(propagate_traces=True, **options)],
     )
 
 

@@ -18,13 +18,14 @@ from kombu.utils.json import dumps
 
 from celery_redlock import RedlockTask
 from celery_redlock.task import calls
+from celery_redlock.task.envelope import HEADER, PARSERS, Envelope
 from support.events import body, overlaps, read
 from support.stage import stage
 from support.waiting import eventually
 
 TTL = 60.0
 PRECIOUS = "precious"
-MESSAGES = 300
+MESSAGES = 450
 
 
 def declare(app):
@@ -78,7 +79,7 @@ def headers_to_try(token, wrong, task_id, others_id):
     waiting = {until: ["waiting", wrong, until] for until in ("finished", "success", "expired")}
     odd = [None, True, 0, -1, 1e308, "", "x", "\ud800", [], {}, [[[[[]]]]], {"a": {"b": [1]}}]
     odd += ["f" * 40, "x" * 20_000, [None] * 4, ["a"] * 500, 2**70, -(2**70), "redlock", [owner]]
-    ours = ["v", "task_id", "id", "previous", "reschedules", "reservation", "slot"]
+    ours = ["v", "task_id", *PARSERS]
     fields = ["redlock", "redlock_owner"]
     fields += ["_redlock", "_protected", "headers", "replaced_task_nesting", "lock", "merged"]
     aimed = [
@@ -88,6 +89,7 @@ def headers_to_try(token, wrong, task_id, others_id):
         {"redlock": {**own, "task_id": others_id, "reservation": waiting["finished"]}},
         {"redlock": {**own, "reservation": waiting["success"]}},
         {"redlock": {**own, "reservation": waiting["expired"]}},
+        {"redlock": {**own, "names": [PRECIOUS, "waiting"]}},
         {"redlock": {**own, "slot": ["e", "2026-03-01T12:30:15.250+00:00", "buffer_one"]}},
         {"redlock": {**own, "slot": ["e", "9999-12-31T23:59:59.999+00:00", "allow"]}},
         {"_redlock": {"name": PRECIOUS, "token": token}},
@@ -150,8 +152,14 @@ def test_a_worker_bears_hundreds_of_forged_messages(it):
         lock, marker = f"redlock:lock:{PRECIOUS}", "redlock:queued:waiting"
         token = values(it, marker)[0][b"token"]
         sent = send_all(it, headers_to_try(held.token, "0" * 40, "{me}", waiting.id))
-        # A run that waits for the one before it comes again until it can have its turn.
-        ending = [task_id for task_id, told in sent.items() if "buffer_one" not in str(told)]
+        # A run that waits for the one before it comes again until it can have its turn, and a
+        # message that says that it is for another worker ends unsaid.
+        ending = [
+            task_id
+            for task_id, told in sent.items()
+            if "buffer_one" not in str(told)
+            and Envelope.of(told.get(HEADER), task_id).worker is None
+        ]
         eventually(
             lambda: all(it.meta(task_id) for task_id in ending), "ends", timeout=60, every=0.3
         )

@@ -91,7 +91,7 @@ WAITING = (
 OURS = st.fixed_dictionaries(
     {"v": st.just(1) | JSON, "task_id": st.sampled_from([MINE, FOREIGN]) | JSON},
     optional={
-        **dict.fromkeys(("id", "previous", "reschedules", "reservation", "slot"), TRIED | JSON),
+        **dict.fromkeys(PARSERS, TRIED | JSON),
         "waiting": WAITING,
     },
 )

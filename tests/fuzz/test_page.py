@@ -26,7 +26,7 @@ from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.places import Places
 from celery_redlock.reading.search import find_locks
-from celery_redlock.reading.stored import stored, views_of
+from celery_redlock.reading.stored import reservation_views, stored, views_of
 from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.settings import Settings
 from fuzz.hostile import ACTING, JSON, TEXTS, in_json
@@ -52,6 +52,9 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
             for name, value, ttl, fence in locks
         }
         self.views = [view for name, on in self.stored.items() for view in views_of(name, on)]
+        self.reserved = [
+            view for name, on in self.stored.items() for view in reservation_views(name, on)
+        ]
         self.nodes = [NodeStatus(label, "up", "9", 1.0) for label in LABELS]
         self.happened = list(map(read_record, lines))
         self.released = []
@@ -59,7 +62,7 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
     def page(self, search):
         """Return what a page with *search* shows."""
         found = replace(find_locks(self.views, search), silent=[])
-        return Page(self.nodes, found, self.happened, Tallies(), 0.1)
+        return Page(self.nodes, found, self.happened, Tallies(), 0.1, self.reserved)
 
     def explain(self, name, search):
         """Return what is known of the lock, and what happened to it that fits *search*."""
@@ -68,7 +71,10 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
 
     def lock(self, name):
         """Return who holds the lock."""
-        return SimpleNamespace(views=[it for it in self.views if it.name == name], silent=[])
+        views, reserved = (
+            [it for it in all_ if it.name == name] for all_ in (self.views, self.reserved)
+        )
+        return SimpleNamespace(views=views, reservations=reserved, silent=[])
 
     def release(self, name, seen):
         """Note what is asked for."""

@@ -29,9 +29,10 @@ from celery_redlock.lock.waiting import Ticket, wait_request
 from celery_redlock.lock.wanted import Wanted
 from celery_redlock.ops.cli.bench import round_trips
 from celery_redlock.ops.doctor.nodes import gather_nodes
-from celery_redlock.reading.all_locks import AllLocks
+from celery_redlock.reading.all_locks import AllLocks, AllReservations
 from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.journal import Journal, JournalReader
+from celery_redlock.reading.leaks import Leaks
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from celery_redlock.reading.one_lock import read_lock, release_seen
 from celery_redlock.unique.requests import AS_IT_IS, OVER, Start, Trigger
@@ -234,6 +235,15 @@ class Everything:
         probe(self.locks)
         assert self.admin.xlen("redlock:journal") == 1
 
+    def leaked_keys(self):
+        """A worker finds keys that never expire, for the metric and its alert."""
+        self.admin.set("redlock:lock:leaked", "e" * 40)
+        try:
+            found = Leaks([self.url], RULES).look(self.locks.labels)
+        finally:
+            self.admin.delete("redlock:lock:leaked")
+        assert list(found.values()) == [1], found
+
     def status(self):
         """``redlock status``."""
         (status,) = node_statuses([self.url], RULES)
@@ -267,10 +277,16 @@ class Everything:
             assert [record["id"] for record in reader.new()] == ["3"]
 
     def taking_away(self):
-        """``redlock release``."""
+        """``redlock release``, of a lock and of a reservation, which ``ls --reserved`` lists."""
         lease = self.locks.acquire("stuck")
         (told,) = release_seen([self.url], RULES, "stuck", lease.token[:8]).values()
         assert told == "released", told
+        reserved = Reservations.on(self.locks).reserve(Trigger("stuck", 60.0, {"task_id": "a"}))
+        (seen,) = AllReservations([self.url], RULES)
+        assert reserved.token.startswith(seen.reservation.seen)
+        (told,) = release_seen([self.url], RULES, "stuck", seen.reservation.seen).values()
+        assert told == "released", told
+        assert list(AllReservations([self.url], RULES)) == []
 
     def diagnosis(self):
         """``redlock doctor``."""
@@ -286,7 +302,8 @@ class Everything:
 
 
 TASKS = ("enrolment", "locking", "refusal", "finished_tasks", "health")
-TASKS += ("queued_markers", "waiting", "slots_of_beat", "journal", "forgotten_scripts")
+TASKS += ("queued_markers", "waiting", "slots_of_beat", "journal", "leaked_keys")
+TASKS += ("forgotten_scripts",)
 TOOLS = ("status", "listing", "explanation", "reading_the_journal", "taking_away", "diagnosis")
 TOOLS += ("measuring",)
 

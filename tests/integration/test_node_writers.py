@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
+import time
 
 import pytest
 import redis
@@ -12,12 +14,14 @@ import redis
 from celery_redlock import LockLost, LockTaken, QuorumUnavailable, Redlock
 from celery_redlock.lock.records import channel
 from celery_redlock.lock.rules import Rules
-from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support.fakes import token_of
 from support.stored import ROOMY, wait_until_free, wait_until_taken
 from support.waiting import eventually
 
 RULES = Rules(**ROOMY)
+#: With a quarantine that a test can wait for.
+BRIEF = Rules(ttl=3.0, max_ttl=3.0, node_timeout=1.0)
 #: A process of the attacker's that waits for its turn.
 EARS = "e" * 16
 
@@ -52,6 +56,23 @@ def gets(lock, name):
     except (LockTaken, QuorumUnavailable):
         return False
     return True
+
+
+def test_who_enrols_one_node_for_others_keeps_new_nodes_out_until_it_is_undone(redis_nodes):
+    """Two of three votes are away: what the doctor says brings the quorum back."""
+    nodes = redis_nodes(3)
+    urls = [node.url for node in nodes]
+    bootstrap(urls, BRIEF)
+    bootstrap([nodes[0].url], BRIEF)  # a list of one: another one's
+    nodes[1].restart()
+    with contextlib.closing(Redlock(urls, BRIEF)) as fresh:
+        time.sleep(BRIEF.quarantine)  # for which a node that was restarted waits
+        assert not gets(fresh, "a")
+        (text,) = [s.problem for s in node_statuses(urls, BRIEF) if "enrolled by" in s.problem]
+        key = re.search(r"DEL (\S+) there", text).group(1)
+        with redis.Redis.from_url(nodes[0].url) as client:
+            assert client.delete(key) == 1
+        eventually(lambda: gets(fresh, "a"), "quorum", timeout=60, every=0.2)
 
 
 @either

@@ -39,6 +39,7 @@ from celery_redlock.ops.servers import servers as start_servers
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.health import check
+from celery_redlock.words import is_forgotten
 from support.clients import hang_up
 from support.stored import (
     RENEWED,
@@ -685,6 +686,20 @@ def test_flushed_nodes_do_not_vote_until_no_old_lease_can_be_alive(five_nodes, l
         theirs.acquire("report")
     assert 0 < refusal.value.retry_after <= theirs.rules.quarantine
     assert ours.release(lease) is ReleaseOutcome.EXPIRED
+
+
+def test_a_lock_that_its_node_forgot_is_lost_for_that_reason(five_nodes, locks):
+    """It is not called slow: observers, and so doctor and journal, hear what the node said."""
+    told = []
+    lock = locks(five_nodes[:1], observers=[told.append], **BRIEF)
+    held = lock.take(Wanted("report", 3.0))
+    with redis.Redis.from_url(five_nodes[0].url) as client:
+        client.flushall()
+    (event,) = eventually(lambda: [e for e in told if isinstance(e, LeaseLost)], "the loss")
+    assert event.reason == "deadline"
+    assert is_forgotten(event.votes)
+    with pytest.raises(LockLost, match=r"1 of 1 node forgot it"):
+        held.ensure_held()
 
 
 def test_a_minority_in_quarantine_costs_nothing(redis_nodes, locks):

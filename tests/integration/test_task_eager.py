@@ -38,6 +38,7 @@ from celery_redlock import (
 from celery_redlock.lock.held import NotLocked
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.task import refused
 from celery_redlock.task.interrupt import defer_interrupts
 from celery_redlock.testing import locks_disabled
 from support.stored import RENEWED, ROOMY
@@ -325,6 +326,20 @@ def test_without_a_quorum_it_ends_at_once_by_policy(dead_app, policy):
             result.get()
         assert set(undecided.value.votes) == {f"127.0.0.1:{port}/0" for port in (1, 2, 3)}
     assert ran == []
+
+
+def test_without_servers_the_log_names_what_tests_do_without(dead_app, caplog):
+    """Once, however many tasks run."""
+    refused.hint_at_tests.cache_clear()
+
+    @task_of(dead_app, on_unavailable="fail")
+    def bill():
+        """Never run."""
+
+    for _ in range(2):
+        assert bill.apply().state == "FAILURE"
+    (hint,) = [it for it in caplog.messages if "locks_disabled()" in it]
+    assert "memory_quorum()" in hint
 
 
 @pytest.mark.parametrize("policy", ["run_unlocked", RunUnlocked()])

@@ -6,9 +6,11 @@ import pytest
 import redis
 
 from celery_redlock import LockTaken, QuorumUnavailable, Redlock
+from celery_redlock.lock.address import addresses_of
+from celery_redlock.lock.guard import greet
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import check, probe
-from celery_redlock.reading.nodes import bootstrap, node_statuses
+from celery_redlock.reading.nodes import bootstrap, connected, node_statuses
 from support.certificates import Authority
 from support.stored import ROOMY
 from support.tls import tls_node
@@ -167,3 +169,16 @@ def test_tls_spoken_to_a_plain_port_and_the_reverse(nodes, authority, locks):
     plain = node.server.url.removeprefix("redis://")
     assert refusal(locks, f"rediss://u:{SECRET}@{plain}?ssl_ca_certs={authority.file}")
     assert refusal(locks, f"redis://u:{SECRET}@127.0.0.1:{node.port}/0")
+
+
+def test_one_of_a_names_addresses_is_vouched_for_by_that_name(nodes, authority):
+    """The doctor connects to each address of a name; the certificate has the name alone."""
+    pair = authority.vouch("by-name", "localhost")
+    (node,) = nodes(pair=pair)
+    (address,) = addresses_of([node.url(ssl_ca_certs=authority.file, host="localhost")])
+    with connected(address, "127.0.0.1") as connection:
+        assert greet(connection).run_id
+    (address,) = addresses_of([node.url(ssl_ca_certs=authority.file)])
+    refused = pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED")
+    with refused, connected(address, "127.0.0.1"):
+        pytest.fail("nobody has vouched for the address")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import redis
 
 from celery_redlock import LockTaken, Redlock
+from celery_redlock.lock import listener
 from celery_redlock.lock.listener import Listener
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.wanted import Wanted
@@ -347,3 +349,20 @@ def test_who_may_not_use_channels_waits_as_ever(nodes):
         for node in nodes:
             with redis.Redis.from_url(node.url) as client:
                 client.acl_deluser("mute")
+
+
+def ears():
+    """Return how many threads listen to a node."""
+    return sum("redlock-listen" in thread.name for thread in threading.enumerate())
+
+
+def test_locks_that_are_dropped_listen_to_nobody(locks, nodes, monkeypatch):
+    """Although somebody waited with them, and nobody closed them."""
+    monkeypatch.setattr(listener, "LOOK_EVERY", 0.1)
+    eventually(lambda: not ears(), "end of what others left")
+    dropped = Redlock([node.url for node in nodes], RULES)
+    with locks.hold("n", wait=60), pytest.raises(LockTaken):
+        dropped.acquire("n", wait=0.5)
+    assert ears()
+    del dropped
+    eventually(lambda: gc.collect() is None or not ears(), "end of all that listen")

@@ -64,6 +64,8 @@ def test_nodes_keep_their_order():
         (["amqp://a"], "'amqp://a' is not a URL of a Redis server"),
         (["a:6379"], "is not a URL"),
         (["redis://a:port"], "is not a URL"),
+        (["redis://a/locks"], "what follows the host is the number of a database"),
+        (["rediss://a/0/1"], "is not a URL"),
         ([{"service": "x"}], "a Sentinel node is"),
         ([{"sentinels": "redis://s", "service": "x"}], "a Sentinel node is"),
         ([{"sentinels": ["redis://s"]}], "a Sentinel node is"),

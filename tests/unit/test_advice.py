@@ -83,6 +83,16 @@ def test_lock_ttl(lengths, ttl, lost, value, words):
     assert f"longest took {'1 min 30 s' if lengths == [90.0] else '2 s'}" in advice.text
 
 
+def test_a_longer_ttl_is_not_advised_where_nodes_forgot():
+    """They were restarted or flushed, and would forget a longer one as well."""
+    seen = watched(2.0, refused={"lost": 1})
+    votes = {"a": "quarantined (9.0 s left)"}
+    tally = replace(seen.tally, examples={"lost": {"votes": votes}})
+    (advice,) = advise(replace(seen, tally=tally))
+    assert (advice.option, advice.value) == ("lock_ttl", None)
+    assert "restarted or flushed" in advice.text
+
+
 @pytest.mark.parametrize(
     ("length", "options", "conflicts", "expected"),
     [

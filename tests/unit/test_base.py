@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import sys
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +27,7 @@ from celery_redlock.task.options import METHODS, OPTIONS
 from celery_redlock.task.publish import carried
 from celery_redlock.task.result import UniqueResult
 from celery_redlock.task.task_lock import lock_of
-from celery_redlock.testing import locks_disabled
+from celery_redlock.testing import locks_disabled, memory_quorum
 from celery_redlock.worker_start import CheckLocks
 
 NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
@@ -542,6 +544,81 @@ def test_a_class_behind_one_that_celery_made_of_ours_is_checked(app):
         declare(app, base=bases(app.Task, shop)())
 
 
+async def later(invoice_id=None):
+    """Runs when somebody waits for it."""
+
+
+async def piecewise(invoice_id=None):
+    """Likewise, and yields."""
+    yield
+
+
+def lazily(invoice_id=None):
+    """Runs when somebody takes what it yields."""
+    yield
+
+
+@pytest.mark.parametrize("body", [later, piecewise, lazily])
+@pytest.mark.parametrize("options", [{}, {"autoretry_for": (OSError,)}, {"bind": True}])
+def test_a_body_that_has_not_begun_when_it_returns_is_refused(app, body, options):
+    """The lock would be released before it runs, as by pools that wait for it afterwards."""
+    with pytest.raises(ConfigurationError, match="make it a plain function"):
+        app.task(base=RedlockTask, shared=False, lazy=False, **options)(body)
+
+
+def test_a_class_whose_run_is_a_coroutine_is_refused(app):
+    """However the task is registered."""
+
+    class Bill(RedlockTask):
+        name = "shop.bill"
+
+        async def run(self, invoice_id=None):
+            """Run later."""
+
+    with pytest.raises(ConfigurationError, match=r"shop\.bill: its body is a coroutine"):
+        app.register_task(Bill())
+
+
+def test_a_plain_function_may_wait_for_a_coroutine(app, executions):
+    """Also where it says that it wraps one."""
+
+    @functools.wraps(later)
+    def wait(invoice_id=None):
+        asyncio.run(later(invoice_id))
+
+    task = app.task(base=RedlockTask, shared=False, lazy=False)(wait)
+    with locks_disabled():
+        assert task.apply().get() is None
+    assert len(executions) == 1
+
+
+def test_a_base_may_wait_for_the_end_of_its_bodies(app, executions):
+    """Then a coroutine has ended when the call returns, under the lock."""
+
+    class Waiting(RedlockTask):
+        abstract = True
+
+        def __call__(self, *args, **kwargs):
+            return asyncio.run(self.run(*args, **kwargs))
+
+    task = app.task(base=Waiting, shared=False, lazy=False)(later)
+    with locks_disabled():
+        assert task.apply().get() is None
+    assert len(executions) == 1
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "generator", "Future"])
+def test_a_result_that_has_yet_to_run_fails_the_task(app, kind):
+    """A body cannot always be seen to return one."""
+
+    @app.task(base=RedlockTask, shared=False)
+    def bill():
+        return {"coroutine": later, "generator": lazily, "Future": Future}[kind]()
+
+    with memory_quorum(app), pytest.raises(TypeError, match=f"bill returned a {kind}, which runs"):
+        bill.apply(throw=True)
+
+
 def test_a_lock_name_of_the_users_is_the_name(app, executions):
     """A method that fits may take the place of ours."""
 
@@ -745,3 +822,24 @@ def test_a_task_takes_a_lock_if_it_is_ours_and_not_celerys():
     assert not takes_lock(cleanup)
     cleanup.lock_key = "cleanup"
     assert takes_lock(cleanup)
+
+
+@pytest.mark.parametrize(
+    ("expires", "options", "warned"),
+    [
+        (3600, {}, True),
+        (timedelta(hours=1), {}, True),
+        (86400, {}, False),
+        (None, {}, False),
+        (3600, {"unique_until": "finished"}, False),
+        (3600, {"on_duplicate": "fail"}, False),
+        (3600, {"ignore_result": True}, False),
+    ],
+)
+def test_a_window_that_outlasts_results_is_warned_of(app, caplog, expires, options, warned):
+    """A duplicate would join what is gone."""
+    app.conf.result_expires = expires
+    app.conf.redlock_nodes = ["redis://127.0.0.1"]
+    task = declare(app, **{"unique_until": "expired", "unique_for": 7200, **options})
+    task.check_lock()
+    assert ("longer than result_expires (3600 s)" in caplog.text) is warned

@@ -86,6 +86,16 @@ def test_of_a_healthy_app_there_is_nothing_to_say():
 
 NODES = {
     "does not answer": (node(problem="Connection refused"), "warning", "node-down"),
+    "takes no writes": (
+        node(refuses_writes="takes no writes: MISCONF snapshots fail"),
+        "error",
+        "node-takes-no-writes",
+    ),
+    "evicts, and is new": (
+        node(info={"maxmemory_policy": "allkeys-lru"}, state="unmarked"),
+        "error",
+        "node-eviction",
+    ),
     "is no Redis": (node(info={"role": "master", "run_id": ""}), None, None),
     "is a replica": (node(info={"role": "slave"}), "error", "node-replica"),
     "is of a cluster": (node(info={"redis_mode": "cluster"}), "error", "node-cluster"),
@@ -126,6 +136,35 @@ NODES = {
     "is about right": (node(clock_offset=0.9), None, None),
     "tells no time": (node(clock_offset=None), None, None),
 }
+
+
+@pytest.mark.parametrize(
+    ("problem", "fix"),
+    [
+        ("Connection refused", "Start it"),
+        ("Timeout connecting to server", "Start it"),
+        ("invalid username-password pair or user is disabled.", "redlock_password"),
+        ("NOAUTH Authentication required.", "redlock_password"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed", "its certificate"),
+        ("Error -2 connecting to lock-1:6379. Name or service not known.", "its host name"),
+        ("max number of clients reached", "maxclients"),
+        ("LOADING Redis is loading the dataset in memory", "Wait"),
+    ],
+)
+def test_a_node_that_cannot_be_asked_has_the_fix_of_its_cause(problem, fix):
+    """A wrong password is no matter of the network."""
+    (finding,) = findings(facts(node(problem=problem)))
+    assert problem in finding.what
+    assert fix in finding.fix
+
+
+@pytest.mark.parametrize("says", ["MISCONF", "NOREPLICAS", "OOM", "READONLY", "SOMETHING"])
+def test_a_node_that_takes_no_writes_does_not_vote(says):
+    """What it says is told, with what to do about it; of three such nodes there is no quorum."""
+    broken = [node(number, refuses_writes=f"takes no writes: {says} ...") for number in (1, 2, 3)]
+    found = findings(facts(nodes=broken))
+    assert {finding.code for finding in found} >= {"node-takes-no-writes", "no-quorum"}
+    assert all(says in it.what for it in found if it.code == "node-takes-no-writes")
 
 
 @pytest.mark.parametrize("case", NODES)
@@ -290,13 +329,41 @@ def test_holds_that_outlast_their_ttl(aborts, longest, expected):
         assert "of 2 holds in a day, 99 % took up to" in finding.what
 
 
+def test_one_node_of_others_keeps_new_ones_out():
+    """The doctor names it, and what brings it back without stopping anybody."""
+    nodes = [node(1, state="foreign"), node(2, state="unmarked"), node(3, state="enrolled")]
+    by_code = {finding.code: finding for finding in findings(facts(nodes=nodes))}
+    assert "DEL redlock:node:boot on this node alone" in by_code["node-foreign"].fix
+    assert "not enrolled while another node" in by_code["node-unmarked"].what
+    nodes = [node(number, state="foreign") for number in (1, 2, 3)]
+    assert not any("DEL" in finding.fix for finding in findings(facts(nodes=nodes)))
+
+
 def test_locks_that_were_lost_lately():
     """By task, within a day; records of others and old ones do not count."""
     lost = {"event": "LeaseLost", "name": "a", "task": "shop.bill", "at": 1e9 - 3600}
     (finding,) = findings(facts(records=[lost, {**lost, "at": 1e9 - 60}]))
     assert (finding.code, finding.where) == ("leases-lost", "shop.bill")
-    assert finding.what.startswith("2 lock(s)")
+    assert finding.what.startswith("2 locks lost")
     assert findings(facts(records=[{**lost, "at": 1e9 - 90_000}, {"event": "LeaseLost"}, {}])) == []
+
+
+@pytest.mark.parametrize(
+    ("votes", "helps"),
+    [
+        ({"a": "quarantined (3.0 s left)"}, False),
+        ({"a": "quarantined (3.0 s left)", "b": "granted", "c": "granted"}, True),
+        ({"a": "unreachable (no answer in time)"}, True),
+        ({}, True),
+        (["a"], True),
+    ],
+)
+def test_a_longer_lease_survives_no_flush(votes, helps):
+    """Where the nodes had forgotten the lock, the doctor says so, and does not advise it."""
+    lost = {"event": "LeaseLost", "task": "shop.bill", "at": 1e9 - 60, "votes": votes}
+    (finding,) = findings(facts(records=[lost, {**lost, "at": 1e9 - 50}]))
+    assert ("larger lock_ttl helps" in finding.fix) is helps
+    assert ("appendonly yes" in finding.fix) is not helps
 
 
 def test_nothing_comes_later_in_eager_mode():

@@ -87,7 +87,7 @@ def test_one_without_a_version_says_nothing(version):
         (HEADER, False, True, "0" * 32),
         (HEADER, True, True, "0" * 32),
         (None, True, True, ""),
-        (None, False, False, None),
+        (None, False, False, ""),
         ({**HEADER, "id": ""}, False, True, ""),
     ],
 )

@@ -149,3 +149,10 @@ def test_a_lost_lock_tells_why():
         "Lock 'invoice:7' is lost (deadline): not renewed in time, 2 of 3 nodes unreachable "
         "[a: granted; b, c: unreachable (refused)]; see 'redlock status'"
     )
+    some = {"a": "quarantined (9.0 s left)", "b": "granted", "c": "unreachable (refused)"}
+    assert "1 of 3 nodes quarantined" in str(errors.LockLost("invoice:7", "deadline", some))
+    forgotten = errors.LockLost("invoice:7", "deadline", {"a": "quarantined (9.0 s left)"})
+    assert str(forgotten).startswith(
+        "Lock 'invoice:7' is lost (deadline): not renewed in time, 1 of 1 node forgot it "
+        "(restarted or flushed, or its clock was set)"
+    )

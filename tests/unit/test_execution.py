@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 from celery import Celery, Task
+from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry
+from kombu.exceptions import OperationalError
 
 from celery_redlock import LockTaken, QuorumUnavailable, RedlockTask, Skipped, current_lock
 from celery_redlock.lock import clock
@@ -162,16 +165,70 @@ def test_no_message_of_another_task_stands_for_an_execution():
 
 
 @pytest.mark.parametrize("redelivered", [False, True])
-def test_a_message_that_says_nothing_was_run_before_if_the_broker_says_so(app, redelivered):
+def test_a_message_that_says_nothing_has_finished_before_if_the_broker_says_so(app, redelivered):
     """A second publish under the same task id, as of ``send_task``, is another execution."""
     fields = {"redlock": None, "delivery_info": {"redelivered": redelivered}}
-    deliver(app, **fields)
     own = execution(publish_id="")
-    assert app.locks.wanted[0].marker == (own if redelivered else None)
+    if redelivered:
+        with pytest.raises(Ignore):
+            deliver(app, MarkerStands("done"), **fields)
+    else:
+        assert deliver(app, MarkerStands("done"), **fields) == 7
+        ((_, marker),) = app.locks.released
+        assert (marker.name, marker.state) == (own, "done")
+    assert [wanted.marker for wanted in app.locks.wanted] == [own, None][: 2 - redelivered]
     forgotten = [(marker.name, marker.state, marker.ttl) for marker in app.locks.marked]
     assert forgotten == ([] if redelivered else [(own, "done", 0.0)])
-    ((_, marker),) = app.locks.released
-    assert (marker.name, marker.state) == (own, "done")
+
+
+def test_a_message_that_says_nothing_costs_no_more_than_others(app):
+    """It is asked whether it has finished before, and nothing is forgotten that is not there."""
+    assert deliver(app, redlock=None) == 7
+    (wanted,) = app.locks.wanted
+    assert wanted.marker == execution(publish_id="")
+    assert app.locks.marked == []
+
+
+UNIDENTIFIED = [{"redelivered": redelivered} for redelivered in (False, True)]
+
+
+@pytest.mark.parametrize("policy", ["retry", "reschedule", "queue"])
+@pytest.mark.parametrize("unavailable", [False, True])
+def test_copies_of_a_message_that_says_nothing_are_one_execution(app, policy, unavailable):
+    """Whether its first delivery is put off or a later one: no copy makes up an identity."""
+    policy = "retry" if unavailable and policy == "queue" else policy
+    refusal = QuorumUnavailable("shop.bill", {}) if unavailable else taken(**STRANGER)
+    options = {"on_conflict": policy} | ({"on_unavailable": policy} if unavailable else {})
+    for info in UNIDENTIFIED:
+        with pytest.raises((Ignore, Retry)):
+            deliver(app, refusal, options=options, redlock=None, delivery_info=info)
+    first, second = (sent["headers"]["redlock"]["id"] for *_, sent in app.sent)
+    assert first == second == (execution(publish_id="") if policy == "retry" else "")
+
+
+def test_retries_of_one_message_that_a_policy_made_are_one_execution(app):
+    """The broker may deliver it again before its first delivery is refused."""
+    for _ in range(2):
+        with pytest.raises(Retry):
+            deliver(app, taken(**STRANGER), options={"on_conflict": "retry"})
+    ids = {sent["headers"]["redlock"]["id"] for *_, sent in app.sent}
+    assert ids == {execution()}
+    assert [sent["retries"] for *_, sent in app.sent] == [1, 1]
+
+
+@pytest.mark.parametrize("why", ["it has finished", "it runs"])
+@pytest.mark.parametrize("policy", ["retry", "reschedule"])
+def test_a_second_publish_that_says_nothing_is_put_off_as_another_execution(app, why, policy):
+    """Else its copy would take what the first one left for its own, and end."""
+    own = execution(publish_id="")
+    first = taken(**{**MYSELF, "execution": own})
+    answers = [first] if why == "it runs" else [MarkerStands("done"), taken(**STRANGER)]
+    with pytest.raises((Ignore, Retry)):
+        deliver(app, *answers, options={"on_conflict": policy}, redlock=None)
+    ((*_, sent),) = app.sent
+    assert len(sent["headers"]["redlock"]["id"]) == 32
+    assert sent["headers"]["redlock"]["id"] != own
+    assert app.locks.marked == []  # its first delivery may come again, and is no second publish
 
 
 @pytest.mark.parametrize("redelivered", [False, True])
@@ -204,7 +261,7 @@ def test_a_task_never_loses_to_itself(app, policy):
     assert sent["countdown"] == 5
     waiting = sent["headers"]["redlock"].pop("waiting")
     assert (waiting["name"], waiting["times"]) == (app.locks.wanted[0].name, 1)
-    assert sent["headers"] == {"a": 1, "redlock": HEADER}
+    assert sent["headers"] == {"a": 1, "parent_id": None, "redlock": HEADER}
     assert app.locks.released == []
 
 
@@ -474,23 +531,90 @@ def test_ours_is_read_past_what_other_libraries_nest(app, headers):
 
 
 @pytest.mark.parametrize(
-    ("state", "word", "ttl"),
-    [
-        ("SUCCESS", "done", 3600.0),
-        ("FAILURE", "done", 3600.0),
-        ("RETRY", "done", 3600.0),
-        (None, "finishing", 0.0),
-        ("IGNORED", "finishing", 0.0),
-    ],
+    ("is_stored", "word", "ttl"), [(True, "done", 3600.0), (False, "finishing", 0.0)]
 )
-def test_a_message_acknowledged_late_is_remembered_in_two_steps(app, state, word, ttl):
+def test_a_message_acknowledged_late_is_remembered_in_two_steps(app, is_stored, word, ttl):
     """It is finishing with the release, and done once the result is stored, else forgotten."""
     deliver(app, options={"acks_late": True, "lock_ttl": 6.0})
     ((_, marker),) = app.locks.released
     assert (marker.name, marker.state, marker.ttl) == (execution(), "finishing", 6.0)
-    app.execution.stored(state)
+    app.execution.completed(is_stored=is_stored)
     (marked,) = [(m.name, m.state, m.ttl) for m in app.locks.marked]
     assert marked == (execution(), word, ttl)
+
+
+def trace(app, body, *, link=None, chain=None):
+    """Deliver a task as a worker does: with what comes between its body and the end."""
+
+    @app.task(base=RedlockTask, bind=True, name="shop.bill", shared=False, acks_late=True)
+    def bill(self):
+        return body(self)
+
+    task = app.tasks["shop.bill"]
+    known = {"id": "me", "redlock": HEADER, "delivery_info": {}, "hostname": "here"}
+    request = {**known, "callbacks": link, "chain": chain}
+    before = latest_execution.get()
+    try:
+        return build_tracer(task.name, task, app=app)("me", (), {}, request)
+    finally:
+        latest_execution.set(before)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, OperationalError, ValueError])
+@pytest.mark.parametrize("where", ["the result", "a callback", "the next of a chain"])
+@pytest.mark.filterwarnings("ignore:Exception raised outside body")
+def test_done_is_said_only_of_what_is_stored(app, monkeypatch, where, error):
+    """Celery tells SUCCESS also where an error or the end of the process comes before that."""
+
+    def strike(*_, **__):
+        raise error
+
+    follower = app.signature("shop.thank", immutable=True)
+    work = {"a callback": {"link": [follower]}, "the next of a chain": {"chain": [follower]}}
+    stored = []
+
+    def store(task_id, result, state, **_):
+        if where == "the result" and state == "SUCCESS":
+            strike()
+        stored.append(state)
+
+    monkeypatch.setattr(app.backend, "store_result", store)
+    if where != "the result":
+        monkeypatch.setattr(app, "send_task", strike)
+    with contextlib.suppress(SystemExit, KeyboardInterrupt):
+        trace(app, lambda task: 7, **work.get(where, {}))
+    marked = [(m.state, m.ttl) for m in app.locks.marked]
+    is_failure_stored = stored == ["FAILURE"] and marked == [("done", 3600.0)]
+    assert marked == [("finishing", 0.0)] or is_failure_stored
+
+
+@pytest.mark.parametrize("how", ["returns", "fails", "retries"])
+def test_done_is_said_of_what_is_stored(app, monkeypatch, how):
+    """The twin: whatever that is, and although an error was handled before."""
+    stored = []
+    monkeypatch.setattr(
+        app.backend, "store_result", lambda task_id, result, state, **_: stored.append(state)
+    )
+
+    def body(task):
+        if how == "fails":
+            raise ValueError
+        if how == "retries":
+            raise task.retry()
+
+    trace(app, body)
+    assert stored == {"returns": ["SUCCESS"], "fails": ["FAILURE"], "retries": ["RETRY"]}[how]
+    assert [(m.state, m.ttl) for m in app.locks.marked] == [("done", 3600.0)]
+
+
+def test_done_is_said_although_a_worker_was_started_while_an_error_was_handled(app, monkeypatch):
+    """Its children inherit that error, which is none of their tasks'."""
+    monkeypatch.setattr(app.backend, "store_result", lambda *_, **__: None)
+    try:
+        raise OSError  # noqa: TRY301  as who starts a worker in place of what fails
+    except OSError:
+        trace(app, lambda task: 7)
+    assert [(m.state, m.ttl) for m in app.locks.marked] == [("done", 3600.0)]
 
 
 def test_without_memory_nothing_is_marked(app):
@@ -498,7 +622,7 @@ def test_without_memory_nothing_is_marked(app):
     deliver(app, options={"acks_late": True, "dedup_ttl": 0})
     assert app.locks.wanted[0].marker is None
     assert [marker for _, marker in app.locks.released] == [None]
-    app.execution.stored("SUCCESS")
+    app.execution.completed(is_stored=True)
     assert app.locks.marked == []
 
 

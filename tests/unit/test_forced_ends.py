@@ -27,10 +27,11 @@ from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting import LEAVE, WAIT
 from celery_redlock.lock.wanted import Wanted
 from celery_redlock.plugin import Plugin, plugin_for
-from celery_redlock.task import lost_child
+from celery_redlock.task import forced_ends, lost_child
 from celery_redlock.task.delivery import OWNER, WELL_FORMED, execution_id, hide, word_in
 from celery_redlock.task.forced_ends import NoteRevokes, RedlockRequest
 from celery_redlock.task.lost_child import LostChild
+from celery_redlock.task.outcome import Outcome
 from celery_redlock.task.slot import BUFFERED_FOR
 from celery_redlock.testing import locks_disabled
 from support.fakes import Ears, FakeClock, refused
@@ -436,12 +437,36 @@ def test_a_revoke_does_not_wait_for_celery_to_note_the_death(app, how):
     assert told(app) == [*over, *RELEASE]
 
 
+@pytest.mark.parametrize("stamp", ["eu", ["us", "eu"], "us", None, {"eu": 1}])
+def test_a_task_that_waits_is_revoked_by_its_stamps_too(app, monkeypatch, stamp):
+    """As by ``revoke_by_stamped_headers``, long before its time has come."""
+    ended = []
+    task = declare(app, unique_until="finished")
+    header = {**HEADER, "reservation": ["7", "a" * 40, "finished"]}
+    request = deliver(
+        app, task, redlock=header, stamps={"tenant": stamp}, stamped_headers=["tenant"]
+    )
+    request.time_start = None
+    monkeypatch.setitem(forced_ends.revoked_stamps, "tenant", ["eu"])
+    monkeypatch.setattr(RedlockRequest, "leave_queue", lambda self, how: ended.append((self, how)))
+    forced_ends.let_go_of_revoked()
+    is_meant = "eu" in (stamp or ())
+    assert ended == ([(request, Outcome.REVOKED)] if is_meant and stamp != {"eu": 1} else [])
+
+
+class Consumer:
+    """A worker's consumer, as far as its steps use it."""
+
+    def __init__(self, app):
+        self.app, self.timer = app, Timer()
+
+
 def test_a_worker_that_connects_again_goes_on_to_look_for_revokes(app):
     """Up to 5.6 Celery clears the timer when a connection breaks, and then starts these again."""
     declare(app)
     named = "celery_redlock.task.forced_ends:NoteRevokes"
     assert named in app.steps["consumer"]
-    consumer = SimpleNamespace(timer=Timer())
+    consumer = Consumer(app)
     step = NoteRevokes(consumer)
     for clears in (False, True, False):
         step.start(consumer)

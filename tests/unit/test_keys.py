@@ -543,7 +543,16 @@ class TestCallable:
     def test_one_that_takes_other_arguments_is_refused_at_registration(self):
         """A callable that can never be called is found early."""
         message = misfit(bill, lock_key=lambda args: "x")
-        assert "must take (task, args, kwargs): too many positional arguments" in message
+        assert "must take (task, args, kwargs[, headers]): too many positional arguments" in message
+
+    def test_one_that_takes_headers_gets_them(self):
+        """Copies, as of the arguments; another one is called without."""
+        names = namer(bill, lock_key=lambda task, args, kwargs, headers: headers.pop("tenant"))
+        headers = {"tenant": "a"}
+        assert names.name((1,), {}, headers) == "a"
+        assert headers == {"tenant": "a"}
+        assert "its lock_key raised KeyError" in refusal(names, 1)
+        assert namer(bill, lock_key=lambda *call: str(len(call))).name((1,), {}, headers) == "3"
 
     def test_one_without_a_signature_is_left_to_its_first_call(self):
         """Some callables written in C cannot be looked into."""
@@ -768,3 +777,25 @@ def repr_of(value):
 NAMES_OF_BILL = namer(bill)
 NAMES_OF_FETCH = namer(fetch)
 TEMPLATE_OF_BILL = namer(bill, lock_key="x:{invoice_id[1][0]}")
+
+
+class TestHeaders:
+    def test_of_a_default_name_they_are_a_part(self):
+        """Each value makes another; without any the name is what it was."""
+        for names in (namer(pair), namer(pair, unique_on=()), namer(pair, unique_on=("a",))):
+            found = {
+                names.name((1, 2), {}, headers)
+                for headers in (None, {}, {"t": "a"}, {"t": "b"}, {"u": "a"}, {"t": "a", "u": "a"})
+            }
+            assert len(found) == 5
+            assert names.name((1, 2), {}) in found
+        assert namer(pair, unique_on=()).name((1, 2), {}) == "shop.task"
+
+    def test_of_a_template_they_are_none(self):
+        """It says all that makes the name."""
+        assert namer(pair, lock_key="{a}").name((1, 2), {}, {"t": "a"}) == "1"
+
+    def test_one_that_is_no_json_is_refused(self):
+        """Its value is not repeated."""
+        with pytest.raises(LockKeyError, match=r"header `\.t` is of type object"):
+            namer(pair).name((1, 2), {}, {"t": object()})

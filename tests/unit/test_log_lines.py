@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from celery_redlock import events
+from celery_redlock.observers import logging as observer
 from celery_redlock.observers import records as written
-from celery_redlock.observers.logging import Log, log_event
+from celery_redlock.observers.logging import Log
 
 TOKEN, SINCE = "0123abcd", 1.7e9
 HOLDER = {"task": "shop.bill", "task_id": "other", "host": "mars", "pid": 7, "token": TOKEN}
@@ -23,6 +24,7 @@ NO_QUORUM = {**WHO, "cause": "unavailable"}
 def records(caplog, monkeypatch):
     """Write an event a minute after its holder was granted the lock, and return its records."""
     monkeypatch.setattr(written, "time", SimpleNamespace(time=lambda: SINCE + 60.0))
+    log_event = Log()
 
     def write(event, level=logging.DEBUG):
         caplog.clear()
@@ -106,12 +108,44 @@ def test_no_quorum_for_a_task_is_told_by_what_becomes_of_the_task(records):
     """The votes are at INFO, so that one refusal is one warning; elsewhere they are the warning."""
     votes = {"node-1": "no answer in time"}
     assert not records(events.LockUnavailable("key", votes, 0.1, task="t", task_id="me"), 30)
-    (record,) = records(events.LockUnavailable("key", votes, 0.1, task="t", task_id="me"))
+    (record,) = records(events.LockUnavailable("other", votes, 0.1, task="t", task_id="me"))
     assert record.levelno == logging.INFO
     assert record.redlock_event["votes"] == votes
     (record,) = records(events.LockUnavailable("key", votes, 0.1))
     assert record.levelno == logging.WARNING
     assert "node-1: no answer in time" in record.getMessage()
+
+
+@pytest.mark.parametrize("kind", [events.TaskRescheduled, events.TaskQueued])
+def test_of_many_attempts_ever_fewer_are_told(records, kind):
+    """A task that waits for an hour writes a dozen lines, and no thousand."""
+    more = REFUSALS[kind][0]
+    told = [
+        times
+        for times in range(1, 100)
+        if records(kind(**TAKEN, **{**more, "times": times}, holder=HOLDER), logging.INFO)
+    ]
+    assert told == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_that_there_is_no_quorum_is_said_once_a_minute_for_each_lock(caplog, monkeypatch):
+    """Each of the attempts would find the same."""
+    at, write = [1000.0], Log()
+    monkeypatch.setattr(observer, "time", SimpleNamespace(monotonic=lambda: at[0]))
+
+    def told(name):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "celery_redlock"):
+            write(events.LockUnavailable(name, {"n1": "refused"}, 0.1, task="shop.bill"))
+        return len(caplog.records)
+
+    assert [told("a"), told("a"), told("b")] == [1, 0, 1]
+    at[0] += 59.0
+    assert told("a") == 0
+    at[0] += 1.0
+    assert [told("a"), told("a")] == [1, 0]
+    assert [told(f"{number}") for number in range(2000)] == [1] * 2000
+    assert len(write._told) <= observer.MOST_NAMES
 
 
 def test_a_conflict_is_told_by_what_becomes_of_the_task(records):

@@ -9,14 +9,17 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from celery_redlock.lock.outcomes import NodeView
 from celery_redlock.ops import inspected
+from celery_redlock.ops import text as text_module
 from celery_redlock.ops.cli.release import outcome, why_not
+from celery_redlock.ops.listing import LOCK_HEAD, LOCK_SPARE
 from celery_redlock.ops.screen import Progress, Stop, colour
-from celery_redlock.ops.text import LONGEST, in_json, one_line, show_table
+from celery_redlock.ops.text import LONGEST, in_json, one_line, paragraph, show_table
 from celery_redlock.reading import stored
 from celery_redlock.reading.stored import LockView, age_of
 from celery_redlock.words import who
@@ -108,9 +111,20 @@ def test_json_has_no_numbers_that_json_does_not_have():
         assert told == {"a": None, "b": [None, {"c": None}], "d": 1.5}
 
 
+@pytest.mark.parametrize(("columns", "most"), [(None, 96), (200, 96), (60, 60)])
+def test_what_is_said_fits_the_terminal(monkeypatch, columns, most):
+    """And is no wider than can be read well."""
+    monkeypatch.setattr(text_module, "room", lambda: columns)
+    lines = paragraph("word " * 200, "  ", "    ").splitlines()
+    assert most - 6 < max(map(len, lines)) <= most
+    assert lines[1].startswith("    word")
+
+
 def test_very_long_names_are_cut_for_a_person():
     """Else one of them makes a table as wide as itself."""
-    assert one_line("n" * 5000, LONGEST) == "n" * (LONGEST - 3) + "..."
+    assert one_line("n" * 5000, LONGEST).startswith("n" * (LONGEST - 33) + "~")
+    assert len(one_line("n" * 5000, LONGEST)) == LONGEST
+    assert one_line("n" * 5000, LONGEST) != one_line("n" * 5001, LONGEST)
     assert one_line("n" * LONGEST, LONGEST) == "n" * LONGEST
     assert len(who({"task": "t" * 5000, "host": "h" * 5000, "task_id": "i" * 5000})) < 500
 
@@ -123,6 +137,42 @@ def test_columns_stand_in_line_whatever_script_a_name_is_in(capsys):
         "\u540d\u524d:7     a",
         "invoice:7  b",
     ]
+
+
+LONG = ("invoice:" + "7" * 60, "c" * 36, "shop.tasks.bill_everybody", "worker-host-of-a-long-name")
+ROW = (
+    *LONG,
+    "12345",
+    "3 min 20 s",
+    "21.3 s",
+    "3/3",
+    "7243456789012345",
+    "12",
+    "1 h 2 min",
+    "3f9a01bc",
+)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 175, 300])
+def test_a_table_is_no_wider_than_the_terminal(monkeypatch, width):
+    """What is needed to release a lock stays; what is cut shows that it is."""
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("COLUMNS", str(width))
+    show_table(LOCK_HEAD, [ROW, [cell[:4] for cell in ROW[:-1]] + ["aaaaaaaa"]], {}, LOCK_SPARE)
+    head, row, _ = lines = [click.unstyle(line) for line in screen.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    assert head.split()[0] == "LOCK"
+    assert row.endswith("3f9a01bc")
+    assert ("FENCE" in head, "\N{HORIZONTAL ELLIPSIS}" in row) == (width > 120, width < 240)
+
+
+def test_a_table_in_a_file_is_as_wide_as_its_content(capsys, monkeypatch):
+    """Nobody looks at it through a window, and programs want all of it."""
+    monkeypatch.setenv("COLUMNS", "60")
+    show_table(LOCK_HEAD, [ROW], {}, LOCK_SPARE)
+    shown = capsys.readouterr().out
+    assert all(cell in shown for cell in ROW)
 
 
 # --- terminals ------------------------------------------------------------------------------
@@ -167,7 +217,7 @@ def test_no_progress_is_mixed_into_json_on_a_terminal(monkeypatch):
     monkeypatch.setattr(ls, "Progress", progress)
     for stdout in (Terminal(), io.StringIO()):
         monkeypatch.setattr(sys, "stdout", stdout)
-        ls.print_json(ls.Found(Nothing(), Stop(), None), 3)
+        ls.print_json(ls.Found(Nothing(), Stop(), None), ls.LOCKS, 3)
         assert json.loads(stdout.getvalue()) == {"locks": [], "down": ["a"], "complete": False}
     assert wanted == [False, True]
 

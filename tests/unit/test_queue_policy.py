@@ -81,7 +81,7 @@ def queue_up(monkeypatch):
     monkeypatch.setattr(queueing, "longest_countdown", lambda _app: 600.0)
     monkeypatch.setattr(queueing, "delays_in_broker", lambda _app: False)
 
-    def queue_up(*ballot, before=None, most=2, publish_id="0" * 32):
+    def queue_up(*ballot, before=None, most=2, publish_id="0" * 32, copy_id=""):
         asked, told = [], []
         driver = SimpleNamespace(
             ask=lambda ask: asked.append(ask) or list(ballot), tell=told.append
@@ -93,7 +93,11 @@ def queue_up(monkeypatch):
             task=SimpleNamespace(name="bill", app=None),
             request=SimpleNamespace(id="me"),
             delivery=Delivery(
-                "me", Envelope(publish_id, waiting=before), "e" * 32, may_be_repeated=False
+                "me",
+                Envelope(publish_id, waiting=before),
+                "e" * 32,
+                may_be_repeated=False,
+                copy_id=copy_id,
             ),
             plugin=SimpleNamespace(locks=locks, notify=queue_up.events.append),
             options=Options(Queue(max_waiting=most)),
@@ -137,10 +141,10 @@ def test_one_too_many_leaves_nothing_behind(queue_up):
 
 
 def test_a_copy_that_is_another_execution_counts_for_itself(queue_up):
-    """As of a message without an id of its publish, as other languages send it."""
-    for publish_id, left in ((None, 1), ("0" * 32, 0)):
+    """As of a second publish under one task id, as other languages send it."""
+    for publish_id, copy_id, left in ((None, "", 0), (None, "f" * 32, 1), ("0" * 32, "", 0)):
         with pytest.raises(DeliveryOver):
-            queue_up(granted(), granted(), granted(), publish_id=publish_id)
+            queue_up(granted(), granted(), granted(), publish_id=publish_id, copy_id=copy_id)
         assert [request.script for request in queue_up.told] == [LEAVE] * left
 
 

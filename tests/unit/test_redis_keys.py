@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import tracemalloc
 
-from celery_redlock.lock.records import Keys
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_redlock.lock.records import LONGEST_NAME, Keys, own_name, place_name, shorten
 
 
 def test_long_names_are_not_kept():
@@ -26,3 +30,35 @@ def test_long_names_that_begin_alike_have_keys_of_their_own():
     one, other = (Keys.of("redlock", "x" * 10_000 + end) for end in "ab")
     assert one.lock != other.lock
     assert len(one.lock) < 200
+
+
+#: What a name may end in to look like one that is derived, and what such an end is encoded as.
+ENDS = st.text("#~%235207E1ab", max_size=12)
+NAMES = st.builds(str.__add__, st.sampled_from(["a", "a" * (LONGEST_NAME - 40)]), ENDS)
+
+
+@given(NAMES, NAMES)
+def test_names_of_tasks_stay_apart(one, other):
+    """However they end: none becomes another."""
+    assert (own_name(one) == own_name(other)) == (one == other)
+
+
+@given(NAMES, NAMES, st.integers(1, 999))
+def test_no_task_can_name_a_place_of_another(mine, theirs, place):
+    """Customer ``5#1`` is not the second place of customer ``5``."""
+    assert Keys.of("redlock", own_name(mine)) != Keys.of("redlock", place_name(theirs, place))
+
+
+def test_no_task_can_name_what_is_left_of_a_long_name():
+    """The short form of a long name is another lock when somebody writes it."""
+    for length in range(LONGEST_NAME - 4, LONGEST_NAME + 40):
+        for letter in "x\xfc\u2028\U0001f512":
+            long = letter * length
+            if shorten(long) != long:
+                assert Keys.of("redlock", own_name(shorten(long))) != Keys.of("redlock", long)
+
+
+@pytest.mark.parametrize("name", ["a", "a#", "a#b", "#1x", "a#12345", "a~" + "0" * 32, "100%"])
+def test_other_names_stay_as_they_are(name):
+    """Their keys are what they were."""
+    assert own_name(name) == name

@@ -28,6 +28,7 @@ from celery_redlock import (
 from celery_redlock.events import TaskRescheduled, TaskSkipped
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task import begin
+from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.execution import Execution
 from celery_redlock.task.options import LockOptions
@@ -96,8 +97,9 @@ def act(task, request, error):
     """Have the policy of *task* for *error* acted upon; returns result and events."""
     told = []
     options = LockOptions.of(task, plugin_for(task.app).settings)
-    envelope = Envelope.of(vars(request).get("redlock"), "me")
-    return refuse(task, request, envelope, error, options, told.append), told
+    fields = {"headers": request.headers, **vars(request)}
+    delivery = Delivery.of(task, fields, "here")
+    return refuse(task, request, delivery, error, options, told.append), told
 
 
 @pytest.mark.parametrize(
@@ -258,6 +260,17 @@ def test_a_reschedule_carries_everything_along(app, published):
     assert {key: sent.get(key) for key in expected} == expected
 
 
+def test_a_reschedule_keeps_the_ids_of_its_message(app, published):
+    """Those that its publisher chose; and it is no child of itself."""
+    task = declare(app, on_conflict=Reschedule())
+    own = {"correlation_id": "order-7", "properties": {"message_id": "m-7"}, "parent_id": None}
+    with pytest.raises(Ignore):
+        act(task, delivery(task, **own), TAKEN)
+    sent = published[0][3]
+    assert (sent["correlation_id"], sent["message_id"]) == ("order-7", "m-7")
+    assert sent["headers"]["parent_id"] is None
+
+
 @pytest.mark.parametrize("of_task", [None, False, True])
 @pytest.mark.parametrize("of_call", [None, False, True])
 def test_whether_a_result_is_wanted_stays_as_it_was(app, published, of_task, of_call):
@@ -283,6 +296,7 @@ def test_what_a_broker_noted_of_the_past_stays_behind(app, published):
     assert published[0][3]["headers"] == {
         "tenant": "acme",
         "x-tenant": "acme",
+        "parent_id": None,
         "redlock": {**HEADER, "reschedules": 1},
     }
 
@@ -295,7 +309,8 @@ def test_every_reschedule_is_counted(app, published):
         told = []
         options = LockOptions.of(task, plugin_for(app).settings)
         with pytest.raises(Ignore):
-            refuse(task, request, Envelope(reschedules=times), TAKEN, options, told.append)
+            put_off = Delivery("me", Envelope(reschedules=times), "e" * 32, may_be_repeated=True)
+            refuse(task, request, put_off, TAKEN, options, told.append)
         sent = published.pop()[3]
         assert sent["headers"]["redlock"]["reschedules"] == times + 1
         assert told == [

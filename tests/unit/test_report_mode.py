@@ -535,7 +535,7 @@ def test_a_report_merges_nothing(app):
 @pytest.mark.parametrize(("mode", "names"), [("report", []), ("enforce", ["k"])])
 def test_beat_looks_for_no_overlap_of_a_task_that_reports(app, mode, names):
     """It publishes the slot, and the worker reports the overlap."""
-    entry = SimpleNamespace(args=("k",), kwargs={})
+    entry = SimpleNamespace(args=("k",), kwargs={}, options={})
     assert places_of_run(declare(app, lock_mode=mode), entry) == names
 
 

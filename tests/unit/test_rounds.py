@@ -457,6 +457,38 @@ def test_the_largest_fence_is_written_back():
     assert drive.vote(granted(9), granted(9)).lease.fence == 9
 
 
+FAR = 2**53
+
+
+def test_a_fence_that_no_majority_can_store_is_no_vote():
+    """One node says any number: the other two decide, and theirs is the one written back."""
+    assert not Drive().is_decided(granted(FAR), granted(5))  # the third one may still agree
+    assert Drive().vote(granted(FAR), granted(5), granted(5)).lease.fence == 5
+    drive = Drive().vote(granted(FAR), granted(5), granted(9))
+    assert drive.step.request.arguments[3] == b"9"
+    assert drive.vote(granted(FAR), granted(9), granted(9)).lease.fence == 9
+
+
+@pytest.mark.parametrize("rest", [(), (unreachable(),), (refused(),)])
+def test_without_such_a_vote_there_may_be_no_quorum(rest):
+    """The node that says it is none of those who grant."""
+    drive = Drive().vote(granted(FAR), granted(5), *rest)
+    assert is_release(drive.step, token_of("t1-"))
+    assert drive.lease is None
+
+
+def test_a_fence_that_a_majority_can_store_counts():
+    """However far ahead of the others it is: two of three nodes' clocks are the measure."""
+    near = (int(Rules().longest_skew * 1000) << 12) - 1
+    drive = Drive().vote(granted(near), granted(5))
+    assert drive.step.request.arguments[3] == b"%d" % near
+    ahead = [
+        granted(FAR)._replace(node_now=FAR / 4096e3),
+        granted(5)._replace(node_now=FAR / 4096e3),
+    ]
+    assert Drive().vote(*ahead).step.request.arguments[3] == b"%d" % FAR
+
+
 def test_a_confirmed_lease_counts_from_the_confirmation():
     """It is the confirmation that wrote the keys that the majority stores."""
     drive = Drive()

@@ -18,14 +18,14 @@ URLS = ["lock-1:6379/0", "lock-2:6379/0", "lock-3:6379/0"]
 
 WRONG = [
     ({"ttl": 0}, "redlock_ttl must be > 0, got 0"),
-    ({"ttl": -1}, "redlock_ttl must be >= 0 and finite, got -1"),
+    ({"ttl": -1}, "redlock_ttl must be > 0, got -1"),
     ({"ttl": float("nan")}, "redlock_ttl"),
     ({"ttl": "30"}, "redlock_ttl must be a number of seconds or a timedelta, got '30'"),
     ({"ttl": True}, "redlock_ttl must be a number of seconds or a timedelta, got True"),
     ({"ttl": None}, "redlock_ttl must be a number"),
     ({"ttl": 61}, "redlock_ttl must be at most redlock_max_ttl (60 s), got 61"),
     ({"ttl": 0.1}, "redlock_ttl must be more than twice redlock_node_timeout (0.05 s)"),
-    ({"ttl": timedelta(seconds=-1)}, "redlock_ttl must be >= 0 and finite, got -1"),
+    ({"ttl": timedelta(seconds=-1)}, "redlock_ttl must be > 0, got datetime.timedelta"),
     ({"ttl": timedelta(0)}, "redlock_ttl must be > 0"),
     ({"ttl": timedelta(minutes=2)}, "redlock_ttl must be at most redlock_max_ttl (60 s), got 120"),
     ({"drift_factor": timedelta(seconds=0.05)}, "redlock_drift_factor must be a number, got"),

@@ -144,7 +144,19 @@ def read(node, most=10, names=("a",)):
     """Return what a node stores of the locks *names*."""
     keys = [b"redlock:lock:" + name.encode() for name in names]
     arguments = arguments_of_read(keys, RULES.prefix, most)
-    return read_stored(node.ask(b"EVAL", READ.source, *arguments))
+    return read_stored(node.ask(b"EVAL", READ.source, *arguments), len(keys))
+
+
+def test_what_a_quarantined_node_has_is_no_vote(held):
+    """It may have forgotten who has the lock now; what it has is still told of it."""
+    (before,) = read(held)
+    held.ask(b"SET", b"redlock:node:quarantine", b"1", b"PX", b"60000")
+    (after,) = read(held)
+    assert before.value == after.value != b""
+    views = [view for one in (before, after) for view in views_of("a", {"n": one})]
+    assert [(view.votes, view.quarantined) for view in views] == [(["n"], []), ([], ["n"])]
+    assert [view.is_held(1) for view in views] == [True, False]
+    assert [view.is_unclear(1, 0) for view in views] == [False, True]
 
 
 def wait(node, *tickets):

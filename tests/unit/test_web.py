@@ -21,6 +21,7 @@ from werkzeug.exceptions import TooManyRequests
 
 from celery_redlock import ConfigurationError
 from celery_redlock.lock.records import place_name, shorten
+from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.web import command, reader
 from celery_redlock.ops.web.app import make_app
 from celery_redlock.ops.web.chart import hold_chart, time_chart
@@ -44,6 +45,7 @@ from celery_redlock.reading.holds import HOLD_BOUNDS, Holds
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.places import Place, Places
+from celery_redlock.reading.quorum import Quorum
 from celery_redlock.reading.search import Found, Search, find_locks
 from celery_redlock.reading.stored import LockView, StoredLock
 from celery_redlock.reading.tally import CAUSES, TaskTally
@@ -113,11 +115,13 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
         self.silent = []
         self.answers = dict.fromkeys(LABELS, "released")
         self.released = []
+        self.reserved = []
 
     def page(self, search):
         """Return what a page with *search* shows."""
         found = replace(find_locks(self.views, search, lambda: 0.0), silent=self.silent)
-        return Page(self.statuses, found, self.happened, Tallies(self.tasks), self.age)
+        tallies = Tallies(self.tasks)
+        return Page(self.statuses, found, self.happened, tallies, self.age, self.reserved)
 
     def tallies(self):
         """Return what tasks did in the last day."""
@@ -137,9 +141,8 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
 
     def lock(self, name):
         """Return who holds the lock."""
-        return SimpleNamespace(
-            views=[it for it in self.views if it.name == name], silent=self.silent
-        )
+        views = [it for it in self.views if it.name == name]
+        return SimpleNamespace(views=views, reservations=self.reserved, silent=self.silent)
 
     def release(self, name, seen):
         """Note what is asked for, and do it if the nodes would."""
@@ -1049,6 +1052,16 @@ def test_of_many_locks_a_part_is_shown(leaked):
     assert found.locks[0].name == f"n{leaked}"
 
 
+def test_of_many_locks_those_are_shown_that_need_somebody():
+    """The one that somebody waits for and the one that has been held for longest, wherever."""
+    views = [replace(view(f"n{i}"), waiting=0) for i in range(502)]
+    views[333] = replace(views[333], waiting=1)
+    views[444] = replace(views[444], holder={**views[444].holder, "since": time.time() - 86400})
+    found = find_locks(views, Search(), lambda: 0.0)
+    assert {"n333", "n444"} < {it.name for it in found.locks}
+    assert len(found.locks) + found.more == 502
+
+
 def test_a_search_ends_in_time():
     """Of locks without end, those are shown that there was time for."""
     clock = itertools.count(step=0.001)
@@ -1221,7 +1234,7 @@ def test_the_page_of_a_task_says_why_it_did_not_run(client, stand):
     answer = client().get("/task?name=orders.bill")
     page = seen_in(answer)
     for told in (
-        "3 times: 2 skipped, 1 rescheduled", "nobody that is known: no quorum of nodes",
+        "3 attempts: 2 skipped, 1 rescheduled", "nobody that is known: no quorum of nodes",
         "2 times", "5 holds, 600 ms on average", "(attempt 2)", "Its live locks 1",
     ):  # fmt: skip
         assert told in page, told
@@ -1377,6 +1390,20 @@ def test_too_few_answers_never_tell_that_a_lock_is_free(client, stand):
     assert "Whether this lock is held, no quorum could say: 2 of 5 nodes vote" in page
     assert "Nobody." not in page
     assert "Not known: too few nodes answered." in page
+
+
+@pytest.mark.parametrize(("away", "is_said"), [(0, False), (1, False), (2, True), (3, True)])
+def test_the_page_of_a_lock_says_that_a_quorum_is_in_danger(client, stand, away, is_said):
+    """As the page of all locks does: what it shows may end soon, or cannot be told."""
+    stand.statuses = [
+        replace(status, state="quarantined", quarantine=9.0) if number < away else status
+        for number, status in enumerate(stand.statuses)
+    ]
+    page = seen_in(client().get("/lock?name=orders.bill:7"))
+    whole = seen_in(client().get("/"))
+    headline = Quorum(stand.statuses, Rules()).headline
+    assert (headline in page) is is_said, page
+    assert headline in whole
 
 
 def test_every_lock_task_and_id_leads_somewhere(client):

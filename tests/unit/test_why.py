@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,9 +13,17 @@ from celery import Celery
 from celery_redlock import RedlockTask
 from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.votes import Verdict
+from celery_redlock.ops import why
 from celery_redlock.ops.cli.release import seen_in
 from celery_redlock.ops.outlook import at_publish, at_run
-from celery_redlock.ops.why import CallError, Explanation, find_task, most_places, names_in_call
+from celery_redlock.ops.why import (
+    CallError,
+    Explanation,
+    ended_results,
+    find_task,
+    most_places,
+    names_in_call,
+)
 from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.one_lock import majority_of
 from celery_redlock.reading.places import Place, Places
@@ -351,3 +360,22 @@ def test_refusals_of_a_lock_are_those_of_its_name():
         [{"event": "LeaderElected", "name": "a"}, {"event": "TaskSkipped"}, {}], ["a", "b"]
     ):
         assert not is_refusal_of(record, name)
+
+
+def test_what_has_ended_is_known_from_the_result_backend():
+    """Of the others nothing is said: they wait, run, or are unknown there."""
+    app = Celery("shop", backend="cache+memory://", set_as_current=False)
+    app.backend.store_result("lost", ValueError(), "FAILURE")
+    app.backend.store_result("runs", None, "STARTED")
+    assert ended_results(app, ["lost", "runs", "waits"]) == {"lost": "FAILURE"}
+
+
+def test_a_result_backend_that_is_none_is_not_asked_for_long(monkeypatch):
+    """There may be none, or one that does not answer."""
+    assert ended_results(Celery("shop", set_as_current=False), ["a"]) == {}
+    assert ended_results(None, ["a"]) == {}
+    answer = threading.Event()
+    hangs = SimpleNamespace(get_task_meta=lambda _: answer.wait(60) and {"status": "SUCCESS"})
+    monkeypatch.setattr(why, "PATIENCE", 0.1)
+    assert ended_results(SimpleNamespace(backend=hangs), ["a"]) == {}
+    answer.set()

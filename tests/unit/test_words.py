@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
-from celery import Celery
+from celery import Celery, beat
 
-from celery_redlock import LockTaken, QuorumUnavailable, RedlockTask
+from celery_redlock import DuplicateTask, LockTaken, QuorumUnavailable, RedlockTask
 from celery_redlock.ops.doctor.check_cluster import votes
 from celery_redlock.ops.doctor.facts import Facts, NodeFacts
 from celery_redlock.reading.nodes import NodeStatus
@@ -114,3 +114,31 @@ def test_the_doctor_names_bootstrap_first_where_all_nodes_are_new(monkeypatch, q
     (finding,) = [it for it in votes(Facts(settings=settings, nodes=nodes)) if it]
     assert ("celery -A shop redlock bootstrap" in finding.fix) is named
     assert named or "'celery -A shop redlock status'" in finding.fix
+
+
+def nothing():
+    """Be the body of a task that is not called."""
+
+
+def test_a_duplicate_is_one_line_of_beats_log(caplog):
+    """Of beat without our scheduler, for each slot; any other error keeps its traceback."""
+
+    def refuse(error):
+        def apply_async(*_args, **_options):
+            raise error
+
+        return apply_async
+
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    scheduler = beat.Scheduler(app, lazy=True)
+    caplog.set_level(logging.INFO)
+    for error in (DuplicateTask("first", "nightly"), OSError("broken")):
+        task = app.task(name=type(error).__name__, shared=False)(nothing)
+        task.apply_async = refuse(error)
+        scheduler.apply_entry(scheduler.Entry(task.name, task.name, schedule=60, app=app))
+    records = {it.levelname: it for it in caplog.records if "Scheduler" not in it.getMessage()}
+    assert records["INFO"].getMessage() == (
+        "Nothing published: Task first has reserved 'nightly' already"
+    )
+    assert records["INFO"].exc_info is None
+    assert records["ERROR"].exc_info

@@ -683,6 +683,51 @@ def test_without_a_limit_one_round_is_enough(world):
     assert shop.slots() == [0.0]
 
 
+class Monitored(Listed):
+    """A scheduler around whose publish a monitor begins a check-in, as Sentry's does."""
+
+    def apply_entry(self, entry, producer=None):
+        """Begin a check-in, which the task is to end."""
+        self.begun = [*getattr(self, "begun", ()), entry.options["task_id"]]
+        entry.options["headers"]["check-in"] = len(self.begun)
+        super().apply_entry(entry, producer=producer)
+
+
+def test_what_is_skipped_begins_no_check_in(world):
+    """The scheduler's own ``apply_entry`` sees those slots alone that are published, one by one."""
+    shop = shop_of(world, locked(9.0))
+    shop = Shop(world, Monitored, known={"a": 15.0}, deadline=60.0, a=5.0, tasks=shop.app.tasks)
+    carried = []
+
+    def broker(name, args, options):
+        carried.append(options["headers"]["check-in"])
+        return shop.broker(name, args, options)
+
+    shop.app.tasks[TASK].broker = broker
+    own = Slot("a", 1.7e9).info
+    shop.records.answers = [Claimed(SlotState.CLAIMED, own), CLAIMED, CLAIMED]
+    shop.run(1.0)
+    assert shop.skipped == ["overlap"]
+    assert shop.slots() == [-5.0, 0.0]
+    assert len(set(shop.scheduler.begun)) == len(shop.sent) == 2
+    assert carried == [1, 2]
+
+
+@pytest.mark.parametrize("cls", [Listed, Monitored])
+def test_what_fails_within_the_schedulers_own_is_tried_again(world, cls, caplog):
+    """Celery's `apply_entry` tells nobody of it; we hear of it all the same."""
+    shop = Shop(world, cls, known={"a": 5.0}, a=5.0)
+    shop.down = {"a"}
+    shop.run(1.0)
+    assert shop.slots() == []
+    assert len(shop.tried) == 1
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert "Publishing 'a' failed" in record.getMessage()
+    shop.down = set()
+    shop.run(4.0)
+    assert shop.slots() == [0.0]
+
+
 class Silent(Listed):
     """A scheduler of somebody else's that does not say what it published."""
 

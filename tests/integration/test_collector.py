@@ -1,0 +1,101 @@
+"""What the collector runs: finalisers and generators that hold locks, amid our own work."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.wanted import Wanted
+from celery_redlock.reading.nodes import bootstrap
+from support.stored import ROOMY, holders
+from support.waiting import eventually
+
+RULES = Rules(**ROOMY)
+#: Takes locks in generators that are abandoned in cycles, and others meanwhile; the collector
+#: looks for such as often as it can. A process of its own, as it may hang.
+ABANDONS = """
+import gc, json, sys
+from celery_redlock import Redlock
+from celery_redlock.lock.rules import Rules
+
+urls, rules = json.loads(sys.argv[1])
+locks = Redlock(urls, Rules(**rules))
+locks.release(locks.acquire("first", wait=20))
+
+def holding(name):
+    with locks.hold(name, wait=20):
+        yield
+
+class Cycle:
+    pass
+
+gc.set_threshold(1, 1, 1)
+for number in range(200):
+    cycle = Cycle()
+    cycle.itself, cycle.generator = cycle, holding(f"cycle {number}")
+    next(cycle.generator)
+    del cycle
+    locks.release(locks.acquire(f"other {number}", wait=20))
+gc.collect()
+locks.close()
+print("done")
+"""
+
+
+@pytest.fixture
+def nodes(five_nodes):
+    """Three nodes that are enrolled."""
+    urls = [node.url for node in five_nodes[:3]]
+    assert set(bootstrap(urls, RULES).values()) == {"enrolled"}
+    return five_nodes[:3]
+
+
+@pytest.fixture
+def locks(nodes):
+    """Locks on them."""
+    with contextlib.closing(Redlock([node.url for node in nodes], RULES)) as locks:
+        yield locks
+
+
+def test_abandoned_generators_end_and_release(nodes):
+    """The process does not hang, and no lock of theirs is left."""
+    told = json.dumps([[node.url for node in nodes], ROOMY])
+    ended = subprocess.run(
+        [sys.executable, "-c", ABANDONS, told],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert ended.stdout == "done\n", ended.stderr
+    assert ended.stderr == ""
+    left = [f"cycle {number}" for number in range(200)]
+    eventually(lambda: not any(holders(nodes, name) for name in left[-5:]), "releases")
+    assert not any(holders(nodes, name) for name in left)
+
+
+def test_a_release_amid_our_own_work_waits_for_nothing_and_is_sent(locks, nodes):
+    """The thread that is to wait for the nodes holds what their answers need."""
+    held, lease = locks.take(Wanted("held", 60.0)), locks.acquire("lease", wait=20)
+    for mutex in (locks.fanout._mutex, locks._watchdog._mutex):
+        with mutex:
+            locks.give_back(held)
+    with locks.fanout._mutex:
+        locks.release(lease)
+    eventually(lambda: not holders(nodes, "held") + holders(nodes, "lease"), "releases")
+    assert locks.held == []
+
+
+def test_an_acquire_amid_our_own_work_is_unavailable(locks, nodes):
+    """Nothing can be waited for there, and the next one is granted."""
+    locks.release(locks.acquire("warm up", wait=20))
+    with locks.fanout._mutex, pytest.raises(QuorumUnavailable, match="a finaliser cannot wait"):
+        locks.acquire("a")
+    locks.release(locks.acquire("a"))
+    assert holders(nodes, "a") == 0
