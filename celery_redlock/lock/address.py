@@ -160,13 +160,26 @@ class SentinelClient(redis.Redis):
             NoAnswer: It does not answer, or not us.
         """
         try:
-            return super().sentinel_masters(*args, **kwargs)
+            masters: Any = super().sentinel_masters(*args, **kwargs)
+            for state in masters.values():
+                check_master(state)
         except redis.RedisError as error:
             raise NoAnswer(str(error)) from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            msg = "answers, but not as a Sentinel does"
+            raise NoAnswer(msg) from None
+        return masters
 
     def close(self) -> None:
         """Hang up; the next search for the master asks it again."""
         self.connection_pool.disconnect()
+
+
+def check_master(state: Mapping[str, Any]) -> None:
+    """Raise TypeError or LookupError unless redis-py can go by what a Sentinel says of a master."""
+    kinds = {"ip": str, "port": int, "num-other-sentinels": int}
+    if not all(isinstance(state[field], kind) for field, kind in kinds.items()):
+        raise TypeError
 
 
 def addresses_of(nodes: object) -> tuple[Address, ...]:

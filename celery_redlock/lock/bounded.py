@@ -13,6 +13,9 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+from redis.exceptions import ConnectionError as Lost
+from redis.exceptions import InvalidResponse
+
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
 
@@ -126,6 +129,9 @@ class _Bounded:
         self._name = name
         try:
             raw = cast("Any", super())._connect()  # noqa: SLF001
+        except UnicodeError as error:
+            msg = f"there can be no host of this name: {error}"
+            raise Lost(msg) from None
         finally:
             self.host = name
         sock = BoundedSocket(raw, max(LONGEST, 2 * (self.socket_timeout or 0.0)))
@@ -139,6 +145,17 @@ class _Bounded:
         wrapped = cast("Any", super())._wrap_socket_with_ssl(sock)  # noqa: SLF001
         wrapped.settimeout(timeout)
         return wrapped
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        """Do what redis-py does; InvalidResponse for bytes that are no answer of a server."""
+        try:
+            return cast("Any", super()).read_response(*args, **options)
+        except MemoryError:  # it has announced more than there can be
+            msg = "an answer that is too large"
+            raise InvalidResponse(msg) from None
+        except (ValueError, RecursionError):
+            msg = "an answer that no server gives"
+            raise InvalidResponse(msg) from None
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -44,6 +45,8 @@ A, B = "a" * 40, "b" * 40
 LARGEST = node_module.LARGEST_UNSENT
 #: After so much a node is late, and given up [s].
 TOO_LONG = max(RULES.node_timeout, node_module.PATIENCE) + 1
+#: How long the other end of a connection talks at most [s].
+PATIENT = 30.0
 PARSERS = [
     pytest.param(_RESP2Parser, id="python"),
     pytest.param(
@@ -880,3 +883,22 @@ def test_a_tls_node_with_an_unknown_certificate_is_unreachable(tls_port, locks):
     lock = locks(f"rediss://127.0.0.1:{tls_port}/0", bootstrap=False)
     (problem,) = check(lock).values()
     assert "certificate" in problem.lower()
+
+
+def test_nobody_is_listened_to_without_end(monkeypatch):
+    """A node that always has more to say is hung up on."""
+    monkeypatch.setattr(node_module, "LONGEST_FAREWELL", 0.2)
+    ours, theirs = socket.socketpair()
+
+    def talk():
+        ends = time.monotonic() + PATIENT
+        with contextlib.suppress(OSError):
+            while time.monotonic() < ends:
+                theirs.send(bytes(2**12))
+
+    talker = threading.Thread(target=talk)
+    with theirs:
+        talker.start()
+        node_module.read_out(SimpleNamespace(_sock=ours, disconnect=ours.close))
+        assert talker.is_alive()
+        talker.join()

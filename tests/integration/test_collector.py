@@ -92,6 +92,15 @@ def test_a_release_amid_our_own_work_waits_for_nothing_and_is_sent(locks, nodes)
     assert locks.held == []
 
 
+def test_a_close_amid_our_own_work_is_done_soon(locks):
+    """Not at once: who works in this thread goes through the connections that it would drop."""
+    locks.release(locks.acquire("warm up", wait=20))
+    with locks.fanout._mutex:
+        locks.fanout.close()
+        assert locks.fanout.is_connected
+    eventually(lambda: not locks.fanout.is_connected, "close")
+
+
 def test_an_acquire_amid_our_own_work_is_unavailable(locks, nodes):
     """Nothing can be waited for there, and the next one is granted."""
     locks.release(locks.acquire("warm up", wait=20))

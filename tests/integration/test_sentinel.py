@@ -15,6 +15,7 @@ from celery_redlock.ops.servers import servers
 from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from support.certificates import Authority
+from support.liar import LIES, in_time, lying
 from support.sentinels import NEVER, SentinelServer, service
 from support.stored import ROOMY
 from support.tls import tls_node
@@ -26,6 +27,8 @@ pytestmark = pytest.mark.long
 PATIENT = 30.0
 RULES = Rules(**ROOMY)
 SECRET = "s3cret-of-the-locks"
+#: Lies about what no Sentinel is asked for.
+HONEST = ("circles", "endless to listeners")
 
 
 @pytest.fixture
@@ -106,6 +109,20 @@ def test_a_node_that_cannot_be_had_is_named_and_why(watched, lone, locks, change
     assert status.state == "down"
     assert lock.labels[0] in str(unavailable.value)
     assert SECRET not in f"{problem} {unavailable.value!r} {status} {lock!r} {caplog.text}"
+
+
+@pytest.mark.parametrize("lie", [lie for lie in LIES if lie not in HONEST])
+def test_a_sentinel_that_lies_is_passed_over(watched, lone, locks, lie):
+    """Whatever it answers, the next one is asked; with no other one the node is away."""
+    first, *others = watched.sentinels
+    with lying(first.port, LIES[lie]) as liar:
+        node = {**lone, "sentinels": [liar.url, *(other.url for other in others)]}
+        (status,) = in_time(lambda: node_statuses([node], RULES))
+        assert status.state == "up", status
+        lock = locks([node])
+        lock.release(in_time(lambda: lock.acquire("n", wait=20.0)))
+        (status,) = in_time(lambda: node_statuses([{**node, "sentinels": [liar.url]}], RULES))
+        assert status.state == "down", status
 
 
 def test_sentinels_that_want_a_password(watched, some_binary, locks, caplog):

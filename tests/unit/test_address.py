@@ -24,6 +24,7 @@ def label(node):
         ("redis://lock-1", "lock-1:6379/0"),
         ("redis://Lock-1:7000/2", "lock-1:7000/2"),
         ("rediss://lock-1:7000?db=3", "lock-1:7000/3"),
+        ("redis://lock-1/locks?db=3", "lock-1:6379/3"),
         ("redis://user:secret@lock-1/1", "lock-1:6379/1"),
         ("redis://:secret@lock-1", "lock-1:6379/0"),
         ("redis://localhost", "127.0.0.1:6379/0"),
