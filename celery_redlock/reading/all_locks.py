@@ -23,7 +23,7 @@ from celery_redlock.lock.bounded import begin_exchange
 from celery_redlock.lock.guard import exchange, read_as
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import Script, read_release
-from celery_redlock.reading.nodes import ask_all, connected
+from celery_redlock.reading.nodes import ask_all, connected, is_voting
 from celery_redlock.reading.stored import (
     READ,
     LockView,
@@ -75,7 +75,8 @@ class Everywhere(Generic[View]):
     Attributes:
         is_cut: Whether that was too short.
         silent: Labels of the nodes that did not answer (any more), in their order.
-        quarantined: Labels of those that must not vote: what they stored may be gone.
+        voteless: Labels of those that do not vote, as one that was flushed: what they stored may be
+            gone.
     """
 
     #: Of the records whose names are gone through.
@@ -89,24 +90,29 @@ class Everywhere(Generic[View]):
         longest: float = math.inf,
     ) -> None:
         self._addresses = addresses_of(nodes)
+        self._rules = rules
         self._prefix = rules.prefix
         self._pattern = pattern
         self._longest = longest
         self._connections: dict[str, AbstractConnection] = {}
         self.is_cut = False
         self.silent: list[str] = []
-        self.quarantined: list[str] = []
+        self.voteless: list[str] = []
 
     def views(self, name: str, locks: Mapping[str, StoredLock]) -> Iterable[View]:
         """Return what is to be known of a name, with what each node stores of it by its label."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[View]:
+        voteless, labels = set[str](), [address.label for address in self._addresses]
+        fingerprint = self._rules.fingerprint(labels)
         loads = [(b"SCRIPT", b"LOAD", script.source) for script in (READ, ABSENT)]
 
         def connect(address: Address) -> AbstractConnection | None:
             with contextlib.suppress(RedisError, OSError):
                 connection = stack.enter_context(connected(address))
+                if not is_voting(connection, self._rules, fingerprint):
+                    voteless.add(address.label)
                 exchange(connection, *loads)
                 return connection
             return None
@@ -119,17 +125,14 @@ class Everywhere(Generic[View]):
                 ):
                     if connection is not None:
                         self._connections[address.label] = connection
+                self.voteless = [label for label in labels if label in voteless]
                 yield from self._go_through()
         finally:
-            labels = (address.label for address in self._addresses)
             self.silent = [label for label in labels if label not in self._connections]
 
     def _go_through(self) -> Iterator[View]:
         """Yield what there is, node by node."""
         ends = time.monotonic() + self._longest
-        self.quarantined = [
-            label for label, (lock,) in self._stored([b""]).items() if lock.is_quarantined
-        ]
         # As it was: a node that fails meanwhile moves no other.
         order = [(kind, label) for kind in self.KINDS for label in self._connections]
         for position, (kind, label) in enumerate(order):
@@ -203,7 +206,7 @@ class Everywhere(Generic[View]):
             begin_exchange(connection)  # what it was asked may have come while another was late
             reply = connection.read_response(disable_decoding=True)
             return read_as("locks", read, reply)
-        except (RedisError, OSError, MemoryError):
+        except (RedisError, OSError):
             del self._connections[label]
             return None
 

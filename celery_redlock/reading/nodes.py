@@ -36,6 +36,7 @@ __all__ = [
     "connected",
     "enrolment",
     "failed",
+    "is_voting",
     "node_statuses",
     "several_servers",
 ]
@@ -45,6 +46,8 @@ SEVERAL = (
     "is a name of several servers ({}), and clients that reach different ones would hold one lock "
     "at the same time; give each server a name of its own"
 )
+#: What `enrolment` says of one that votes.
+VOTES = ("enrolled", 0.0)
 Answer = TypeVar("Answer")
 #: What a node that can be a lock node tells: its greeting, state, and rest of its quarantine [s].
 Found = tuple[Greeting, str, float]
@@ -144,6 +147,14 @@ def enrolment(
     return state, left
 
 
+def is_voting(connection: AbstractConnection, rules: Rules, fingerprint: str) -> bool:
+    """Return whether a node grants locks; not if it will not tell this user."""
+    try:
+        return enrolment(connection, rules, greet(connection).run_id, fingerprint) == VOTES
+    except (ConfigurationError, ResponseError):
+        return False
+
+
 def failed(address: Address, error: Exception) -> NodeStatus:
     """Return how the node at *address* is that answered with *error*, or not at all."""
     state = "unfit" if isinstance(error, Unfit) else "down"
@@ -174,9 +185,6 @@ def connected(address: Address, via: str = "") -> Iterator[AbstractConnection]:
     try:
         connection.connect()
         yield connection
-    except MemoryError:  # an answer has announced more than there can be
-        msg = "an answer that is too large"
-        raise ResponseError(msg) from None
     finally:
         connection.disconnect()
 

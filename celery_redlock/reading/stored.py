@@ -204,13 +204,18 @@ class LockView:
     is_foreign: bool = False
     quarantined: list[str] = field(default_factory=list)
 
+    @property
+    def stored_on(self) -> list[str]:
+        """Labels of all nodes that store it, whether they vote or not."""
+        return [*self.votes, *self.quarantined]
+
     def is_held(self, nodes: int) -> bool:
         """Return whether this holder has a majority of so many *nodes*."""
         return len(self.votes) >= quorum(nodes)
 
     def is_unclear(self, nodes: int, silent: int) -> bool:
         """Return whether *silent* ones of so many *nodes*, or quarantined ones, may make it one."""
-        most = len(self.votes) + silent + len(self.quarantined)
+        most = silent + len(self.stored_on)
         return len(self.votes) < quorum(nodes) <= most
 
     @property
@@ -241,6 +246,11 @@ class ReservationView:
     name: str
     reservation: StoredReservation
     votes: list[str]
+
+    @property
+    def stored_on(self) -> list[str]:
+        """The same, as of `LockView`: it keeps others out wherever it stands."""
+        return self.votes
 
     def is_known(self, nodes: int) -> bool:
         """Return whether a majority of so many *nodes* stores it."""

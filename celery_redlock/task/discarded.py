@@ -48,10 +48,9 @@ def reservation_of(message: Any) -> Reservation | None:
     headers = message.headers
     if not isinstance(headers, Mapping):
         return None
-    ours, task_id = headers.get(HEADER), headers.get("id")
-    if not task_id and isinstance(ours, Mapping):  # it is discarded for that
-        task_id = ours.get("task_id")
-    return Envelope.of(ours, task_id).reservation
+    # Its id may be what it is discarded for; not that in our header, which may be a copy.
+    task_id = headers.get("id") or (message.properties or {}).get("correlation_id")
+    return Envelope.of(headers.get(HEADER), task_id).reservation
 
 
 @signals.task_unknown.connect(weak=False)

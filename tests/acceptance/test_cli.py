@@ -205,6 +205,19 @@ def test_bootstrap_refuses_while_a_quarantined_node_has_a_lock(redis_nodes, redl
     assert "Somebody holds a lock" in out + err
 
 
+def test_ls_cannot_tell_what_flushed_nodes_have_forgotten(redis_nodes, redlock):
+    """Before any client has noticed it, and so before they are quarantined."""
+    nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
+    for node in nodes:
+        with redis.Redis.from_url(node.url) as client:
+            client.flushall()
+    for words, what in ((["ls"], "lock is held"), (["ls", "--reserved"], "name is reserved")):
+        code, out, _ = redlock(nodes, *words)
+        assert (code, f"cannot tell whether any {what}" in out) == (1, True)
+    assert _states(nodes) == ["unmarked"] * 3  # looking changes nothing
+
+
 def test_bootstrap_refuses_while_somebody_holds_a_lock(redis_nodes, redlock):
     """It names the holder and changes nothing, ``--yes`` or not; ``--force`` goes on."""
     nodes = redis_nodes(3)

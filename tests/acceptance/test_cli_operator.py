@@ -683,6 +683,7 @@ def peak(line, nodes, path, *words):
 def test_many_locks_cost_the_client_no_memory_and_the_nodes_no_time(redis_nodes, line, tmp_path):
     """20,000 locks: valid JSON, the memory of a few, no node kept from its work by a command."""
     nodes = redis_nodes(3)
+    bootstrap(urls(nodes), RULES)
     plant(nodes, 200)
     few = peak(line, nodes, tmp_path / "few", "ls", "--json")
     plant(nodes, 20_000)

@@ -133,3 +133,15 @@ def test_a_copy_that_is_discarded_leaves_the_one_that_runs_alone(it):
     hand(it, "q_old", message)
     it.wait_for_log(r"Received unregistered task of type 'new'[\s\S]*" + message["headers"]["id"])
     assert is_duplicate(it, "old", "forged")
+
+
+def test_a_message_of_others_that_carries_a_copy_of_our_header_ends_nothing(it):
+    """As where a library passes headers on; the worker deletes it, for it is no task."""
+    result, message = published(it, "old", "copied")
+    copy = {name: message["headers"][name] for name in ("redlock", "argsrepr")}
+    message["properties"]["correlation_id"] = "of another"
+    hand(it, "q_old", {**message, "headers": copy})
+    it.wait_for_log(r"Received and deleted unknown message[\s\S]*" + result.id)
+    hand(it, "q_old", published(it, "old", "after it")[1])  # what the worker does now is later
+    it.wait_for_log(r"after it")
+    assert is_duplicate(it, "old", "copied")

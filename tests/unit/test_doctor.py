@@ -158,6 +158,24 @@ def test_a_node_that_cannot_be_asked_has_the_fix_of_its_cause(problem, fix):
     assert fix in finding.fix
 
 
+@pytest.mark.parametrize(
+    ("says", "fix"),
+    [
+        ("MISCONF Redis is configured to save RDB snapshots.", "Make room on its disk"),
+        ("NOREPLICAS Not enough good replicas to write.", "min-replicas-to-write 0"),
+        ("OOM command not allowed", "Raise its maxmemory"),
+        ("command not allowed when used memory > 'maxmemory'.", "Raise its maxmemory"),
+        ("You can't write against a read only replica.", "Name the master"),
+        ("SOMETHING else", "look into its log"),
+    ],
+)
+def test_a_node_that_takes_no_writes_has_the_fix_of_its_cause(says, fix):
+    """Whether redis-py has left the server's first word there or not; told as one sentence."""
+    (finding,) = findings(facts(node(refuses_writes=f"takes no writes: {says}")))
+    assert fix in finding.fix
+    assert f"{says.rstrip('.')}. It grants" in finding.what
+
+
 @pytest.mark.parametrize("says", ["MISCONF", "NOREPLICAS", "OOM", "READONLY", "SOMETHING"])
 def test_a_node_that_takes_no_writes_does_not_vote(says):
     """What it says is told, with what to do about it; of three such nodes there is no quorum."""
@@ -364,6 +382,16 @@ def test_a_longer_lease_survives_no_flush(votes, helps):
     (finding,) = findings(facts(records=[lost, {**lost, "at": 1e9 - 50}]))
     assert ("larger lock_ttl helps" in finding.fix) is helps
     assert ("appendonly yes" in finding.fix) is not helps
+
+
+def test_losses_of_several_causes_are_counted_apart():
+    """Each has its own fix: those that nodes forgot, and the others."""
+    lost = {"event": "LeaseLost", "task": "shop.bill", "at": 1e9 - 60}
+    forgotten = {**lost, "votes": {"a": "quarantined (3.0 s left)"}}
+    (finding,) = findings(facts(records=[lost, forgotten, forgotten]))
+    assert finding.what.startswith("3 locks lost")
+    assert "larger lock_ttl helps" in finding.fix
+    assert "Of 2 the nodes had forgotten the lock" in finding.fix
 
 
 def test_nothing_comes_later_in_eager_mode():

@@ -17,7 +17,7 @@ from celery_redlock.lock.outcomes import NodeView
 from celery_redlock.ops import inspected
 from celery_redlock.ops import text as text_module
 from celery_redlock.ops.cli.release import outcome, why_not
-from celery_redlock.ops.listing import LOCK_HEAD, LOCK_SPARE
+from celery_redlock.ops.listing import LOCK_HEAD, LOCK_SPARE, reservation_in_words, state_of
 from celery_redlock.ops.screen import Progress, Stop, colour
 from celery_redlock.ops.text import LONGEST, in_json, one_line, paragraph, show_table
 from celery_redlock.reading import stored
@@ -27,6 +27,7 @@ from support.one_lock import one_lock, seen
 
 OURS = b"a" * 40
 ls: Any = importlib.import_module("celery_redlock.ops.cli.ls")
+report: Any = importlib.import_module("celery_redlock.ops.cli.report")
 
 
 # --- release --------------------------------------------------------------------------------
@@ -49,6 +50,21 @@ ls: Any = importlib.import_module("celery_redlock.ops.cli.ls")
 def test_a_lock_is_released_when_a_quorum_says_so(answers, votes, expected):
     """Of all configured nodes, not of those that answer."""
     seen = LockView("n", {}, 9.0, list(votes))
+    assert outcome(dict(zip("abc", answers, strict=True)), seen) == expected
+
+
+@pytest.mark.parametrize(
+    ("answers", "votes", "expected"),
+    [
+        (["free", "free", "no answer"], "", "not everywhere"),
+        (["released", "free", "no answer"], "a", "not everywhere"),
+        (["released", "free", "released"], "a", "released"),
+        (["free", "free", "free"], "", "free"),
+    ],
+)
+def test_what_a_quarantined_node_stores_is_released_there_or_not_at_all(answers, votes, expected):
+    """It votes for nobody, and keeps others out once it votes again."""
+    seen = LockView("n", {}, 9.0, list(votes), quarantined=["c"])
     assert outcome(dict(zip("abc", answers, strict=True)), seen) == expected
 
 
@@ -120,6 +136,23 @@ def test_what_is_said_fits_the_terminal(monkeypatch, columns, most):
     assert lines[1].startswith("    word")
 
 
+@pytest.mark.parametrize(
+    ("reservation", "state", "words", "waiting"),
+    [
+        ({}, "waits", "waits, 60 s at most", 3),
+        ({"info": {"until": "expired"}}, "stands", "stands for 60 s, whatever happens to it", 0),
+        ({"is_running": True}, "begun", "has begun", 0),
+        ({"has_run": True}, "ended", "has ended, and stands for 60 s", 0),
+    ],
+)
+def test_a_reservation_tells_whether_its_task_waits(reservation, state, words, waiting):
+    """One that stands for a time says nothing of its task, which may have run."""
+    known = {"info": {}, "left": 60.0, "is_running": False, "merged": 2, **reservation}
+    stands = stored.StoredReservation(b"a" * 40, **known)
+    assert (state_of(stands), stands.waiting) == (state, waiting)
+    assert f"{words}, 2 triggers merged into it" in reservation_in_words(stands)
+
+
 def test_very_long_names_are_cut_for_a_person():
     """Else one of them makes a table as wide as itself."""
     assert one_line("n" * 5000, LONGEST).startswith("n" * (LONGEST - 33) + "~")
@@ -165,6 +198,24 @@ def test_a_table_is_no_wider_than_the_terminal(monkeypatch, width):
     assert head.split()[0] == "LOCK"
     assert row.endswith("3f9a01bc")
     assert ("FENCE" in head, "\N{HORIZONTAL ELLIPSIS}" in row) == (width > 120, width < 240)
+
+
+def test_a_report_leaves_out_what_a_narrow_terminal_can_do_without(monkeypatch):
+    """The task stays, and what was refused."""
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    cells = ("shop.tasks.bill_everybody", "enforce", "12345", "678", *["21.3 s"] * 4)
+    shown = {}
+    for width in (30, 200):
+        screen.truncate(0)
+        monkeypatch.setenv("COLUMNS", str(width))
+        show_table(report.HEAD, [cells], spare=report.SPARE)
+        shown[width] = click.unstyle(screen.getvalue().splitlines()[0])
+    assert [head in shown[30] for head in ("TASK", "RAN", "REFUSED", *report.SPARE)] == [
+        *[True] * 3,
+        *[False] * 3,
+    ]
+    assert all(head in shown[200] for head in report.HEAD)
 
 
 def test_a_table_in_a_file_is_as_wide_as_its_content(capsys, monkeypatch):

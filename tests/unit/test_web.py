@@ -817,6 +817,29 @@ def test_without_a_quorum_nobody_is_never_said(client, stand):
     assert "No answer from" in page
 
 
+def test_too_few_answers_never_tell_that_no_name_is_reserved(client, stand):
+    """Nor does a page whose locks were not read at all."""
+    browser = client()
+    assert "No name is reserved at publish without a lock." in seen_in(browser.get("/"))
+    stand.silent = LABELS[2:]
+    assert "Cannot tell whether any name is reserved" in seen_in(browser.get("/"))
+    stand.page = lambda search: Page(stand.statuses, None, None, None, 0.0)
+    page = seen_in(browser.get("/"))
+    assert "Not known yet." in page
+    assert "name is reserved" not in page
+
+
+def test_a_lock_that_quarantined_nodes_have_is_unclear(client, stand):
+    """They vote for nobody, and it may be held all the same; the pages say where it is."""
+    stand.views = [replace(view(votes=0), quarantined=LABELS[:3])]
+    page = seen_in(client().get("/?q=orders"))
+    assert "on at least 3 of 5 nodes" in page
+    assert "too few may vote to say whether it is held" in page
+    stand.views = [LockView("by-hand", {}, None, is_foreign=True, quarantined=LABELS[:1])]
+    page = seen_in(client().get("/release?name=by-hand"))
+    assert re.search(rf"by hand, on\s+{LABELS[0]}", page), page
+
+
 def test_a_lock_that_silent_nodes_may_have_is_unclear(client, stand):
     """Two votes are no majority, nor an attempt, while three nodes do not answer."""
     stand.views, stand.silent = [view(votes=2)], LABELS[2:]

@@ -119,7 +119,8 @@ def ls(*, pattern: str | None, limit: int | None, reserved: bool, as_json: bool)
     TEXT picks those whose name contains it; with one of * ? [ in it, those that it matches as a
     whole. Up to 5000 are sorted by name, more come as they are found.
 
-    Exits with 0, or with 1 if no majority of nodes could be read: the list may have gaps.
+    Exits with 0, or with 1 if no majority of nodes votes and could be read: the list may have
+    gaps.
     """
     settings = settings_at_hand()
     total, kind = len(settings.nodes), RESERVED if reserved else LOCKS
@@ -168,7 +169,7 @@ def count_of(settings: Settings, kind: Listed, pattern: str = "") -> tuple[int, 
 
 def is_quorate(source: Everywhere[Any], total: int) -> bool:
     """Return whether a majority of so many nodes votes, and could be read for *source*."""
-    return total - len({*source.silent, *source.quarantined}) >= quorum(total)
+    return total - len({*source.silent, *source.voteless}) >= quorum(total)
 
 
 class Found:
@@ -251,4 +252,7 @@ def print_text(found: Found, kind: Listed, total: int, none_found: Callable[[], 
     elif is_quorate(found.source, total):
         click.echo(none_found())
     else:
-        click.echo(f"No majority of the nodes could be read: cannot tell whether {kind.unknown}.")
+        click.echo(
+            "No majority of the nodes votes and could be read: cannot tell whether "
+            f"{kind.unknown}; see 'redlock status'."
+        )

@@ -205,7 +205,7 @@ def outcome(results: Mapping[str, str], seen: LockView | ReservationView) -> str
     gone = [node for node, result in results.items() if result in GONE]
     if len(gone) < quorum(len(results)):
         return "not everywhere" if "released" in answers else "unavailable"
-    if not set(seen.votes) <= set(gone):
+    if not set(seen.stored_on) <= set(gone):
         return "not everywhere"
     if "released" in answers:
         return "released"
@@ -226,7 +226,7 @@ def show_seen(name: str, seen: LockView | ReservationView, nodes: int, *, err: b
         return
     holder = who(seen.holder, time.time())
     click.echo(f"Lock {one_line(name, LONGEST)!r} is held by {holder};", err=err)
-    click.echo(f"on {len(seen.votes)} of {nodes} nodes, ttl left {left(seen.ttl)}.", err=err)
+    click.echo(f"on {len(seen.stored_on)} of {nodes} nodes, ttl left {left(seen.ttl)}.", err=err)
     click.echo(
         "If it still runs, it goes on until its next renewal, and another one can run beside it "
         "as soon as the lock is released.",

@@ -178,7 +178,7 @@ def without_task(found: Explanation) -> str:
 
 def show_holder(view: LockView, found: Explanation) -> None:
     """Print who has the lock on some nodes."""
-    votes = f"on {len(view.votes)} of {len(found.lock.nodes)} nodes"
+    votes = f"on {len(view.stored_on)} of {len(found.lock.nodes)} nodes"
     if view.is_foreign:
         click.echo(f"  Something else than celery-redlock has written its key, {votes}.")
         return

@@ -297,13 +297,14 @@ def answers(
 def of_lock(lock: LockView, nodes: int, silent: int) -> str:
     """Return who keeps others from *lock*, and for how long."""
     name, holder = text(lock.name), text(who(lock.holder, time.time()), 400)
-    on = f"{len(lock.votes)} of {nodes} nodes"
+    on = f"{len(lock.stored_on)} of {nodes} nodes"
     if lock.ttl is None:
         return f"Lock {name} never expires, so nobody can take it until it is removed: {holder}."
     if lock.is_unclear(nodes, silent):
+        few = "may vote" if lock.quarantined else "answered"
         return (
-            f"Lock {name} is on at least {on}, for {holder}; too few answered to say whether it "
-            "is held."
+            f"Lock {name} is on at least {on}, for {holder}; too few {few} to say whether it is "
+            "held."
         )
     if not lock.is_held(nodes):
         return (
