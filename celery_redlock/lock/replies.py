@@ -93,9 +93,7 @@ def by_hiredis(sock: socket.socket, reader: Any) -> Replies:
 
     def replies() -> Iterator[Any]:
         nonlocal taken
-        if taken > LARGEST // 2 and not reader.has_data():  # all that was taken is whole replies
-            taken = 0
-        is_full = True
+        before, is_full = taken, True
         while is_full:  # else there was room for more, so there is no more
             try:
                 data = sock.recv(SIZE)
@@ -108,6 +106,13 @@ def by_hiredis(sock: socket.socket, reader: Any) -> Replies:
             if taken > LARGEST:
                 raise Lost("An answer without end.")
             is_full = bool(data[SIZE - 1 :])
-        return iter(gets, nothing)
+        found = iter(gets, nothing)
+        return found if taken <= LARGEST // 2 else counted_anew(found, taken - before)
+
+    def counted_anew(found: Iterator[Any], came: int) -> Iterator[Any]:
+        nonlocal taken
+        for reply in found:
+            taken = came  # what is no whole reply yet has come since the last look
+            yield reply
 
     return replies

@@ -16,6 +16,7 @@ from redis.exceptions import ConnectionError as Lost
 from redis.utils import HIREDIS_AVAILABLE
 
 from celery_redlock.lock import replies
+from celery_redlock.lock.bounded import BoundedSocket
 from celery_redlock.lock.replies import replies_of
 
 NEEDS_HIREDIS = pytest.mark.skipif(not HIREDIS_AVAILABLE, reason="hiredis is not installed")
@@ -288,6 +289,29 @@ def test_a_reset_is_an_end(wire, parser):
     with pytest.raises((RedisError, OSError)):
         for _ in range(2):
             line.look()
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize("never_whole", [b"$16000000\r\n", b"*16000000\r\n"], ids=["text", "list"])
+def test_an_answer_without_end_is_given_up(wire, parser, monkeypatch, never_whole):
+    """Once it is longer than any of ours; whole answers may come for ever."""
+    most = 2**14
+    monkeypatch.setattr(replies, "LARGEST", most)
+    line = wire(parser)
+    line.connection._sock = BoundedSocket(line.sock, 3.0)
+    line.connection._parser.on_connect(line.connection)
+    looking = replies_of(line.connection, line.owed)
+    for _ in range(2 * most // len(ANSWERS)):
+        line.owe(len(READ))
+        line.say(ANSWERS)
+        assert list(looking()) == READ
+        line.owed.clear()
+    line.owe(1)
+    line.say(never_whole)
+    with pytest.raises((OSError, RedisError)):
+        for _ in range(2 * most // 1000):
+            line.say(b":1\r\n" * 250)
+            assert not list(looking())
 
 
 # -- who reads -------------------------------------------------------------------------

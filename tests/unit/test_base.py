@@ -579,6 +579,13 @@ def test_a_class_whose_run_is_a_coroutine_is_refused(app):
         app.register_task(Bill())
 
 
+def test_a_coroutine_that_celery_wraps_is_refused(app):
+    """What autoretry puts around a body returns what the body does: a coroutine."""
+    options = {"base": RedlockTask, "shared": False, "lazy": False, "autoretry_for": (KeyError,)}
+    with pytest.raises(ConfigurationError, match="its body is a coroutine"):
+        app.task(**options)(later)
+
+
 def test_a_plain_function_may_wait_for_a_coroutine(app, executions):
     """Also where it says that it wraps one."""
 

@@ -7,7 +7,7 @@ import redis
 from redis.sentinel import Sentinel
 
 from celery_redlock import ConfigurationError
-from celery_redlock.lock.address import OPTIONS, addresses_of
+from celery_redlock.lock.address import OPTIONS, NoAnswer, addresses_of
 
 SECRET = "s3cret"
 
@@ -65,6 +65,30 @@ def test_what_the_master_wants_stands_beside_them():
     assert connection.retry._retries == 0
     assert asked(found)[0].connection_pool.connection_kwargs["password"] == "other"
     assert found.label == "lock-1@sentinel/2"
+
+
+#: What a Sentinel says of a master, as far as anything goes by it.
+STATE = {"ip": "10.0.0.1", "port": 6380, "num-other-sentinels": 2}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({name: None} for name in STATE),
+        *({k: v for k, v in STATE.items() if k != name} for name in STATE),
+        {**STATE, "ip": 5},
+        {**STATE, "port": "6380"},
+    ],
+    ids=str,
+)
+def test_a_sentinel_that_says_no_address_has_not_answered(monkeypatch, wrong):
+    """So the next one is asked; redis-py would raise where it goes by it, or connect to it."""
+    (one,) = asked(address("s1"))
+    monkeypatch.setattr(redis.Redis, "sentinel_masters", lambda self: {"lock-1": STATE})
+    assert one.sentinel_masters() == {"lock-1": STATE}
+    monkeypatch.setattr(redis.Redis, "sentinel_masters", lambda self: {"lock-1": wrong})
+    with pytest.raises(NoAnswer, match="not as a Sentinel does"):
+        one.sentinel_masters()
 
 
 def test_a_master_behind_tls():
