@@ -41,9 +41,9 @@ def fail_at_first(self, name):
 
 def declare(app):
     """Declare the tasks of this file, and the way that a rejected message takes."""
-    buried = {"x-dead-letter-exchange": "graves"}
-    app.conf.task_queues = [Queue("shop", Exchange("shop"), "shop", queue_arguments=buried)]
-    app.conf.task_default_queue = "shop"
+    shop = app.conf.task_default_queue
+    buried = {"x-dead-letter-exchange": f"graves-{shop}"}
+    app.conf.task_queues = [Queue(shop, Exchange(shop), shop, queue_arguments=buried)]
     for name, base in (("plain", Task), ("protected", RedlockTask)):
         app.task(
             name=name,
@@ -60,10 +60,14 @@ def declare(app):
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 def test_a_failure_that_is_rejected_comes_back_until_it_succeeds(rabbit, tmp_path, on):
     """Celery has not acknowledged it, so it is not over: a lock changes nothing about that."""
-    with stage(__file__, tmp_path, nodes=3, broker_url=rabbit.url, redlock_node_timeout=1.0) as it:
-        back = {"x-message-ttl": WAIT, "x-dead-letter-exchange": "shop"}
+    # What a worker of the other test had not acknowledged at its end is delivered again.
+    shop = f"shop-{tmp_path.name}"
+    conf = {"task_default_queue": shop, "redlock_node_timeout": 1.0}
+    with stage(__file__, tmp_path, nodes=3, broker_url=rabbit.url, **conf) as it:
+        back = {"x-message-ttl": WAIT, "x-dead-letter-exchange": shop}
         with it.app.connection_for_write() as connection:
-            Queue("graves", Exchange("graves"), "shop", queue_arguments=back)(connection).declare()
+            graves = f"graves-{shop}"
+            Queue(graves, Exchange(graves), shop, queue_arguments=back)(connection).declare()
         it.worker(concurrency=2, env={} if on else {"BROKEN": "yes"})
         plain, ours = (it.task(name).apply_async((name,)) for name in ("plain", "protected"))
         eventually(lambda: it.meta(plain.id).get("status") == "SUCCESS", "success")
