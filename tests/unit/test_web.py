@@ -838,6 +838,11 @@ def test_a_lock_that_quarantined_nodes_have_is_unclear(client, stand):
     stand.views = [LockView("by-hand", {}, None, is_foreign=True, quarantined=LABELS[:1])]
     page = seen_in(client().get("/release?name=by-hand"))
     assert re.search(rf"by hand, on\s+{LABELS[0]}", page), page
+    stored = {LABELS[0]: StoredLock(b"by hand", 12.0, is_quarantined=True)}
+    places = Places([Place(OneLock("by-hand", stand.statuses, stored), "by-hand", 0)])
+    stand.explain = lambda name, search: (explained(None, places, iter(())), 0.0)
+    page = seen_in(client().get("/lock?name=by-hand"))
+    assert re.search(rf"has written its key, on\s+{LABELS[0]}", page), page
 
 
 def test_a_lock_that_silent_nodes_may_have_is_unclear(client, stand):
