@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.votes import Ballot
+
+if TYPE_CHECKING:
+    from celery_redlock.lock.room import ThreadWaiting
 
 __all__ = ["Ask", "Pause", "Tell"]
 
@@ -35,12 +39,12 @@ class Tell:
 @dataclass(frozen=True)
 class Pause:
     """
-    Do nothing for *seconds*, or until the turn of *token* comes; answered by the key that is free.
+    Do nothing for *seconds*, or until *waiting* is woken; answered by whether it was.
 
     Attributes:
         seconds: How long at most [s].
-        token: Of a ticket; empty for none.
+        waiting: Who waits for a lock; None for nobody.
     """
 
     seconds: float
-    token: str = field(default="", repr=False)
+    waiting: ThreadWaiting | None = None

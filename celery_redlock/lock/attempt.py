@@ -47,11 +47,10 @@ CONFIRM_ROUNDS = 3
 class Attempt:
     """One attempt: one token, one start on our clock."""
 
-    def __init__(self, client: Client, wanted: Wanted, token: str | None, place: int) -> None:
+    def __init__(self, client: Client, wanted: Wanted, place: int) -> None:
         self.client = client
         self.wanted = wanted
-        self.was_woken = token is not None
-        self.token = token or fresh_token(client, wanted.owner)
+        self.token = fresh_token(client, wanted.owner)
         self.place = place
         self.name = place_name(wanted.name, place)
         self.started = client.now()
@@ -70,9 +69,7 @@ class Attempt:
             if lease is not None:
                 return lease
             verdict = Verdict.UNAVAILABLE
-        # The lock was kept for one that was woken, also where the answer was no.
-        clean = frozenset() if self.was_woken else refusing(ballot)
-        yield Tell(self.release(), clean)
+        yield Tell(self.release(), refusing(ballot))
         return verdict, ballot
 
     def request(self) -> Request:
@@ -81,9 +78,8 @@ class Attempt:
         return acquire_request(self.client.rules, self.asked, self.wanted.marker)
 
     def release(self) -> Request:
-        """Return what undoes this attempt on a node, and hands on what was handed over to it."""
-        rules, wakes = self.client.rules, self.was_woken
-        return release_request(rules, self.name, self.token, wakes=wakes, place=self.place)
+        """Return what undoes this attempt on a node."""
+        return release_request(self.client.rules, self.name, self.token, wakes=False)
 
     def lease(self, fence: int | None) -> Lease:
         """Return the lease of this attempt with *fence*."""

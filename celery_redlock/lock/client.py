@@ -29,7 +29,7 @@ class Client:
         rules: What all clients agree on.
         labels: One per configured node, in their order.
         seen: Largest fencing number that any node ever reported.
-        listener: Hears when somebody's turn has come; None where nobody is woken.
+        listener: Hears which locks may be free; None where nobody is woken.
     """
 
     rules: Rules

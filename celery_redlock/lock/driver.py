@@ -18,7 +18,6 @@ from celery_redlock.lock.votes import Ballot
 
 if TYPE_CHECKING:  # it imports redis, and some only publish
     from celery_redlock.lock.fanout import Fanout
-    from celery_redlock.lock.listener import Listener
 
 __all__ = ["Driver"]
 
@@ -32,18 +31,15 @@ class Driver:
     Args:
         fanout: The connections.
         sleep: Waits between two attempts [s].
-        listener: Hears when somebody's turn has come; None where nobody is woken.
     """
 
     def __init__(
         self,
         fanout: Fanout,
         sleep: Callable[[float], None],
-        listener: Listener | None = None,
     ) -> None:
         self._fanout = fanout
         self._sleep = sleep
-        self._listener = listener
         #: One label per node, in their order.
         self.labels = fanout.labels
         self._nodes = len(fanout.labels)
@@ -56,7 +52,7 @@ class Driver:
             steps: An algorithm.
             ends: Wait for no answer after that [s, our clock]; None for no such limit.
         """
-        answer: Ballot | bytes | None = None
+        answer: Ballot | bool | None = None
         problem: BaseException | None = None
         while True:
             try:
@@ -67,8 +63,8 @@ class Driver:
                         answer = self.ask(step, ends)
                     elif isinstance(step, Tell):
                         self.tell(step.request, step.skip)
-                    elif step.token and self._listener is not None:
-                        answer = self._listener.wait(step.token, step.seconds)
+                    elif step.waiting is not None:
+                        answer = step.waiting.wait(step.seconds)
                     else:
                         self._sleep(step.seconds)
             except StopIteration as end:

@@ -51,6 +51,8 @@ __all__ = ["Fanout"]
 
 #: Longest wait of a process's first call for nodes to be connected [s].
 FIRST_CONNECT = 1.0
+#: Shortest time that a node is taken to need for an answer [s].
+SHORTEST_ROUND_TRIP = 0.001
 #: After this long unread, connections may have ended unnoticed [s].
 QUIET = 1.0
 READS, WRITES = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -147,6 +149,12 @@ class Fanout:
     def is_connected(self) -> bool:
         """Whether any node is connected."""
         return any(node.connection is not None for node in self.nodes)
+
+    def round_trip(self) -> float:
+        """Return how long the slowest node takes to answer that is connected and does [s]."""
+        known = [node.latency for node in self.nodes if node.connection is not None]
+        slowest = max((took for took in known if took is not None), default=SHORTEST_ROUND_TRIP)
+        return min(max(slowest, SHORTEST_ROUND_TRIP), self._rules.node_timeout)
 
     def after_fork_in_child(self) -> None:
         """Drop our copies of the parent's connections without disturbing them."""

@@ -2,9 +2,7 @@
 Listen on all lock nodes for the locks that this process waits for.
 
 One thread and one connection per node, while somebody waits and for a minute after that. What is
-heard is a hint: whoever is woken still has to acquire the lock.
-
-    expect(token) --> a majority of nodes says that this token's turn has come --> woken, once
+heard is a hint: `celery_redlock.lock.room` says whom it wakes, who has to acquire the lock yet.
 """
 
 from __future__ import annotations
@@ -16,14 +14,14 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from celery_redlock.deferral import allow_signals, defer_signals
+from celery_redlock.deferral import defer_signals
 from celery_redlock.lock import clock
 from celery_redlock.lock.bounded import begin_exchange, end_exchange
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.records import CHANNEL_LENGTH, TOKEN_LENGTH, channel
+from celery_redlock.lock.records import CHANNEL_LENGTH, channel
+from celery_redlock.lock.room import Room, ThreadWaiting, Waiting
 from celery_redlock.log import get_logger
 from celery_redlock.mutex import new_mutex
 
@@ -46,29 +44,6 @@ LOOK_EVERY = 5.0
 SHORTEST_BACKOFF, LONGEST_BACKOFF = 0.2, 10.0
 
 
-@dataclass
-class _Expected:
-    """
-    Somebody who waits.
-
-    Attributes:
-        on_turn: Called once, in a thread of the listener, with the key of the lock that is free.
-        heard: Position of each node that has said so -> which lock, or which of its places.
-        free: Which lock is free, once its turn has come.
-        turn: Locked until then. No event: a signal may strike whoever waits at any point, and
-            would leave an event's own lock taken, on which the listener's threads would hang.
-    """
-
-    on_turn: Callable[[bytes], None]
-    heard: dict[int, bytes] = field(default_factory=dict)
-    free: bytes = b""
-    turn: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.turn = threading.Lock()
-        self.turn.acquire()
-
-
 class Listener:
     """
     What one process hears from all nodes. Safe from any thread, and after a fork.
@@ -76,12 +51,18 @@ class Listener:
     Args:
         addresses: Of the nodes.
         prefix: Of keys and channels.
+        round_trip: Returns how long a node takes to answer [s].
+
+    Attributes:
+        room: Who waits.
     """
 
-    def __init__(self, addresses: Sequence[Address], prefix: str) -> None:
+    def __init__(
+        self, addresses: Sequence[Address], prefix: str, round_trip: Callable[[], float]
+    ) -> None:
         self._addresses = tuple(addresses)
         self._prefix = prefix
-        self._majority = quorum(len(self._addresses))
+        self._round_trip = round_trip
         self._user: Callable[[], object] = lambda: self
         self.start_over()
         _every_listener.add(self)
@@ -94,7 +75,7 @@ class Listener:
         """Listen to nobody; what belongs to a parent process is left alone."""
         self._mutex = new_mutex()
         self._process = secrets.token_hex(CHANNEL_LENGTH // 2)
-        self._expected: dict[str, _Expected] = {}
+        self.room = Room(quorum(len(self._addresses)), self._round_trip)
         self._listening: set[int] = set()
         self._unused_since = clock.now()
         self._closed = threading.Event()
@@ -120,13 +101,24 @@ class Listener:
         """What this process is woken by."""
         return self._process
 
-    def expect(self, token: str, on_turn: Callable[[bytes], None] = lambda _: None) -> None:
-        """Hear when the turn of *token* comes, until `forget`; *on_turn* is called then."""
+    def enter(self, waiting: Waiting) -> None:
+        """Have *waiting* woken by what is heard, until `leave`."""
+        self.room.enter(waiting)
         with self._mutex:
-            self._expected[token] = _Expected(on_turn)
             missing = set(range(len(self._addresses))) - self._listening
         for position in missing:
             self._start(position)
+
+    def enter_thread(self, line: bytes, since: float) -> ThreadWaiting:
+        """Do so with a thread that waits in a *line*, since then [s, Unix time]; return it."""
+        waiting = ThreadWaiting(line, since)
+        self.enter(waiting)
+        return waiting
+
+    def leave(self, waiting: Waiting) -> None:
+        """Have it woken no more."""
+        self.room.leave(waiting)
+        self._unused_since = clock.now()
 
     def _start(self, position: int) -> None:
         name = f"redlock-listen-{self._addresses[position].label}"
@@ -138,20 +130,6 @@ class Listener:
             contextlib.suppress(RuntimeError),
         ):  # no threads: all come by themselves
             thread.start()
-
-    def forget(self, token: str) -> None:
-        """Wait for *token* no more."""
-        with self._mutex:
-            self._expected.pop(token, None)
-            self._unused_since = clock.now()
-
-    def wait(self, token: str, seconds: float) -> bytes:
-        """Sleep until the turn of *token* comes; return the key that is free, empty for none."""
-        expected = self._expected.get(token) or _Expected(lambda _: None)  # after a fork
-        with allow_signals():
-            if not expected.free:
-                expected.turn.acquire(timeout=max(0.0, seconds))
-        return expected.free
 
     # -- in the thread of a node -------------------------------------------------------
 
@@ -205,7 +183,7 @@ class Listener:
                 end_exchange(connection)
                 heard_at, is_asked = clock.now(), False
                 if isinstance(reply, list) and reply[0] == b"message":
-                    self._hear(position, reply[2])
+                    self.room.hear(position, reply[2])
                 continue
             if self._is_idle(position, closed):
                 return
@@ -219,27 +197,11 @@ class Listener:
 
     def _is_idle(self, position: int, closed: threading.Event) -> bool:
         with self._mutex:
-            is_unused = not self._expected and clock.now() - self._unused_since > IDLE
+            is_unused = self.room.is_empty and clock.now() - self._unused_since > IDLE
             is_idle = is_unused or self._user() is None
             if is_idle and not closed.is_set():
                 self._listening.discard(position)
             return is_idle
-
-    def _hear(self, position: int, message: bytes) -> None:
-        """Count that a node says whose turn has come; call that one once a majority does."""
-        token, lock = message[:TOKEN_LENGTH].decode("latin-1"), message[TOKEN_LENGTH:]
-        with self._mutex:
-            expected = self._expected.get(token)
-            if expected is None:
-                return
-            expected.heard[position] = lock
-            said = list(expected.heard.values())
-            if expected.free or len(said) < self._majority:
-                return
-            # Of several places any: two that are released at once may be told in either order.
-            expected.free = free = max(said, key=said.count)
-            expected.turn.release()
-        expected.on_turn(free)
 
 
 def hang_up(connection: AbstractConnection) -> None:

@@ -9,17 +9,16 @@ from celery_redlock.lock.asks import Ask, Tell
 from celery_redlock.lock.attempt import Attempt
 from celery_redlock.lock.client import Client
 from celery_redlock.lock.lease import Lease, quorum
-from celery_redlock.lock.records import place_name
-from celery_redlock.lock.requests import places_request, release_request
+from celery_redlock.lock.requests import places_request
 from celery_redlock.lock.votes import Ballot, Verdict, VoteKind, count, holder_of
 from celery_redlock.lock.waiter import Waiter
-from celery_redlock.lock.wanted import Turn, Wanted
+from celery_redlock.lock.wanted import Wanted
 
-__all__ = ["any_of", "hand_on", "try_places"]
+__all__ = ["any_of", "try_places"]
 
 
 def try_places(
-    client: Client, wanted: Wanted, turn: Turn, queue: Waiter
+    client: Client, wanted: Wanted, waiter: Waiter
 ) -> Generator[Ask | Tell, Any, Lease | tuple[Verdict, Ballot]]:
     """
     Make an attempt on every place that may be free; return what the last one came to.
@@ -27,23 +26,18 @@ def try_places(
     First on one that this execution itself holds: a message that is delivered again while it runs
     does not run beside itself.
     """
-    (token, handed), place = turn, 0
+    place = 0
     tried: set[int] = set()
     execution = wanted.info.get("execution", "")
     if wanted.limit > 1:
         own, free = yield from seen_places(client, wanted, execution)
-        usable = [] if handed is None else [handed] if handed < wanted.limit else []
-        place = any_of(own[:1] or usable or free or range(wanted.limit), client)
-    if token is not None and handed is not None and place != handed:
-        # It runs already, or others have more places under this name. The next one has it; its own
-        # may be kept for it as well, where releases of both came in another order to each node.
-        yield hand_on(client, wanted.name, turn)
+        place = any_of(own[:1] or free or range(wanted.limit), client)
     while True:
-        attempt = queue.attempt = Attempt(client, wanted, token, place)
+        attempt = waiter.attempt = Attempt(client, wanted, place)
         answer = yield from attempt.make()
         if isinstance(answer, Lease):
             return answer
-        queue.started, queue.attempt = attempt.started, None
+        waiter.started, waiter.attempt = attempt.started, None
         if wanted.limit == 1 or answer[0] is not Verdict.TAKEN:
             return answer
         if execution and holder_of(answer[1]).get("execution") == execution:
@@ -54,14 +48,7 @@ def try_places(
         own = [one for one in own if one not in tried]  # it may have begun a moment ago
         if not (own or untried):
             return answer
-        token, place = None, any_of(own[:1] or untried, client)
-
-
-def hand_on(client: Client, name: str, turn: Turn) -> Tell:
-    """Return what hands on the lock *name*, kept for a *turn* that is not taken."""
-    place = turn.place or 0
-    one = place_name(name, place)
-    return Tell(release_request(client.rules, one, turn.token or "", place=place))
+        place = any_of(own[:1] or untried, client)
 
 
 def any_of(places: Sequence[int], client: Client) -> int:

@@ -32,14 +32,13 @@ __all__ = [
     "is_ours",
     "is_short_name",
     "is_text",
+    "line_key",
     "marker_key",
     "object_in",
     "own_name",
     "place_name",
     "probe_key",
-    "queue_of",
     "read_holder",
-    "ready_key",
     "record_key",
     "shorten",
     "shortened",
@@ -49,8 +48,6 @@ __all__ = [
 TOKEN_LENGTH = 40
 #: Length of what a process is woken by: its part of a channel's name.
 CHANNEL_LENGTH = 16
-#: What stands before the description in a ticket for a lock of several places.
-SEVERAL = "*"
 #: How much of a token names the owner, where several attempts have one.
 OWNER_LENGTH = 32
 #: How much of a token may be shown.
@@ -126,9 +123,9 @@ def place_name(name: str, place: int) -> str:
     return f"{shorten(name)}#{place}" if place else name
 
 
-def queue_of(name: str, place: int) -> str:
-    """Return the name that those wait for who wait for *name*, the lock on that *place*."""
-    return name.removesuffix(f"#{place}") if place else name
+def line_key(prefix: str, name: str, place: int = 0) -> bytes:
+    """Return the Redis key of who waits for a lock; *name* is that of its lock on that *place*."""
+    return record_key(prefix, "line", name.removesuffix(f"#{place}") if place else name)
 
 
 def record_key(prefix: str, kind: str, name: str) -> bytes:
@@ -142,11 +139,6 @@ def record_key(prefix: str, kind: str, name: str) -> bytes:
 def marker_key(prefix: str, marker: str) -> bytes:
     """Return the Redis key of a marker."""
     return record_key(prefix, "marker", marker)
-
-
-def ready_key(prefix: str, name: str) -> bytes:
-    """Return the Redis key of the tickets of those who wait for a lock and can be woken."""
-    return record_key(prefix, "ready", name)
 
 
 def channel(prefix: str, process: str = "") -> bytes:

@@ -99,9 +99,9 @@ class Redlock:
         addresses = addresses_of(nodes)
         self.fanout = self._new_fanout(addresses)
         self.client = Client(self.rules, self.fanout.labels)
-        #: Hears when somebody's turn has come who waits for a lock in this process.
+        #: Hears which of the locks may be free that somebody waits for in this process.
         self.listener = self._new_listener(addresses)
-        self.driver = Driver(self.fanout, sleep, self.listener)
+        self.driver = Driver(self.fanout, sleep)
         if self.listener is not None:
             self.client.listener = self.listener
             self.listener.serve(self.driver)
@@ -158,7 +158,7 @@ class Redlock:
 
     def _new_listener(self, addresses: Sequence[Address]) -> Listener | None:
         """Return what listens; `celery_redlock.testing` has none."""
-        return Listener(addresses, self.rules.prefix)
+        return Listener(addresses, self.rules.prefix, self.fanout.round_trip)
 
     def _new_watchdog(self) -> Watchdog:
         """Return what renews; `celery_redlock.testing` has one without a thread."""

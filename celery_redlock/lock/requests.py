@@ -10,11 +10,10 @@ from celery_redlock.lock.records import (
     channel,
     encode_info,
     holder_payload,
+    line_key,
     marker_key,
     place_name,
     probe_key,
-    queue_of,
-    ready_key,
     record_key,
 )
 from celery_redlock.lock.rules import Rules
@@ -22,7 +21,6 @@ from celery_redlock.lock.scripting import Script, ms
 from celery_redlock.lock.scripts import ACQUIRE, INSPECT, MARK, PLACES, PROBE, RELEASE, RENEW
 
 __all__ = [
-    "HAND_OVER",
     "Marker",
     "Request",
     "acquire_request",
@@ -33,10 +31,6 @@ __all__ = [
     "release_request",
     "renew_request",
 ]
-
-#: For how long a node keeps a lock that was released for the one it woke [ms]: time enough to get
-#: from a worker's main process to a child, and lost if that one does not come.
-HAND_OVER = b"1000"
 
 
 @dataclass(frozen=True)
@@ -127,7 +121,7 @@ def release_request(
         token: Whose lock: a token, or a `celery_redlock.lock.wanted.Wanted.owner`.
         keep: Keep the key for so much longer instead of deleting it [s].
         marker: To be set in the same step, whoever holds the lock.
-        wakes: Whether who waits is woken; not by an attempt that was never granted the lock.
+        wakes: Whether who waits is told; not by an attempt that was never granted the lock.
         place: Of the lock, where it has a limit.
     """
     kept = ms(keep) if keep > 0 else b"0"
@@ -139,9 +133,9 @@ def release_request(
             marker.state.encode(),
             ms(marker.ttl),
         )
-    tickets = ready_key(rules.prefix, queue_of(name, place)) if wakes else lock
-    arguments = (token.encode(), kept, state, ttl, channel(rules.prefix), HAND_OVER)
-    return Request(RELEASE, (lock, key, tickets), arguments)
+    line = line_key(rules.prefix, name, place) if wakes else lock
+    arguments = (token.encode(), kept, state, ttl, channel(rules.prefix), b"%d" % place)
+    return Request(RELEASE, (lock, key, line), arguments)
 
 
 def mark_request(rules: Rules, marker: Marker) -> Request:

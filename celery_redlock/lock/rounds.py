@@ -16,7 +16,6 @@ safety argument, in the order of the code:
   that node keeps one token.
 - Validity counts from before the send and is shortened by the drift, so ours ends
   before the keys do.
-- The token of a ticket is that of the first attempt after the wake-up, and of no other.
 - Whatever an attempt may have left behind is released through the same connections, so
   no node sees the release before the request.
 - An execution has finished where a majority has its marker. With fewer, a majority's grant is a
@@ -47,8 +46,8 @@ from celery_redlock.lock.votes import (
     verdict_when_split,
     votes_by_node,
 )
-from celery_redlock.lock.waiter import Waiter
-from celery_redlock.lock.wanted import NO_TURN, MarkerStands, Wanted
+from celery_redlock.lock.waiter import COMES_EVERY, Waiter
+from celery_redlock.lock.wanted import MarkerStands, Wanted
 
 __all__ = ["acquire", "pause_before"]
 
@@ -56,8 +55,6 @@ __all__ = ["acquire", "pause_before"]
 SPLIT_TRIES = 12
 SHORTEST_PAUSE = 0.01
 LONGEST_PAUSE = 0.25
-#: Longest pause of somebody who is woken when the lock is free [s]: wake-ups may be lost.
-LONGEST_SLEEP = 1.0
 #: Of the first pause after a split vote [s]; of a slow round, as long as that took: contenders
 #: whose requests cross in a pause would split the vote again.
 SHORTEST_SPLIT_PAUSE = 0.002
@@ -67,31 +64,30 @@ Steps = Generator["Ask | Tell | Pause", Any, Lease]
 
 def acquire(client: Client, wanted: Wanted) -> Steps:
     """Acquire the lock as `attempts` does, and leave nothing else behind, however that ends."""
-    queue = Waiter(client, wanted)
+    waiter = Waiter(client, wanted)
     try:
-        return (yield from acquire_or_clear(client, wanted, queue))
+        return (yield from acquire_or_clear(client, wanted, waiter))
     except GeneratorExit:  # dropped by its driver: nobody could send it
         raise
     except BaseException:  # interrupted, perhaps as it cleared; else there is nothing left to clear
-        yield from queue.clear()
+        yield from waiter.clear()
         raise
 
 
-def acquire_or_clear(client: Client, wanted: Wanted, queue: Waiter) -> Steps:
+def acquire_or_clear(client: Client, wanted: Wanted, waiter: Waiter) -> Steps:
     """Do so unless it is interrupted at its end."""
     try:
-        lease = yield from attempts(client, wanted, queue)
-        if queue.has_joined:
-            yield from queue.leave(lease)
+        lease = yield from attempts(client, wanted, waiter)
+        yield from waiter.leave()
         return lease  # noqa: TRY300  an interruption may strike here, too
     except GeneratorExit:
         raise
     except BaseException:  # refused; or interrupted, perhaps after the grant
-        yield from queue.clear()
+        yield from waiter.clear()
         raise
 
 
-def attempts(client: Client, wanted: Wanted, queue: Waiter) -> Steps:
+def attempts(client: Client, wanted: Wanted, waiter: Waiter) -> Steps:
     """
     Acquire the lock, trying until it is granted or *wanted.wait* has passed.
 
@@ -105,9 +101,8 @@ def attempts(client: Client, wanted: Wanted, queue: Waiter) -> Steps:
     """
     give_up = client.now() + wanted.wait
     tries = splits = 0
-    turn = wanted.turn
     while True:
-        answer = yield from try_places(client, wanted, turn, queue)
+        answer = yield from try_places(client, wanted, waiter)
         if isinstance(answer, Lease):
             return answer
         verdict, ballot = answer
@@ -115,10 +110,11 @@ def attempts(client: Client, wanted: Wanted, queue: Waiter) -> Steps:
             state = marker_in(ballot) or b""
             raise MarkerStands(state.decode(errors="replace"))  # others may have written it
         now = client.now()
-        took = min(now - queue.started, client.rules.node_timeout)  # without waits to connect
-        if verdict is Verdict.TAKEN and now < give_up:
-            yield from queue.join()
-        most = LONGEST_SLEEP if queue.token else LONGEST_PAUSE
+        took = min(now - waiter.started, client.rules.node_timeout)  # without waits to connect
+        can_wait = verdict is Verdict.TAKEN and client.listener is not None
+        if can_wait and now < give_up:
+            yield from waiter.join()
+        most = COMES_EVERY if can_wait else LONGEST_PAUSE
         pause = pause_after(client, verdict, ballot, tries, splits, give_up - now, took, most)
         if pause is None or (wanted.ends is not None and now + pause >= wanted.ends):
             if wanted.marker is not None and is_in_doubt(ballot):
@@ -127,8 +123,10 @@ def attempts(client: Client, wanted: Wanted, queue: Waiter) -> Steps:
         is_draw = verdict is Verdict.SPLIT and splits < SPLIT_TRIES
         splits += is_draw
         tries += not is_draw
-        free = yield Pause(pause, queue.token)
-        turn = queue.take_turn(free) if free else NO_TURN
+        if can_wait:
+            yield from waiter.pause(give_up - now, pause)
+        else:
+            yield Pause(pause)
 
 
 def pause_after(  # noqa: PLR0917  all that there is to know of an attempt

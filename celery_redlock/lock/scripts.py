@@ -7,7 +7,7 @@ the token is compared; in RELEASE the owner's part of it suffices.
 
 from __future__ import annotations
 
-from celery_redlock.lock.records import CHANNEL_LENGTH, SEVERAL
+from celery_redlock.lock.records import CHANNEL_LENGTH, OWNER_LENGTH
 from celery_redlock.lock.scripting import (
     CONSTANTS,
     FENCE,
@@ -21,7 +21,10 @@ from celery_redlock.lock.scripting import (
 )
 from celery_redlock.lock.votes import VoteKind
 
-__all__ = ["ACQUIRE", "ENROL", "INSPECT", "MARK", "PLACES", "PROBE", "RELEASE", "RENEW", "WAKE"]
+__all__ = ["ACQUIRE", "ENROL", "HINT", "INSPECT", "MARK", "PLACES", "PROBE", "RELEASE", "RENEW"]
+
+#: How many are passed in a line, at most, to find one who can be told [counted].
+MOST_PASSED = 100
 
 # Whether the node was a replica since it was asked last: it then has what its master had, perhaps
 # an older copy of its own data, marker and run id included. Its replication id is another one after
@@ -101,61 +104,49 @@ remember(KEYS[3], ARGV[8])
 return {kind, now, fence}
 """
 
-# `wake` tells the process of the oldest ticket (token, channel, description) that *lock* is free,
-# and returns that ticket; nil if nobody listens. A ticket whose process does not listen any more
-# is removed, and so is one of the owner *own*. An answer that is no number is a lack of rights, or
-# somebody else's key: then nobody can be told, and all come by themselves.
-# `hand_over` has *lock* hold the token of the one who was woken for *life*, so that no newcomer is
-# granted it meanwhile; without anybody it is free. It is no grant: that one has to acquire the
-# lock like everybody. One of several places is kept for nobody: releases of two of them may come in
-# another order to each node, which would keep no place for anyone on a majority.
-WAKE = (
-    f"local CHANNEL, SEVERAL = {CHANNEL_LENGTH}, '{SEVERAL}'"
+# `hint` tells the process of the oldest in *line* who can have the place *number* that it may be
+# free, and takes that one out of the line: who tries in vain gets in again, so that one who does
+# nothing delays the others by one hint. A member is who waits, its channel, and how many places the
+# lock has for it. Those whose process does not listen any more are passed. An answer that is no
+# number is a lack of rights, or somebody else's key: then nobody can be told, and all come by
+# themselves.
+HINT = (
+    f"local WHO, CHANNEL, PASSED = {OWNER_LENGTH}, {CHANNEL_LENGTH}, {MOST_PASSED}"
     """
-local function wake(ready, lock, channels, own)
-  while true do
-    local first = redis.pcall('ZRANGE', ready, '0', '0')
-    if first.err or not first[1] then return nil end
-    local ticket = first[1]
-    if string.sub(ticket, 1, #own) ~= own then
-      local channel = channels .. string.sub(ticket, TOKEN + 1, TOKEN + CHANNEL)
-      local heard = redis.pcall('PUBLISH', channel, string.sub(ticket, 1, TOKEN) .. lock)
-      if type(heard) ~= 'number' then return nil end
-      if heard > 0 then return ticket end
+local function hint(line, channels, number, kind)
+  local oldest = redis.pcall('ZRANGE', line, '0', PASSED - 1)
+  if oldest.err then return end
+  for _, one in ipairs(oldest) do
+    if (tonumber(string.sub(one, WHO + CHANNEL + 1)) or 0) > tonumber(number) then
+      if type(redis.pcall('ZREM', line, one)) ~= 'number' then return end
+      local channel = channels .. string.sub(one, WHO + 1, WHO + CHANNEL)
+      local heard = redis.pcall('PUBLISH', channel, kind .. line)
+      if type(heard) ~= 'number' or heard > 0 then return end
     end
-    if type(redis.pcall('ZREM', ready, ticket)) ~= 'number' then return nil end
   end
-end
-local function hand_over(ready, lock, channels, own, life)
-  local next = wake(ready, lock, channels, own)
-  if not next then return redis.call('DEL', lock) end
-  redis.pcall('ZREM', ready, next)
-  local described = string.sub(next, TOKEN + CHANNEL + 1)
-  if string.sub(described, 1, 1) == SEVERAL then return redis.call('DEL', lock) end
-  redis.call('SET', lock, string.sub(next, 1, TOKEN) .. described, 'PX', life)
 end
 """
 )
 
 # KEYS 1 lock 2 marker, or the lock again for none: a user may be allowed our keys only. What is
 #      done stays done: a child that was killed while it finished may speak last
-#      3 tickets of those who wait, or the lock again to wake nobody; one of several places that is
-#      free was kept for nobody, and whoever was woken for it and releases it has the next one woken
+#      3 the line of those who wait, or the lock again to tell nobody
 # ARGV 1 token, or its owner's part of it 2 keep the key for so long yet, or '0' 3 marker value
-#      4 marker ttl 5 what channels begin with 6 for how long the key stands for who was woken
+#      4 marker ttl 5 what channels begin with 6 number of the place
 RELEASE_LUA = (
     """
 local cur = redis.call('GET', KEYS[1])
 local mine = cur and #ARGV[1] >= OWNER and string.sub(cur, 1, #ARGV[1]) == ARGV[1]
-local ends = #ARGV[1] >= OWNER and (mine or not cur) and ARGV[2] == '0'
-if ends and KEYS[3] ~= KEYS[1] and redis.pcall('ZCARD', KEYS[3]) ~= 0 then
+if mine and ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2])
+elseif mine then redis.call('DEL', KEYS[1])
+end
+if (mine or not cur) and ARGV[2] == '0' and KEYS[3] ~= KEYS[1]
+  and redis.pcall('EXISTS', KEYS[3]) == 1 then
 """
-    # Only here: where nobody waits, making the functions would take longer than looking.
-    + WAKE
+    # Only here: where nobody waits, making the function would take longer than looking.
+    + HINT
     + """
-  hand_over(KEYS[3], KEYS[1], ARGV[5], string.sub(ARGV[1], 1, OWNER), ARGV[6])
-elseif ends then redis.call('DEL', KEYS[1])
-elseif mine then redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  hint(KEYS[3], ARGV[5], ARGV[6], 'r')
 end
 if KEYS[2] ~= KEYS[1] and (ARGV[3] == 'done' or redis.call('GET', KEYS[2]) ~= 'done') then
   redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])

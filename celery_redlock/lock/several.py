@@ -19,11 +19,10 @@ from celery_redlock.errors import LockNotAcquired, LockTaken, QuorumUnavailable
 from celery_redlock.lock.asks import Ask, Pause, Tell
 from celery_redlock.lock.client import Client
 from celery_redlock.lock.lease import Lease, least_validity
-from celery_redlock.lock.places import hand_on
 from celery_redlock.lock.requests import release_request
-from celery_redlock.lock.rounds import LONGEST_PAUSE, LONGEST_SLEEP, acquire, pause_before
-from celery_redlock.lock.waiter import Waiter
-from celery_redlock.lock.wanted import NO_TURN, Turn, Wanted
+from celery_redlock.lock.rounds import LONGEST_PAUSE, acquire, pause_before
+from celery_redlock.lock.waiter import COMES_EVERY, Waiter
+from celery_redlock.lock.wanted import Wanted
 
 __all__ = ["acquire_all"]
 
@@ -41,15 +40,14 @@ def acquire_all(client: Client, wanted: Sequence[Wanted]) -> Steps:
     """
     ends, tries = client.now() + max(one.wait for one in wanted), 0
     since = wanted[0].queued_since or client.wall()
-    turns = {one.name: one.turn for one in wanted if one.turn.token is not None}
     in_order = {one.name: one for one in sorted(wanted, key=lambda one: one.name)}
     waiter, leases = Waiter(client, wanted[0]), dict[str, Lease]()
     try:
         while True:
-            answer = yield from acquire_now(client, in_order, turns)
+            answer = yield from acquire_now(client, in_order)
             if isinstance(answer, dict):
                 leases = answer
-                yield from waiter.leave(leases.get(waiter.name))
+                yield from waiter.leave()
                 return leases
             left = ends - client.now()
             if left <= 0:
@@ -57,13 +55,13 @@ def acquire_all(client: Client, wanted: Sequence[Wanted]) -> Steps:
             if waiter.name != answer.name:
                 yield from waiter.leave()
                 waiter = Waiter(client, replace(in_order[answer.name], queued_since=since))
-            if isinstance(answer, LockTaken):
+            if isinstance(answer, LockTaken) and client.listener is not None:
                 yield from waiter.join()
-            most = LONGEST_SLEEP if waiter.token else LONGEST_PAUSE
-            lapses_in = answer.holder.get("ttl") if isinstance(answer, LockTaken) else None
-            pause = pause_before(client, tries, left, most, lapses_in)
-            free = yield Pause(pause, waiter.token)
-            turns = {waiter.name: waiter.take_turn(free)} if free else {}
+                lapses_in = answer.holder.get("ttl")
+                pause = pause_before(client, tries, left, COMES_EVERY, lapses_in)
+                yield from waiter.pause(left, pause)
+            else:
+                yield Pause(pause_before(client, tries, left, LONGEST_PAUSE, None))
             tries += 1
     except GeneratorExit:  # dropped by its driver: nobody could send it
         raise
@@ -80,7 +78,7 @@ def let_go(client: Client, leases: Leases) -> Generator[Tell, None, None]:
 
 
 def acquire_now(
-    client: Client, wanted: Mapping[str, Wanted], turns: Mapping[str, Turn]
+    client: Client, wanted: Mapping[str, Wanted]
 ) -> Generator[Ask | Tell | Pause, Any, Leases | LockNotAcquired]:
     """
     Acquire all of *wanted* without waiting; return the leases, or why none of them is held.
@@ -88,14 +86,11 @@ def acquire_now(
     Args:
         client: As of `acquire_all`.
         wanted: By lock name, in their order.
-        turns: Of those that are kept for this attempt, by lock name.
     """
     leases: Leases = {}
-    unused = dict(turns)
     try:
         for name, one in wanted.items():
-            once = replace(one, wait=0.0, turn=unused.pop(name, NO_TURN))
-            leases[name] = yield from acquire(client, once)
+            leases[name] = yield from acquire(client, replace(one, wait=0.0))
         for name, lease in leases.items():  # nobody has renewed the first ones
             if client.now() + least_validity(lease.ttl) > lease.valid_until:
                 late = dict.fromkeys(client.labels, "granted, but too late")
@@ -104,8 +99,6 @@ def acquire_now(
         raise
     except BaseException as error:
         yield from let_go(client, leases)
-        for name, turn in unused.items():  # or all who wait there would wait for what is kept
-            yield hand_on(client, name, turn)
         if isinstance(error, LockNotAcquired):
             return error
         raise

@@ -38,7 +38,7 @@ def of_grant(lease: Lease, wanted: Wanted, waited: float) -> Event:
     event, since = who(wanted.info), wanted.queued_since
     if since is not None:
         event["queued_for"] = max(0.0, lease.since - since)
-        event["was_woken"] = wanted.turn.token is not None
+        event["was_woken"] = wanted.was_woken
     return LockAcquired(wanted.name, lease.fence, waited, **event)
 
 

@@ -1,18 +1,17 @@
 """
-Who waits for a lock, as the nodes know them: noted when refused, woken when the lock is released.
+Who waits for a lock, as the nodes know them: noted when refused, told when the lock is released.
 
-Two sorted sets per lock name and node, which grant nothing and expire:
+A node grants nothing by it. It has two keys for each lock name, which expire:
 
-    redlock:waiting:NAME   who waits: id and description           -> when last heard of [ms]
-    redlock:ready:NAME     tickets of those who can be woken:
-                           token, channel and description          -> since when they wait [ms]
+    redlock:line:NAME      sorted set: who waits, channel and limit -> since when [ms]
+    redlock:waiters:NAME   hash: who waits -> channel, limit, since when the node knows of it and
+                           when it last heard of it [ms], description
 
-    refused --> WAIT --> ... --> RELEASE tells the oldest ticket's process, and keeps the key for it
-                                 '--> that one acquires the lock, with the token of its ticket
-                         ... of one of several places: it is free, and that one tries all of them
-    given up, or come by itself --> LEAVE, which hands on what is kept for it
+    refused --> WAIT --> ... --> RELEASE sends a hint to the oldest's process, and takes it out of
+                                 the line --> that one tries like everybody --> in vain: WAIT again
+    granted, or given up --> LEAVE
 
-A wake-up may be lost, and costs time only: everybody who waits comes by itself some day.
+A hint may be lost, and costs time only: everybody who waits comes by itself some day.
 """
 
 from __future__ import annotations
@@ -21,30 +20,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_redlock.lock.records import (
-    SEVERAL,
+    CHANNEL_LENGTH,
+    Keys,
     channel,
     encode_info,
     holder_payload,
+    line_key,
     place_name,
-    ready_key,
     record_key,
 )
-from celery_redlock.lock.requests import HAND_OVER, Request
+from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import CONSTANTS, HEAD, Script, read_release, register
-from celery_redlock.lock.scripts import WAKE
+from celery_redlock.lock.scripting import (
+    CONSTANTS,
+    GUARD,
+    Script,
+    read_release,
+    register,
+    replies,
+)
+from celery_redlock.lock.scripts import HINT
+from celery_redlock.lock.votes import VoteKind
 
 __all__ = [
     "HEARD_FOR",
+    "IF_FREE",
     "LEAVE",
     "MOST_PLACES",
     "WAIT",
-    "Ticket",
+    "InLine",
     "leave_request",
-    "locks_of",
-    "place_of",
     "wait_request",
-    "waiting_key",
+    "waiters_key",
 ]
 
 #: How long a node counts somebody as waiting that it has not heard of again [s]. A message that is
@@ -52,160 +59,149 @@ __all__ = [
 HEARD_FOR = 300.0
 #: Most places of one lock: each is a key on every node, and all are looked at at once.
 MOST_PLACES = 1000
+#: How a hint begins that says that a node has no holder; another says that one released.
+IF_FREE = b"f"
+#: Length of a limit, and of a moment [ms], as they are kept.
+LIMIT_LENGTH, MOMENT_LENGTH = 4, 13
+#: In place of a channel: nothing is sent to whoever has this one, and it is in no line.
+NO_CHANNEL = "-" * CHANNEL_LENGTH
 
-# Nobody has waited since a moment that is yet to come: one whose clock is ahead would be passed by
-# all others for as long as that.
+# Nobody has waited since a moment that is yet to come, or for longer than the node has known of
+# it: one whose clock is ahead would be passed by all others, and one that lies would pass them.
+# A node in quarantine has nobody wait, and so sends no hints: it may have forgotten who holds the
+# lock. A node forgets whom it has not heard of when another would be too many, and now and then.
 
-# KEYS 1 who waits 2 tickets 3... the lock
-# ARGV 1 who 2 ticket, or '' for one that cannot be woken yet 3 since when 4 how many may wait, or
-#      '0' for any number 5 for how long one counts who is not heard of 6 what channels begin with
-# As many are woken at once as places are free: they were released before this came. Their tickets
-# go, as with a release: one whose process listens and does nothing would be woken in place of all
-# others. One that lives is noted again within seconds.
-WAIT_LUA = """
-local now = now_ms()
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', whole(now - tonumber(ARGV[5])))
-local is_known = redis.call('ZSCORE', KEYS[1], ARGV[1])
-if ARGV[4] ~= '0' and not is_known and redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[4]) then
-  return {0, 0}
-end
-redis.call('ZADD', KEYS[1], whole(now), ARGV[1])
-redis.call('PEXPIRE', KEYS[1], ARGV[5])
-if ARGV[2] ~= '' then
-  local since = redis.call('ZSCORE', KEYS[2], ARGV[2]) or whole(math.min(now, tonumber(ARGV[3])))
-  redis.call('ZADD', KEYS[2], since, ARGV[2])
-  redis.call('PEXPIRE', KEYS[2], ARGV[5])
-  for i = 3, #KEYS do
-    if redis.call('EXISTS', KEYS[i]) == 0 then
-      local woken = wake(KEYS[2], KEYS[i], ARGV[6], '-')
-      if not woken then break end
-      redis.call('ZREM', KEYS[2], woken)
+# KEYS 1 line 2 waiters 3 boot 4 quarantine 5... the places of the lock, to have as many told as
+#      are free: they were released before this came, or have lapsed
+# ARGV 1 who 2 channel 3 limit 4 since when 5 how many may wait, or '0' for any number 6 for how
+#      long one counts who is not heard of 7 what channels begin with 8 description 9 quarantine or
+#      '0' 10 boot id
+WAIT_LUA = f"""
+local LIMIT, MOMENT, NONE = {LIMIT_LENGTH}, {MOMENT_LENGTH}, '{NO_CHANNEL}'
+local KNOWN = CHANNEL + LIMIT
+local function forget_silent(line, waiters, before)
+  local all = redis.call('HGETALL', waiters)
+  for i = 1, #all, 2 do
+    local heard = tonumber(string.sub(all[i + 1], KNOWN + MOMENT + 1, KNOWN + 2 * MOMENT))
+    if not heard or heard < before then
+      redis.call('HDEL', waiters, all[i])
+      redis.call('ZREM', line, all[i] .. string.sub(all[i + 1], 1, KNOWN))
     end
   end
 end
-return {1, 0}
-"""
-
-# KEYS 1 who waits 2 tickets 3... the lock: places that the next one is to have if they are kept for
-#      this one, or, of several, if they are free and this one was woken
-# ARGV 1 who 2 ticket, or '' for none 3 what channels begin with 4 for how long a key stands for
-#      who was woken
-LEAVE_LUA = """
-local gone = redis.call('ZREM', KEYS[1], ARGV[1])
-local is_one_of = string.sub(ARGV[2], TOKEN + CHANNEL + 1, TOKEN + CHANNEL + 1) == SEVERAL
-local was_woken = is_one_of and not redis.call('ZSCORE', KEYS[2], ARGV[2])
-if ARGV[2] ~= '' then redis.call('ZREM', KEYS[2], ARGV[2]) end
-local token = string.sub(ARGV[2], 1, TOKEN)
-for i = 3, #KEYS do
-  local cur = redis.call('GET', KEYS[i])
-  local is_kept = cur and #token == TOKEN and string.sub(cur, 1, TOKEN) == token
-  if is_kept or (was_woken and not cur) then
-    hand_over(KEYS[2], KEYS[i], ARGV[3], string.sub(token, 1, OWNER), ARGV[4])
-    was_woken = false
+local now = now_ms()
+local found, held_back = unpack(redis.call('MGET', KEYS[3], KEYS[4]))
+local code, left = may_vote(found, held_back, KEYS[3], KEYS[4], ARGV[10], ARGV[9])
+if code == -2 then redis.call('DEL', KEYS[1], KEYS[2]) end
+if code ~= 1 then return {{code, now, left}} end
+local known = redis.call('HGET', KEYS[2], ARGV[1])
+if not known then
+  local many, most = redis.call('HLEN', KEYS[2]), tonumber(ARGV[5])
+  if many % 64 == 63 or (most > 0 and many >= most) then
+    forget_silent(KEYS[1], KEYS[2], now - tonumber(ARGV[6]))
+    many = redis.call('HLEN', KEYS[2])
   end
+  if most > 0 and many >= most then return {{4, now}} end
 end
-return {gone, 0}
+local first = known and tonumber(string.sub(known, KNOWN + 1, KNOWN + MOMENT)) or now
+local reached = ARGV[2] .. ARGV[3]
+if known and string.sub(known, 1, KNOWN) ~= reached then
+  redis.call('ZREM', KEYS[1], ARGV[1] .. string.sub(known, 1, KNOWN))
+end
+redis.call('HSET', KEYS[2], ARGV[1],
+  reached .. string.format('%013.0f%013.0f', first, now) .. ARGV[8])
+redis.call('PEXPIRE', KEYS[2], ARGV[6])
+if ARGV[2] ~= NONE then
+  local since = math.min(now, math.max(first, tonumber(ARGV[4])))
+  redis.call('ZADD', KEYS[1], whole(since), ARGV[1] .. reached)
+  redis.call('PEXPIRE', KEYS[1], ARGV[6])
+end
+for i = 5, #KEYS do
+  if redis.call('EXISTS', KEYS[i]) == 0 then hint(KEYS[1], ARGV[7], i - 5, '{IF_FREE.decode()}') end
+end
+return {{1, now}}
 """
 
-WAIT = Script(HEAD + WAKE + WAIT_LUA, read_release, guarded=False, one_way=True)
-LEAVE = Script(CONSTANTS + WAKE + LEAVE_LUA, read_release, guarded=False, one_way=True)
+# KEYS 1 line 2 waiters ; ARGV 1 who
+LEAVE_LUA = f"""
+local known = redis.call('HGET', KEYS[2], ARGV[1])
+if known then
+  redis.call('ZREM', KEYS[1], ARGV[1] .. string.sub(known, 1, {CHANNEL_LENGTH + LIMIT_LENGTH}))
+end
+return {{redis.call('HDEL', KEYS[2], ARGV[1]), 0}}
+"""
+
+WAIT = Script(
+    GUARD + HINT + WAIT_LUA,
+    replies({1: (VoteKind.GRANTED, ()), 4: (VoteKind.REFUSED, ())}),
+    guarded=True,
+    one_way=True,
+)
+LEAVE = Script(CONSTANTS + LEAVE_LUA, read_release, guarded=False, one_way=True)
 register(WAIT, LEAVE)
 
 
 @dataclass(frozen=True)
-class Ticket:
+class InLine:
     """
-    Somebody who waits for a lock.
+    Somebody who waits for a lock, as a node is told of it.
 
     Attributes:
         name: Lock name.
-        limit: How many places the lock has.
         who: What tells this one from others who wait: 32 hexadecimal digits.
         since: Since when [s, Unix time].
         info: Description; plain JSON values.
-        token: That it is woken by, and acquires the lock with then; empty where it cannot be woken.
-        channel: Of its process; likewise.
+        channel: Of its process; empty where nothing can be sent to it.
+        limit: How many places the lock has for it.
+        asks: Whether a node that has no holder is to send a hint, too.
     """
 
     name: str
     who: str = field(repr=False)
     since: float
     info: dict[str, Any]
-    token: str = field(default="", repr=False)
     channel: str = ""
     limit: int = 1
-
-    @property
-    def waits(self) -> bytes:
-        """What the nodes know it by; the same however often it waits again, or is delivered."""
-        return self.who.encode() + encode_info(self.info)
-
-    @property
-    def wakes(self) -> bytes:
-        """What wakes it; empty if nothing does."""
-        if not self.token:
-            return b""
-        mark = SEVERAL if self.limit > 1 else ""
-        description = encode_info(holder_payload(self.info, self.since))
-        return (self.token + self.channel + mark).encode() + description
+    asks: bool = True
 
 
-def waiting_key(rules: Rules, name: str) -> bytes:
-    """Return the Redis key of who waits for the lock *name*."""
-    return record_key(rules.prefix, "waiting", name)
+def waiters_key(rules: Rules, name: str) -> bytes:
+    """Return the Redis key of what a node knows of those who wait for the lock *name*."""
+    return record_key(rules.prefix, "waiters", name)
 
 
-def locks_of(rules: Rules, ticket: Ticket) -> tuple[bytes, ...]:
-    """Return the keys of all places of the lock that *ticket* waits for, in their order."""
-    names = (place_name(ticket.name, place) for place in range(ticket.limit))
-    return tuple(record_key(rules.prefix, "lock", name) for name in names)
+def places_of(rules: Rules, name: str, limit: int) -> list[bytes]:
+    names = (place_name(name, place) for place in range(limit))
+    return [record_key(rules.prefix, "lock", name) for name in names]
 
 
-def place_of(rules: Rules, ticket: Ticket, lock: bytes) -> int:
-    """
-    Return which place of the lock that *ticket* waits for has the key *lock*.
-
-    It may be one that the ticket does not know: a limit changes, and two tasks with one name may
-    have different ones.
-    """
-    names = (place_name(ticket.name, place) for place in range(MOST_PLACES))
-    keys = (record_key(rules.prefix, "lock", name) for name in names)
-    return next((place for place, key in enumerate(keys) if key == lock), 0)
-
-
-def keys_of(rules: Rules, name: str) -> tuple[bytes, bytes]:
-    return waiting_key(rules, name), ready_key(rules.prefix, name)
-
-
-def wait_request(rules: Rules, ticket: Ticket, most: int = 0) -> Request:
-    """Return what notes that *ticket* waits, unless *most* others do already; 0 for any number."""
+def wait_request(rules: Rules, one: InLine, most: int = 0) -> Request:
+    """Return what notes that *one* waits, unless *most* others do already; 0 for any number."""
+    places = places_of(rules, one.name, one.limit) if one.channel and one.asks else ()
+    node = Keys.of(rules.prefix, "")
     return Request(
         WAIT,
-        (*keys_of(rules, ticket.name), *locks_of(rules, ticket)),
         (
-            ticket.waits,
-            ticket.wakes,
-            b"%d" % round(ticket.since * 1000),
+            line_key(rules.prefix, one.name),
+            waiters_key(rules, one.name),
+            node.boot,
+            node.quarantine,
+            *places,
+        ),
+        (
+            one.who.encode(),
+            (one.channel or NO_CHANNEL).encode(),
+            b"%0*d" % (LIMIT_LENGTH, one.limit),
+            b"%d" % round(one.since * 1000),
             b"%d" % most,
             b"%d" % round(HEARD_FOR * 1000),
             channel(rules.prefix),
+            encode_info(holder_payload(one.info, one.since)),
+            rules.quarantine_ms,
         ),
     )
 
 
-def leave_request(rules: Rules, ticket: Ticket, *, keeps: int | None = None) -> Request:
-    """
-    Return what notes that *ticket* waits no more, and hands on what it was woken for.
-
-    Args:
-        rules: Of the cluster.
-        ticket: Who waits no more.
-        keeps: The place that it has, or is about to acquire: nothing is handed on; None for none.
-    """
-    is_handed_on = bool(ticket.token) and keeps is None
-    places = locks_of(rules, ticket) if is_handed_on else ()
-    return Request(
-        LEAVE,
-        (*keys_of(rules, ticket.name), *places),
-        (ticket.waits, ticket.wakes, channel(rules.prefix), HAND_OVER),
-    )
+def leave_request(rules: Rules, name: str, who: str) -> Request:
+    """Return what notes that *who* waits for the lock *name* no more."""
+    return Request(LEAVE, (line_key(rules.prefix, name), waiters_key(rules, name)), (who.encode(),))

@@ -1,14 +1,14 @@
-"""What somebody asks for who wants a lock, and with what an attempt begins."""
+"""What somebody asks for who wants a lock."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery_redlock.errors import LockKeyError, RedlockError
 from celery_redlock.lock.records import is_text
 
-__all__ = ["NO_TURN", "MarkerStands", "Turn", "Wanted"]
+__all__ = ["MarkerStands", "Wanted"]
 
 
 class MarkerStands(RedlockError):
@@ -25,25 +25,6 @@ class MarkerStands(RedlockError):
         self.state = state
 
 
-class Turn(NamedTuple):
-    """
-    With what an attempt begins.
-
-    Attributes:
-        token: Of a ticket whose turn has come; None for a new one.
-        place: To try first; None for any.
-    """
-
-    token: str | None
-    place: int | None
-
-    def __repr__(self) -> str:  # without the token
-        return f"<Turn at place {self.place}>"
-
-
-NO_TURN = Turn(None, None)
-
-
 @dataclass(frozen=True)
 class Wanted:
     """
@@ -58,9 +39,9 @@ class Wanted:
         marker: Name of a marker that, where it stands, makes the lock needless.
         owner: 32 hexadecimal digits that all tokens of this begin with, so that whoever knows
             them can release for a holder that is dead; None for tokens that nobody else knows.
-        turn: With what the first attempt begins.
         limit: How many places the lock has: it is granted on any of them.
         queued_since: Since when it has waited as a message [s, Unix time]; None if it has not.
+        was_woken: Whether a hint has ended that.
         ends: Give up by then whatever the nodes do, a split vote included [s, our clock]; None
             for no such limit.
 
@@ -75,9 +56,9 @@ class Wanted:
     info: dict[str, Any] = field(default_factory=dict)
     marker: str | None = None
     owner: str | None = field(default=None, repr=False)
-    turn: Turn = NO_TURN
-    queued_since: float | None = None
     limit: int = 1
+    queued_since: float | None = None
+    was_woken: bool = False
     ends: float | None = None
 
     def __post_init__(self) -> None:

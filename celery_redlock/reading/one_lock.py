@@ -101,9 +101,9 @@ class OneLock:
         """
         Who waits for it as a message or in ``lock_wait``, the oldest first.
 
-        Of more than a thousand, those that the nodes heard of last.
+        Of more than a thousand, the oldest.
         """
-        return waiters_of(one.waiters for one in self.stored.values())
+        return waiters_of(it for one in self.stored.values() for it in one.waiters)
 
     @property
     def queued(self) -> StoredReservation | None:

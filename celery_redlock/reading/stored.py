@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from celery_redlock.lock.guard import read_as
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import (
+    OWNER_LENGTH,
     PUBLIC_TOKEN_LENGTH,
     TOKEN_LENGTH,
     is_ours,
@@ -23,7 +24,7 @@ from celery_redlock.lock.records import (
     since_of,
 )
 from celery_redlock.lock.scripting import Script, read_release
-from celery_redlock.reading.waiters import NOBODY, NotedWaiters, noted_waiters, oldest_since
+from celery_redlock.reading.waiters import Noted, noted_waiters, oldest_since
 
 __all__ = [
     "READ",
@@ -39,25 +40,38 @@ __all__ = [
     "views_of",
 ]
 
+#: So many who wait for a lock are looked at in any case [counted].
+FEW = 100
 #: Digits of the largest number that a script of ours writes, and a few more.
 LONGEST_NUMBER = 20
 
 # KEYS locks ; ARGV 1 length of the prefix 'redlock:lock:' without 'lock:' 2 that prefix
 #      3 how many of those who wait are wanted
 # Answers the node's clock, whether it must not vote, and then, per lock: value, rest of its lease,
-# fence, what stands in the reservations of its name, how many wait for it, and of these who was
-# heard of last, and the oldest tickets, with their scores. A key of another type is no lock: it is
-# in nobody's way (MGET passes over it, here and in ACQUIRE).
-READ_LUA = """
+# fence, what stands in the reservations of its name, how many wait for it, and of these, if there
+# are many, the oldest that can be told. A key of another type is no lock: it is in nobody's way
+# (MGET passes over it, here and in ACQUIRE).
+READ_LUA = f"""
+local WHO, FEW = {OWNER_LENGTH}, {FEW}
+"""
+READ_LUA += """
 local skip = tonumber(ARGV[1])
 local t = redis.call('TIME')
 local function fields(key)
   local m = redis.pcall('HMGET', key, 'token', 'info', 'until', 'lock', 'started', 'merged')
   return not m.err and m[1] and m
 end
-local function members(key, first, last)
-  local m = redis.pcall('ZRANGE', key, first, last, 'WITHSCORES')
-  return m.err and {} or m
+local function waiters(key, line, many)
+  if many <= math.max(FEW, tonumber(ARGV[3])) then
+    local all = redis.pcall('HGETALL', key)
+    return all.err and {} or all
+  end
+  local oldest, found = redis.pcall('ZRANGE', line, '0', string.format('%d', ARGV[3] - 1)), {}
+  for i, one in ipairs(oldest.err and {} or oldest) do
+    local who = string.sub(one, 1, WHO)
+    found[2 * i - 1], found[2 * i] = who, redis.call('HGET', key, who) or ''
+  end
+  return found
 end
 local quarantined = redis.call('EXISTS', ARGV[2] .. 'node:quarantine')
 local names, fences, found = {}, {}, {t[1] * 1000 + math.floor(t[2] / 1000), quarantined}
@@ -70,13 +84,12 @@ fences = redis.call('MGET', unpack(fences))
 for i, key in ipairs(KEYS) do
   local queued, next = ARGV[2] .. 'queued:' .. names[i], ARGV[2] .. 'next:' .. names[i]
   local is_reserved = redis.call('EXISTS', queued, next) > 0
-  local waiting, ready = ARGV[2] .. 'waiting:' .. names[i], ARGV[2] .. 'ready:' .. names[i]
-  local many = redis.pcall('ZCARD', waiting)
+  local waiting = ARGV[2] .. 'waiters:' .. names[i]
+  local many = redis.pcall('HLEN', waiting)
   local some_wait = type(many) == 'number' and many > 0
   found[i + 2] = {values[i], redis.call('PTTL', key), fences[i],
     is_reserved and fields(queued), is_reserved and fields(next), some_wait and many or 0,
-    some_wait and members(waiting, '-' .. ARGV[3], '-1') or {},
-    some_wait and members(ready, '0', string.format('%d', ARGV[3] - 1)) or {}}
+    some_wait and waiters(waiting, ARGV[2] .. 'line:' .. names[i], many) or {}}
 end
 return found
 """
@@ -133,7 +146,7 @@ class StoredLock(NamedTuple):
         queued: Who is queued or runs; None for nobody.
         next: Who waits for that one to end; None for nobody.
         noted: How many are noted as waiting for the lock, as messages or in ``lock_wait``.
-        waiters: Of these, as many as were asked for.
+        waiters: Of these all, or of very many the oldest.
         is_quarantined: Whether the node must not vote: it may have forgotten who has the lock, so
             what it stores is no vote for anybody.
     """
@@ -144,7 +157,7 @@ class StoredLock(NamedTuple):
     queued: StoredReservation | None = None
     next: StoredReservation | None = None
     noted: int = 0
-    waiters: NotedWaiters = NOBODY
+    waiters: Sequence[Noted] = ()
     is_quarantined: bool = False
 
     def __repr__(self) -> str:
@@ -289,7 +302,9 @@ def read_stored(reply: Any, count: int) -> list[StoredLock]:
 
 def stored(now: int, fields: Sequence[Any]) -> StoredLock:
     """Return what a node stores of a lock, as it tells; *now* is its clock [ms]."""
-    value, ttl, fence, queued, following, noted, waiting, tickets = fields
+    value, ttl, fence, queued, following, many, waiting = fields
+    waiters = noted_waiters(waiting, now / 1000.0)
+    is_all = 2 * int(many) <= len(waiting)
     if not (value is None or isinstance(value, bytes)):
         raise TypeError
     return StoredLock(
@@ -298,8 +313,8 @@ def stored(now: int, fields: Sequence[Any]) -> StoredLock:
         number(fence) if fence else 0,
         reservation_in(queued, now, value) if queued else None,
         reservation_in(following, now, value) if following else None,
-        int(noted),
-        noted_waiters(waiting, tickets) if noted else NOBODY,
+        len(waiters) if is_all else int(many),
+        waiters,
     )
 
 
@@ -340,7 +355,7 @@ def views_of(name: str, locks: Mapping[str, StoredLock]) -> list[LockView]:
         if one.value is not None:
             holders.setdefault(one.value[:TOKEN_LENGTH], {})[label] = one
     waiting = max((one.waiting for one in locks.values()), default=0)
-    since = oldest_since(one.waiters for one in locks.values())
+    since = oldest_since(waiter for one in locks.values() for waiter in one.waiters)
     views = [
         replace(view_of(name, of_one), waiting=waiting, waiting_since=since)
         for of_one in holders.values()

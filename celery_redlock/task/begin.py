@@ -27,11 +27,10 @@ from celery_redlock.task.interrupt import defer_interrupts
 from celery_redlock.task.outcome import DONE, DeliveryOver, Outcome, Records
 from celery_redlock.task.policies import Queue, RunUnlocked
 from celery_redlock.task.queueing import (
-    LEASE_UNKNOWN,
     join_queue,
     set_aside,
     wait_behind,
-    wait_for_turn,
+    wait_for_the_run_before,
 )
 from celery_redlock.task.reservation import NotItsTurn, Reservation, newest_call
 from celery_redlock.task.taking import take
@@ -102,7 +101,7 @@ def take_in_turn(execution: Execution) -> None:
     """Acquire the lock; a task loses neither to itself nor to its previous execution."""
     delivery, is_eager = execution.delivery, execution.request.is_eager
     try:
-        return take(execution, execution.options.wait, delivery.turn)
+        return take(execution, execution.options.wait)
     except LockTaken as error:
         taken = error
     if is_eager:
@@ -114,9 +113,6 @@ def take_in_turn(execution: Execution) -> None:
             taken = error
     if delivery.is_same_execution(taken.holder):  # to fail would stand for that one's result
         why = "it runs elsewhere"
-        if execution.options.limits(execution.names)[taken.name] > 1:  # other places may be free
-            after = taken.holder.get("ttl", LEASE_UNKNOWN)
-            raise set_aside(execution, after, why, Outcome.SET_ASIDE)
         raise wait_behind(execution, taken, why, Outcome.SET_ASIDE)
     if has_previous(execution, taken):
         why = "the execution before it has not ended"
@@ -156,7 +152,7 @@ def refuse(execution: Execution, error: LockNotAcquired) -> Any:
     options, request = execution.options, execution.request
     if isinstance(error, LockTaken) and not request.is_eager:
         if options.reruns:
-            raise wait_for_turn(execution, error, is_woken=True)
+            raise wait_for_the_run_before(execution, error)
         if isinstance(options.on_conflict, Queue):
             options = join_queue(execution, error, options.on_conflict)
     delivery, notify = execution.delivery, execution.plugin.notify
@@ -224,7 +220,7 @@ def start_reservation(execution: Execution, reservation: Reservation, held: Held
                 comes_back=task.acks_late or is_of_other_mode,
             )
     except NotItsTurn as error:
-        raise wait_for_turn(execution, error.why, is_woken=False) from None
+        raise wait_for_the_run_before(execution, error.why) from None
     held.merged = started.merged
     newest = newest_call(started.arguments)
     if (

@@ -21,7 +21,6 @@ from celery.app.task import Context
 from kombu.serialization import registry  # type: ignore[attr-defined]
 
 from celery_redlock.lock.client import new_owner
-from celery_redlock.lock.wanted import NO_TURN, Turn
 from celery_redlock.log import cut
 from celery_redlock.task.envelope import HEADER, Envelope, fresh_publish_id, hide_header
 from celery_redlock.task.options import LockOptions
@@ -32,17 +31,17 @@ __all__ = [
     "broadcast_of",
     "execution_id",
     "forget_serializer",
-    "give_turn",
     "hide",
     "mint_owner",
     "note_queue",
     "note_serializer",
+    "note_woken",
     "queue_of",
     "serializer_of",
 ]
 
 OWNER = "redlock_owner"
-TURN = "redlock_turn"
+WOKEN = "redlock_woken"
 #: The queue that a broadcast message came by, where the broker takes messages for a queue alone.
 QUEUE = "redlock_queue"
 #: As Celery calls the option; it takes some of those of a copy from how a message was delivered.
@@ -50,7 +49,7 @@ SERIALIZER = "serializer"
 #: What a message carries may come from anybody who can publish.
 WELL_FORMED = re.compile(r"[0-9a-f]{32}")
 QUEUE_NAME = re.compile(r".{1,255}")
-TURN_IN_WORDS = re.compile(r"[0-9a-f]{40}#[0-9]{1,4}")
+YES = re.compile(r"yes")
 #: What Celery itself says of a message, or keeps beside that.
 CELERYS = frozenset(vars(Context)) | {"lang", "task", "argsrepr", "kwargsrepr", "_children", HEADER}
 #: What a message says where it says nothing.
@@ -71,7 +70,7 @@ class Delivery:
             which publish it is, or the broker says that it delivers it again.
         comes_again: Whether it is a retry, or replaces a task of the same id.
         parent_id: Of the task that published it, if any.
-        turn: With what a task that was woken acquires its lock.
+        was_woken: Whether a hint ended its waiting.
         copy_id: Publish id of its copies, where its message has none.
         owner: What the tokens of its locks begin with, so that the parent can release for a child
             that is dead; None where there is no parent.
@@ -84,7 +83,7 @@ class Delivery:
     may_be_repeated: bool
     comes_again: bool = False
     parent_id: Any = None
-    turn: Turn = field(default=NO_TURN, repr=False)
+    was_woken: bool = False
     copy_id: str = ""
     owner: str | None = field(default=None, repr=False)
     fields: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -116,7 +115,7 @@ class Delivery:
             may_be_repeated=envelope.publish_id is not None or is_redelivered,
             comes_again=bool(retries or nesting),
             parent_id=said["parent_id"],
-            turn=turn_in(info),
+            was_woken=word_in(info, WOKEN, YES) is not None,
             owner=word_in(info, OWNER, WELL_FORMED),
             fields=fields,
         )
@@ -241,19 +240,9 @@ def mint_owner(request: dict[str, Any]) -> None:
     request["delivery_info"] = {**(request.get("delivery_info") or {}), OWNER: new_owner()}
 
 
-def give_turn(request: dict[str, Any], turn: Turn) -> None:
-    """Let the *turn* of a task that was woken travel in *request*, likewise."""
-    words = f"{turn.token}#{turn.place}"
-    request["delivery_info"] = {**(request.get("delivery_info") or {}), TURN: words}
-
-
-def turn_in(delivery_info: Any) -> Turn:
-    """Return the turn that the parent has put there; none if it did not."""
-    word = word_in(delivery_info, TURN, TURN_IN_WORDS)
-    if word is None:
-        return NO_TURN
-    token, _, place = word.partition("#")
-    return Turn(token, int(place))
+def note_woken(request: dict[str, Any]) -> None:
+    """Let the child know that a hint ended its waiting, likewise."""
+    request["delivery_info"] = {**(request.get("delivery_info") or {}), WOKEN: "yes"}
 
 
 def word_in(delivery_info: Any, name: str, pattern: re.Pattern[str]) -> str | None:
@@ -267,7 +256,7 @@ def hide(request: Any) -> None:
     hide_header(request)
     if type(request.delivery_info) is dict:
         request.delivery_info.pop(OWNER, None)
-        request.delivery_info.pop(TURN, None)
+        request.delivery_info.pop(WOKEN, None)
 
 
 def note_serializer(request: dict[str, Any], content_type: Any, usual: str | None) -> None:

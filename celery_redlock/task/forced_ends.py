@@ -27,14 +27,13 @@ from celery.worker.request import Request
 from celery.worker.state import revoked, revoked_stamps, task_ready
 from kombu.utils.functional import maybe_list
 
-from celery_redlock.lock.waiting import Ticket
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.delivery import Delivery, mint_owner, note_queue, note_serializer
 from celery_redlock.task.lost_child import LostChild
 from celery_redlock.task.outcome import Outcome, outcome_of_loss, records_after
 from celery_redlock.task.task_lock import lock_of, names_told
-from celery_redlock.task.waiting_room import room_of
+from celery_redlock.task.waiting_room import WaitingTask, room_of
 
 __all__ = ["NoteRevokes", "RedlockRequest"]
 
@@ -72,8 +71,7 @@ class RedlockRequest(Request):
         self._delivery = Delivery.of(self.task, self._request_dict, self.hostname)
         if self._delivery.envelope.reservation is not None:
             _with_reservation.add(self)
-        waiting = self._delivery.envelope.waiting
-        self._ticket = self._wait() if waiting is not None and waiting.is_woken else None
+        self._waits_as = None if self._delivery.envelope.waiting is None else self._wait()
 
     def is_owner(self, holder: dict[str, Any]) -> bool:
         """Return whether *holder*, known by the beginning of its token, is this delivery."""
@@ -86,8 +84,8 @@ class RedlockRequest(Request):
         told = delivery.envelope.names
         return names_told(self.task, self.args, self.kwargs, delivery.headers, told)
 
-    def _wait(self) -> Ticket | None:
-        """Have this woken when its lock is free; return its ticket, None if nothing wakes it."""
+    def _wait(self) -> WaitingTask | None:
+        """Have this woken when its lock is free; None if nothing wakes it."""
         if self.eta is None or locking.disabled or self._is_of_another_worker:
             return None
         try:
@@ -95,10 +93,6 @@ class RedlockRequest(Request):
         except Exception:  # it is delivered in any case; Celery's own work must go on
             logger.exception("%s[%s] cannot be woken", self.task.name, self.id)
             return None
-
-    def wait_with(self, ticket: Ticket) -> None:
-        """Be woken by another *ticket*."""
-        self._ticket = ticket
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Celery makes a subclass for each task, whose way into the pool does not ask its base."""
@@ -109,21 +103,21 @@ class RedlockRequest(Request):
 
     def wait_no_more(self) -> None:
         """Have nobody wake this any more: it runs."""
-        if self._ticket is None:
+        if self._waits_as is None:
             return
         try:
-            room_of(self.task.app).leave(self._ticket.token)
+            room_of(self.task.app).leave(self._waits_as)
         except Exception:  # the nodes forget it by themselves
             logger.exception("%s[%s] may be waited for", self.task.name, self.id)
 
-    def _decline(self) -> None:
-        """Have the next one get the lock, as this is not going to run."""
-        if self._ticket is None:
+    def _withdraw(self) -> None:
+        """Have the nodes forget that this waits, as it is not going to run."""
+        if self._waits_as is None:
             return
         try:
-            room_of(self.task.app).decline(self._ticket)
-        except Exception:  # what is kept for it lapses; Celery's own work must go on
-            logger.exception("A lock may be kept for %s[%s]", self.task.name, self.id)
+            room_of(self.task.app).withdraw(self._waits_as)
+        except Exception:  # the nodes forget it by themselves
+            logger.exception("%s[%s] may be waited for", self.task.name, self.id)
 
     # -- what Celery says happens to it ----------------------------------------------
 
@@ -199,7 +193,7 @@ class RedlockRequest(Request):
         is_revoked = bool(super().revoked())
         if is_revoked:
             self.leave_queue(Outcome.REVOKED)
-            self._decline()
+            self._withdraw()
         return is_revoked
 
     # -- what is done about it --------------------------------------------------------

@@ -20,7 +20,7 @@ from celery_redlock.errors import RedlockError
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.outcomes import ReleaseOutcome
 from celery_redlock.lock.requests import Marker
-from celery_redlock.lock.waiting import Ticket, leave_request
+from celery_redlock.lock.waiting import leave_request
 from celery_redlock.log import get_logger
 from celery_redlock.nodewatch import forks_held_off
 from celery_redlock.plugin import plugin_for
@@ -112,11 +112,10 @@ class LostChild:
         )
 
     def _leave(self, locks: Any) -> None:
-        """Have the nodes forget that it waited for its locks (``lock_wait``), if it did."""
-        owner, info = self.delivery.owner or "", self.delivery.info(self.task.name)
+        """Have the nodes forget that it waited for its locks, as a message or in ``lock_wait``."""
         for name in self._names:
-            ticket = Ticket(name, owner, self.since, info)
-            locks.driver.tell(leave_request(locks.rules, ticket))
+            for who in (self.delivery.owner or "", self.delivery.execution):
+                locks.driver.tell(leave_request(locks.rules, name, who))
 
     def _is_held_by_another(self, holders: list[dict[str, Any]]) -> bool:
         """Return whether another delivery of this execution runs: then it is not over."""

@@ -16,27 +16,27 @@ from celery_redlock.errors import LockNotAcquired, LockTaken
 from celery_redlock.events import TaskQueued
 from celery_redlock.lock.asks import Ask
 from celery_redlock.lock.votes import Ballot, VoteKind, has_majority
-from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
+from celery_redlock.lock.waiting import InLine, leave_request, wait_request
 from celery_redlock.log import get_logger
 from celery_redlock.task import refused
 from celery_redlock.task.outcome import DeliveryOver, Outcome
 from celery_redlock.task.policies import Queue, Reschedule
 from celery_redlock.task.redelivery import delays_in_broker, longest_countdown, requeue
-from celery_redlock.task.waiting import Waiting
+from celery_redlock.task.waiting import Waiting, Wakes
 
 if TYPE_CHECKING:
     from celery_redlock.lock.redlock import Redlock
     from celery_redlock.task.execution import Execution
     from celery_redlock.task.options import LockOptions
 
-__all__ = ["join_queue", "set_aside", "wait_behind", "wait_for_turn"]
+__all__ = ["join_queue", "set_aside", "wait_behind", "wait_for_the_run_before"]
 
 logger = get_logger(__name__)
 
 #: When a copy comes if nobody says how long the lock may be held [s].
 LEASE_UNKNOWN = 1.0
-#: When a task looks whether the one before it has ended, where no release tells.
-WITHOUT_A_RELEASE = Reschedule(cap=10.0)
+#: When a task looks whether the one before it has ended, if no release tells.
+UNTIL_THAT_ENDS = Reschedule(cap=10.0)
 
 
 def join_queue(execution: Execution, error: LockTaken, policy: Queue) -> LockOptions:
@@ -50,11 +50,13 @@ def join_queue(execution: Execution, error: LockTaken, policy: Queue) -> LockOpt
         DeliveryOver: It waits.
     """
     delivery, plugin, task = execution.delivery, execution.plugin, execution.task
-    waiting, ticket = in_line(execution, error.name), None
+    waiting = again(execution, error.name, Wakes.FREE)
+    locks, is_noted = plugin.locks, False
+    leave = leave_request(locks.rules, waiting.name, delivery.execution)
     if policy.max_waiting is not None and delivery.envelope.waiting is None:
-        ticket = waiting.ticket(execution.task, delivery)
-        if not may_wait(plugin.locks, ticket, policy.max_waiting):
-            plugin.locks.driver.tell(leave_request(plugin.locks.rules, ticket))  # some noted it
+        is_noted = may_wait(locks, waiting.in_line(task, delivery), policy.max_waiting)
+        if not is_noted:
+            locks.driver.tell(leave)  # some noted it
             return replace(execution.options, on_conflict=policy.overflow)
     longest = longest_countdown(task.app)
     # Where nothing can wake it, it is delivered as often as if it were rescheduled.
@@ -74,17 +76,17 @@ def join_queue(execution: Execution, error: LockTaken, policy: Queue) -> LockOpt
         otherwise=error,
     )
     about = refused.description(task, execution.request, error)
-    if ticket is not None and delivery.is_second_publish:  # its copy has an id, and another ticket
-        plugin.locks.driver.tell(leave_request(plugin.locks.rules, ticket))
+    if is_noted and delivery.is_second_publish:  # its copy has an id, and is another one in line
+        locks.driver.tell(leave)
     plugin.notify(
         TaskQueued(**about, countdown=countdown, times=waiting.times, since=waiting.since)
     )
     raise over
 
 
-def may_wait(locks: Redlock, ticket: Ticket, most: int) -> bool:
-    """Note that *ticket* waits unless *most* do already; return whether it may."""
-    ballot = locks.driver.ask(Ask(wait_request(locks.rules, ticket, most), has_answered))
+def may_wait(locks: Redlock, one: InLine, most: int) -> bool:
+    """Note that *one* waits unless *most* do already; return whether it may."""
+    ballot = locks.driver.ask(Ask(wait_request(locks.rules, one, most), has_answered))
     return not has_majority(ballot, VoteKind.REFUSED)
 
 
@@ -93,11 +95,9 @@ def has_answered(ballot: Ballot) -> bool:
     return any(has_majority(ballot, kind) for kind in (VoteKind.GRANTED, VoteKind.REFUSED))
 
 
-def in_line(execution: Execution, name: str, *, is_woken: bool = True) -> Waiting:
+def again(execution: Execution, name: str, wakes_it: Wakes) -> Waiting:
     """Return that the task of *execution* waits for the lock *name*, one of its own."""
-    limit = execution.options.limits(execution.names)[name]
-    before = execution.delivery.envelope.waiting
-    return Waiting.again(before, name, limit, is_woken=is_woken)
+    return Waiting.again(execution.delivery.envelope.waiting, name, wakes_it)
 
 
 def can_be_woken(execution: Execution) -> bool:
@@ -115,25 +115,25 @@ def wait_behind(
 ) -> DeliveryOver:
     """Set aside a copy until the holder in *error* releases, or its lease may have ended."""
     after = error.holder.get("ttl", LEASE_UNKNOWN)
-    waiting = in_line(execution, error.name)
+    has_others = execution.options.limits(execution.names)[error.name] > 1  # which may be free
+    waiting = again(execution, error.name, Wakes.RELEASE if has_others else Wakes.FREE)
     return set_aside(execution, after, reason, outcome, otherwise, waiting)
 
 
-def wait_for_turn(execution: Execution, error: LockNotAcquired, *, is_woken: bool) -> DeliveryOver:
+def wait_for_the_run_before(execution: Execution, error: LockNotAcquired) -> DeliveryOver:
     """
     Requeue what has the reservation for the next run, and return what to raise.
 
     Args:
         execution: Of the next run.
         error: Why it does not run now, and how it fails if it could not be published.
-        is_woken: Whether the run before it holds the lock, so that a release reports its end.
     """
     why = "the run before it has not ended"
-    if is_woken and isinstance(error, LockTaken) and can_be_woken(execution):
+    if isinstance(error, LockTaken) and can_be_woken(execution):
         return wait_behind(execution, error, why, Outcome.REQUEUED, error)
-    waiting = in_line(execution, execution.name, is_woken=False)
+    waiting = again(execution, execution.name, Wakes.RELEASE)
     longest = longest_countdown(execution.task.app)
-    after = WITHOUT_A_RELEASE.countdown(waiting.times - 1, longest)
+    after = UNTIL_THAT_ENDS.countdown(waiting.times - 1, longest)
     return set_aside(execution, after, why, Outcome.REQUEUED, error, waiting)
 
 
@@ -154,7 +154,7 @@ def set_aside(
         reason: Why.
         outcome: Of this delivery.
         otherwise: How it fails.
-        waiting: For what the copy waits; None if no release is to wake it.
+        waiting: For what the copy waits; None if nothing is to wake it.
     """
     copy = execution.delivery.copy
     if waiting is not None:

@@ -27,7 +27,6 @@ from celery_redlock.events import (
 )
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import NotLocked
-from celery_redlock.lock.places import hand_on
 from celery_redlock.lock.wanted import MarkerStands
 from celery_redlock.log import get_logger
 from celery_redlock.task.begin import has_previous
@@ -86,12 +85,9 @@ def report(execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def leave_queue(execution: Execution) -> None:
     """Let others have the enforced lock that a worker in the other mode had it wait for."""
-    delivery, locks = execution.delivery, execution.plugin.locks
-    waiting = delivery.envelope.waiting
+    waiting = execution.delivery.envelope.waiting
     if waiting is not None:
         leave_line(execution, waiting)
-        if delivery.turn.token is not None:
-            locks.driver.tell(hand_on(locks.client, waiting.name, delivery.turn).request)
 
 
 def refusal_of(execution: Execution) -> TaskEvent | None:

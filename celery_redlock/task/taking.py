@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.errors import LockTaken
 from celery_redlock.lock import clock
-from celery_redlock.lock.records import shorten
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.waiting import leave_request
-from celery_redlock.lock.wanted import NO_TURN, MarkerStands, Turn, Wanted
+from celery_redlock.lock.wanted import MarkerStands, Wanted
 from celery_redlock.task.interrupt import defer_interrupts
 from celery_redlock.task.outcome import DONE
 
@@ -20,33 +19,30 @@ if TYPE_CHECKING:
 __all__ = ["leave_line", "take"]
 
 
-def take(
-    execution: Execution, wait: float, turn: Turn = NO_TURN, ends: float | None = None
-) -> None:
+def take(execution: Execution, wait: float, ends: float | None = None) -> None:
     """
     Acquire the lock unless the execution has finished before.
 
     Args:
         execution: That wants it.
         wait: How long to keep trying [s].
-        turn: With what the first attempt begins.
         ends: As of `Wanted`.
     """
     began = clock.now()
     try:
-        take_once(execution, wait, turn, ends)
+        take_once(execution, wait, ends)
     except MarkerStands:
         if execution.delivery.may_be_repeated:
             raise
         execution.delivery = execution.delivery.of_second_publish()
-        take_once(execution, max(0.0, wait - (clock.now() - began)), NO_TURN, ends)
+        take_once(execution, max(0.0, wait - (clock.now() - began)), ends)
     except LockTaken as error:
         if error.holder.get("execution") == execution.id and not execution.delivery.may_be_repeated:
             execution.delivery = execution.delivery.of_second_publish()
         raise
 
 
-def take_once(execution: Execution, wait: float, turn: Turn, ends: float | None) -> None:
+def take_once(execution: Execution, wait: float, ends: float | None) -> None:
     """
     Do what `take` does; a marker that a first publish has left is for those of its own.
 
@@ -67,9 +63,9 @@ def take_once(execution: Execution, wait: float, turn: Turn, ends: float | None)
             execution.info,
             asked,
             delivery.owner,
-            turn if waiting is not None and waiting.name == shorten(name) else NO_TURN,
-            None if waiting is None else waiting.since,
             limit,
+            None if waiting is None else waiting.since,
+            delivery.was_woken,
             ends,
         )
         for name, limit in options.limits(execution.names).items()
@@ -94,5 +90,4 @@ def take_once(execution: Execution, wait: float, turn: Turn, ends: float | None)
 def leave_line(execution: Execution, waiting: Waiting) -> None:
     """Have the nodes forget that the task waits as a message."""
     locks = execution.plugin.locks
-    ticket = waiting.ticket(execution.task, execution.delivery)
-    locks.driver.tell(leave_request(locks.rules, ticket))
+    locks.driver.tell(leave_request(locks.rules, waiting.name, execution.delivery.execution))

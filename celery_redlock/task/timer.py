@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["find", "take_out"]
+__all__ = ["ahead_of_others", "find", "take_out"]
 
 
 def find(timer: Any, request: Any) -> Any:
@@ -33,3 +34,18 @@ def take_out(timer: Any, scheduled: Any) -> None:
     with getattr(timer, "mutex", contextlib.nullcontext()), contextlib.suppress(ValueError):
         queue.remove(scheduled)
         heapq.heapify(queue)
+
+
+@contextlib.contextmanager
+def ahead_of_others(pool: Any) -> Iterator[None]:
+    """
+    Have what is given to *pool* meanwhile come before what it has got and not begun.
+
+    Where the pool has such a queue of its own: that of processes. A task that was woken would wait
+    behind all that a busy worker has prefetched, and the lock be free as long.
+    """
+    waiting = getattr(getattr(pool, "_pool", None), "outbound_buffer", None)
+    before = None if waiting is None else len(waiting)
+    yield
+    if waiting is not None and before is not None and len(waiting) > before:
+        waiting.rotate(len(waiting) - before)

@@ -1,64 +1,52 @@
 """
 The tasks that wait for their locks in a worker's main process, and how they are woken.
 
-Celery holds a message that is to come later in a timer. Here it gets a ticket on the lock nodes;
-when a release says that its turn has come, it is taken out of the timer and runs.
+Celery holds a message that is to come later in a timer. Here it is in the room of all who wait in
+this process; when a hint says that its lock may be free, it is taken out of the timer and runs.
 
-    message received --> ticket --> WAIT, again every second for the oldest of each lock, in turn
-    the turn has come --> out of the timer --> a child, which acquires the lock with the ticket
+    message received --> enters --> WAIT, again every second for the oldest of each lock
+    a hint --> out of the timer --> a child, which acquires the lock like everybody
     it comes by itself, or the connection breaks --> LEAVE
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
-import secrets
 import time
 import weakref
 from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from celery.worker.state import reserved_requests, revoked
+from celery.worker.state import revoked
 
 from celery_redlock.events import TasksWaiting
-from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH
-from celery_redlock.lock.waiting import (
-    HEARD_FOR,
-    Ticket,
-    leave_request,
-    place_of,
-    wait_request,
-)
-from celery_redlock.lock.wanted import Turn
+from celery_redlock.lock.records import line_key, shorten
+from celery_redlock.lock.requests import Request
+from celery_redlock.lock.room import Waiting
+from celery_redlock.lock.waiter import COMES_EVERY, NOTED_EVERY
+from celery_redlock.lock.waiting import InLine, leave_request, wait_request
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin, plugin_for
-from celery_redlock.task.delivery import Delivery, give_turn
-from celery_redlock.task.timer import find, take_out
+from celery_redlock.task.delivery import Delivery, note_woken
+from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.timer import ahead_of_others, find, take_out
+from celery_redlock.task.waiting import Wakes
 
 if TYPE_CHECKING:
     from celery_redlock.task.forced_ends import RedlockRequest
 
-__all__ = ["LOOK_EVERY", "WaitingRoom", "room_of"]
+__all__ = ["LOOK_EVERY", "WaitingRoom", "WaitingTask", "room_of"]
 
 logger = get_logger(__name__)
 
-#: How often the longest waiting task of each lock is noted again [s], with up to `MOST_TOLD` locks:
-#: that wakes it if the lock has become free without a release, and if a wake-up was lost.
-LOOK_EVERY = 1.0
-#: How often the others are [s].
-TELL_EVERY = HEARD_FOR / 5
-#: How many are noted at once, or all of them would not be within `TELL_EVERY`.
-MOST_TOLD = 200
-#: How often it is looked whether a woken task can run, and how long it is paused before [s]. What
-#: wakes it may be the end of a task whose process is free in a moment.
-PAUSES, PAUSE = 20, 0.01
-#: How long a task that cannot run lets others pass [s]. Then it runs when it is woken, as soon as
-#: there is a process for it: one that is always busy would not run it at all.
-PASSES_FOR = 10.0
+#: How often the longest waiting task of each lock is noted again [s], with up to `MOST_NOTED`
+#: locks: that wakes it if the lock has become free without a release, and if a hint was lost.
+LOOK_EVERY = COMES_EVERY
+#: How many are noted at once, or all of them would not be within `NOTED_EVERY`.
+MOST_NOTED = 200
 #: Before any moment [s].
 NEVER = float("-inf")
 #: How many waiting tasks do not count for ``worker_eta_task_limit``. With those that do, a worker
@@ -66,20 +54,42 @@ NEVER = float("-inf")
 UNCOUNTED = 1000
 
 
+class WaitingTask(Waiting):
+    """
+    A task that waits as a message.
+
+    Attributes:
+        one: As the nodes know it.
+        noted_at: When they were told last [s, our clock].
+    """
+
+    def __init__(
+        self, room: WaitingRoom, one: InLine, line: bytes, request: RedlockRequest
+    ) -> None:
+        super().__init__(line, one.since)
+        self.one = one
+        self.noted_at = NEVER
+        self._room = room
+        self._request = weakref.ref(request)
+
+    @property
+    def request(self) -> RedlockRequest | None:
+        """Its message, as Celery knows it; None once it is gone."""
+        return self._request()
+
+    def wake(self, after: float) -> None:
+        """As of `Waiting`; called in a thread of the listener."""
+        self._room.ring_for(self, after)
+
+
 class WaitingRoom:
     """The tasks that wait for their locks in one worker's main process."""
 
     def __init__(self, plugin: Plugin) -> None:
         self._plugin = plugin
-        self._tickets: dict[str, Ticket] = {}
-        self._in_timer: weakref.WeakValueDictionary[str, RedlockRequest]
-        self._in_timer = weakref.WeakValueDictionary()
-        self._turns: deque[tuple[str, bytes]] = deque()
-        #: When each ticket was noted last [s, our clock]; longest ago first.
-        self._told: dict[str, float] = {}
-        #: Who has let others pass, as no process was free, and until when it does [s, our clock].
-        self._passed: dict[bytes, float] = {}
-        self._is_full = False
+        #: In the order in which they were noted, longest ago first.
+        self._waiting: dict[WaitingTask, None] = {}
+        self._woken: deque[tuple[WaitingTask, float]] = deque()
         self._reported: Counter[str] = Counter()
         self._uncounted = 0
         self._bell: int | None = None
@@ -87,77 +97,85 @@ class WaitingRoom:
 
     # -- coming and going --------------------------------------------------------------
 
-    def enter(self, request: RedlockRequest, delivery: Delivery) -> Ticket | None:
+    def enter(self, request: RedlockRequest, delivery: Delivery) -> WaitingTask | None:
         """
         Have *request*, which is to come later, woken when its lock is free.
 
         Returns:
-            The ticket that it is woken by; None if nothing can wake it.
+            What it waits as; None if nothing can wake it.
+
+        Raises:
+            LockKeyError: Its arguments make no lock name.
         """
         waiting, locks = delivery.envelope.waiting, self._plugin.locks
-        if waiting is None or delivery.owner is None or locks.listener is None:
+        if waiting is None or waiting.wakes_it is Wakes.NOTHING or locks.listener is None:
             return None
-        token, channel = fresh_token(delivery.owner), locks.listener.channel()
-        ticket = waiting.ticket(request.task, delivery, token, channel)
-        self._admit(request, ticket)
+        options = delivery.adjust(lock_of(request.task).options)
+        limits = options.limits(request.lock_names)
+        limit = {shorten(name): limit for name, limit in limits.items()}.get(waiting.name)
+        if limit is None:  # anybody can publish a message that says so
+            return None
+        one = waiting.in_line(request.task, delivery, locks.listener.channel(), limit)
+        line = line_key(locks.rules.prefix, one.name)
+        task = WaitingTask(self, one, line, request)
+        self._waiting[task] = None
+        locks.listener.enter(task)
         self._count()
-        self._tell(ticket)
-        return ticket
+        self._note(task)
+        return task
 
-    def _admit(self, request: RedlockRequest, ticket: Ticket) -> None:
-        token, listener = ticket.token, self._plugin.locks.listener
-        self._tickets[token], self._in_timer[token] = ticket, request
-        self._told[token] = NEVER
-        if listener is not None:
-            listener.expect(token, functools.partial(self._call, token))
+    def leave(self, task: WaitingTask) -> None:
+        """
+        Have one woken no more: it tries now, or its message goes elsewhere.
 
-    def leave(self, token: str) -> None:
-        """Have the nodes forget one that has not been woken, and is not in the timer any more."""
-        self._in_timer.pop(token, None)
-        self._count()
-        self._withdraw(token)
+        The nodes remember since when it waits.
+        """
+        if self._drop(task):
+            self._tell(wait_request(self._plugin.locks.rules, replace(task.one, channel="")))
 
-    def _withdraw(self, token: str) -> None:
-        """Have the nodes forget one; Celery counts it for as long as it is in the timer."""
-        ticket = self._forget(token)
-        if ticket is not None:
-            self._tell_off(ticket)
-
-    def decline(self, ticket: Ticket) -> None:
-        """Have the next one get the lock, which may be kept for *ticket*, which is not to run."""
-        self._in_timer.pop(ticket.token, None)
-        self._count()
-        self._forget(ticket.token)
-        self._tell_off(ticket)
+    def withdraw(self, task: WaitingTask) -> None:
+        """Have the nodes forget one that is not going to run."""
+        self._drop(task)
+        self._tell(leave_request(self._plugin.locks.rules, task.one.name, task.one.who))
 
     def clear(self) -> None:
-        """Have the nodes forget all: the broker delivers their messages again."""
-        self._in_timer.clear()
-        for token in list(self._tickets):
-            self.leave(token)
+        """Have none woken any more: the broker delivers their messages again."""
+        for task in list(self._waiting):
+            self.leave(task)
 
-    def _forget(self, token: str) -> Ticket | None:
-        ticket = self._tickets.pop(token, None)
-        self._told.pop(token, None)
+    def _drop(self, task: WaitingTask) -> bool:
+        """Have one here no more; return whether it was."""
+        was_here = task in self._waiting
+        self._waiting.pop(task, None)
+        self._count()
         listener = self._plugin.locks.listener
-        if ticket is not None and listener is not None:
-            listener.forget(token)
-        return ticket
+        if listener is not None:
+            listener.leave(task)
+        return was_here
 
     def _count(self) -> None:
         """Let waiting tasks, as far as they are `UNCOUNTED`, not count for the worker's limit."""
         qos: Any = getattr(self._consumer, "qos", None)
         if getattr(qos, "max_prefetch", None) is None:
             return
-        uncounted = min(len(self._in_timer), UNCOUNTED)
+        uncounted = min(len(self._waiting), UNCOUNTED)
         qos.max_prefetch += uncounted - self._uncounted
         self._uncounted = uncounted
 
+    def _note(self, task: WaitingTask) -> None:
+        if task in self._waiting:
+            self._waiting[task] = self._waiting.pop(task)
+        task.noted_at = time.monotonic()
+        self._tell(wait_request(self._plugin.locks.rules, task.one))
+
+    def _tell(self, request: Request) -> None:
+        self._plugin.locks.driver.tell(request)
+
     # -- waking ------------------------------------------------------------------------
 
-    def _call(self, token: str, free: bytes) -> None:
-        """Have one whose turn has come run; called in a thread of the listener."""
-        self._turns.append((token, free))
+    def ring_for(self, task: WaitingTask, after: float) -> None:
+        """Have one that was woken run after so long [s]; called in a thread of the listener."""
+        self._woken.append((task, after))
         if self._bell is None:
             self.wake()
         else:
@@ -165,133 +183,78 @@ class WaitingRoom:
                 os.write(self._bell, b"!")
 
     def wake(self) -> None:
-        """Run those whose turn has come; in the thread that runs tasks which come later."""
+        """Run those that were woken; in the thread that runs tasks which come later."""
         while True:
             try:
-                token, free = self._turns.popleft()
+                task, after = self._woken.popleft()
             except IndexError:  # or without an event loop, another node's thread was quicker
                 return
-            ticket = self._forget(token)
-            if ticket is not None:
-                self._run(ticket, free, PAUSES)
+            if after:
+                self._consumer.timer.call_after(after, self._run, (task,))
+            else:
+                self._run(task)
 
-    def _run(self, ticket: Ticket, free: bytes, pauses: int) -> None:
-        """Run one whose turn has come; if that takes too long, the next one has its turn."""
+    def _run(self, task: WaitingTask) -> None:
         try:
-            if not self._has_run(ticket, free):
-                self._wait_a_moment(ticket, free, pauses)
+            self._run_now(task)
         except Exception:  # it comes by itself; Celery's own work must go on
-            logger.exception("A task that waits for lock %r was not run", ticket.name)
+            logger.exception("A task that waits for lock %r was not run", task.one.name)
 
-    def _has_run(self, ticket: Ticket, free: bytes) -> bool:
-        """Run it unless it is not in the timer yet, or no process could take it."""
-        request, timer = self._in_timer.get(ticket.token), self._consumer.timer
-        if request is None:  # gone, or come by itself
-            self._tell_off(ticket)
-            return True
-        scheduled = find(timer, request)
-        if scheduled is None or (self._is_busy() and ticket.waits not in self._passed):
-            return False
-        self._in_timer.pop(ticket.token, None)
-        self._count()
-        place = place_of(self._plugin.locks.rules, ticket, free)
-        give_turn(request.request_dict, Turn(ticket.token, place))
-        take_out(timer, scheduled)
-        entry = scheduled.entry
-        try:  # some nodes may not have said that its turn has come, or on another place
-            self._tell_off(ticket, keeps=place)
-        finally:
-            entry.fun(*entry.args, **entry.kwargs)
-        if self._autoscaler is not None:  # it looks when a message is received, or every 30 s
-            self._autoscaler.maybe_scale()
-        return True
-
-    @property
-    def _autoscaler(self) -> Any:
-        """What adds processes to the pool (``--autoscale``); None if nothing does."""
-        return getattr(getattr(self._consumer, "controller", None), "autoscaler", None)
-
-    def _is_busy(self) -> bool:
-        """Whether another task would wait for a process: one may be about to be free."""
-        processes = getattr(self._consumer.pool, "num_processes", 0)  # none once it has stopped
-        if processes and self._autoscaler is not None:
-            processes = self._autoscaler.max_concurrency
-        is_busy: bool = len(reserved_requests) >= processes
-        self._is_full = self._is_full and is_busy
-        return is_busy
-
-    def _wait_a_moment(self, ticket: Ticket, free: bytes, pauses: int) -> None:
-        if pauses and not self._is_full:
-            self._consumer.timer.call_after(PAUSE, self._run, (ticket, free, pauses - 1))
-        else:
-            self._is_full = self._is_busy()
-            self._let_pass(ticket)
-
-    def _let_pass(self, ticket: Ticket) -> None:
-        """Have the next one get the lock, and this one be woken later, with another ticket."""
-        request = self._in_timer.pop(ticket.token, None)
-        self._tell_off(ticket)
-        if request is None:
+    def _run_now(self, task: WaitingTask) -> None:
+        """Run it unless it has run, or is not in the timer yet: then it is noted again."""
+        request = task.request
+        if request is None or task not in self._waiting:
             return
-        again = replace(ticket, token=fresh_token(ticket.token[:OWNER_LENGTH]))
-        self._admit(request, again)
-        request.wait_with(again)
-        self._passed[again.waits] = time.monotonic() + PASSES_FOR
-        locks = self._plugin.locks
-        locks.driver.tell(wait_request(locks.rules, replace(again, token="")))  # it is counted
+        scheduled = find(self._consumer.timer, request)
+        if scheduled is None:
+            task.is_woken = False
+            return
+        take_out(self._consumer.timer, scheduled)
+        note_woken(request.request_dict)
+        entry = scheduled.entry
+        with ahead_of_others(self._consumer.pool):
+            entry.fun(*entry.args, **entry.kwargs)  # which has it leave
+        autoscaler = getattr(getattr(self._consumer, "controller", None), "autoscaler", None)
+        if autoscaler is not None:  # it looks when a message is received, or every 30 s
+            autoscaler.maybe_scale()
 
     def look(self) -> None:
         """Tell the nodes who still waits, some at a time; called every `LOOK_EVERY`."""
-        now, is_busy = time.monotonic(), self._is_busy()
-        oldest: dict[str, Ticket] = {}
-        to_wake: set[str] = set()
-        for token, ticket in list(self._tickets.items()):
-            request = self._in_timer.get(token)
+        now, due = time.monotonic(), []
+        for task in list(self._waiting):
+            request = task.request
             if request is None:
-                self._withdraw(token)
+                self.withdraw(task)
             elif request.maybe_expire() or request.id in revoked:
-                self._end(token, request)
-            elif not is_busy or now >= self._passed.get(ticket.waits, NEVER):
-                to_wake.add(token)
-                if ticket.since < oldest.setdefault(ticket.name, ticket).since:
-                    oldest[ticket.name] = ticket
-        first = {ticket.token for ticket in oldest.values()}
-        told = list(self._told.items())  # in a green pool it may change meanwhile
-        due = [t for t, at in told if t in first or (t in to_wake and at < now - TELL_EVERY)]
-        for token in due[: max(MOST_TOLD, math.ceil(len(told) * LOOK_EVERY / TELL_EVERY))]:
-            ticket_now = self._tickets.get(token)
-            if ticket_now is not None:
-                self._tell(ticket_now)
+                self._end(task, request)
+            elif task.noted_at < now - NOTED_EVERY or self._is_oldest(task):
+                due.append(task)
+        most = max(MOST_NOTED, math.ceil(len(self._waiting) * LOOK_EVERY / NOTED_EVERY))
+        for task in due[:most]:
+            task.is_woken = False  # if it was, it did not run
+            self._note(task)
         self._report()
 
-    def _end(self, token: str, request: RedlockRequest) -> None:
+    def _is_oldest(self, task: WaitingTask) -> bool:
+        listener = self._plugin.locks.listener
+        return listener is not None and listener.room.is_oldest(task)
+
+    def _end(self, task: WaitingTask, request: RedlockRequest) -> None:
         """Have Celery end what is revoked or has expired, whether or not a process is free."""
         scheduled = find(self._consumer.timer, request)
         if scheduled is None:  # it has come by itself
-            self._withdraw(token)
-            return
-        if request.revoked():  # which has it leave
+            self.leave(task)
+        elif request.revoked():  # which withdraws it
             take_out(self._consumer.timer, scheduled)
             self._consumer.qos.decrement_eventually()  # as Celery does with what leaves its timer
 
     def _report(self) -> None:
         """Notify observers where another number of tasks waits than at the last look."""
-        waiting = Counter(str(it.info.get("task")) for it in list(self._tickets.values()))
+        waiting = Counter(str(task.one.info.get("task")) for task in list(self._waiting))
         before, self._reported = self._reported, waiting
-        for task in {*before, *waiting}:
-            if waiting[task] != before[task]:
-                self._plugin.notify(TasksWaiting(task, waiting[task]))
-
-    def _tell(self, ticket: Ticket) -> None:
-        self._told.pop(ticket.token, None)
-        self._told[ticket.token] = time.monotonic()
-        locks = self._plugin.locks
-        locks.driver.tell(wait_request(locks.rules, ticket))
-
-    def _tell_off(self, ticket: Ticket, keeps: int | None = None) -> None:
-        self._passed.pop(ticket.waits, None)
-        locks = self._plugin.locks
-        locks.driver.tell(leave_request(locks.rules, ticket, keeps=keeps))
+        for name in {*before, *waiting}:
+            if waiting[name] != before[name]:
+                self._plugin.notify(TasksWaiting(name, waiting[name]))
 
     # -- the worker --------------------------------------------------------------------
 
@@ -302,11 +265,6 @@ class WaitingRoom:
     def ring(self, bell: int | None) -> None:
         """Have the worker's event loop woken by a byte written to *bell*; None if it has none."""
         self._bell = bell
-
-
-def fresh_token(owner: str) -> str:
-    """Return a token that begins with *owner*."""
-    return owner + secrets.token_hex((TOKEN_LENGTH - OWNER_LENGTH) // 2)
 
 
 _rooms: weakref.WeakKeyDictionary[Any, WaitingRoom] = weakref.WeakKeyDictionary()

@@ -231,6 +231,15 @@ class Keyspace:
         found: Hash = self.of_type(Hash, key) or Hash()
         return [found.get(field) for field in fields]
 
+    def hgetall(self, key: bytes) -> list[bytes]:
+        """HGETALL."""
+        found: Hash = self.of_type(Hash, key) or Hash()
+        return [part for pair in found.items() for part in pair]
+
+    def hlen(self, key: bytes) -> int:
+        """HLEN."""
+        return len(self.of_type(Hash, key) or ())
+
     def hset(self, key: bytes, *words: bytes) -> int:
         """HSET."""
         if len(words) % 2:
@@ -262,30 +271,13 @@ class Keyspace:
 
     def zrem(self, key: bytes, member: bytes) -> int:
         """ZREM of one member; a set without members is none."""
-        return self._keep_of_set(key, lambda one, _score: one != member)
-
-    def zremrangebyscore(self, key: bytes, least: bytes, most: bytes) -> int:
-        """ZREMRANGEBYSCORE."""
-        low, high = (real(bound, "ERR min or max is not a float") for bound in (least, most))
-        return self._keep_of_set(key, lambda _one, score: not low <= score <= high)
-
-    def _keep_of_set(self, key: bytes, is_kept: Callable[[bytes, float], bool]) -> int:
         found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
-        kept = SortedSet((one, score) for one, score in found.items() if is_kept(one, score))
+        kept = SortedSet((one, score) for one, score in found.items() if one != member)
         if kept:
             self.change(key, kept)
         else:
             self.store.pop(key, None)
         return len(found) - len(kept)
-
-    def zcard(self, key: bytes) -> int:
-        """ZCARD."""
-        return len(self.of_type(SortedSet, key) or ())
-
-    def zscore(self, key: bytes, member: bytes) -> bytes | None:
-        """ZSCORE."""
-        found: SortedSet = self.of_type(SortedSet, key) or SortedSet()
-        return b"%.17g" % found[member] if member in found else None
 
     def zrange(self, key: bytes, first: bytes, last: bytes, *scores: bytes) -> list[bytes]:
         """ZRANGE by rank, perhaps WITHSCORES."""
@@ -363,6 +355,8 @@ COMMANDS = {
     b"GET": Command(Keyspace.get, 1, 1),
     b"HDEL": Command(Keyspace.hdel, 2, writes=True),
     b"HGET": Command(Keyspace.hget, 2, 2),
+    b"HGETALL": Command(Keyspace.hgetall, 1, 1),
+    b"HLEN": Command(Keyspace.hlen, 1, 1),
     b"HMGET": Command(Keyspace.hmget, 2),
     b"HSET": Command(Keyspace.hset, 3, writes=True, grows=True),
     b"INFO": Command(Keyspace.tell, 0),
@@ -375,9 +369,6 @@ COMMANDS = {
     b"TIME": Command(Keyspace.time, 0, 0),
     b"XADD": Command(Keyspace.xadd, 4, writes=True, grows=True),
     b"ZADD": Command(Keyspace.zadd, 3, 3, writes=True, grows=True),
-    b"ZCARD": Command(Keyspace.zcard, 1, 1),
     b"ZRANGE": Command(Keyspace.zrange, 3, 4),
     b"ZREM": Command(Keyspace.zrem, 2, 2, writes=True),
-    b"ZREMRANGEBYSCORE": Command(Keyspace.zremrangebyscore, 3, 3, writes=True),
-    b"ZSCORE": Command(Keyspace.zscore, 2, 2),
 }

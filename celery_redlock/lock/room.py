@@ -1,0 +1,201 @@
+"""
+The room of all who wait for locks in a process, threads and messages alike.
+
+    enter --> a node sends a hint that the lock may be free --> the oldest who waits for it is woken
+          --> leave, or wait again
+
+A hint counts once a majority of nodes has sent it, or a node's round trip after the first. One that
+says only that a node has no holder counts with a majority alone: a node that missed a grant would
+have everybody try in vain. Pure but for the clock, so that a simulation has the same room.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from celery_redlock.deferral import allow_signals
+from celery_redlock.lock import clock
+from celery_redlock.lock.waiting import IF_FREE
+from celery_redlock.mutex import new_mutex
+
+__all__ = ["Room", "ThreadWaiting", "Waiting"]
+
+#: How long a hint waits for those of other nodes that mean the same [s].
+BELATED = 1.0
+#: Most hints about one lock that do so: others are taken for new ones.
+MOST_HINTS = 64
+NEVER = float("inf")
+
+
+class Waiting:
+    """
+    Somebody who waits for a lock in this process.
+
+    Attributes:
+        line: Redis key of the line.
+        since: Since when [s, Unix time].
+        is_woken: Whether it was, and has not waited again since.
+    """
+
+    def __init__(self, line: bytes, since: float) -> None:
+        self.line = line
+        self.since = since
+        self.is_woken = False
+
+    def wake(self, after: float) -> None:
+        """Have it try for the lock in so many seconds; called with the room's mutex held."""
+        raise NotImplementedError
+
+
+class ThreadWaiting(Waiting):
+    """
+    A thread that waits; it sleeps in `wait`.
+
+    No event: a signal may strike a thread at any point, and would leave an event's own lock taken,
+    on which the listener's threads would hang.
+    """
+
+    def __init__(self, line: bytes, since: float, now: Callable[[], float] = clock.now) -> None:
+        super().__init__(line, since)
+        self._now = now
+        self._wakes_at = NEVER
+        self._bell = threading.Lock()
+        self._bell.acquire()
+
+    def wake(self, after: float) -> None:
+        """As of `Waiting`; if it does not sleep, its next `wait` ends by then."""
+        self._wakes_at = min(self._wakes_at, self._now() + after)
+        if self._bell.locked():
+            self._bell.release()
+
+    def seconds_left(self, ends: float) -> float:
+        """Return how long it is until it is woken, or until *ends* [s, our clock]."""
+        if self._wakes_at == NEVER:
+            self.is_woken = False
+        return min(ends, self._wakes_at) - self._now()
+
+    def was_woken(self) -> bool:
+        """Return whether its time has come; once."""
+        is_woken = self._now() >= self._wakes_at
+        if is_woken:
+            self._wakes_at = NEVER
+        return is_woken
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until woken, at most so long [s]; return whether it was woken."""
+        ends = self._now() + seconds
+        with allow_signals():
+            while (left := self.seconds_left(ends)) > 0:
+                self._bell.acquire(timeout=left)
+        return self.was_woken()
+
+
+@dataclass
+class Hint:
+    """
+    That a lock may be free, as one or several nodes say.
+
+    Attributes:
+        at: When the first did [s, our clock].
+        is_if_free: Whether they say only that they have no holder.
+        counts_at: When it counts if no more do [likewise].
+        nodes: Positions of those that did.
+        waiting: Who was woken by it.
+    """
+
+    at: float
+    is_if_free: bool
+    counts_at: float
+    nodes: set[int] = field(default_factory=set)
+    waiting: Waiting | None = None
+
+
+class Room:
+    """
+    Who waits for locks in one process. Safe from any thread.
+
+    Args:
+        majority: How many nodes that is.
+        round_trip: Returns how long a node takes to answer [s].
+        now: The clock [s].
+    """
+
+    def __init__(
+        self,
+        majority: int,
+        round_trip: Callable[[], float],
+        now: Callable[[], float] = clock.now,
+    ) -> None:
+        self._majority = majority
+        self._round_trip = round_trip
+        self._now = now
+        self._mutex = new_mutex()
+        self._lines: dict[bytes, list[Waiting]] = {}
+        self._hints: dict[bytes, list[Hint]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits."""
+        return not self._lines
+
+    def enter(self, waiting: Waiting) -> None:
+        """Have *waiting* woken from now on."""
+        with self._mutex:
+            insort(self._lines.setdefault(waiting.line, []), waiting, key=attrgetter("since"))
+
+    def leave(self, waiting: Waiting) -> None:
+        """Have it woken no more."""
+        with self._mutex:
+            line = self._lines.get(waiting.line, [])
+            if waiting in line:
+                line.remove(waiting)
+            if not line:
+                self._lines.pop(waiting.line, None)
+                self._hints.pop(waiting.line, None)
+
+    def is_oldest(self, waiting: Waiting) -> bool:
+        """Whether nobody in this process has waited longer for that lock; it comes by itself."""
+        return self._lines.get(waiting.line, [waiting])[0] is waiting
+
+    def hear(self, position: int, message: bytes) -> None:
+        """Take a hint of the node at *position*."""
+        line = message[1:]
+        with self._mutex:
+            if line not in self._lines:
+                return
+            hint = self._hint(position, line, message[:1] == IF_FREE)
+            hint.nodes.add(position)
+            is_said = len(hint.nodes) >= self._majority
+            if is_said or not hint.is_if_free:
+                self._act(hint, line, is_said=is_said)
+
+    def _hint(self, position: int, line: bytes, is_if_free: bool) -> Hint:  # noqa: FBT001  a kind
+        now = self._now()
+        hints = [one for one in self._hints.get(line, ()) if one.at > now - BELATED]
+        self._hints[line] = hints[-MOST_HINTS:]
+        for one in self._hints[line]:
+            if one.is_if_free is is_if_free and position not in one.nodes:
+                return one
+        hint = Hint(now, is_if_free, now + self._round_trip())
+        self._hints[line].append(hint)
+        return hint
+
+    def _act(self, hint: Hint, line: bytes, *, is_said: bool) -> None:
+        now = self._now()
+        if hint.waiting is not None and now >= hint.counts_at:
+            return  # woken already
+        waiting = hint.waiting
+        if waiting is None or waiting not in self._lines[line]:
+            waiting = hint.waiting = self._next(line)
+        waiting.is_woken = True
+        after = 0.0 if is_said else hint.counts_at - now
+        hint.counts_at = now + after
+        waiting.wake(after)
+
+    def _next(self, line: bytes) -> Waiting:
+        in_line = self._lines[line]
+        return next((one for one in in_line if not one.is_woken), in_line[0])
