@@ -4,9 +4,8 @@ The room of all who wait for locks in a process, threads and messages alike.
     enter --> a node sends a hint that the lock may be free --> the oldest who waits for it is woken
           --> leave, or wait again
 
-A hint counts once a majority of nodes has sent it, or a node's round trip after the first. One that
-says only that a node has no holder counts with a majority alone: a node that missed a grant would
-have everybody try in vain. Pure but for the clock, so that a simulation has the same room.
+A hint counts once a majority of nodes has sent it, or a node's round trip after the first. Pure but
+for the clock, so that a simulation has the same room.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from operator import attrgetter
 
 from celery_redlock.deferral import allow_signals
 from celery_redlock.lock import clock
-from celery_redlock.lock.waiting import IF_FREE
 from celery_redlock.mutex import new_mutex
 
 __all__ = ["Room", "ThreadWaiting", "Waiting"]
@@ -39,7 +37,10 @@ class Waiting:
         line: Redis key of the line.
         since: Since when [s, Unix time].
         is_woken: Whether it was, and has not waited again since.
+        takes_free: Whether it tries for a lock that is free; else it waits for a release.
     """
+
+    takes_free = True
 
     def __init__(self, line: bytes, since: float) -> None:
         self.line = line
@@ -101,14 +102,12 @@ class Hint:
 
     Attributes:
         at: When the first did [s, our clock].
-        is_if_free: Whether they say only that they have no holder.
         counts_at: When it counts if no more do [likewise].
         nodes: Positions of those that did.
         waiting: Who was woken by it.
     """
 
     at: float
-    is_if_free: bool
     counts_at: float
     nodes: set[int] = field(default_factory=set)
     waiting: Waiting | None = None
@@ -158,30 +157,37 @@ class Room:
                 self._hints.pop(waiting.line, None)
 
     def is_oldest(self, waiting: Waiting) -> bool:
-        """Whether nobody in this process has waited longer for that lock; it comes by itself."""
-        return self._lines.get(waiting.line, [waiting])[0] is waiting
+        """Whether nobody in this process has waited longer for that lock to be free."""
+        # Without the mutex: another thread may be about to leave an empty line.
+        in_line = self._lines.get(waiting.line, ())
+        return next((one for one in in_line if one.takes_free), waiting) is waiting
 
-    def hear(self, position: int, message: bytes) -> None:
-        """Take a hint of the node at *position*."""
-        line = message[1:]
+    def free(self, line: bytes, places: int) -> None:
+        """Have as many of the oldest in *line* try as *places* of their lock are free."""
         with self._mutex:
-            if line not in self._lines:
-                return
-            hint = self._hint(position, line, message[:1] == IF_FREE)
-            hint.nodes.add(position)
-            is_said = len(hint.nodes) >= self._majority
-            if is_said or not hint.is_if_free:
-                self._act(hint, line, is_said=is_said)
+            in_line = [one for one in self._lines.get(line, ()) if one.takes_free]
+            for waiting in in_line[:places]:
+                if not waiting.is_woken:
+                    waiting.is_woken = True
+                    waiting.wake(0.0)
 
-    def _hint(self, position: int, line: bytes, is_if_free: bool) -> Hint:  # noqa: FBT001  a kind
+    def hear(self, position: int, line: bytes) -> None:
+        """Take a hint of the node at *position*."""
+        with self._mutex:
+            if line in self._lines:
+                hint = self._hint(position, line)
+                hint.nodes.add(position)
+                self._act(hint, line, is_said=len(hint.nodes) >= self._majority)
+
+    def _hint(self, position: int, line: bytes) -> Hint:
         now = self._now()
         hints = [one for one in self._hints.get(line, ()) if one.at > now - BELATED]
-        self._hints[line] = hints[-MOST_HINTS:]
-        for one in self._hints[line]:
-            if one.is_if_free is is_if_free and position not in one.nodes:
+        self._hints[line] = hints = hints[-MOST_HINTS:]
+        for one in hints:
+            if position not in one.nodes:
                 return one
-        hint = Hint(now, is_if_free, now + self._round_trip())
-        self._hints[line].append(hint)
+        hint = Hint(now, now + self._round_trip())
+        hints.append(hint)
         return hint
 
     def _act(self, hint: Hint, line: bytes, *, is_said: bool) -> None:

@@ -21,7 +21,7 @@ from celery_redlock.lock.scripting import (
 )
 from celery_redlock.lock.votes import VoteKind
 
-__all__ = ["ACQUIRE", "ENROL", "HINT", "INSPECT", "MARK", "PLACES", "PROBE", "RELEASE", "RENEW"]
+__all__ = ["ACQUIRE", "ENROL", "INSPECT", "MARK", "PLACES", "PROBE", "RELEASE", "RENEW"]
 
 #: How many are passed in a line, at most, to find one who can be told [counted].
 MOST_PASSED = 100
@@ -113,14 +113,14 @@ return {kind, now, fence}
 HINT = (
     f"local WHO, CHANNEL, PASSED = {OWNER_LENGTH}, {CHANNEL_LENGTH}, {MOST_PASSED}"
     """
-local function hint(line, channels, number, kind)
+local function hint(line, channels, number)
   local oldest = redis.pcall('ZRANGE', line, '0', PASSED - 1)
   if oldest.err then return end
   for _, one in ipairs(oldest) do
     if (tonumber(string.sub(one, WHO + CHANNEL + 1)) or 0) > tonumber(number) then
       if type(redis.pcall('ZREM', line, one)) ~= 'number' then return end
       local channel = channels .. string.sub(one, WHO + 1, WHO + CHANNEL)
-      local heard = redis.pcall('PUBLISH', channel, kind .. line)
+      local heard = redis.pcall('PUBLISH', channel, line)
       if type(heard) ~= 'number' or heard > 0 then return end
     end
   end
@@ -146,7 +146,7 @@ if (mine or not cur) and ARGV[2] == '0' and KEYS[3] ~= KEYS[1]
     # Only here: where nobody waits, making the function would take longer than looking.
     + HINT
     + """
-  hint(KEYS[3], ARGV[5], ARGV[6], 'r')
+  hint(KEYS[3], ARGV[5], ARGV[6])
 end
 if KEYS[2] ~= KEYS[1] and (ARGV[3] == 'done' or redis.call('GET', KEYS[2]) ~= 'done') then
   redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from celery_redlock.lock.asks import Pause, Tell
-from celery_redlock.lock.client import Client, new_owner
-from celery_redlock.lock.records import line_key
+from celery_redlock.lock.client import Client
+from celery_redlock.lock.records import OWNER_LENGTH, line_key
 from celery_redlock.lock.waiting import HEARD_FOR, InLine, leave_request, wait_request
 from celery_redlock.lock.wanted import Wanted
 
@@ -50,7 +50,7 @@ class Waiter:
         if listener is None:
             return
         if self._waiting is None:
-            self._who = self._who or new_owner()
+            self._who = self._who or client.new_token()[:OWNER_LENGTH]
             since = client.wall() if wanted.queued_since is None else wanted.queued_since
             line = line_key(client.rules.prefix, wanted.name)
             self._waiting = listener.enter_thread(line, since)
@@ -61,7 +61,6 @@ class Waiter:
             wanted.info,
             listener.channel(),
             wanted.limit,
-            asks=not self.was_woken,
         )
         yield Tell(wait_request(client.rules, one))
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import (
     CHANNEL_LENGTH,
     Keys,
-    channel,
     encode_info,
     holder_payload,
     line_key,
@@ -32,6 +32,7 @@ from celery_redlock.lock.records import (
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import (
+    AMOUNT,
     CONSTANTS,
     GUARD,
     Script,
@@ -39,16 +40,16 @@ from celery_redlock.lock.scripting import (
     register,
     replies,
 )
-from celery_redlock.lock.scripts import HINT
-from celery_redlock.lock.votes import VoteKind
+from celery_redlock.lock.votes import Ballot, VoteKind, has_majority, votes_of
 
 __all__ = [
     "HEARD_FOR",
-    "IF_FREE",
     "LEAVE",
     "MOST_PLACES",
     "WAIT",
     "InLine",
+    "free_places",
+    "has_answered",
     "leave_request",
     "wait_request",
     "waiters_key",
@@ -59,8 +60,6 @@ __all__ = [
 HEARD_FOR = 300.0
 #: Most places of one lock: each is a key on every node, and all are looked at at once.
 MOST_PLACES = 1000
-#: How a hint begins that says that a node has no holder; another says that one released.
-IF_FREE = b"f"
 #: Length of a limit, and of a moment [ms], as they are kept.
 LIMIT_LENGTH, MOMENT_LENGTH = 4, 13
 #: In place of a channel: nothing is sent to whoever has this one, and it is in no line.
@@ -71,14 +70,13 @@ NO_CHANNEL = "-" * CHANNEL_LENGTH
 # A node in quarantine has nobody wait, and so sends no hints: it may have forgotten who holds the
 # lock. A node forgets whom it has not heard of when another would be too many, and now and then.
 
-# KEYS 1 line 2 waiters 3 boot 4 quarantine 5... the places of the lock, to have as many told as
-#      are free: they were released before this came, or have lapsed
+# KEYS 1 line 2 waiters 3 boot 4 quarantine 5... the places of the lock, to have told how many of
+#      them nobody holds
 # ARGV 1 who 2 channel 3 limit 4 since when 5 how many may wait, or '0' for any number 6 for how
-#      long one counts who is not heard of 7 what channels begin with 8 description 9 quarantine or
-#      '0' 10 boot id
+#      long one counts who is not heard of 7 description 8 quarantine or '0' 9 boot id
 WAIT_LUA = f"""
 local LIMIT, MOMENT, NONE = {LIMIT_LENGTH}, {MOMENT_LENGTH}, '{NO_CHANNEL}'
-local KNOWN = CHANNEL + LIMIT
+local KNOWN = {CHANNEL_LENGTH} + LIMIT
 local function forget_silent(line, waiters, before)
   local all = redis.call('HGETALL', waiters)
   for i = 1, #all, 2 do
@@ -91,7 +89,7 @@ local function forget_silent(line, waiters, before)
 end
 local now = now_ms()
 local found, held_back = unpack(redis.call('MGET', KEYS[3], KEYS[4]))
-local code, left = may_vote(found, held_back, KEYS[3], KEYS[4], ARGV[10], ARGV[9])
+local code, left = may_vote(found, held_back, KEYS[3], KEYS[4], ARGV[9], ARGV[8])
 if code == -2 then redis.call('DEL', KEYS[1], KEYS[2]) end
 if code ~= 1 then return {{code, now, left}} end
 local known = redis.call('HGET', KEYS[2], ARGV[1])
@@ -109,17 +107,16 @@ if known and string.sub(known, 1, KNOWN) ~= reached then
   redis.call('ZREM', KEYS[1], ARGV[1] .. string.sub(known, 1, KNOWN))
 end
 redis.call('HSET', KEYS[2], ARGV[1],
-  reached .. string.format('%013.0f%013.0f', first, now) .. ARGV[8])
+  reached .. string.format('%013.0f%013.0f', first, now) .. ARGV[7])
 redis.call('PEXPIRE', KEYS[2], ARGV[6])
 if ARGV[2] ~= NONE then
   local since = math.min(now, math.max(first, tonumber(ARGV[4])))
   redis.call('ZADD', KEYS[1], whole(since), ARGV[1] .. reached)
   redis.call('PEXPIRE', KEYS[1], ARGV[6])
 end
-for i = 5, #KEYS do
-  if redis.call('EXISTS', KEYS[i]) == 0 then hint(KEYS[1], ARGV[7], i - 5, '{IF_FREE.decode()}') end
-end
-return {{1, now}}
+local free = #KEYS - 4
+if free > 0 then free = free - redis.call('EXISTS', unpack(KEYS, 5)) end
+return {{1, now, free}}
 """
 
 # KEYS 1 line 2 waiters ; ARGV 1 who
@@ -132,8 +129,8 @@ return {{redis.call('HDEL', KEYS[2], ARGV[1]), 0}}
 """
 
 WAIT = Script(
-    GUARD + HINT + WAIT_LUA,
-    replies({1: (VoteKind.GRANTED, ()), 4: (VoteKind.REFUSED, ())}),
+    GUARD + WAIT_LUA,
+    replies({1: (VoteKind.GRANTED, (AMOUNT,)), 4: (VoteKind.REFUSED, ())}),
     guarded=True,
     one_way=True,
 )
@@ -153,7 +150,7 @@ class InLine:
         info: Description; plain JSON values.
         channel: Of its process; empty where nothing can be sent to it.
         limit: How many places the lock has for it.
-        asks: Whether a node that has no holder is to send a hint, too.
+        asks: Whether the nodes are to say how many places of the lock nobody holds.
     """
 
     name: str
@@ -162,7 +159,7 @@ class InLine:
     info: dict[str, Any]
     channel: str = ""
     limit: int = 1
-    asks: bool = True
+    asks: bool = False
 
 
 def waiters_key(rules: Rules, name: str) -> bytes:
@@ -177,7 +174,7 @@ def places_of(rules: Rules, name: str, limit: int) -> list[bytes]:
 
 def wait_request(rules: Rules, one: InLine, most: int = 0) -> Request:
     """Return what notes that *one* waits, unless *most* others do already; 0 for any number."""
-    places = places_of(rules, one.name, one.limit) if one.channel and one.asks else ()
+    places = places_of(rules, one.name, one.limit) if one.asks else ()
     node = Keys.of(rules.prefix, "")
     return Request(
         WAIT,
@@ -195,7 +192,6 @@ def wait_request(rules: Rules, one: InLine, most: int = 0) -> Request:
             b"%d" % round(one.since * 1000),
             b"%d" % most,
             b"%d" % round(HEARD_FOR * 1000),
-            channel(rules.prefix),
             encode_info(holder_payload(one.info, one.since)),
             rules.quarantine_ms,
         ),
@@ -205,3 +201,15 @@ def wait_request(rules: Rules, one: InLine, most: int = 0) -> Request:
 def leave_request(rules: Rules, name: str, who: str) -> Request:
     """Return what notes that *who* waits for the lock *name* no more."""
     return Request(LEAVE, (line_key(rules.prefix, name), waiters_key(rules, name)), (who.encode(),))
+
+
+def has_answered(ballot: Ballot) -> bool:
+    """Return whether a majority says that somebody may wait, or that it may not."""
+    return any(has_majority(ballot, kind) for kind in (VoteKind.GRANTED, VoteKind.REFUSED))
+
+
+def free_places(ballot: Ballot) -> int:
+    """Return how many places of the lock nobody holds, at least, by what a majority says."""
+    said = sorted((vote.amount for vote in votes_of(ballot, VoteKind.GRANTED)), reverse=True)
+    majority = quorum(len(ballot))
+    return said[majority - 1] if len(said) >= majority else 0

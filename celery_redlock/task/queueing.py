@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from celery_redlock.errors import LockNotAcquired, LockTaken
 from celery_redlock.events import TaskQueued
 from celery_redlock.lock.asks import Ask
-from celery_redlock.lock.votes import Ballot, VoteKind, has_majority
-from celery_redlock.lock.waiting import InLine, leave_request, wait_request
+from celery_redlock.lock.votes import VoteKind, has_majority
+from celery_redlock.lock.waiting import InLine, has_answered, leave_request, wait_request
 from celery_redlock.log import get_logger
 from celery_redlock.task import refused
 from celery_redlock.task.outcome import DeliveryOver, Outcome
@@ -88,11 +88,6 @@ def may_wait(locks: Redlock, one: InLine, most: int) -> bool:
     """Note that *one* waits unless *most* do already; return whether it may."""
     ballot = locks.driver.ask(Ask(wait_request(locks.rules, one, most), has_answered))
     return not has_majority(ballot, VoteKind.REFUSED)
-
-
-def has_answered(ballot: Ballot) -> bool:
-    """Return whether a majority says that the task may wait, or that it may not."""
-    return any(has_majority(ballot, kind) for kind in (VoteKind.GRANTED, VoteKind.REFUSED))
 
 
 def again(execution: Execution, name: str, wakes_it: Wakes) -> Waiting:

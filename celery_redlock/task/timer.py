@@ -37,15 +37,15 @@ def take_out(timer: Any, scheduled: Any) -> None:
 
 
 @contextlib.contextmanager
-def ahead_of_others(pool: Any) -> Iterator[None]:
+def ahead_of_others(worker: Any) -> Iterator[None]:
     """
-    Have what is given to *pool* meanwhile come before what it has got and not begun.
+    Have what is given to *worker* meanwhile come before what it has received and not begun.
 
-    Where the pool has such a queue of its own: that of processes. A task that was woken would wait
-    behind all that a busy worker has prefetched, and the lock be free as long.
+    Where it has such a queue, before its processes. A task that was woken would wait behind all
+    that a busy worker has prefetched, and the lock be free as long.
     """
-    waiting = getattr(getattr(pool, "_pool", None), "outbound_buffer", None)
-    before = None if waiting is None else len(waiting)
+    waiting: Any = getattr(getattr(worker, "semaphore", None), "_waiting", ())
+    before = len(waiting)
     yield
-    if waiting is not None and before is not None and len(waiting) > before:
+    if len(waiting) > before:
         waiting.rotate(len(waiting) - before)

@@ -5,8 +5,7 @@ Celery holds a message that is to come later in a timer. Here it is in the room 
 this process; when a hint says that its lock may be free, it is taken out of the timer and runs.
 
     message received --> enters --> WAIT, again every second for the oldest of each lock
-    a hint --> out of the timer --> a child, which acquires the lock like everybody
-    it comes by itself, or the connection breaks --> LEAVE
+    a hint, or the lock is free --> out of the timer --> a child, which tries like everybody
 """
 
 from __future__ import annotations
@@ -14,21 +13,32 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 import time
 import weakref
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from celery.worker.state import revoked
 
 from celery_redlock.events import TasksWaiting
+from celery_redlock.lock.asks import Ask
 from celery_redlock.lock.records import line_key, shorten
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.room import Waiting
 from celery_redlock.lock.waiter import COMES_EVERY, NOTED_EVERY
-from celery_redlock.lock.waiting import InLine, leave_request, wait_request
+from celery_redlock.lock.waiting import (
+    InLine,
+    free_places,
+    has_answered,
+    leave_request,
+    wait_request,
+)
 from celery_redlock.log import get_logger
+from celery_redlock.mutex import new_mutex, run_elsewhere
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.task.delivery import Delivery, note_woken
 from celery_redlock.task.task_lock import lock_of
@@ -67,6 +77,7 @@ class WaitingTask(Waiting):
         self, room: WaitingRoom, one: InLine, line: bytes, request: RedlockRequest
     ) -> None:
         super().__init__(line, one.since)
+        self.takes_free = one.asks
         self.one = one
         self.noted_at = NEVER
         self._room = room
@@ -78,7 +89,7 @@ class WaitingTask(Waiting):
         return self._request()
 
     def wake(self, after: float) -> None:
-        """As of `Waiting`; called in a thread of the listener."""
+        """As of `Waiting`; in a thread of its own, or of the listener."""
         self._room.ring_for(self, after)
 
 
@@ -87,9 +98,11 @@ class WaitingRoom:
 
     def __init__(self, plugin: Plugin) -> None:
         self._plugin = plugin
-        #: In the order in which they were noted, longest ago first.
         self._waiting: dict[WaitingTask, None] = {}
         self._woken: deque[tuple[WaitingTask, float]] = deque()
+        self._to_note: deque[WaitingTask] = deque()
+        self._is_noting = False
+        self._mutex = new_mutex()
         self._reported: Counter[str] = Counter()
         self._uncounted = 0
         self._bell: int | None = None
@@ -124,14 +137,21 @@ class WaitingRoom:
         self._note(task)
         return task
 
-    def leave(self, task: WaitingTask) -> None:
+    def leave(self, task: WaitingTask) -> bool:
         """
         Have one woken no more: it tries now, or its message goes elsewhere.
 
         The nodes remember since when it waits.
+
+        Returns:
+            Whether it was here.
         """
-        if self._drop(task):
-            self._tell(wait_request(self._plugin.locks.rules, replace(task.one, channel="")))
+        was_here = self._drop(task)
+        if was_here:
+            self._tell(
+                wait_request(self._plugin.locks.rules, replace(task.one, channel="", asks=False))
+            )
+        return was_here
 
     def withdraw(self, task: WaitingTask) -> None:
         """Have the nodes forget one that is not going to run."""
@@ -144,9 +164,8 @@ class WaitingRoom:
             self.leave(task)
 
     def _drop(self, task: WaitingTask) -> bool:
-        """Have one here no more; return whether it was."""
-        was_here = task in self._waiting
-        self._waiting.pop(task, None)
+        """Have one here no more; return whether it was: to one thread alone."""
+        was_here = self._waiting.pop(task, False) is None
         self._count()
         listener = self._plugin.locks.listener
         if listener is not None:
@@ -162,11 +181,43 @@ class WaitingRoom:
         qos.max_prefetch += uncounted - self._uncounted
         self._uncounted = uncounted
 
+    # -- what the nodes know -----------------------------------------------------------
+
     def _note(self, task: WaitingTask) -> None:
-        if task in self._waiting:
-            self._waiting[task] = self._waiting.pop(task)
+        """Have the nodes know of it, and run if the lock is free; in a thread that may wait."""
         task.noted_at = time.monotonic()
-        self._tell(wait_request(self._plugin.locks.rules, task.one))
+        self._to_note.append(task)
+        with self._mutex:
+            starts, self._is_noting = not self._is_noting, True
+        if not starts:
+            return
+        thread = threading.Thread(target=self._note_all, name="redlock-waiting", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads: with the next look
+            self._is_noting = False
+
+    def _note_all(self) -> None:
+        while True:
+            with self._mutex:
+                some = min(len(self._to_note), MOST_NOTED)
+                batch = [self._to_note.popleft() for _ in range(some)]
+                self._is_noting = bool(batch)
+            if not batch:
+                return
+            try:
+                self._note_some([task for task in batch if task in self._waiting])
+            except Exception:
+                logger.exception("The nodes may not know of tasks that wait")
+
+    def _note_some(self, tasks: Sequence[WaitingTask]) -> None:
+        locks = self._plugin.locks
+        asked = [Ask(wait_request(locks.rules, task.one), has_answered) for task in tasks]
+        for task, ballot in zip(tasks, locks.driver.ask_all(asked), strict=True):
+            if task not in self._waiting:  # this may have come after what it left with
+                self._tell(leave_request(locks.rules, task.one.name, task.one.who))
+            elif task.one.asks and locks.listener is not None:
+                locks.listener.room.free(task.line, free_places(ballot))
 
     def _tell(self, request: Request) -> None:
         self._plugin.locks.driver.tell(request)
@@ -174,10 +225,10 @@ class WaitingRoom:
     # -- waking ------------------------------------------------------------------------
 
     def ring_for(self, task: WaitingTask, after: float) -> None:
-        """Have one that was woken run after so long [s]; called in a thread of the listener."""
+        """Have one that was woken run after so long [s]; called in any thread."""
         self._woken.append((task, after))
-        if self._bell is None:
-            self.wake()
+        if self._bell is None:  # not here, with the room's mutex: the pool may be full
+            run_elsewhere(self.wake)
         else:
             with contextlib.suppress(BlockingIOError):  # it rings already
                 os.write(self._bell, b"!")
@@ -187,7 +238,7 @@ class WaitingRoom:
         while True:
             try:
                 task, after = self._woken.popleft()
-            except IndexError:  # or without an event loop, another node's thread was quicker
+            except IndexError:  # or without an event loop, another thread was quicker
                 return
             if after:
                 self._consumer.timer.call_after(after, self._run, (task,))
@@ -202,19 +253,21 @@ class WaitingRoom:
 
     def _run_now(self, task: WaitingTask) -> None:
         """Run it unless it has run, or is not in the timer yet: then it is noted again."""
-        request = task.request
+        request, worker = task.request, getattr(self._consumer, "controller", None)
         if request is None or task not in self._waiting:
             return
         scheduled = find(self._consumer.timer, request)
         if scheduled is None:
-            task.is_woken = False
+            task.is_woken, task.noted_at = False, NEVER
+            return
+        if not self.leave(task):  # without an event loop, another thread was quicker
             return
         take_out(self._consumer.timer, scheduled)
         note_woken(request.request_dict)
         entry = scheduled.entry
-        with ahead_of_others(self._consumer.pool):
-            entry.fun(*entry.args, **entry.kwargs)  # which has it leave
-        autoscaler = getattr(getattr(self._consumer, "controller", None), "autoscaler", None)
+        with ahead_of_others(worker):
+            entry.fun(*entry.args, **entry.kwargs)
+        autoscaler = getattr(worker, "autoscaler", None)
         if autoscaler is not None:  # it looks when a message is received, or every 30 s
             autoscaler.maybe_scale()
 
@@ -227,10 +280,12 @@ class WaitingRoom:
                 self.withdraw(task)
             elif request.maybe_expire() or request.id in revoked:
                 self._end(task, request)
+            elif task.noted_at == NEVER and find(self._consumer.timer, request) is None:
+                self.leave(task)  # it came by itself, and waits for its rate limit
             elif task.noted_at < now - NOTED_EVERY or self._is_oldest(task):
                 due.append(task)
         most = max(MOST_NOTED, math.ceil(len(self._waiting) * LOOK_EVERY / NOTED_EVERY))
-        for task in due[:most]:
+        for task in sorted(due, key=attrgetter("noted_at"))[:most]:  # longest ago first
             task.is_woken = False  # if it was, it did not run
             self._note(task)
         self._report()

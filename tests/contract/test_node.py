@@ -28,11 +28,12 @@ from celery_redlock.lock.call import Call
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.node import Gone, Node
 from celery_redlock.lock.outcomes import ReleaseOutcome
-from celery_redlock.lock.records import marker_key
+from celery_redlock.lock.records import line_key, marker_key
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import VoteKind
+from celery_redlock.lock.waiting import InLine, leave_request, wait_request, waiters_key
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check
@@ -557,6 +558,23 @@ def test_what_nobody_waits_for_survives_a_script_flush_too(contract_node, line):
         assert vote.kind is not VoteKind.UNREACHABLE
         assert wire.ask(inspect())[0].value == b""
         assert client.get(marker_key("redlock", "m")) == b"done"
+
+
+def test_that_somebody_waits_survives_a_script_flush_too(contract_node, line):
+    """Nobody waits for the answer, and yet the node votes on it: it is told with its boot id."""
+    wire = line(contract_node.url)
+    one = InLine("n", "c" * 32, 0.0, {}, "c" * 16)
+    with redis.Redis.from_url(contract_node.url) as client:
+        client.script_flush()
+        wire.send(call(wait_request(RULES, one), None))
+        wire.ask(inspect())
+        eventually(lambda: wire.node.read() or not wire.node._owed, "end of the queue")
+        assert client.hkeys(waiters_key(RULES, "n")) == [b"c" * 32]
+        client.script_flush()
+        wire.send(call(leave_request(RULES, "n", one.who), None))
+        wire.ask(inspect())
+        eventually(lambda: wire.node.read() or not wire.node._owed, "end of the queue")
+        assert not client.exists(waiters_key(RULES, "n"), line_key("redlock", "n"))
 
 
 @pytest.mark.parametrize("verb", [acquire, renew])

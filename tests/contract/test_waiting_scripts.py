@@ -1,23 +1,25 @@
-"""Who waits for a lock and is woken, as every server there is does it."""
+"""Who waits for a lock and is told that it may be free, as every server there is does it."""
 
 from __future__ import annotations
 
-import json
+from types import SimpleNamespace
 
 import pytest
-import redis
 
 from celery_redlock.lock import requests
+from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.records import channel, ready_key
+from celery_redlock.lock.records import Keys, channel, line_key, marker_key, place_name
+from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts import MOST_PASSED
 from celery_redlock.lock.votes import VoteKind
 from celery_redlock.lock.waiting import (
     HEARD_FOR,
-    Ticket,
+    InLine,
     leave_request,
     wait_request,
-    waiting_key,
+    waiters_key,
 )
 from support.fakes import token_of
 from support.script_bench import ScriptBench
@@ -25,373 +27,490 @@ from support.waiting import eventually
 
 RULES = Rules(ttl=200, max_ttl=300)
 NAME = "report:7"
-LOCK = b"redlock:lock:" + NAME.encode()
+LINE, WAITERS = line_key(RULES.prefix, NAME), waiters_key(RULES, NAME)
+LOCK, _, BOOT, QUARANTINE = Keys.of(RULES.prefix, NAME)
 HOLDER = token_of("h")
-ALIVE, DEAD = "a" * 16, "d" * 16
-#: For how long a lock is kept for who was woken, where a test has to come in time [s].
-KEPT = 60.0
-YES, NO = VoteKind.GRANTED, VoteKind.REFUSED
+#: Who waits, by letter: the process of each of these listens, and that of another letter does not.
+ALIVE, DEAD = "abcdef", "xyz"
+#: How a hint begins: that the lock was released, or that the node has no holder.
+RELEASED, FREE = "r", "f"
+YES, NO, QUARANTINED, NO_VOTE = (
+    VoteKind.GRANTED,
+    VoteKind.REFUSED,
+    VoteKind.QUARANTINED,
+    VoteKind.UNREACHABLE,
+)
+#: A claim to have waited since then [s, Unix time].
+EVER, FAR = 0.0, 9e9
 
 
-def ticket(letter, since, process=ALIVE, limit=1):
-    """Return who waits since *since* in a *process*; its token begins with *letter*."""
-    info = {"task": letter}
-    return Ticket(NAME, letter * 32, since, info, token_of(letter), process, limit)
+def one(letter, since=EVER, **options):
+    """Return who waits *since* then, in a process of its own."""
+    options = {"channel": letter * 16, "asks": False, **options}
+    return InLine(NAME, letter * 32, since, {"task": letter}, **options)
+
+
+def unheard(letter):
+    """Return who waits, and cannot be told anything."""
+    return one(letter, channel="")
+
+
+def place_key(place):
+    """Return the key of a place of the lock."""
+    return Keys.of(RULES.prefix, place_name(NAME, place)).lock
 
 
 class Bench(ScriptBench):
-    """One server, and a process that listens on it."""
+    """One server, and processes that listen on it."""
 
     def __init__(self, server):
         super().__init__(server, RULES)
-        self.kept = KEPT
+        self.url = server.url
         self.enrol()
+        channels = [channel(RULES.prefix, letter * 16) for letter in (*ALIVE, "!")]
         self.ears = self.client.pubsub(ignore_subscribe_messages=True)
-        self.ears.subscribe(channel(RULES.prefix, ALIVE))
-        eventually(lambda: self.client.pubsub_numsub(channel(RULES.prefix, ALIVE))[0][1], "ears")
+        self.ears.subscribe(*channels)
+        eventually(lambda: all(n for _, n in self.client.pubsub_numsub(*channels)), "ears")
 
     def close(self):
         """Hang up."""
         self.ears.close()
         self.client.close()
 
-    def ask(self, request, client=None):
-        """Return the vote on *request*."""
-        script, arguments = request.script, list(request.arguments)
-        if arguments[-1] == requests.HAND_OVER:
-            arguments[-1] = b"%d" % (self.kept * 1000)
-        if script.guarded:
-            arguments.append(self.boot)
-        client = client or self.client
-        return script.read(client.evalsha(script.sha, len(request.keys), *request.keys, *arguments))
+    def tick(self):
+        """Wait until the node's clock shows another millisecond."""
+        now = self.now_ms()
+        eventually(lambda: self.now_ms() > now, "tick")
 
-    def acquire(self, token=HOLDER, ttl=200.0):
+    def acquire(self, token=HOLDER, place=0):
         """Ask for the lock; returns the kind of vote."""
-        lease = Lease(NAME, token, 0, ttl, 0.0, 0.0, {})
+        lease = Lease(place_name(NAME, place), token, 0, 200.0, 0.0, 0.0, {})
         return self.ask(requests.acquire_request(RULES, lease, None)).kind
 
-    def release(self, token=HOLDER, **options):
-        """Give the lock back."""
-        client = options.pop("client", None)
-        return self.ask(requests.release_request(RULES, NAME, token, **options), client).kind
+    def release(self, token=HOLDER, place=0, **options):
+        """Give the lock back; returns the kind of vote."""
+        name = place_name(NAME, place)
+        request = requests.release_request(RULES, name, token, place=place, **options)
+        return self.ask(request).kind
 
-    def wait(self, *tickets, most=0):
-        """Note that they wait; returns the kind of the last vote."""
-        return [self.ask(wait_request(RULES, one, most)).kind for one in tickets][-1]
+    def wait(self, *ones, most=0, **options):
+        """Note that they wait, one after the other; returns the kind of the last vote."""
+        for it in ones:
+            vote = self.ask(wait_request(RULES, it, most), **options)
+            self.tick()
+        return vote.kind
 
-    def leave(self, one, keeps=None):
-        """Note that it waits no more; returns the kind of vote."""
-        return self.ask(leave_request(RULES, one, keeps=keeps)).kind
+    def leave(self, letter):
+        """Note that one waits no more; returns the kind of vote."""
+        return self.ask(leave_request(RULES, NAME, letter * 32)).kind
 
     def heard(self):
-        """Return which tokens were woken since this was asked last."""
-        self.client.publish(channel(RULES.prefix, ALIVE), "all")  # comes after all the others
+        """Return whose process was told what, in order, since this was asked last."""
+        self.client.publish(channel(RULES.prefix, "!" * 16), "all")  # comes after all the others
+        hints = []
+        while (message := self._message())["data"] != b"all":
+            assert message["data"][1:] == LINE
+            hints.append((message["channel"][-1:].decode(), message["data"][:1].decode()))
+        return hints
 
-        def next_one():
-            message = self.ears.get_message(timeout=1.0)  # short: it is asked for again
-            return message and message["data"]
+    def _message(self):
+        return eventually(lambda: self.ears.get_message(timeout=1.0), "message")
 
-        return list(iter(lambda: eventually(next_one, "message"), b"all"))
+    def line(self):
+        """Return who is in the line, the oldest first, by letter."""
+        return "".join(member[:1].decode() for member in self.client.zrange(LINE, 0, -1))
 
-    def tickets(self):
-        """Return the first letters of the tokens that the node has tickets of, oldest first."""
-        members = self.client.zrange(ready_key(RULES.prefix, NAME), 0, -1)
-        return [member[:1].decode() for member in members]
+    def since(self, letter):
+        """Return since when one waits that is in the line [s, Unix time]."""
+        scores = dict(self.client.zrange(LINE, 0, -1, withscores=True))
+        return next(score for who, score in scores.items() if who[:1] == letter.encode()) / 1000
 
-    def waiting(self):
-        """Return who waits, by the first letters."""
-        members = self.client.zrange(waiting_key(RULES, NAME), 0, -1)
-        return {member[:1].decode() for member in members}
+    def known(self):
+        """Return who is known to wait, by letter."""
+        return "".join(sorted(who[:1].decode() for who in self.client.hkeys(WAITERS)))
+
+    def noted(self):
+        """Return all that the node has of those who wait."""
+        return self.client.zrange(LINE, 0, -1, withscores=True), self.client.hgetall(WAITERS)
+
+    def grow_silent(self, letter, seconds):
+        """Have the node have heard of one so long ago."""
+        record = self.client.hget(WAITERS, letter * 32)
+        heard = b"%013d" % (self.now_ms() - seconds * 1000)
+        self.client.hset(WAITERS, letter * 32, record[:20] + heard + heard + record[46:])
 
 
 @pytest.fixture
 def bench(contract_node):
-    """A node that votes, and a process that listens on it."""
+    """A node that votes, and processes that listen on it."""
     bench = Bench(contract_node)
     yield bench
     bench.close()
 
 
-def woken(letter, place=0):
-    """Return what the process of that ticket hears."""
-    return token_of(letter).encode() + place_key(place)
+# -- the release ---------------------------------------------------------------------------------
 
 
-def place_key(place):
-    """Return the key of a place of the lock."""
-    return LOCK + (b"#%d" % place if place else b"")
-
-
-def test_a_release_wakes_the_oldest_and_keeps_the_lock_for_it(bench):
-    """Whenever it came; a newcomer is refused, that one is granted, and the next waits on."""
+def test_a_release_tells_the_oldest_and_keeps_nothing_for_it(bench):
+    """It leaves the line, and is known still; the lock is free for whoever asks first."""
     bench.acquire()
-    bench.wait(ticket("b", 2.0), ticket("c", 3.0), ticket("a", 1.0))
-    assert bench.release() is YES
-    assert bench.heard() == [woken("a")]
-    assert bench.tickets() == ["b", "c"]
-    assert bench.near(bench.client.pttl(LOCK), KEPT)
-    stored = bench.client.get(LOCK)
-    assert stored[:40] == token_of("a").encode()
-    assert json.loads(stored[40:])["task"] == "a"
-    assert bench.acquire(token_of("n")) is NO
-    assert bench.acquire(token_of("a")) is YES
-    assert bench.near(bench.client.pttl(LOCK), 200)
-    bench.release(token_of("a"))
-    assert bench.heard() == [woken("b")]
-
-
-def test_twin_without_a_ticket_a_newcomer_has_the_lock(bench):
-    """What is waited for without one, as by those who only count, is not handed over."""
-    bench.acquire()
-    bench.wait(Ticket(NAME, "a" * 32, 1.0, {}))
-    bench.release()
+    bench.wait(one("b"), one("c"), one("a"))
     assert bench.heard() == []
-    assert bench.acquire(token_of("n")) is YES
-
-
-def test_what_was_kept_for_one_that_does_not_come_lapses(bench):
-    """Within a second."""
-    bench.kept = int(requests.HAND_OVER) / 1000
-    assert bench.kept == 1.0
-    bench.acquire()
-    bench.wait(ticket("a", 1.0))
-    bench.release()
-    eventually(lambda: not bench.client.exists(LOCK), "end of what was kept")
-    assert bench.acquire(token_of("n")) is YES
-
-
-def test_one_that_was_woken_in_vain_hands_on(bench):
-    """By its release, as by any."""
-    bench.acquire()
-    bench.wait(ticket("a", 1.0), ticket("b", 2.0))
-    bench.release()
-    bench.release(token_of("a"))
-    assert bench.heard() == [woken("a"), woken("b")]
-    assert bench.client.get(LOCK)[:40] == token_of("b").encode()
-
-
-def test_a_dead_process_is_passed_by(bench):
-    """Nobody listens on its channel; all its tickets go, and the lock is not kept for them."""
-    bench.acquire()
-    bench.wait(ticket("x", 1.0, DEAD), ticket("y", 2.0, DEAD), ticket("a", 3.0))
-    bench.release()
-    assert bench.heard() == [woken("a")]
-    assert bench.tickets() == []
-    bench.release(token_of("a"))
-    bench.acquire()
-    bench.wait(ticket("x", 1.0, DEAD))
-    bench.release()
+    assert bench.release() is YES
+    assert bench.heard() == [("b", RELEASED)]
     assert not bench.client.exists(LOCK)
+    assert (bench.line(), bench.known()) == ("ca", "abc")
+    assert bench.acquire(token_of("n")) is YES
+    bench.release(token_of("n"))
+    assert bench.heard() == [("c", RELEASED)]
 
 
-@pytest.mark.parametrize("attempt", ["", "0" * 8, "1" * 8], ids=["owner", "ticket", "another"])
-def test_nobody_wakes_itself(bench, attempt):
-    """A ticket of the one who releases is an old one of its own: the owner is the same."""
-    owner = token_of("a")[:32]
-    bench.acquire(owner + (attempt or "2" * 8))
-    bench.wait(ticket("a", 1.0), ticket("b", 2.0))
-    bench.release(owner + attempt)
-    assert bench.heard() == [woken("b")]
-    assert bench.tickets() == []
+def test_who_was_told_in_vain_is_where_it_was_in_the_line(bench):
+    """As soon as it waits again; one that does nothing is told no more, and delays one hint."""
+    bench.acquire()
+    bench.wait(one("a"), one("b"), one("c"))
+    bench.release()
+    bench.acquire()
+    bench.wait(one("a"))
+    assert bench.line() == "abc"
+    bench.release()
+    bench.release()
+    assert bench.heard() == [("a", RELEASED), ("a", RELEASED), ("b", RELEASED)]
+    assert bench.line() == "c"
 
 
-def test_who_has_nothing_to_release_wakes_nobody(bench):
+def test_a_lock_that_has_lapsed_is_released_like_any(bench):
+    """Whoever had it gives it back late: others may still wait for it."""
+    bench.wait(one("a"))
+    assert bench.release() is NO
+    assert bench.heard() == [("a", RELEASED)]
+
+
+def test_who_has_nothing_to_release_tells_nobody(bench):
     """Nor who keeps the key for a while, nor an attempt that was never granted the lock."""
     bench.acquire()
-    bench.wait(ticket("a", 1.0))
+    bench.wait(one("a"))
     assert bench.release(token_of("n")) is NO
     bench.release(keep=50.0)
-    assert bench.heard() == []
     assert bench.client.get(LOCK)[:40] == HOLDER.encode()
     bench.release(wakes=False)
-    assert bench.heard() == []
     assert not bench.client.exists(LOCK)
-    assert bench.tickets() == ["a"]
-
-
-@pytest.mark.parametrize("value", ["string", "hash"])
-def test_a_key_of_another_kind_breaks_no_release(bench, value):
-    """Somebody else's, under the name of ours: nobody is woken, and the lock is free."""
-    ready = ready_key(RULES.prefix, NAME)
-    bench.acquire()
-    if value == "string":
-        bench.client.set(ready, "mine")
-    else:
-        bench.client.hset(ready, "mine", "too")
-    assert bench.release() is YES
-    assert not bench.client.exists(LOCK)
-    assert bench.client.exists(ready)
-
-
-def test_who_may_not_wake_can_release(bench, contract_node):
-    """Nobody is woken without one of the rights; twin: with all of them somebody is."""
-    for rights, heard in (
-        ("resetchannels", []),
-        ("&redlock:* -publish", []),
-        ("&redlock:* -zrange", []),
-        ("&redlock:* -zrem", [woken("a")]),
-        ("&redlock:*", [woken("a")]),
-    ):
-        bench.client.execute_command(
-            "ACL",
-            "SETUSER",
-            "worker",
-            "reset",
-            "on",
-            ">secret",
-            "~redlock:*",
-            "+@all",
-            *rights.split(),
-        )
-        bench.client.delete(LOCK, "redlock:ready:" + NAME)  # of the turn before
-        bench.acquire()
-        bench.wait(ticket("a", 1.0))
-        url = contract_node.url.replace("redis://", "redis://worker:secret@")
-        with redis.Redis.from_url(url) as client:
-            assert bench.release(client=client) is YES
-        assert bench.heard() == heard
-        assert bench.client.exists(LOCK) == len(heard)
-    bench.client.execute_command("ACL", "DELUSER", "worker")
-
-
-# -- who waits ---------------------------------------------------------------------------------
-
-
-def test_who_finds_the_lock_free_is_woken_at_once(bench):
-    """It was released, or lapsed, before the node heard that somebody waits."""
-    bench.wait(ticket("b", 2.0))
-    assert bench.heard() == [woken("b")]
-    bench.acquire()
-    bench.wait(ticket("a", 1.0))
     assert bench.heard() == []
+    assert bench.line() == "a"
 
 
-def test_one_that_is_woken_and_does_nothing_is_not_woken_again(bench):
-    """Its worker is stopped, and listens all the same: the next one is woken in its place."""
+def test_those_are_passed_whose_process_does_not_listen(bench):
+    """They leave the line, so that nobody passes them twice, and are counted still."""
     bench.acquire()
-    bench.wait(ticket("a", 1.0))
-    bench.client.delete(LOCK)
-    bench.wait(ticket("b", 2.0))
-    assert bench.heard() == [woken("a")]
-    assert bench.tickets() == ["b"]
-    bench.wait(ticket("b", 2.0))
-    assert bench.heard() == [woken("b")]
-    assert bench.tickets() == []
+    bench.wait(one("x"), one("y"), one("a"), one("z"), one("b"))
+    bench.release()
+    assert bench.heard() == [("a", RELEASED)]
+    assert (bench.line(), bench.known()) == ("zb", "abxyz")
+    bench.release()
+    assert bench.heard() == [("b", RELEASED)]
+    bench.wait(one("x"))
+    assert bench.release() is NO
+    assert bench.line() == ""
 
 
-@pytest.mark.parametrize("free", [1, 2, 3])
-def test_as_many_are_woken_as_places_are_free(bench, free):
-    """Each for a place of its own; who waits on goes on waiting."""
+@pytest.mark.parametrize(("dead", "heard"), [(-1, [("a", RELEASED)]), (0, [])])
+def test_a_release_passes_so_many_at_most(bench, dead, heard):
+    """A node does nothing else meanwhile; the next release gets further."""
+    bench.acquire()
+    bench.wait(one("a"))
+    gone = [f"{number:032x}{DEAD[0] * 16}0001" for number in range(MOST_PASSED + dead)]
+    bench.client.zadd(LINE, dict.fromkeys(gone, 1))
+    bench.release()
+    assert bench.heard() == heard
+    bench.release()
+    assert len(heard) + len(bench.heard()) == 1
+    assert bench.line() == ""
+
+
+def test_a_place_is_offered_to_those_only_who_can_have_it(bench):
+    """Tasks with another limit wait for the same lock: a smaller one knows fewer places."""
     for place in range(3):
-        bench.client.set(place_key(place), HOLDER, px=200_000)
-    four = [ticket(letter, float(since), limit=3) for since, letter in enumerate("abcd")]
-    bench.wait(*four)
+        bench.acquire(place=place)
+    bench.wait(one("a", limit=1), one("b", limit=2), one("c", limit=2), one("d", limit=1))
+    bench.release(place=2)
     assert bench.heard() == []
-    bench.client.delete(*map(place_key, range(free)))
-    bench.wait(four[-1])
-    assert bench.heard() == [woken(letter, place) for place, letter in enumerate("abc"[:free])]
-    assert bench.tickets() == list("abcd"[free:])
+    bench.release(place=1)
+    assert bench.heard() == [("b", RELEASED)]
+    bench.release(place=0)
+    assert bench.heard() == [("a", RELEASED)]
+    assert bench.line() == "cd"
+
+
+@pytest.mark.parametrize("kind", ["text", "hash", "list", "members"])
+def test_what_others_write_into_our_keys_breaks_no_release(bench, kind):
+    """The lock is free and the marker is set; whoever stands in a line still is told."""
+    bench.acquire()
+    bench.wait(one("a"))
+    odd = dict.fromkeys([b"", b"a", b"\xff" * 52, b"z" * 52, b"b" * 48, b"b" * 48 + b"none"], 1)
+    for key in (LINE, WAITERS):
+        if kind == "members":
+            bench.client.zadd(LINE, odd)
+            bench.client.hset(WAITERS, "odd", "mine")
+            continue
+        bench.client.delete(key)
+        if kind == "text":
+            bench.client.set(key, "mine")
+        elif kind == "hash":
+            bench.client.hset(key, "mine", "too")
+        else:
+            bench.client.rpush(key, "mine")
+        bench.client.pexpire(key, 100_000)
+    assert bench.release(marker=Marker("m", "done", 30.0)) is YES
+    assert not bench.client.exists(LOCK)
+    assert bench.client.get(marker_key(RULES.prefix, "m")) == b"done"
+    assert bench.client.exists(LINE)
+    assert bench.heard() == ([("a", RELEASED)] if kind == "members" else [])
+
+
+@pytest.mark.parametrize(
+    ("rights", "heard", "stays"),
+    [
+        ("resetchannels", False, False),
+        ("&redlock:* -publish", False, False),
+        ("&redlock:* -zrange", False, True),
+        ("&redlock:* -zrem", False, True),
+        ("&redlock:*", True, False),
+    ],
+)
+def test_who_may_not_tell_others_can_release(bench, rights, heard, stays):
+    """Nobody is told without one of the rights; twin: with all of them somebody is."""
+    bench.acquire()
+    bench.wait(one("a"), one("b"))
+    user = f"reset on >secret ~redlock:* +@all {rights}".split()
+    bench.client.execute_command("ACL", "SETUSER", "worker", *user)
+    try:
+        url = bench.url.replace("redis://", "redis://worker:secret@")
+        request = requests.release_request(RULES, NAME, HOLDER, marker=Marker("m", "done", 30.0))
+        assert ScriptBench(SimpleNamespace(url=url), RULES).ask(request).kind is YES
+    finally:
+        bench.client.execute_command("ACL", "DELUSER", "worker")
+    assert bench.client.get(marker_key(RULES.prefix, "m")) == b"done"
+    assert not bench.client.exists(LOCK)
+    assert bench.heard() == [("a", RELEASED)] * heard
+    assert bench.line() == ("ab" if stays else "b")
+
+
+# -- since when ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("since", [EVER, -1.0, 1.7e9, FAR])
+def test_nobody_waits_longer_than_the_node_knows_nor_since_later(bench, since):
+    """Who claims so passes nobody that way, and is passed by nobody."""
+    bench.acquire()
+    bench.wait(one("a"), one("b", since), one("c"))
+    assert bench.line() == "abc"
+    assert all(bench.is_of_now(bench.since(letter)) for letter in "abc")
+    bench.wait(one("b", since))
+    assert bench.line() == ("abc" if since != FAR else "acb")
+    assert bench.is_of_now(bench.since("b"))
+
+
+def test_one_that_began_to_wait_later_than_the_node_knew_it_waits_since_then(bench):
+    """It was there before for something that is over; its age is that of its claim."""
+    bench.acquire()
+    bench.wait(one("a"), one("b"))
+    later = bench.now_ms() / 1000
+    bench.tick()
+    bench.wait(one("a", later))
+    assert bench.since("a") == pytest.approx(later, abs=0.0005)
+    assert bench.line() == "ba"
+
+
+def test_who_cannot_be_told_keeps_its_age_and_is_in_no_line(bench):
+    """As a message on its way to a worker: it is known, and is where it was when it is there."""
+    bench.acquire()
+    bench.wait(unheard("a"), one("b"), one("c"))
+    assert (bench.line(), bench.known()) == ("bc", "abc")
+    bench.wait(one("a"))
+    assert bench.line() == "abc"
+    bench.wait(unheard("b"), one("b"), unheard("c"))
+    assert (bench.line(), bench.known()) == ("ab", "abc")
+    bench.release()
+    assert bench.heard() == [("a", RELEASED)]
+
+
+def test_another_channel_or_limit_takes_the_place_of_the_old_one(bench):
+    """It waits once, where it is now: its message went to another worker, or was deployed anew."""
+    bench.acquire()
+    bench.wait(one("a"), one("b"), one("a", channel="c" * 16), one("b", limit=3))
+    assert bench.line() == "ab"
+    bench.release(place=2)
+    bench.release()
+    assert bench.heard() == [("b", RELEASED), ("c", RELEASED)]
+    assert bench.line() == ""
+
+
+@pytest.mark.parametrize("record", [b"", b"mine", b"a" * 200, b"a" * 20 + b"nan".rjust(13) * 2])
+def test_a_record_that_others_have_written_is_written_anew(bench, record):
+    """Whoever is noted waits since now, and leaves nothing."""
+    bench.acquire()
+    bench.client.hset(WAITERS, "a" * 32, record)
+    assert bench.wait(one("a")) is YES
+    assert bench.is_of_now(bench.since("a"))
+    bench.leave("a")
+    assert not bench.client.exists(LINE, WAITERS)
+
+
+# -- a lock that is free -------------------------------------------------------------------------
+
+
+def test_who_finds_the_lock_free_has_the_oldest_told_at_once(bench):
+    """It was released, or lapsed, before the node heard that somebody waits."""
+    bench.wait(one("b", asks=True))
+    assert bench.heard() == [("b", FREE)]
+    bench.acquire()
+    bench.wait(one("a", asks=True), one("b"))
+    assert bench.heard() == []
+    bench.client.delete(LOCK)
+    bench.wait(one("a"))
+    assert bench.heard() == []  # it does not ask
+    bench.wait(one("a", asks=True))
+    assert bench.heard() == [("b", FREE)]
+    bench.wait(one("a", asks=True))
+    assert bench.heard() == [("a", FREE)]
+
+
+@pytest.mark.parametrize("free", range(5))
+def test_as_many_are_told_as_places_are_free(bench, free):
+    """The oldest of them; the others go on waiting."""
+    for place in range(free, 4):
+        bench.acquire(place=place)
+    bench.wait(*(one(letter, limit=4) for letter in "abcdef"))
+    bench.wait(one("f", limit=4, asks=True))
+    assert bench.heard() == [(letter, FREE) for letter in "abcdef"[:free]]
+    assert bench.line() == "abcdef"[free:]
+
+
+def test_a_place_that_is_free_is_offered_to_those_only_who_can_have_it(bench):
+    """As one that is released."""
+    bench.acquire()
+    bench.wait(one("a", limit=1), one("b", limit=2), one("c", limit=3))
+    bench.acquire(place=2)
+    bench.wait(one("c", limit=3, asks=True))
+    assert bench.heard() == [("b", FREE)]
+    assert bench.line() == "ac"
+
+
+# -- how many ------------------------------------------------------------------------------------
 
 
 def test_no_more_than_so_many_wait(bench):
-    """Whoever is known already may wait on; one that left makes room."""
+    """Whoever is known already may wait on, told or not; one that left makes room."""
     bench.acquire()
-    first, second, third = (ticket(letter, 1.0) for letter in "abc")
-    assert bench.wait(first, second, most=2) is YES
-    assert bench.wait(third, most=2) is NO
-    assert bench.wait(first, most=2) is YES
-    assert (bench.waiting(), bench.tickets()) == ({"a", "b"}, ["a", "b"])
-    bench.ask(leave_request(RULES, first))
-    assert bench.wait(third, most=2) is YES
-    assert bench.waiting() == {"b", "c"}
+    assert bench.wait(one("a"), one("b"), most=2) is YES
+    assert bench.wait(one("c"), most=2) is NO
+    assert (bench.line(), bench.known()) == ("ab", "ab")
+    bench.release()
+    assert bench.wait(one("c"), most=2) is NO
+    assert bench.wait(one("a"), most=2) is YES
+    bench.leave("b")
+    assert bench.wait(one("c"), most=2) is YES
+    assert (bench.line(), bench.known()) == ("ac", "ac")
 
 
 def test_a_message_that_is_delivered_twice_is_one_that_waits(bench):
-    """Refused a second time, a little later: else its copy would be one too many."""
+    """Also before it is in a worker that can have it told: else its copy would be one too many."""
     bench.acquire()
-    assert bench.wait(ticket("a", 1.0), most=1) is YES
-    assert bench.wait(ticket("a", 2.0), most=1) is YES
-    assert bench.wait(ticket("b", 2.0), most=1) is NO
+    assert bench.wait(unheard("a"), unheard("a"), one("a"), most=1) is YES
+    assert bench.wait(unheard("b"), most=1) is NO
+
+
+def test_one_that_is_refused_has_nobody_told(bench):
+    """It asks for nothing more, and comes as it may."""
+    bench.wait(one("a"))
+    assert bench.wait(one("b", asks=True), most=1) is NO
+    assert bench.heard() == []
 
 
 def test_who_is_not_heard_of_any_more_is_not_counted(bench):
-    """A message that was purged takes nobody's place for long."""
+    """A message that was purged takes nobody's place for long, neither in the count nor in line."""
     bench.acquire()
-    bench.wait(ticket("a", 1.0))
-    long_ago = (bench.client.time()[0] - HEARD_FOR - 5) * 1000
-    bench.client.zadd(waiting_key(RULES, NAME), {ticket("a", 1.0).waits: long_ago})
-    assert bench.wait(ticket("b", 1.0), most=1) is YES
-    assert bench.waiting() == {"b"}
+    bench.wait(one("a"), one("b"), one("c"))
+    for letter in "abc":
+        bench.grow_silent(letter, HEARD_FOR - 60)
+    bench.wait(one("b"))
+    bench.client.hset(WAITERS, "z", "of somebody else")
+    assert bench.wait(one("d"), most=4) is YES  # in place of what is no record of ours
+    assert bench.known() == "abcd"
+    for letter in "abc":
+        bench.grow_silent(letter, HEARD_FOR + 1)
+    bench.wait(one("b"))
+    assert bench.wait(one("e"), most=3) is YES
+    assert (bench.line(), bench.known()) == ("bde", "bde")
+
+
+def test_a_node_forgets_now_and_then_also_where_any_number_may_wait(bench):
+    """A busy lock's keys never expire as a whole."""
+    bench.acquire()
+    heard = b"%013d" % (bench.now_ms() - (HEARD_FOR + 1) * 1000)
+    record = b"x" * 16 + b"0001" + heard + heard + b"{}"
+    gone = [b"%032x" % number for number in range(200)]
+    bench.client.hset(WAITERS, mapping=dict.fromkeys(gone, record))
+    bench.client.zadd(LINE, {who + record[:20]: 1 for who in gone})
+    for number in range(64):
+        asked = InLine(NAME, f"f{number:031x}", EVER, {}, "f" * 16)
+        bench.ask(wait_request(RULES, asked))
+    assert bench.known() == "f" * 64
+    assert bench.client.zcard(LINE) == 64
 
 
 def test_all_of_it_expires(bench):
-    """If nobody waits any more, nor leaves."""
+    """If nobody waits any more, nor leaves; whoever is heard of has it last."""
     bench.acquire()
-    bench.wait(ticket("a", 1.0))
-    for key in (ready_key(RULES.prefix, NAME), waiting_key(RULES, NAME)):
+    bench.wait(one("a"))
+    for key in (LINE, WAITERS):
         assert bench.near(bench.client.pttl(key), HEARD_FOR)
+        bench.client.pexpire(key, 10_000)
+    bench.wait(unheard("b"))
+    assert bench.near(bench.client.pttl(WAITERS), HEARD_FOR)
+    assert not bench.near(bench.client.pttl(LINE), HEARD_FOR)
+    bench.wait(one("a"))
+    assert bench.near(bench.client.pttl(LINE), HEARD_FOR)
 
 
 def test_who_leaves_leaves_nothing(bench):
-    """Neither note nor ticket, nor an empty key."""
+    """Neither in the line nor in the count, nor an empty key; others are not touched."""
     bench.acquire()
-    bench.wait(ticket("a", 1.0))
-    assert bench.ask(leave_request(RULES, ticket("a", 1.0))).kind is YES
-    assert bench.ask(leave_request(RULES, ticket("a", 1.0))).kind is NO
-    assert not bench.client.exists(ready_key(RULES.prefix, NAME), waiting_key(RULES, NAME))
-
-
-def test_who_leaves_hands_on_what_is_kept_for_it(bench):
-    """The next one is woken at once; twin: one that is about to acquire the lock keeps it."""
-    a, b = ticket("a", 1.0), ticket("b", 2.0)
-    for keeps, heard, holder in ((0, [], "a"), (None, [woken("b")], "b")):
-        bench.client.delete(LOCK)
-        bench.acquire()
-        bench.wait(a, b)
-        bench.release()
-        assert bench.heard() == [woken("a")]
-        bench.leave(a, keeps)
-        assert bench.heard() == heard
-        assert bench.client.get(LOCK)[:40] == token_of(holder).encode()
-        assert bench.near(bench.client.pttl(LOCK), KEPT)
-    assert bench.acquire(token_of("b")) is YES
-
-
-def test_who_leaves_as_the_last_leaves_the_lock_free(bench):
-    """And a lock that others hold, or that is kept for others, is theirs."""
-    bench.acquire()
-    bench.wait(ticket("a", 1.0), ticket("b", 2.0))
-    bench.leave(ticket("b", 2.0))
-    assert bench.client.get(LOCK)[:40] == HOLDER.encode()
+    bench.wait(one("a"), one("b"), unheard("c"))
+    assert bench.leave("a") is YES
+    assert bench.leave("a") is NO
+    assert (bench.line(), bench.known()) == ("b", "bc")
     bench.release()
-    bench.leave(ticket("b", 2.0))
-    assert bench.client.get(LOCK)[:40] == token_of("a").encode()
-    bench.leave(ticket("a", 1.0))
-    assert not bench.client.exists(LOCK)
-    assert bench.heard() == [woken("a")]
+    assert bench.heard() == [("b", RELEASED)]
+    assert (bench.leave("b"), bench.leave("c")) == (YES, YES)
+    assert not bench.client.exists(LINE, WAITERS)
 
 
-def test_a_place_of_several_is_free_for_whoever_comes(bench):
-    """Twin: the only place is kept for the one who is woken."""
-    for limit, is_free in ((2, True), (1, False)):
+# -- nodes that do not vote ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("why", ["held back", "restarted", "flushed"])
+def test_a_node_in_quarantine_notes_nobody_and_tells_nobody(bench, why):
+    """It may have forgotten who holds the lock; what it knew is of no use, and goes."""
+    bench.acquire()
+    bench.wait(one("a"), one("b"))
+    if why == "held back":
+        bench.client.set(QUARANTINE, "1", px=100_000)
+    elif why == "restarted":
+        bench.client.set(BOOT, boot_marker("0" * 40, "f" * 16), px=100_000)
+    else:
         bench.client.flushall()
-        bench.acquire()
-        bench.client.set(place_key(1), HOLDER, px=200_000)
-        bench.wait(ticket("a", 1.0, limit=limit))
-        bench.release()
-        assert bench.heard() == [woken("a")]
-        assert bench.client.exists(LOCK) is not is_free
-        assert bench.client.zcard(ready_key(RULES.prefix, NAME)) == 0
-
-
-def test_who_was_woken_and_leaves_wakes_the_next(bench):
-    """For one place that is free. Twin: one that was not woken has nothing to pass on."""
-    a, b, c = (ticket(who, at, limit=3) for who, at in (("a", 1.0), ("b", 2.0), ("c", 3.0)))
-    for place in range(3):
-        bench.client.set(place_key(place), HOLDER, px=200_000)
-    bench.wait(a, b, c)
-    bench.client.delete(place_key(1), place_key(2))
-    bench.leave(a)
+    bench.client.delete(LOCK)
+    assert bench.wait(one("c", asks=True)) is QUARANTINED
+    assert not bench.client.exists(LINE, WAITERS)
+    bench.release()
     assert bench.heard() == []
-    bench.leave(a)  # has no ticket any more, as one that was woken
-    assert bench.heard() == [woken("b", 1)]
+
+
+def test_a_node_of_another_list_of_nodes_notes_nobody_and_keeps_what_it_has(bench):
+    """Those who wait for its own clients' locks are theirs."""
+    bench.wait(one("a"))
+    before = bench.noted()
+    assert bench.wait(one("b", asks=True), boot=boot_marker(bench.run_id, "e" * 16)) is NO_VOTE
+    assert bench.noted() == before
+    assert bench.heard() == []

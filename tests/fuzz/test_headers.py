@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import re
+from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
@@ -23,17 +24,18 @@ from hypothesis import strategies as st
 from celery_redlock import LockTaken, RedlockTask
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.records import Keys, line_key
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import LEAVE
+from celery_redlock.lock.waiting import LEAVE, WAIT
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task import calls
-from celery_redlock.task import delivery as words
-from celery_redlock.task.delivery import Delivery, execution_id, hide, word_in
+from celery_redlock.task.delivery import Delivery, execution_id, hide
 from celery_redlock.task.envelope import PARSERS, Envelope
 from celery_redlock.task.forced_ends import RedlockRequest
 from celery_redlock.task.redelivery import headers_of
 from celery_redlock.task.reservation import Reservation
-from celery_redlock.task.waiting import LONGEST_BY_ITSELF, Waiting
+from celery_redlock.task.waiting import LONGEST_BY_ITSELF, Waiting, Wakes
+from celery_redlock.task.waiting_room import room_of
 from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import Started
 from fuzz.hostile import JSON, TEXTS
@@ -66,7 +68,7 @@ TRIED = st.sampled_from(
 )
 #: Headers that we or Celery's request take an attribute from, and some of ours that are none.
 NAMES = (
-    st.sampled_from(["redlock", "redlock_owner", "redlock_ticket"])
+    st.sampled_from(["redlock", "redlock_owner", "redlock_woken"])
     | st.sampled_from(
         ["_redlock", "_protected", "headers", "is_eager", "called_directly", "parent_id", "root_id"]
     )
@@ -84,7 +86,10 @@ WAITING = (
             "since": st.sampled_from([0, 1.7e9, -1, 1e300, True]) | st.floats() | JSON,
             "times": st.sampled_from([1, 0, -1, 2**31 - 1, 2**31, 10**400, True]) | JSON,
         },
-        optional={"more": JSON},
+        optional={
+            "woken": st.sampled_from([True, False, "release", "", "free", 1]) | JSON,
+            "limit": st.sampled_from([1, 9999]) | JSON,
+        },
     )
 )
 #: What stands in ours.
@@ -118,7 +123,10 @@ class Nodes:
 
     Attributes:
         taken: Whether somebody else holds every lock.
+        listener: What hears when a lock may be free; None where nothing does.
     """
+
+    listener = None
 
     def __init__(self):
         self.rules = Rules()
@@ -203,9 +211,8 @@ class Stand:
         for task in (self.task, self.rerun):
             task.apply_async = lambda *args, **options: self.sent.append(options)
 
-    def deliver(self, task, forged):
-        """Deliver a message with *forged* headers; return the request that the parent has."""
-        self.ran = 0
+    def receive(self, task, forged):
+        """Receive a message with *forged* headers; return the request that the parent has."""
         headers = {"id": MINE, "task": task.name, "retries": 0, "parent_id": None, **forged}
         message = SimpleNamespace(
             headers=headers,
@@ -216,7 +223,12 @@ class Stand:
             delivery_info={"exchange": "", "routing_key": "celery"},
             properties={"delivery_info": {"redlock_owner": OWNER}, "redlock_owner": OWNER},
         )
-        request = RedlockRequest(message, app=self.app, task=task, hostname="w@h", decoded=False)
+        return RedlockRequest(message, app=self.app, task=task, hostname="w@h", decoded=False)
+
+    def deliver(self, task, forged):
+        """Deliver a message with *forged* headers; return the request that the parent has."""
+        self.ran = 0
+        request = self.receive(task, forged)
         trace = build_tracer(task.name, task, app=self.app)
         with contextlib.suppress(KeyError):
             self.app.backend.forget(MINE)
@@ -346,6 +358,8 @@ def test_an_envelope_of_any_shape_is_read(header, task_id):
 @example(value={"name": LOCK, "since": float("nan"), "times": 1})
 @example(value={"name": LOCK, "since": 1.7e9, "times": True})
 @example(value={"name": LOCK, "since": 1.7e9, "times": 1, "more": 1})
+@example(value={"name": LOCK, "since": 1.7e9, "times": 1, "woken": 1})
+@example(value={"name": LOCK, "since": 1.7e9, "times": 1, "woken": []})
 def test_a_task_that_waits_says_so_in_full_or_not_at_all(value):
     """What is found is what was sent, can be written again, and comes within bounds."""
     found = Waiting.of(value)
@@ -354,8 +368,39 @@ def test_a_task_that_waits_says_so_in_full_or_not_at_all(value):
     assert value | found.parts == value
     assert Waiting.of(json.loads(json.dumps(found.parts))) == found
     assert 1 <= found.comes_by_itself(math.inf) <= LONGEST_BY_ITSELF
-    again = Waiting.again(found, found.name, found.limit)
-    assert (again.since, Waiting.of(again.parts)) == (found.since, again)
+    for wakes_it in Wakes:
+        again = Waiting.again(found, found.name, wakes_it)
+        assert (again.since, Waiting.of(again.parts)) == (found.since, again)
+
+
+@settings(max_examples=100)
+@given(value=WAITING)
+@example(value={"name": LOCK, "since": 0, "times": 1, "limit": 9999})
+@example(value=WAITS)
+def test_a_forged_message_waits_for_the_lock_of_its_task_alone(stand, value):
+    """Under its own id, and for no more places than that lock has, whatever it says."""
+    lines = []
+    ears = SimpleNamespace(
+        channel=lambda: "c" * 16, enter=lambda one: lines.append(one.line), leave=lambda _: None
+    )
+    stand.nodes.begin(taken=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stand.nodes, "listener", ears)
+        in_a_while = (datetime.now(timezone.utc) + timedelta(minutes=1)).isoformat()
+        request = stand.receive(stand.task, {"eta": in_a_while, **forge(waiting=value)})
+        room_of(stand.app).clear()
+    told = [asked for asked in stand.nodes.told if asked.script is WAIT]
+    waits = Waiting.of(value)
+    enters = waits is not None and waits.name == LOCK and waits.wakes_it is not Wakes.NOTHING
+    line = line_key(stand.nodes.rules.prefix, LOCK)
+    assert lines == [line] * enters
+    assert bool(told) is enters
+    lock = Keys.of(stand.nodes.rules.prefix, LOCK).lock
+    for asked in told:
+        assert asked.keys[0] == line
+        assert asked.arguments[0] == request._delivery.execution.encode()
+        assert asked.arguments[2] == b"0001"
+        assert set(asked.keys[4:]) <= {lock}
 
 
 @settings(max_examples=60)
@@ -363,18 +408,19 @@ def test_a_task_that_waits_says_so_in_full_or_not_at_all(value):
 @example(info={"redlock_owner": TOKEN})
 @example(info={"redlock_owner": OWNER + "\n"})
 @example(info={"redlock_owner": OWNER.upper()})
-@example(info={"redlock_turn": f"{TOKEN}#3"})
-@example(info={"redlock_turn": TOKEN})
-@example(info={"redlock_turn": f"{TOKEN}#3\n"})
-def test_what_the_parent_hands_over_is_well_formed_or_none(info):
-    """Owner and ticket; they are taken out, so that the body does not see them."""
+@example(info={"redlock_woken": "yes"})
+@example(info={"redlock_woken": "yes\n"})
+@example(info={"redlock_woken": True})
+@example(info={"redlock_woken": ["yes"]})
+def test_what_the_parent_hands_over_is_well_formed_or_none(stand, info):
+    """Its owner, and that it was woken; they are taken out, so that the body does not see them."""
     told = dict(info or {})
-    owner = word_in(info, words.OWNER, words.WELL_FORMED)
-    turn = words.turn_in(info)
+    delivery = Delivery.of(stand.task, {"delivery_info": info}, "w@h")
+    owner = delivery.owner
     hide(SimpleNamespace(headers=None, delivery_info=info))
     assert owner is None or (owner == told["redlock_owner"] and len(owner) == 32)
-    assert turn == words.NO_TURN or f"{turn.token}#{turn.place}" == told["redlock_turn"]
-    assert not {"redlock_owner", "redlock_turn"} & set(info or {})
+    assert delivery.was_woken is (told.get("redlock_woken") == "yes")
+    assert not {"redlock_owner", "redlock_woken"} & set(info or {})
 
 
 @settings(max_examples=60)

@@ -25,7 +25,7 @@ from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import registered
 from celery_redlock.lock.votes import VoteKind
-from celery_redlock.lock.waiting import Ticket, wait_request
+from celery_redlock.lock.waiting import InLine, wait_request
 from celery_redlock.lock.wanted import Wanted
 from celery_redlock.ops.cli.bench import round_trips
 from celery_redlock.ops.doctor.nodes import gather_nodes
@@ -182,24 +182,26 @@ class Everything:
         assert not self.admin.keys("redlock:queued:*") + self.admin.keys("redlock:next:*")
 
     def waiting(self):
-        """One that waits is woken by the release, which keeps the lock for it; one more may not."""
-        lease = self.locks.acquire("line")
+        """One that waits is told by the release; when one more may not, the node looks who does."""
+        lease, room, hints = self.locks.acquire("line"), self.locks.listener.room, []
+        hear = room.hear
+        room.hear = lambda *words: (hints.append(words), hear(*words))
         with ThreadPoolExecutor() as others:
             waiter = others.submit(self.locks.acquire, "line", wait=60)
             try:
-                self.wait_until(lambda: self.admin.zcard("redlock:ready:line"), "a ticket")
-                (ticket,) = self.admin.zrange("redlock:ready:line", 0, -1)
+                self.wait_until(lambda: self.admin.zcard("redlock:line:line"), "one that waits")
                 self.wait_until(lambda: self.admin.pubsub_channels("redlock:wake:*"), "ears")
-                another = Ticket("line", "f" * 32, time.time(), {})
+                another = InLine("line", "f" * 32, time.time(), {})
                 ballot = self.locks.driver.ask(Ask(wait_request(RULES, another, 1)))
                 assert ballot[0].kind is VoteKind.REFUSED, ballot
+                assert not hints, "told of a lock that is held"
             finally:
                 self.locks.release(lease)
             lease = waiter.result()
-        assert lease.token == ticket[:40].decode(), "it came by itself"
+        self.wait_until(lambda: hints, "hint")
         self.locks.release(lease)
         assert not self.locks.inspect("line")[0].holder
-        assert self.admin.exists("redlock:ready:line", "redlock:waiting:line") == 0
+        assert self.admin.exists("redlock:line:line", "redlock:waiters:line") == 0
 
     def wait_until(self, condition, what):
         """Wait for what comes at once if a right for it is not missing, which the server notes."""
@@ -384,7 +386,11 @@ def test_an_operator_needs_every_right(admin, contract_node, everything, right):
     [
         ("+subscribe", ["SUBSCRIBE"]),
         ("+publish", ["PUBLISH"]),
+        ("+zadd", ["ZADD"]),
         ("+zrange", ["ZRANGE"]),
+        ("+zrem", ["ZREM"]),
+        ("+hgetall", ["HGETALL"]),
+        ("+hlen", ["HLEN"]),
         ("&redlock:*", ["PUBLISH", "SUBSCRIBE"]),
     ],
 )
@@ -408,7 +414,7 @@ def test_the_page_knows_every_command_of_the_scripts():
     called = {
         name.lower()
         for script in registered()
-        for name in re.findall(rb"redis\.call\('([A-Z]+)'", script.source)
+        for name in re.findall(rb"redis\.p?call\('([A-Z]+)'", script.source)
     }
     assert {name.decode() for name in called} <= {right.removeprefix("+") for right in WORKER}
 

@@ -1,4 +1,4 @@
-"""Who waits for a lock on real nodes: woken in turn, not starved, and gone without a trace."""
+"""Who waits for a lock on real nodes: told when it is free, in turn, and gone without a trace."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import pytest
 import redis
 
 from celery_redlock import LockTaken, Redlock
-from celery_redlock.lock import listener
-from celery_redlock.lock.listener import Listener
+from celery_redlock.lock import listener, rounds
+from celery_redlock.lock.records import channel
+from celery_redlock.lock.room import Room
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.wanted import Wanted
 from celery_redlock.reading.nodes import bootstrap
@@ -56,13 +57,38 @@ def keys(nodes, pattern):
     return found
 
 
-def tickets(nodes, name):
-    """Return how many tickets for *name* each node has."""
+def in_line(nodes, name):
+    """Return how many each node has in the line for *name*."""
     counts = []
     for node in nodes:
         with redis.Redis.from_url(node.url) as client:
-            counts.append(client.zcard(f"redlock:ready:{name}"))
+            counts.append(client.zcard(f"redlock:line:{name}"))
     return counts
+
+
+def hear_nodes(nodes, locks):
+    """Wait until each node can tell the process of *locks* something."""
+    own = channel(RULES.prefix, locks.listener.channel())
+    for node in nodes:
+        with redis.Redis.from_url(node.url) as client:
+            eventually(lambda it=client: it.pubsub_numsub(own)[0][1], "ears")
+
+
+def test_a_hint_is_all_that_one_needs_who_waits(locks, nodes, monkeypatch):
+    """It need not come by itself: a release in another process is heard at once."""
+    monkeypatch.setattr(rounds, "pause_before", lambda client, tries, left, *_: left)
+    others, got = Redlock([node.url for node in nodes], RULES), []
+    first = others.acquire("hint", wait=60)
+    waiting = threading.Thread(target=lambda: got.append(locks.acquire("hint", wait=600)))
+    waiting.start()
+    eventually(lambda: in_line(nodes, "hint") == [1] * 5, "one that waits")
+    hear_nodes(nodes, locks)
+    others.release(first)
+    waiting.join(timeout=60)
+    assert got[0].fence > first.fence
+    locks.release(got[0], wait=True)
+    eventually(lambda: not keys(nodes, "redlock:*:hint") & traces("hint"), "no trace")
+    others.close()
 
 
 def test_threads_that_wait_are_woken_in_turn(locks, nodes):
@@ -78,7 +104,7 @@ def test_threads_that_wait_are_woken_in_turn(locks, nodes):
     for number in range(10):
         waiting.append(threading.Thread(target=wait, args=(number,)))
         waiting[-1].start()
-        eventually(lambda n=number: tickets(nodes, "line") == [n + 1] * 5, "a ticket more")
+        eventually(lambda n=number: in_line(nodes, "line") == [n + 1] * 5, "one more")
     locks.release(first)
     for thread in waiting:
         thread.join(timeout=60)
@@ -92,7 +118,7 @@ def test_threads_that_wait_are_woken_in_turn(locks, nodes):
 
 def traces(name):
     """Return the keys that may be left of those who waited for *name*."""
-    return {f"redlock:{kind}:{name}".encode() for kind in ("ready", "waiting", "lock")}
+    return {f"redlock:{kind}:{name}".encode() for kind in ("line", "waiters", "lock")}
 
 
 @pytest.mark.skipif(not find_spec("gevent"), reason="gevent is not installed")
@@ -102,10 +128,10 @@ def test_greenlets_that_wait_are_woken(nodes):
     from gevent import monkey; monkey.patch_all()
     import gevent, sys
     from celery_redlock import Redlock
-    from celery_redlock.lock.listener import Listener
+    from celery_redlock.lock.room import Room
     locks = Redlock.from_urls(sys.argv[1:], node_timeout=2.5, ttl=60)
-    woken, hear = [], Listener._hear
-    Listener._hear = lambda *words: (woken.append(1), hear(*words))
+    hints, hear = [], Room.hear
+    Room.hear = lambda *words: (hints.append(1), hear(*words))
     first, got = locks.acquire("green", wait=60), []
     def wait(number):
         lease = locks.acquire("green", wait=600)
@@ -117,7 +143,7 @@ def test_greenlets_that_wait_are_woken(nodes):
         gevent.sleep(0.1)
     locks.release(first)
     gevent.joinall(waiting, timeout=60)
-    print(sorted(got) == list(range(10)), len(woken) >= 10)
+    print(sorted(got) == list(range(10)), len(hints) >= 10)
     """
     command = [sys.executable, "-c", textwrap.dedent(source), *(node.url for node in nodes)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
@@ -126,17 +152,18 @@ def test_greenlets_that_wait_are_woken(nodes):
 
 def test_a_url_that_asks_for_another_protocol_is_woken(nodes, monkeypatch):
     """RESP3, of which the library needs nothing; and nothing listens once the locks are closed."""
-    woken, hear = [], Listener._hear
-    monkeypatch.setattr(Listener, "_hear", lambda *words: (woken.append(1), hear(*words)))
+    hints, hear = [], Room.hear
+    monkeypatch.setattr(Room, "hear", lambda *words: (hints.append(1), hear(*words)))
     urls = [f"{node.url}?protocol=3&decode_responses=true" for node in nodes]
     locks = Redlock(urls, RULES)
     first = locks.acquire("third", wait=60)
     waiting = threading.Thread(target=lambda: locks.release(locks.acquire("third", wait=60)))
     waiting.start()
-    eventually(lambda: tickets(nodes, "third") == [1] * 5, "a ticket")
+    eventually(lambda: in_line(nodes, "third") == [1] * 5, "one that waits")
+    hear_nodes(nodes, locks)
     locks.release(first)
     waiting.join(timeout=60)
-    assert len(woken) >= 3
+    eventually(lambda: len(hints) >= 5, "hints of all nodes")
     locks.close()
     eventually(lambda: not listening(nodes), "end of the threads")
 
@@ -253,11 +280,12 @@ def test_the_first_is_free_while_the_second_is_waited_for(locks, nodes):
     lease, got = locks.acquire("second"), []
     waiting = threading.Thread(target=lambda: got.append(locks.take_all(both(600.0))))
     waiting.start()
-    eventually(lambda: tickets(nodes, "second") == [1] * 5, "one that waits")
+    eventually(lambda: in_line(nodes, "second") == [1] * 5, "one that waits")
     other = locks.acquire("first", wait=60)
     locks.release(lease)
-    eventually(lambda: tickets(nodes, "first") == [1] * 5, "one that waits for the other")
-    assert tickets(nodes, "second") == [0] * 5
+    eventually(lambda: in_line(nodes, "first") == [1] * 5, "one that waits for the other")
+    left = {f"redlock:{kind}:second".encode() for kind in ("line", "waiters")}
+    assert not keys(nodes, "redlock:*:second") & left
     locks.release(other)
     waiting.join(timeout=60)
     for name in ("first", "second"):  # on the same connections, so after all that it said
@@ -309,7 +337,7 @@ class Interrupted(Exception):
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals here")
 def test_who_is_interrupted_leaves_no_trace(locks, nodes):
-    """Neither key nor ticket, nor a note that it waits; the next one has the lock at once."""
+    """Neither key nor a place in the line; the next one has the lock at once."""
 
     def interrupt(*_):
         raise Interrupted
@@ -323,14 +351,14 @@ def test_who_is_interrupted_leaves_no_trace(locks, nodes):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    left = {f"redlock:{kind}:interrupted".encode() for kind in ("ready", "waiting")}
+    left = {f"redlock:{kind}:interrupted".encode() for kind in ("line", "waiters")}
     eventually(lambda: not keys(nodes, "redlock:*:interrupted") & left, "no trace")
     locks.release(first, wait=True)
     locks.release(locks.acquire("interrupted"), wait=True)
 
 
 def test_who_may_not_use_channels_waits_as_ever(nodes):
-    """Nobody is woken, and all works."""
+    """Nobody is told anything, and all works."""
     for node in nodes:
         with redis.Redis.from_url(node.url) as client:
             user = "ACL SETUSER mute reset on >secret ~redlock:* +@all resetchannels"

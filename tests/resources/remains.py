@@ -13,10 +13,10 @@ import redis
 
 from celery_redlock.errors import RedlockError
 from celery_redlock.lock.outcomes import ReleaseOutcome
-from celery_redlock.lock.records import Keys, ready_key
+from celery_redlock.lock.records import Keys, line_key
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import waiting_key
+from celery_redlock.lock.waiting import waiters_key
 from celery_redlock.ops.servers import Server
 
 __all__ = ["Remains", "looking_at"]
@@ -30,7 +30,7 @@ LOOKS = 10
 
 def keys_of_waiters(name: str) -> tuple[bytes, bytes]:
     """Return the keys of who waits for the lock *name*."""
-    return waiting_key(Rules(), name), ready_key("redlock", name)
+    return waiters_key(Rules(), name), line_key("redlock", name)
 
 
 class Remains:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import LockNotAcquired
-from celery_redlock.lock import waiter
 from celery_redlock.lock.asks import Ask, Pause, Tell
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, renew_at
+from celery_redlock.lock.records import line_key
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rounds import acquire
 from celery_redlock.lock.several import acquire_all
-from celery_redlock.lock.waiting import Ticket, leave_request, wait_request
-from celery_redlock.lock.wanted import NO_TURN, MarkerStands, Turn, Wanted
+from celery_redlock.lock.waiting import (
+    InLine,
+    free_places,
+    has_answered,
+    leave_request,
+    wait_request,
+)
+from celery_redlock.lock.wanted import MarkerStands, Wanted
 from simulation.hosts import GRAIN, Host, Interrupted, Process
-from simulation.laws import Wait
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -123,50 +129,51 @@ class Crew:
         self, host: Host, wait: float, name: str = NAME
     ) -> Generator[Any, Any, Lease | None]:
         """
-        Acquire the lock as a task does that queues: it asks once, and then when its turn has come.
+        Acquire the lock as a task does that queues: it asks once, and then whenever it is woken.
 
         Or by itself after *wait* [s]; None if it is refused then.
         """
         came, since, ends = self.world.now, host.kernel.wall(), host.now() + wait
-        lease = yield from self._take(host, self.wanted(host, name))
+        assert host.ears is not None
+        one = InLine(
+            name, f"{host.number:032x}", since, {}, host.ears.channel(), self.limit, asks=True
+        )
+        lease = yield from self.acquire(host, self.wanted(host, name))
         while lease is None and host.now() < ends:
-            turn = yield from self.turn(host, name, since, ends)
-            lease = yield from self._take(host, self.wanted(host, name, turn=turn))
-        self.world.wanted.append(Wait(name, came, self.world.now, lease is not None))
+            yield from self.wait_in_line(host, one, ends)
+            lease = yield from self.acquire(host, self.wanted(host, name))
+        yield Tell(leave_request(host.rules, name, one.who))
+        self.world.waited(host, name, came, is_granted=lease is not None)
         return lease
 
-    def turn(self, host: Host, name: str, since: float, ends: float) -> Generator[Any, Any, Turn]:
-        """Wait until the turn comes, or time *ends* [s]; as a worker's main process does."""
-        ears, rules, token = host.ears, host.rules, host.new_token()
+    def wait_in_line(self, host: Host, one: InLine, ends: float) -> Process:
+        """Wait until woken, or time *ends* [s]; as a worker's main process does."""
+        ears, rules = host.ears, host.rules
         assert ears is not None
-        ticket = Ticket(name, f"{host.number:032x}", since, {}, token, ears.channel(), self.limit)
-        ears.expect(token)
-        free = b""
-        while not free and host.now() < ends:
-            yield Tell(wait_request(rules, ticket))
-            free = yield Pause(min(LOOK_EVERY, ends - host.now()), token)
-        ears.forget(token)
-        if not free:
-            yield Tell(leave_request(rules, ticket))
-            return NO_TURN
-        place = waiter.place_of(rules, ticket, free)  # type: ignore[attr-defined]
-        yield Tell(leave_request(rules, ticket, keeps=place))
-        return Turn(token, place)
+        waiting = ears.enter_thread(line_key(rules.prefix, one.name), one.since)
+        is_woken = False
+        while not is_woken and host.now() < ends:
+            ballot = yield Ask(wait_request(rules, one), has_answered)
+            ears.room.free(waiting.line, free_places(ballot))
+            is_woken = yield Pause(min(LOOK_EVERY, ends - host.now()), waiting)
+        ears.leave(waiting)
+        yield Tell(wait_request(rules, replace(one, channel="", asks=False)))
 
     def take(
         self, host: Host, wait: float, marker: str | None = None, name: str = NAME
     ) -> Generator[Any, Any, Lease | None]:
         """Acquire the lock unless a marker stands, None if that fails."""
         came = self.world.now
-        lease = yield from self._take(host, self.wanted(host, name, wait=wait, marker=marker))
-        self.world.wanted.append(Wait(name, came, self.world.now, lease is not None))
+        lease = yield from self.acquire(host, self.wanted(host, name, wait=wait, marker=marker))
+        self.world.waited(host, name, came, is_granted=lease is not None)
         return lease
 
     def wanted(self, host: Host, name: str, **more: Any) -> Wanted:
         """Return what a client asks for."""
         return Wanted(name, host.rules.ttl, fence=self.fence, limit=self.limit, **more)
 
-    def _take(self, host: Host, wanted: Wanted) -> Generator[Any, Any, Lease | None]:
+    def acquire(self, host: Host, wanted: Wanted) -> Generator[Any, Any, Lease | None]:
+        """Acquire what is wanted, None if that fails."""
         host.is_acquiring = True
         try:
             lease = yield from acquire(host.kernel, wanted)

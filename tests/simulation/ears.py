@@ -1,12 +1,13 @@
-"""What a client hears from the nodes: the *real* `Listener`, without its threads."""
+"""What a client hears from the nodes: the *real* `Room`, and a `Listener` without its threads."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from celery_redlock.lock import listener
+from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.listener import Listener
-from celery_redlock.lock.records import CHANNEL_LENGTH, TOKEN_LENGTH, channel
+from celery_redlock.lock.records import CHANNEL_LENGTH, channel
+from celery_redlock.lock.room import Room, ThreadWaiting, Waiting
 
 if TYPE_CHECKING:
     from simulation.hosts import Host
@@ -16,6 +17,8 @@ __all__ = ["Ears"]
 
 #: How soon a client tries again to listen to a node [s].
 AGAIN = 0.2
+#: What clients take a round trip for [s]: the longest of those that are not late.
+ROUND_TRIP = 0.008
 
 
 class Ears(Listener):
@@ -30,19 +33,25 @@ class Ears(Listener):
     """
 
     def __init__(self, host: Host) -> None:
-        super().__init__([], host.rules.prefix)
+        super().__init__([], host.rules.prefix, lambda: ROUND_TRIP)
         self._host = host
-        self._majority = listener.quorum(len(host.servers))  # type: ignore[attr-defined]
+        self.room = Room(quorum(len(host.servers)), lambda: ROUND_TRIP, host.now)
         self._missing = set(range(len(host.servers)))
         self._process = f"{host.number:x}-{host.lives}".rjust(CHANNEL_LENGTH, "0")
         self.heard_by: dict[int, int] = {}
 
-    def expect(self, token: str, on_turn: object = None) -> None:
-        """Hear when the turn of *token* comes; the first time a client subscribes."""
-        super().expect(token)
+    def enter(self, waiting: Waiting) -> None:
+        """Have *waiting* woken by what is heard; the first time a client subscribes."""
+        self.room.enter(waiting)
         missing, self._missing = self._missing, set()
         for position in missing:
             self.subscribe(position)
+
+    def enter_thread(self, line: bytes, since: float) -> ThreadWaiting:
+        """As of `Listener`, by the client's clock."""
+        waiting = ThreadWaiting(line, since, self._host.now)
+        self.enter(waiting)
+        return waiting
 
     def subscribe(self, position: int) -> None:
         """Begin to listen to a node, as soon as it can be reached."""
@@ -77,10 +86,5 @@ class Ears(Listener):
         if host.stopped_until > host.world.now:
             host.world.at(host.stopped_until, self.hear, position, message)
             return
-        self._hear(position, message)
-        if self.free_for(host.waits_with):
-            host.turn_has_come(message[:TOKEN_LENGTH].decode())
-
-    def free_for(self, token: str) -> bytes:
-        """Return which lock is free for *token*; empty for none."""
-        return self.wait(token, 0.0) if token else b""
+        self.room.hear(position, message)
+        host.may_be_woken()

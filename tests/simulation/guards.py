@@ -26,13 +26,11 @@ from celery_redlock.lock import (
     fanout,
     held,
     lease,
-    places,
     renewal,
     requests,
     rounds,
     steps,
     votes,
-    waiter,
     watchdog,
 )
 from celery_redlock.lock.asks import Ask
@@ -246,7 +244,7 @@ GUARDS = {
         Guard(
             "fresh-token",
             "every attempt has a token of its own",
-            tuple((room, "fresh_token", only_token) for room in (attempt, waiter)),
+            ((attempt, "fresh_token", only_token),),
         ),
         Guard(
             "owner-release",
@@ -273,7 +271,7 @@ GUARDS = {
         Guard(
             "release-in-vain",
             "an attempt that was not granted takes back what it may have left",
-            tuple((room, "release_request", release_nothing) for room in (attempt, places)),
+            ((attempt, "release_request", release_nothing),),
         ),
         Guard(
             "undelivered",

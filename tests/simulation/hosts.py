@@ -16,6 +16,7 @@ from celery_redlock.lock.client import Client
 from celery_redlock.lock.fanout import QUIET
 from celery_redlock.lock.node import Gone
 from celery_redlock.lock.requests import inspect_request
+from celery_redlock.lock.room import ThreadWaiting
 from celery_redlock.lock.scripts import ACQUIRE
 from simulation.clocks import Clock
 from simulation.ears import Ears
@@ -51,7 +52,7 @@ class Host:
         is_acquiring: Whether it may be interrupted.
         lives: How often it was started.
         ears: What it hears from the nodes; None where nobody is woken.
-        waits_with: Token of the ticket that it pauses with; empty for none.
+        waits_as: Who it pauses as, which a hint may end; None for nobody.
     """
 
     def __init__(self, world: World, number: int, clock: Clock, wall: Clock) -> None:
@@ -86,7 +87,8 @@ class Host:
             new_token=self.new_token,
         )
         self.ears = self.kernel.listener = Ears(self) if world.is_woken else None
-        self.waits_with = ""
+        self.waits_as: ThreadWaiting | None = None
+        self._pauses_until = 0.0  # by its own clock [s]
         self.steps: Process | None = None
         self.call: Call | None = None
         self._answer: Any = None  # that waits until it is known whose clock has moved
@@ -188,15 +190,18 @@ class Host:
                 value = self._compared(value)
                 if value is None:
                     return
-        elif self.ears is not None and self.waits_with:
-            value = self.ears.free_for(self.waits_with)
+        elif self.waits_as is not None:
+            if self.waits_as.seconds_left(self._pauses_until) > GRAIN:
+                return  # what ends it is planned
+            value = self.waits_as.was_woken()
         self.call = None
         self._advance(lambda: self.steps.send(value))  # type: ignore[union-attr]
 
-    def turn_has_come(self, token: str) -> None:
-        """Go on if it pauses with the ticket of this *token*."""
-        if token == self.waits_with:
-            self.world.at(self.world.now, self._resume, self._ticket, None)
+    def may_be_woken(self) -> None:
+        """Go on when its pause ends, which may be sooner by now."""
+        if self.waits_as is not None:
+            left = self.waits_as.seconds_left(self._pauses_until)
+            self._wake_after(max(0.0, left) + 2 * GRAIN)
 
     def _leave(self, call: Call) -> Any:
         """Take a last look, and give up on who has not answered."""
@@ -232,7 +237,7 @@ class Host:
     def _advance(self, step: Callable[[], Any]) -> None:
         """Do steps until one takes time."""
         self._ticket += 1
-        self.waits_with = ""
+        self.waits_as = None
         try:
             self.wake()
             doing = step()
@@ -242,10 +247,11 @@ class Host:
         except StopIteration:
             return
         if isinstance(doing, Pause):
-            self._wake_after(doing.seconds)
-            self.waits_with = doing.token
-            if self.ears is not None and self.ears.free_for(doing.token):
-                self.turn_has_come(doing.token)
+            self._pauses_until = self.now() + doing.seconds
+            self.waits_as = doing.waiting
+            if self.waits_as is None:
+                self._wake_after(doing.seconds)
+            self.may_be_woken()
         else:
             self._ask(doing)
 

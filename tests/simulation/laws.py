@@ -3,7 +3,7 @@ The laws, checked on the `Hold`s that a run leaves behind.
 
 - `overlaps` (exclusion): nobody trusts a lock while another does, by the true time.
 - `crowd` (places): no more trust one of its places at once than a lock has, by the same time.
-- `disorder` (fences): unique, and growing for whoever asks after a grant.
+- `disorder` (fences): unique, and growing from each holder to the next.
 
 And on the world when all faults are over: `World.progressed` (everybody gets the lock),
 `World.leftovers` (no lock is left), `World.immortal` (no key without an end).
@@ -63,12 +63,24 @@ class Wait:
         came: When it asked first.
         until: When it got the lock, or gave up.
         is_granted: Whether it got it.
+        stops: From when until when its process stood still, each time.
     """
 
     name: str
     came: float
     until: float
     is_granted: bool
+    stops: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def spells(self) -> list[tuple[float, float]]:
+        """From when until when it waited and did not stand still."""
+        spells, since = [], self.came
+        for begins, ends in sorted(self.stops):
+            if since < begins:
+                spells.append((since, min(begins, self.until)))
+            since = max(since, ends)
+        return [(a, b) for a, b in [*spells, (since, self.until)] if a < b]
 
 
 def overlaps(holds: Iterable[Hold]) -> list[tuple[Hold, Hold]]:
@@ -121,7 +133,7 @@ def larger(one: Hold, other: Hold) -> Hold:
 
 def disorder(holds: Iterable[Hold]) -> list[tuple[Hold, Hold]]:
     """
-    Return pairs with one fence, or with a smaller one for who asked after the grant.
+    Return pairs with one fence, or with a smaller one for who was granted the lock later.
 
     Of each hold one such pair is told, if there is any: a run of an hour has many holds.
     """
@@ -135,7 +147,7 @@ def disorder_of_one(in_order: Sequence[Hold]) -> list[tuple[Hold, Hold]]:
     first: dict[int, Hold] = {}
     found = []
     for hold in in_order:
-        before = bisect_left(when, hold.asked)
+        before = bisect_left(when, hold.granted)
         if first.setdefault(hold.fence, hold) is not hold:
             found.append((first[hold.fence], hold))
         elif before and largest[before - 1].fence > hold.fence:
@@ -144,17 +156,22 @@ def disorder_of_one(in_order: Sequence[Hold]) -> list[tuple[Hold, Hold]]:
 
 
 def left_idle(holds: Iterable[Hold], waits: Iterable[Wait]) -> float:
-    """Return for how long at most a lock of one place was free while somebody waited for it [s]."""
+    """
+    Return for how long at most a lock of one place was free while somebody waited for it [s].
+
+    Not while all who did stood still.
+    """
     longest, held = 0.0, {alike[0].name: alike for alike in by_name(holds)}
-    for wait in waits:
-        free_since = wait.came
-        for hold in held.get(wait.name, []):
-            if hold.granted >= wait.until:
-                break
-            if hold.end > free_since:
-                longest = max(longest, hold.granted - free_since)
-                free_since = hold.end
-        longest = max(longest, wait.until - free_since)
+    for one in waits:
+        for since, until in one.spells:
+            free_since = since
+            for hold in held.get(one.name, []):
+                if hold.granted >= until:
+                    break
+                if hold.end > free_since:
+                    longest = max(longest, hold.granted - free_since)
+                    free_since = hold.end
+            longest = max(longest, until - free_since)
     return longest
 
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from celery_redlock.errors import LockTaken
 from celery_redlock.lock.asks import Pause
-from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.requests import acquire_request, release_request
+from celery_redlock.lock.records import Keys
+from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import Ticket, wait_request
+from celery_redlock.lock.waiting import InLine, wait_request
 from celery_redlock.lock.wanted import Wanted
 from celery_redlock.testing import memory_quorum
 from simulation.clocks import BEGIN
@@ -30,8 +30,10 @@ __all__ = ["LINE", "LINE_BREAKS"]
 Z = 2
 #: Leases that do not end while a story lasts.
 LONG = replace(RULES, ttl=10.0, max_ttl=10.0)
-#: How soon who is next gets a lock that becomes free [s]: two ways there and two back.
+#: How soon who is told gets a lock that becomes free [s]: two ways there and two back.
 SOON = 0.05
+#: How soon it gets one of which it is not told [s].
+BY_ITSELF = 1.0 + SOON
 
 
 class Noted(dict[str, float]):
@@ -47,7 +49,7 @@ class Noted(dict[str, float]):
 
 
 class Line(Schedule):
-    """Three nodes; clients x, y and z, which are woken when their turn has come."""
+    """Three nodes; clients x, y and z, which hear when a lock may be free."""
 
     def __init__(self, rules: Rules = LONG, limit: int = 1, crew: int = 3) -> None:
         super().__init__(rules, crew=crew, is_woken=True, limit=limit)
@@ -76,14 +78,12 @@ class Line(Schedule):
         own = [hold.granted for hold in self.holds if hold.token.startswith(f"{number:02x}")]
         return own[place] if len(own) > place else float("inf")
 
-    def late(self, number: int, due: float, place: int = 0) -> list[str]:
+    def late(self, number: int, due: float, place: int = 0, soon: float = SOON) -> list[str]:
         """Run, and return that a client was granted the lock later than it was *due* [s]."""
         self.run(20.0)
         at = self.granted_at(number, place)
-        late = (
-            [f"free since {due:g} s, granted to {number} at {at:.3f} s"] if at > due + SOON else []
-        )
-        return broken(self) + late
+        late = [f"free since {due:g} s, granted to {number} at {at:.3f} s"]
+        return broken(self) + (late if at > due + soon else [])
 
 
 def oldest_first() -> list[str]:
@@ -96,17 +96,56 @@ def oldest_first() -> list[str]:
     return late + (["z was granted the lock before x"] if line.granted_at(Z) < 1.1 else [])
 
 
-def own_ticket() -> list[str]:
-    """Let x release on a node what it was granted there, and have a ticket there yet: in vain."""
-    node = ScriptNode(RULES, lambda: BEGIN)
-    node.keyspace.hear = lambda _channel, _message: 1
-    ticket = Ticket(NAME, "1" * 32, BEGIN, {}, "1" * 40, "c" * 16)
-    lease = Lease(NAME, ticket.token, None, RULES.ttl, 0.0, BEGIN, {})
-    node.vote(acquire_request(RULES, lease, None))
-    node.vote(wait_request(RULES, ticket))
-    node.vote(release_request(RULES, NAME, ticket.token))
-    left = node.ask(b"GET", KEYS.lock)
-    return [f"the lock is kept for whoever released it: {left!r}"] if left else []
+def told() -> list[str]:
+    """Let x wait for long, so that it seldom tries by itself, and y release."""
+    line = Line()
+    line.take(line.y, 0.0, 4.0)
+    line.take(line.x, 0.1, wait=9.0)
+    return line.late(X, 4.0)
+
+
+def not_told() -> list[str]:
+    """Let x wait for long, and hear nothing of a release of y's."""
+    line = Line()
+    line.chaos = replace(line.chaos, unheard=1.0)
+    line.take(line.y, 0.0, 4.0)
+    line.take(line.x, 0.1, wait=9.0)
+    return line.late(X, 4.0, soon=BY_ITSELF)
+
+
+def says_it_has_waited_for_years() -> list[str]:
+    """Let z wait before x, whose message says that it came long before."""
+    line = Line()
+
+    def take(host: Host) -> Process:
+        wanted = line.people.wanted(host, NAME, wait=9.0, queued_since=1.0)
+        lease = yield from line.people.acquire(host, wanted)
+        if lease is not None:
+            yield Pause(1.0)
+            line.people.end(lease)
+            yield line.people.release(host, lease)
+
+    line.take(line.y, 0.0, 4.0)
+    line.take(line.z, 0.1, 1.0, wait=9.0)
+    line.at(0.2, line.x.run, take(line.x))
+    return line.late(Z, 4.0)
+
+
+def quarantined() -> list[str]:
+    """Let a node be put in quarantine while x waits there, and y release: it says nothing."""
+    node, said = ScriptNode(LONG, lambda: BEGIN), list[bytes]()
+
+    def hear(_channel: bytes, message: bytes) -> int:
+        said.append(message)
+        return 1
+
+    node.keyspace.hear = hear
+    one = InLine(NAME, "1" * 32, BEGIN, {}, "c" * 16)
+    node.vote(wait_request(LONG, one))
+    node.ask(b"SET", Keys.of(LONG.prefix, NAME).quarantine, b"1", b"PX", b"60000")
+    node.vote(wait_request(LONG, one))
+    node.vote(release_request(LONG, NAME, "2" * 40))
+    return [f"a node in quarantine said {said!r}"] if said else []
 
 
 def killed_in_line() -> list[str]:
@@ -120,7 +159,7 @@ def killed_in_line() -> list[str]:
 
 
 def stopped_in_line() -> list[str]:
-    """Let x stand still when it is woken; z waits behind it, and then y behind z."""
+    """Let x stand still when it is told; z waits behind it, and then y behind z."""
     line = Line()
     line.take(line.y, 0.0, 0.5)
     line.take(line.x, 0.1, wait=5.0)
@@ -131,23 +170,8 @@ def stopped_in_line() -> list[str]:
     return line.late(Y, line.granted_at(Z) + 0.4, place=1)
 
 
-def newcomer() -> list[str]:
-    """Let y release while x waits, and ask again before x, which is further away."""
-    line = Line()
-
-    def twice() -> Process:
-        yield from line.taking(line.y, 0.5, 0.0)
-        yield Pause(0.003)
-        yield from line.taking(line.y, 0.5, 0.0)
-
-    line.y.run(twice())
-    line.take(line.x, 0.1, wait=0.8)
-    line.at(0.501, line.ways.update, {(X, node): [0.01] for node in (A, B, C)})
-    return line.late(X, 0.5)
-
-
 def lapsed() -> list[str]:
-    """Let y forget its lock, and x queue for it as a message, which asks when it is woken."""
+    """Let y forget its lock, and x queue for it as a message, which tries when it is told."""
     line = Line(RULES)
     line.y.run(line.granted_to(line.y))
     line.at(0.05, line.x.run, line.people.take_in_line(line.x, 60.0))
@@ -166,7 +190,7 @@ def gone() -> list[str]:
 
 
 def one_node_says() -> list[str]:
-    """Let A lose y's key, so that A alone wakes x, which queues as a message."""
+    """Let A lose y's key, so that A alone says that it has no holder to x, which queues."""
     line = Line()
     line.take(line.y, 0.0, 3.0)
     line.at(0.1, line.x.run, line.people.take_in_line(line.x, 60.0))
@@ -178,23 +202,27 @@ def one_node_says() -> list[str]:
     ]
 
 
-def second_place() -> list[str]:
-    """Let y and z have both places, x wait, and whoever has the second one release it."""
-    line = Line(limit=2)
+def smaller_limit() -> list[str]:
+    """Let y and z have both places, a client with a limit of one wait, and x behind it."""
+    line = Line(limit=2, crew=4)
+    other = line.hosts[3]
 
     def hold(host: Host) -> Process:
         lease = yield from line.people.take(host, wait=0.0)
         if lease is not None:
-            yield Pause(0.5 if lease.place else 5.0)
+            yield Pause(4.0 if lease.place else 9.0)
             line.people.end(lease)
             yield line.people.release(host, lease)
 
+    def wait_for_the_first() -> Process:
+        wanted = replace(line.people.wanted(other, NAME, wait=9.0), limit=1)
+        yield from line.people.acquire(other, wanted)
+
     line.at(0.0, line.y.run, hold(line.y))
     line.at(0.02, line.z.run, hold(line.z))
-    line.take(line.x, 0.1, wait=8.0)
-    asked = line.asked_from(0.5)
-    late = line.late(X, 0.55)
-    return late + (["x had to ask twice"] if len(asked) > 1 else [])
+    line.at(0.1, other.run, wait_for_the_first())
+    line.take(line.x, 0.2, wait=9.0)
+    return line.late(X, 4.02)
 
 
 def both_places() -> list[str]:
@@ -209,12 +237,12 @@ def crossing() -> list[str]:
     """Let three release their places at once, in another order on each node; x, y and z wait."""
     line = Line(limit=3, crew=6)
     for number, host in enumerate(line.hosts[3:]):
-        line.take(host, 0.1 * number, 1.0 - 0.1 * number)
+        line.take(host, 0.1 * number, 4.0 - 0.1 * number)
         ways = {(3 + number, node): [0.002 + 0.001 * ((number + node) % 3)] for node in (A, B, C)}
-        line.at(0.9, line.ways.update, ways)
+        line.at(3.9, line.ways.update, ways)
     for host in (line.x, line.y, line.z):
         line.take(host, 0.5, 1.0, wait=8.0)
-    return [each for number in (X, Y, Z) for each in line.late(number, 1.05)]
+    return [each for number in (X, Y, Z) for each in line.late(number, 4.05)]
 
 
 def refused_one_of_two() -> list[str]:
@@ -234,15 +262,17 @@ def refused_one_of_two() -> list[str]:
 LINE: dict[str, Callable[[], list[str]]] = {
     story.__name__: story
     for story in (
+        told,
+        not_told,
         oldest_first,
-        own_ticket,
+        says_it_has_waited_for_years,
         killed_in_line,
         stopped_in_line,
-        newcomer,
+        quarantined,
         lapsed,
         gone,
         one_node_says,
-        second_place,
+        smaller_limit,
         both_places,
         crossing,
         refused_one_of_two,
@@ -250,16 +280,18 @@ LINE: dict[str, Callable[[], list[str]]] = {
 }
 #: As `simulation.schedules.BREAKS`.
 LINE_BREAKS: dict[str, tuple[str, ...]] = {
+    "told": ("hint",),
+    "not_told": ("comes-by-itself",),
     "oldest_first": ("oldest-first",),
-    "own_ticket": ("own-ticket",),
-    "killed_in_line": ("dead-ticket",),
-    "stopped_in_line": ("woken-once",),
-    "newcomer": ("kept-for-the-woken",),
+    "says_it_has_waited_for_years": ("since-the-node-knows",),
+    "killed_in_line": ("dead-passed",),
+    "stopped_in_line": ("told-once",),
+    "quarantined": ("quarantine-silent",),
     "lapsed": ("free-wakes",),
     "gone": ("leave",),
-    "one_node_says": ("woken-by-a-majority",),
-    "second_place": ("handed-place",),
+    "one_node_says": ("free-for-a-majority",),
+    "smaller_limit": ("too-small-a-limit",),
     "both_places": ("place-key",),
-    "crossing": ("kept-for-nobody",),
+    "crossing": ("told-once",),
     "refused_one_of_two": ("all-or-none",),
 }

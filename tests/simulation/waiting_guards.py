@@ -1,9 +1,9 @@
 """
-What hands a lock on: guards of those who wait, and of locks with several places.
+What a wake-up rests on: guards of those who wait, and of locks with several places.
 
-Without one of these nobody holds a lock that another holds: what a wake-up says grants nothing.
-But somebody waits in vain, is overtaken, or finds fewer places than there are. So they cover for
-none of the `simulation.guards.GUARDS`, and pairs are made among themselves.
+Without one of these nobody holds a lock that another holds: a hint grants nothing. But somebody
+waits in vain, is overtaken, or finds fewer places than there are. So they cover for none of the
+`simulation.guards.GUARDS`, and pairs are made among themselves.
 """
 
 from __future__ import annotations
@@ -12,27 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from celery_redlock.errors import LockNotAcquired
-from celery_redlock.lock import (
-    attempt,
-    listener,
-    places,
-    requests,
-    rounds,
-    several,
-    waiter,
-    waiting,
-)
+from celery_redlock.lock import attempt, requests, rounds, several, waiting
+from celery_redlock.lock.room import Room
 from celery_redlock.lock.scripts import RELEASE
 from celery_redlock.lock.waiting import LEAVE, WAIT
-from celery_redlock.task import waiting_room
 from simulation.guard import Guard
 
 __all__ = ["WAITING_GUARDS"]
-
-
-def first_place(*_: Any) -> int:
-    """Return the first place, whichever is free."""
-    return 0
 
 
 def one_key(name: str, _place: int) -> str:
@@ -40,12 +26,21 @@ def one_key(name: str, _place: int) -> str:
     return name
 
 
+def nothing(*_: Any) -> None:
+    """Do nothing."""
+
+
 def one_is_enough(_nodes: int) -> int:
     """Return how many nodes have to say something: any one."""
     return 1
 
 
-def keep_what_was_granted(client: Any, wanted: Any, _turns: Any) -> Any:
+def never(*_: Any) -> bool:
+    """Return that it is not so."""
+    return False
+
+
+def keep_what_was_granted(client: Any, wanted: Any) -> Any:
     """Take the locks of all names, and keep those that were granted if one is not."""
     leases = {}
     try:
@@ -60,59 +55,64 @@ WAITING_GUARDS = {
     guard.name: guard
     for guard in (
         Guard(
+            "hint",
+            "a release tells somebody who waits",
+            lua=((RELEASE, "hint(KEYS[3], ARGV[5], ARGV[6])", "local told = 0"),),
+        ),
+        Guard(
             "oldest-first",
-            "of all who wait the oldest is woken",
-            lua=((RELEASE, "'ZRANGE', ready, '0', '0'", "'ZRANGE', ready, '-1', '-1'"),),
+            "of all who wait the oldest is told",
+            lua=((RELEASE, "'ZRANGE', line, '0', PASSED - 1", "'ZRANGE', line, '-1', '-1'"),),
         ),
         Guard(
-            "own-ticket",
-            "a release wakes nobody with the token that it releases",
-            lua=((RELEASE, "if string.sub(ticket, 1, #own) ~= own then", "if true then"),),
+            "dead-passed",
+            "one whose process does not listen any more is passed",
+            lua=((RELEASE, "or heard > 0 then return end", "or heard >= 0 then return end"),),
         ),
         Guard(
-            "dead-ticket",
-            "a ticket whose process does not listen any more is not waited for",
-            lua=((RELEASE, "if heard > 0 then return ticket end", "return ticket"),),
+            "told-once",
+            "who was told is not in line any more: one that does nothing is not told again",
+            lua=((RELEASE, "redis.pcall('ZREM', line, one)", "redis.pcall('EXISTS', line)"),),
         ),
         Guard(
-            "woken-once",
-            "who was woken has no ticket any more: one that does nothing is not woken again",
-            lua=((RELEASE, ", next)", ", 'nobody')"),),
-        ),
-        Guard(
-            "kept-for-the-woken",
-            "a lock that is handed over is nobody else's meanwhile",
-            ((requests, "HAND_OVER", b"1"),),
+            "too-small-a-limit",
+            "nobody is told of a place that it cannot have",
+            lua=((RELEASE, "> tonumber(number) then", "> -1 then"),),
         ),
         Guard(
             "free-wakes",
-            "who waits for a lock that is free is woken, though nobody releases it",
-            lua=((WAIT, "if redis.call('EXISTS', KEYS[i]) == 0 then", "if false then"),),
+            "who waits as a message for a lock that is free tries, though nobody releases it",
+            ((Room, "free", nothing),),
+        ),
+        Guard(
+            "free-for-a-majority",
+            "what one node says of a lock that it has no holder of wakes nobody",
+            ((waiting, "quorum", one_is_enough),),
+        ),
+        Guard(
+            "since-the-node-knows",
+            "nobody has waited for longer than the node has known of it",
+            lua=((WAIT, "math.max(first, tonumber(ARGV[4]))", "tonumber(ARGV[4])"),),
+        ),
+        Guard(
+            "comes-by-itself",
+            "the oldest of a process tries without a hint",
+            ((Room, "is_oldest", never),),
         ),
         Guard(
             "leave",
-            "who waits no more leaves no ticket",
-            lua=((LEAVE, "redis.call('ZREM', KEYS[2], ARGV[2])", "local left = true"),),
+            "who waits no more is not in line",
+            lua=((LEAVE, "redis.call('ZREM', KEYS[1], ", "tostring("),),
         ),
         Guard(
-            "woken-by-a-majority",
-            "nobody is woken for what fewer than a majority of nodes says",
-            ((listener, "quorum", one_is_enough),),
-        ),
-        Guard(
-            "handed-place",
-            "who is woken for a place tries that place",
-            tuple((room, "place_of", first_place) for room in (waiter, waiting_room)),
+            "quarantine-silent",
+            "a node in quarantine has nobody in line",
+            lua=((WAIT, "if code == -2 then redis.call('DEL', KEYS[1], KEYS[2]) end", ""),),
         ),
         Guard(
             "place-key",
             "each place of a lock is a lock of its own",
-            tuple((room, "place_name", one_key) for room in (attempt, places, requests, waiting)),
-        ),
-        Guard(
-            "kept-for-nobody",
-            "one of several places is kept for nobody, as each node may keep another",
-            lua=((RELEASE, "string.sub(described, 1, 1) == SEVERAL", "false"),),
+            tuple((at, "place_name", one_key) for at in (attempt, requests, waiting)),
         ),
         Guard(
             "all-or-none",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,8 +59,9 @@ class World:
         limit: How many places each lock has.
         holds: All grants so far.
         held: The last one of each token.
-        is_woken: Whether those who wait hear when their turn has come.
+        is_woken: Whether those who wait hear that a lock may be free.
         wanted: Everybody who has wanted a lock, in the order in which their waiting ended.
+        stops: Number of a client -> from when until when it stood still.
         room: How much a connection takes at a time [bytes]; None for all.
         asked: When a token was last sent in an acquire.
         progressed: Numbers of the clients that got the lock when all was well again.
@@ -85,6 +86,7 @@ class World:
     progressed: set[int] = field(default_factory=set)
     met: Counter[Any] = field(default_factory=Counter)
     wanted: list[Wait] = field(default_factory=list)
+    stops: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
@@ -183,6 +185,7 @@ class World:
     def stop(self, host: Host, length: float) -> None:
         """Have a client stand still for *length* [s]."""
         host.stopped_until = max(host.stopped_until, self.now + length)
+        self.stops[host.number].append((self.now, self.now + length))
 
     def halt(self, host: Host, length: float) -> None:
         """Have a client stand still for *length* [s], and its clock, too."""
@@ -206,6 +209,10 @@ class World:
                     when = host.links[node.position].arrival(0.0, None)
                     self.at(when, host.ears.hear, node.position, message)
         return listening
+
+    def waited(self, host: Host, name: str, came: float, *, is_granted: bool) -> None:
+        """Note that a client has wanted a lock since it *came*, and does no more [s, true time]."""
+        self.wanted.append(Wait(name, came, self.now, is_granted, tuple(self.stops[host.number])))
 
     def revoke(self) -> None:
         """Take the lock away from its present holder on all nodes, on an operator's word."""

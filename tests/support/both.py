@@ -35,10 +35,14 @@ SCORE = re.compile(rb"-?\d+\.\d+(e-?\d+)?")
 MOMENT = re.compile(rb"\d{13}")
 #: A score as text: some servers say 0.1, and others 0.10000000000000001, which is the same one.
 SCORE = re.compile(rb"-?\d+\.\d+")
+#: Of somebody who waits: whom it is reached by, two moments, and a description.
+RECORD = re.compile(rb"(.{20})(\d{13})(\d{13})(.*)", re.DOTALL)
 #: Up to here a number is no time, but a count, or a score that was made up: no tolerance.
 FEW = 100
-#: The shortest life of a key that is not waited out: for who was woken, and of a probe [ms].
+#: The shortest life of a key that is not waited out: that of a probe [ms].
 SHORTEST = 1000
+#: How long a value in a hash may be [bytes].
+LONGEST_IN_ORDER = 2**16
 
 
 class Both:
@@ -64,6 +68,8 @@ class Both:
         self.node = NodeModel(0, lambda: self._micros / 1_000_000)
         self.answer: Any = None
         self.client.flushall()
+        # A hash tells its fields in the order in which they came: in a table they have none.
+        self.client.config_set("hash-max-ziplist-value", LONGEST_IN_ORDER)
         for script in registered():  # as every client that connects sees to
             self.client.script_load(script.source)
         self.node.greet()
@@ -189,5 +195,9 @@ def assert_same(what: Any, ours: Any, theirs: Any, slack: float) -> None:
         assert float(ours) == float(theirs), differ
     elif isinstance(theirs, bytes) and MOMENT.fullmatch(theirs) and ours != theirs:
         assert_near(int(ours), int(theirs), slack, differ)
+    elif isinstance(theirs, bytes) and RECORD.fullmatch(theirs) and ours != theirs:
+        assert isinstance(ours, bytes), differ
+        assert RECORD.fullmatch(ours), differ
+        assert_same(what, *(RECORD.fullmatch(one).groups() for one in (ours, theirs)), slack)
     else:
         assert (type(ours), ours) == (type(theirs), theirs), differ

@@ -14,6 +14,8 @@ from celery_redlock.lock.asks import Ask, Pause, Tell
 from celery_redlock.lock.client import Client
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.listener import Listener
+from celery_redlock.lock.records import line_key
+from celery_redlock.lock.room import Room, ThreadWaiting, Waiting
 from celery_redlock.lock.rounds import acquire
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import Vote, VoteKind
@@ -96,29 +98,42 @@ def lease_of(clock: Callable[[], float], name: str = "k", **changes: Any) -> Lea
 
 class Ears:
     """
-    A listener that hears what a test says.
+    A listener that hears what a test says; one node's word is enough.
 
     Attributes:
-        expected: Token -> what is called when its turn has come.
-        forgotten: The tokens that are waited for no more.
+        room: The real one.
+        waiting: Who waits in it, in the order in which they came.
     """
 
-    def __init__(self) -> None:
-        self.expected: dict[str, Callable[[bytes], None]] = {}
-        self.forgotten: list[str] = []
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        self.now = now or FakeClock()
+        self.room = Room(1, lambda: 0.0, self.now)
+        self.waiting: list[Waiting] = []
 
     def channel(self) -> str:
         """Return what this process is woken by."""
         return "c" * 16
 
-    def expect(self, token: str, on_turn: Callable[[bytes], None] = lambda _: None) -> None:
+    def enter(self, waiting: Waiting) -> None:
         """Note who waits."""
-        self.expected[token] = on_turn
+        self.waiting.append(waiting)
+        self.room.enter(waiting)
 
-    def forget(self, token: str) -> None:
+    def enter_thread(self, line: bytes, since: float) -> ThreadWaiting:
+        """Note that a thread does."""
+        waiting = ThreadWaiting(line, since, self.now)
+        self.enter(waiting)
+        return waiting
+
+    def leave(self, waiting: Waiting) -> None:
         """Note who waits no more."""
-        self.expected.pop(token, None)
-        self.forgotten.append(token)
+        if waiting in self.waiting:
+            self.waiting.remove(waiting)
+        self.room.leave(waiting)
+
+    def hear(self, name: str) -> None:
+        """Hear that the lock *name* was released."""
+        self.room.hear(0, line_key("redlock", name))
 
 
 class Drive:
@@ -194,16 +209,17 @@ class Drive:
     def go_on(self) -> Drive:
         """Do what is neither a question nor the end: tell the nodes, or let the pause pass."""
         assert isinstance(self.step, (Tell, Pause)), self.step
+        sleeps = isinstance(self.step, Pause) and self.step.waiting is not None
         if isinstance(self.step, Pause):
             self.clock.advance(self.step.seconds)
-        self._advance(lambda: self.steps.send(None))
+        self._advance(lambda: self.steps.send(False if sleeps else None))
         return self
 
-    def wake(self, lock: str = "k") -> Drive:
-        """Have the turn of the ticket come that is waited with."""
+    def wake(self) -> Drive:
+        """Have a hint end the pause."""
         assert isinstance(self.step, Pause), self.step
-        assert self.step.token
-        self._advance(lambda: self.steps.send(f"redlock:lock:{lock}".encode()))
+        assert self.step.waiting is not None
+        self._advance(lambda: self.steps.send(True))
         return self
 
     def go_on_to(self, kind: type) -> Drive:

@@ -416,7 +416,7 @@ DEAF = {"denied_to_wake": ["PUBLISH"]}
     ],
 )
 def test_a_task_that_queues_where_nothing_wakes_it(options, known, where):
-    """The broker holds it back, or too few nodes may say that its turn has come."""
+    """The broker holds it back, or too few nodes may send a hint."""
     found = findings(facts(tasks=replaced(**options), **known))
     queues = [it for it in found if it.code == "queue-not-woken"]
     assert [it.where for it in queues] == ([where] if where else [])

@@ -15,13 +15,15 @@ from celery_redlock import LockTaken, QuorumUnavailable, RedlockTask, Skipped, c
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.waiting import LEAVE
 from celery_redlock.lock.wanted import MarkerStands
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task.begin import PREVIOUS_GRACE
 from celery_redlock.task.current import latest_execution
 from celery_redlock.task.delivery import execution_id
 from celery_redlock.task.interrupt import Interrupt
-from celery_redlock.task.waiting import Waiting
+from celery_redlock.task.waiting import Waiting, Wakes
 
 #: Of the message that is delivered.
 PUBLISH = "0" * 32
@@ -31,7 +33,7 @@ HEADER = {"v": 1, "task_id": "me", "id": PUBLISH}
 class ScriptedLocks:
     """Answers to `take`, one after the other; what was asked, given back and marked."""
 
-    listener = object()
+    listener, rules = object(), Rules()
 
     def __init__(self):
         self.answers = []
@@ -39,6 +41,8 @@ class ScriptedLocks:
         self.released = []
         self.marked = []
         self.held_by = {}
+        self.told = []
+        self.driver = SimpleNamespace(tell=self.told.append)
 
     def take(self, wanted, on_lost=None):
         """Return the next answer, or raise it."""
@@ -282,18 +286,51 @@ def test_a_copy_is_woken_when_the_one_that_runs_releases(app):
     """It waits for the lock like any, and its lease is how long it waits at most."""
     with pytest.raises(Ignore):
         deliver(app, taken(**MYSELF))
-    assert waiting_in(app.sent[0]).is_woken
+    assert waiting_in(app.sent[0]).wakes_it is Wakes.FREE
     assert app.sent[0][2]["countdown"] == 5
 
 
-def test_a_copy_is_not_woken_where_other_places_may_be_free(app):
-    """It would be woken at once, find itself, and be woken at once."""
+def test_where_other_places_may_be_free_a_copy_is_woken_by_a_release_only(app):
+    """It would be woken by a free place at once, find itself, and be woken at once."""
     with pytest.raises(Ignore):
         deliver(app, taken(**MYSELF), options={"lock_limit": 2})
-    assert waiting_in(app.sent[0]) is None
+    assert waiting_in(app.sent[0]).wakes_it is Wakes.RELEASE
 
 
 QUEUED = Waiting("shop.bill", 1.7e9, 3)
+
+
+def test_a_task_that_waited_as_a_message_leaves_the_line_with_its_lock(app):
+    """Else it would count for ``max_waiting`` while it runs, and be sent hints."""
+    assert deliver(app, redlock={**HEADER, "waiting": QUEUED.parts}) == 7
+    (leave,) = app.locks.told
+    assert leave.script is LEAVE
+    assert leave.keys[0] == b"redlock:line:shop.bill"
+    assert leave.arguments == (execution().encode(),)
+    assert deliver(app) == 7  # the twin: one that never waited has nothing to leave
+    assert len(app.locks.told) == 1
+
+
+def test_one_that_is_refused_again_stays_in_the_line(app):
+    """The nodes know since when it waits."""
+    with pytest.raises(Ignore):
+        deliver(
+            app,
+            taken(**STRANGER),
+            redlock={**HEADER, "waiting": QUEUED.parts},
+            options={"on_conflict": "queue"},
+        )
+    assert app.locks.told == []
+
+
+@pytest.mark.parametrize(("word", "was_woken"), [("yes", True), ("no", False), (None, False)])
+def test_who_has_the_lock_is_told_how_long_it_waited_and_whether_it_was_woken(app, word, was_woken):
+    """So that an operator sees whether tasks wait for a hint, or for their time."""
+    info = {"redlock_woken": word}
+    deliver(app, redlock={**HEADER, "waiting": QUEUED.parts}, delivery_info=info)
+    (wanted,) = app.locks.wanted
+    assert (wanted.queued_since, wanted.was_woken) == (1.7e9, was_woken)
+    assert info == {}  # a body is not shown it, nor is a retry to take it along
 
 
 @pytest.mark.parametrize(
@@ -319,7 +356,7 @@ def test_the_next_run_is_woken_when_the_one_before_it_releases(app, is_heard):
     with pytest.raises(Ignore):
         deliver(app, taken(**STRANGER), options=rerun)
     waiting, countdown = waiting_in(app.sent[0]), app.sent[0][2]["countdown"]
-    assert (waiting.is_woken, waiting.times) == (is_heard, 1)
+    assert (waiting.wakes_it, waiting.times) == (Wakes.FREE if is_heard else Wakes.RELEASE, 1)
     assert countdown == (5 if is_heard else 1)
 
 
@@ -355,7 +392,7 @@ def test_what_came_before_a_task_is_looked_for_on_all_places(app, limit):
     assert [wanted.wait for wanted in app.locks.wanted] == [0.0, PREVIOUS_GRACE]
     with pytest.raises(Ignore):
         deliver(app, taken(**STRANGER), taken(**STRANGER), retries=2, options=options)
-    assert waiting_in(app.sent[0]).limit == limit
+    assert waiting_in(app.sent[0]).wakes_it is Wakes.RELEASE
 
 
 def test_a_stranger_who_comes_first_after_all_is_a_conflict(app):

@@ -19,13 +19,10 @@ from kombu.asynchronous.timer import Timer
 from kombu.serialization import registry
 
 from celery_redlock import ConfigurationError, RedlockTask
-from celery_redlock.lock.asks import Ask, Pause
-from celery_redlock.lock.client import Client
+from celery_redlock.lock.asks import Pause
 from celery_redlock.lock.outcomes import ReleaseOutcome
-from celery_redlock.lock.rounds import acquire
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import LEAVE, WAIT
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.waiting import LEAVE, WAIT, wait_request
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.task import forced_ends, lost_child
 from celery_redlock.task.delivery import OWNER, WELL_FORMED, execution_id, hide, word_in
@@ -33,8 +30,9 @@ from celery_redlock.task.forced_ends import NoteRevokes, RedlockRequest
 from celery_redlock.task.lost_child import LostChild
 from celery_redlock.task.outcome import Outcome
 from celery_redlock.task.slot import BUFFERED_FOR
+from celery_redlock.task.waiting import Waiting
 from celery_redlock.testing import locks_disabled
-from support.fakes import Ears, FakeClock, refused
+from support.fakes import Drive, Ears, FakeClock, refused
 from support.versions import since
 
 CHILD = 4711
@@ -226,22 +224,20 @@ def test_what_was_never_begun_has_no_child(app):
 
 
 def test_a_child_that_waited_for_its_lock_waits_no_more(app):
-    """Else it would count for ``max_waiting`` for minutes; as what the child itself was known."""
+    """Else it would count for ``max_waiting`` for minutes, by each of its names."""
     request = deliver(app, declare(app))
     fail(request, LOST)
-    (leave,) = app.locks.told
-    assert leave.script is LEAVE
-    assert leave.keys == (b"redlock:waiting:seven", b"redlock:ready:seven")
-    owner, info = request._delivery.owner, request._delivery.info("bill")
-    wanted = Wanted("seven", 30.0, 10.0, owner=owner, info=info)
-    ears, told = Ears(), []
-    steps = acquire(Client(Rules(), ("one",), listener=ears), wanted)
-    step = next(steps)
-    while not isinstance(step, Pause):
-        told.append(step.request)
-        step = steps.send([refused()] if isinstance(step, Ask) else None)
-    (wait,) = [request for request in told if request.script is WAIT]
-    assert leave.arguments[0] == wait.arguments[0]
+    assert {leave.script for leave in app.locks.told} == {LEAVE}
+    assert {leave.keys for leave in app.locks.told} == {
+        (b"redlock:line:seven", b"redlock:waiters:seven")
+    }
+    drive = Drive(ears=Ears(), name="seven", wait=10.0, owner=request._delivery.owner)
+    drive.vote(*[refused()] * 3).go_on_to(Pause)
+    (in_the_child,) = [tell.request for tell in drive.told if tell.request.script is WAIT]
+    one = Waiting("seven", 1.7e9).in_line(request.task, request._delivery)
+    as_a_message = wait_request(Rules(), one)
+    names = [wait.arguments[0] for wait in (in_the_child, as_a_message)]
+    assert [leave.arguments[0] for leave in app.locks.told] == names
 
 
 @pytest.mark.parametrize("execution", [EXECUTION, "1" * 32])

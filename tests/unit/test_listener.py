@@ -1,13 +1,9 @@
-"""What a process hears from the nodes of whose turn has come, and when it counts."""
+"""What a process hears from the nodes of locks that may be free, and how long it listens."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import itertools
 import os
 import queue
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -17,10 +13,10 @@ from redis.exceptions import NoPermissionError
 
 from celery_redlock.lock import listener as module
 from celery_redlock.lock.listener import Listener
-from support.fakes import FakeClock, token_of
+from support.fakes import FakeClock
 from support.waiting import eventually
 
-TOKEN, LOCK = token_of("t"), b"redlock:lock:a"
+LINE, OTHER = b"redlock:line:a", b"redlock:line:b"
 SUBSCRIBED = [b"subscribe", b"redlock:wake:x", 1]
 
 
@@ -83,10 +79,10 @@ class ScriptedNode:
         self.made.append(ScriptedConnection(*self.first))
         return self.made[-1]
 
-    def say(self, token=TOKEN, lock=LOCK):
-        """Say whose turn has come."""
+    def say(self, message=b"r" + LINE):
+        """Say that a lock was released, or something else."""
         eventually(lambda: self.made and self.made[-1].sent, "a subscription")
-        self.made[-1].replies.put([b"message", b"redlock:wake:x", token.encode() + lock])
+        self.made[-1].replies.put([b"message", b"redlock:wake:x", message])
 
 
 @pytest.fixture
@@ -107,12 +103,17 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def ears(nodes):
-    """A listener on them."""
+    """A listener on them; what one node says alone counts in a minute."""
     eventually(lambda: not listening(), "end of those of other tests")
-    ears = Listener(nodes, "redlock")
+    ears = Listener(nodes, "redlock", lambda: 60.0)
     yield ears
     ears.close()
     eventually(lambda: not listening(), "end of all threads")
+
+
+def wait_for(ears, line=LINE):
+    """Have a thread wait for a lock."""
+    return ears.enter_thread(line, 1.7e9)
 
 
 def listening():
@@ -123,8 +124,8 @@ def listening():
 def test_nothing_is_connected_before_somebody_waits(ears, nodes):
     """And then one connection per node, however many wait."""
     assert not listening()
-    ears.expect(TOKEN)
-    ears.expect(token_of("u"))
+    for line in (LINE, LINE, OTHER):
+        wait_for(ears, line)
     eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
     assert [len(node.made) for node in nodes] == [1, 1, 1]
     channel = f"redlock:wake:{ears.channel()}".encode()
@@ -132,73 +133,57 @@ def test_nothing_is_connected_before_somebody_waits(ears, nodes):
     assert len(listening()) == 3
 
 
-def test_a_majority_has_to_say_it(ears, nodes):
-    """One node may have been restarted, or be cut off; its word is not enough."""
-    ears.expect(TOKEN)
-    nodes[0].say()
-    assert not ears.wait(TOKEN, 0.1)
-    nodes[0].say()
-    assert not ears.wait(TOKEN, 0.1)
-    nodes[2].say()
-    assert ears.wait(TOKEN, 60)
-
-
-def test_of_several_places_any_that_is_free_will_do(ears, nodes):
-    """Two that are released at once may be told in either order: a majority is of nodes."""
-    ears.expect(TOKEN)
-    nodes[0].say(lock=b"redlock:lock:a")
-    assert not ears.wait(TOKEN, 0.1)
-    nodes[1].say(lock=b"redlock:lock:b")
-    assert ears.wait(TOKEN, 60) in (b"redlock:lock:a", b"redlock:lock:b")
-
-
-def test_who_is_called_is_called_once(ears, nodes):
-    """Also if all nodes say it, and say it again."""
-    calls, last = [], token_of("u")
-    ears.expect(TOKEN, lambda _: calls.append(1))
-    ears.expect(last)
-    for token in (TOKEN, TOKEN, last):
+def test_what_the_nodes_say_wakes_who_waits(ears, nodes):
+    """Each node has one word, and what is none of ours is let pass."""
+    one, other = wait_for(ears), wait_for(ears, OTHER)
+    for message in (b"", b"nonsense", b"rredlock:line:c"):
         for node in nodes:
-            node.say(token)
-    eventually(lambda: len(ears._expected[last].heard) == len(nodes), "all heard")
-    assert ears.wait(TOKEN, 0)
-    assert calls == [1]
+            node.say(message)
+    nodes[0].say()
+    nodes[0].say()
+    assert not one.wait(0.1)
+    nodes[2].say()
+    assert one.wait(60)
+    assert not other.wait(0.0)
+    for node in nodes:
+        node.say(b"f" + OTHER)
+    assert other.wait(60)
 
 
-def test_who_is_forgotten_is_not_called(ears, nodes):
-    """Nor is anybody else: what is said of them, and what is none of ours, is let pass."""
-    calls = []
-    ears.expect(TOKEN, lambda _: calls.append(TOKEN))
-    other = token_of("u")
-    ears.expect(other)
-    ears.forget(TOKEN)
+def test_one_node_counts_after_a_round_trip_of_ours(nodes):
+    """As it is at that moment: a network that has become slow delays what one node says alone."""
+    trips = iter([0.0, 60.0])
+    ears = Listener(nodes, "redlock", lambda: next(trips))
+    one = wait_for(ears)
+    nodes[0].say()
+    assert one.wait(60)
+    nodes[0].say()
+    assert not one.wait(0.1)
+    ears.close()
+
+
+def test_who_left_is_not_woken_and_others_are(ears, nodes):
+    """What was said to it before is nothing to them."""
+    gone, other = wait_for(ears), wait_for(ears, OTHER)
+    nodes[0].say()
+    ears.leave(gone)
     for node in nodes:
         node.say()
-        node.say("no token", b"")
-        node.say(other)
-    assert ears.wait(other, 60)
-    assert calls == []
-
-
-def test_what_was_heard_of_an_old_ticket_does_not_count_for_a_new_one(ears, nodes):
-    """It is expected anew with nothing heard."""
-    ears.expect(TOKEN)
-    nodes[0].say()
-    eventually(lambda: ears._expected[TOKEN].heard, "word")
-    ears.expect(TOKEN)
-    nodes[1].say()
-    assert not ears.wait(TOKEN, 0.1)
+        node.say(b"r" + OTHER)
+    assert other.wait(60)
+    assert not gone.wait(0.0)
 
 
 def test_a_node_that_hangs_up_is_connected_again(ears, nodes):
     """What it says then counts as before."""
-    ears.expect(TOKEN)
+    one = wait_for(ears)
     nodes[0].say()
+    eventually(lambda: nodes[1].made and nodes[1].made[0].sent, "a subscription")
     nodes[1].made[0].replies.put(ConnectionError("gone"))
     eventually(lambda: len(nodes[1].made) == 2, "another connection")
     assert not nodes[1].made[0].is_open
     nodes[1].say()
-    assert ears.wait(TOKEN, 60)
+    assert one.wait(60)
 
 
 def test_a_node_that_refuses_is_asked_less_and_less_often(ears, nodes, monkeypatch):
@@ -211,13 +196,13 @@ def test_a_node_that_refuses_is_asked_less_and_less_often(ears, nodes, monkeypat
 
     monkeypatch.setattr(module, "clock", SimpleNamespace(now=module.clock.now, jitter=jitter))
     nodes[0].first = (NoPermissionError("no rights to this channel"),)
-    ears.expect(TOKEN)
+    one = wait_for(ears)
     eventually(lambda: len(pauses) >= 12, "some tries")
     longest = [min(0.01 * 2**n, module.LONGEST_BACKOFF) for n in range(12)]
     assert pauses[:12] == [(pause / 2, pause) for pause in longest]
     nodes[1].say()
     nodes[2].say()
-    assert ears.wait(TOKEN, 60)
+    assert one.wait(60)
 
 
 def look_again(nodes):
@@ -232,7 +217,7 @@ def look_again(nodes):
 
 def test_a_silent_node_is_pinged_and_then_dropped(ears, nodes, clock):
     """A connection that a firewall forgot looks like one on which nothing is said."""
-    ears.expect(TOKEN)
+    wait_for(ears)
     eventually(lambda: all(node.made and node.made[0].looks for node in nodes), "looks")
     for _ in range(2):  # the second time it has been asked already
         clock.advance(module.PING_EVERY * 0.9)
@@ -246,111 +231,63 @@ def test_a_silent_node_is_pinged_and_then_dropped(ears, nodes, clock):
 def test_when_nobody_waits_any_more_the_connections_go(ears, nodes, clock, monkeypatch):
     """After a while; whoever waits then is heard again."""
     monkeypatch.setattr(module, "IDLE", 5.0)
-    ears.expect(TOKEN)
+    gone = wait_for(ears)
     eventually(lambda: all(node.made and node.made[0].looks for node in nodes), "looks")
     clock.advance(6.0)
     look_again(nodes)
     assert len(listening()) == 3
-    ears.forget(TOKEN)
+    ears.leave(gone)
     look_again(nodes)
     assert len(listening()) == 3
     clock.advance(6.0)
     eventually(lambda: not listening(), "end of all threads")
     assert not any(node.made[0].is_open for node in nodes)
-    ears.expect(TOKEN)
+    one = wait_for(ears)
     eventually(lambda: all(len(node.made) == 2 for node in nodes), "connections again")
     nodes[0].say()
     nodes[1].say()
-    assert ears.wait(TOKEN, 60)
+    assert one.wait(60)
 
 
 def test_a_closed_listener_hears_nothing_until_somebody_waits_again(ears, nodes):
     """As the connections for locks do."""
-    ears.expect(TOKEN)
+    wait_for(ears)
     eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
     ears.close()
     eventually(lambda: not listening(), "end of all threads")
     assert not any(node.made[0].is_open for node in nodes)
-    ears.expect(TOKEN)
+    wait_for(ears)
     eventually(lambda: all(len(node.made) == 2 for node in nodes), "connections again")
 
 
 def test_closing_waits_for_no_look(ears, nodes, monkeypatch):
     """A process that ends, or forks after it, has no thread of ours."""
     monkeypatch.setattr(module, "LOOK_EVERY", 600.0)
-    ears.expect(TOKEN)
+    wait_for(ears)
     eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
     ears.close()
     eventually(lambda: not listening(), "end of all threads")
-
-
-class Interrupted(BaseException):
-    """Raised by a signal."""
-
-
-def strike(moment):
-    """Return a tracer that raises at the line number *moment* from now, and what it counts."""
-    count = itertools.count()
-
-    def trace(_frame, event, _argument):
-        if event == "line" and next(count) == moment:
-            raise Interrupted
-        return trace
-
-    return trace, count
-
-
-def apart(call):
-    """Call in a generator, which takes along what Python 3.11 leaves of a raising tracer."""
-    yield call()
-
-
-def test_a_signal_locks_nobody_out_wherever_it_strikes(ears):
-    """At any line of a wait, Python's own included: the threads that listen go on."""
-    before = sys.gettrace()
-    for moment in itertools.count():
-        ears._expected[TOKEN] = module._Expected(lambda _: None)
-        trace, count = strike(moment)
-        gc.disable()  # what others have called at a collection is none of these lines
-        with contextlib.suppress(Interrupted):
-            sys.settrace(trace)
-            try:
-                next(apart(lambda: ears.wait(TOKEN, 0.001)))
-            finally:
-                sys.settrace(before)
-                gc.enable()
-        assert sys.exc_info() == (None, None, None)
-        words = [(position, TOKEN.encode() + LOCK) for position in (0, 1)]
-        hears = threading.Thread(target=lambda w=words: [ears._hear(*one) for one in w])
-        hears.daemon = True
-        hears.start()
-        hears.join(timeout=60)
-        assert not hears.is_alive(), moment
-        assert ears.wait(TOKEN, 0) == LOCK
-        if next(count) <= moment:
-            break
-    assert moment > 3
 
 
 def test_who_is_struck_before_it_listens_leaves_it_to_the_next(ears, nodes, monkeypatch):
     """Nobody takes a node for listened to whose thread was never started."""
 
     def fail(_self):
-        raise Interrupted
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", fail)
-        with pytest.raises(Interrupted):
-            ears.expect(TOKEN)
-    ears.expect(TOKEN)
+        with pytest.raises(KeyboardInterrupt):
+            wait_for(ears)
+    wait_for(ears)
     eventually(lambda: all(node.made for node in nodes), "connections")
 
 
-def test_two_that_expect_at_once_listen_once(ears, nodes):
+def test_two_that_come_at_once_listen_once(ears, nodes):
     """The second thread of a node ends at once."""
     ears._start(0)
-    for token in (TOKEN, TOKEN[::-1]):
-        ears.expect(token)
+    for line in (LINE, OTHER):
+        wait_for(ears, line)
     eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
     eventually(lambda: len(listening()) == len(nodes), "as many threads as nodes")
     assert [len(node.made) for node in nodes] == [1] * len(nodes)
@@ -365,33 +302,35 @@ def test_out_of_threads_everybody_comes_by_itself(ears, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", fail)
-        ears.expect(TOKEN)
-        assert not ears.wait(TOKEN, 0.01)
-    ears.expect(token_of("u"))
+        assert not wait_for(ears).wait(0.01)
+    wait_for(ears)
     eventually(lambda: len(listening()) == 3, "threads")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_has_ears_of_its_own_and_closes_its_copies(ears, nodes):
     """Else a node would take a parent that was killed for one that still listens."""
-    ears.expect(TOKEN)
+    one = wait_for(ears)
     eventually(lambda: all(node.made and node.made[0].sent for node in nodes), "subscriptions")
     mine = ears.channel()
     child = os.fork()
     if not child:
-        is_new = ears.channel() != mine and not ears._expected and not ears._listening
+        is_new = ears.channel() != mine and ears.room.is_empty and not ears._listening
         is_closed = not any(node.made[0].is_open for node in nodes)
-        os._exit(0 if is_new and is_closed and not ears.wait(TOKEN, 0.01) else 1)
+        os._exit(0 if is_new and is_closed and not one.wait(0.01) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert ears.channel() == mine
+    assert not ears.room.is_empty
     assert all(node.made[0].is_open for node in nodes)
 
 
 def test_one_node_is_a_majority_of_one():
     """As everywhere."""
     node = ScriptedNode(0)
-    ears = Listener([SimpleNamespace(label=node.label, connection=node.connection)], "redlock")
-    ears.expect(TOKEN)
+    ears = Listener(
+        [SimpleNamespace(label=node.label, connection=node.connection)], "redlock", lambda: 60.0
+    )
+    one = wait_for(ears)
     node.say()
-    assert ears.wait(TOKEN, 60)
+    assert one.wait(60)
     ears.close()

@@ -9,10 +9,9 @@ from celery import Celery
 
 from celery_redlock import ConfigurationError, LockTaken, RedlockTask, current_lock
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.records import place_name, queue_of
-from celery_redlock.lock.requests import release_request
-from celery_redlock.lock.waiting import Ticket, wait_request
-from celery_redlock.lock.wanted import Turn, Wanted
+from celery_redlock.lock.records import line_key, place_name
+from celery_redlock.lock.waiting import InLine, wait_request
+from celery_redlock.lock.wanted import Wanted
 from celery_redlock.testing import memory_quorum
 
 LIMIT = 3
@@ -82,16 +81,18 @@ def test_a_place_is_not_taken_for_a_lock_of_another_limit(nodes):
 
 @pytest.mark.parametrize("name", ["api", "x" * 300, "a#1", "\N{SNOWMAN}" * 90])
 def test_a_place_says_what_it_is_a_place_of(name):
-    """So that a release wakes who waits for any of them."""
+    """So that a release wakes who waits for any of them: there is one line for all."""
     names = [place_name(name, place) for place in range(12)]
     assert names[0] == name
     assert len(set(names)) == 12
-    assert len({queue_of(one, place) for place, one in enumerate(names) if place}) == 1
+    lines = {line_key("redlock", one, place) for place, one in enumerate(names)}
+    assert lines == {line_key("redlock", name)}
+    assert line_key("redlock", names[1]) not in lines  # of a lock that is named so
 
 
-def of(execution, **options):
+def of(execution):
     """Return what a delivery of the task with that id asks for."""
-    return Wanted("api", 10.0, info={"execution": execution}, limit=LIMIT, **options)
+    return Wanted("api", 10.0, info={"execution": execution}, limit=LIMIT)
 
 
 def test_a_message_that_is_delivered_again_does_not_run_beside_itself(nodes):
@@ -146,90 +147,66 @@ def test_it_finds_where_it_runs_and_not_what_a_node_missed_the_release_of(nodes)
         assert refused.value.holder["execution"] == one
 
 
-@pytest.mark.parametrize("beyond", [True, False])
-def test_one_that_was_woken_and_does_not_take_its_turn_hands_on(nodes, beyond):
-    """It runs already; or the place is beyond its limit, as after one that was lowered."""
-    locks, place = nodes.locks, LIMIT if beyond else 1
-    if not beyond:
-        locks.take(Wanted("api", 10.0, info={"execution": "e" * 32}))
-    kept = place_name("api", place)
-    token = locks.take(Wanted(kept, 1.0)).token
-    wanted = of("e" * 32, turn=Turn(token, place))
-    if beyond:
-        assert locks.take(wanted).place < LIMIT
-    else:
-        with pytest.raises(LockTaken):
-            locks.take(wanted)
-    assert locks.take(Wanted(kept, 10.0)).name == kept
-
-
-def woken_by(nodes, limit=LIMIT):
-    """Have somebody wait for a lock whose places are taken; return what its process hears."""
+def hear_all(nodes):
+    """Return what all processes hear from now on."""
     heard = []
     for node in nodes.nodes:
         node.model.keyspace.hear = lambda _channel, message: heard.append(message) or 1
-    ticket = Ticket("api", "f" * 32, 1.0, {}, "f" * 40, "c" * 16, limit)
-    nodes.locks.driver.tell(wait_request(nodes.locks.rules, ticket))
-    assert not heard
     return heard
 
 
-@pytest.mark.parametrize("runs", [True, False])
-def test_nothing_is_kept_for_a_turn_of_several_places_and_it_is_handed_on_all_the_same(nodes, runs):
-    """The next one is woken for the place that is free; twin: not where the turn is taken."""
-    locks, one = nodes.locks, "e" * 32
-    held = [locks.take(of(one))] + [take(nodes) for _ in range(LIMIT - 1)]
-    heard = woken_by(nodes)
-    place = held[1].place
-    for node in nodes.nodes:
-        node.model.ask(b"DEL", b"redlock:lock:" + held[1].name.encode())  # and woke that execution
-    wanted = of(one if runs else "d" * 32, turn=Turn("d" * 40, place))
-    if runs:
-        with pytest.raises(LockTaken):
-            locks.take(wanted)
-    else:
-        assert locks.take(wanted).place == place
-    free = b"f" * 40 + b"redlock:lock:" + held[1].name.encode()
-    assert heard == ([free] * len(nodes.nodes) if runs else [])
+def wait_in_line(nodes, limit):
+    """Have somebody wait for the lock, which has so many places for it."""
+    one = InLine("api", "f" * 32, 1.7e9, {}, "c" * 16, limit)
+    nodes.locks.driver.tell(wait_request(nodes.locks.rules, one))
 
 
-def test_a_release_without_a_token_takes_nobody_out_of_the_line(nodes):
-    """Nobody's token begins with nothing; as an owner's part, it would be that of every ticket."""
-    locks = nodes.locks
-    held = [take(nodes) for _ in range(LIMIT)]
-    heard = woken_by(nodes)
-    for node in nodes.nodes:
-        node.model.ask(b"DEL", b"redlock:lock:" + held[1].name.encode())
-    locks.driver.tell(release_request(locks.rules, held[1].name, "", place=held[1].place))
+LINE = b"redlock:line:api"
+
+
+@pytest.mark.parametrize("place", range(LIMIT))
+def test_whoever_waits_is_told_of_any_place_that_is_free(nodes, place):
+    """By each node once; the place itself is free for all who come."""
+    held = {one.place: one for one in (take(nodes) for _ in range(LIMIT))}
+    heard = hear_all(nodes)
+    wait_in_line(nodes, LIMIT)
     assert heard == []
-    locks.give_back(held[2])
-    assert len(heard) == len(nodes.nodes)
+    nodes.locks.give_back(held[place])
+    assert heard == [b"r" + LINE] * len(nodes.nodes)
+    assert take(nodes).place == place
 
 
-def test_who_has_several_names_hands_on_its_turn_of_several_places(nodes):
-    """It is woken for one of them, and refused an earlier one."""
-    locks = nodes.locks
-    locks.acquire("a")
-    held = [take(nodes) for _ in range(LIMIT)]
-    heard = woken_by(nodes)
-    for node in nodes.nodes:
-        node.model.ask(b"DEL", b"redlock:lock:" + held[1].name.encode())
-    with pytest.raises(LockTaken, match="'a'"):
-        locks.take_all([of("e" * 32, turn=Turn("d" * 40, held[1].place)), Wanted("a", 10.0)])
-    assert len(heard) == len(nodes.nodes)
+def test_nobody_is_told_of_a_place_beyond_its_limit(nodes):
+    """It would try in vain, and be passed for it; twin: it is told of one within its limit."""
+    held = {one.place: one for one in (take(nodes) for _ in range(LIMIT))}
+    heard = hear_all(nodes)
+    wait_in_line(nodes, LIMIT - 1)
+    nodes.locks.give_back(held[LIMIT - 1])
+    assert heard == []
+    nodes.locks.give_back(held[LIMIT - 2])
+    assert heard == [b"r" + LINE] * len(nodes.nodes)
 
 
-def test_who_is_woken_for_a_place_beyond_its_limit_has_its_own_if_that_is_kept_for_it(nodes):
-    """Both were released at once, and each node kept another one for it; twin: for another."""
-    for token in ("e" * 40, "d" * 40):
-        for node in nodes.nodes:
-            node.model.ask(b"SET", b"redlock:lock:api", token.encode() + b"{}", b"PX", b"1000")
-        wanted = Wanted("api", 10.0, turn=Turn("e" * 40, 2))
-        if token == "e" * 40:
-            nodes.locks.give_back(nodes.locks.take(wanted))
-        else:
-            with pytest.raises(LockTaken):
-                nodes.locks.take(wanted)
+def test_who_waits_is_told_of_places_that_are_free_already(nodes):
+    """They were released before it came, or lapsed; twin: not of one beyond its limit."""
+    held = {one.place: one for one in (take(nodes) for _ in range(LIMIT))}
+    nodes.locks.give_back(held[LIMIT - 1])
+    heard = hear_all(nodes)
+    wait_in_line(nodes, LIMIT - 1)
+    assert heard == []
+    wait_in_line(nodes, LIMIT)
+    assert heard == [b"f" + LINE] * len(nodes.nodes)
+
+
+def test_an_attempt_in_vain_tells_nobody(nodes):
+    """Nothing was released: those who wait would have each other try without end."""
+    for _ in range(LIMIT):
+        take(nodes)
+    heard = hear_all(nodes)
+    wait_in_line(nodes, LIMIT)
+    with pytest.raises(LockTaken):
+        take(nodes)
+    assert heard == []
 
 
 def test_a_count_on_each_node_would_let_more_run():

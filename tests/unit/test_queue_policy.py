@@ -1,4 +1,4 @@
-"""The policy ``"queue"``: what it may be, how many may wait, and what a ticket is good for."""
+"""The policy ``"queue"``: what it may be, how many may wait, and what wakes those who do."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import pytest
 
 from celery_redlock import ConfigurationError, Fail, LockTaken, Queue, Skip
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import LEAVE
-from celery_redlock.lock.wanted import NO_TURN, Turn
-from celery_redlock.task import begin, queueing
+from celery_redlock.lock.waiting import LEAVE, NO_CHANNEL, WAIT
+from celery_redlock.task import queueing
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.outcome import DeliveryOver, Outcome
 from celery_redlock.task.policies import policy_of
-from celery_redlock.task.waiting import Waiting
-from support.fakes import granted, refused, token_of, unreachable
+from celery_redlock.task.waiting import Waiting, Wakes
+from support.fakes import granted, refused, unreachable
 
 
 @pytest.mark.parametrize("value", ["queue", Queue, Queue()])
@@ -57,6 +56,9 @@ def test_too_many_end_as_the_policy_says():
 # -- how many may wait ------------------------------------------------------------------
 
 
+EARS = object()
+
+
 @dataclass(frozen=True)
 class Options:
     """Those of a task, as far as they matter here."""
@@ -81,12 +83,12 @@ def queue_up(monkeypatch):
     monkeypatch.setattr(queueing, "longest_countdown", lambda _app: 600.0)
     monkeypatch.setattr(queueing, "delays_in_broker", lambda _app: False)
 
-    def queue_up(*ballot, before=None, most=2, publish_id="0" * 32, copy_id=""):
+    def queue_up(*ballot, before=None, most=2, publish_id="0" * 32, copy_id="", listener=EARS):
         asked, told = [], []
         driver = SimpleNamespace(
             ask=lambda ask: asked.append(ask) or list(ballot), tell=told.append
         )
-        locks = SimpleNamespace(driver=driver, rules=Rules(), listener=object())
+        locks = SimpleNamespace(driver=driver, rules=Rules(), listener=listener)
         execution = SimpleNamespace(
             name="a",
             names=("a",),
@@ -163,33 +165,31 @@ def test_any_number_is_asked_of_nobody(queue_up):
     assert queue_up.asked == []
 
 
-# -- what a ticket is good for ---------------------------------------------------------------
+# -- what wakes it --------------------------------------------------------------------------
 
 
-def test_a_ticket_is_good_for_one_attempt(monkeypatch):
-    """A task that waits for what came before it asks again with a token of its own."""
-    tried = []
-
-    def take(_execution, wait, turn=NO_TURN):
-        tried.append((wait, turn.token))
-        raise LockTaken("a", {}, {"task_id": "me", "execution": "d" * 32, "ttl": 1.0})
-
-    monkeypatch.setattr(begin, "take", take)
-    monkeypatch.setattr(begin, "wait_behind", lambda *_: DeliveryOver("aside", Outcome.SET_ASIDE))
-    delivery = Delivery(
-        "me",
-        Envelope(),
-        "e" * 32,
-        may_be_repeated=True,
-        comes_again=True,
-        turn=Turn(token_of("t"), 0),
-    )
-    execution = SimpleNamespace(
-        delivery=delivery,
-        request=SimpleNamespace(is_eager=False),
-        options=SimpleNamespace(wait=0.0, limits=lambda _names: {"a": 1}),
-        names=("a",),
-    )
+@pytest.mark.parametrize("before", list(Wakes))
+def test_who_queues_is_woken_by_a_free_lock(queue_up, before):
+    """Whatever it waited for before: it has just been refused this lock."""
     with pytest.raises(DeliveryOver):
-        begin.take_in_turn(execution)
-    assert tried == [(0.0, token_of("t")), (begin.PREVIOUS_GRACE, None)]
+        queue_up(before=Waiting("a", 1.7e9, 3, before))
+    ((copy, _),) = queue_up.copies
+    assert copy.waiting == Waiting("a", 1.7e9, 4, Wakes.FREE)
+
+
+def test_where_nothing_can_wake_it_it_comes_as_often_as_if_it_were_rescheduled(queue_up):
+    """In a minute it would be late for its lock, as it is in no line."""
+    with pytest.raises(DeliveryOver):
+        queue_up(most=None, listener=None)
+    ((_, countdown),) = queue_up.copies
+    assert countdown <= 2
+
+
+def test_a_task_that_asks_whether_it_may_wait_is_in_no_line_yet(queue_up):
+    """It is a message on its way, and nothing hears a hint: one would be lost on it."""
+    with pytest.raises(DeliveryOver):
+        queue_up(granted(), granted(), granted())
+    (asked,) = queue_up.asked
+    assert asked.request.script is WAIT
+    assert asked.request.arguments[1] == NO_CHANNEL.encode()
+    assert asked.request.arguments[4] == b"2"

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redlock.lock.records import LONGEST_NAME, Keys, own_name, place_name, shorten
+from celery_redlock.lock.records import (
+    LONGEST_NAME,
+    Keys,
+    line_key,
+    own_name,
+    place_name,
+    shorten,
+)
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.waiting import waiters_key
 
 
 def test_long_names_are_not_kept():
@@ -47,6 +56,16 @@ def test_names_of_tasks_stay_apart(one, other):
 def test_no_task_can_name_a_place_of_another(mine, theirs, place):
     """Customer ``5#1`` is not the second place of customer ``5``."""
     assert Keys.of("redlock", own_name(mine)) != Keys.of("redlock", place_name(theirs, place))
+
+
+@given(NAMES | NAMES.map(lambda name: name + "x" * 10_000), st.integers(0, 999))
+def test_who_waits_for_a_lock_waits_for_every_place_of_it(name, place):
+    """The release of any place finds the one line, whether it knows all of a long name or not."""
+    line = line_key("redlock", name)
+    assert line_key("redlock", place_name(name, place), place) == line
+    assert line_key("redlock", shorten(name)) == line
+    assert waiters_key(Rules(), shorten(name)) == waiters_key(Rules(), name) != line
+    assert max(map(len, (line, waiters_key(Rules(), name)))) < 200
 
 
 def test_no_task_can_name_what_is_left_of_a_long_name():

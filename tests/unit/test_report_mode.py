@@ -27,14 +27,13 @@ from celery_redlock import (
 )
 from celery_redlock.beat.entries import places_of_run
 from celery_redlock.lock.held import NotLocked
-from celery_redlock.lock.records import place_name
-from celery_redlock.lock.waiting import Ticket, wait_request
-from celery_redlock.lock.wanted import Turn, Wanted
+from celery_redlock.lock.waiting import InLine, wait_request
+from celery_redlock.lock.wanted import Wanted
 from celery_redlock.observers.records import record_of
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.journal_view import is_refusal
 from celery_redlock.task import begin, reporting
-from celery_redlock.task.delivery import give_turn
+from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.outcome import Outcome, records_after
 from celery_redlock.task.reporting import event_of
@@ -555,29 +554,27 @@ def test_an_event_that_reports_nothing_does_not_say_so():
 # -- messages of workers that enforce ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [1, 3])
-def test_a_message_that_waited_runs_and_hands_its_turn_on(app, limit):
-    """The next one is woken for the lock that was kept for it, or for the place that is free."""
-    task, heard = declare(app, lock_limit=limit), []
-    token, key = "b" * 40, b"redlock:lock:k" if limit == 1 else b"redlock:lock:k#2"
-    request = {"delivery_info": {}}
-    give_turn(request, Turn(token, limit - 1))
-    waiting = Waiting("k", 1.0, limit=limit)
+def test_a_message_that_waited_runs_and_leaves_the_line(app):
+    """Without its lock; else the nodes would send it hints that are for those who want it."""
+    task, locks = declare(app), plugin_for(app).locks
+    waiting = Waiting("k", 1.0)
     header = Envelope(publish_id="0" * 32, waiting=waiting).header("me")["redlock"]
-    locks = plugin_for(app).locks
-    for node in app.quorum.nodes:
-        for place in range(limit):
-            kept = f"redlock:lock:{place_name('k', place)}".encode()
-            node.model.ask(b"SET", kept, token.encode() + b"{}", b"PX", b"1000")
-        node.model.keyspace.hear = lambda _channel, message: heard.append(message) or 1
-    following = Ticket("k", "f" * 32, 2.0, {}, "f" * 40, "c" * 16, limit)
-    locks.driver.tell(wait_request(locks.rules, following))
-    if limit > 1:
-        for node in app.quorum.nodes:
-            node.model.ask(b"DEL", key)
-    told = {"header": header, "delivery_info": request["delivery_info"]}
-    assert deliver(task, "k", task_id="me", **told) == "ran"
-    assert heard == [b"f" * 40 + key] * len(app.quorum.nodes)
+    delivery = Delivery.of(task, {"id": "me", "retries": 0, "redlock": header}, "w")
+    another = InLine("k", "f" * 32, 2.0, {}, "c" * 16)
+    for one in (waiting.in_line(task, delivery, "c" * 16), another):
+        locks.driver.tell(wait_request(locks.rules, one))
+    assert in_line(app) == [{delivery.execution, another.who}] * len(app.quorum.nodes)
+    assert deliver(task, "k", task_id="me", header=header) == "ran"
+    assert in_line(app) == [{another.who}] * len(app.quorum.nodes)
+
+
+def in_line(app):
+    """Return who waits for the lock *k*, by what each node has."""
+    asked = [node.model.ask(b"ZRANGE", b"redlock:line:k", b"0", b"-1") for node in app.quorum.nodes]
+    known = [node.model.ask(b"HGETALL", b"redlock:waiters:k") for node in app.quorum.nodes]
+    found = [{member[:32].decode() for member in members} for members in asked]
+    assert found == [{who.decode() for who in pairs[::2]} for pairs in known]
+    return found
 
 
 def test_an_enforced_lock_is_neither_met_nor_broken(app):

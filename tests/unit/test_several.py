@@ -10,12 +10,13 @@ import pytest
 from celery_redlock import LockTaken, QuorumUnavailable
 from celery_redlock.lock.asks import Pause
 from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.rounds import LONGEST_PAUSE
 from celery_redlock.lock.scripts import RELEASE
 from celery_redlock.lock.several import acquire_all
 from celery_redlock.lock.waiting import LEAVE, WAIT
-from celery_redlock.lock.wanted import NO_TURN, MarkerStands, Turn, Wanted
+from celery_redlock.lock.wanted import MarkerStands, Wanted
 from celery_redlock.testing import memory_quorum
-from support.fakes import Drive, Ears, granted, refused, token_of
+from support.fakes import Drive, Ears, granted, refused, unreachable
 
 TAKEN = [refused()] * 3
 FREE = [granted()] * 3
@@ -125,15 +126,11 @@ def test_a_marker_that_stands_leaves_nothing(nodes):
 class DriveBoth(Drive):
     """One acquire of the locks *a* and *z*, taken a step at a time."""
 
-    def __init__(self, turns=None, **wanted):
-        self.turns = turns or {}
+    def __init__(self, **wanted):
         super().__init__(ears=Ears(), **wanted)
 
     def _steps(self, wanted):
-        both = [
-            replace(wanted, name=name, turn=self.turns.get(name, NO_TURN)) for name in ("z", "a")
-        ]
-        return acquire_all(self.client, both)
+        return acquire_all(self.client, [replace(wanted, name=name) for name in ("z", "a")])
 
     def expect(self, name, ballot):
         """Answer the next question, which is for the lock *name*, and go on."""
@@ -151,6 +148,11 @@ class DriveBoth(Drive):
         self.told.clear()
         return said
 
+    @property
+    def lines(self):
+        """The lines in which this waits."""
+        return [waiting.line.decode() for waiting in self.client.listener.waiting]
+
 
 def waiting_for_the_second():
     """Return one that was granted *a* and refused *z*, and waits for that."""
@@ -160,37 +162,80 @@ def waiting_for_the_second():
 def test_the_first_is_released_before_the_second_is_waited_for():
     """That release wakes who waits for it."""
     drive = waiting_for_the_second()
+    wakes = [tell.request.keys[2] for tell in drive.told[:2]]
+    assert wakes == [b"redlock:lock:z", b"redlock:line:a"]  # nobody is told of what it had not
     assert drive.words() == ["release z", "release a", "wait z"]
-    assert drive.step.token
+    assert drive.lines == ["redlock:line:z"]
+    assert drive.step.waiting in drive.client.listener.waiting
 
 
 def test_who_is_woken_asks_from_the_beginning():
-    """With the token of its ticket for the one that is kept for it, and with new ones else."""
+    """It has no claim to what it was woken for, and needs the other, too."""
     drive = waiting_for_the_second()
-    ticket = drive.step.token
     drive.words()
-    drive.wake("z").expect("a", FREE)
-    assert drive.token == ticket
-    drive.expect("z", FREE)
+    drive.wake().expect("a", FREE).expect("z", FREE)
     while drive.step is not None:
         drive.go_on()
     assert [lease.name for lease in drive.lease.values()] == ["a", "z"]
-    assert drive.lease["z"].token == ticket != drive.lease["a"].token
     assert drive.words() == ["leave z"]
-    assert drive.client.listener.expected == {}
+    assert drive.lines == []
 
 
-def test_what_is_kept_for_one_that_is_refused_before_is_handed_on():
-    """It waits for the other then, since when it was refused first, and is in no other line."""
+def test_who_is_refused_another_one_then_waits_for_that():
+    """Since when it was refused first, and in one line only."""
     drive = waiting_for_the_second()
-    since = drive.told[-1].request.arguments[2]
+    since = drive.told[-1].request.arguments[3]
+    assert since == b"1700000000000"
     drive.words()
     drive.clock.advance(3.0)
     drive.wall.advance(3.0)
-    drive.wake("z").expect("a", TAKEN).go_on_to(Pause)
-    assert drive.told[-1].request.arguments[2] == since
-    assert drive.words() == ["release a", "release z", "leave z", "wait a"]
-    assert len(drive.client.listener.expected) == 1
+    drive.wake().expect("a", TAKEN).go_on_to(Pause)
+    assert drive.told[-1].request.arguments[3] == since
+    assert drive.words() == ["release a", "leave z", "wait a"]
+    assert drive.lines == ["redlock:line:a"]
+
+
+def test_who_waited_as_a_message_waits_since_then():
+    """Whichever of its locks it is refused."""
+    drive = DriveBoth(wait=10.0, queued_since=1.6e9).expect("a", FREE).expect("z", TAKEN)
+    drive.go_on_to(Pause)
+    drive.wake().expect("a", TAKEN).go_on_to(Pause)
+    waits = [tell for tell in drive.told if tell.request.script is WAIT]
+    assert [tell.request.arguments[3] for tell in waits] == [b"1600000000000"] * 2
+
+
+def test_who_is_refused_the_same_one_again_stays_in_its_line():
+    """The nodes that woke it took it out of theirs, and are told each time."""
+    drive = waiting_for_the_second()
+    drive.words()
+    for _ in range(3):
+        drive.wake().expect("a", FREE).expect("z", TAKEN).go_on_to(Pause)
+        assert drive.words() == ["release z", "release a", "wait z"]
+        assert drive.lines == ["redlock:line:z"]
+
+
+def test_without_a_quorum_it_asks_again_soon_and_nobody_wakes_it():
+    """Nodes that cannot answer tell nobody, either."""
+    drive = DriveBoth(wait=10.0)
+    for _ in range(12):
+        drive.expect("a", FREE).expect("z", [unreachable()] * 3).go_on_to(Pause)
+        assert (drive.step.waiting, drive.lines) == (None, [])
+    assert drive.step.seconds == LONGEST_PAUSE
+    assert "wait z" not in drive.words()
+
+
+@pytest.mark.parametrize("is_woken", [True, False])
+def test_who_is_out_of_time_leaves(is_woken):
+    """After a last attempt, which may be the one that it was woken for."""
+    drive = waiting_for_the_second()
+    drive.words()
+    drive.clock.advance(10.0)
+    (drive.wake() if is_woken else drive.go_on()).expect("a", FREE).expect("z", TAKEN)
+    while drive.step is not None:
+        drive.go_on()
+    assert isinstance(drive.error, LockTaken)
+    assert drive.words() == ["release z", "release a", "leave z"]
+    assert drive.lines == []
 
 
 def test_a_first_that_has_grown_old_by_then_is_none():
@@ -208,32 +253,26 @@ def test_a_first_that_has_grown_old_by_then_is_none():
     assert len(DriveBoth().expect("a", FREE).expect("z", FREE).lease) == 2
 
 
-@pytest.mark.parametrize("where", ["pause", "first", "second"])
+@pytest.mark.parametrize("where", ["pause", "first", "second", "leaving"])
 def test_who_is_interrupted_leaves_nothing(where):
-    """Neither a lock, nor a ticket, nor what was kept for it."""
+    """Neither a lock, nor somebody who seems to wait."""
     drive = waiting_for_the_second()
     drive.words()
     left = {
         "pause": ["leave z"],
-        "first": ["release a", "release z", "leave z"],
+        "first": ["release a", "leave z"],
         "second": ["release z", "release a", "leave z"],
+        "leaving": ["leave z", "release a", "release z", "leave z"],
     }
     if where != "pause":
-        drive.wake("z")
-    if where == "second":
+        drive.wake()
+    if where in ("second", "leaving"):
         drive.expect("a", FREE)
+    if where == "leaving":
+        drive.expect("z", FREE)
     drive.interrupt(KeyboardInterrupt())
     while drive.step is not None:
         drive.go_on()
     assert isinstance(drive.error, KeyboardInterrupt)
     assert drive.words() == left[where]
-    assert drive.client.listener.expected == {}
-
-
-def test_a_task_that_was_woken_for_one_name_and_refused_another_hands_on():
-    """What is kept for it would be in the way of all who wait, for a second each time."""
-    drive = DriveBoth(turns={"z": Turn(token_of("w"), 0)}).expect("a", TAKEN)
-    while drive.step is not None:
-        drive.go_on()
-    assert isinstance(drive.error, LockTaken)
-    assert drive.words() == ["release a", "release z"]
+    assert drive.lines == []

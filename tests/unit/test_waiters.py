@@ -8,29 +8,41 @@ import pytest
 
 from celery_redlock.lock.records import encode_info, holder_payload
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import Ticket, wait_request
+from celery_redlock.lock.waiting import HEARD_FOR, NO_CHANNEL, InLine, wait_request
 from celery_redlock.ops.listing import waiter_as_json
-from celery_redlock.reading.stored import READ, arguments_of_read, read_stored, views_of
-from celery_redlock.reading.waiters import NotedWaiters, noted_waiters, waiters_of
+from celery_redlock.reading.stored import (
+    FEW,
+    READ,
+    arguments_of_read,
+    read_stored,
+    views_of,
+)
+from celery_redlock.reading.waiters import noted_waiters, oldest_since, waiters_of
 from celery_redlock.testing.model import NodeModel
+from support.fakes import FakeClock
 
 RULES = Rules()
 SINCE = 1.7e9
+MINUTE = 60.0
+CHANNEL = "c" * 16
 
 
-def ticket(letter, since, **more):
-    """Return one that waits, whose ids are made of a letter."""
+def record(claimed=SINCE, first=SINCE, heard=SINCE + MINUTE, channel=CHANNEL, info=None):
+    """Return what a node has of one that waits."""
+    moments = b"%013d%013d" % (first * 1000, heard * 1000)
+    return channel.encode() + b"0001" + moments + encode_info(holder_payload(info or {}, claimed))
+
+
+def of(letter, since, **more):
+    """Return what a node has of one whose ids are made of a letter."""
     info = {"task": "shop.bill", "task_id": f"id-{letter}"}
-    token = more.pop("token", letter * 40)
-    return Ticket("a", more.pop("who", letter * 32), since, info, token, "c" * 16, **more)
+    who = more.pop("who", letter * 32)
+    return [who.encode(), record(since, since, info=info, **more)]
 
 
-def node(*tickets, heard=SINCE):
-    """Return what a node has of those who wait."""
-    waiting = [part for it in tickets for part in (it.waits, b"%d" % (heard * 1000))]
-    woken = [it for it in tickets if it.token]
-    ready = [part for it in woken for part in (it.wakes, b"%d" % (it.since * 1000))]
-    return noted_waiters(waiting, ready)
+def node(*pairs, now=SINCE + MINUTE):
+    """Return who waits by what a node has, at a time by its clock."""
+    return noted_waiters([part for pair in pairs for part in pair], now)
 
 
 def ids(found):
@@ -40,79 +52,100 @@ def ids(found):
 
 def test_all_nodes_together_say_who_waits_the_oldest_first():
     """One node may lack what others have; nobody is listed twice."""
-    first, second, third = (ticket(letter, SINCE + i) for i, letter in enumerate("abc"))
-    found = waiters_of([node(third, first), node(first, second), node()])
+    first, second, third = (of(letter, SINCE + i) for i, letter in enumerate("abc"))
+    found = waiters_of([*node(third, first), *node(first, second), *node()])
     assert ids(found) == ["id-a", "id-b", "id-c"]
     assert [it.since for it in found] == [SINCE, SINCE + 1, SINCE + 2]
     payload = holder_payload({}, SINCE)
     assert (found[0].host, found[0].pid) == (payload["host"], payload["pid"])
 
 
-def test_a_message_is_known_again_under_another_owner():
-    """Its execution is what the nodes know it by; the token is its worker's."""
-    (found,) = waiters_of([node(ticket("a", SINCE, token="f" * 40))])
-    assert found.since == SINCE
+def test_one_waits_since_the_node_that_has_known_of_it_longest_heard_of_it():
+    """A node that was away, or has forgotten it, knows of it for a moment only."""
+    late, early = of("a", SINCE + 30), of("a", SINCE)
+    for order in ([*node(late), *node(early)], [*node(early), *node(late)]):
+        (found,) = waiters_of(order)
+        assert found.since == SINCE
 
 
 def test_two_messages_of_one_task_id_are_two():
-    """Each publish is an execution; which ticket is whose is not known, and both wait."""
-    twice = ticket("a", SINCE), ticket("a", SINCE + 5, who="b" * 32, token="b" * 40)
-    assert ids(waiters_of([node(*twice)])) == ["id-a", "id-a"]
+    """Each publish is an execution."""
+    twice = of("a", SINCE), [b"b" * 32, of("a", SINCE + 5)[1]]
+    assert ids(waiters_of(node(*twice))) == ["id-a", "id-a"]
 
 
-def test_who_has_no_ticket_waits_since_nobody_knows_when():
-    """It is last; with a ticket on any node that is known."""
-    without = ticket("b", SINCE - 9, token="")
-    found = waiters_of([node(ticket("a", SINCE), without)])
-    assert ids(found) == ["id-a", "id-b"]
-    assert (found[1].since, found[1].age, found[1].host) == (None, None, None)
-    found = waiters_of([node(without), node(ticket("b", SINCE - 9))])
-    assert found[0].since == SINCE - 9
+def test_who_is_reached_by_no_hint_waits_nowhere():
+    """A message on its way, or in a broker that delays it; since when it waits is known."""
+    (found,) = waiters_of(node(of("a", SINCE, channel=NO_CHANNEL)))
+    assert (found.since, found.host, found.pid) == (SINCE, None, None)
 
 
-def test_a_ticket_without_anybody_who_waits_counts_for_nothing():
-    """It stays until the next release; whoever it was of has left."""
-    gone = node(ticket("a", SINCE)).tickets
-    assert waiters_of([NotedWaiters((), gone)]) == []
+def test_what_was_heard_last_says_where_it_waits():
+    """It was woken, and one node has not heard of that yet."""
+    reached = of("a", SINCE, heard=SINCE + 2)
+    for moment, is_there in ((SINCE + 1, True), (SINCE + 3, False)):
+        aside = of("a", SINCE, heard=moment, channel=NO_CHANNEL)
+        (found,) = waiters_of([*node(reached), *node(aside)])
+        assert (found.host is not None) is is_there
 
 
-def test_who_waits_in_the_process_is_known_by_its_token():
-    """A lock that no task takes has no task id."""
-    one = Ticket("a", "a" * 32, SINCE, {}, "a" * 40, "c" * 16)
-    two = Ticket("a", "b" * 32, SINCE + 1, {}, "b" * 40, "c" * 16)
-    found = waiters_of([node(two, one)])
+def test_who_was_not_heard_of_for_long_waits_no_more():
+    """As the nodes forget it: its message was purged, or its process is gone."""
+    gone = of("a", SINCE, heard=SINCE)
+    assert node(gone, now=SINCE + HEARD_FOR) == []
+    assert len(node(gone, now=SINCE + HEARD_FOR - 0.001)) == 1
+
+
+@pytest.mark.parametrize(
+    ("claimed", "since"),
+    [
+        (SINCE - 1e6, SINCE),
+        (SINCE + 7, SINCE + 7),
+        (SINCE + 1e6, SINCE + MINUTE),
+        (None, SINCE),
+        ("1", SINCE),
+    ],
+)
+def test_nobody_waits_since_before_a_node_knew_of_it_nor_since_later(claimed, since):
+    """Its own clock may be wrong, or it lies: this is also how it stands in the line."""
+    info = {"since": claimed}
+    value = CHANNEL.encode() + b"0001%013d%013d" % (SINCE * 1000, (SINCE + MINUTE) * 1000)
+    (found,) = node([b"a" * 32, value + encode_info(info)])
+    assert found.since == since
+
+
+def test_who_waits_in_the_process_may_have_no_task():
+    """A lock that no task takes."""
+    pairs = [b"b" * 32, record(SINCE + 1, SINCE + 1)], [b"a" * 32, record()]
+    found = waiters_of(node(*pairs))
     assert [(it.task, it.since) for it in found] == [(None, SINCE), (None, SINCE + 1)]
 
 
+MINE = of("a", SINCE)
 ODD = [
-    b"",
-    b"by hand",
-    b"a" * 32,
-    b"A" * 32 + b"{}",
-    b"a" * 31 + b"{}",
-    b"a" * 32 + b"no JSON",
-    b"a" * 32 + b"[1]",
-    b"a" * 32 + b"[" * 100_000,
-    b"\xff" * 80,
+    [b"", MINE[1]],
+    [b"A" * 32, MINE[1]],
+    [b"a" * 31, MINE[1]],
+    [b"a" * 33, MINE[1]],
+    [b"\xff" * 32, MINE[1]],
+    [b"a" * 32, b""],
+    [b"a" * 32, b"by hand"],
+    [b"a" * 32, MINE[1][1:]],
+    [b"a" * 32, b"\xff" * 80],
+    [b"a" * 32, CHANNEL.encode() + b"000x" + MINE[1][20:]],
+    [b"a" * 32, CHANNEL.encode() + b"0001" + b"-" + MINE[1][21:]],
+    [b"a" * 32, MINE[1][:46]],
+    [b"a" * 32, MINE[1][:46] + b"no JSON"],
+    [b"a" * 32, MINE[1][:46] + b"[1]"],
+    [b"a" * 32, MINE[1][:46] + b"[" * 100_000],
 ]
 
 
-@pytest.mark.parametrize("odd", ODD)
-@pytest.mark.parametrize("score", [b"1", b"-1", b"nan", b"inf", b"x", b"1e300", b""])
-def test_what_others_wrote_is_passed_over(odd, score):
+@pytest.mark.parametrize("odd", range(len(ODD)))
+def test_what_others_wrote_is_passed_over(odd):
     """Whoever else waits is found all the same."""
-    mine = node(ticket("a", SINCE))
-    others = noted_waiters([odd, score], [odd, score])
-    assert others == NotedWaiters([], [])
-    assert ids(waiters_of([others, mine])) == ["id-a"]
-
-
-@pytest.mark.parametrize("score", [b"-1", b"nan", b"inf", b"x", b"1e300", b""])
-def test_a_record_with_an_odd_score_is_passed_over(score):
-    """It is no moment of ours; the twin is a score that is one."""
-    record = ticket("a", SINCE).waits
-    assert noted_waiters([record, score], []).waiting == []
-    assert len(noted_waiters([record, b"1700000000000"], []).waiting) == 1
+    assert node(ODD[odd]) == []
+    assert ids(waiters_of(node(ODD[odd], MINE))) == ["id-a"]
 
 
 @pytest.mark.parametrize(
@@ -120,21 +153,24 @@ def test_a_record_with_an_odd_score_is_passed_over(score):
 )
 def test_a_description_of_any_shape_is_read(info):
     """What is no text is not known."""
-    odd = Ticket("a", "a" * 32, SINCE, info, "a" * 40, "c" * 16)
-    record = b"a" * 40 + b"c" * 16 + encode_info(info)
-    found = noted_waiters([odd.waits, b"1"], [record, b"1700000000000"])
-    (one,) = waiters_of([found])
+    value = MINE[1][:46] + encode_info(info)
+    (one,) = waiters_of(node([b"a" * 32, value]))
     assert {type(part) for part in (one.task, one.task_id, one.host)} <= {str, type(None)}
     assert one.pid is None
 
 
 def test_no_part_of_a_token_is_shown():
     """Not in JSON, and not in the words for a debugger."""
-    of_node = node(ticket("a", SINCE, token="f" * 40))
-    (found,) = waiters_of([of_node])
+    of_node = node(MINE)
+    (found,) = waiters_of(of_node)
     for shown in (json.dumps(waiter_as_json(found)), repr(found), repr(of_node)):
-        assert "ffff" not in shown
         assert "aaaa" not in shown
+
+
+def test_nobody_waits_since_nobody_knows_when():
+    """The oldest of none."""
+    assert oldest_since([]) is None
+    assert oldest_since(node(of("b", SINCE + 1), MINE)) == SINCE
 
 
 # --- as nodes have it ------------------------------------------------------------------------
@@ -159,52 +195,87 @@ def test_what_a_quarantined_node_has_is_no_vote(held):
     assert [view.is_unclear(1, 0) for view in views] == [False, True]
 
 
-def wait(node, *tickets):
-    """Have a node note that they wait."""
-    for one in tickets:
+def wait(node, *letters, channel=CHANNEL):
+    """Have a node note that these wait, a second after one another."""
+    for letter in letters:
+        info = {"task": "shop.bill", "task_id": f"id-{letter}"}
+        one = InLine("a", f"{letter:0>32}", node.clock(), info, channel)
         request = wait_request(RULES, one)
         keys = (b"%d" % len(request.keys), *request.keys)
-        node.ask(b"EVAL", request.script.source, *keys, *request.arguments)
+        unguarded = (*request.arguments[:-1], b"0", b"")
+        node.ask(b"EVAL", request.script.source, *keys, *unguarded)
+        node.clock.advance(1.0)
 
 
 @pytest.fixture
 def held():
     """A node on which somebody holds the lock."""
-    node = NodeModel(0, lambda: SINCE + 60)
-    node.ask(b"SET", b"redlock:lock:a", b"e" * 40 + b"{}", b"PX", b"30000")
+    clock = FakeClock(SINCE)
+    node = NodeModel(0, clock)
+    node.clock = clock
+    node.ask(b"SET", b"redlock:lock:a", b"e" * 40 + b"{}", b"PX", b"600000")
     return node
 
 
 def test_those_who_wait_are_read_with_the_lock(held):
     """As the scripts have written them; of a lock nobody waits for there is nothing."""
-    wait(held, ticket("b", SINCE + 1), ticket("a", SINCE), ticket("c", SINCE + 2, token=""))
+    wait(held, "b", "a")
+    wait(held, "c", channel="")
     waited_for, other = read(held, names=("a", "b"))
-    assert ids(waiters_of([waited_for.waiters])) == ["id-a", "id-b", "id-c"]
+    found = waiters_of(waited_for.waiters)
+    assert ids(found) == ["id-b", "id-a", "id-c"]
+    assert [it.since for it in found] == [SINCE, SINCE + 1, SINCE + 2]
     assert (waited_for.noted, other.noted) == (3, 0)
-    assert waiters_of([other.waiters]) == []
-
-
-def test_a_list_of_locks_says_since_when_the_oldest_waits(held):
-    """Of each lock one ticket is read; how many wait is counted."""
-    wait(held, *(ticket(letter, SINCE + i) for i, letter in enumerate("abc")))
-    (stored,) = read(held, most=1)
-    assert len(stored.waiters.tickets) == 1
-    (view,) = views_of("a", {"node": stored})
+    assert waiters_of(other.waiters) == []
+    (view,) = views_of("a", {"node": waited_for})
     assert (view.waiting, view.waiting_since) == (3, SINCE)
 
 
-def test_nobody_waits_since_nobody_knows_when(held):
-    """The twin: without a ticket there is no moment."""
+def test_who_was_not_heard_of_for_long_does_not_count(held):
+    """The node has not forgotten it yet, as it does that when another one comes."""
+    wait(held, "a")
+    held.clock.advance(HEARD_FOR - 1.0)
+    held.ask(b"PEXPIRE", b"redlock:waiters:a", b"60000")
+    held.clock.advance(1.0)
+    (stored,) = read(held)
+    assert (stored.noted, list(stored.waiters)) == (0, [])
+
+
+def test_of_very_many_the_oldest_are_read_and_all_counted(held):
+    """A list of locks takes one of each; who can be reached by no hint is in no line."""
+    wait(held, "f", channel="")
+    wait(held, *map(str, range(FEW)))
+    (one,), (some,), (all_,) = (read(held, most) for most in (1, 3, FEW + 1))
+    assert ids(waiters_of(one.waiters)) == ["id-0"]
+    assert ids(waiters_of(some.waiters)) == ["id-0", "id-1", "id-2"]
+    assert len(all_.waiters) == FEW + 1
+    assert one.noted == some.noted == all_.noted == FEW + 1
+    (view,) = views_of("a", {"node": one})
+    assert (view.waiting, view.waiting_since) == (FEW + 1, SINCE + 1)
+
+
+def test_one_in_the_line_that_is_no_more_known_is_passed_over(held):
+    """Somebody has written it there."""
+    wait(held, *map(str, range(FEW + 2)))
+    held.ask(b"ZADD", b"redlock:line:a", b"1", b"f" * 32 + CHANNEL.encode() + b"0001")
+    (stored,) = read(held, 2)
+    assert ids(waiters_of(stored.waiters)) == ["id-0"]
+
+
+def test_nobody_waits_for_a_lock_that_is_only_held(held):
+    """The twin: there is no moment."""
     (stored,) = read(held)
     (view,) = views_of("a", {"node": stored})
     assert (view.waiting, view.waiting_since) == (0, None)
 
 
-@pytest.mark.parametrize("key", [b"redlock:waiting:a", b"redlock:ready:a"])
-def test_a_key_of_another_type_is_in_nobodys_way(held, key):
+@pytest.mark.parametrize("key", [b"redlock:waiters:a", b"redlock:line:a"])
+@pytest.mark.parametrize("many", [1, FEW + 1])
+def test_a_key_of_another_type_is_in_nobodys_way(held, key, many):
     """The lock is read all the same."""
-    wait(held, ticket("a", SINCE))
+    wait(held, *map(str, range(many)))
     held.ask(b"SET", key, b"by hand")
     (stored,) = read(held)
     assert stored.value is not None
-    assert all(it.since is None for it in waiters_of([stored.waiters]))
+    is_known = key == b"redlock:line:a" and many == 1
+    assert len(stored.waiters) == is_known

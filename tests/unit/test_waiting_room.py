@@ -1,48 +1,71 @@
-"""Tasks that wait for their locks in a worker's main process: tickets, turns, and who is let go."""
+"""Tasks that wait for their locks in a worker's main process: who is woken, and who is let go."""
 
 from __future__ import annotations
 
 import gc
-import time
+import os
+import threading
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError
-from celery.utils.timer2 import Timer as ThreadTimer
 from celery.worker.request import create_request_cls
-from celery.worker.state import reserved_requests, revoked
+from celery.worker.state import revoked
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
 
 from celery_redlock import RedlockTask
 from celery_redlock.events import TasksWaiting
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import RELEASE
-from celery_redlock.lock.waiting import LEAVE, WAIT, Ticket
+from celery_redlock.lock.votes import Vote, VoteKind
+from celery_redlock.lock.waiting import LEAVE, NO_CHANNEL, WAIT
 from celery_redlock.plugin import plugin_for
 from celery_redlock.task import waiting_room
-from celery_redlock.task.delivery import TURN
+from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.forced_ends import RedlockRequest
 from celery_redlock.task.timer import find, take_out
 from celery_redlock.task.waiting_room import room_of
 from celery_redlock.task.wake_tasks import WakeTasks
 from support.fakes import Ears
+from support.waiting import eventually
 
-NAMES = {WAIT: "wait", LEAVE: "leave", RELEASE: "release"}
+
+class AtOnce:
+    """A thread that has done what it is to do when it has started."""
+
+    def __init__(self, target, name, daemon):
+        self.start = target
+        assert daemon
 
 
 @pytest.fixture
-def app():
-    """The app of a worker, and all that it tells the nodes."""
+def app(monkeypatch):
+    """
+    The app of a worker, and all that it tells the nodes.
+
+    Of each lock that they are asked about, they say that so many places of it are *free*.
+    """
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.redlock_nodes = ["redis://one:1/0"]
-    app.told = []
+    app.told, app.free, app.noting = [], 0, []
     plugin = plugin_for(app)
-    plugin._locks = SimpleNamespace(
-        listener=Ears(), rules=Rules(), driver=SimpleNamespace(tell=app.told.append)
-    )
+    app.ears = Ears()
+
+    def ask_all(asked):
+        app.told += [ask.request for ask in asked]
+        app.noting.append(len(asked))
+        return [
+            [Vote(VoteKind.GRANTED, amount=app.free if ask.request.keys[4:] else 0)]
+            for ask in asked
+        ]
+
+    driver = SimpleNamespace(tell=app.told.append, ask_all=ask_all)
+    plugin._locks = SimpleNamespace(listener=app.ears, rules=Rules(), driver=driver)
+    monkeypatch.setattr(waiting_room, "threading", SimpleNamespace(Thread=AtOnce))
 
     @app.task(name="bill", base=RedlockTask, shared=False, lock_key="{lock}", on_conflict="queue")
     def bill(lock):
@@ -57,16 +80,21 @@ def app():
     )
     app.room = room_of(app)
     app.room.open(app.consumer)
+    heard, bell = os.pipe()
+    os.set_blocking(bell, False)
+    app.room.ring(bell)
     yield app
+    app.room.ring(None)
+    os.close(heard)
+    os.close(bell)
     revoked.discard("me")
     app.close()
 
 
-def receive(
-    app, lock="a", *, since=1.7e9, woken=True, eta=True, expires=None, task_id="me", **said
-):
+def receive(app, lock="a", *, name=None, since=1.7e9, eta=True, expires=None, task_id="me", **said):
     """Return a delivery of a task that waits; the worker holds it in its timer."""
-    waiting = {"name": lock, "since": since, "times": 1, "woken": woken}
+    waiting = {"name": name or lock, "since": since, "times": 1}
+    waiting |= {part: said.pop(part) for part in ("woken", "limit") if part in said}
     in_a_while = datetime.now(timezone.utc) + timedelta(minutes=1)
     headers = {
         "id": task_id,
@@ -96,24 +124,46 @@ def receive(
 
 
 def told(app):
-    """Return what the nodes were told since this was asked last."""
-    names = [
-        "hand on" if request.script is LEAVE and len(request.keys) > 2 else NAMES[request.script]
-        for request in app.told
-    ]
+    """Return what the nodes were told since this was asked last; "aside": one without a channel."""
+    words = []
+    for request in app.told:
+        if request.script is LEAVE:
+            words.append("leave")
+        else:
+            assert request.script is WAIT
+            words.append("aside" if request.arguments[1] == NO_CHANNEL.encode() else "wait")
     app.told.clear()
-    return names
+    return words
 
 
-def call(app, request):
-    """Tell that the turn of *request* has come."""
-    room = app.room
-    room._plugin.locks.listener.expected[request._ticket.token](b"redlock:lock:" + lock_of(request))
+def who_was_told_of(app):
+    """Return whom the nodes were told of since this was asked last."""
+    found = [request.arguments[0].decode() for request in app.told]
+    app.told.clear()
+    return found
 
 
-def lock_of(request):
-    """Return the name of the lock that a task waits for."""
-    return request._delivery.envelope.waiting.name.encode()
+def who(request):
+    """Return what the nodes know a delivery by."""
+    return request._delivery.execution
+
+
+def call(app, lock="a"):
+    """Hear that a lock was released, and have the worker's event loop wake who is to be."""
+    app.ears.hear(lock)
+    app.room.wake()
+
+
+def was_woken(request):
+    """Return whether the child is told that it was."""
+    fields = request.request_dict
+    return Delivery.of(request.task, fields, request.hostname).was_woken
+
+
+def later(app, seconds):
+    """Have the nodes been told of all so long ago [s]."""
+    for task in app.room._waiting:
+        task.noted_at -= seconds
 
 
 def test_how_many_wait_is_told_where_that_has_changed(app, monkeypatch):
@@ -124,9 +174,9 @@ def test_how_many_wait_is_told_where_that_has_changed(app, monkeypatch):
     app.room.look()
     app.room.look()
     assert heard == [TasksWaiting("bill", 2)]
-    app.room.leave(requests[0]._ticket.token)
+    requests[0].wait_no_more()
     app.room.look()
-    app.room.leave(requests[1]._ticket.token)
+    requests[1].wait_no_more()
     app.room.look()
     assert heard[1:] == [TasksWaiting("bill", 1), TasksWaiting("bill", 0)]
 
@@ -134,27 +184,35 @@ def test_how_many_wait_is_told_where_that_has_changed(app, monkeypatch):
 # -- coming and going ----------------------------------------------------------------
 
 
-def test_one_that_waits_for_something_else_gets_none(app):
-    """It has waited for the lock before, which is free by now; twin: the test below."""
-    assert receive(app, woken=False)._ticket is None
-    assert told(app) == []
-
-
-def test_one_that_waits_gets_a_ticket(app):
-    """Its token begins with the owner, so that the parent can release for the child."""
+def test_one_that_waits_is_noted(app):
+    """As its execution, since when it says, by the process that is told."""
     request = receive(app, since=1.7e9)
-    assert len(request._ticket.token) == 40
-    assert request._ticket.token.startswith(request._delivery.owner)
-    assert list(app.room._plugin.locks.listener.expected) == [request._ticket.token]
     (wait,) = app.told
-    assert wait.keys[1] == b"redlock:ready:a"
-    assert wait.arguments[1].startswith(request._ticket.token.encode() + b"c" * 16)
-    assert wait.arguments[2] == b"1700000000000"
+    assert wait.keys == (
+        *(b"redlock:line:a", b"redlock:waiters:a", b"redlock:node:boot"),
+        *(b"redlock:node:quarantine", b"redlock:lock:a"),
+    )
+    assert wait.arguments[:4] == (who(request).encode(), b"c" * 16, b"0001", b"1700000000000")
+    assert len(app.ears.waiting) == 1
 
 
-def test_what_is_to_run_now_or_does_not_wait_gets_none(app):
-    """Only what Celery holds back can be woken."""
-    assert receive(app, eta=False)._ticket is None
+def test_one_that_waits_for_something_else_is_not_woken(app):
+    """It has waited for the lock before, which is free by now; twin: the test above."""
+    receive(app, woken=False)
+    assert (told(app), app.ears.waiting) == ([], [])
+
+
+def test_what_is_to_run_now_is_not_woken(app):
+    """Only what Celery holds back can be."""
+    receive(app, eta=False)
+    assert (told(app), app.ears.waiting) == ([], [])
+
+
+def test_where_nobody_hears_the_nodes_nobody_waits(app):
+    """As with nodes in memory: the task comes by itself."""
+    app.room._plugin.locks.listener = None
+    receive(app)
+    app.room.look()
     assert told(app) == []
 
 
@@ -162,254 +220,400 @@ def test_what_is_to_run_now_or_does_not_wait_gets_none(app):
 def test_a_broadcast_copy_waits_in_one_worker(app, own):
     """All get it; in the others it would be counted, and woken in vain."""
     name = receive(app).hostname
-    assert (receive(app, worker=name if own else "another")._ticket is not None) is own
+    told(app)
+    receive(app, worker=name if own else "another")
+    assert told(app) == ["wait"] * own
 
 
-def test_whose_turn_has_come_runs_with_its_ticket(app):
-    """Out of the timer, once; the nodes forget a ticket that only a majority had called."""
+# -- what a message says is not believed ------------------------------------------------
+
+
+def test_a_message_that_names_another_lock_than_its_task_does_waits_for_none(app):
+    """Anybody can publish it: it would be in the line of that lock, and get its hints."""
+    request = receive(app, "a", name="b")
+    assert (told(app), app.ears.waiting) == ([], [])
+    call(app, "b")
+    call(app, "a")
+    assert app.ran == []
+    assert request._waits_as is None
+
+
+def test_how_many_places_a_lock_has_says_the_task(app):
+    """Not the message: a larger limit would have it told of places that it cannot have."""
+    app.tasks["bill"].lock_limit = 2
+    receive(app, limit=9)
+    (wait,) = app.told
+    assert wait.arguments[2] == b"0002"
+    assert wait.keys[4:] == (b"redlock:lock:a", b"redlock:lock:a#1")
+
+
+@pytest.mark.parametrize("since", ["1", -1.0, 1e300, float("nan"), None, True])
+def test_a_message_that_has_waited_since_no_moment_does_not_wait(app, since):
+    """What it says of itself is then nothing that we have written."""
+    receive(app, since=since)
+    assert (told(app), app.ears.waiting) == ([], [])
+
+
+# -- being woken ------------------------------------------------------------------------
+
+
+def test_one_that_is_woken_runs(app):
+    """Out of the timer, once; the nodes remember since when it waits, and send it no more hints."""
     request, other = receive(app, "a"), receive(app, "b", task_id="other")
     told(app)
-    call(app, request)
+    call(app)
     assert app.ran == [request]
-    assert request.request_dict["delivery_info"][TURN] == f"{request._ticket.token}#0"
-    assert told(app) == ["leave"]
+    assert was_woken(request)
+    assert app.told[0].arguments[0].decode() == who(request)
+    assert told(app) == ["aside"]
     assert [scheduled.entry.args for scheduled in app.consumer.timer.queue] == [(other,)]
-    assert list(app.room._plugin.locks.listener.expected) == [other._ticket.token]
+    assert [waiting.request for waiting in app.ears.waiting] == [other]
+    call(app)
+    assert app.ran == [request]
 
 
-def test_a_place_that_a_ticket_does_not_know_is_the_child_s_to_judge(app):
-    """The limit was raised since, or is that of another task: what runs knows the limit of now."""
-    request, other = receive(app), receive(app, task_id="other")
-    heard = app.room._plugin.locks.listener.expected
-    heard[request._ticket.token](b"redlock:lock:a#7")
-    assert request.request_dict["delivery_info"][TURN] == f"{request._ticket.token}#7"
-    heard[other._ticket.token](b"what nobody of ours has said")
-    assert app.ran == [request, other]
+def test_a_hint_that_counts_later_wakes_later(app):
+    """The other nodes may not have heard of the release yet: they would refuse it."""
+    request = receive(app)
+    (waiting,) = app.ears.waiting
+    waiting.wake(5.0)
+    app.room.wake()
+    assert app.ran == []
+    soonest = app.consumer.timer.queue[0]
+    soonest.entry.fun(*soonest.entry.args)
+    assert app.ran == [request]
+
+
+def test_the_next_hint_is_the_next_one_s(app):
+    """Both places of a lock are released at once, before the event loop has come to it."""
+    first, second = receive(app, since=1001.0), receive(app, since=1002.0, task_id="other")
+    app.ears.hear("a")
+    app.ears.hear("a")
+    app.room.wake()
+    assert app.ran == [first, second]
 
 
 def test_one_that_cannot_be_run_disturbs_nobody(app, monkeypatch):
     """It comes by itself; the next one runs, and so does the worker's event loop."""
-    request, other = receive(app), receive(app, task_id="other")
-    tokens = [one._ticket.token for one in (request, other)]
-    app.room.ring(None)
-    app.room._turns.extend((token, b"redlock:lock:a") for token in tokens)
-    one_way = waiting_room.give_turn
+    receive(app, since=1001.0)
+    other = receive(app, since=1002.0, task_id="other")
+    note = waiting_room.note_woken
 
     def fail_once(*arguments):
-        monkeypatch.setattr(waiting_room, "give_turn", one_way)
+        monkeypatch.setattr(waiting_room, "note_woken", note)
         raise OSError
 
-    monkeypatch.setattr(waiting_room, "give_turn", fail_once)
+    monkeypatch.setattr(waiting_room, "note_woken", fail_once)
+    app.ears.hear("a")
+    app.ears.hear("a")
     app.room.wake()
     assert app.ran == [other]
 
 
-def test_one_that_comes_by_itself_takes_its_ticket_along(app):
-    """Nobody hands a lock to it any more, as it asks for it with a token of its own."""
+def test_one_that_comes_by_itself_is_woken_no_more(app):
+    """The nodes remember since when it waits: its lock may be refused once more."""
     request = receive(app)
     told(app)
     request.execute_using_pool(None)
-    assert told(app) == ["hand on"]
+    assert told(app) == ["aside"]
+    assert not was_woken(request)
+    assert app.ears.waiting == []
     request.execute_using_pool(None)
     assert told(app) == []
 
 
-def test_one_whose_message_is_gone_hands_on(app):
-    """What was kept for it goes to the next one at once."""
+def test_one_whose_message_is_gone_is_not_run(app):
+    """A hint may come before that is noticed."""
     request = receive(app)
-    token, heard = request._ticket.token, app.room._plugin.locks.listener.expected
     app.consumer.timer.clear()
     del request
     gc.collect()
-    told(app)
-    heard[token](b"redlock:lock:a")
-    assert told(app) == ["hand on"]
+    call(app)
     assert app.ran == []
 
 
+def test_one_that_is_woken_before_it_is_in_the_timer_is_woken_again(app):
+    """With Celery events and greenlets others run between the two."""
+    request = receive(app)
+    app.consumer.timer.clear()
+    told(app)
+    call(app)
+    assert (told(app), app.ran) == ([], [])
+    app.consumer.timer.call_after(60, app.ran.append, (request,))
+    app.room.look()
+    assert told(app) == ["wait"]
+    call(app)
+    assert app.ran == [request]
+
+
+def test_also_if_it_is_not_the_oldest(app):
+    """The hint has had the nodes take it out of the line."""
+    receive(app, since=1001.0)
+    request = receive(app, since=1002.0, task_id="other")
+    take_out(app.consumer.timer, find(app.consumer.timer, request))
+    app.ears.hear("a")
+    call(app)
+    app.consumer.timer.call_after(60, app.ran.append, (request,))
+    app.told.clear()
+    app.room.look()
+    assert who_was_told_of(app) == [who(request)]
+
+
+def test_one_that_waits_for_its_rate_limit_lets_others_pass(app):
+    """It came by itself, and every hint would be lost on it; twin: the one above."""
+    first = receive(app, since=1001.0)
+    other = receive(app, since=1002.0, task_id="other")
+    take_out(app.consumer.timer, find(app.consumer.timer, first))
+    call(app)
+    told(app)
+    app.room.look()
+    assert who_was_told_of(app) == [who(first), who(other)]
+    assert [waiting.request for waiting in app.ears.waiting] == [other]
+    call(app)
+    assert app.ran == [other]
+
+
+def test_one_that_is_woken_comes_before_what_waits_for_a_process(app):
+    """The lock would be free for as long as all that the worker has prefetched takes."""
+    semaphore, request = LaxBoundedSemaphore(1), receive(app)
+    semaphore.acquire(app.ran.append, "runs")
+    semaphore.acquire(app.ran.append, "prefetched")
+    app.consumer.controller = SimpleNamespace(semaphore=semaphore)
+    find(app.consumer.timer, request).entry.fun = partial(semaphore.acquire, app.ran.append)
+    call(app)
+    semaphore.release()
+    semaphore.release()
+    assert app.ran == ["runs", request, "prefetched"]
+
+
+def test_a_pool_that_may_grow_does_so_for_one_that_is_woken(app):
+    """With ``--autoscale``: Celery adds processes for messages that it receives, or in a while."""
+    request, grown = receive(app), []
+    scaler = SimpleNamespace(maybe_scale=lambda: grown.append(list(app.ran)))
+    app.consumer.controller = SimpleNamespace(autoscaler=scaler)
+    call(app)
+    assert grown == [[request]]
+
+
 @pytest.mark.parametrize("how", ["revoked", "expired"])
-def test_one_that_was_woken_and_is_not_to_run_hands_on(app, how):
-    """Else the others would wait for what was kept for it; twin: one that runs keeps it."""
+def test_one_that_was_woken_and_is_not_to_run_waits_no_more(app, how):
+    """Celery looks whether it is to run; twin: before that, the nodes remember it."""
     past = datetime.now(timezone.utc) - timedelta(seconds=1)
     request = receive(app, expires=past.isoformat() if how == "expired" else None)
-    call(app, request)
-    told(app)
+    call(app)
+    assert told(app) == ["wait", "aside"]
     if how == "revoked":
         assert not request.revoked()
         assert told(app) == []
         revoked.add("me")
     assert request.revoked()
-    assert told(app) == ["hand on"]
+    assert told(app) == ["leave"]
 
 
-def test_a_node_that_cannot_be_told_does_not_disturb_celery(app, monkeypatch):
-    """The worker's own work goes on; the ticket ends by itself."""
+def test_a_node_that_cannot_be_told_does_not_disturb_celery(app):
+    """The worker's own work goes on; the nodes forget it by themselves."""
     request = receive(app)
 
     def fail(_request):
         msg = "no way"
         raise OSError(msg)
 
-    other = receive(app, task_id="other")
     app.room._plugin.locks.driver.tell = fail
     revoked.add("me")
     assert request.revoked()
-    assert receive(app, task_id="third")._ticket is None
-    call(app, other)
-    assert app.ran[-1] is other
+    revoked.discard("me")
+    third = receive(app, task_id="third")
+    third.execute_using_pool(None)
+    receive(app, task_id="fourth").execute_using_pool(None)
 
 
-# -- those that cannot run yet ----------------------------------------------------------
+# -- where the lock is free already ---------------------------------------------------------
 
 
-def pass_time(app, *, at_most=100):
-    """Do what the timer holds for a moment from now, in its order."""
-    timer = app.consumer.timer
-    for _ in range(at_most):
-        soon = [one for one in timer.queue if one.eta < time.monotonic() + 1]
-        if not soon:
-            return
-        take_out(timer, soon[0])
-        soon[0].entry.fun(*soon[0].entry.args)
-    raise AssertionError("there is no end to it")
-
-
-@pytest.fixture
-def busy(app):
-    """Another task, which has the only process."""
-    other = receive(app, eta=False, task_id="busy")
-    reserved_requests.add(other)
-    yield other
-    reserved_requests.discard(other)
-
-
-def test_one_that_is_woken_before_it_is_in_the_timer_runs_when_it_is(app):
-    """With Celery events and greenlets others run between the two."""
+def test_one_whose_lock_is_free_runs_at_once(app):
+    """It was released while the message was on its way, and nobody sends a hint any more."""
+    app.free = 1
     request = receive(app)
-    app.consumer.timer.clear()
-    told(app)
-    call(app, request)
-    assert (told(app), app.ran) == ([], [])
-    app.consumer.timer.call_after(60, app.ran.append, (request,))
-    pass_time(app)
+    app.room.wake()
     assert app.ran == [request]
-    assert request.request_dict["delivery_info"][TURN] == f"{request._ticket.token}#0"
-    assert told(app) == ["leave"]
+    assert was_woken(request)
+    assert told(app) == ["wait", "aside"]
 
 
-def test_twin_one_that_is_never_in_the_timer_lets_others_pass(app):
-    """It has another turn later, with another ticket of the same owner."""
+def test_one_whose_lock_becomes_free_without_a_hint_runs_soon(app):
+    """The lease of a dead holder lapses; or the hint was lost."""
     request = receive(app)
-    first = request._ticket
-    app.consumer.timer.clear()
-    told(app)
-    call(app, request)
-    pass_time(app)
-    assert told(app) == ["hand on", "wait"]
-    assert request._ticket.token != first.token
-    assert request._ticket.token.startswith(request._delivery.owner)
-    assert request._ticket.waits == first.waits
-    assert list(app.room._plugin.locks.listener.expected) == [request._ticket.token]
     app.room.look()
-    assert tokens(app) == {request._ticket.token}
-
-
-def test_what_ends_in_a_moment_is_waited_for(app, busy):
-    """It may be the very holder whose release wakes the next: its process is free in a moment."""
-    request = receive(app)
-    told(app)
-    call(app, request)
-    assert (told(app), app.ran) == ([], [])
-    reserved_requests.discard(busy)
-    pass_time(app)
+    app.room.wake()
+    assert app.ran == []
+    app.free = 1
+    app.room.look()
+    app.room.wake()
     assert app.ran == [request]
-    assert told(app) == ["leave"]
 
 
-def test_one_that_no_process_can_take_lets_others_pass(app, busy):
-    """And those behind it in this worker do at once; twin: with a process it ran above."""
-    first, second = receive(app), receive(app, task_id="other")
-    told(app)
-    call(app, first)
-    pass_time(app)
-    assert told(app) == ["hand on", "wait"]
-    call(app, second)
-    assert told(app) == ["hand on", "wait"]
+def test_the_oldest_runs_whoever_asked(app):
+    """It has waited longer than the one that came just now and found the lock free."""
+    oldest = receive(app, since=1001.0)
+    app.free = 1
+    receive(app, since=1002.0, task_id="other")
+    app.room.wake()
+    assert app.ran == [oldest]
+
+
+def test_as_many_run_as_places_are_free(app):
+    """And no more: the others would be refused."""
+    app.tasks["bill"].lock_limit = 3
+    requests = [receive(app, since=since, task_id=f"{since}") for since in (1001.0, 1002.0, 1003.0)]
+    app.free = 2
     app.room.look()
-    assert (told(app), app.ran) == ([], [])
-    reserved_requests.discard(busy)
+    app.room.wake()
+    assert app.ran == requests[:2]
+
+
+def test_one_that_waits_for_a_release_asks_for_no_free_lock(app):
+    """It would have one that it cannot use yet, and again; a release is heard as by any."""
+    app.free = 1
+    request = receive(app, woken="release")
     app.room.look()
-    assert tokens(app) == {first._ticket.token, second._ticket.token}
-    call(app, first)
-    assert app.ran == [first]
+    app.room.wake()
+    assert app.ran == []
+    assert [wait.keys[4:] for wait in app.told] == [(), ()]
+    call(app)
+    assert app.ran == [request]
 
 
-def test_while_it_lets_others_pass_it_counts_as_waiting(app, busy):
-    """Its note stands; there is no ticket to wake it by."""
-    request = receive(app)
-    call(app, request)
-    pass_time(app)
-    note = app.told[-1]
-    assert note.arguments[0] == request._ticket.waits
-    assert note.arguments[1] == b""
+def test_one_that_waits_for_a_release_keeps_no_free_place_from_others(app):
+    """It may wait for long: for a run of its own on another place."""
+    app.tasks["bill"].lock_limit = 2
+    first = receive(app, since=1001.0, woken="release")
+    other = receive(app, since=1002.0, task_id="other")
+    app.told.clear()
+    app.free = 1
+    app.room.look()
+    assert who_was_told_of(app)[:1] == [who(other)]
+    app.room.wake()
+    assert app.ran == [other]
+    app.room.look()
+    assert who_was_told_of(app) == [who(other), who(first)]  # the other one as it left
 
 
-def test_one_in_a_worker_that_is_always_busy_runs_when_it_is_woken_again(app, busy, monkeypatch):
-    """It waits for a process then, as any message does."""
-    monkeypatch.setattr(waiting_room, "PASSES_FOR", 0.0)
-    request = receive(app)
-    call(app, request)
-    pass_time(app)
-    told(app)
+def test_what_the_nodes_are_asked_holds_up_no_message(app, monkeypatch):
+    """A node may be down: a thread waits for it, and then asks for all that came meanwhile."""
+    started = []
+
+    def not_yet(target, **_):
+        return SimpleNamespace(start=lambda: started.append(target))
+
+    monkeypatch.setattr(waiting_room, "threading", SimpleNamespace(Thread=not_yet))
+    for lock in "abc":
+        receive(app, lock, task_id=lock)
+    assert told(app) == []
+    (work,) = started
+    work()
+    assert app.noting == [3]
+    assert told(app) == ["wait"] * 3
+    receive(app, "d", task_id="d")  # the twin: that one has ended
+    assert len(started) == 2
+
+
+def test_where_no_thread_can_be_started_the_next_look_tells_the_nodes(app, monkeypatch):
+    """Celery goes on."""
+
+    def refuse():
+        raise RuntimeError("can't start new thread")
+
+    no_thread = SimpleNamespace(Thread=lambda **_: SimpleNamespace(start=refuse))
+    with monkeypatch.context() as patch:
+        patch.setattr(waiting_room, "threading", no_thread)
+        request = receive(app)
+    assert told(app) == []
+    app.room.look()
+    assert set(who_was_told_of(app)) == {who(request)}
+
+
+def test_a_failure_to_ask_is_told_and_costs_nobody_else(app, monkeypatch, caplog):
+    """The next note is made as ever."""
+
+    def fail(_asked):
+        raise OSError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(app.room._plugin.locks.driver, "ask_all", fail)
+        receive(app)
+    assert "The nodes may not know of tasks that wait" in caplog.text
     app.room.look()
     assert told(app) == ["wait"]
-    call(app, request)
-    assert app.ran == [request]
 
 
-def test_a_pool_that_has_stopped_takes_nothing(app):
-    """Celery's has no number of processes any more; the timer still fires."""
-    receive(app)
+def test_one_that_left_while_it_was_noted_is_in_no_line(app, monkeypatch):
+    """The note may have come after what it left with, and a hint would be lost on it."""
+    request, driver = receive(app), app.room._plugin.locks.driver
+    ask_all = driver.ask_all
+
+    def ask_meanwhile(asked):
+        request.wait_no_more()
+        return ask_all(asked)
+
+    monkeypatch.setattr(driver, "ask_all", ask_meanwhile)
     told(app)
-    app.consumer.pool = SimpleNamespace()
+    app.free = 1
     app.room.look()
-    assert told(app) == ["wait"]
+    assert told(app) == ["aside", "wait", "leave"]
+    app.room.wake()
+    assert app.ran == []
 
 
-@pytest.mark.usefixtures("busy")
-@pytest.mark.parametrize("most", [1, 2])
-def test_a_pool_that_may_grow_does_so_for_one_that_is_woken(app, most):
-    """With ``--autoscale``: Celery adds processes for messages that it receives, or in a while."""
-    request, grown = receive(app), []
-    scaler = SimpleNamespace(max_concurrency=most, maybe_scale=lambda: grown.append(list(app.ran)))
-    app.consumer.controller = SimpleNamespace(autoscaler=scaler)
-    call(app, request)
-    assert app.ran == [request] * (most - 1)
-    assert grown == [[request]] * (most - 1)
+# -- where there is no event loop ---------------------------------------------------------
 
 
-@pytest.mark.usefixtures("busy")
-@pytest.mark.parametrize("how", ["revoked", "by itself"])
-def test_one_that_lets_others_pass_can_end_meanwhile(app, how):
-    """With the ticket that it has now."""
+def test_without_an_event_loop_a_task_is_run_as_well(app):
+    """By a thread of ours: Celery's timer sleeps for up to a second."""
+    app.room.ring(None)
     request = receive(app)
-    call(app, request)
-    pass_time(app)
-    told(app)
-    if how == "revoked":
-        revoked.add("me")
-        app.room.look()
-    else:
-        request.execute_using_pool(None)
-    assert told(app) == ["hand on"]
-    assert app.room._plugin.locks.listener.expected == {}
-    assert app.room._passed == {}
+    app.ears.hear("a")
+    assert eventually(lambda: app.ran, "task that ran") == [request]
+
+
+def test_there_one_that_waits_for_the_pool_is_in_nobodys_way(app):
+    """One of greenlets may be full, and each of them wait for a lock in this process."""
+    app.room.ring(None)
+    is_free, request = threading.Event(), receive(app)
+    scheduled = find(app.consumer.timer, request)
+    scheduled.entry.fun = lambda it: (is_free.wait(60), app.ran.append(it))
+    app.ears.hear("a")
+    eventually(lambda: find(app.consumer.timer, request) is None, "task that waits for the pool")
+    waiting = app.ears.enter_thread(b"redlock:line:b", 1.0)
+    app.ears.hear("b")
+    app.ears.leave(waiting)
+    assert app.ran == []
+    is_free.set()
+    assert eventually(lambda: app.ran, "task that ran") == [request]
+
+
+def test_there_two_hints_at_once_run_it_once(app, monkeypatch):
+    """Each in a thread of its own; here they meet as both have found it in the timer."""
+    request, both = receive(app), threading.Barrier(2)
+    (waiting,) = app.ears.waiting
+
+    def find_together(*arguments):
+        found = find(*arguments)
+        both.wait(60)
+        return found
+
+    monkeypatch.setattr(waiting_room, "find", find_together)
+    threads = [threading.Thread(target=app.room._run, args=(waiting,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert app.ran == [request]
 
 
 # -- who is told of -------------------------------------------------------------------
 
 
-def test_the_oldest_of_each_lock_is_told_of_again_and_again(app):
+def test_the_oldest_of_each_lock_is_noted_again_and_again(app):
     """That wakes it where a lease lapsed; the others only now and then, or it would be a flood."""
     requests = [
         receive(app, "a", since=1002.0, task_id="1"),
@@ -418,33 +622,45 @@ def test_the_oldest_of_each_lock_is_told_of_again_and_again(app):
     ]
     app.told.clear()
     app.room.look()
-    assert tokens(app) == {requests[1]._ticket.token, requests[2]._ticket.token}
-    later(app, 2 * waiting_room.TELL_EVERY)
+    assert set(who_was_told_of(app)) == {who(requests[1]), who(requests[2])}
+    later(app, 2 * waiting_room.NOTED_EVERY)
     app.room.look()
     assert told(app) == ["wait"] * 3
     app.room.look()
     assert told(app) == ["wait"] * 2
 
 
-def test_many_locks_are_told_of_in_turn(app, monkeypatch):
-    """So many at once, longest ago first: those of thousands of locks would cost a worker much."""
-    monkeypatch.setattr(waiting_room, "MOST_TOLD", 2)
+def test_a_thread_that_waits_in_the_process_is_older_than_a_task(app):
+    """There is one room for both: it comes by itself, and the task need not."""
+    receive(app, since=1002.0)
+    waiting = app.ears.enter_thread(b"redlock:line:a", 1001.0)
+    told(app)
+    app.room.look()
+    assert told(app) == []
+    app.ears.leave(waiting)
+    app.room.look()
+    assert told(app) == ["wait"]
+
+
+def test_many_locks_are_noted_a_part_at_a_time(app, monkeypatch):
+    """Longest ago first: those of thousands of locks would cost a worker much."""
+    monkeypatch.setattr(waiting_room, "MOST_NOTED", 2)
     for number in range(5):
         receive(app, f"{number}", task_id=f"{number}")
     app.told.clear()
     seen = []
     for _ in range(5):
         app.room.look()
-        seen += [request.arguments[1][:40] for request in app.told]
-        assert told(app) == ["wait"] * 2
+        seen += who_was_told_of(app)
+    assert len(seen) == 10
     assert seen[:5] == seen[5:]
     assert len(set(seen)) == 5
 
 
-def test_all_are_told_of_before_the_nodes_forget_them(app, monkeypatch):
+def test_all_are_noted_before_the_nodes_forget_them(app, monkeypatch):
     """However many they are: the number at once grows with them."""
-    monkeypatch.setattr(waiting_room, "MOST_TOLD", 1)
-    monkeypatch.setattr(waiting_room, "TELL_EVERY", 4.0)
+    monkeypatch.setattr(waiting_room, "MOST_NOTED", 1)
+    monkeypatch.setattr(waiting_room, "NOTED_EVERY", 4.0)
     for number in range(9):
         receive(app, "a", task_id=f"{number}")
     later(app, 5.0)
@@ -453,20 +669,8 @@ def test_all_are_told_of_before_the_nodes_forget_them(app, monkeypatch):
     for _ in range(3):
         app.room.look()
         assert len(app.told) == 3
-        found |= tokens(app)
+        found |= set(who_was_told_of(app))
     assert len(found) == 9
-
-
-def tokens(app):
-    """Return the tokens that the nodes were told of since this was asked last."""
-    found = {request.arguments[1][:40].decode() for request in app.told}
-    app.told.clear()
-    return found
-
-
-def later(app, seconds):
-    """Have the nodes been told of all so long ago [s]."""
-    app.room._told.update({token: at - seconds for token, at in app.room._told.items()})
 
 
 @pytest.mark.parametrize("how", ["revoked", "expired", "gone"])
@@ -484,7 +688,7 @@ def test_who_is_not_to_run_waits_no_more(app, how):
         del request
         gc.collect()
     app.room.look()
-    assert told(app) == ["hand on", "wait"]
+    assert told(app) == ["leave", "wait"]
     if how != "gone":
         assert request._already_revoked
         assert waiting_room.find(app.consumer.timer, request) is None
@@ -499,30 +703,32 @@ def test_who_is_not_to_run_waits_no_more(app, how):
 def test_those_who_wait_do_not_count_for_the_limit(app, monkeypatch):
     """Up to a bound; all of it is taken back when they are gone."""
     monkeypatch.setattr(waiting_room, "UNCOUNTED", 3)
-    qos, requests = app.consumer.qos, []
+    qos = app.consumer.qos
     for number in range(5):
-        requests.append(receive(app, task_id=f"{number}"))
+        receive(app, task_id=f"{number}")
         assert qos.max_prefetch == 10 + min(number + 1, 3)
         qos.increment_eventually()
     assert qos.value == 9
-    call(app, requests[0])
+    call(app)
     assert qos.max_prefetch == 13
     app.room.clear()
     assert qos.max_prefetch == 10
-    assert app.room._plugin.locks.listener.expected == {}
+    assert app.ears.waiting == []
 
 
-def test_one_that_has_come_by_itself_and_is_revoked_counts_until_celery_ends_it(app):
-    """An increment meanwhile would be cut, and its value shrink."""
+def test_one_that_has_come_by_itself_and_is_revoked_is_left_to_celery(app):
+    """It looks before it runs what has left its timer; the limit is as if it had run."""
     qos, request = app.consumer.qos, receive(app)
     qos.increment_eventually()
     app.consumer.timer.clear()
     revoked.add("me")
     app.room.look()
-    assert told(app) == ["wait", "hand on"]
-    assert qos.max_prefetch == 11
+    assert told(app) == ["wait", "aside"]
+    assert app.ran == []
+    assert qos.max_prefetch == 10
     with pytest.raises(TaskRevokedError):
         request.execute_using_pool(None)
+    assert told(app) == ["leave"]
     assert qos.max_prefetch == 10
 
 
@@ -552,18 +758,18 @@ def test_a_bell_rings_in_the_event_loop(app):
     step.start(app.consumer)
     hub = SimpleNamespace(add_reader=lambda end, answer: readers.update({end: answer}))
     step.register_with_event_loop(app.consumer, hub)
-    first, second = receive(app, task_id="1"), receive(app, task_id="2")
-    call(app, first)
-    call(app, second)
+    first, second = receive(app, "a", task_id="1"), receive(app, "b", task_id="2")
+    app.ears.hear("a")
+    app.ears.hear("b")
     assert app.ran == []
     (answer,) = readers.values()
     answer()
     assert app.ran == [first, second]
-    third = receive(app, task_id="3")
+    receive(app, task_id="3")
     told(app)
     step.stop(app.consumer)
-    assert told(app) == ["hand on"]
-    assert third._ticket.token not in app.room._plugin.locks.listener.expected
+    assert told(app) == ["aside"]
+    assert app.ears.waiting == []
     step.stop(app.consumer)
 
 
@@ -572,34 +778,8 @@ def test_a_bell_that_rings_already_is_enough(app):
     step = WakeTasks(app.consumer)
     step.start(app.consumer)
     step.register_with_event_loop(app.consumer, SimpleNamespace(add_reader=lambda *_: None))
+    receive(app)
+    (waiting,) = app.ears.waiting
     for _ in range(70_000):
-        app.room._call("nobody", b"")
+        waiting.wake(0.0)
     step.stop(app.consumer)
-
-
-def test_a_timer_is_searched_and_left_in_order(app):
-    """What is taken out is gone at once; all others come when they are due."""
-    timer, requests = app.consumer.timer, [receive(app, task_id=f"{number}") for number in range(9)]
-    take_out(timer, find(timer, requests[4]))
-    assert find(timer, requests[4]) is None
-    etas = [scheduled.eta for scheduled in timer.queue]
-    assert etas == sorted(etas)
-    assert [scheduled.entry.args[0] for scheduled in timer.queue] == requests[:4] + requests[5:]
-    assert timer._queue[0].entry.args == (requests[0],)
-
-
-def test_a_timer_of_a_thread_is_searched_as_well(app):
-    """Celery has one where no event loop is."""
-    timer, request = ThreadTimer(), receive(app, eta=False)
-    timer.schedule.call_after(60, app.ran.append, (request,))
-    take_out(timer, find(timer, request))
-    assert len(timer) == 0
-    assert not timer.mutex.locked()
-
-
-def test_a_ticket_has_two_names():
-    """What it is known by does not change with what wakes it; a name that is too long is cut."""
-    ticket = Ticket("a", "w" * 32, 1.7e9, {"task": "bill"}, "t" * 40, "c" * 16)
-    assert ticket.waits == Ticket("a", "w" * 32, 1.7e9, {"task": "bill"}).waits
-    assert ticket.wakes.startswith(b"t" * 40 + b"c" * 16 + b"{")
-    assert Ticket("a", "w" * 32, 1.7e9, {}).wakes == b""

@@ -50,7 +50,7 @@ from celery_redlock.reading.search import Found, Search, find_locks
 from celery_redlock.reading.stored import LockView, StoredLock
 from celery_redlock.reading.tally import CAUSES, TaskTally
 from celery_redlock.reading.tally_reader import Tallies
-from celery_redlock.reading.waiters import NOBODY, Noted, NotedWaiters
+from celery_redlock.reading.waiters import Noted
 from celery_redlock.settings import Settings
 
 NODES = [f"redis://lock-{i}:6379/0" for i in range(1, 6)]
@@ -106,7 +106,7 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
     def __init__(self):
         self.statuses = [NodeStatus(label, "up", "9.1.2", 86400.0) for label in LABELS]
         self.views = [view()]
-        self.waiters = NOBODY
+        self.waiters = []
         self.places = 1
         self.happened = [skipped()]
         self.tasks = {"orders.bill": tally({10: 4, 13: 1})}
@@ -132,7 +132,7 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
         value = b"0123abcd" + b"e" * 32 + b'{"task": "orders.bill", "task_id": "id-7", "host": "w"}'
         is_held = name in [it.name for it in self.views]
         told = StoredLock(value, 12.0, 42) if is_held else StoredLock()
-        told = told._replace(waiters=self.waiters, noted=len(self.waiters.waiting))
+        told = told._replace(waiters=self.waiters, noted=len(self.waiters))
         stored = {label: told for label in LABELS if label not in self.silent}
         names = [place_name(name, number) for number in range(self.places)]
         locks = [OneLock(each, self.statuses, stored) for each in names]
@@ -1335,16 +1335,15 @@ def test_the_page_of_a_lock_says_who_holds_it(client, stand):
 
 
 def waits(letter, since):
-    """Return one that waits, and its ticket."""
+    """Return one that waits."""
     info = {"task": "orders.bill", "task_id": f"id-{letter}", "host": "web-3", "pid": 7}
-    return Noted(letter.encode() * 32, info, 0.0), Noted(letter.encode() * 40, info, since)
+    return Noted(letter.encode() * 32, info, since, time.time(), is_reached=True)
 
 
 def test_the_page_of_a_lock_says_who_waits_for_it(client, stand):
     """The oldest first, since when and where; without anybody it says so."""
     assert "Nobody." in seen_in(client().get("/lock?name=orders.bill:7"))
-    both = [waits("a", time.time() - 5), waits("b", time.time() - 3725)]
-    stand.waiters = NotedWaiters(*zip(*both, strict=True))
+    stand.waiters = [waits("a", time.time() - 5), waits("b", time.time() - 3725)]
     page = seen_in(client().get("/lock?name=orders.bill:7"))
     assert page.index("id-b") < page.index("id-a")
     assert "web-3" in page
@@ -1354,8 +1353,7 @@ def test_the_page_of_a_lock_says_who_waits_for_it(client, stand):
 
 def test_a_long_line_is_cut_and_counted(client, stand):
     """The page stays short."""
-    many = [waits(f"{i:04x}", time.time() - i) for i in range(60)]
-    stand.waiters = NotedWaiters(*zip(*many, strict=True))
+    stand.waiters = [waits(f"{i:04x}", time.time() - i) for i in range(60)]
     page = seen_in(client().get("/lock?name=orders.bill:7"))
     assert "10 more wait" in page
 

@@ -1,0 +1,388 @@
+"""Who waits for locks in a process: whose hint counts, when, and whom it wakes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import sys
+import threading
+import time
+
+import pytest
+
+from celery_redlock.lock.room import BELATED, MOST_HINTS, Room, ThreadWaiting, Waiting
+from support.fakes import FakeClock
+
+LINE = b"redlock:line:a"
+#: Exact in binary, as the clock's beginning.
+ROUND_TRIP = 2**-6
+
+
+class Sleeper(Waiting):
+    """Somebody who waits, and notes when it is to wake up [s from then]."""
+
+    def __init__(self, since=0.0, line=LINE):
+        super().__init__(line, since)
+        self.wakes = []
+
+    def wake(self, after):
+        """Note it."""
+        self.wakes.append(after)
+
+
+@pytest.fixture
+def clock():
+    """The time of the room, moved by hand."""
+    return FakeClock()
+
+
+@pytest.fixture
+def room(clock):
+    """The room of a process with five nodes."""
+    return Room(3, lambda: ROUND_TRIP, clock)
+
+
+def seat(room, *since, line=LINE):
+    """Have somebody wait since each of these moments."""
+    sleepers = [Sleeper(moment, line) for moment in since]
+    for one in sleepers:
+        room.enter(one)
+    return sleepers
+
+
+def released(room, *positions, line=LINE):
+    """Have these nodes say that the lock was released."""
+    for position in positions:
+        room.hear(position, b"r" + line)
+
+
+def free(room, *positions, line=LINE):
+    """Have these nodes say that they have no holder."""
+    for position in positions:
+        room.hear(position, b"f" + line)
+
+
+# -- when a hint counts -----------------------------------------------------------------
+
+
+def test_one_node_is_believed_a_round_trip_later_and_a_majority_at_once(room, clock):
+    """Whoever came before the others have heard of the release would be refused by them."""
+    (one,) = seat(room, 0.0)
+    released(room, 0)
+    clock.advance(ROUND_TRIP / 4)
+    released(room, 1)
+    assert one.wakes == [ROUND_TRIP, ROUND_TRIP * 3 / 4]
+    released(room, 2)
+    assert one.wakes[2:] == [0.0]
+
+
+def test_one_release_wakes_one_however_many_nodes_tell(room, clock):
+    """The last ones come when that one is awake already."""
+    one, other = seat(room, 0.0, 1.0)
+    released(room, 0, 1, 2, 3)
+    clock.advance(BELATED * 0.9)
+    released(room, 4)
+    assert (len(one.wakes), other.wakes) == (3, [])
+
+
+def test_also_if_the_first_one_was_believed_alone(room, clock):
+    """A node that is slower than a round trip tells of no second release."""
+    one, other = seat(room, 0.0, 1.0)
+    released(room, 0)
+    clock.advance(ROUND_TRIP)
+    released(room, 1, 2, 3, 4)
+    assert (one.wakes, other.wakes) == ([ROUND_TRIP], [])
+
+
+def test_what_comes_much_later_is_another_release(room, clock):
+    """Also if the node that tells of it had missed the one before."""
+    one, other = seat(room, 0.0, 1.0)
+    released(room, 0)
+    clock.advance(BELATED + 0.001)
+    released(room, 1)
+    assert (one.wakes, other.wakes) == ([ROUND_TRIP], [ROUND_TRIP])
+
+
+def test_a_node_that_tells_twice_tells_of_two_releases(room):
+    """And the others after it, in their order: two places that are free have two come."""
+    one, other = seat(room, 0.0, 1.0)
+    released(room, 0, 0)
+    assert (one.wakes, other.wakes) == ([ROUND_TRIP], [ROUND_TRIP])
+    released(room, 1, 1, 2, 2)
+    assert (one.wakes[-1], other.wakes[-1]) == (0.0, 0.0)
+
+
+def test_that_a_node_has_no_holder_counts_by_a_majority_only(room, clock):
+    """Two may have missed a grant, and say so every second: everybody would try in vain."""
+    (one,) = seat(room, 0.0)
+    for _ in range(10):
+        free(room, 0, 1)
+        clock.advance(BELATED + 0.001)
+    assert one.wakes == []
+    free(room, 0, 1, 2)
+    assert one.wakes == [0.0]
+
+
+def test_the_same_node_again_is_no_majority(room):
+    """Of whatever kind: three hints of one node are the word of one."""
+    (one,) = seat(room, 0.0)
+    free(room, 0, 0, 0, 1, 1)
+    assert one.wakes == []
+    released(room, 2, 2, 2)
+    assert 0.0 not in one.wakes
+
+
+def test_a_release_and_a_lack_of_a_holder_do_not_add_up(room):
+    """Two nodes that missed the grant, and one that tells of a release of before."""
+    (one,) = seat(room, 0.0)
+    free(room, 0, 1)
+    released(room, 2)
+    assert one.wakes == [ROUND_TRIP]
+
+
+def test_a_node_that_tells_without_end_costs_little(room):
+    """What it said is kept for a second only, and so much of it at most."""
+    seat(room, 0.0)
+    for _ in range(5 * MOST_HINTS):
+        free(room, 0)
+    assert len(room._hints[LINE]) <= MOST_HINTS + 1
+
+
+# -- whom it wakes ----------------------------------------------------------------------
+
+
+def test_the_longest_waiting_one_is_woken(room):
+    """Whoever came first into the room: a message may have waited elsewhere before."""
+    late, first, middle = seat(room, 9.0, 1.0, 5.0)
+    released(room, 0, 1, 2)
+    assert (first.wakes[-1], middle.wakes, late.wakes) == (0.0, [], [])
+    assert [one.is_woken for one in (first, middle, late)] == [True, False, False]
+
+
+def test_the_next_release_wakes_the_next_one(room):
+    """The first is trying now; and once it waits again, it is the first again."""
+    one, other = seat(room, 0.0, 1.0)
+    released(room, 0, 1, 2)
+    released(room, 0, 1, 2)
+    assert (one.wakes[-1], other.wakes[-1]) == (0.0, 0.0)
+    one.wakes.clear()
+    other.wakes.clear()
+    one.is_woken = other.is_woken = False
+    released(room, 0, 1, 2)
+    assert (one.wakes[-1], other.wakes) == (0.0, [])
+
+
+def test_where_all_are_woken_the_oldest_tries_again(room):
+    """The lock came free as it was refused: else nobody would come for a second."""
+    one, other = seat(room, 0.0, 1.0)
+    for _ in range(3):
+        released(room, 0, 1, 2)
+    assert (one.wakes.count(0.0), other.wakes.count(0.0)) == (2, 1)
+
+
+def test_one_that_gave_up_before_the_hint_counts_passes_it_on(room, clock):
+    """To the next, at the same moment; twin: it left when it counted, and may have the lock."""
+    one, other, third = seat(room, 0.0, 1.0, 2.0)
+    released(room, 0)
+    room.leave(one)
+    clock.advance(ROUND_TRIP / 2)
+    released(room, 1)
+    assert other.wakes == [ROUND_TRIP / 2]
+    clock.advance(ROUND_TRIP / 2)
+    room.leave(other)
+    released(room, 2)
+    assert third.wakes == []
+
+
+def test_who_left_is_woken_no_more(room):
+    """Leaving twice is harmless: whoever is interrupted leaves once more."""
+    one, other = seat(room, 0.0, 1.0)
+    room.leave(one)
+    room.leave(one)
+    released(room, 0, 1, 2)
+    assert (one.wakes, other.wakes[-1]) == ([], 0.0)
+
+
+def test_what_was_heard_before_counts_for_nobody_who_comes_later(room):
+    """The lock may have been taken meanwhile, by whom it woke."""
+    (one,) = seat(room, 0.0)
+    free(room, 0, 1)
+    room.leave(one)
+    (later,) = seat(room, 1.0)
+    free(room, 2)
+    assert later.wakes == []
+
+
+def test_each_lock_has_a_line_of_its_own(room):
+    """Nobody is woken for another lock, nor by what is none of ours."""
+    (one,) = seat(room, 0.0)
+    (other,) = seat(room, 1.0, line=b"redlock:line:b")
+    for message in (b"", b"r", b"f", LINE, b"x" + LINE[:-1], b"rredlock:line:c", b"\xff" * 9):
+        for position in range(5):
+            room.hear(position, message)
+    assert (one.wakes, other.wakes) == ([], [])
+    released(room, 0, 1, 2, line=b"redlock:line:b")
+    assert (one.wakes, other.wakes[-1]) == ([], 0.0)
+
+
+def test_the_oldest_of_each_lock_comes_by_itself(room):
+    """One per lock and process; when it leaves, the next one does."""
+    late, first = seat(room, 5.0, 1.0)
+    (other,) = seat(room, 9.0, line=b"redlock:line:b")
+    assert [room.is_oldest(one) for one in (late, first, other)] == [False, True, True]
+    room.leave(first)
+    assert room.is_oldest(late)
+    room.leave(late)
+    assert room.is_oldest(late)  # as of a thread whose process was forked
+
+
+def test_a_room_is_empty_when_all_have_left(room):
+    """Then nobody needs to listen."""
+    assert room.is_empty
+    one, other = seat(room, 0.0, 1.0)
+    room.leave(one)
+    assert not room.is_empty
+    room.leave(other)
+    assert room.is_empty
+
+
+# -- threads ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def thread(clock):
+    """A thread that waits, by the clock that is moved by hand."""
+    return ThreadWaiting(LINE, 0.0, clock)
+
+
+def test_who_is_woken_before_it_sleeps_does_not_sleep(thread):
+    """As when the lock is released right after the refusal; one waking ends one pause."""
+    thread.wake(0.0)
+    assert thread.wait(600.0)
+    assert not thread.wait(0.0)
+
+
+def test_who_is_woken_as_it_sleeps_wakes_up():
+    """Long before its pause is over."""
+    thread, heard = ThreadWaiting(LINE, 0.0), []
+    sleeps = threading.Thread(target=lambda: heard.append(thread.wait(600.0)), daemon=True)
+    sleeps.start()
+    time.sleep(0.05)  # most likely it sleeps by now; if not, this is the test above
+    thread.wake(0.0)
+    sleeps.join(timeout=60)
+    assert heard == [True]
+
+
+def test_who_is_woken_after_it_slept_does_not_sleep_the_next_time(thread):
+    """It was trying, perhaps too early; a waking that was used up leaves nothing behind."""
+    for _ in range(3):
+        thread.wake(0.0)
+        assert thread.wait(0.0)
+        assert not thread.wait(0.0)
+    thread.wake(0.0)
+    assert thread.wait(600.0)
+
+
+def test_who_is_to_wake_up_in_a_while_sleeps_until_then():
+    """A hint of one node counts a round trip later."""
+    thread = ThreadWaiting(LINE, 0.0)
+    thread.wake(0.05)
+    began = time.monotonic()
+    assert thread.wait(600.0)
+    assert time.monotonic() - began >= 0.05
+
+
+def test_a_pause_may_be_over_before_that(thread, clock):
+    """Then the next one ends by it."""
+    thread.wake(5.0)
+    assert not thread.wait(0.0)
+    clock.advance(4.9)
+    assert not thread.wait(0.0)
+    clock.advance(0.1)
+    assert thread.wait(600.0)
+
+
+def test_the_earliest_of_several_counts(thread, clock):
+    """A majority calls at once whom one node has called for later; the later one is used up."""
+    for after in (5.0, 1.0, 3.0):
+        thread.wake(after)
+    clock.advance(1.0)
+    assert thread.wait(600.0)
+    clock.advance(5.0)
+    assert not thread.wait(0.0)
+
+
+def test_a_thread_is_woken_until_it_waits_again(room, clock):
+    """While it tries, the next release is for the next one; then it is the first again."""
+    one, other = (ThreadWaiting(LINE, since, clock) for since in (0.0, 1.0))
+    room.enter(one)
+    room.enter(other)
+    released(room, 0, 1, 2)
+    assert one.wait(600.0)
+    released(room, 0, 1, 2)
+    assert other.wait(600.0)
+    assert not one.wait(0.0)
+    released(room, 0, 1, 2)
+    assert one.wait(600.0)
+    assert not other.wait(0.0)
+
+
+def test_one_that_is_about_to_wake_up_is_woken_already(room, clock):
+    """Two releases within a round trip wake two; also if the first looked at its pause between."""
+    one, other = (ThreadWaiting(LINE, since, clock) for since in (0.0, 1.0))
+    room.enter(one)
+    room.enter(other)
+    released(room, 0)
+    assert not one.wait(0.0)
+    released(room, 0)
+    clock.advance(ROUND_TRIP)
+    assert other.wait(600.0)
+    assert one.wait(600.0)
+
+
+class Interrupted(BaseException):
+    """Raised by a signal."""
+
+
+def strike(moment):
+    """Return a tracer that raises at the line number *moment* from now, and what it counts."""
+    count = itertools.count()
+
+    def trace(_frame, event, _argument):
+        if event == "line" and next(count) == moment:
+            raise Interrupted
+        return trace
+
+    return trace, count
+
+
+def apart(call):
+    """Call in a generator, which takes along what Python 3.11 leaves of a raising tracer."""
+    yield call()
+
+
+def test_a_signal_locks_nobody_out_wherever_it_strikes():
+    """At any line of a wait, Python's own included: the threads that listen go on."""
+    before = sys.gettrace()
+    for moment in itertools.count():
+        room, thread = Room(2, lambda: 600.0), ThreadWaiting(LINE, 0.0)
+        room.enter(thread)
+        trace, count = strike(moment)
+        gc.disable()  # what others have called at a collection is none of these lines
+        with contextlib.suppress(Interrupted):
+            sys.settrace(trace)
+            try:
+                next(apart(lambda it=thread: it.wait(0.001)))
+            finally:
+                sys.settrace(before)
+                gc.enable()
+        assert sys.exc_info() == (None, None, None)
+        hears = threading.Thread(target=lambda it=room: released(it, 0, 1), daemon=True)
+        hears.start()
+        hears.join(timeout=60)
+        assert not hears.is_alive(), moment
+        assert thread.wait(600.0)
+        if next(count) <= moment:
+            break
+    assert moment > 3
