@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from celery_redlock.lock.asks import Pause, Tell
 from celery_redlock.lock.client import Client
 from celery_redlock.lock.records import OWNER_LENGTH, line_key
+from celery_redlock.lock.room import ThreadWaiting
 from celery_redlock.lock.waiting import HEARD_FOR, InLine, leave_request, wait_request
 from celery_redlock.lock.wanted import Wanted
 
 if TYPE_CHECKING:
     from celery_redlock.lock.attempt import Attempt
-    from celery_redlock.lock.room import ThreadWaiting
 
 __all__ = ["Waiter"]
 
@@ -53,7 +53,8 @@ class Waiter:
             self._who = self._who or client.new_token()[:OWNER_LENGTH]
             since = client.wall() if wanted.queued_since is None else wanted.queued_since
             line = line_key(client.rules.prefix, wanted.name)
-            self._waiting = listener.enter_thread(line, since)
+            self._waiting = ThreadWaiting(line, since, client.now)
+            listener.enter(self._waiting)  # known by now: whoever is interrupted leaves
         one = InLine(
             wanted.name,
             self._who,

@@ -88,6 +88,12 @@ class WaitingTask(Waiting):
         """Its message, as Celery knows it; None once it is gone."""
         return self._request()
 
+    @property
+    def is_about_to_begin(self) -> bool:
+        """Whether it has not begun yet."""
+        request = self._request()
+        return request is not None and request.time_start is None
+
     def wake(self, after: float) -> None:
         """As of `Waiting`; in a thread of its own, or of the listener."""
         self._room.ring_for(self, after)
@@ -100,6 +106,7 @@ class WaitingRoom:
         self._plugin = plugin
         self._waiting: dict[WaitingTask, None] = {}
         self._woken: deque[tuple[WaitingTask, float]] = deque()
+        self._last_woken: list[WaitingTask] = []
         self._to_note: deque[WaitingTask] = deque()
         self._is_noting = False
         self._mutex = new_mutex()
@@ -217,7 +224,13 @@ class WaitingRoom:
             if task not in self._waiting:  # this may have come after what it left with
                 self._tell(leave_request(locks.rules, task.one.name, task.one.who))
             elif task.one.asks and locks.listener is not None:
-                locks.listener.room.free(task.line, free_places(ballot))
+                free = free_places(ballot) - self._about_to_try(task.line)
+                locks.listener.room.free(task.line, max(0, free))
+
+    def _about_to_try(self, line: bytes) -> int:
+        """Return how many were woken for a lock, and wait for a process yet."""
+        self._last_woken = [task for task in self._last_woken if task.is_about_to_begin]
+        return sum(task.line == line for task in self._last_woken)
 
     def _tell(self, request: Request) -> None:
         self._plugin.locks.driver.tell(request)
@@ -254,7 +267,7 @@ class WaitingRoom:
     def _run_now(self, task: WaitingTask) -> None:
         """Run it unless it has run, or is not in the timer yet: then it is noted again."""
         request, worker = task.request, getattr(self._consumer, "controller", None)
-        if request is None or task not in self._waiting:
+        if request is None:
             return
         scheduled = find(self._consumer.timer, request)
         if scheduled is None:
@@ -263,6 +276,7 @@ class WaitingRoom:
         if not self.leave(task):  # without an event loop, another thread was quicker
             return
         take_out(self._consumer.timer, scheduled)
+        self._last_woken = [*self._last_woken, task]
         note_woken(request.request_dict)
         entry = scheduled.entry
         with ahead_of_others(worker):

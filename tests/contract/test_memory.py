@@ -116,7 +116,7 @@ PLAIN = st.one_of(
     st.tuples(st.just(b"ZREM"), NAMES, FIELDS),
     st.tuples(st.just(b"ZRANGE"), NAMES, RANKS, RANKS),
     st.tuples(st.just(b"PUBLISH"), NAMES, VALUES),
-    st.tuples(some(sorted(COMMANDS)), NAMES),  # mostly too few words, or too many
+    st.tuples(some(sorted(set(COMMANDS) - {b"HGETALL"})), NAMES),  # mostly too few words, or many
     some([(b"get", b"a"), (b"FOO", b"a"), (b"TIME", b"a")]),
 )  # fmt: skip
 #: Outside of scripts their answers have another shape in RESP3.

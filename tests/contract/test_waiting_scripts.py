@@ -16,6 +16,7 @@ from celery_redlock.lock.scripts import MOST_PASSED
 from celery_redlock.lock.votes import VoteKind
 from celery_redlock.lock.waiting import (
     HEARD_FOR,
+    MOST_PLACES,
     InLine,
     leave_request,
     wait_request,
@@ -32,8 +33,6 @@ LOCK, _, BOOT, QUARANTINE = Keys.of(RULES.prefix, NAME)
 HOLDER = token_of("h")
 #: Who waits, by letter: the process of each of these listens, and that of another letter does not.
 ALIVE, DEAD = "abcdef", "xyz"
-#: How a hint begins: that the lock was released, or that the node has no holder.
-RELEASED, FREE = "r", "f"
 YES, NO, QUARANTINED, NO_VOTE = (
     VoteKind.GRANTED,
     VoteKind.REFUSED,
@@ -46,8 +45,7 @@ EVER, FAR = 0.0, 9e9
 
 def one(letter, since=EVER, **options):
     """Return who waits *since* then, in a process of its own."""
-    options = {"channel": letter * 16, "asks": False, **options}
-    return InLine(NAME, letter * 32, since, {"task": letter}, **options)
+    return InLine(NAME, letter * 32, since, {"task": letter}, **{"channel": letter * 16, **options})
 
 
 def unheard(letter):
@@ -105,13 +103,13 @@ class Bench(ScriptBench):
         return self.ask(leave_request(RULES, NAME, letter * 32)).kind
 
     def heard(self):
-        """Return whose process was told what, in order, since this was asked last."""
+        """Return whose processes were told of the line, in order, since this was asked last."""
         self.client.publish(channel(RULES.prefix, "!" * 16), "all")  # comes after all the others
-        hints = []
+        letters = ""
         while (message := self._message())["data"] != b"all":
-            assert message["data"][1:] == LINE
-            hints.append((message["channel"][-1:].decode(), message["data"][:1].decode()))
-        return hints
+            assert message["data"] == LINE
+            letters += message["channel"][-1:].decode()
+        return letters
 
     def _message(self):
         return eventually(lambda: self.ears.get_message(timeout=1.0), "message")
@@ -155,14 +153,14 @@ def test_a_release_tells_the_oldest_and_keeps_nothing_for_it(bench):
     """It leaves the line, and is known still; the lock is free for whoever asks first."""
     bench.acquire()
     bench.wait(one("b"), one("c"), one("a"))
-    assert bench.heard() == []
+    assert bench.heard() == ""
     assert bench.release() is YES
-    assert bench.heard() == [("b", RELEASED)]
+    assert bench.heard() == "b"
     assert not bench.client.exists(LOCK)
     assert (bench.line(), bench.known()) == ("ca", "abc")
     assert bench.acquire(token_of("n")) is YES
     bench.release(token_of("n"))
-    assert bench.heard() == [("c", RELEASED)]
+    assert bench.heard() == "c"
 
 
 def test_who_was_told_in_vain_is_where_it_was_in_the_line(bench):
@@ -175,7 +173,7 @@ def test_who_was_told_in_vain_is_where_it_was_in_the_line(bench):
     assert bench.line() == "abc"
     bench.release()
     bench.release()
-    assert bench.heard() == [("a", RELEASED), ("a", RELEASED), ("b", RELEASED)]
+    assert bench.heard() == "aab"
     assert bench.line() == "c"
 
 
@@ -183,7 +181,7 @@ def test_a_lock_that_has_lapsed_is_released_like_any(bench):
     """Whoever had it gives it back late: others may still wait for it."""
     bench.wait(one("a"))
     assert bench.release() is NO
-    assert bench.heard() == [("a", RELEASED)]
+    assert bench.heard() == "a"
 
 
 def test_who_has_nothing_to_release_tells_nobody(bench):
@@ -195,7 +193,7 @@ def test_who_has_nothing_to_release_tells_nobody(bench):
     assert bench.client.get(LOCK)[:40] == HOLDER.encode()
     bench.release(wakes=False)
     assert not bench.client.exists(LOCK)
-    assert bench.heard() == []
+    assert bench.heard() == ""
     assert bench.line() == "a"
 
 
@@ -204,16 +202,16 @@ def test_those_are_passed_whose_process_does_not_listen(bench):
     bench.acquire()
     bench.wait(one("x"), one("y"), one("a"), one("z"), one("b"))
     bench.release()
-    assert bench.heard() == [("a", RELEASED)]
+    assert bench.heard() == "a"
     assert (bench.line(), bench.known()) == ("zb", "abxyz")
     bench.release()
-    assert bench.heard() == [("b", RELEASED)]
+    assert bench.heard() == "b"
     bench.wait(one("x"))
     assert bench.release() is NO
     assert bench.line() == ""
 
 
-@pytest.mark.parametrize(("dead", "heard"), [(-1, [("a", RELEASED)]), (0, [])])
+@pytest.mark.parametrize(("dead", "heard"), [(-1, "a"), (0, "")])
 def test_a_release_passes_so_many_at_most(bench, dead, heard):
     """A node does nothing else meanwhile; the next release gets further."""
     bench.acquire()
@@ -233,11 +231,11 @@ def test_a_place_is_offered_to_those_only_who_can_have_it(bench):
         bench.acquire(place=place)
     bench.wait(one("a", limit=1), one("b", limit=2), one("c", limit=2), one("d", limit=1))
     bench.release(place=2)
-    assert bench.heard() == []
+    assert bench.heard() == ""
     bench.release(place=1)
-    assert bench.heard() == [("b", RELEASED)]
+    assert bench.heard() == "b"
     bench.release(place=0)
-    assert bench.heard() == [("a", RELEASED)]
+    assert bench.heard() == "a"
     assert bench.line() == "cd"
 
 
@@ -264,7 +262,7 @@ def test_what_others_write_into_our_keys_breaks_no_release(bench, kind):
     assert not bench.client.exists(LOCK)
     assert bench.client.get(marker_key(RULES.prefix, "m")) == b"done"
     assert bench.client.exists(LINE)
-    assert bench.heard() == ([("a", RELEASED)] if kind == "members" else [])
+    assert bench.heard() == ("a" if kind == "members" else "")
 
 
 @pytest.mark.parametrize(
@@ -291,7 +289,7 @@ def test_who_may_not_tell_others_can_release(bench, rights, heard, stays):
         bench.client.execute_command("ACL", "DELUSER", "worker")
     assert bench.client.get(marker_key(RULES.prefix, "m")) == b"done"
     assert not bench.client.exists(LOCK)
-    assert bench.heard() == [("a", RELEASED)] * heard
+    assert bench.heard() == "a" * heard
     assert bench.line() == ("ab" if stays else "b")
 
 
@@ -331,7 +329,7 @@ def test_who_cannot_be_told_keeps_its_age_and_is_in_no_line(bench):
     bench.wait(unheard("b"), one("b"), unheard("c"))
     assert (bench.line(), bench.known()) == ("ab", "abc")
     bench.release()
-    assert bench.heard() == [("a", RELEASED)]
+    assert bench.heard() == "a"
 
 
 def test_another_channel_or_limit_takes_the_place_of_the_old_one(bench):
@@ -341,7 +339,7 @@ def test_another_channel_or_limit_takes_the_place_of_the_old_one(bench):
     assert bench.line() == "ab"
     bench.release(place=2)
     bench.release()
-    assert bench.heard() == [("b", RELEASED), ("c", RELEASED)]
+    assert bench.heard() == "bc"
     assert bench.line() == ""
 
 
@@ -359,41 +357,25 @@ def test_a_record_that_others_have_written_is_written_anew(bench, record):
 # -- a lock that is free -------------------------------------------------------------------------
 
 
-def test_who_finds_the_lock_free_has_the_oldest_told_at_once(bench):
-    """It was released, or lapsed, before the node heard that somebody waits."""
-    bench.wait(one("b", asks=True))
-    assert bench.heard() == [("b", FREE)]
-    bench.acquire()
-    bench.wait(one("a", asks=True), one("b"))
-    assert bench.heard() == []
-    bench.client.delete(LOCK)
-    bench.wait(one("a"))
-    assert bench.heard() == []  # it does not ask
-    bench.wait(one("a", asks=True))
-    assert bench.heard() == [("b", FREE)]
-    bench.wait(one("a", asks=True))
-    assert bench.heard() == [("a", FREE)]
-
-
 @pytest.mark.parametrize("free", range(5))
-def test_as_many_are_told_as_places_are_free(bench, free):
-    """The oldest of them; the others go on waiting."""
+def test_who_asks_is_told_how_many_places_nobody_holds(bench, free):
+    """They were released, or lapsed, before the node heard of it; nobody else is told of them."""
     for place in range(free, 4):
         bench.acquire(place=place)
-    bench.wait(*(one(letter, limit=4) for letter in "abcdef"))
-    bench.wait(one("f", limit=4, asks=True))
-    assert bench.heard() == [(letter, FREE) for letter in "abcdef"[:free]]
-    assert bench.line() == "abcdef"[free:]
+    bench.wait(one("a", limit=4))
+    for who in (one("b", limit=4, asks=True), one("b", limit=4, channel="", asks=True)):
+        vote = bench.ask(wait_request(RULES, who))
+        assert (vote.kind, vote.amount) == (YES, free)
+    assert bench.heard() == ""
+    assert bench.line() == "a"
 
 
-def test_a_place_that_is_free_is_offered_to_those_only_who_can_have_it(bench):
-    """As one that is released."""
-    bench.acquire()
-    bench.wait(one("a", limit=1), one("b", limit=2), one("c", limit=3))
-    bench.acquire(place=2)
-    bench.wait(one("c", limit=3, asks=True))
-    assert bench.heard() == [("b", FREE)]
-    assert bench.line() == "ac"
+def test_who_knows_fewer_places_is_told_of_those(bench):
+    """It cannot have the others; and of none who waits for a release, and does not ask."""
+    bench.acquire(place=1)
+    for limit, free in ((1, 1), (2, 1), (3, 2), (MOST_PLACES, MOST_PLACES - 1)):
+        assert bench.ask(wait_request(RULES, one("a", limit=limit, asks=True))).amount == free
+        assert bench.ask(wait_request(RULES, one("a", limit=limit))).amount == 0
 
 
 # -- how many ------------------------------------------------------------------------------------
@@ -418,13 +400,6 @@ def test_a_message_that_is_delivered_twice_is_one_that_waits(bench):
     bench.acquire()
     assert bench.wait(unheard("a"), unheard("a"), one("a"), most=1) is YES
     assert bench.wait(unheard("b"), most=1) is NO
-
-
-def test_one_that_is_refused_has_nobody_told(bench):
-    """It asks for nothing more, and comes as it may."""
-    bench.wait(one("a"))
-    assert bench.wait(one("b", asks=True), most=1) is NO
-    assert bench.heard() == []
 
 
 def test_who_is_not_heard_of_any_more_is_not_counted(bench):
@@ -481,7 +456,7 @@ def test_who_leaves_leaves_nothing(bench):
     assert bench.leave("a") is NO
     assert (bench.line(), bench.known()) == ("b", "bc")
     bench.release()
-    assert bench.heard() == [("b", RELEASED)]
+    assert bench.heard() == "b"
     assert (bench.leave("b"), bench.leave("c")) == (YES, YES)
     assert not bench.client.exists(LINE, WAITERS)
 
@@ -504,7 +479,7 @@ def test_a_node_in_quarantine_notes_nobody_and_tells_nobody(bench, why):
     assert bench.wait(one("c", asks=True)) is QUARANTINED
     assert not bench.client.exists(LINE, WAITERS)
     bench.release()
-    assert bench.heard() == []
+    assert bench.heard() == ""
 
 
 def test_a_node_of_another_list_of_nodes_notes_nobody_and_keeps_what_it_has(bench):
@@ -513,4 +488,4 @@ def test_a_node_of_another_list_of_nodes_notes_nobody_and_keeps_what_it_has(benc
     before = bench.noted()
     assert bench.wait(one("b", asks=True), boot=boot_marker(bench.run_id, "e" * 16)) is NO_VOTE
     assert bench.noted() == before
-    assert bench.heard() == []
+    assert bench.heard() == ""

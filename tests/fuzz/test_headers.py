@@ -28,7 +28,7 @@ from celery_redlock.lock.records import Keys, line_key
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.waiting import LEAVE, WAIT
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task import calls
+from celery_redlock.task import calls, waiting_room
 from celery_redlock.task.delivery import Delivery, execution_id, hide
 from celery_redlock.task.envelope import PARSERS, Envelope
 from celery_redlock.task.forced_ends import RedlockRequest
@@ -39,6 +39,7 @@ from celery_redlock.task.waiting_room import room_of
 from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import Started
 from fuzz.hostile import JSON, TEXTS
+from support.fakes import Ears
 
 MINE, FOREIGN = "id-of-this-task", "id-of-another-task"
 TOKEN, OWNER = "a" * 40, "b" * 32
@@ -117,6 +118,13 @@ def reservation_in(forged):
     return told[:2] if isinstance(told, list) else None
 
 
+class AtOnce:
+    """A thread that has done what it is to do when it has started."""
+
+    def __init__(self, target, **_):
+        self.start = target
+
+
 class Nodes:
     """
     Stands in for `Redlock`: notes what is put to the nodes.
@@ -155,6 +163,11 @@ class Nodes:
     def tell(self, request):
         """Note what is written without an answer."""
         self.told.append(request)
+
+    def ask_all(self, asked):
+        """Note what is asked; nobody answers."""
+        self.told += [ask.request for ask in asked]
+        return [[None] for _ in asked]
 
     def mark(self, marker, *, wait=False):
         """Note what is remembered."""
@@ -379,13 +392,13 @@ def test_a_task_that_waits_says_so_in_full_or_not_at_all(value):
 @example(value=WAITS)
 def test_a_forged_message_waits_for_the_lock_of_its_task_alone(stand, value):
     """Under its own id, and for no more places than that lock has, whatever it says."""
-    lines = []
-    ears = SimpleNamespace(
-        channel=lambda: "c" * 16, enter=lambda one: lines.append(one.line), leave=lambda _: None
-    )
+    ears = Ears()
+    enter, lines = ears.enter, []
+    ears.enter = lambda one: (lines.append(one.line), enter(one))
     stand.nodes.begin(taken=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stand.nodes, "listener", ears)
+        patch.setattr(waiting_room, "threading", SimpleNamespace(Thread=AtOnce))
         in_a_while = (datetime.now(timezone.utc) + timedelta(minutes=1)).isoformat()
         request = stand.receive(stand.task, {"eta": in_a_while, **forge(waiting=value)})
         room_of(stand.app).clear()
@@ -394,7 +407,7 @@ def test_a_forged_message_waits_for_the_lock_of_its_task_alone(stand, value):
     enters = waits is not None and waits.name == LOCK and waits.wakes_it is not Wakes.NOTHING
     line = line_key(stand.nodes.rules.prefix, LOCK)
     assert lines == [line] * enters
-    assert bool(told) is enters
+    assert len(told) == 2 * enters  # it came, and left
     lock = Keys.of(stand.nodes.rules.prefix, LOCK).lock
     for asked in told:
         assert asked.keys[0] == line

@@ -198,7 +198,7 @@ class Everything:
             finally:
                 self.locks.release(lease)
             lease = waiter.result()
-        self.wait_until(lambda: hints, "hint")
+        eventually(lambda: hints, "hint", timeout=5)  # short: it was sent with the release
         self.locks.release(lease)
         assert not self.locks.inspect("line")[0].holder
         assert self.admin.exists("redlock:line:line", "redlock:waiters:line") == 0

@@ -25,11 +25,13 @@ from celery_redlock.reading.nodes import bootstrap
 from support.stored import ROOMY
 from support.waiting import eventually
 
-#: Most releases that one who waits may see go by: those under way when it came, and what a loaded
-#: machine makes of a wake-up that was missed.
+#: Most releases that one who waits may see go by: those under way when it came, those after which
+#: a newcomer was quicker, and what a loaded machine makes of a hint that was missed.
 BOUND = 30
 RULES = Rules(**ROOMY)
 ARRIVALS = 1000
+#: How often one waits in a storm.
+LOOKS = 60
 
 
 @pytest.fixture
@@ -201,12 +203,12 @@ def releases_that_go_by(nodes, name, *, is_woken):
     try:
         eventually(lambda: grants[0] > 20, "a storm")
         seen = []
-        while sum(seen) < ARRIVALS and len(seen) < 20:
+        while sum(seen) < BOUND * LOOKS and len(seen) < LOOKS:
             before = grants[0]
             lease = one.acquire(name, wait=60)
             seen.append(grants[0] - before)
             one.release(lease, wait=True)
-            time.sleep(0.05)
+            time.sleep(0.02)
     finally:
         over.set()
         for thread in threads:
@@ -217,9 +219,9 @@ def releases_that_go_by(nodes, name, *, is_woken):
 
 
 def test_newcomers_do_not_starve_one_that_waits(nodes):
-    """What is released is kept for it; twin: one that nobody wakes sees many more go by."""
+    """Each release tells it to try; twin: one that nobody wakes sees many more go by."""
     seen = releases_that_go_by(nodes, "storm", is_woken=True)
-    assert len(seen) == 20
+    assert len(seen) == LOOKS
     assert seen[len(seen) // 2] <= BOUND, seen
     twin = releases_that_go_by(nodes, "storm, twin", is_woken=False)
     assert sum(twin) / len(twin) > 3 * sum(seen) / len(seen), (seen, twin)
@@ -260,10 +262,10 @@ def passed_by(nodes, name, *, waited):
 
 
 def test_who_has_waited_before_is_not_passed_by_newcomers(nodes):
-    """It goes on where it was in the line; twin: one that came just now lets others pass."""
+    """It is the first in its process to be told; twin: one that came just now lets others pass."""
     seen = passed_by(nodes, "before", waited=60.0)
     twin = passed_by(nodes, "just now", waited=0.0)
-    assert seen[len(seen) // 2] <= 4, seen
+    assert seen[len(seen) // 2] <= 8, seen  # its process is not told of each release
     assert twin[len(twin) // 2] > seen[len(seen) // 2], (seen, twin)
 
 

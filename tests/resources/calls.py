@@ -89,7 +89,7 @@ def staged(servers: Sequence[Server]) -> Iterator[Stage]:
 
 
 def is_subscribed(locks: Redlock) -> bool:
-    """Return whether every node says whose turn it is."""
+    """Return whether every node can say that a lock may be free."""
     found = list(locks.listener._connections)
     return len(found) == len(locks.fanout.nodes) and all(each._sock for each in found)
 

@@ -60,13 +60,14 @@ class Remains:
         """
         Return what is left behind of the lock *name*, in words; waits for it to go.
 
-        The lock itself; what the watchdog holds; mutexes that are held; a process that cannot
-        lock any more; threads and descriptors. For the lock to go it waits until *soon* [s].
+        The lock itself; who waits for it; what the watchdog holds; mutexes that are held; a process
+        that cannot lock any more; threads and descriptors. For the lock to go it waits until *soon*
+        [s].
         """
         problems = self._in_watchdog()
         if not (is_free(self._locks.fanout._mutex) and is_free(self._locks._watchdog._mutex)):
             return [*problems, "a mutex is held"]  # the rest would wait for ever
-        problems += self._on_nodes(name, soon)
+        problems += [*self._on_nodes(name, soon), *self._in_room(name)]
         stuck = self._never_connected()
         return problems + (stuck or [*self._of_another(f"{name}:after"), *self._more()])
 
@@ -84,6 +85,13 @@ class Remains:
         for client in self._clients:
             client.delete(Keys.of("redlock", name).lock, *keys_of_waiters(name))
         return [problem]
+
+    def _in_room(self, name: str) -> list[str]:
+        """Return who would be woken in place of somebody that waits, and do nothing."""
+        listener = self._locks.listener
+        assert listener is not None
+        left = listener.room._lines.pop(line_key("redlock", name), [])
+        return [f"{len(left)} that have gone wait for it in this process"] if left else []
 
     def _never_connected(self) -> list[str]:
         if self._is_whole_soon():

@@ -13,6 +13,7 @@ from redis.exceptions import NoPermissionError
 
 from celery_redlock.lock import listener as module
 from celery_redlock.lock.listener import Listener
+from celery_redlock.lock.room import ThreadWaiting
 from support.fakes import FakeClock
 from support.waiting import eventually
 
@@ -79,7 +80,7 @@ class ScriptedNode:
         self.made.append(ScriptedConnection(*self.first))
         return self.made[-1]
 
-    def say(self, message=b"r" + LINE):
+    def say(self, message=LINE):
         """Say that a lock was released, or something else."""
         eventually(lambda: self.made and self.made[-1].sent, "a subscription")
         self.made[-1].replies.put([b"message", b"redlock:wake:x", message])
@@ -113,7 +114,9 @@ def ears(nodes):
 
 def wait_for(ears, line=LINE):
     """Have a thread wait for a lock."""
-    return ears.enter_thread(line, 1.7e9)
+    waiting = ThreadWaiting(line, 1.7e9)
+    ears.enter(waiting)
+    return waiting
 
 
 def listening():
@@ -136,7 +139,7 @@ def test_nothing_is_connected_before_somebody_waits(ears, nodes):
 def test_what_the_nodes_say_wakes_who_waits(ears, nodes):
     """Each node has one word, and what is none of ours is let pass."""
     one, other = wait_for(ears), wait_for(ears, OTHER)
-    for message in (b"", b"nonsense", b"rredlock:line:c"):
+    for message in (b"", b"nonsense", b"redlock:line:c"):
         for node in nodes:
             node.say(message)
     nodes[0].say()
@@ -146,7 +149,7 @@ def test_what_the_nodes_say_wakes_who_waits(ears, nodes):
     assert one.wait(60)
     assert not other.wait(0.0)
     for node in nodes:
-        node.say(b"f" + OTHER)
+        node.say(OTHER)
     assert other.wait(60)
 
 
@@ -169,7 +172,7 @@ def test_who_left_is_not_woken_and_others_are(ears, nodes):
     ears.leave(gone)
     for node in nodes:
         node.say()
-        node.say(b"r" + OTHER)
+        node.say(OTHER)
     assert other.wait(60)
     assert not gone.wait(0.0)
 
@@ -228,7 +231,7 @@ def test_a_silent_node_is_pinged_and_then_dropped(ears, nodes, clock):
     eventually(lambda: len(nodes[0].made) == 2, "another connection")
 
 
-def test_when_nobody_waits_any_more_the_connections_go(ears, nodes, clock, monkeypatch):
+def test_when_nobody_waits_any_more_the_connections_go(clock, ears, nodes, monkeypatch):
     """After a while; whoever waits then is heard again."""
     monkeypatch.setattr(module, "IDLE", 5.0)
     gone = wait_for(ears)

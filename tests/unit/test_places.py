@@ -8,9 +8,10 @@ import pytest
 from celery import Celery
 
 from celery_redlock import ConfigurationError, LockTaken, RedlockTask, current_lock
+from celery_redlock.lock.asks import Ask
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import line_key, place_name
-from celery_redlock.lock.waiting import InLine, wait_request
+from celery_redlock.lock.waiting import InLine, free_places, has_answered, wait_request
 from celery_redlock.lock.wanted import Wanted
 from celery_redlock.testing import memory_quorum
 
@@ -156,9 +157,10 @@ def hear_all(nodes):
 
 
 def wait_in_line(nodes, limit):
-    """Have somebody wait for the lock, which has so many places for it."""
-    one = InLine("api", "f" * 32, 1.7e9, {}, "c" * 16, limit)
-    nodes.locks.driver.tell(wait_request(nodes.locks.rules, one))
+    """Have somebody wait for the lock; return how many of its places nobody holds."""
+    one = InLine("api", "f" * 32, 1.7e9, {}, "c" * 16, limit, asks=True)
+    asked = Ask(wait_request(nodes.locks.rules, one), has_answered)
+    return free_places(nodes.locks.driver.ask(asked))
 
 
 LINE = b"redlock:line:api"
@@ -172,7 +174,7 @@ def test_whoever_waits_is_told_of_any_place_that_is_free(nodes, place):
     wait_in_line(nodes, LIMIT)
     assert heard == []
     nodes.locks.give_back(held[place])
-    assert heard == [b"r" + LINE] * len(nodes.nodes)
+    assert heard == [LINE] * len(nodes.nodes)
     assert take(nodes).place == place
 
 
@@ -184,18 +186,31 @@ def test_nobody_is_told_of_a_place_beyond_its_limit(nodes):
     nodes.locks.give_back(held[LIMIT - 1])
     assert heard == []
     nodes.locks.give_back(held[LIMIT - 2])
-    assert heard == [b"r" + LINE] * len(nodes.nodes)
+    assert heard == [LINE] * len(nodes.nodes)
 
 
-def test_who_waits_is_told_of_places_that_are_free_already(nodes):
-    """They were released before it came, or lapsed; twin: not of one beyond its limit."""
+def test_who_waits_learns_how_many_places_are_free(nodes):
+    """They were released before it came, or lapsed; twin: not those beyond its limit."""
     held = {one.place: one for one in (take(nodes) for _ in range(LIMIT))}
+    assert wait_in_line(nodes, LIMIT) == 0
     nodes.locks.give_back(held[LIMIT - 1])
-    heard = hear_all(nodes)
-    wait_in_line(nodes, LIMIT - 1)
-    assert heard == []
-    wait_in_line(nodes, LIMIT)
-    assert heard == [b"f" + LINE] * len(nodes.nodes)
+    assert wait_in_line(nodes, LIMIT) == 1
+    assert wait_in_line(nodes, LIMIT - 1) == 0
+    for place in range(LIMIT - 1):
+        nodes.locks.give_back(held[place])
+    assert wait_in_line(nodes, LIMIT) == LIMIT
+
+
+def test_a_minority_that_missed_the_grants_frees_no_place(nodes):
+    """Whoever waits would try in vain every second; twin: a majority does."""
+    for _ in range(LIMIT):
+        take(nodes)
+    found = []
+    for node in nodes.nodes[:3]:
+        for place in range(LIMIT):
+            node.model.ask(b"DEL", b"redlock:lock:" + place_name("api", place).encode())
+        found.append(wait_in_line(nodes, LIMIT))
+    assert found == [0, 0, LIMIT]
 
 
 def test_an_attempt_in_vain_tells_nobody(nodes):

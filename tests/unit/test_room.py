@@ -54,13 +54,7 @@ def seat(room, *since, line=LINE):
 def released(room, *positions, line=LINE):
     """Have these nodes say that the lock was released."""
     for position in positions:
-        room.hear(position, b"r" + line)
-
-
-def free(room, *positions, line=LINE):
-    """Have these nodes say that they have no holder."""
-    for position in positions:
-        room.hear(position, b"f" + line)
+        room.hear(position, line)
 
 
 # -- when a hint counts -----------------------------------------------------------------
@@ -113,39 +107,18 @@ def test_a_node_that_tells_twice_tells_of_two_releases(room):
     assert (one.wakes[-1], other.wakes[-1]) == (0.0, 0.0)
 
 
-def test_that_a_node_has_no_holder_counts_by_a_majority_only(room, clock):
-    """Two may have missed a grant, and say so every second: everybody would try in vain."""
-    (one,) = seat(room, 0.0)
-    for _ in range(10):
-        free(room, 0, 1)
-        clock.advance(BELATED + 0.001)
-    assert one.wakes == []
-    free(room, 0, 1, 2)
-    assert one.wakes == [0.0]
-
-
 def test_the_same_node_again_is_no_majority(room):
-    """Of whatever kind: three hints of one node are the word of one."""
+    """Three hints of one node are the word of one."""
     (one,) = seat(room, 0.0)
-    free(room, 0, 0, 0, 1, 1)
-    assert one.wakes == []
-    released(room, 2, 2, 2)
-    assert 0.0 not in one.wakes
-
-
-def test_a_release_and_a_lack_of_a_holder_do_not_add_up(room):
-    """Two nodes that missed the grant, and one that tells of a release of before."""
-    (one,) = seat(room, 0.0)
-    free(room, 0, 1)
-    released(room, 2)
-    assert one.wakes == [ROUND_TRIP]
+    released(room, 0, 0, 0, 1, 1)
+    assert set(one.wakes) == {ROUND_TRIP}
 
 
 def test_a_node_that_tells_without_end_costs_little(room):
     """What it said is kept for a second only, and so much of it at most."""
     seat(room, 0.0)
     for _ in range(5 * MOST_HINTS):
-        free(room, 0)
+        released(room, 0)
     assert len(room._hints[LINE]) <= MOST_HINTS + 1
 
 
@@ -207,23 +180,57 @@ def test_who_left_is_woken_no_more(room):
 def test_what_was_heard_before_counts_for_nobody_who_comes_later(room):
     """The lock may have been taken meanwhile, by whom it woke."""
     (one,) = seat(room, 0.0)
-    free(room, 0, 1)
+    released(room, 0, 1)
     room.leave(one)
     (later,) = seat(room, 1.0)
-    free(room, 2)
-    assert later.wakes == []
+    released(room, 2)
+    assert later.wakes == [ROUND_TRIP]
 
 
 def test_each_lock_has_a_line_of_its_own(room):
     """Nobody is woken for another lock, nor by what is none of ours."""
     (one,) = seat(room, 0.0)
     (other,) = seat(room, 1.0, line=b"redlock:line:b")
-    for message in (b"", b"r", b"f", LINE, b"x" + LINE[:-1], b"rredlock:line:c", b"\xff" * 9):
+    for message in (b"", b"r" + LINE, LINE[:-1], b"redlock:line:c", b"\xff" * 9):
         for position in range(5):
             room.hear(position, message)
     assert (one.wakes, other.wakes) == ([], [])
     released(room, 0, 1, 2, line=b"redlock:line:b")
     assert (one.wakes, other.wakes[-1]) == ([], 0.0)
+
+
+def test_as_many_are_woken_as_places_are_free(room):
+    """The oldest, at once: a majority has said so; nobody at all where none is free."""
+    first, second, third = seat(room, 0.0, 1.0, 2.0)
+    room.free(LINE, 0)
+    assert first.wakes == []
+    room.free(LINE, 2)
+    assert (first.wakes, second.wakes, third.wakes) == ([0.0], [0.0], [])
+    assert [one.is_woken for one in (first, second, third)] == [True, True, False]
+
+
+def test_whoever_is_woken_already_has_a_free_place(room):
+    """Nobody else is woken for it, and nobody twice; nor by places of another lock."""
+    first, second = seat(room, 0.0, 1.0)
+    released(room, 0, 1, 2)
+    before = list(first.wakes)
+    room.free(LINE, 1)
+    room.free(b"redlock:line:b", 2)
+    assert (first.wakes, second.wakes) == (before, [])
+    room.free(LINE, 1000)
+    assert (first.wakes, second.wakes) == (before, [0.0])
+
+
+def test_who_waits_for_a_release_is_told_of_no_free_place(room):
+    """Nor does it keep the next one from coming by itself; a release wakes it in its turn."""
+    first, second = seat(room, 0.0, 1.0)
+    first.takes_free = False
+    assert room.is_oldest(second)
+    assert not room.is_oldest(first)
+    room.free(LINE, 1)
+    assert (first.wakes, second.wakes) == ([], [0.0])
+    released(room, 0, 1, 2)
+    assert first.wakes[-1] == 0.0
 
 
 def test_the_oldest_of_each_lock_comes_by_itself(room):
@@ -326,6 +333,8 @@ def test_a_thread_is_woken_until_it_waits_again(room, clock):
     released(room, 0, 1, 2)
     assert one.wait(600.0)
     assert not other.wait(0.0)
+    released(room, 0, 1, 2)
+    assert other.wait(600.0)
 
 
 def test_one_that_is_about_to_wake_up_is_woken_already(room, clock):

@@ -10,9 +10,11 @@ import pytest
 from celery_redlock import LockTaken, QuorumUnavailable
 from celery_redlock.lock.asks import Pause
 from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.room import ThreadWaiting
 from celery_redlock.lock.rounds import LONGEST_PAUSE
 from celery_redlock.lock.scripts import RELEASE
 from celery_redlock.lock.several import acquire_all
+from celery_redlock.lock.waiter import COMES_EVERY, NOTED_EVERY
 from celery_redlock.lock.waiting import LEAVE, WAIT
 from celery_redlock.lock.wanted import MarkerStands, Wanted
 from celery_redlock.testing import memory_quorum
@@ -222,6 +224,23 @@ def test_without_a_quorum_it_asks_again_soon_and_nobody_wakes_it():
         assert (drive.step.waiting, drive.lines) == (None, [])
     assert drive.step.seconds == LONGEST_PAUSE
     assert "wait z" not in drive.words()
+
+
+def test_who_waits_for_one_comes_as_who_waits_for_a_lock_alone():
+    """Down to once a second, sooner where a lease lapses, and later where others are before it."""
+    drive, pauses = DriveBoth(wait=600.0), []
+    for ttl in [60.0] * 9 + [0.25]:
+        drive.expect("a", FREE).expect("z", [refused(ttl=ttl)] * 3).go_on_to(Pause)
+        pauses.append(drive.step.seconds)
+        drive.go_on()
+    assert pauses[:3] == pytest.approx([0.01, 0.02, 0.04])
+    assert pauses[7:9] == [COMES_EVERY] * 2
+    assert pauses[9] == pytest.approx(0.26)
+    drive.client.listener.enter(ThreadWaiting(b"redlock:line:z", 1.6e9))
+    drive.expect("a", FREE).expect("z", TAKEN).go_on_to(Pause)
+    began = drive.clock()
+    drive.go_on_to_ask()
+    assert drive.clock() - began == pytest.approx(NOTED_EVERY)
 
 
 @pytest.mark.parametrize("is_woken", [True, False])

@@ -8,6 +8,7 @@ import pytest
 
 from celery_redlock.lock.asks import Pause, Tell
 from celery_redlock.lock.client import Client
+from celery_redlock.lock.room import ThreadWaiting
 from celery_redlock.lock.rounds import LONGEST_PAUSE
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripts import RELEASE
@@ -68,15 +69,17 @@ def since(request):
     return int(request.arguments[3])
 
 
-def asks(request):
-    """Return whether nodes that have no holder are to say so."""
-    return len(request.keys) > 4
-
-
 @pytest.fixture
 def ears():
     """A listener."""
     return Ears()
+
+
+def seat(ears, line, since):
+    """Have another thread wait in this process."""
+    waiting = ThreadWaiting(line, since)
+    ears.enter(waiting)
+    return waiting
 
 
 # -- joining ----------------------------------------------------------------------------
@@ -86,10 +89,10 @@ def test_the_nodes_know_who_waits_and_how_it_is_woken(ears):
     """And what it is, for operators; in this process it is in the room."""
     one = One(ears, info={"task": "shop.bill"}, limit=3)
     request = one.join()
-    who, channel, limit, _, _, _, _, info, *_ = request.arguments
+    who, channel, limit, _, _, _, info, *_ = request.arguments
     assert request.script is WAIT
     assert request.keys[:2] == (LINE, WAITERS)
-    assert request.keys[4:] == tuple(b"redlock:lock:k" + place for place in (b"", b"#1", b"#2"))
+    assert len(request.keys) == 4  # nothing is asked: it tries by itself soon enough
     assert (channel, limit, since(request)) == (b"c" * 16, b"0003", NOW * 1000)
     assert len(who) == 32
     assert int(who, 16)
@@ -134,16 +137,6 @@ def test_where_nothing_wakes_it_the_nodes_know_nothing():
     assert one.leave() == []
 
 
-def test_who_was_woken_does_not_have_itself_woken(ears):
-    """By a node that missed the grant it would be, again and again; by itself it comes rarely."""
-    one = One(ears)
-    assert asks(one.join())
-    one.sleep(60.0, 1.0, woken_after=0.5)
-    assert not asks(one.join())
-    one.sleep(60.0, 1.0)
-    assert asks(one.join())
-
-
 # -- sleeping ---------------------------------------------------------------------------
 
 
@@ -158,17 +151,16 @@ def test_the_oldest_comes_by_itself(ears):
 def test_the_others_sleep_for_a_minute(ears):
     """However many wait in a process, one of them asks the nodes; they are noted in between."""
     for moment in (NOW - 2, NOW - 1):
-        ears.enter_thread(LINE, moment)
+        seat(ears, LINE, moment)
     one, looks = One(ears), [0.0]
     one.join()
     assert one.sleep(600.0, 0.02, looks=looks) == pytest.approx(NOTED_EVERY)
     assert max(looks) <= COMES_EVERY
-    assert asks(one.join())
 
 
 def test_who_becomes_the_oldest_comes_at_once(ears):
     """Within a second: it may be what the one before it has left undone."""
-    before = ears.enter_thread(LINE, NOW - 1)
+    before = seat(ears, LINE, NOW - 1)
     one = One(ears)
     one.join()
     steps = one.waiter.pause(600.0, 0.02)
@@ -182,7 +174,7 @@ def test_who_becomes_the_oldest_comes_at_once(ears):
 
 def test_an_older_one_of_another_lock_does_not_count(ears):
     """Each lock has an oldest of its own."""
-    ears.enter_thread(b"redlock:line:other", NOW - 1)
+    seat(ears, b"redlock:line:other", NOW - 1)
     one = One(ears)
     one.join()
     assert one.sleep(60.0, 0.5) == 0.5
@@ -192,7 +184,7 @@ def test_an_older_one_of_another_lock_does_not_count(ears):
 def test_nobody_sleeps_for_longer_than_it_may(ears, is_oldest):
     """Its time is over then; it tries a last time."""
     if not is_oldest:
-        ears.enter_thread(LINE, NOW - 1)
+        seat(ears, LINE, NOW - 1)
     one = One(ears)
     one.join()
     assert one.sleep(0.5, 1.0) == 0.5
@@ -201,15 +193,13 @@ def test_nobody_sleeps_for_longer_than_it_may(ears, is_oldest):
 
 @pytest.mark.parametrize("is_oldest", [True, False])
 def test_a_hint_ends_the_sleep(ears, is_oldest):
-    """Of whoever is woken; that it was, it knows until it sleeps again."""
+    """Of whoever is woken; the next one is as long as any."""
     if not is_oldest:
-        ears.enter_thread(LINE, NOW - 1)
+        seat(ears, LINE, NOW - 1)
     one = One(ears)
     one.join()
     assert one.sleep(600.0, 5.0, woken_after=0.25) == pytest.approx(0.25)
-    assert one.waiter.was_woken
     assert one.sleep(0.5, 0.5) == 0.5
-    assert not one.waiter.was_woken
 
 
 def test_it_sleeps_as_what_the_room_wakes(ears):
@@ -293,6 +283,15 @@ def test_who_can_be_woken_comes_less_and_less_often():
     assert pauses[True][5:] == [LONGEST_PAUSE] * 7
 
 
+def test_whoever_waits_behind_another_comes_once_a_minute():
+    """By itself, that is; in an acquire as well, whatever the pause of the oldest would be."""
+    drive = wait_in_line(wait=600.0)
+    seat(drive.client.listener, LINE, NOW - 1)
+    began = drive.go_on_to_ask().vote(*TAKEN, after=0.0).go_on_to(Pause).clock()
+    drive.go_on_to_ask()
+    assert drive.clock() - began == pytest.approx(NOTED_EVERY)
+
+
 def test_a_lease_that_lapses_sooner_is_waited_for():
     """Nobody sends a hint then."""
     drive = wait_in_line()
@@ -307,28 +306,32 @@ def test_who_is_woken_asks_like_everybody():
     drive = wait_in_line()
     began = drive.clock()
     drive.wake()
-    assert (drive.clock(), drive.token) == (began, token_of("t2-"))
+    assert drive.clock() == began
+    assert drive.token != token_of("t1-")
     drive.vote(*TAKEN).go_on_to(Pause)
     release, wait = (tell.request for tell in drive.told)
     assert (release.script, release.keys[2]) == (RELEASE, b"redlock:lock:k")  # tells nobody
-    assert (wait.script, asks(wait)) == (WAIT, False)
+    assert wait.script is WAIT
 
 
 def test_who_gets_the_lock_leaves_the_line_and_holds_it():
     """In this order: who is interrupted in between has neither."""
-    drive = wait_in_line().wake().vote(granted(), granted())
+    drive = wait_in_line().wake()
+    token = drive.token
+    drive.vote(granted(), granted())
     assert scripts(drive) == [LEAVE]
-    assert drive.lease.token == token_of("t2-")
+    assert drive.lease.token == token
     assert drive.client.listener.waiting == []
 
 
 def test_who_is_interrupted_after_the_grant_has_nothing():
     """The lock is released, and the line left."""
-    drive = wait_in_line().wake().vote(granted(), granted())
-    drive.told.clear()
+    drive = wait_in_line().wake()
+    token = drive.token
+    drive.vote(granted(), granted()).told.clear()
     drive.interrupt(KeyboardInterrupt())
     assert scripts(drive) == [RELEASE, LEAVE]
-    assert drive.told[0].request.arguments[0].decode() == token_of("t2-")
+    assert drive.told[0].request.arguments[0].decode() == token
     assert isinstance(drive.error, KeyboardInterrupt)
     assert drive.client.listener.waiting == []
 

@@ -129,6 +129,7 @@ ODD = [
     [b"a" * 33, MINE[1]],
     [b"\xff" * 32, MINE[1]],
     [b"a" * 32, b""],
+    [b"a" * 32, None],
     [b"a" * 32, b"by hand"],
     [b"a" * 32, MINE[1][1:]],
     [b"a" * 32, b"\xff" * 80],
@@ -234,11 +235,11 @@ def test_those_who_wait_are_read_with_the_lock(held):
 def test_who_was_not_heard_of_for_long_does_not_count(held):
     """The node has not forgotten it yet, as it does that when another one comes."""
     wait(held, "a")
-    held.clock.advance(HEARD_FOR - 1.0)
-    held.ask(b"PEXPIRE", b"redlock:waiters:a", b"60000")
-    held.clock.advance(1.0)
+    held.clock.advance(HEARD_FOR - 2.0)
+    wait(held, "b")
     (stored,) = read(held)
-    assert (stored.noted, list(stored.waiters)) == (0, [])
+    assert (stored.noted, ids(waiters_of(stored.waiters))) == (1, ["id-b"])
+    assert held.ask(b"HLEN", b"redlock:waiters:a") == 2
 
 
 def test_of_very_many_the_oldest_are_read_and_all_counted(held):

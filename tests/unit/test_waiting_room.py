@@ -310,6 +310,23 @@ def test_one_that_cannot_be_run_disturbs_nobody(app, monkeypatch):
     assert app.ran == [other]
 
 
+def test_one_that_could_not_be_run_is_tried_again(app, monkeypatch):
+    """At the next look, and not only when it comes by itself."""
+    request = receive(app)
+
+    def fail(*_arguments):
+        raise OSError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(waiting_room, "find", fail)
+        call(app)
+    assert app.ran == []
+    app.free = 1
+    app.room.look()
+    app.room.wake()
+    assert app.ran == [request]
+
+
 def test_one_that_comes_by_itself_is_woken_no_more(app):
     """The nodes remember since when it waits: its lock may be refused once more."""
     request = receive(app)
@@ -469,6 +486,29 @@ def test_as_many_run_as_places_are_free(app):
     app.room.look()
     app.room.wake()
     assert app.ran == requests[:2]
+
+
+@pytest.mark.parametrize("how", ["begun", "gone"])
+def test_one_that_was_woken_and_waits_for_a_process_is_to_have_the_lock(app, how):
+    """Else a busy worker would have all of them come at once, to be refused but for one."""
+    app.free = 1
+    first = receive(app, since=1001.0)
+    app.room.wake()
+    other = receive(app, since=1002.0, task_id="other")
+    elsewhere = receive(app, "b", task_id="elsewhere")
+    receive(app, since=1003.0, task_id="third")
+    for app.free in (1, 0, 1):
+        app.room.look()
+        app.room.wake()
+        assert app.ran == [first, elsewhere]
+    kept = [first] if how == "begun" else []
+    for one in kept:
+        one.time_start = 1.0
+    del first, app.ran[:]
+    gc.collect()
+    app.room.look()
+    app.room.wake()
+    assert app.ran == [other]
 
 
 def test_one_that_waits_for_a_release_asks_for_no_free_lock(app):

@@ -1,0 +1,185 @@
+"""
+Ten who wait for one lock on two sites, with hints and without, while a node is away.
+
+Two processes, each with five threads that acquire, hold for 10 ms, release and ask again at once.
+Two nodes are near the first and one near the second; a message to the other site takes half of the
+round trip between them. One node is down, or was restarted and remembers nothing, or a third
+process with ten threads that wait stands still. Without hints everybody only asks again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from typing import Any
+
+import redis
+
+from benchmarks.lock_cycle import our_locks
+from celery_redlock import LockNotAcquired, Redlock
+from celery_redlock.ops.servers import Server, servers
+from support.proxy import proxied
+
+__all__ = ["CASES", "Grants", "crowd", "grants"]
+
+#: Round trips between the sites [s].
+APART = (0.001, 0.005, 0.02)
+CASES = ("all up", "one down", "one restarted empty", "ten more stand still")
+PREFIX, NAME = "sites", "x"
+THREADS, HOLD, REST = 5, 0.01, 0.01
+#: For how long the lock is held first [s]: all wait by then.
+ALL_WAIT = 1.5
+#: When each lock was held: from when until when [s].
+Grants = list[tuple[float, float]]
+
+
+def connected(urls: Sequence[str], *, hints: bool) -> Redlock:
+    """Return locks on the nodes at *urls*."""
+    locks = Redlock.from_urls(list(urls), prefix=PREFIX)
+    if not hints:
+        locks.client.listener = None
+    return locks
+
+
+def contend(locks: Redlock, ends: float, found: Grants) -> None:
+    """Acquire, hold and release over and over."""
+    while (left := ends - time.time()) > 0:
+        try:
+            lease = locks.acquire(NAME, wait=left)
+        except LockNotAcquired:
+            continue
+        granted = time.time()
+        time.sleep(HOLD)  # stands for what the lock is held for
+        found.append((granted, time.time()))
+        locks.release(lease, wait=False)
+        time.sleep(REST)  # stands for what is done without it
+
+
+def site(urls: Sequence[str], hints: bool, threads: int, parent: Any) -> None:  # noqa: FBT001
+    """Contend with so many threads, in a process of its own, and tell *parent* of every grant."""
+    locks = connected(urls, hints=hints)
+    try:
+        locks.release(locks.acquire(f"of {os.getpid()}"))
+    except LockNotAcquired:
+        pass  # a node is away, and this one was slow
+    parent.send("ready")
+    ends = parent.recv()
+    found: Grants = []
+    crew = [threading.Thread(target=contend, args=(locks, ends, found)) for _ in range(threads)]
+    for one in crew:
+        one.start()
+    for one in crew:
+        one.join()
+    parent.send(found)
+
+
+@contextmanager
+def people(sites: Sequence[tuple[Sequence[str], int]], *, hints: bool) -> Iterator[list[Any]]:
+    """Start a process for each site; yield the process and the way to it, of each."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.sites"])
+    with ExitStack() as stack:
+        crew = []
+        for urls, threads in sites:
+            ours, its = context.Pipe()
+            process = context.Process(target=site, args=(urls, hints, threads, its))
+            process.start()
+            its.close()
+            stack.callback(process.join)
+            stack.callback(process.kill)
+            crew.append((process, ours))
+        for _, way in crew:
+            assert way.recv() == "ready"
+        yield crew
+
+
+def grants(case: str, apart: float, *, hints: bool, length: float) -> Grants:
+    """Return when the lock was held in *length* [s]."""
+    with ExitStack() as stack:
+        nodes = stack.enter_context(servers(3))
+        near = [stack.enter_context(proxied([node.port for node in nodes])) for _ in range(2)]
+        for number, links in enumerate(near):
+            for place, link in enumerate(links):
+                link.delay(0.0 if (place == 2) == (number == 1) else apart / 2)
+        ways = [[link.url for link in links] for links in near]
+        enrol(nodes, ways[0])
+        places = [(urls, THREADS) for urls in ways]
+        if case == "ten more stand still":
+            places.append((ways[0], 2 * THREADS))
+        crew = stack.enter_context(people(places, hints=hints))
+        if case in {"one down", "one restarted empty"}:
+            nodes[1].kill()
+        if case == "one restarted empty":
+            nodes[1].start()
+        locks = connected(ways[0], hints=hints)
+        held = locks.acquire(NAME, wait=5.0)
+        ends = time.time() + ALL_WAIT + length
+        for _, way in crew:
+            way.send(ends)
+        time.sleep(ALL_WAIT)
+        if case == "ten more stand still":
+            os.kill(crew.pop()[0].pid, signal.SIGSTOP)
+        locks.release(held)
+        locks.close()
+        found = [grant for _, way in crew for grant in way.recv()]
+    return sorted(found)
+
+
+def enrol(nodes: Sequence[Server], urls: Sequence[str]) -> None:
+    """Have the nodes known as what clients on either site call them."""
+    locks = our_locks(urls, PREFIX)
+    locks.close()
+
+
+def longest_pause(found: Grants) -> float:
+    """Return for how long the lock was free, at most [s]."""
+    return max((after[0] - before[1] for before, after in pairwise(found)), default=float("inf"))
+
+
+def crowd(processes: int, threads: int, length: float) -> tuple[int, float]:
+    """
+    Return how many grants many who wait had, and how many requests each cost a node.
+
+    Args:
+        processes: How many there are.
+        threads: That wait in each of them.
+        length: For how long [s].
+    """
+    with servers(3) as nodes:
+        urls = [node.url for node in nodes]
+        our_locks(urls, PREFIX).close()
+        with people([(urls, threads)] * processes, hints=True) as crew:
+            before = requests(nodes)
+            ends = time.time() + length
+            for _, way in crew:
+                way.send(ends)
+            found = [grant for _, way in crew for grant in way.recv()]
+            return len(found), (requests(nodes) - before) / len(nodes) / max(1, len(found))
+
+
+def requests(nodes: Sequence[Server]) -> int:
+    """Return how many scripts the nodes have run."""
+    total = 0
+    for node in nodes:
+        with redis.Redis.from_url(node.url) as client:
+            said: Any = client.info("commandstats")
+        total += int(said.get("cmdstat_evalsha", {}).get("calls", 0))
+    return total
+
+
+if __name__ == "__main__":
+    import sys
+
+    for apart in APART:
+        for case in CASES:
+            told = []
+            for hints in (True, False):
+                found = grants(case, apart, hints=hints, length=float(sys.argv[1]))
+                told.append((len(found), round(longest_pause(found), 3)))
+            print(f"{apart * 1e3:g} ms, {case}: with hints {told[0]}, without {told[1]}", flush=True)
