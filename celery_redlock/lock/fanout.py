@@ -150,11 +150,10 @@ class Fanout:
         """Whether any node is connected."""
         return any(node.connection is not None for node in self.nodes)
 
-    def round_trip(self) -> float:
-        """Return how long the slowest node takes to answer that is connected and does [s]."""
-        known = [node.latency for node in self.nodes if node.connection is not None]
-        slowest = max((took for took in known if took is not None), default=SHORTEST_ROUND_TRIP)
-        return min(max(slowest, SHORTEST_ROUND_TRIP), self._rules.node_timeout)
+    def round_trip(self, position: int) -> float:
+        """Return how long the node at *position* takes to answer, by its last answer [s]."""
+        latency = self.nodes[position].latency or 0.0
+        return min(max(latency, SHORTEST_ROUND_TRIP), self._rules.node_timeout)
 
     def after_fork_in_child(self) -> None:
         """Drop our copies of the parent's connections without disturbing them."""

@@ -51,14 +51,14 @@ class Listener:
     Args:
         addresses: Of the nodes.
         prefix: Of keys and channels.
-        round_trip: Returns how long a node takes to answer [s].
+        round_trip: Returns how long the node at a position takes to answer [s].
 
     Attributes:
         room: Who waits.
     """
 
     def __init__(
-        self, addresses: Sequence[Address], prefix: str, round_trip: Callable[[], float]
+        self, addresses: Sequence[Address], prefix: str, round_trip: Callable[[int], float]
     ) -> None:
         self._addresses = tuple(addresses)
         self._prefix = prefix

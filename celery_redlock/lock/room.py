@@ -4,8 +4,9 @@ The room of all who wait for locks in a process, threads and messages alike.
     enter --> a node sends a hint that the lock may be free --> the oldest who waits for it is woken
           --> leave, or wait again
 
-A hint counts once a majority of nodes has sent it, or a node's round trip after the first. Pure but
-for the clock, so that a simulation has the same room.
+A hint counts once a majority of nodes has sent it, or a round trip of the first one's node later:
+others, further away, then have the release before the attempt. If not, the majority wakes the same
+one again. Pure but for the clock, so that a simulation has the same room.
 """
 
 from __future__ import annotations
@@ -105,12 +106,14 @@ class Hint:
         counts_at: When it counts if no more do [likewise].
         nodes: Positions of those that did.
         waiting: Who was woken by it.
+        is_said: Whether a majority has.
     """
 
     at: float
     counts_at: float
     nodes: set[int] = field(default_factory=set)
     waiting: Waiting | None = None
+    is_said: bool = False
 
 
 class Room:
@@ -119,14 +122,14 @@ class Room:
 
     Args:
         majority: How many nodes that is.
-        round_trip: Returns how long a node takes to answer [s].
+        round_trip: Returns how long the node at a position takes to answer [s].
         now: The clock [s].
     """
 
     def __init__(
         self,
         majority: int,
-        round_trip: Callable[[], float],
+        round_trip: Callable[[int], float],
         now: Callable[[], float] = clock.now,
     ) -> None:
         self._majority = majority
@@ -156,6 +159,15 @@ class Room:
                 self._lines.pop(waiting.line, None)
                 self._hints.pop(waiting.line, None)
 
+    def has_waited_since(self, waiting: Waiting, since: float) -> None:
+        """Have *waiting* in line by what the nodes know of it [s, Unix time]."""
+        with self._mutex:
+            line = self._lines.get(waiting.line, [])
+            if waiting in line:
+                line.remove(waiting)
+                waiting.since = since
+                insort(line, waiting, key=attrgetter("since"))
+
     def is_oldest(self, waiting: Waiting) -> bool:
         """Whether nobody in this process has waited longer for that lock to be free."""
         # Without the mutex: another thread may be about to leave an empty line.
@@ -177,7 +189,7 @@ class Room:
             if line in self._lines:
                 hint = self._hint(position, line)
                 hint.nodes.add(position)
-                self._act(hint, line, is_said=len(hint.nodes) >= self._majority)
+                self._act(hint, line)
 
     def _hint(self, position: int, line: bytes) -> Hint:
         now = self._now()
@@ -186,21 +198,24 @@ class Room:
         for one in hints:
             if position not in one.nodes:
                 return one
-        hint = Hint(now, now + self._round_trip())
+        hint = Hint(now, now + self._round_trip(position))
         hints.append(hint)
         return hint
 
-    def _act(self, hint: Hint, line: bytes, *, is_said: bool) -> None:
-        now = self._now()
-        if hint.waiting is not None and now >= hint.counts_at:
-            return  # woken already
-        waiting = hint.waiting
-        if waiting is None or waiting not in self._lines[line]:
-            waiting = hint.waiting = self._next(line)
-        waiting.is_woken = True
-        after = 0.0 if is_said else hint.counts_at - now
-        hint.counts_at = now + after
-        waiting.wake(after)
+    def _act(self, hint: Hint, line: bytes) -> None:
+        """Wake somebody by a new hint; by a majority once more, as the first time may be early."""
+        now, is_said = self._now(), len(hint.nodes) >= self._majority
+        if hint.is_said:
+            return
+        if hint.waiting not in self._lines[line]:  # nobody yet, or one who has left
+            if now >= hint.counts_at:
+                return
+            hint.waiting = self._next(line)
+        elif not is_said:
+            return
+        hint.is_said = is_said
+        hint.waiting.is_woken = True
+        hint.waiting.wake(0.0 if is_said else hint.counts_at - now)
 
     def _next(self, line: bytes) -> Waiting:
         in_line = self._lines[line]

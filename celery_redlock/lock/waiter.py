@@ -51,14 +51,13 @@ class Waiter:
             return
         if self._waiting is None:
             self._who = self._who or client.new_token()[:OWNER_LENGTH]
-            since = client.wall() if wanted.queued_since is None else wanted.queued_since
             line = line_key(client.rules.prefix, wanted.name)
-            self._waiting = ThreadWaiting(line, since, client.now)
+            self._waiting = ThreadWaiting(line, client.wall(), client.now)
             listener.enter(self._waiting)  # known by now: whoever is interrupted leaves
         one = InLine(
             wanted.name,
             self._who,
-            self._waiting.since,
+            self._waiting.since if wanted.queued_since is None else wanted.queued_since,
             wanted.info,
             listener.channel(),
             wanted.limit,

@@ -35,6 +35,7 @@ from celery_redlock.lock.scripting import (
     AMOUNT,
     CONSTANTS,
     GUARD,
+    TTL,
     Script,
     read_release,
     register,
@@ -52,6 +53,7 @@ __all__ = [
     "has_answered",
     "leave_request",
     "wait_request",
+    "waited_for",
     "waiters_key",
 ]
 
@@ -71,7 +73,7 @@ NO_CHANNEL = "-" * CHANNEL_LENGTH
 # lock. A node forgets whom it has not heard of when another would be too many, and now and then.
 
 # KEYS 1 line 2 waiters 3 boot 4 quarantine 5... the places of the lock, to have told how many of
-#      them nobody holds
+#      them nobody holds; answered with how long this one has waited by what the node knows
 # ARGV 1 who 2 channel 3 limit 4 since when 5 how many may wait, or '0' for any number 6 for how
 #      long one counts who is not heard of 7 description 8 quarantine or '0' 9 boot id
 WAIT_LUA = f"""
@@ -109,14 +111,14 @@ end
 redis.call('HSET', KEYS[2], ARGV[1],
   reached .. string.format('%013.0f%013.0f', first, now) .. ARGV[7])
 redis.call('PEXPIRE', KEYS[2], ARGV[6])
+local since = math.min(now, math.max(first, tonumber(ARGV[4])))
 if ARGV[2] ~= NONE then
-  local since = math.min(now, math.max(first, tonumber(ARGV[4])))
   redis.call('ZADD', KEYS[1], whole(since), ARGV[1] .. reached)
   redis.call('PEXPIRE', KEYS[1], ARGV[6])
 end
 local free = #KEYS - 4
 if free > 0 then free = free - redis.call('EXISTS', unpack(KEYS, 5)) end
-return {{1, now, free}}
+return {{1, now, free, now - since}}
 """
 
 # KEYS 1 line 2 waiters ; ARGV 1 who
@@ -130,7 +132,7 @@ return {{redis.call('HDEL', KEYS[2], ARGV[1]), 0}}
 
 WAIT = Script(
     GUARD + WAIT_LUA,
-    replies({1: (VoteKind.GRANTED, (AMOUNT,)), 4: (VoteKind.REFUSED, ())}),
+    replies({1: (VoteKind.GRANTED, (AMOUNT, TTL)), 4: (VoteKind.REFUSED, ())}),
     guarded=True,
     one_way=True,
 )
@@ -206,6 +208,13 @@ def leave_request(rules: Rules, name: str, who: str) -> Request:
 def has_answered(ballot: Ballot) -> bool:
     """Return whether a majority says that somebody may wait, or that it may not."""
     return any(has_majority(ballot, kind) for kind in (VoteKind.GRANTED, VoteKind.REFUSED))
+
+
+def waited_for(ballot: Ballot) -> float | None:
+    """Return how long somebody has waited [s] by what a majority says; None if none does."""
+    said = sorted(vote.ttl for vote in votes_of(ballot, VoteKind.GRANTED))
+    majority = quorum(len(ballot))
+    return said[-majority] if len(said) >= majority else None
 
 
 def free_places(ballot: Ballot) -> int:

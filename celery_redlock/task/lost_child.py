@@ -114,8 +114,9 @@ class LostChild:
     def _leave(self, locks: Any) -> None:
         """Have the nodes forget that it waited for its locks, as a message or in ``lock_wait``."""
         for name in self._names:
-            for who in (self.delivery.owner or "", self.delivery.execution):
-                locks.driver.tell(leave_request(locks.rules, name, who))
+            locks.driver.tell(leave_request(locks.rules, name, self.delivery.owner or ""))
+            if self.outcome not in {Outcome.RETRIED, Outcome.REQUEUED}:  # else another waits on
+                locks.driver.tell(leave_request(locks.rules, name, self.delivery.execution))
 
     def _is_held_by_another(self, holders: list[dict[str, Any]]) -> bool:
         """Return whether another delivery of this execution runs: then it is not over."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from celery.worker.state import revoked
 
 from celery_redlock.events import TasksWaiting
+from celery_redlock.lock import clock
 from celery_redlock.lock.asks import Ask
 from celery_redlock.lock.records import line_key, shorten
 from celery_redlock.lock.requests import Request
@@ -36,6 +37,7 @@ from celery_redlock.lock.waiting import (
     has_answered,
     leave_request,
     wait_request,
+    waited_for,
 )
 from celery_redlock.log import get_logger
 from celery_redlock.mutex import new_mutex, run_elsewhere
@@ -76,7 +78,7 @@ class WaitingTask(Waiting):
     def __init__(
         self, room: WaitingRoom, one: InLine, line: bytes, request: RedlockRequest
     ) -> None:
-        super().__init__(line, one.since)
+        super().__init__(line, clock.wall())  # until the nodes say since when
         self.takes_free = one.asks
         self.one = one
         self.noted_at = NEVER
@@ -155,9 +157,8 @@ class WaitingRoom:
         """
         was_here = self._drop(task)
         if was_here:
-            self._tell(
-                wait_request(self._plugin.locks.rules, replace(task.one, channel="", asks=False))
-            )
+            unreachable = replace(task.one, channel="", asks=False)
+            self._tell(wait_request(self._plugin.locks.rules, unreachable))
         return was_here
 
     def withdraw(self, task: WaitingTask) -> None:
@@ -202,6 +203,7 @@ class WaitingRoom:
         try:
             thread.start()
         except RuntimeError:  # no more threads: with the next look
+            self._to_note.clear()
             self._is_noting = False
 
     def _note_all(self) -> None:
@@ -220,10 +222,16 @@ class WaitingRoom:
     def _note_some(self, tasks: Sequence[WaitingTask]) -> None:
         locks = self._plugin.locks
         asked = [Ask(wait_request(locks.rules, task.one), has_answered) for task in tasks]
+        if locks.listener is None:
+            return
         for task, ballot in zip(tasks, locks.driver.ask_all(asked), strict=True):
             if task not in self._waiting:  # this may have come after what it left with
                 self._tell(leave_request(locks.rules, task.one.name, task.one.who))
-            elif task.one.asks and locks.listener is not None:
+                continue
+            waited = waited_for(ballot)
+            if waited is not None:
+                locks.listener.room.has_waited_since(task, clock.wall() - waited)
+            if task.one.asks:
                 free = free_places(ballot) - self._about_to_try(task.line)
                 locks.listener.room.free(task.line, max(0, free))
 

@@ -332,6 +332,21 @@ def test_who_cannot_be_told_keeps_its_age_and_is_in_no_line(bench):
     assert bench.heard() == "a"
 
 
+@pytest.mark.parametrize("channel", ["a" * 16, ""])
+def test_who_waits_is_told_for_how_long(bench, channel):
+    """As the node has it, in its line or not: in all processes the oldest is the same one."""
+    bench.acquire()
+    bench.wait(one("a"))
+    bench.grow_silent("a", 100)
+    known = bench.now_ms() / 1000 - 100
+    for claim, since in ((EVER, known), (known + 90, known + 90), (FAR, None)):
+        vote = bench.ask(wait_request(RULES, one("a", claim, channel=channel)))
+        if since is None:
+            assert vote.ttl == 0
+        else:
+            assert vote.node_now - vote.ttl == pytest.approx(since, abs=5)  # a slow machine's
+
+
 def test_another_channel_or_limit_takes_the_place_of_the_old_one(bench):
     """It waits once, where it is now: its message went to another worker, or was deployed anew."""
     bench.acquire()

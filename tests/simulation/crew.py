@@ -21,6 +21,7 @@ from celery_redlock.lock.waiting import (
     has_answered,
     leave_request,
     wait_request,
+    waited_for,
 )
 from celery_redlock.lock.wanted import MarkerStands, Wanted
 from simulation.hosts import GRAIN, Host, Interrupted, Process
@@ -154,6 +155,9 @@ class Crew:
         is_woken = False
         while not is_woken and host.now() < ends:
             ballot = yield Ask(wait_request(rules, one), has_answered)
+            waited = waited_for(ballot)
+            if waited is not None:
+                ears.room.has_waited_since(waiting, host.kernel.wall() - waited)
             ears.room.free(waiting.line, free_places(ballot))
             is_woken = yield Pause(min(LOOK_EVERY, ends - host.now()), waiting)
         ears.leave(waiting)

@@ -33,9 +33,9 @@ class Ears(Listener):
     """
 
     def __init__(self, host: Host) -> None:
-        super().__init__([], host.rules.prefix, lambda: ROUND_TRIP)
+        super().__init__([], host.rules.prefix, lambda _: ROUND_TRIP)
         self._host = host
-        self.room = Room(quorum(len(host.servers)), lambda: ROUND_TRIP, host.now)
+        self.room = Room(quorum(len(host.servers)), lambda _: ROUND_TRIP, host.now)
         self._missing = set(range(len(host.servers)))
         self._process = f"{host.number:x}-{host.lives}".rjust(CHANNEL_LENGTH, "0")
         self.heard_by: dict[int, int] = {}
