@@ -208,7 +208,7 @@ class Room:
         if hint.is_said:
             return
         if hint.waiting not in self._lines[line]:  # nobody yet, or one who has left
-            if now >= hint.counts_at:
+            if hint.waiting is not None and now >= hint.counts_at:
                 return
             hint.waiting = self._next(line)
         elif not is_said:

@@ -60,7 +60,7 @@ __all__ = [
 #: How long a node counts somebody as waiting that it has not heard of again [s]. A message that is
 #: purged from its queue takes nobody's place for longer.
 HEARD_FOR = 300.0
-#: Most places of one lock: each is a key on every node, and all are looked at at once.
+#: Most places of one lock: each is a key on every node, and one request looks at them all.
 MOST_PLACES = 1000
 #: Length of a limit, and of a moment [ms], as they are kept.
 LIMIT_LENGTH, MOMENT_LENGTH = 4, 13
@@ -143,7 +143,7 @@ register(WAIT, LEAVE)
 @dataclass(frozen=True)
 class InLine:
     """
-    Somebody who waits for a lock, as a node is told of it.
+    Somebody who waits for a lock, as a node knows it.
 
     Attributes:
         name: Lock name.

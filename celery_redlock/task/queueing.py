@@ -53,7 +53,7 @@ def join_queue(execution: Execution, error: LockTaken, policy: Queue) -> LockOpt
     waiting = again(execution, error.name, Wakes.FREE)
     locks, is_noted = plugin.locks, False
     leave = leave_request(locks.rules, waiting.name, delivery.execution)
-    if policy.max_waiting is not None and delivery.envelope.waiting is None:
+    if policy.max_waiting is not None:  # who waits already is known to the nodes
         is_noted = may_wait(locks, waiting.in_line(task, delivery), policy.max_waiting)
         if not is_noted:
             locks.driver.tell(leave)  # some noted it

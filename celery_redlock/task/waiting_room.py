@@ -30,6 +30,7 @@ from celery_redlock.lock.asks import Ask
 from celery_redlock.lock.records import line_key, shorten
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.room import Waiting
+from celery_redlock.lock.votes import VoteKind, has_majority
 from celery_redlock.lock.waiter import COMES_EVERY, NOTED_EVERY
 from celery_redlock.lock.waiting import (
     InLine,
@@ -43,6 +44,7 @@ from celery_redlock.log import get_logger
 from celery_redlock.mutex import new_mutex, run_elsewhere
 from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.task.delivery import Delivery, note_woken
+from celery_redlock.task.policies import Queue
 from celery_redlock.task.task_lock import lock_of
 from celery_redlock.task.timer import ahead_of_others, find, take_out
 from celery_redlock.task.waiting import Wakes
@@ -72,15 +74,16 @@ class WaitingTask(Waiting):
 
     Attributes:
         one: As the nodes know it.
+        most: How many may wait for the lock; 0 for any number.
         noted_at: When they were told last [s, our clock].
     """
 
     def __init__(
-        self, room: WaitingRoom, one: InLine, line: bytes, request: RedlockRequest
+        self, room: WaitingRoom, one: InLine, most: int, line: bytes, request: RedlockRequest
     ) -> None:
         super().__init__(line, clock.wall())  # until the nodes say since when
         self.takes_free = one.asks
-        self.one = one
+        self.one, self.most = one, most
         self.noted_at = NEVER
         self._room = room
         self._request = weakref.ref(request)
@@ -139,7 +142,9 @@ class WaitingRoom:
             return None
         one = waiting.in_line(request.task, delivery, locks.listener.channel(), limit)
         line = line_key(locks.rules.prefix, one.name)
-        task = WaitingTask(self, one, line, request)
+        policy = options.on_conflict
+        most = policy.max_waiting or 0 if isinstance(policy, Queue) else 0
+        task = WaitingTask(self, one, most, line, request)
         self._waiting[task] = None
         locks.listener.enter(task)
         self._count()
@@ -158,7 +163,7 @@ class WaitingRoom:
         was_here = self._drop(task)
         if was_here:
             unreachable = replace(task.one, channel="", asks=False)
-            self._tell(wait_request(self._plugin.locks.rules, unreachable))
+            self._tell(wait_request(self._plugin.locks.rules, unreachable, task.most))
         return was_here
 
     def withdraw(self, task: WaitingTask) -> None:
@@ -221,12 +226,16 @@ class WaitingRoom:
 
     def _note_some(self, tasks: Sequence[WaitingTask]) -> None:
         locks = self._plugin.locks
-        asked = [Ask(wait_request(locks.rules, task.one), has_answered) for task in tasks]
+        told = [wait_request(locks.rules, task.one, task.most) for task in tasks]
+        asked = [Ask(request, has_answered) for request in told]
         if locks.listener is None:
             return
         for task, ballot in zip(tasks, locks.driver.ask_all(asked), strict=True):
             if task not in self._waiting:  # this may have come after what it left with
                 self._tell(leave_request(locks.rules, task.one.name, task.one.who))
+                continue
+            if has_majority(ballot, VoteKind.REFUSED):  # so many wait that its header is forged
+                self._drop(task)
                 continue
             waited = waited_for(ballot)
             if waited is not None:

@@ -36,7 +36,7 @@ class WakeTasks(bootsteps.StartStopStep):
         self._entry = consumer.timer.call_repeatedly(LOOK_EVERY, room.look)
 
     def register_with_event_loop(self, consumer: Any, hub: Any) -> None:
-        """Have the event loop woken when the turn of a task has come."""
+        """Have the event loop woken when a task is."""
         if self._bell is None:
             self._bell = os.pipe()
             for end in self._bell:
@@ -62,5 +62,5 @@ class WakeTasks(bootsteps.StartStopStep):
         room.ring(None)
         try:
             room.clear()
-        except Exception:  # the tickets end by themselves; the worker's own work must go on
+        except Exception:  # the nodes forget them; the worker's own work must go on
             logger.exception("Tasks that waited for their locks may be waited for")

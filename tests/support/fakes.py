@@ -107,7 +107,7 @@ class Ears:
 
     def __init__(self, now: Callable[[], float] | None = None) -> None:
         self.now = now or FakeClock()
-        self.room = Room(1, lambda: 0.0, self.now)
+        self.room = Room(1, lambda _: 0.0, self.now)
         self.waiting: list[Waiting] = []
 
     def channel(self) -> str:

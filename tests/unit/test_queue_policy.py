@@ -150,12 +150,12 @@ def test_a_copy_that_is_another_execution_counts_for_itself(queue_up):
         assert [request.script for request in queue_up.told] == [LEAVE] * left
 
 
-def test_who_waits_already_is_not_counted_again(queue_up):
-    """It was woken in vain, or came by itself, and waits on whoever else does."""
+def test_who_says_that_it_waits_already_is_asked_about_as_well(queue_up):
+    """The nodes know those who do, and let them wait on; anybody can forge a header."""
     with pytest.raises(DeliveryOver):
-        queue_up(before=Waiting("a", 1.7e9))
-    assert queue_up.asked == []
+        queue_up(*[granted()] * 3, before=Waiting("a", 1.7e9))
     assert queue_up.events[0].times == 2
+    assert queue_up(*[refused()] * 3, before=Waiting("a", 1.7e9)) == Options(Fail())
 
 
 def test_any_number_is_asked_of_nobody(queue_up):

@@ -20,6 +20,7 @@ from kombu.common import QoS
 
 from celery_redlock import RedlockTask
 from celery_redlock.events import TasksWaiting
+from celery_redlock.lock import clock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.votes import Vote, VoteKind
 from celery_redlock.lock.waiting import LEAVE, NO_CHANNEL, WAIT
@@ -55,13 +56,17 @@ def app(monkeypatch):
     plugin = plugin_for(app)
     app.ears = Ears()
 
+    def vote(request):
+        free = app.free if request.keys[4:] else 0
+        waited = clock.wall() - int(request.arguments[3]) / 1000.0
+        return Vote(VoteKind.GRANTED, amount=free, ttl=waited)
+
+    app.vote = vote
+
     def ask_all(asked):
         app.told += [ask.request for ask in asked]
         app.noting.append(len(asked))
-        return [
-            [Vote(VoteKind.GRANTED, amount=app.free if ask.request.keys[4:] else 0)]
-            for ask in asked
-        ]
+        return [[app.vote(ask.request)] for ask in asked]
 
     driver = SimpleNamespace(tell=app.told.append, ask_all=ask_all)
     plugin._locks = SimpleNamespace(listener=app.ears, rules=Rules(), driver=driver)

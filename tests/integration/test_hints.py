@@ -1,0 +1,165 @@
+"""
+Hints on real nodes: who waits with them has a lock as often as without, whatever is away.
+
+Each crowd contends with hints and without, in turns and in the same run: only the ratio counts.
+Whoever waits comes by itself after a second, so a lock that is free for longer than `IDLE` was
+free for somebody who did not come.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from contextlib import ExitStack, closing
+
+import pytest
+
+from celery_redlock.lock.wanted import Wanted
+from celery_redlock.ops.servers import servers
+from support.contender import Contender, enrol, locks_on
+from support.events import now
+from support.proxy import proxied
+from support.waiting import eventually
+
+#: Longest that a lock may be free while somebody waits for it [s].
+IDLE = 0.9
+#: For how long a crowd contends at a time [s], and how often, with hints and without.
+LENGTH, TURNS = 1.5, 2
+#: Until all wait for a lock that is held [s].
+ALL_WAIT = 1.2
+#: One way from site to site [s].
+FAR = 0.0025
+
+
+@pytest.fixture
+def stack():
+    """What a test has started, ended with it."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def two_sites(stack):
+    """Return three nodes, and their URLs on a site that two are near, and on one that the last is."""
+    nodes = stack.enter_context(servers(3))
+    ways = []
+    for number in range(2):
+        links = stack.enter_context(proxied([node.port for node in nodes]))
+        for place, link in enumerate(links):
+            link.delay(0.0 if (place == 2) == (number == 1) else FAR)
+        ways.append([link.url for link in links])
+    enrol(ways[0])
+    return nodes, ways
+
+
+def crowd(stack, ways):
+    """Return a process that contends on each site, connected to all nodes."""
+    crew = [stack.enter_context(Contender(urls)) for urls in ways]
+    for one, hints in itertools.product(crew, (True, False)):
+        eventually(
+            lambda: one.ask(name="warm up", ends=now() + 0.1, hints=hints),  # noqa: B023
+            "grants of a process that has started",
+        )
+    return crew
+
+
+def longest_free(grants):
+    """Return for how long the lock was free at most [s], between grants of one holder at a time."""
+    return max((b[0] - a[1] for a, b in itertools.pairwise(sorted(grants))), default=float("inf"))
+
+
+def contended(crew, name, *, hints, threads=5):
+    """Return the grants of a crowd."""
+    for one in crew:
+        one.begin(name, now() + LENGTH, hints=hints, threads=threads)
+    return sorted(grant for one in crew for grant in one.found())
+
+
+def with_and_without(contends):
+    """Return how many grants there were with hints and without, and the longest pause with them."""
+    counts, idle = {True: 0, False: 0}, 0.0
+    for turn, hints in itertools.product(range(TURNS), (True, False)):
+        grants = contends(f"x {turn} {hints}", hints)
+        counts[hints] += len(grants)
+        if hints:
+            idle = max(idle, longest_free(grants))
+    return counts[True], counts[False], idle
+
+
+@pytest.mark.parametrize("away", ["down", "restarted empty"])
+def test_a_node_that_is_away_costs_no_grants(stack, away):
+    """Ten on two sites; the majority that hints come from is that of the nodes that are left."""
+    nodes, ways = two_sites(stack)
+    crew = crowd(stack, ways)
+    nodes[1].kill()
+    if away == "restarted empty":
+        nodes[1].start()
+    with_hints, without, idle = with_and_without(
+        lambda name, hints: contended(crew, name, hints=hints)
+    )
+    assert with_hints >= 0.85 * without
+    assert idle < IDLE
+
+
+def test_a_process_that_stands_still_holds_nobody_up(stack):
+    """Ten threads of it are in line among the others, and never come."""
+    nodes, ways = two_sites(stack)
+    *crew, stopped = crowd(stack, [*ways, ways[0]])
+    holder = stack.enter_context(closing(locks_on(ways[0])))
+
+    def contend(name, hints):
+        held = holder.take(Wanted(name, 60.0, wait=10.0))
+        ends = now() + ALL_WAIT + LENGTH
+        stopped.begin(name, ends, hints=hints, threads=10)
+        for one in crew:
+            one.begin(name, ends, hints=hints, threads=5)
+        time.sleep(ALL_WAIT)
+        stopped.stand_still()
+        holder.give_back(held)
+        found = [grant for one in crew for grant in one.found()]
+        stopped.go_on()
+        assert stopped.found() == []
+        return found
+
+    with_hints, without, idle = with_and_without(contend)
+    print(with_hints, without, idle)
+    assert with_hints >= 0.8 * without
+    assert idle < IDLE
+
+
+@pytest.mark.parametrize("away", [0, 1])
+def test_a_process_that_waits_for_the_first_time_is_waited_for_by_nobody(stack, away):
+    """Nobody listens there yet when it gets in line, with a node that is down or with none."""
+    nodes, ways = two_sites(stack)
+    crew = crowd(stack, ways)
+    for node in nodes[1 : 1 + away]:
+        node.kill()
+    idle = []
+    for start in range(8):
+        newcomers = [stack.enter_context(Contender(urls)) for urls in ways]
+        ends = now() + 1.5
+        for one in (*crew, *newcomers):
+            one.begin(f"start {start}", ends, threads=2)
+        idle.append(longest_free(grant for one in (*crew, *newcomers) for grant in one.found()))
+    print(idle)
+    assert max(idle) < IDLE
+
+
+def test_one_who_has_fewer_places_costs_the_others_none(stack):
+    """Limits of 3, 3 and 1 on one name; who can have the first place alone is told of no other."""
+    nodes, ways = two_sites(stack)
+    *crew, few = crowd(stack, [*ways, ways[0]])
+    counts, idle = {True: 0, False: 0}, 0.0
+    for turn, with_few in itertools.product(range(TURNS), (True, False)):
+        name, ends = f"places {turn} {with_few}", now() + LENGTH
+        for one in crew:
+            one.begin(name, ends, threads=5, limit=3)
+        if with_few:
+            few.begin(name, ends, threads=2, limit=1)
+        grants = [grant for one in crew for grant in one.found()]
+        if with_few:
+            grants += few.found()
+            idle = max(idle, longest_free(grants))
+        counts[with_few] += len(grants)
+    print(counts, idle)
+    assert counts[True] >= 0.85 * counts[False]
+    assert idle < IDLE

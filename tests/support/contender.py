@@ -1,0 +1,154 @@
+"""
+A process whose threads acquire a lock over and over, for as long as it is told, and say when.
+
+    with Contender(urls) as one:
+        one.begin("name", ends=now() + 2.0, threads=5)
+        one.found()  # [(granted, ended), ...], as `support.events.now`
+
+Also a script, which is that process: orders come as JSON lines on stdin, and each is answered on
+stdout. It believes that all names for a node are one: proxies make one site far from it, and not
+another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from celery_redlock import LockNotAcquired, Redlock
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.wanted import Wanted
+from celery_redlock.reading.nodes import bootstrap
+from support.events import now
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing only since Python 3.11
+
+__all__ = ["Contender", "Grants", "enrol", "locks_on"]
+
+#: From when until when a lock was held [s, as `now`].
+Grants = list[tuple[float, float]]
+#: A lease that no stall of the machine ends; a slow node is no dead one.
+RULES: dict[str, Any] = {"ttl": 60.0, "max_ttl": 60.0, "node_timeout": 1.0}
+
+
+def of_any_name(_rules: Rules, _nodes: Any) -> str:
+    """Return what all share who have the same nodes, whatever they call them."""
+    return "f" * 16
+
+
+def locks_on(urls: Sequence[str], *, hints: bool = True) -> Redlock:
+    """Return locks on the nodes at *urls*; without *hints* nobody is woken with them."""
+    locks = Redlock(list(urls), Rules(**RULES))
+    if not hints:
+        locks.client.listener = None
+    return locks
+
+
+def enrol(urls: Sequence[str]) -> None:
+    """Have the nodes at *urls* vote, for whoever has them."""
+    own, Rules.fingerprint = Rules.fingerprint, of_any_name  # type: ignore[method-assign]
+    try:
+        bootstrap(list(urls), Rules(**RULES))
+    finally:
+        Rules.fingerprint = own  # type: ignore[method-assign]
+
+
+class Contender:
+    """
+    A process that contends; it is ended by the end of its ``with``.
+
+    Args:
+        urls: Of the nodes.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        root = str(Path(__file__).parents[1])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "support.contender", *urls],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": root},
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def ask(self, **order: Any) -> Any:
+        """Give an order and wait until it is done."""
+        self.say(**order)
+        return self.found()
+
+    def say(self, **order: Any) -> None:
+        """Give an order."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+
+    def found(self) -> Any:
+        """Return the answer to an order."""
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def begin(self, name: str, ends: float, **options: Any) -> None:
+        """Have it contend for a lock until then; *options* as of `contend`."""
+        self.say(name=name, ends=ends, **options)
+
+    def stand_still(self) -> None:
+        """Stop the process."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Have it run again."""
+        self._process.send_signal(signal.SIGCONT)
+
+
+def contend(  # noqa: PLR0917  as an order names them
+    locks: Redlock, found: Grants, name: str, ends: float, limit: int, hold: float, rest: float
+) -> None:
+    """Acquire, hold and release until then."""
+    while (left := ends - now()) > 0:
+        try:
+            held = locks.take(Wanted(name, RULES["ttl"], wait=left, limit=limit))
+        except LockNotAcquired:
+            continue
+        granted = now()
+        time.sleep(hold)  # stands for what is done with it
+        found.append((granted, now()))
+        locks.give_back(held)
+        time.sleep(rest)  # stands for what is done without it
+
+
+def main(urls: Sequence[str]) -> None:
+    """Do what is said on stdin."""
+    Rules.fingerprint = of_any_name  # type: ignore[method-assign]
+    every = {hints: locks_on(urls, hints=hints) for hints in (True, False)}
+    for line in sys.stdin:
+        order = {"hints": True, "threads": 1, "limit": 1, "hold": 0.01, "rest": 0.01}
+        order |= json.loads(line)
+        locks, threads = every[order.pop("hints")], order.pop("threads")
+        found: Grants = []
+        work = {"locks": locks, "found": found, **order}
+        crew = [threading.Thread(target=contend, kwargs=work) for _ in range(threads)]
+        for one in crew:
+            one.start()
+        for one in crew:
+            one.join()
+        print(json.dumps(found), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
