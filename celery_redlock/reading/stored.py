@@ -146,7 +146,7 @@ class StoredLock(NamedTuple):
         queued: Who is queued or runs; None for nobody.
         next: Who waits for that one to end; None for nobody.
         noted: How many are noted as waiting for the lock, as messages or in ``lock_wait``.
-        waiters: Of these all, or of very many the oldest.
+        waiters: All of these; of a crowd the oldest alone.
         is_quarantined: Whether the node must not vote: it may have forgotten who has the lock, so
             what it stores is no vote for anybody.
     """

@@ -230,12 +230,9 @@ def test_why_names_the_holder_and_what_becomes_of_another_call(line, nodes):
 
 def wait_for_nightly(node, task_id, since):
     """Have a node know that somebody waits for a lock."""
-    info = json.dumps({"task": "shop.nap", "task_id": task_id})
-    where = json.dumps({"task": "shop.nap", "task_id": task_id, "host": "web-3", "pid": 4711})
-    now = int(time.time() * 1000)
-    do(node, "ZADD", "redlock:waiting:nightly", now, f"{task_id * 32}{info}")
-    ticket = f"{task_id * 40}{'c' * 16}{where}"
-    do(node, "ZADD", "redlock:ready:nightly", int(since * 1000), ticket)
+    info = json.dumps({"task": "shop.nap", "task_id": task_id, "host": "web-3", "pid": 4711})
+    known = f"{'c' * 16}0001{int(since * 1000):013}{int(time.time() * 1000):013}{info}"
+    do(node, "HSET", "redlock:waiters:nightly", task_id * 32, known)
 
 
 def test_who_waits_is_told_the_oldest_first(line, nodes):

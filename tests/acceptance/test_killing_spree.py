@@ -52,8 +52,8 @@ DEDUP_TTL = 600.0
 #: Longest life of each kind of key [s].
 LONGEST = {
     "lock": TTL,
-    "waiting": HEARD_FOR,
-    "ready": HEARD_FOR,
+    "waiters": HEARD_FOR,
+    "line": HEARD_FOR,
     "marker": DEDUP_TTL,
     "fence": 3600.0,
     "node": 30 * 24 * 3600.0,

@@ -205,7 +205,7 @@ def test_all_names_or_none(it):
     """Whoever finds one of them taken has none of the others meanwhile."""
     with it.held("all"):
         waits = it.task("pair").delay(7, 0.0)
-        eventually(lambda: it.keys("redlock:ready:all"), "a task that waits", timeout=60)
+        eventually(lambda: it.keys("redlock:line:all"), "a task that waits", timeout=60)
         eventually(lambda: not it.keys("redlock:lock:tenant:7"), "the name before it", timeout=60)
         # Each time it looks again it has it for a moment.
         assert plugin_for(it.app).locks.acquire("tenant:7", wait=60.0).fence

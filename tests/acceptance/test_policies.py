@@ -271,7 +271,7 @@ def test_a_task_may_wait_in_its_slot(it):
     """With ``lock_wait`` it gets the lock as soon as the holder gives it back."""
     with it.held("wait for me"):
         result = it.task("wait").delay("wait for me")
-        eventually(lambda: it.keys("redlock:waiting:wait for me"), "one who waits")
+        eventually(lambda: it.keys("redlock:waiters:wait for me"), "one who waits")
     assert result.get(timeout=100)["lock"] == "HeldLock"  # of the ten minutes that it may wait
 
 

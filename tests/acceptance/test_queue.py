@@ -22,7 +22,7 @@ from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 
 from celery_redlock import LockTaken, Queue, RedlockTask
-from celery_redlock.lock.listener import Listener
+from celery_redlock.lock.room import Room
 from celery_redlock.task import waiting, waiting_room
 from celery_redlock.task.envelope import Envelope, fresh_publish_id
 from support.events import body, overlaps, read
@@ -52,7 +52,7 @@ def declare(app):
         # Not after 54 s: that may pass on a machine that is slow.
         waiting.FIRST_BY_ITSELF = waiting.LONGEST_BY_ITSELF = 600
     if "DEAF" in os.environ:
-        Listener._hear = lambda *_: None
+        Room.hear = Room.free = lambda *_: None
     if "COUNTED" in os.environ:
         waiting_room.UNCOUNTED = 0
 
@@ -153,12 +153,12 @@ class Crew:
         starts = read(self.it.events, "start")
         return [start.get("number") for start in starts if start["name"] == lock]
 
-    def tickets(self, lock):
-        """Return how many tickets for *lock* each node has."""
+    def waiting(self, lock):
+        """Return how many are in line for *lock* on each node."""
         counts = []
         for node in self.it.nodes:
             with redis.Redis.from_url(node.url) as client:
-                counts.append(client.zcard(f"redlock:ready:{lock}"))
+                counts.append(client.zcard(f"redlock:line:{lock}"))
         return counts
 
 
@@ -211,13 +211,13 @@ def test_all_who_wait_run_one_by_one_in_the_order_of_their_refusal(it, crew, poo
     assert alone(it, lock)
     # Best effort: a wake-up that a loaded machine loses lets the next one pass.
     assert sum(b < a for a, b in itertools.pairwise(numbers)) <= 1, numbers
-    eventually(lambda: crew.tickets(lock) == [0] * 5, "no ticket left", timeout=SOON)
-    assert not it.keys(f"redlock:waiting:{lock}")
+    eventually(lambda: crew.waiting(lock) == [0] * 5, "end of the line", timeout=SOON)
+    assert not it.keys(f"redlock:waiters:{lock}")
     assert not any(it.app.control.inspect(timeout=1).scheduled().values())
 
 
 def test_twin_a_worker_that_hears_nothing_runs_none_of_them(it, crew):
-    """They wait until they come by themselves: what ran above was woken."""
+    """And does not learn that the lock is free: they wait until they come by themselves."""
     crew.worker(env={"DEAF": "1"})
     with it.held("deaf"):
         crew.in_line("deaf", 5)
@@ -260,8 +260,8 @@ def test_twin_tasks_that_count_for_the_limit_hold_up_all_others(it, crew):
         assert not all(result.ready() for result in plain)
 
 
-def test_a_worker_without_a_free_process_lets_the_next_one_pass(it, crew):
-    """Its task was refused first, and has its turn when the worker has a process again."""
+def test_a_worker_without_a_free_process_holds_up_nobody_elsewhere(it, crew):
+    """Its task was refused first, and runs when the worker has a process again."""
     busy, lock = crew.worker(concurrency=1), "no process"
     with it.held(lock):
         first = crew.queued("nap", lock, 1)
@@ -269,7 +269,7 @@ def test_a_worker_without_a_free_process_lets_the_next_one_pass(it, crew):
         it.started("in the way")
         crew.worker(queue="queue-free")
         second = crew.queued("nap", lock, 2, queue="queue-free")
-        eventually(lambda: crew.tickets(lock) == [2] * 5, "both tickets", timeout=SOON)
+        eventually(lambda: crew.waiting(lock) == [2] * 5, "both who wait", timeout=SOON)
     assert second.get(timeout=SOON) == 2
     assert crew.numbers(lock) == [2]
     gate_of_stage(it, "in the way").touch()
@@ -297,12 +297,12 @@ def test_a_child_that_is_killed_while_it_waits_waits_no_more(it, crew):
     lock = "killed while it waits"
     with it.held(lock), redis.Redis.from_url(it.nodes[0].url) as client:
         crew.publish("patient", lock, 7)
-        eventually(lambda: it.keys(f"redlock:waiting:{lock}"), "somebody who waits", timeout=SOON)
-        (ticket,) = eventually(lambda: client.zrange(f"redlock:ready:{lock}", 0, -1), "ticket")
-        pid = json.loads(ticket[ticket.index(b"{") :])["pid"]
+        eventually(lambda: it.keys(f"redlock:waiters:{lock}"), "somebody who waits", timeout=SOON)
+        (noted,) = eventually(lambda: client.hvals(f"redlock:waiters:{lock}"), "what is noted")
+        pid = json.loads(noted[noted.index(b"{") :])["pid"]
         it.wait_until_begun(pid)
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not it.keys(f"redlock:waiting:{lock}"), "end of that", timeout=SOON)
+        eventually(lambda: not it.keys(f"redlock:waiters:{lock}"), "end of that", timeout=SOON)
 
 
 def test_a_lease_that_lapses_wakes_the_next(it, crew):
@@ -336,16 +336,16 @@ def test_an_operator_s_release_wakes_the_next(it, crew):
 
 @pytest.mark.parametrize("how", ["revoked", "expired"])
 def test_one_that_is_not_to_run_lets_the_next_pass(it, crew, how):
-    """Its ticket goes as soon as that is known, so nobody waits for it."""
+    """It leaves the line as soon as that is known, so nobody waits for it."""
     crew.worker()
     lock = f"the first has {how}"
     with it.held(lock):
         first = crew.queued("nap", lock, 1, **({"expires": 12} if how == "expired" else {}))
         second = crew.queued("nap", lock, 2)
-        eventually(lambda: crew.tickets(lock) == [2] * 5, "both tickets", timeout=SOON)
+        eventually(lambda: crew.waiting(lock) == [2] * 5, "both who wait", timeout=SOON)
         if how == "revoked":
             it.app.control.revoke(first.id)
-        eventually(lambda: crew.tickets(lock) == [1] * 5, "one ticket left", timeout=SOON)
+        eventually(lambda: crew.waiting(lock) == [1] * 5, "one who waits", timeout=SOON)
         with pytest.raises(TaskRevokedError):  # while the lock is held, and long before it comes
             first.get(timeout=SOON)
     assert second.get(timeout=SOON) == 2
@@ -470,7 +470,7 @@ def test_a_message_that_was_delivered_twice_runs_once(it, crew):
         crew.worker()
         eventually(lambda: crew.log().count("Queued task") >= 2, "both wait", timeout=SOON)
     assert result.get(timeout=SOON) == 1
-    eventually(lambda: crew.tickets(lock) == [0] * 5, "no ticket left", timeout=SOON)
+    eventually(lambda: crew.waiting(lock) == [0] * 5, "end of the line", timeout=SOON)
     time.sleep(1)  # as above
     assert crew.numbers(lock) == [1]
 
@@ -486,9 +486,9 @@ def test_those_who_wait_in_a_worker_that_stops_run_elsewhere(it, crew, pool):
     with it.held(lock):
         results = crew.in_line(lock, 4)
         stopping.terminate()
-        eventually(lambda: crew.tickets(lock) == [0] * 5, "no ticket left", timeout=SOON)
+        eventually(lambda: crew.waiting(lock) == [0] * 5, "end of the line", timeout=SOON)
         crew.worker(pool=pool)
-        eventually(lambda: crew.tickets(lock) == [4] * 5, "tickets again", timeout=SOON)
+        eventually(lambda: crew.waiting(lock) == [4] * 5, "both who wait again", timeout=SOON)
     assert all_of(results) == list(range(4))
     assert sorted(crew.numbers(lock)) == list(range(4))
 
@@ -502,7 +502,7 @@ def test_those_who_wait_survive_a_connection_that_breaks(it, crew):
         with redis.Redis.from_url(it.broker.url) as client:
             client.client_kill_filter(_type="normal", skipme=True)
         worker.wait_for_log(r"(?s)[Cc]onnection to broker lost.*")
-        eventually(lambda: crew.tickets(lock) == [4] * 5, "tickets again", timeout=SOON)
+        eventually(lambda: crew.waiting(lock) == [4] * 5, "both who wait again", timeout=SOON)
         plain = [crew.publish("plain", number) for number in range(20)]
         assert all_of(plain) == list(range(20))
     assert all_of(results) == list(range(4))

@@ -26,13 +26,12 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock import LockNotAcquired, Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.wanted import Wanted
-from celery_redlock.reading.nodes import bootstrap
 from support.events import now
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing only since Python 3.11
 
-__all__ = ["Contender", "Grants", "enrol", "locks_on"]
+__all__ = ["RULES", "Contender", "Grants", "locks_on", "of_any_name"]
 
 #: From when until when a lock was held [s, as `now`].
 Grants = list[tuple[float, float]]
@@ -51,15 +50,6 @@ def locks_on(urls: Sequence[str], *, hints: bool = True) -> Redlock:
     if not hints:
         locks.client.listener = None
     return locks
-
-
-def enrol(urls: Sequence[str]) -> None:
-    """Have the nodes at *urls* vote, for whoever has them."""
-    own, Rules.fingerprint = Rules.fingerprint, of_any_name  # type: ignore[method-assign]
-    try:
-        bootstrap(list(urls), Rules(**RULES))
-    finally:
-        Rules.fingerprint = own  # type: ignore[method-assign]
 
 
 class Contender:

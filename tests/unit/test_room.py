@@ -15,8 +15,8 @@ from celery_redlock.lock.room import BELATED, MOST_HINTS, Room, ThreadWaiting, W
 from support.fakes import FakeClock
 
 LINE = b"redlock:line:a"
-#: Exact in binary, as the clock's beginning.
-ROUND_TRIP = 2**-6
+#: Of the first node, and of each of the others; exact in binary, as the clock's beginning.
+ROUND_TRIP, OF_OTHERS = 2**-6, 2**-4
 
 
 class Sleeper(Waiting):
@@ -40,7 +40,7 @@ def clock():
 @pytest.fixture
 def room(clock):
     """The room of a process with five nodes."""
-    return Room(3, lambda: ROUND_TRIP, clock)
+    return Room(3, lambda position: OF_OTHERS if position else ROUND_TRIP, clock)
 
 
 def seat(room, *since, line=LINE):
@@ -64,29 +64,49 @@ def test_one_node_is_believed_a_round_trip_later_and_a_majority_at_once(room, cl
     """Whoever came before the others have heard of the release would be refused by them."""
     (one,) = seat(room, 0.0)
     released(room, 0)
+    assert one.wakes == [ROUND_TRIP]
     clock.advance(ROUND_TRIP / 4)
     released(room, 1)
-    assert one.wakes == [ROUND_TRIP, ROUND_TRIP * 3 / 4]
+    assert one.wakes == [ROUND_TRIP]
     released(room, 2)
-    assert one.wakes[2:] == [0.0]
+    assert one.wakes == [ROUND_TRIP, 0.0]
 
 
-def test_one_release_wakes_one_however_many_nodes_tell(room, clock):
-    """The last ones come when that one is awake already."""
-    one, other = seat(room, 0.0, 1.0)
-    released(room, 0, 1, 2, 3)
-    clock.advance(BELATED * 0.9)
-    released(room, 4)
-    assert (len(one.wakes), other.wakes) == (3, [])
+@pytest.mark.parametrize(("position", "after"), [(0, ROUND_TRIP), (3, OF_OTHERS)])
+def test_it_is_the_round_trip_of_that_node(room, position, after):
+    """The others may be as much further away as it is."""
+    (one,) = seat(room, 0.0)
+    released(room, position)
+    assert one.wakes == [after]
 
 
-def test_also_if_the_first_one_was_believed_alone(room, clock):
-    """A node that is slower than a round trip tells of no second release."""
+def test_a_majority_that_is_slower_than_that_wakes_the_same_one_again(room, clock):
+    """The first time it may have come too early; once, and nobody else for it."""
     one, other = seat(room, 0.0, 1.0)
     released(room, 0)
-    clock.advance(ROUND_TRIP)
-    released(room, 1, 2, 3, 4)
-    assert (one.wakes, other.wakes) == ([ROUND_TRIP], [])
+    clock.advance(BELATED * 0.9)
+    released(room, 1)
+    assert one.wakes == [ROUND_TRIP]
+    for position in (2, 3, 4):
+        released(room, position)
+        assert (one.wakes, one.is_woken, other.wakes) == ([ROUND_TRIP, 0.0], True, [])
+
+
+def test_so_it_does_where_the_round_trip_took_no_time():
+    """As on one machine, by a clock that shows whole milliseconds."""
+    room, (one, other) = Room(2, lambda _: 0.0, FakeClock()), (Sleeper(0.0), Sleeper(1.0))
+    room.enter(one)
+    room.enter(other)
+    for position in range(3):
+        released(room, position)
+    assert (one.wakes, other.wakes) == ([0.0, 0.0], [])
+
+
+def test_one_release_wakes_one_however_many_nodes_tell(room):
+    """And one hint each: what was said by a majority is said."""
+    one, other = seat(room, 0.0, 1.0)
+    released(room, 0, 1, 2, 3, 4)
+    assert (one.wakes, other.wakes) == ([ROUND_TRIP, 0.0], [])
 
 
 def test_what_comes_much_later_is_another_release(room, clock):
@@ -95,7 +115,7 @@ def test_what_comes_much_later_is_another_release(room, clock):
     released(room, 0)
     clock.advance(BELATED + 0.001)
     released(room, 1)
-    assert (one.wakes, other.wakes) == ([ROUND_TRIP], [ROUND_TRIP])
+    assert (one.wakes, other.wakes) == ([ROUND_TRIP], [OF_OTHERS])
 
 
 def test_a_node_that_tells_twice_tells_of_two_releases(room):
@@ -111,7 +131,7 @@ def test_the_same_node_again_is_no_majority(room):
     """Three hints of one node are the word of one."""
     (one,) = seat(room, 0.0)
     released(room, 0, 0, 0, 1, 1)
-    assert set(one.wakes) == {ROUND_TRIP}
+    assert 0.0 not in one.wakes
 
 
 def test_a_node_that_tells_without_end_costs_little(room):
@@ -155,17 +175,27 @@ def test_where_all_are_woken_the_oldest_tries_again(room):
 
 
 def test_one_that_gave_up_before_the_hint_counts_passes_it_on(room, clock):
-    """To the next, at the same moment; twin: it left when it counted, and may have the lock."""
+    """To the next, at the same moment; by a majority, at once."""
     one, other, third = seat(room, 0.0, 1.0, 2.0)
     released(room, 0)
     room.leave(one)
-    clock.advance(ROUND_TRIP / 2)
+    clock.advance(ROUND_TRIP / 4)
     released(room, 1)
-    assert other.wakes == [ROUND_TRIP / 2]
-    clock.advance(ROUND_TRIP / 2)
+    assert other.wakes == [ROUND_TRIP * 3 / 4]
     room.leave(other)
     released(room, 2)
-    assert third.wakes == []
+    assert third.wakes == [0.0]
+
+
+@pytest.mark.parametrize("more", [(1,), (1, 2, 3)])
+def test_one_that_left_when_it_counted_does_not(room, clock, more):
+    """It has tried, and most likely has the lock: the next one would try in vain."""
+    one, other = seat(room, 0.0, 1.0)
+    released(room, 0)
+    clock.advance(ROUND_TRIP)
+    room.leave(one)
+    released(room, *more)
+    assert other.wakes == []
 
 
 def test_who_left_is_woken_no_more(room):
@@ -184,7 +214,7 @@ def test_what_was_heard_before_counts_for_nobody_who_comes_later(room):
     room.leave(one)
     (later,) = seat(room, 1.0)
     released(room, 2)
-    assert later.wakes == [ROUND_TRIP]
+    assert later.wakes == [OF_OTHERS]
 
 
 def test_each_lock_has_a_line_of_its_own(room):
@@ -231,6 +261,31 @@ def test_who_waits_for_a_release_is_told_of_no_free_place(room):
     assert (first.wakes, second.wakes) == ([], [0.0])
     released(room, 0, 1, 2)
     assert first.wakes[-1] == 0.0
+
+
+def test_who_has_waited_longer_than_it_seemed_is_before_the_others(room):
+    """By what the nodes know of it; twin: and behind them, if it has not waited for so long."""
+    one, other, last = seat(room, 1.0, 2.0, 3.0)
+    room.has_waited_since(last, 0.0)
+    assert room.is_oldest(last)
+    room.has_waited_since(last, 1.5)
+    assert room.is_oldest(one)
+    released(room, 0, 0)
+    assert [bool(it.wakes) for it in (one, last, other)] == [True, True, False]
+    room.has_waited_since(one, 9.0)
+    room.leave(last)
+    assert room.is_oldest(other)
+
+
+def test_who_left_stays_away_however_long_it_has_waited(room):
+    """The nodes' answer may come after it left."""
+    one, other = seat(room, 1.0, 2.0)
+    room.leave(one)
+    room.has_waited_since(one, 0.0)
+    assert room.is_oldest(other)
+    room.leave(other)
+    room.has_waited_since(other, 0.0)
+    assert room.is_empty
 
 
 def test_the_oldest_of_each_lock_comes_by_itself(room):
@@ -375,7 +430,7 @@ def test_a_signal_locks_nobody_out_wherever_it_strikes():
     """At any line of a wait, Python's own included: the threads that listen go on."""
     before = sys.gettrace()
     for moment in itertools.count():
-        room, thread = Room(2, lambda: 600.0), ThreadWaiting(LINE, 0.0)
+        room, thread = Room(2, lambda _: 600.0), ThreadWaiting(LINE, 0.0)
         room.enter(thread)
         trace, count = strike(moment)
         gc.disable()  # what others have called at a collection is none of these lines
