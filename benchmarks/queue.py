@@ -4,8 +4,10 @@ What it takes until tasks run that wait behind one held lock, once it is release
 A worker with two children gets 30 tasks of 50 ms while somebody else holds their lock; meanwhile
 100 plain tasks are published to it. Then the lock is released. Queued (``on_conflict="queue"``) and
 rescheduled (``Reschedule(base=1, cap=30)``), with and without ``worker_eta_task_limit=10``, each
-with a worker of its own, one after the other. Then two workers hand one lock over to each other,
-and the pause between two bodies is held against a round trip.
+with a worker of its own, one after the other. Then three workers take one lock in turn: the pause
+between two bodies is held against a round trip, and their order against that of the publishes.
+Then a worker is always busy with other tasks. At last ten threads on two sites wait for one lock,
+with hints and without, while a node is away; and 300 in 100 processes.
 
 What takes longer than a minute after the release is counted as not done.
 """
@@ -17,17 +19,19 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import redis
 from celery import Celery
 
-from benchmarks import measure
+from benchmarks import measure, sites
 from benchmarks.lock_cycle import our_locks
 from benchmarks.record import Record, Table, Verdict
 from celery_redlock import RedlockTask, Reschedule
@@ -49,6 +53,12 @@ LONGEST = 60.0
 QUEUED, RESCHEDULED = "queued", "rescheduled"
 POLICIES: dict[str, Any] = {QUEUED: "queue", RESCHEDULED: Reschedule(base=1, cap=30)}
 LIMITS = {"": None, ", worker_eta_task_limit=10": 10}
+#: Of a worker that is always busy: how many other tasks its queue has all the time, and how long
+#: each takes [s]; how many short ones come among them, and how long those take [s].
+BACKLOG, FILLS = 80, 0.3
+SHORT, SHORT_LASTS = 31, 0.02
+#: How long ten threads contend on two sites [s], for each cycle asked for.
+PER_CYCLE = 0.2
 
 
 def marks_of(name: str) -> str:
@@ -68,6 +78,18 @@ def app_with(conf: dict[str, Any]) -> Celery:
 
     for name, policy in POLICIES.items():
         app.task(name=name, base=RedlockTask, lock_key="x", on_conflict=policy, **options)(work)
+
+    def pass_by(name: str) -> None:
+        with body(marks_of(name), name):
+            time.sleep(SHORT_LASTS)  # likewise
+
+    app.task(name="short", **options)(pass_by)
+    queued: Any = {"base": RedlockTask, "lock_key": "x", "on_conflict": "queue"}
+    app.task(name="short queued", **queued, **options)(pass_by)
+
+    @app.task(name="filler", **options)
+    def filler() -> None:
+        time.sleep(FILLS)  # likewise
 
     @app.task(name="plain", **options)
     def plain(name: str) -> None:
@@ -129,6 +151,34 @@ class Scene:
         while len(took) < turns and sum(took) < ENOUGH:
             took.append(self.plain(f"{name} {len(took)}"))
         return took
+
+    @contextmanager
+    def backlog(self) -> Iterator[None]:
+        """Keep so many other tasks in the broker's queue."""
+        ends = threading.Event()
+
+        def feed() -> None:
+            with redis.Redis.from_url(self.broker.url) as client:
+                while not ends.wait(0.05):
+                    for _ in range(BACKLOG - int(client.llen("celery"))):  # type: ignore[arg-type]
+                        self.app.tasks["filler"].delay()
+
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            feeder.join()
+
+    def short(self, name: str) -> float:
+        """Return how long so many short tasks of this *name* take, from their publish on [s]."""
+        began = now()
+        for _ in range(SHORT):
+            self.app.tasks[name].delay(name)
+        self.until(lambda: len(self.ended(name)) >= SHORT, 3 * LONGEST)
+        ended = self.ended(name)
+        return max(ended) - began if len(ended) == SHORT else 3 * LONGEST
 
     def pushes(self) -> int:
         """Return how many messages the broker has taken."""
@@ -198,9 +248,33 @@ def behind(policy: str, limit: int | None, tasks: int) -> Behind:
     return Behind(len(ended), took, *both, messages)
 
 
-def pauses(tasks: int) -> tuple[list[float], float]:
-    """Return the pauses between two bodies of two workers, and the time of a round trip [s]."""
-    with scene(2, None) as it:
+def busy() -> tuple[float, float]:
+    """Return how long short tasks take in a worker that is always busy: plain, and queued [s]."""
+    with scene(1, None) as it, it.backlog():
+        time.sleep(HELD)
+        return it.short("short"), it.short("short queued")
+
+
+def on_sites(length: float) -> Iterator[tuple[str, float, int, float, int, float]]:
+    """Yield grants of each case, and the longest spell with a free lock: with hints, and none."""
+    for apart in sites.APART:
+        for case in sites.CASES:
+            hints = sites.grants(case, apart, hints=True, length=length)
+            none = sites.grants(case, apart, hints=False, length=length)
+            spells = (round(sites.longest_pause(found), 3) for found in (hints, none))
+            with_hints, without = spells
+            yield case, apart * 1e3, len(hints), with_hints, len(none), without
+
+
+def pauses(tasks: int) -> tuple[list[float], float, float]:
+    """
+    Return what three workers make of tasks behind one lock.
+
+    Returns:
+        The pauses between two bodies and the time of a round trip [s], and the share of pairs of
+        tasks that ran in another order than they were published in.
+    """
+    with scene(3, None) as it:
         locks = our_locks(it.nodes, "redlock")
         with locks.hold("x", ttl=locks.rules.max_ttl):
             for number in range(3 * tasks):
@@ -208,6 +282,7 @@ def pauses(tasks: int) -> tuple[list[float], float]:
             time.sleep(HELD)  # likewise
         it.until(lambda: len(it.ended("behind")) >= 3 * tasks, LONGEST)
         begins, ends = it.began("behind"), it.ended("behind")
+        numbers = [event["number"] for event in read(it.marks / "behind", "start")]
         locks.close()
         with redis.Redis.from_url(it.nodes[0]) as client:
             trips = []
@@ -215,7 +290,9 @@ def pauses(tasks: int) -> tuple[list[float], float]:
                 began = time.perf_counter()
                 client.ping()
                 trips.append(time.perf_counter() - began)
-    return [b - e for e, b in zip(ends[:-1], begins[1:], strict=True)], statistics.median(trips)
+    between = [b - e for e, b in zip(ends[:-1], begins[1:], strict=True)]
+    inverted = [later < earlier for earlier, later in combinations(numbers, 2)]
+    return between, statistics.median(trips), sum(inverted) / len(inverted)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -235,16 +312,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     of = f"{chosen.cycles} tasks of {LASTS * 1000:g} ms"
     title = f"{of} behind one lock, {PLAIN} plain ones beside them"
     record.show(Table(title, columns, rows))
-    between, trip = pauses(chosen.cycles)
+    between, trip, inverted = pauses(chosen.cycles)
     low, high = (statistics.quantiles(between, n=100)[share] for share in (49, 98))
     record.show(
         Table(
-            "Pause between two bodies of two workers [ms], and in round trips",
-            ("", "p50", "p99", "p50 / round trip"),
-            (("handed over", round(low * 1e3, 2), round(high * 1e3, 2), round(low / trip, 1)),),
+            "Pause between two bodies of three workers [ms], in round trips, and out of order",
+            ("", "p50", "p99", "p50 / round trip", "pairs in another order %"),
+            (
+                (
+                    "hinted",
+                    round(low * 1e3, 2),
+                    round(high * 1e3, 2),
+                    round(low / trip, 1),
+                    round(100 * inverted, 1),
+                ),
+            ),
+        )
+    )
+    plain, queued = busy()
+    title = f"{SHORT} short tasks in a worker that is always busy"
+    record.show(
+        Table(
+            title,
+            ("", "plain [s]", "behind one lock [s]"),
+            (("done after", round(plain, 1), round(queued, 1)),),
+        )
+    )
+    columns = ("ten threads", "apart ms", "hints", "longest free s", "none", "longest free s")
+    at_sites = tuple(on_sites(PER_CYCLE * chosen.cycles))
+    record.show(Table("Grants on two sites, with hints and without", columns, at_sites))
+    granted, requests = sites.crowd(100, 3, PER_CYCLE * chosen.cycles)
+    record.show(
+        Table(
+            "300 threads in 100 processes wait for one lock",
+            ("", "grants", "scripts on each node for a grant"),
+            (("hints", granted, round(requests, 1)),),
         )
     )
     record.judge(*promises(found, chosen.cycles))
+    name = "short tasks behind one lock in a busy worker / plain ones"
+    record.judge(Verdict(name, round(queued / plain, 2), 1.5))
+    ratios = [none / max(1, hints) for _, _, hints, _, none, _ in at_sites]
+    record.judge(Verdict("grants without hints / with hints, at most", round(max(ratios), 2), 1.0))
     return record.end(chosen)
 
 

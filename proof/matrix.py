@@ -45,6 +45,8 @@ UNIT = (
     "execution",
     "reservations",
     "waiting",
+    "waiter",
+    "room",
     "waiting_room",
     "places",
 )
