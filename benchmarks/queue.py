@@ -55,7 +55,7 @@ POLICIES: dict[str, Any] = {QUEUED: "queue", RESCHEDULED: Reschedule(base=1, cap
 LIMITS = {"": None, ", worker_eta_task_limit=10": 10}
 #: Of a worker that is always busy: how many other tasks its queue has all the time, and how long
 #: each takes [s]; how many short ones come among them, and how long those take [s].
-BACKLOG, FILLS = 80, 0.3
+BACKLOG, FILLS = 20, 0.3
 SHORT, SHORT_LASTS = 31, 0.02
 #: How long ten threads contend on two sites [s], for each cycle asked for.
 PER_CYCLE = 0.2

@@ -368,9 +368,16 @@ class Redlock:
         self._watchdog.watch(held, started)
         return held
 
-    def give_back(self, held: HeldLock, *, keep: float = 0.0, marker: Marker | None = None) -> None:
+    def give_back(
+        self,
+        held: HeldLock,
+        *,
+        keep: float = 0.0,
+        marker: Marker | None = None,
+        waits: bool = False,
+    ) -> None:
         """
-        Release *held* on all nodes without waiting for their answers. Never fails.
+        Release *held* on all nodes. Never fails.
 
         In a forked child of the holder nothing happens: the parent goes on under its lock.
 
@@ -378,6 +385,7 @@ class Redlock:
             held: From `take`.
             keep: Keep the key for so much longer instead [s].
             marker: To be set in the same step.
+            waits: Whether to wait until a majority has released it, for a round trip.
         """
         if self.fanout.is_in_use_here() or self._watchdog.is_in_use_here():
             run_elsewhere(partial(self.give_back, held, keep=keep, marker=marker))
@@ -386,11 +394,13 @@ class Redlock:
         if lost == "fork":
             return
         held.released()
-        self.driver.tell(
-            requests.release_request(
-                self.rules, lease.name, lease.token, keep=keep, marker=marker, place=lease.place
-            )
+        request = requests.release_request(
+            self.rules, lease.name, lease.token, keep=keep, marker=marker, place=lease.place
         )
+        if waits:
+            self.driver.ask(Ask(request, release_is_decided))
+        else:
+            self.driver.tell(request)
         self.notify(of_release(lease, held.held_for, lost or ""))
 
     def release_for(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -52,6 +53,9 @@ from celery_redlock.unique.reservations import Reservations
 __all__ = ["Execution", "delay_in", "left_of"]
 
 logger = get_logger(__name__)
+
+#: How long a worker needs at most, most often, to hear of a release that a node has answered [s].
+HINT_TAKES = 0.002
 
 
 class Execution:
@@ -212,7 +216,10 @@ class Execution:
             marker = Marker(self.id, state, life) if state is not None else None
             for other in held.others:
                 self.locks.give_back(other, keep=keep)
-            self.locks.give_back(held, keep=keep, marker=marker)
+            waits = self.delivery.was_woken
+            self.locks.give_back(held, keep=keep, marker=marker, waits=waits)
+            if waits:  # or a busy worker has given this process another task before it hears of it
+                time.sleep(HINT_TAKES)
         except Exception:  # the lease expires; the task's own outcome stands
             logger.exception("Releasing lock %r failed; it ends within %g s", held.name, held.ttl)
 

@@ -170,7 +170,6 @@ def test_a_busy_worker_runs_those_who_wait_as_soon_as_plain_tasks(it, crew):
         for _ in range(BEHIND):
             crew.publish("plain", "in their place")
         plain = max(one.ended for one in crew.ended("in their place", BEHIND)) - published
-    print(behind, plain)
     assert behind <= 1.5 * plain
 
 
@@ -190,26 +189,25 @@ def test_messages_that_name_the_lock_of_another_task_hold_nobody_up(it, crew):
         crew.scheduled(FORGED + 3)
         time.sleep(1.5)  # the nodes know of all who wait
     released = now()
-    idle = idle_after(released, crew.ended("forged", 3))
-    print(idle)
-    assert idle < IDLE
+    assert idle_after(released, crew.ended("forged", 3)) < IDLE
 
 
-def test_a_message_that_says_how_many_places_its_lock_has_keeps_nobody_busy(it, crew):
-    """A limit of 1,000 is read nowhere: the worker answers, and runs what is to run."""
+def test_a_message_that_says_how_many_places_its_lock_has_disturbs_nobody(it, crew):
+    """A limit of 1,000 is read nowhere: nobody runs in vain, and an honest task is answered."""
     with it.held("limit"):
-        crew.forge("nap", "limit", 1, name="limit", since=0, limit=1000)
-        crew.scheduled(1)
-        time.sleep(3)
+        for number in range(BEHIND):
+            crew.publish("nap", "limit", number)
+        crew.scheduled(BEHIND)
+        time.sleep(1.5)  # the nodes know of all who wait
+        crew.forge("nap", "limit", "forged", name="limit", since=0, limit=1000)
+        crew.scheduled(BEHIND + 1)
+        time.sleep(3)  # whoever looks every second has looked
         asked = now()
         crew.publish("plain", "honest")
         (honest,) = crew.ended("honest", 1)
-        honest = honest.ended - asked
-        asked = now()
-        assert it.app.control.ping(timeout=SOON, limit=1)
-        answered = now() - asked
-    print(honest, answered)
-    assert honest < 5
+        assert honest.ended - asked < 5
+        assert crew.worker.log().count("Queued task nap") <= BEHIND + 1
+    crew.ended("limit", BEHIND + 1)
 
 
 def test_a_message_that_says_it_waits_since_ever_passes_nobody(it, crew):
@@ -223,18 +221,13 @@ def test_a_message_that_says_it_waits_since_ever_passes_nobody(it, crew):
         crew.scheduled(6)
         time.sleep(1.5)  # and of this one
     crew.ended("since", 6)
-    numbers = crew_numbers(it, "since")
-    print(numbers)
-    assert numbers.index("forged") >= 3
-
-
-def crew_numbers(it, name):
-    """Return the numbers of the bodies of *name* in the order of their starts."""
-    return [one["number"] for one in read(it.events, "start") if one["name"] == name]
+    starts = [event for event in read(it.events, "start") if event["name"] == "since"]
+    numbers = [event["number"] for event in starts]
+    assert numbers.index("forged") >= 3, numbers  # best effort, as with those who are honest
 
 
 def test_places_that_nobody_released_are_filled_at_once(it):
-    """Their keys are gone, as of holders that were killed: not one a second."""
+    """The keys of their holders, who were killed, are gone: not one a second."""
     crew, gate = Crew(it, pool="threads", concurrency=PLACES), it.events.with_name("open")
     keys = [f"redlock:lock:{place_name('places', place)}" for place in range(PLACES)]
     with ExitStack() as stack:
@@ -247,10 +240,8 @@ def test_places_that_nobody_released_are_filled_at_once(it):
         time.sleep(1.5)  # the nodes know of all who wait
         for client in clients:
             assert client.delete(*keys) == PLACES
-        gone = now()
         started = it.started("places", PLACES)
     gate.touch()
     crew.ended("places", PLACES)
     crew.worker.stop()
-    print(started[0].started - gone, started[-1].started - started[0].started)
     assert started[-1].started - started[0].started < IDLE

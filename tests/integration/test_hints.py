@@ -13,7 +13,10 @@ import time
 from contextlib import ExitStack, closing
 
 import pytest
+import redis
 
+from celery_redlock import LockTaken
+from celery_redlock.lock.records import place_name
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.wanted import Wanted
 from celery_redlock.ops.servers import servers
@@ -70,11 +73,9 @@ def longest_free(grants):
     return max((b[0] - a[1] for a, b in itertools.pairwise(sorted(grants))), default=float("inf"))
 
 
-def contended(crew, name, *, hints, threads=5):
-    """Return the grants of a crowd."""
-    for one in crew:
-        one.begin(name, now() + LENGTH, hints=hints, threads=threads)
-    return sorted(grant for one in crew for grant in one.found())
+def grants_of(crew, ends):
+    """Return the grants of processes that contended until then, and that as an empty one."""
+    return [(ends, ends), *(tuple(grant) for one in crew for grant in one.found())]
 
 
 def with_and_without(contends):
@@ -96,16 +97,21 @@ def test_a_node_that_is_away_costs_no_grants(stack, away):
     nodes[1].kill()
     if away == "restarted empty":
         nodes[1].start()
-    with_hints, without, idle = with_and_without(
-        lambda name, hints: contended(crew, name, hints=hints)
-    )
+
+    def contend(name, hints):
+        ends = now() + LENGTH
+        for one in crew:
+            one.begin(name, ends, hints=hints, threads=5)
+        return grants_of(crew, ends)
+
+    with_hints, without, idle = with_and_without(contend)
     assert with_hints >= 0.85 * without
     assert idle < IDLE
 
 
 def test_a_process_that_stands_still_holds_nobody_up(stack):
     """Ten threads of it are in line among the others, and never come."""
-    nodes, ways = two_sites(stack)
+    _, ways = two_sites(stack)
     *crew, stopped = crowd(stack, [*ways, ways[0]])
     holder = stack.enter_context(closing(locks_on(ways[0])))
 
@@ -117,14 +123,14 @@ def test_a_process_that_stands_still_holds_nobody_up(stack):
             one.begin(name, ends, hints=hints, threads=5)
         time.sleep(ALL_WAIT)
         stopped.stand_still()
+        released = now()
         holder.give_back(held)
-        found = [grant for one in crew for grant in one.found()]
+        found = [(released, released), *grants_of(crew, ends)]
         stopped.go_on()
         assert all(granted > ends for granted, _ in stopped.found()), "it did not wait"
         return found
 
     with_hints, without, idle = with_and_without(contend)
-    print(with_hints, without, idle)
     assert with_hints >= 0.8 * without
     assert idle < IDLE
 
@@ -143,14 +149,13 @@ def test_a_process_that_waits_for_the_first_time_is_waited_for_by_nobody(stack, 
         ends = now() + 1.5
         for one in (*crew, *newcomers):
             one.begin(f"start {start}", ends, threads=2)
-        idle.append(longest_free(grant for one in (*crew, *newcomers) for grant in one.found()))
-    print(idle)
+        idle.append(longest_free(grants_of([*crew, *newcomers], ends)))
     assert max(idle) < IDLE
 
 
 def test_one_who_has_fewer_places_costs_the_others_none(stack):
     """Limits of 3, 3 and 1 on one name; who can have the first place alone is told of no other."""
-    nodes, ways = two_sites(stack)
+    _, ways = two_sites(stack)
     *crew, few = crowd(stack, [*ways, ways[0]])
     counts, idle = {True: 0, False: 0}, 0.0
     for turn, with_few in itertools.product(range(TURNS), (True, False)):
@@ -159,11 +164,41 @@ def test_one_who_has_fewer_places_costs_the_others_none(stack):
             one.begin(name, ends, threads=5, limit=3)
         if with_few:
             few.begin(name, ends, threads=2, limit=1)
-        grants = [grant for one in crew for grant in one.found()]
+        grants = grants_of([*crew, few] if with_few else crew, ends)
         if with_few:
-            grants += few.found()
             idle = max(idle, longest_free(grants))
         counts[with_few] += len(grants)
-    print(counts, idle)
     assert counts[True] >= 0.85 * counts[False]
     assert idle < IDLE
+
+
+def commands(nodes):
+    """Return how many commands the nodes have done, those of scripts among them."""
+    total = 0
+    for node in nodes:
+        with redis.Redis.from_url(node.url) as client:
+            told = client.info("commandstats")
+            total += sum(one["calls"] for one in told.values())
+    return total
+
+
+def test_a_lock_of_many_places_costs_who_waits_for_it_no_more_than_one_of_two(stack):
+    """Nor who leaves it: places are looked at together, and nobody hands one on."""
+    nodes = stack.enter_context(servers(3))
+    urls = [node.url for node in nodes]
+    bootstrap(urls, Rules(**RULES))
+    locks = stack.enter_context(closing(locks_on(urls)))
+    locks.give_back(locks.take(Wanted("warm up", 60.0, wait=10.0)))
+    cost = {}
+    for limit in (2, 300):
+        keys = [f"redlock:lock:{place_name(f'x {limit}', place)}" for place in range(limit)]
+        for node in nodes:
+            with redis.Redis.from_url(node.url) as client:
+                client.mset(dict.fromkeys(keys, "f" * 40 + "{}"))
+        before = commands(nodes)
+        for _ in range(3):
+            with pytest.raises(LockTaken):
+                locks.take(Wanted(f"x {limit}", 60.0, wait=0.1, limit=limit))
+        locks.inspect("x")  # on the same connections, so after all that it said
+        cost[limit] = commands(nodes) - before
+    assert cost[300] <= 2 * cost[2], cost
