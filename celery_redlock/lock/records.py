@@ -24,6 +24,7 @@ __all__ = [
     "LONGEST_NAME",
     "OWNER_LENGTH",
     "PUBLIC_TOKEN_LENGTH",
+    "RELEASE_LENGTH",
     "TOKEN_LENGTH",
     "Keys",
     "channel",
@@ -48,6 +49,8 @@ __all__ = [
 TOKEN_LENGTH = 40
 #: Length of what a process is woken by: its part of a channel's name.
 CHANNEL_LENGTH = 16
+#: How much of the end of a token tells releases of one lock apart, for those who hear of them.
+RELEASE_LENGTH = 8
 #: How much of a token names the owner, where several attempts have one.
 OWNER_LENGTH = 32
 #: How much of a token may be shown.

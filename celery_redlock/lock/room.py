@@ -19,14 +19,15 @@ from operator import attrgetter
 
 from celery_redlock.deferral import allow_signals
 from celery_redlock.lock import clock
+from celery_redlock.lock.records import RELEASE_LENGTH
 from celery_redlock.mutex import new_mutex
 
 __all__ = ["Room", "ThreadWaiting", "Waiting"]
 
 #: How long a hint waits for those of other nodes that mean the same [s].
 BELATED = 1.0
-#: Most hints about one lock that do so: others are taken for new ones.
-MOST_HINTS = 64
+#: Most hints that do so: those of other nodes then count as new.
+MOST_HINTS = 1000
 NEVER = float("inf")
 
 
@@ -99,7 +100,7 @@ class ThreadWaiting(Waiting):
 @dataclass
 class Hint:
     """
-    That a lock may be free, as one or several nodes say.
+    That a lock may be free by a release, as one or several nodes say.
 
     Attributes:
         at: When the first did [s, our clock].
@@ -137,7 +138,7 @@ class Room:
         self._now = now
         self._mutex = new_mutex()
         self._lines: dict[bytes, list[Waiting]] = {}
-        self._hints: dict[bytes, list[Hint]] = {}
+        self._hints: dict[bytes, Hint] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -157,7 +158,6 @@ class Room:
                 line.remove(waiting)
             if not line:
                 self._lines.pop(waiting.line, None)
-                self._hints.pop(waiting.line, None)
 
     def has_waited_since(self, waiting: Waiting, since: float) -> None:
         """Have *waiting* in line by what the nodes know of it [s, Unix time]."""
@@ -183,24 +183,23 @@ class Room:
                     waiting.is_woken = True
                     waiting.wake(0.0)
 
-    def hear(self, position: int, line: bytes) -> None:
-        """Take a hint of the node at *position*."""
+    def hear(self, position: int, message: bytes) -> None:
+        """Take a hint of the node at *position*: of which release, and of which line."""
+        line = message[RELEASE_LENGTH:]
         with self._mutex:
             if line in self._lines:
-                hint = self._hint(position, line)
+                hint = self._hint(position, message)
                 hint.nodes.add(position)
                 self._act(hint, line)
 
-    def _hint(self, position: int, line: bytes) -> Hint:
+    def _hint(self, position: int, message: bytes) -> Hint:
         now = self._now()
-        hints = [one for one in self._hints.get(line, ()) if one.at > now - BELATED]
-        self._hints[line] = hints = hints[-MOST_HINTS:]
-        for one in hints:
-            if position not in one.nodes:
-                return one
+        while self._hints and (
+            len(self._hints) > MOST_HINTS or next(iter(self._hints.values())).at < now - BELATED
+        ):
+            del self._hints[next(iter(self._hints))]
         hint = Hint(now, now + self._round_trip(position))
-        hints.append(hint)
-        return hint
+        return self._hints.setdefault(message, hint)
 
     def _act(self, hint: Hint, line: bytes) -> None:
         """Wake somebody by a new hint; by a majority once more, as the first time may be early."""

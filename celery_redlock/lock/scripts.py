@@ -7,7 +7,7 @@ the token is compared; in RELEASE the owner's part of it suffices.
 
 from __future__ import annotations
 
-from celery_redlock.lock.records import CHANNEL_LENGTH, OWNER_LENGTH
+from celery_redlock.lock.records import CHANNEL_LENGTH, OWNER_LENGTH, RELEASE_LENGTH
 from celery_redlock.lock.scripting import (
     CONSTANTS,
     FENCE,
@@ -111,16 +111,17 @@ return {kind, now, fence}
 # number is a lack of rights, or somebody else's key: then nobody can be told, and all come by
 # themselves.
 HINT = (
-    f"local WHO, CHANNEL, PASSED = {OWNER_LENGTH}, {CHANNEL_LENGTH}, {MOST_PASSED}"
+    f"local WHO, CHANNEL, PASSED, RELEASE = "
+    f"{OWNER_LENGTH}, {CHANNEL_LENGTH}, {MOST_PASSED}, {RELEASE_LENGTH}"
     """
-local function hint(line, channels, number)
+local function hint(line, channels, number, release)
   local oldest = redis.pcall('ZRANGE', line, '0', PASSED - 1)
   if oldest.err then return end
   for _, one in ipairs(oldest) do
     if (tonumber(string.sub(one, WHO + CHANNEL + 1)) or 0) > tonumber(number) then
       if type(redis.pcall('ZREM', line, one)) ~= 'number' then return end
       local channel = channels .. string.sub(one, WHO + 1, WHO + CHANNEL)
-      local heard = redis.pcall('PUBLISH', channel, line)
+      local heard = redis.pcall('PUBLISH', channel, release .. line)
       if type(heard) ~= 'number' or heard > 0 then return end
     end
   end
@@ -146,7 +147,7 @@ if (mine or not cur) and ARGV[2] == '0' and KEYS[3] ~= KEYS[1]
     # Only here: where nobody waits, making the function would take longer than looking.
     + HINT
     + """
-  hint(KEYS[3], ARGV[5], ARGV[6])
+  hint(KEYS[3], ARGV[5], ARGV[6], string.sub(ARGV[1], -RELEASE))
 end
 if KEYS[2] ~= KEYS[1] and (ARGV[3] == 'done' or redis.call('GET', KEYS[2]) ~= 'done') then
   redis.call('SET', KEYS[2], ARGV[3], 'PX', ARGV[4])
