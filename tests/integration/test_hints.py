@@ -9,6 +9,7 @@ free for somebody who did not come.
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from contextlib import ExitStack, closing
 
@@ -28,8 +29,8 @@ from support.waiting import eventually
 
 #: Longest that a lock may be free while somebody waits for it [s].
 IDLE = 0.9
-#: For how long a crowd contends at a time [s], and how often, with hints and without.
-LENGTH, TURNS = 1.2, 2
+#: For how long a crowd contends at a time [s], and how often: with hints, and without.
+LENGTH, TURNS, TURNS_WITHOUT = 1.2, 4, 2
 #: Until all wait for a lock that is held [s].
 ALL_WAIT = 0.8
 #: One way from site to site [s].
@@ -57,10 +58,10 @@ def two_sites(stack):
     return nodes, ways
 
 
-def crowd(stack, ways):
-    """Return a process that contends on each site, connected to all nodes."""
+def crowd(stack, ways, modes=(True, False)):
+    """Return a process on each way to the nodes, connected; none of their threads has waited."""
     crew = [stack.enter_context(Contender(urls)) for urls in ways]
-    for one, hints in itertools.product(crew, (True, False)):
+    for one, hints in itertools.product(crew, modes):
         eventually(
             lambda: one.ask(name="warm up", ends=now() + 0.1, hints=hints),  # noqa: B023
             "grants of a process that has started",
@@ -79,14 +80,15 @@ def grants_of(crew, ends):
 
 
 def with_and_without(contends):
-    """Return how many grants there were with hints and without, and the longest pause with them."""
-    counts, idle = {True: 0, False: 0}, 0.0
-    for turn, hints in itertools.product(range(TURNS), (True, False)):
-        grants = contends(f"x {turn} {hints}", hints)
-        counts[hints] += len(grants)
-        if hints:
-            idle = max(idle, longest_free(grants))
-    return counts[True], counts[False], idle
+    """Return how many grants a turn has with hints and without, and the longest pause with them."""
+    counts, idle = {True: [], False: []}, 0.0
+    for turn in range(TURNS):
+        for hints in (True, False) if turn < TURNS_WITHOUT else (True,):
+            grants = contends(f"x {turn} {hints}", hints)
+            counts[hints].append(len(grants))
+            if hints:
+                idle = max(idle, longest_free(grants))
+    return statistics.mean(counts[True]), statistics.mean(counts[False]), idle
 
 
 @pytest.mark.parametrize("away", ["down", "restarted empty"])
@@ -140,16 +142,16 @@ def test_a_process_that_stands_still_holds_nobody_up(stack):
 def test_a_process_that_waits_for_the_first_time_is_waited_for_by_nobody(stack, away):
     """Nobody listens there yet when it gets in line, with a node that is down or with none."""
     nodes, ways = two_sites(stack)
-    crew = crowd(stack, ways)
     for node in nodes[1 : 1 + away]:
         node.kill()
     idle = []
     for start in range(8):
-        newcomers = [stack.enter_context(Contender(urls)) for urls in ways]
-        ends = now() + 1.5
-        for one in (*crew, *newcomers):
-            one.begin(f"start {start}", ends, threads=2)
-        idle.append(longest_free(grants_of([*crew, *newcomers], ends)))
+        with ExitStack() as of_start:
+            crew = crowd(of_start, [*ways, *ways], (True,))
+            ends = now() + LENGTH
+            for one in crew:
+                one.begin(f"start {start}", ends, threads=2)
+            idle.append(longest_free(grants_of(crew, ends)))
     assert max(idle) < IDLE
 
 
@@ -158,7 +160,7 @@ def test_one_who_has_fewer_places_costs_the_others_none(stack):
     _, ways = two_sites(stack)
     *crew, few = crowd(stack, [*ways, ways[0]])
     counts, idle = {True: 0, False: 0}, 0.0
-    for turn, with_few in itertools.product(range(TURNS), (True, False)):
+    for turn, with_few in itertools.product(range(2), (True, False)):
         name, ends = f"places {turn} {with_few}", now() + LENGTH
         for one in crew:
             one.begin(name, ends, threads=5, limit=3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import threading
 import time
@@ -15,14 +14,13 @@ from celery_redlock import LockLost, LockTaken, QuorumUnavailable, Redlock
 from celery_redlock.lock.records import channel
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap, node_statuses
-from support.fakes import token_of
-from support.stored import ROOMY, wait_until_free, wait_until_taken
+from support.stored import ROOMY, wait_until_taken
 from support.waiting import eventually
 
 RULES = Rules(**ROOMY)
 #: With a quarantine that a test can wait for.
 BRIEF = Rules(ttl=3.0, max_ttl=3.0, node_timeout=1.0)
-#: A process of the attacker's that waits for its turn.
+#: A process of the attacker's that listens.
 EARS = "e" * 16
 
 either = pytest.mark.parametrize("count", [1, 2], ids=["one", "two"])
@@ -92,22 +90,25 @@ def test_who_deletes_a_lock_frees_it_on_a_majority_only(clients, locks, five_nod
 
 
 @either
-def test_who_writes_tickets_keeps_others_out_on_a_majority_only(clients, locks, five_nodes, count):
-    """A node hands a released lock to the oldest ticket, whoever wrote it."""
+def test_who_writes_into_the_line_delays_others_by_one_look(clients, locks, count):
+    """A node tells the oldest in line, whoever wrote it; nothing is kept for that one."""
     mine, other = locks
-    lease = mine.acquire("line")
-    wait_until_taken(five_nodes[:3], "line")
-    described = json.dumps({"task": "theirs"}).encode()
+    lease, granted = mine.acquire("line"), []
+    forged = {f"{'1' * 32}{EARS}0001": 0}
     with contextlib.ExitStack() as stack:
         for client in clients[:count]:
             ears = stack.enter_context(client.pubsub())
             ears.subscribe(channel("redlock", EARS))
             assert eventually(ears.get_message, "ears")["type"] == "subscribe"
-            client.zadd("redlock:ready:line", {(token_of("t") + EARS).encode() + described: 0})
+            client.zadd("redlock:line:line", forged)
+        waiter = threading.Thread(target=lambda: granted.append(other.acquire("line", wait=60)))
+        waiter.start()
+        for number, client in enumerate(clients):
+            many = 2 if number < count else 1
+            eventually(lambda it=client, m=many: it.zcard("redlock:line:line") == m, "who waits")
         mine.release(lease)
-        wait_until_free(five_nodes[:3], "line", lease.token)
-        assert gets(other, "line") is (count == 1)
-        eventually(lambda: gets(other, "line"), "the end of what was kept for them")
+        waiter.join(30)
+    assert granted
 
 
 def test_who_wakes_somebody_too_early_grants_them_nothing(clients, locks):
@@ -117,22 +118,16 @@ def test_who_wakes_somebody_too_early_grants_them_nothing(clients, locks):
     waiter = threading.Thread(target=lambda: granted.append(other.acquire("line", wait=60)))
     waiter.start()
     for client in clients:
-        eventually(lambda it=client: it.zcard("redlock:ready:line"), "a ticket")
-    (ticket,) = clients[0].zrange("redlock:ready:line", 0, -1)
-    woken = channel("redlock", ticket[40:56].decode())
-    for client in clients:
+        eventually(lambda it=client: it.zcard("redlock:line:line"), "who waits")
+    (member,) = clients[0].zrange("redlock:line:line", 0, -1)
+    woken = channel("redlock", member[32:48].decode())
+    for number, client in enumerate(3 * clients):
         eventually(lambda it=client: it.pubsub_numsub(woken)[0][1], "ears")
-        client.publish(woken, ticket[:40] + b"redlock:lock:line")
-    for client in clients:
-        eventually(lambda it=client: waits_again(it, ticket), "another ticket, as it asked in vain")
+        client.publish(woken, b"%08d" % (number // len(clients)) + b"redlock:line:line")
+    time.sleep(0.5)  # it asks in vain meanwhile
     assert not granted
     mine.extend(lease)
     mine.release(lease)
     waiter.join(60)
     assert granted[0].fence > lease.fence
     other.release(granted[0])
-
-
-def waits_again(client, ticket):
-    """Return whether there is a ticket, and another one than *ticket*."""
-    return set(client.zrange("redlock:ready:line", 0, -1)) - {ticket}

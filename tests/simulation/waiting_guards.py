@@ -57,7 +57,13 @@ WAITING_GUARDS = {
         Guard(
             "hint",
             "a release tells somebody who waits",
-            lua=((RELEASE, "hint(KEYS[3], ARGV[5], ARGV[6], string.sub(ARGV[1], -RELEASE))", "local told = 0"),),
+            lua=(
+                (
+                    RELEASE,
+                    "hint(KEYS[3], ARGV[5], ARGV[6], string.sub(ARGV[1], -RELEASE))",
+                    "local told = 0",
+                ),
+            ),
         ),
         Guard(
             "oldest-first",

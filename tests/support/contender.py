@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ Grants = list[tuple[float, float]]
 RULES: dict[str, Any] = {"ttl": 60.0, "max_ttl": 60.0, "node_timeout": 1.0}
 
 
-def of_any_name(_rules: Rules, _nodes: Any) -> str:
+def of_any_name(_rules: Rules, nodes: Iterable[str]) -> str:  # noqa: ARG001
     """Return what all share who have the same nodes, whatever they call them."""
     return "f" * 16
 
@@ -124,11 +124,11 @@ def contend(  # noqa: PLR0917  as an order names them
 
 def main(urls: Sequence[str]) -> None:
     """Do what is said on stdin."""
-    Rules.fingerprint = of_any_name  # type: ignore[method-assign]
+    Rules.fingerprint = of_any_name  # type: ignore[assignment,method-assign]
     every = {hints: locks_on(urls, hints=hints) for hints in (True, False)}
     for line in sys.stdin:
-        order = {"hints": True, "threads": 1, "limit": 1, "hold": 0.01, "rest": 0.01}
-        order |= json.loads(line)
+        order: dict[str, Any] = {"hints": True, "threads": 1, "limit": 1}
+        order |= {"hold": 0.01, "rest": 0.01} | json.loads(line)
         locks, threads = every[order.pop("hints")], order.pop("threads")
         found: Grants = []
         work = {"locks": locks, "found": found, **order}

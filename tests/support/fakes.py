@@ -109,6 +109,7 @@ class Ears:
         self.now = now or FakeClock()
         self.room = Room(1, lambda _: 0.0, self.now)
         self.waiting: list[Waiting] = []
+        self._releases = 0
 
     def channel(self) -> str:
         """Return what this process is woken by."""
@@ -133,7 +134,8 @@ class Ears:
 
     def hear(self, name: str) -> None:
         """Hear that the lock *name* was released."""
-        self.room.hear(0, line_key("redlock", name))
+        self._releases += 1
+        self.room.hear(0, b"%08d" % self._releases + line_key("redlock", name))
 
 
 class Drive:

@@ -174,7 +174,7 @@ def test_whoever_waits_is_told_of_any_place_that_is_free(nodes, place):
     wait_in_line(nodes, LIMIT)
     assert heard == []
     nodes.locks.give_back(held[place])
-    assert heard == [LINE] * len(nodes.nodes)
+    assert heard == [held[place].token[-8:].encode() + LINE] * len(nodes.nodes)
     assert take(nodes).place == place
 
 
@@ -186,7 +186,7 @@ def test_nobody_is_told_of_a_place_beyond_its_limit(nodes):
     nodes.locks.give_back(held[LIMIT - 1])
     assert heard == []
     nodes.locks.give_back(held[LIMIT - 2])
-    assert heard == [LINE] * len(nodes.nodes)
+    assert heard == [held[LIMIT - 2].token[-8:].encode() + LINE] * len(nodes.nodes)
 
 
 def test_who_waits_learns_how_many_places_are_free(nodes):
