@@ -156,7 +156,7 @@ class Nodes:
         token = (wanted.owner or "") + "c" * (40 - len(wanted.owner or ""))
         return HeldLock(Lease(wanted.name, token, 7, 30.0, 1e12, 0.0, wanted.info), on_lost)
 
-    def give_back(self, held, *, keep=0.0, marker=None):
+    def give_back(self, held, *, keep=0.0, marker=None, waits=False):
         """Note whose lock is given back."""
         self.given_back.append((held.name, held.token, marker))
 

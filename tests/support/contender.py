@@ -39,7 +39,7 @@ Grants = list[tuple[float, float]]
 RULES: dict[str, Any] = {"ttl": 60.0, "max_ttl": 60.0, "node_timeout": 1.0}
 
 
-def of_any_name(_rules: Rules, nodes: Iterable[str]) -> str:  # noqa: ARG001
+def of_any_name(_rules: Rules, nodes: Iterable[str]) -> str:
     """Return what all share who have the same nodes, whatever they call them."""
     return "f" * 16
 

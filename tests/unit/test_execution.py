@@ -61,7 +61,7 @@ class ScriptedLocks:
             [SimpleNamespace(holder=self.held_by if name == names[-1] else {})] for name in names
         ]
 
-    def give_back(self, held, *, keep=0.0, marker=None):
+    def give_back(self, held, *, keep=0.0, marker=None, waits=False):
         """Note what is released."""
         self.released.append((held.name, marker))
 

@@ -83,7 +83,8 @@ class ScriptedNode:
     def say(self, message=LINE):
         """Say that a lock was released, or something else."""
         eventually(lambda: self.made and self.made[-1].sent, "a subscription")
-        self.made[-1].replies.put([b"message", b"redlock:wake:x", message])
+        release = b"12345678" if message in {LINE, OTHER} else b""
+        self.made[-1].replies.put([b"message", b"redlock:wake:x", release + message])
 
 
 @pytest.fixture

@@ -214,10 +214,11 @@ def test_who_left_is_woken_no_more(room):
     assert (one.wakes, other.wakes[-1]) == ([], 0.0)
 
 
-def test_what_was_heard_before_counts_for_nobody_who_comes_later(room):
+def test_what_was_heard_before_counts_for_nobody_who_comes_later(room, clock):
     """The lock may have been taken meanwhile, by whom it woke."""
     (one,) = seat(room, 0.0)
     released(room, 0, 1)
+    clock.advance(ROUND_TRIP)
     room.leave(one)
     (later,) = seat(room, 1.0)
     released(room, 2)
