@@ -197,7 +197,9 @@ def assert_same(what: Any, ours: Any, theirs: Any, slack: float) -> None:
         assert_near(int(ours), int(theirs), slack, differ)
     elif isinstance(theirs, bytes) and RECORD.fullmatch(theirs) and ours != theirs:
         assert isinstance(ours, bytes), differ
-        assert RECORD.fullmatch(ours), differ
-        assert_same(what, *(RECORD.fullmatch(one).groups() for one in (ours, theirs)), slack)
+        mine, other = RECORD.fullmatch(ours), RECORD.fullmatch(theirs)
+        assert mine, differ
+        assert other, differ
+        assert_same(what, mine.groups(), other.groups(), slack)
     else:
         assert (type(ours), ours) == (type(theirs), theirs), differ

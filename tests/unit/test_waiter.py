@@ -23,7 +23,7 @@ NOW = 1.7e9
 
 
 class One:
-    """A waiter of a client whose clocks are moved by hand, step by step."""
+    """A waiter of a client names_of_theme clocks are moved by hand, step by step."""
 
     def __init__(self, ears, **wanted):
         self.clock, self.wall = FakeClock(), FakeClock(NOW)
@@ -113,8 +113,8 @@ def test_it_is_one_and_the_same_however_often_it_joins(ears):
 
 def test_two_that_wait_are_two(ears):
     """Also in one process, for one lock."""
-    whos = {One(ears).join().arguments[0] for _ in range(10)}
-    assert len(whos) == len(ears.waiting) == 10
+    names_of_them = {One(ears).join().arguments[0] for _ in range(10)}
+    assert len(names_of_them) == len(ears.waiting) == 10
 
 
 def test_a_task_is_known_by_its_owner(ears):
