@@ -14,16 +14,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
 import redis
 
-from benchmarks.lock_cycle import our_locks
 from celery_redlock import LockNotAcquired, Redlock
+from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.servers import Server, servers
+from celery_redlock.reading.nodes import bootstrap
 from support.proxy import proxied
 
 __all__ = ["APART", "CASES", "Grants", "crowd", "grants", "longest_pause"]
@@ -39,9 +40,17 @@ ALL_WAIT = 1.5
 Grants = list[tuple[float, float]]
 
 
+class RulesOfSites(Rules):
+    """Those of clients that reach the same nodes by other names, as the proxies have them."""
+
+    def fingerprint(self, nodes: Iterable[str]) -> str:
+        """Return the same for all names."""
+        return super().fingerprint(str(len(list(nodes))))
+
+
 def connected(urls: Sequence[str], *, hints: bool) -> Redlock:
     """Return locks on the nodes at *urls*."""
-    locks = Redlock.from_urls(list(urls), prefix=PREFIX)
+    locks = Redlock(list(urls), RulesOfSites(prefix=PREFIX))
     if not hints:
         locks.client.listener = None
     return locks
@@ -106,7 +115,7 @@ def grants(case: str, apart: float, *, hints: bool, length: float) -> Grants:
             for place, link in enumerate(links):
                 link.delay(0.0 if (place == 2) == (number == 1) else apart / 2)
         ways = [[link.url for link in links] for links in near]
-        our_locks(ways[0], PREFIX).close()
+        bootstrap(ways[0], RulesOfSites(prefix=PREFIX))
         places = [(urls, THREADS) for urls in ways]
         if case == "ten more stand still":
             places.append((ways[0], 2 * THREADS))
@@ -145,7 +154,7 @@ def crowd(processes: int, threads: int, length: float) -> tuple[int, float]:
     """
     with servers(3) as nodes:
         urls = [node.url for node in nodes]
-        our_locks(urls, PREFIX).close()
+        bootstrap(urls, RulesOfSites(prefix=PREFIX))
         with people([(urls, threads)] * processes, hints=True) as crew:
             before = requests(nodes)
             ends = time.time() + length

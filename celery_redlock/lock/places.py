@@ -28,6 +28,7 @@ def try_places(
     """
     place = 0
     tried: set[int] = set()
+    free: list[int] = []
     execution = wanted.info.get("execution", "")
     if wanted.limit > 1:
         own, free = yield from seen_places(client, wanted, execution)
@@ -36,6 +37,7 @@ def try_places(
         attempt = waiter.attempt = Attempt(client, wanted, place)
         answer = yield from attempt.make()
         if isinstance(answer, Lease):
+            waiter.share(len(free))
             return answer
         waiter.started, waiter.attempt = attempt.started, None
         if wanted.limit == 1 or answer[0] is not Verdict.TAKEN:

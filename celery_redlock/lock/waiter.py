@@ -88,6 +88,12 @@ class Waiter:
             if self.was_woken or now() >= due:
                 return
 
+    def share(self, free: int) -> None:
+        """Have others of this process try at once where more places are *free* than this takes."""
+        waiting, listener = self._waiting, self._client.listener
+        if free > 1 and waiting is not None and listener is not None:
+            listener.room.free(waiting.line, free)  # this one may be among them
+
     def leave(self) -> Generator[Tell, None, None]:
         """Have the nodes forget that this waits."""
         waiting, listener = self._waiting, self._client.listener

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import threading
 import time
 from contextlib import ExitStack, closing
 
@@ -204,3 +205,33 @@ def test_a_lock_of_many_places_costs_who_waits_for_it_no_more_than_one_of_two(st
         locks.inspect("x")  # on the same connections, so after all that it said
         cost[limit] = commands(nodes) - before
     assert cost[300] <= 2 * cost[2], cost
+
+
+def test_places_that_nobody_released_are_filled_at_once(stack):
+    """By threads of one process: whoever comes by itself and finds several has others come, too."""
+    nodes = stack.enter_context(servers(3))
+    urls = [node.url for node in nodes]
+    bootstrap(urls, Rules(**RULES))
+    locks = stack.enter_context(closing(locks_on(urls)))
+    locks.give_back(locks.take(Wanted("warm up", 60.0, wait=10.0)))
+    keys = [f"redlock:lock:{place_name('x', place)}" for place in range(8)]
+    clients = [stack.enter_context(redis.Redis.from_url(url)) for url in urls]
+    for client in clients:
+        client.mset(dict.fromkeys(keys, "f" * 40 + "{}"))
+    held, granted = [], []
+
+    def wait():
+        held.append(locks.take(Wanted("x", 60.0, wait=60.0, limit=8)))
+        granted.append(now())
+
+    threads = [threading.Thread(target=wait) for _ in keys]
+    for thread in threads:
+        thread.start()
+    time.sleep(ALL_WAIT)
+    for client in clients:
+        assert client.delete(*keys) == len(keys)
+    for thread in threads:
+        thread.join()
+    for one in held:
+        locks.give_back(one)
+    assert granted[-1] - granted[0] < 2.0
