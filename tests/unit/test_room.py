@@ -445,7 +445,7 @@ def test_a_signal_locks_nobody_out_wherever_it_strikes():
         with contextlib.suppress(Interrupted):
             sys.settrace(trace)
             try:
-                next(apart(lambda it=thread: it.wait(0.05)))
+                next(apart(lambda it=thread: it.wait(0.05)))  # short: nobody wakes it
             finally:
                 sys.settrace(before)
                 gc.enable()
