@@ -251,7 +251,7 @@ def behind(policy: str, limit: int | None, tasks: int) -> Behind:
 def busy() -> tuple[float, float]:
     """Return how long short tasks take in a worker that is always busy: plain, and queued [s]."""
     with scene(1, None) as it, it.backlog():
-        time.sleep(HELD)
+        time.sleep(HELD)  # the worker has as much to do as it takes
         return it.short("short"), it.short("short queued")
 
 
