@@ -21,7 +21,7 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.bounded import begin_exchange, end_exchange
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import CHANNEL_LENGTH, channel
-from celery_redlock.lock.room import Room, ThreadWaiting, Waiting
+from celery_redlock.lock.room import Room, Waiting
 from celery_redlock.log import get_logger
 from celery_redlock.mutex import new_mutex
 
@@ -108,12 +108,6 @@ class Listener:
             missing = set(range(len(self._addresses))) - self._listening
         for position in missing:
             self._start(position)
-
-    def enter_thread(self, line: bytes, since: float) -> ThreadWaiting:
-        """Do so with a thread that waits in a *line*, since then [s, Unix time]; return it."""
-        waiting = ThreadWaiting(line, since)
-        self.enter(waiting)
-        return waiting
 
     def leave(self, waiting: Waiting) -> None:
         """Have it woken no more."""

@@ -31,18 +31,16 @@ class Waiter:
         name: Of the lock.
         attempt: The one under way, or that was granted the lock; None for none.
         started: When the latest attempt that failed began [s, our clock].
-        was_woken: Whether a hint has ended its last pause.
     """
 
     def __init__(self, client: Client, wanted: Wanted) -> None:
         self._client = client
         self._wanted = wanted
-        self._who = wanted.owner or ""
+        self._who = wanted.known_as or wanted.owner or ""
         self._waiting: ThreadWaiting | None = None
         self.name = wanted.name
         self.attempt: Attempt | None = None
         self.started = 0.0
-        self.was_woken = False
 
     def join(self) -> Generator[Tell, None, None]:
         """Have the nodes know that this waits; again with each attempt that was refused."""
@@ -54,15 +52,13 @@ class Waiter:
             line = line_key(client.rules.prefix, wanted.name)
             self._waiting = ThreadWaiting(line, client.wall(), client.now)
             listener.enter(self._waiting)  # known by now: whoever is interrupted leaves
-        one = InLine(
-            wanted.name,
-            self._who,
-            self._waiting.since if wanted.queued_since is None else wanted.queued_since,
-            wanted.info,
-            listener.channel(),
-            wanted.limit,
-        )
-        yield Tell(wait_request(client.rules, one))
+        yield Tell(wait_request(client.rules, self._in_line(listener.channel())))
+
+    def _in_line(self, channel: str) -> InLine:
+        wanted, waiting = self._wanted, self._waiting
+        assert waiting is not None
+        since = waiting.since if wanted.queued_since is None else wanted.queued_since
+        return InLine(wanted.name, self._who, since, wanted.info, channel, wanted.limit)
 
     def pause(self, seconds: float, comes_in: float) -> Generator[Pause, bool, None]:
         """
@@ -74,7 +70,6 @@ class Waiter:
                 become that, or is noted again in a while [s].
         """
         waiting, listener = self._waiting, self._client.listener
-        self.was_woken = False
         if waiting is None or listener is None:
             yield Pause(comes_in)
             return
@@ -84,8 +79,8 @@ class Waiter:
         while True:
             is_oldest = listener.room.is_oldest(waiting)
             due = min(ends, began + comes_in if is_oldest else noted)
-            self.was_woken = yield Pause(max(0.0, min(due - now(), COMES_EVERY)), waiting)
-            if self.was_woken or now() >= due:
+            is_woken = yield Pause(max(0.0, min(due - now(), COMES_EVERY)), waiting)
+            if is_woken or now() >= due:
                 return
 
     def share(self, free: int) -> None:
@@ -95,12 +90,15 @@ class Waiter:
             listener.room.free(waiting.line, free)  # this one may be among them
 
     def leave(self) -> Generator[Tell, None, None]:
-        """Have the nodes forget that this waits."""
-        waiting, listener = self._waiting, self._client.listener
+        """Have the nodes forget that this waits; of a message they remember since when it does."""
+        waiting, listener, rules = self._waiting, self._client.listener, self._client.rules
         if waiting is None or listener is None:
             return
         listener.leave(waiting)
-        yield Tell(leave_request(self._client.rules, self.name, self._who))
+        if self._wanted.known_as is None:
+            yield Tell(leave_request(rules, self.name, self._who))
+        else:
+            yield Tell(wait_request(rules, self._in_line("")))
         self._waiting = None  # not before: whoever is interrupted leaves once more
 
     def clear(self) -> Generator[Tell, None, None]:

@@ -42,6 +42,7 @@ class Wanted:
         limit: How many places the lock has: it is granted on any of them.
         queued_since: Since when it has waited as a message [s, Unix time]; None if it has not.
         was_woken: Whether a hint has ended that.
+        known_as: What the nodes know it by since then, 32 hexadecimal digits; None likewise.
         ends: Give up by then whatever the nodes do, a split vote included [s, our clock]; None
             for no such limit.
 
@@ -59,6 +60,7 @@ class Wanted:
     limit: int = 1
     queued_since: float | None = None
     was_woken: bool = False
+    known_as: str | None = field(default=None, repr=False)
     ends: float | None = None
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from celery_redlock.errors import LockTaken
 from celery_redlock.lock import clock
+from celery_redlock.lock.records import shorten
 from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.waiting import leave_request
 from celery_redlock.lock.wanted import MarkerStands, Wanted
@@ -66,6 +67,7 @@ def take_once(execution: Execution, wait: float, ends: float | None) -> None:
             limit,
             None if waiting is None else waiting.since,
             delivery.was_woken,
+            delivery.execution if waiting is not None and waiting.name == shorten(name) else None,
             ends,
         )
         for name, limit in options.limits(execution.names).items()

@@ -108,7 +108,7 @@ def test_a_holder_of_any_shape_is_told(values):
     for value in values:
         holder = read_holder(value)
         assert len(holder["token"]) <= 8
-        (row,) = views_of("n", {"node": stored(0, (value, -1, b"nan", None, None, 0, [], []))})
+        (row,) = views_of("n", {"node": stored(0, (value, -1, b"nan", None, None, 0, []))})
         assert row.is_foreign is not is_ours(value)
         assert all(cell.isprintable() for cell in lock_row(row, 3))
         json.loads(shown_json(lock_as_json(row, 3)), parse_constant=pytest.fail)

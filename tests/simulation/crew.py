@@ -13,6 +13,7 @@ from celery_redlock.lock.lease import Lease, renew_at
 from celery_redlock.lock.records import line_key
 from celery_redlock.lock.renewal import Renewal
 from celery_redlock.lock.requests import release_request
+from celery_redlock.lock.room import ThreadWaiting
 from celery_redlock.lock.rounds import acquire
 from celery_redlock.lock.several import acquire_all
 from celery_redlock.lock.waiting import (
@@ -151,7 +152,8 @@ class Crew:
         """Wait until woken, or time *ends* [s]; as a worker's main process does."""
         ears, rules = host.ears, host.rules
         assert ears is not None
-        waiting = ears.enter_thread(line_key(rules.prefix, one.name), one.since)
+        waiting = ThreadWaiting(line_key(rules.prefix, one.name), one.since, host.now)
+        ears.enter(waiting)
         is_woken = False
         while not is_woken and host.now() < ends:
             ballot = yield Ask(wait_request(rules, one), has_answered)

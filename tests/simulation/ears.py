@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.listener import Listener
 from celery_redlock.lock.records import CHANNEL_LENGTH, channel
-from celery_redlock.lock.room import Room, ThreadWaiting, Waiting
+from celery_redlock.lock.room import Room, Waiting
 
 if TYPE_CHECKING:
     from simulation.hosts import Host
@@ -46,12 +46,6 @@ class Ears(Listener):
         missing, self._missing = self._missing, set()
         for position in missing:
             self.subscribe(position)
-
-    def enter_thread(self, line: bytes, since: float) -> ThreadWaiting:
-        """As of `Listener`, by the client's clock."""
-        waiting = ThreadWaiting(line, since, self._host.now)
-        self.enter(waiting)
-        return waiting
 
     def subscribe(self, position: int) -> None:
         """Begin to listen to a node, as soon as it can be reached."""
