@@ -313,7 +313,7 @@ class WaitingRoom:
                 self._end(task, request)
             elif task.noted_at == NEVER and find(self._consumer.timer, request) is None:
                 self.leave(task)  # it came by itself, and waits for its rate limit
-            elif task.noted_at < now - NOTED_EVERY or (task.takes_free and self._is_oldest(task)):
+            elif task.noted_at < now - NOTED_EVERY or self._is_oldest(task):
                 due.append(task)
         most = max(MOST_NOTED, math.ceil(len(self._waiting) * LOOK_EVERY / NOTED_EVERY))
         for task in sorted(due, key=attrgetter("noted_at"))[:most]:  # longest ago first
