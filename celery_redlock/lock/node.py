@@ -312,7 +312,8 @@ class Node:
 
     def _send_source(self, call: Call, now: float) -> None:
         """Repeat a call whose script the node forgot; not a grant that nobody waits for."""
-        if not call.is_open and not call.request.script.one_way:
+        script = call.request.script
+        if not call.is_open and script.guarded and not script.one_way:
             return
         request = call.request
         data = pack_call(request, b"EVAL", request.script.source)

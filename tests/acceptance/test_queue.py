@@ -234,7 +234,8 @@ def test_several_workers_wake_each_other(it, crew):
     assert all_of(results) == list(range(12))
     assert alone(it, "all over")
     numbers = crew.numbers("all over")
-    assert sum(b < a for a, b in itertools.pairwise(numbers)) <= 1, numbers
+    # Nothing is kept for who is told: of the 66 pairs few run in another order.
+    assert sum(b < a for a, b in itertools.combinations(numbers, 2)) <= 6, numbers
 
 
 def test_those_who_wait_are_in_nobody_s_way(it, crew):

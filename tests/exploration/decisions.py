@@ -116,7 +116,9 @@ def put(ask: Ask, answers: Answers) -> Call:
 def attempt(ttl: int, clock: Clock) -> Attempt:
     """Return an attempt that begins now."""
     wanted = Wanted("k", ttl, fence=True)
-    return Attempt(client(ttl, clock), wanted, "0" * 40, clock.time)
+    made = Attempt(client(ttl, clock), wanted, 0)
+    made.token = "0" * 40
+    return made
 
 
 Settling = Generator[Ask, Ballot, "Lease | None"]

@@ -48,7 +48,7 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
 
     def __init__(self, locks=(), lines=()):
         self.stored = {
-            name: {LABELS[0]: stored(0, (value, ttl, fence, QUEUED, None, 0, [], []))}
+            name: {LABELS[0]: stored(0, (value, ttl, fence, QUEUED, None, 0, []))}
             for name, value, ttl, fence in locks
         }
         self.views = [view for name, on in self.stored.items() for view in views_of(name, on)]

@@ -20,7 +20,7 @@ RULES = Rules(**ROOMY)
 #: What a worker has to be allowed; the tools want more.
 WORKER = "+info +script|load +eval +evalsha +time +set +get +mget +pttl +exists +pexpire +del"
 WORKER += " +hset +hget +hmget +hdel +rename +xadd +ping +client|setname +client|setinfo +select"
-WORKER += " +zadd +zrem +zremrangebyscore +zcard +zscore +zrange +publish +subscribe &redlock:*"
+WORKER += " +zadd +zrem +zrange +hgetall +hlen +publish +subscribe &redlock:*"
 TOOLS = f"{WORKER} +scan +xrevrange +xrange +config|get"
 
 

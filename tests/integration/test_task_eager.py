@@ -831,7 +831,7 @@ def test_a_time_limit_ends_the_wait_for_a_lock(app, rival, soft_limit, clients):
 
     def kick():
         """Strike once it waits: before, there may be nobody to catch what is raised."""
-        eventually(lambda: clients[0].zcard("redlock:ready:invoice"), "one that waits")
+        eventually(lambda: clients[0].zcard("redlock:line:invoice"), "one that waits")
         signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
     kicker = threading.Thread(target=kick)

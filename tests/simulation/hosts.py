@@ -145,7 +145,7 @@ class Host:
     def new_token(self) -> str:
         """Return a token that nobody else has; 40 hexadecimal digits."""
         self.tokens += 1
-        return f"{self.number:02x}{self.tokens:038x}"
+        return f"{self.number:02x}{self.tokens:036x}{self.number:02x}"
 
     def run(self, steps: Process) -> None:
         """Begin to do what *steps* say, as soon as the world runs."""

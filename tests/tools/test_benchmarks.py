@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
         ("lock_cycle", 66, 11, 4),
         ("contention", 48, 0, 4),
         ("publish", 15, 4, 4),
-        ("queue", 5, 4, 4),
+        ("queue", 19, 6, 4),
         ("throughput", 18, 6, 4),
         ("watchdog", 8, 5, 16),
         ("memory", 6, 0, 4),
