@@ -222,6 +222,9 @@ def errors(
         if entry == "locked":
             mine = list({(one.due, one.task_id): one for one in mine}.values())
         slots = Counter(round(one.due) for one in mine)
+        if not slots:
+            wrong.append(f"{entry}: never")
+            continue
         wrong += [f"{entry} {due}: {n} times" for due, n in slots.items() if n > 1]
         missing = set(range(min(slots), int(until))) - set(slots)
         missing -= {due for due in missing if f"{entry} {due}" in left_out}
