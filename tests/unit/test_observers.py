@@ -16,7 +16,7 @@ from celery_redlock.observer_names import READY, observer_of
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
 from celery_redlock.plugin import plugin_for
-from celery_redlock.settings import OBSERVERS, Settings, host_and_port
+from celery_redlock.settings import OBSERVERS, Settings
 
 NODES = ["redis://127.0.0.1:1/0"]
 
@@ -132,28 +132,6 @@ def test_changed_settings_have_other_observers():
     plugin.refresh()
     (log,) = plugin.observers
     assert isinstance(log, Log)
-
-
-@pytest.mark.parametrize(
-    ("listen", "where"),
-    [
-        ("127.0.0.1:9808", ("127.0.0.1", 9808)),
-        ("0.0.0.0:1", ("0.0.0.0", 1)),
-        ("[::1]:9808", ("::1", 9808)),
-        ("localhost:65535", ("localhost", 65535)),
-    ],
-)
-def test_where_metrics_are_served(listen, where):
-    """A host and a port."""
-    assert host_and_port(listen) == where
-    assert settings_with(redlock_prometheus_listen=listen).prometheus_listen == listen
-
-
-@pytest.mark.parametrize("listen", ["9808", ":9808", "host:", "host:x", "host:65536", "", 9808])
-def test_where_metrics_cannot_be_served(listen):
-    """Without a host the whole network would see them, and without a port nobody."""
-    with pytest.raises(ConfigurationError, match=r"redlock_prometheus_listen.*127\.0\.0\.1:9808"):
-        settings_with(redlock_prometheus_listen=listen)
 
 
 @pytest.mark.parametrize("token", ["", "short", 7, "fifteen-letters"])
