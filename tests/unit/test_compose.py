@@ -141,7 +141,9 @@ def test_commands_name_the_app(services):
 def test_the_environment_is_what_the_example_reads(services):
     """No variable is misspelt, none is set in vain, and none is left to its default."""
     for name in ("worker-1", "worker-2", "beat", "beat-2"):
-        assert set(services[name]["environment"]) == environment_read_by_example()
+        read = {*environment_read_by_example(), FILES}  # the last by prometheus_client
+        assert set(services[name]["environment"]) == read
+        assert services[name]["tmpfs"] == [services[name]["environment"][FILES]]
 
 
 def test_every_service_is_looked_after(services):

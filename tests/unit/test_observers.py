@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import LockReleased
-from celery_redlock.observer_names import READY, observer_of
+from celery_redlock.observer_names import FILES, READY, observer_of
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
 from celery_redlock.plugin import plugin_for
@@ -122,6 +124,35 @@ def test_an_extra_that_is_missing_is_named(word, package):
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True
     )
     assert f"pip install 'celery-redlock[{word}]'" in done.stdout
+
+
+def test_a_prefork_worker_without_files_is_warned(monkeypatch, caplog):
+    """Its children count each for itself; in other pools, and with files, all is well."""
+    for has_children, folder, times in ((False, "", 0), (True, "/metrics", 0), (True, "", 1)):
+        monkeypatch.setenv(FILES, folder) if folder else monkeypatch.delenv(FILES, raising=False)
+        observer_of("prometheus", SimpleNamespace(has_children=has_children))
+        assert caplog.text.count("children are lost") == times
+
+
+def test_a_missing_directory_for_metrics_is_named(tmp_path):
+    """With the variable, before prometheus_client trips over it in a child."""
+    script = """
+    from celery_redlock import ConfigurationError
+    from celery_redlock.observer_names import observer_of
+
+    try:
+        observer_of("prometheus", None)
+    except ConfigurationError as error:
+        print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, FILES: str(tmp_path / "missing")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"{FILES}: no metrics can be kept in '{tmp_path}/missing" in done.stdout
 
 
 def test_changed_settings_have_other_observers():
