@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -74,17 +73,17 @@ def celery_events(plugin: Any) -> Observer:
 
 def prometheus(plugin: Any) -> Observer:
     try:
-        from celery_redlock.observers.prometheus import count_event  # noqa: PLC0415  an extra
+        from celery_redlock.observers import prometheus as observer  # noqa: PLC0415  an extra
     except OSError as error:
         msg = f"{FILES}: no metrics can be kept in {error.filename!r} ({error.strerror})"
         raise ConfigurationError(msg) from None
-    if plugin.has_children and FILES not in os.environ:
+    if plugin.has_children and not observer.COUNTS_IN_FILES:
         logger.warning(
-            "Metrics of this worker's children are lost: each counts for itself. Set %s in its "
-            "environment; docs/how-to/metrics.md shows the rest",
+            "Metrics of this worker's children are lost: each counts for itself. Set %s in the "
+            "environment that the worker starts in; docs/how-to/metrics.md shows the rest",
             FILES,
         )
-    return count_event
+    return observer.count_event
 
 
 def otel(_plugin: Any) -> Observer:

@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, values
 
 from celery_redlock.events import KINDS, Event, LockReleased, LockRenewed
 from celery_redlock.events.metrics import REPORTED, Metric, gauge
 from celery_redlock.observers.counting import counting
 
-__all__ = ["count_event"]
+__all__ = ["COUNTS_IN_FILES", "count_event"]
+
+#: Whether prometheus_client adds up processes, as it decided when something first imported it.
+COUNTS_IN_FILES = bool(getattr(values.ValueClass, "_multiprocess", False))
 
 
 class Children(dict[Any, Callable[[float], None]]):
@@ -32,14 +35,14 @@ class Children(dict[Any, Callable[[float], None]]):
 
     def __missing__(self, labels: Any) -> Callable[[float], None]:
         first = labels[:-1] if isinstance(labels, tuple) else ()
-        for values in (labels, *((*first, last) for last in self._metric.begins)):
-            if values not in self:
-                self[values] = self._change_of(values)
+        for it in (labels, *((*first, last) for last in self._metric.begins)):
+            if it not in self:
+                self[it] = self._change_of(it)
         return self[labels]
 
     def _change_of(self, labels: Any) -> Callable[[float], None]:
-        values = labels if isinstance(labels, tuple) else (labels,)
-        words = [{True: "yes", False: "no"}.get(it, it) for it in values]
+        every = labels if isinstance(labels, tuple) else (labels,)
+        words = [{True: "yes", False: "no"}.get(it, it) for it in every]
         child = self._family.labels(*words) if words else self._family
         change = {"counter": "inc", "gauge": "set", "histogram": "observe"}[self._metric.kind]
         return getattr(child, change)  # type: ignore[no-any-return]

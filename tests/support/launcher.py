@@ -43,6 +43,8 @@ MODULES = (
 )  # fmt: skip
 #: Programs that a fork can be; ``-c`` is one, too.
 PROGRAMS = ("celery",)
+#: Begin of what is read from the environment by what is imported, or before that.
+EARLY = ("PYTHON", "LD_", "MALLOC", "PROMETHEUS_MULTIPROC")
 #: Of the environment: Python reads these before it runs anything; these two a fork makes up for.
 MADE_UP_FOR = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
 #: What a Python takes from its locale when it starts is that of the launcher, which has ours.
@@ -61,7 +63,7 @@ def is_for_launcher(
 ) -> bool:
     """Whether *command* is a program that may start with everything imported."""
     environment = os.environ if env is None else env
-    early = [name for name in environment if name.startswith(("PYTHON", "LD_", "MALLOC"))]
+    early = [name for name in environment if name.startswith(EARLY)]
     path = environment.get("PYTHONPATH", "").split(os.pathsep)
     program = command[1:2] == ["-c"] or (command[1:2] == ["-m"] and command[2] in PROGRAMS)
     return (

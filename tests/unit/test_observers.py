@@ -15,6 +15,7 @@ from celery import Celery
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import LockReleased
 from celery_redlock.observer_names import FILES, READY, observer_of
+from celery_redlock.observers import prometheus
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
 from celery_redlock.plugin import plugin_for
@@ -128,8 +129,8 @@ def test_an_extra_that_is_missing_is_named(word, package):
 
 def test_a_prefork_worker_without_files_is_warned(monkeypatch, caplog):
     """Its children count each for itself; in other pools, and with files, all is well."""
-    for has_children, folder, times in ((False, "", 0), (True, "/metrics", 0), (True, "", 1)):
-        monkeypatch.setenv(FILES, folder) if folder else monkeypatch.delenv(FILES, raising=False)
+    for has_children, in_files, times in ((False, False, 0), (True, True, 0), (True, False, 1)):
+        monkeypatch.setattr(prometheus, "COUNTS_IN_FILES", in_files)
         observer_of("prometheus", SimpleNamespace(has_children=has_children))
         assert caplog.text.count("children are lost") == times
 
