@@ -119,8 +119,9 @@ def opentelemetry() -> str:
 
     class Meter:
         def __getattr__(self, name: str) -> Any:
-            def create(metric: str, unit: str, what: str, **_: Any) -> None:
+            def create(metric: str, unit: str, what: str, **_: Any) -> mock.Mock:
                 rows.append([code(metric), name.removeprefix("create_"), code(unit), what])
+                return mock.Mock()
 
             return create
 
