@@ -45,8 +45,6 @@ class Event:
             to its end, ``"granted"`` for grants after a time in the queue, ``"nodes"`` for what
             every process notices by itself, ``"beat"``; "" for none.
         metrics: What is counted and measured.
-        introduces: Label by whose values counters begin with zero when such an event is first
-            counted: of a series that begins with a one, Prometheus sees no increase.
         noted: Attributes that the span of the task keeps, for what a policy did.
     """
 
@@ -58,7 +56,6 @@ class Event:
     is_preliminary: ClassVar[bool] = False
     journal: ClassVar[Part] = ""
     metrics: ClassVar[Changes] = {}
-    introduces: ClassVar[str] = ""
     noted: ClassVar[tuple[str, ...]] = ()
 
     @classmethod

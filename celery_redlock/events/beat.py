@@ -116,7 +116,6 @@ class SlotPublished(SlotEvent):
     word = "slot published"
     level = logging.INFO
     outcome = "published"
-    introduces = "entry"
     metrics: ClassVar[Changes] = {
         SLOTS: 1,
         histogram(

@@ -55,7 +55,6 @@ class LockAcquired(LockEvent):
     celery_type = word = "acquired"
     journal = "granted"
     outcome = "granted"
-    introduces = "task"
     metrics: ClassVar[Changes] = {
         ACQUIRES: 1,
         ANSWERS: "waited",

@@ -9,6 +9,7 @@ Those that several events change are here, all others stand at their event.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -45,6 +46,8 @@ class Metric:
     begins: tuple[Any, ...] = ()
 
 
+#: What a gauge shows of what is not known any more; OpenTelemetry keeps the last value.
+UNKNOWN = math.nan
 #: Metric -> what it is changed by: a number, or the name of an attribute of the event, whose value
 #: None changes nothing.
 Changes = Mapping[Metric, float | str]

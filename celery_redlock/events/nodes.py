@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -14,6 +13,7 @@ from celery_redlock.events.metrics import (
     NODE_OFFSET,
     NODE_QUARANTINED,
     NODE_UP,
+    UNKNOWN,
     Changes,
     histogram,
     of_nodes,
@@ -64,8 +64,8 @@ class NodeDown(NodeEvent):
         NODE_EVENTS: 1,
         NODE_UP: 0,
         NODE_QUARANTINED: 0,
-        NODE_LATENCY: math.nan,
-        NODE_OFFSET: math.nan,
+        NODE_LATENCY: UNKNOWN,
+        NODE_OFFSET: UNKNOWN,
     }
 
     reason: str
@@ -89,7 +89,6 @@ class NodeUp(NodeEvent):
     word = "node up"
     change = "up"
     level = logging.INFO
-    introduces = "node"
     metrics: ClassVar[Changes] = {NODE_EVENTS: 1, NODE_UP: 1}
 
     @classmethod

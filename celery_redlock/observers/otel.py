@@ -14,7 +14,6 @@ are as many names as arguments, too many for a metric. Arguments are nowhere.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +30,7 @@ from celery_redlock.events import (
     LockReleased,
     LockUnavailable,
 )
-from celery_redlock.events.metrics import REPORTED, Metric
+from celery_redlock.events.metrics import REPORTED, UNKNOWN, Metric
 from celery_redlock.observers.records import HOLDER
 
 __all__ = ["OpenTelemetry"]
@@ -45,6 +44,9 @@ KEYS = {"task": TASK}
 BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 
 Attributes = dict[str, Any]
+Change = Callable[[float, Attributes], None]
+#: What is changed, attribute and field of each label, and by how much: a number or a field.
+Step = tuple[Change, list[tuple[str, str]], float | str]
 
 
 class OpenTelemetry:
@@ -55,6 +57,7 @@ class OpenTelemetry:
         meter = metrics.get_meter(SCOPE)
         every = dict.fromkeys(it for kind in KINDS.values() for it in kind.metrics if it.otel)
         self._changes = {it: change_of(meter, it) for it in (REPORTED, *every)}
+        self._steps = {kind: self._steps_of(kind) for kind in KINDS.values()}
         self._spans: dict[type[Event], Callable[[Any], None]] = {
             LockAcquired: self._acquired,
             LockConflict: self._conflict,
@@ -67,23 +70,28 @@ class OpenTelemetry:
         if getattr(event, "report", False):
             self._report(event)
             return
-        for metric, by in event.metrics.items():
-            if metric in self._changes:
-                self._change(metric, getattr(event, by) if isinstance(by, str) else by, event)
+        for change, labels, by in self._steps.get(type(event), ()):
+            value = getattr(event, by) if isinstance(by, str) else by
+            if value is not None:
+                change(value, attributes_of(labels, event))
         if event.noted:
             note(event.celery_type, event)
         span = self._spans.get(type(event))
         if span is not None:
             span(event)
 
-    def _change(self, metric: Metric, by: float | None, event: Event) -> None:
-        if by is not None and not math.isnan(by):
-            self._changes[metric](by, attributes_of(metric, event))
+    def _steps_of(self, kind: type[Event]) -> list[Step]:
+        """Return what an event of this *kind* changes, by which labels, and by how much."""
+        return [
+            (self._changes[metric], keys_of(metric), by)
+            for metric, by in kind.metrics.items()
+            if metric.otel and by is not UNKNOWN
+        ]
 
     def _report(self, event: Any) -> None:
         """Record what report mode would have refused; no lock was taken, so nothing else counts."""
         if event.counts_as:
-            self._change(REPORTED, 1, event)
+            self._changes[REPORTED](1, attributes_of(keys_of(REPORTED), event))
             span = trace.get_current_span()
             if span.is_recording():
                 told = {LOCK: event.name, "redlock.cause": event.counts_as}
@@ -128,7 +136,7 @@ class OpenTelemetry:
         return self._tracer.start_span(name, start_time=began, attributes=about)
 
 
-def change_of(meter: metrics.Meter, metric: Metric) -> Callable[[float, Attributes], None]:
+def change_of(meter: metrics.Meter, metric: Metric) -> Change:
     """Make the instrument of *metric*, and return what changes it."""
     name, unit, about = f"redlock.{metric.otel}", metric.unit, metric.about
     if metric.kind == "counter":
@@ -140,10 +148,19 @@ def change_of(meter: metrics.Meter, metric: Metric) -> Callable[[float, Attribut
     ).record
 
 
-def attributes_of(metric: Metric, event: Event) -> Attributes:
-    """Return the labels of *metric* as attributes; no task outside of tasks."""
-    values = {label: getattr(event, field) for label, field in metric.labels.items()}
-    return {KEYS.get(key, f"redlock.{key}"): it for key, it in values.items() if it != ""}
+def keys_of(metric: Metric) -> list[tuple[str, str]]:
+    """Return attribute and field of each label of *metric*."""
+    return [(KEYS.get(key, f"redlock.{key}"), field) for key, field in metric.labels.items()]
+
+
+def attributes_of(labels: list[tuple[str, str]], event: Event) -> Attributes:
+    """Return the labels of *event* as attributes; no task outside of tasks."""
+    found = {}
+    for key, field in labels:
+        value = getattr(event, field)
+        if value != "":
+            found[key] = value
+    return found
 
 
 def note(name: str, event: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -30,27 +30,24 @@ class Children(dict[Any, Callable[[float], None]]):
 
     def __init__(self, metric: Metric) -> None:
         super().__init__()
-        self._metric = metric
+        self.metric = metric
         self._family = made(metric)
 
     def __missing__(self, labels: Any) -> Callable[[float], None]:
         first = labels[:-1] if isinstance(labels, tuple) else ()
-        for it in (labels, *((*first, last) for last in self._metric.begins)):
+        for it in (labels, *((*first, last) for last in self.metric.begins)):
             if it not in self:
                 self[it] = self._change_of(it)
+        if labels and self.metric is not REPORTED:
+            begin(next(iter(self.metric.labels)), first[0] if first else labels)
         return self[labels]
 
     def _change_of(self, labels: Any) -> Callable[[float], None]:
         every = labels if isinstance(labels, tuple) else (labels,)
         words = [{True: "yes", False: "no"}.get(it, it) for it in every]
         child = self._family.labels(*words) if words else self._family
-        change = {"counter": "inc", "gauge": "set", "histogram": "observe"}[self._metric.kind]
+        change = {"counter": "inc", "gauge": "set", "histogram": "observe"}[self.metric.kind]
         return getattr(child, change)  # type: ignore[no-any-return]
-
-    def begin(self, first: str) -> None:
-        """Export zeros of *first*, the value of the first label."""
-        if self._metric.begins:
-            _ = self[first, self._metric.begins[0]]
 
 
 def made(metric: Metric) -> Any:
@@ -62,50 +59,35 @@ def made(metric: Metric) -> Any:
     return Gauge(name, metric.about, labels, multiprocess_mode=metric.mode)  # type: ignore[arg-type]
 
 
-class Beginnings(dict[str, Callable[[float], Any]]):
-    """Have counters begin with zero for each value of their first label, once."""
-
-    def __init__(self, counters: Iterable[Children]) -> None:
-        super().__init__()
-        self._counters = list(counters)
-
-    def __missing__(self, first: str) -> Callable[[float], Any]:
-        for children in self._counters:
-            children.begin(first)
-        return self.setdefault(first, float)  # which does nothing, at no cost
-
-
 #: Metric -> its children.
 FAMILIES = {
     metric: Children(metric)
     for metric in (REPORTED, *dict.fromkeys(it for kind in KINDS.values() for it in kind.metrics))
     if metric.prometheus
 }
-#: Label -> the counters that begin with zero for each of its values.
-BEGINNINGS = {
-    label: Beginnings(
-        children
-        for metric, children in FAMILIES.items()
-        if metric.kind == "counter"
-        and metric is not REPORTED
-        and next(iter(metric.labels), "") == label
-    )
-    for label in dict.fromkeys(kind.introduces for kind in KINDS.values())
-    if label
-}
-#: Those of a task in report mode.
-REPORTS = Beginnings([FAMILIES[REPORTED]])
+#: First label and value of what has been begun.
+_begun: set[tuple[str, str]] = set()
+
+
+def begin(label: str, value: str) -> None:
+    """Export zeros, once: of a series that begins with a one, Prometheus sees no increase."""
+    if (label, value) in _begun:
+        return
+    _begun.add((label, value))
+    for metric, children in FAMILIES.items():
+        is_counter = metric.kind == "counter" and metric.begins and metric is not REPORTED
+        if is_counter and next(iter(metric.labels)) == label:
+            _ = children[value, metric.begins[0]]
+
 
 #: What is looked up, by which label values of the event, and by how much it is changed: by the
 #: value of an attribute, or always by the same.
-Step = tuple[dict[Any, Callable[[float], Any]], Callable[[Any], Any], Any, float]
+Step = tuple[Children, Callable[[Any], Any], Any, float]
 
 
 def steps_of(kind: type[Event]) -> list[Step]:
     """Return what an event of this *kind* changes."""
     steps: list[Step] = []
-    if kind.introduces:
-        steps.append((BEGINNINGS[kind.introduces], attrgetter(kind.introduces), None, 0))
     for metric, by in kind.metrics.items():
         if metric in FAMILIES:
             labels = metric.labels.values()
@@ -120,8 +102,9 @@ STEPS = {kind: steps_of(kind) for kind in KINDS.values()}
 
 def count_event(event: Event) -> None:
     """Count *event*, or set its gauge; events that are not counted cost a look-up."""
-    steps = STEPS.get(type(event), ())
-    if not steps:
+    kind = type(event)
+    steps = STEPS.get(kind)
+    if steps is None:
         return
     with counting:
         if _pid != os.getpid():
@@ -130,20 +113,20 @@ def count_event(event: Event) -> None:
             report(event)
             return
         for changes, key_of, value_of, value in steps:
-            by = value if value_of is None else value_of(event)
-            if by is not None:
+            if value_of is None:
+                changes[key_of(event)](value)
+            elif (by := value_of(event)) is not None:
                 changes[key_of(event)](by)
-        note = MARGIN_NOTES.get(type(event))
-        if note is not None:
-            note(event)
+        if kind in MARGIN_NOTES:
+            MARGIN_NOTES[kind](event)
 
 
 def report(event: Any) -> None:
     """Count what report mode would have refused; no lock was taken, so nothing else counts."""
-    if event.introduces:
-        _ = REPORTS[event.task]
+    counts = FAMILIES[REPORTED]
+    _ = counts[event.task, REPORTED.begins[0]]  # begins with zeros
     if event.counts_as:
-        FAMILIES[REPORTED][event.task, event.counts_as](1)
+        counts[event.task, event.counts_as](1)
 
 
 # --- margins -------------------------------------------------------------------------------

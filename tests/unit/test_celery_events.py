@@ -104,8 +104,7 @@ def consumer():
 
 
 def test_every_event_has_a_type():
-    """So that an event that is added is not forgotten here."""
-    assert set(events.KINDS.values()) == {type(example) for example in EXAMPLES}
+    """And no two the same."""
     types = [kind.celery_type for kind in events.KINDS.values()]
     assert len(set(types)) == len(types)
 
