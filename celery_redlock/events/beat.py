@@ -37,7 +37,6 @@ class LeaderElected(LockEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it leads."""
         return f"Leads as {text(it, 'name')!r}, term {text(it, 'fence')}"
 
 
@@ -77,12 +76,10 @@ class LeaderDeposed(LockEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it no longer leads."""
         return f"No longer leads as {text(it, 'name')!r}, after {length(it, 'led')}"
 
     @classmethod
     def why(cls, it: Record) -> str:
-        """Return why its term ended."""
         return reason_in(cls.REASONS, it, "reason")
 
 
@@ -130,7 +127,6 @@ class SlotPublished(SlotEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it was published."""
         seconds = number(it.get("late"))
         late = f", {seconds:.1f} s late" if seconds >= 1 else ""
         return f"Published {slot(it)} as {task(it)}{late}"
@@ -173,12 +169,10 @@ class SlotSkipped(SlotEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it was skipped, and those before it."""
         since = it.get("since")
         earlier = f" and all since {iso_moment(since)}" if number(since) else ""
         return f"Skipped {slot(it)}{earlier}"
 
     @classmethod
     def why(cls, it: Record) -> str:
-        """Return why."""
         return reason_in(cls.CAUSES, it, "cause")

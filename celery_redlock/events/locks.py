@@ -85,7 +85,6 @@ class LockAcquired(LockEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it was granted, and after which wait."""
         fence = it.get("fence")
         number_of_it = "" if fence is None else f", fence {fence}"
         after = length(it, "waited")
@@ -114,12 +113,10 @@ class LockConflict(LockEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it was refused."""
         return f"Refused {lock(it)}{of_task(it)} after {length(it, 'waited')}"
 
     @classmethod
     def why(cls, it: Record) -> str:
-        """Return who holds it."""
         return held_by(it)
 
 
@@ -145,13 +142,11 @@ class LockUnavailable(LockEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that there was no quorum."""
         whom = f" for {task(it)}" if it.get("task") else ""
         return f"No quorum for {lock(it)} after {length(it, 'waited')}{whom}"
 
     @classmethod
     def why(cls, it: Record) -> str:
-        """Return what each node said."""
         return votes_in_words(it.get("votes"))
 
 
@@ -184,7 +179,6 @@ class LockRenewed(LockEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it was renewed, and with which margin."""
         return f"Renewed {lock(it)}{of_task(it)} with {length(it, 'margin')} left"
 
 
@@ -216,22 +210,18 @@ class LeaseLost(LockEvent):
 
     @property
     def counts_as(self) -> str:
-        """Which cause it is."""
         return "lost"
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it is lost."""
         return f"Lock {text(it, 'name')!r} is lost ({text(it, 'reason')}){by_task(it)}"
 
     @classmethod
     def why(cls, it: Record) -> str:
-        """Return how it was lost."""
         return loss(text(it, "reason"), it.get("votes"))
 
     @classmethod
     def would(cls, it: Record) -> str:
-        """Return that it would be lost."""
         return f"Lock {text(it, 'name')!r} would have been lost ({text(it, 'reason')}){by_task(it)}"
 
 
@@ -262,5 +252,4 @@ class LockReleased(LockEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it was released."""
         return f"Released {lock(it)}{of_task(it)} after {length(it, 'held')}"

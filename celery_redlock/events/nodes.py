@@ -72,12 +72,10 @@ class NodeDown(NodeEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it is down."""
         return f"Lock node {text(it, 'node')} is down"
 
     @classmethod
     def why(cls, it: Record) -> str:
-        """Return what connecting to it said."""
         return str(it.get("reason") or "")
 
 
@@ -93,7 +91,6 @@ class NodeUp(NodeEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it is up."""
         return f"Lock node {text(it, 'node')} is up"
 
 
@@ -119,12 +116,10 @@ class NodeQuarantined(NodeEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it is quarantined, and for how long."""
         return f"Lock node {text(it, 'node')} is quarantined for {number(it.get('left')):.0f} s"
 
     @classmethod
     def why(cls, it: Record) -> str:  # noqa: ARG003
-        """Return why a node is quarantined at all."""
         return "it is new, or was restarted or wiped"
 
 
@@ -148,7 +143,6 @@ class NodeClockJump(NodeEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return by how much it jumped."""
         by = f"{number(it.get('jump')):+.1f} s"
         return f"The clock of lock node {text(it, 'node')} jumped by {by}"
 
@@ -196,7 +190,6 @@ class NodeMeasured(NodeEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return both figures."""
         took = f"{number(it.get('latency')) * 1000:.3g} ms"
         offset = f"{number(it.get('clock_offset')) * 1000:+.3g} ms"
         return f"Lock node {text(it, 'node')} answers in {took}, its clock differs by {offset}"

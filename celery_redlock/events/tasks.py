@@ -53,17 +53,14 @@ class TaskEvent(LockEvent):
 
     @property
     def counts_as(self) -> str:
-        """Which cause it is."""
         return self.cause
 
     @classmethod
     def why(cls, it: Record) -> str:
-        """Return why the lock was not granted."""
         return refusal(it)
 
     @classmethod
     def would(cls, it: Record) -> str:
-        """Return that it runs all the same."""
         return f"Running {task(it)}, which would have {cls.would_have_been}"
 
 
@@ -81,7 +78,6 @@ class TaskSkipped(TaskEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it was skipped."""
         return f"Skipped {task(it)}"
 
 
@@ -97,7 +93,6 @@ class TaskRefused(TaskEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it failed."""
         return f"Failed {task(it)}"
 
 
@@ -121,7 +116,6 @@ class TaskRetried(TaskEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it is retried, and when."""
         return f"Retry of {task(it)} in {number(it.get('countdown')):g} s"
 
 
@@ -147,7 +141,6 @@ class TaskRescheduled(TaskEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return when it is rescheduled for, and how often it was."""
         again = f"{number(it.get('countdown')):g} s (attempt {number(it.get('times')):g})"
         return f"Rescheduled {task(it)} in {again}"
 
@@ -175,7 +168,6 @@ class TaskQueued(TaskEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return that it waits, and how often it has come."""
         return f"Queued {task(it)} (attempt {number(it.get('times')):g})"
 
 
@@ -205,7 +197,6 @@ class TasksWaiting(Event):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return how many wait."""
         count = number(it.get("count"))
         return f"{count:g} of task {text(it, 'task')} wait for their locks in this worker"
 
@@ -253,7 +244,6 @@ class DuplicatePublished(LockEvent):
 
     @property
     def counts_as(self) -> str:
-        """Which cause it is."""
         return "duplicate"
 
     @classmethod
@@ -264,16 +254,13 @@ class DuplicatePublished(LockEvent):
 
     @classmethod
     def what(cls, it: Record) -> str:
-        """Return what it did."""
         return f"A duplicate {cls.did(it)}"
 
     @classmethod
     def why(cls, it: Record) -> str:
-        """Return by which lock, and how many were merged."""
         merged = number(it.get("merged"))
         return f"{lock(it)}{f'; {merged:g} merged into the next run' if merged else ''}"
 
     @classmethod
     def would(cls, it: Record) -> str:
-        """Return what it would have done."""
         return f"Published task {text(it, 'task')}, which would have {cls.did(it)}"
