@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from celery_redlock.lock.outcomes import ReleaseOutcome
     from celery_redlock.lock.redlock import Redlock
     from celery_redlock.task.base import RedlockTask
-    from celery_redlock.task.current import current_lock
+    from celery_redlock.task.execution import current_lock
     from celery_redlock.task.policies import Fail, Queue, Reschedule, Retry, RunUnlocked, Skip
     from celery_redlock.task.refused import Skipped
     from celery_redlock.task.result import UniqueResult
@@ -70,7 +70,7 @@ _HOMES = {
     "lock.outcomes": ("ReleaseOutcome",),
     "lock.redlock": ("Redlock",),
     "task.base": ("RedlockTask",),
-    "task.current": ("current_lock",),
+    "task.execution": ("current_lock",),
     "task.policies": ("Fail", "Queue", "Reschedule", "Retry", "RunUnlocked", "Skip"),
     "task.refused": ("Skipped",),
     "task.result": ("UniqueResult",),

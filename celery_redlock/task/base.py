@@ -15,16 +15,16 @@ from celery_redlock.exposition import ServeMetrics
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.nodewatch import WatchNodes
 from celery_redlock.plugin import plugin_for
+from celery_redlock.task.broker import warn_if_forgetful, warn_if_results_expire
 from celery_redlock.task.calls import after, call
 from celery_redlock.task.copies import options_of_copy, way_of_copy
-from celery_redlock.task.current import current_lock, running_execution
 from celery_redlock.task.delivery import CELERYS
+from celery_redlock.task.execution import current_lock, running_execution
 from celery_redlock.task.options import check_declared
 from celery_redlock.task.outcome import DeliveryOver, Outcome
 from celery_redlock.task.overrides import check_bases, check_body, check_request, protect
 from celery_redlock.task.policies import Policy
 from celery_redlock.task.publish import publish
-from celery_redlock.task.redelivery import warn_if_forgetful, warn_if_results_expire
 from celery_redlock.task.result import FreeResultsLater, UniqueResult, result_of
 from celery_redlock.task.shared import check_shared
 from celery_redlock.task.skip_line import BEAT, TRACER, shorten, without_traceback

@@ -1,253 +1,269 @@
 """
-Begin an execution: its lock, or the policy; then its reservation, and the newest arguments.
+Ask for the locks of an execution: all of its names, or none.
 
-    acquire --> granted                       --> start --> body
-            --> held by this same execution   --> a copy for later
-            --> has finished before           --> ends without a state
-            --> taken, or nobody knows        --> refuse, by policy
+    begin --> Granted   it runs under its lock, or under what stands in for one
+          --> Finished  it has finished before, or may have
+          --> Refused   another one holds the lock, or no quorum could decide
 """
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from celery import states
-
-from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, QuorumUnavailable
+from celery_redlock.errors import LockNotAcquired, LockTaken
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.lock.records import place_name, shorten
-from celery_redlock.lock.wanted import MarkerStands
+from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.waiting import leave_request
+from celery_redlock.lock.wanted import MarkerStands, Wanted
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking
-from celery_redlock.task import refused
-from celery_redlock.task.delivery import forget_serializer
-from celery_redlock.task.interrupt import defer_interrupts
-from celery_redlock.task.outcome import DONE, DeliveryOver, Outcome, Records
-from celery_redlock.task.policies import Queue, RunUnlocked
-from celery_redlock.task.queueing import (
-    join_queue,
-    set_aside,
-    wait_behind,
-    wait_for_the_run_before,
-)
-from celery_redlock.task.reservation import NotItsTurn, Reservation, newest_call
-from celery_redlock.task.taking import take
-from celery_redlock.task.task_lock import names_of
-from celery_redlock.unique.requests import OVER
+from celery_redlock.task.claim import Claim
+from celery_redlock.task.outcome import DONE
+from celery_redlock.task.plan import Plan, Situation, plan
+from celery_redlock.task.policies import RunUnlocked
 
-if TYPE_CHECKING:
-    from celery_redlock.task.execution import Execution
-
-__all__ = ["acquire", "has_previous", "refuse", "start"]
+__all__ = [
+    "Finished",
+    "Granted",
+    "OnLost",
+    "Refused",
+    "begin",
+    "has_previous",
+    "leave_line",
+    "take",
+]
 
 logger = get_logger(__name__)
 
 #: How long to wait for the task's previous execution to release the lock [s].
 PREVIOUS_GRACE = 2.0
-#: When a copy comes back to see whether the result of what has finished is stored, as a share of
-#: the lease: a marker that says "finishing" lives no longer, and its worker is then taken for dead.
-SHARE_OF_LEASE = 1 / 3
+
+#: Called when the lock is lost.
+OnLost = Callable[[], None]
 
 
-def acquire(execution: Execution) -> None:
+@dataclass(frozen=True)
+class Granted:
     """
-    Take the lock of *execution*, or its substitute.
+    An execution runs.
 
-    Raises:
-        LockTaken, QuorumUnavailable: The policy decides.
-        celery.exceptions.Ignore: This delivery is over: the execution has finished
-            already, or runs elsewhere and a copy was published for later.
+    Attributes:
+        claim: As it was asked with.
+        held: Its lock, or what stands in for one.
+        own: The lock that it has to release; None if there is none. In report mode that is its
+            note on the nodes, which nobody waits for, and *held* is none.
     """
-    name, outer = execution.name, execution.outer
+
+    claim: Claim
+    held: HeldLock
+    own: HeldLock | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """
+    An execution has finished before.
+
+    Attributes:
+        claim: As it was asked with.
+        is_certain: Whether its result is stored; else it is asked again later.
+    """
+
+    claim: Claim
+    is_certain: bool
+
+
+@dataclass(frozen=True)
+class Refused:
+    """
+    An execution was not granted its lock.
+
+    Attributes:
+        claim: As it was asked with.
+        error: Why.
+        situation: In which it is then.
+        is_full: Whether as many wait for the lock as may.
+    """
+
+    claim: Claim
+    error: LockNotAcquired
+    situation: Situation
+    is_full: bool = False
+
+    @property
+    def plan(self) -> Plan:
+        """What happens to it."""
+        claim = self.claim
+        return plan(
+            claim.options,
+            self.situation,
+            is_eager=claim.request.is_eager,
+            reschedules=claim.delivery.envelope.reschedules,
+            is_full=self.is_full,
+        )
+
+
+def begin(claim: Claim, outer: Granted | None, on_lost: OnLost) -> Granted | Finished | Refused:
+    """
+    Ask for the lock of *claim*.
+
+    Args:
+        claim: Of the execution.
+        outer: How the execution has begun whose body called this one with ``apply()``, if any.
+        on_lost: Called when the lock is lost, where that ends the body.
+    """
     if locking.disabled:
-        execution.held = NotLocked(name, "locks are disabled in this process", clock.wall())
-        return
-    if outer is not None and has_replaced(execution, outer):
-        execution.held = outer.held
-        return
-    try:
-        hold_reservation(execution)
-        take_in_turn(execution)
-    except MarkerStands as marker:
-        raise finished_before(execution, marker.state) from None
-    except QuorumUnavailable as error:
-        if not isinstance(refused.policy_for(error, execution.options), RunUnlocked):
-            raise
-        logger.warning("Running %s WITHOUT its lock: %s", execution, error)
-        execution.held = NotLocked(name, "no quorum of lock nodes; run_unlocked", clock.wall())
+        return unlocked(claim, "locks are disabled in this process")
+    if outer is not None and has_replaced(claim, outer):
+        return Granted(claim, outer.held)
+    hold_reservation(claim)
+    begun = take(claim, claim.options.wait, on_lost)
+    if isinstance(begun, Refused) and begun.situation is Situation.TAKEN:
+        begun = unless_its_own(begun, on_lost)
+    if isinstance(begun, Refused) and isinstance(begun.plan, RunUnlocked):
+        logger.warning("Running %s WITHOUT its lock: %s", claim, begun.error)
+        return unlocked(begun.claim, "no quorum of lock nodes; run_unlocked")
+    return begun
 
 
-def has_replaced(execution: Execution, outer: Execution) -> bool:
+def unlocked(claim: Claim, why: str) -> Granted:
+    """Return that the execution runs without a lock."""
+    return Granted(claim, NotLocked(claim.name, why, clock.wall()))
+
+
+def has_replaced(claim: Claim, outer: Granted) -> bool:
     """Return whether the body of *outer* has become this one, in eager mode, and has its locks."""
     held = outer.held
-    if held is None or not execution.request.is_eager:
+    if not claim.request.is_eager:
         return False
-    is_ours = held.lease.info.get("task_id") == execution.request.id
-    is_first = held.name == place_name(execution.name, held.place)
-    return is_ours and is_first and set(execution.names) <= set(outer.names)
+    is_ours = held.lease.info.get("task_id") == claim.request.id
+    is_first = held.name == place_name(claim.name, held.place)
+    return is_ours and is_first and set(claim.names) <= set(outer.claim.names)
 
 
-def hold_reservation(execution: Execution) -> None:
+def hold_reservation(claim: Claim) -> None:
     """A message that was acknowledged early is in our hands alone until we have the lock."""
-    reservation, options = execution.reservation, execution.options
-    if reservation is not None and options.wait and not execution.task.acks_late:
+    reservation, options = claim.reservation, claim.options
+    if reservation is not None and options.wait and not claim.task.acks_late:
         longest = options.wait + PREVIOUS_GRACE + options.ttl
-        reservation.hold(execution.reservations, longest)
+        reservation.hold(claim.reservations, longest)
 
 
-def take_in_turn(execution: Execution) -> None:
-    """Acquire the lock; a task loses neither to itself nor to its previous execution."""
-    delivery, is_eager = execution.delivery, execution.request.is_eager
-    try:
-        return take(execution, execution.options.wait)
-    except LockTaken as error:
-        taken = error
-    if is_eager:
-        raise taken
-    if has_previous(execution, taken):
-        try:
-            return take(execution, PREVIOUS_GRACE)
-        except LockTaken as error:
-            taken = error
-    if delivery.is_same_execution(taken.holder):  # to fail would stand for that one's result
-        why = "it runs elsewhere"
-        raise wait_behind(execution, taken, why, Outcome.SET_ASIDE)
-    if has_previous(execution, taken):
-        why = "the execution before it has not ended"
-        raise wait_behind(execution, taken, why, Outcome.SET_ASIDE, taken)
-    raise taken
+def unless_its_own(refused: Refused, on_lost: OnLost) -> Granted | Finished | Refused:
+    """Return how it begins if it lost to itself, or to the execution before it: to neither."""
+    claim = refused.claim
+    if claim.request.is_eager:
+        return refused
+    if has_previous(refused):
+        begun = take(claim, PREVIOUS_GRACE, on_lost)
+        if not (isinstance(begun, Refused) and begun.situation is Situation.TAKEN):
+            return begun
+        refused, claim = begun, begun.claim
+    if claim.delivery.is_same_execution(holder_in(refused)):
+        return Refused(claim, refused.error, Situation.ELSEWHERE)
+    if has_previous(refused):
+        return Refused(claim, refused.error, Situation.PREVIOUS)
+    return refused
 
 
-def has_previous(execution: Execution, taken: LockTaken, ends: float | None = None) -> bool:
+def holder_in(refused: Refused) -> dict[str, Any]:
+    """Return who holds the lock, as in `LockTaken.holder`; empty if nobody knows."""
+    return refused.error.holder if isinstance(refused.error, LockTaken) else {}
+
+
+def has_previous(refused: Refused, ends: float | None = None) -> bool:
     """
     Return whether the execution before this one has the lock, or one of its places.
 
     Args:
-        execution: That was refused.
-        taken: Why.
+        refused: Because it is taken.
         ends: Wait for no answer after that [s, our clock]; None for no such limit.
     """
-    delivery, holders = execution.delivery, [taken.holder]
-    limit = execution.options.limits(execution.names)[taken.name]
+    claim, taken = refused.claim, refused.error
+    delivery, holders = claim.delivery, [holder_in(refused)]
+    limit = claim.limits[taken.name]
     if limit > 1 and delivery.may_have_previous:
         places = [place_name(taken.name, place) for place in range(limit)]
-        asked = execution.locks.inspect_all(places, ends)
+        asked = claim.locks.inspect_all(places, ends)
         holders += [view.holder for views in asked for view in views]
     return any(map(delivery.is_previous_execution, holders))
 
 
-def finished_before(execution: Execution, state: str) -> DeliveryOver:
-    """Return what ends a copy of an execution that has finished, is about to, or may have."""
-    if state == DONE:
-        logger.info("%s has finished before; this copy ends", execution)
-        return DeliveryOver("this execution has finished before", Outcome.REPEATED)
-    after = execution.options.ttl * SHARE_OF_LEASE
-    return set_aside(execution, after, "it may have finished", Outcome.REPEATED)
-
-
-def refuse(execution: Execution, error: LockNotAcquired) -> Any:
-    """Act on *error* by policy; returns the result of the task, or raises."""
-    options, request = execution.options, execution.request
-    if isinstance(error, LockTaken) and not request.is_eager:
-        if options.reruns:
-            raise wait_for_the_run_before(execution, error)
-        if isinstance(options.on_conflict, Queue):
-            options = join_queue(execution, error, options.on_conflict)
-    delivery, notify = execution.delivery, execution.plugin.notify
-    skipped = refused.refuse(execution.task, request, delivery, error, options, notify)
-    return skipped if request.is_eager else dict(skipped)  # for every result serializer
-
-
-def start(
-    execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def take(
+    claim: Claim, wait: float, on_lost: OnLost, ends: float | None = None
+) -> Granted | Finished | Refused:
     """
-    Note that *execution* runs now; return the arguments to run it with.
+    Acquire the locks unless the execution has finished before.
 
-    Those are the newest that were merged into its reservation, if any.
+    A marker that a first publish has left is for those of its own: of a message without a publish
+    id that the broker delivers for the first time, it says that another one has finished.
 
-    Raises:
-        celery.exceptions.Ignore: Another task of this name is queued before this one; a
-            copy was published for later.
-        LockKeyError: What was merged into this task belongs to another name.
+    Args:
+        claim: Of the execution.
+        wait: How long to keep trying [s].
+        on_lost: As of `begin`.
+        ends: As of `Wanted`.
     """
-    reservation, held, request = execution.reservation, execution.held, execution.request
-    newest = None
-    if reservation is not None and held is not None and is_for_lock(reservation, execution):
-        try:
-            newest = start_reservation(execution, reservation, held)
-        except LockKeyError:
-            if not execution.only_reports:
-                raise
-            logger.warning("%s runs with its own arguments", execution, exc_info=True)
-    if newest is not None:
-        request.args, request.kwargs = newest  # for a retry, or a copy
-        args, kwargs = tuple(newest[0]), newest[1]
-    report_started(execution)
-    forget_serializer(request)
-    return args, kwargs
-
-
-def is_for_lock(reservation: Reservation, execution: Execution) -> bool:
-    """
-    Return whether *reservation* is for the lock that *execution* holds.
-
-    A retry may have other arguments, and so another name; and anybody can publish a message
-    that belongs to another. Such a reservation is ended with its token, but none is ever made.
-    """
-    if shorten(reservation.name) == shorten(execution.name):
-        return True
-    if reservation.until == "started" and not execution.options.reruns:
-        execution.end_reservation(Records(reservation=OVER))
-    return False
-
-
-def start_reservation(execution: Execution, reservation: Reservation, held: HeldLock) -> Any:
-    """Note in the reservation that its task runs; return the newest arguments, None for none."""
-    task, known, options = execution.task, execution.reservations, execution.options
-    is_of_other_mode = reservation.is_report is not execution.only_reports
-    # In report mode the body has none, and what it stands under is its note.
-    lock = execution.own_lock or held if reservation.is_report else held
+    began = clock.now()
     try:
-        with defer_interrupts():
-            started = reservation.start(
-                known,
-                options,
-                lock,
-                execution.info,
-                comes_back=task.acks_late or is_of_other_mode,
-            )
-    except NotItsTurn as error:
-        raise wait_for_the_run_before(execution, error.why) from None
-    held.merged = started.merged
-    newest = newest_call(started.arguments)
-    if (
-        newest is not None
-        and names_of(task, *newest, execution.delivery.headers) != execution.names
-    ):
-        raise LockKeyError(f"Task {task.name!r}: what was merged into it makes another lock name")
-    return newest
+        held = acquire(claim, wait, on_lost, ends)
+    except MarkerStands as marker:
+        if claim.delivery.may_be_repeated:
+            return Finished(claim, marker.state == DONE)
+        wait = max(0.0, wait - (clock.now() - began))
+        return take(claim.of_second_publish(), wait, on_lost, ends)
+    except LockTaken as error:
+        is_own = error.holder.get("execution") == claim.delivery.execution
+        if is_own and not claim.delivery.may_be_repeated:
+            claim = claim.of_second_publish()
+        return Refused(claim, error, Situation.TAKEN)
+    except LockNotAcquired as error:
+        return Refused(claim, error, Situation.UNAVAILABLE)
+    return Granted(claim, held, held)
 
 
-def report_started(execution: Execution) -> None:
-    """
-    Store STARTED if Celery would have done so, now that this delivery is the one that runs.
+def acquire(claim: Claim, wait: float, on_lost: OnLost, ends: float | None) -> HeldLock:
+    """Acquire the locks; raises what `Redlock.take` does."""
+    options, delivery, locks = claim.options, claim.delivery, claim.locks
+    marker = delivery.execution if options.dedup_ttl else None
+    asked = None if delivery.is_second_publish else marker
+    waiting = delivery.envelope.waiting
+    wanted = [
+        Wanted(
+            name,
+            options.ttl,
+            wait,
+            options.fence,
+            claim.info,
+            asked,
+            delivery.owner,
+            limit,
+            None if waiting is None else waiting.since,
+            delivery.was_woken,
+            delivery.execution if waiting is not None and waiting.name == shorten(name) else None,
+            ends,
+        )
+        for name, limit in claim.limits.items()
+    ]
+    lost = (lambda _held: on_lost()) if options.aborts_on_loss else None
+    if len(wanted) == 1:
+        held = locks.take(wanted[0], lost)
+    else:
+        all_held = locks.take_all(wanted, lost)
+        held = all_held.pop(claim.name)
+        held.others = tuple(all_held.values())
+    if asked != marker:  # or this one could not be delivered again
+        locks.mark(Marker(delivery.execution, DONE, 0.0))
+    if waiting is not None:
+        leave_line(claim, waiting.name)
+    return held
 
-    Celery stores it for every delivery. A late copy would write it over a FAILURE, which
-    is the result, and end without another word.
-    """
-    task, request = execution.task, execution.request
-    is_wanted = execution.lock.stores_started and not request.is_eager
-    if is_wanted and not is_ignored(task, request):
-        who = {"pid": os.getpid(), "hostname": request.hostname}
-        task.backend.store_result(request.id, who, states.STARTED, request=request)
 
-
-def is_ignored(task: Any, request: Any) -> bool:
-    """Return whether nobody wants the result. Before Celery 5.6 the task alone has a say."""
-    from celery.app import trace  # noqa: PLC0415  a whole worker, and it is there by now
-
-    ask = getattr(trace, "get_actual_ignore_result", lambda task, _request: task.ignore_result)
-    return bool(ask(task, request))
+def leave_line(claim: Claim, name: str) -> None:
+    """Have the nodes forget that the task waits as a message for the lock *name*."""
+    locks = claim.plugin.locks
+    locks.driver.tell(leave_request(locks.rules, name, claim.delivery.execution))

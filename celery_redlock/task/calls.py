@@ -16,9 +16,13 @@ from celery import Task, states
 from celery.exceptions import Ignore, Reject
 
 from celery_redlock.plugin import locking
-from celery_redlock.task.current import latest_execution, running_execution
 from celery_redlock.task.delivery import Delivery
-from celery_redlock.task.execution import Execution, delay_in
+from celery_redlock.task.execution import (
+    Execution,
+    delay_in,
+    latest_execution,
+    running_execution,
+)
 from celery_redlock.task.outcome import outcome_of
 from celery_redlock.task.refused import Skipped
 from celery_redlock.task.task_lock import lock_of

@@ -1,7 +1,9 @@
 """
 One execution of a task under a lock, from beginning to end: `Execution.run`.
 
-    lock name --> acquire (or the policy) --> start --> body --> Outcome --> end
+    lock name --> begin --> Granted --> start --> body --> Outcome --> end
+                       '--> Refused --> the policy
+                       '--> Finished, by another delivery of the same message
 
 An execution is one publish of a task: a retry is another one, and so is a second publish under
 the same task id; a message delivered again is the same one. Every acquisition has a token of
@@ -15,28 +17,23 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from contextvars import ContextVar
 from datetime import datetime, timezone
-from functools import cached_property
 from typing import Any
 
 from celery.exceptions import Retry
 from celery.utils.time import maybe_make_aware
 
 from celery_redlock.deferral import defer_signals
-from celery_redlock.errors import ConfigurationError, LockNotAcquired
 from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.requests import Marker
 from celery_redlock.log import get_logger
-from celery_redlock.plugin import locking
-from celery_redlock.task.begin import acquire, refuse, start
-from celery_redlock.task.current import latest_execution
-from celery_redlock.task.delivery import Delivery, hide
-from celery_redlock.task.envelope import HEADER, Envelope
+from celery_redlock.task.begin import Finished, Granted, Refused, begin
+from celery_redlock.task.claim import Claim, end_reservation
+from celery_redlock.task.delivery import hide
+from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.interrupt import Interrupt, LockInterrupt, defer_interrupts
-from celery_redlock.task.options import LockOptions
 from celery_redlock.task.outcome import (
     DONE,
     FINISHING,
@@ -46,11 +43,18 @@ from celery_redlock.task.outcome import (
     outcome_of,
     records_after,
 )
-from celery_redlock.task.reporting import report
-from celery_redlock.task.task_lock import lock_of, names_of_call
-from celery_redlock.unique.reservations import Reservations
+from celery_redlock.task.refused import end_copy, refuse
+from celery_redlock.task.reporting import report, report_unnamed
+from celery_redlock.task.start import Started, start
 
-__all__ = ["Execution", "delay_in", "left_of"]
+__all__ = [
+    "Execution",
+    "current_lock",
+    "delay_in",
+    "latest_execution",
+    "left_of",
+    "running_execution",
+]
 
 logger = get_logger(__name__)
 
@@ -68,14 +72,9 @@ class Execution:
         outer: The execution whose body called this one with ``apply()``; None for none.
 
     Attributes:
-        lock: What the task asks of its lock.
-        delivery: This delivery.
-        id: Id of the execution.
-        reservation: That its message was published with; None for none.
-        name: Lock name, the first of its *names*.
-        held: Its lock, or what stands in for one; None before it has any.
-        own_lock: The lock that this has to release; None if there is none. In report mode that is
-            its note on the nodes, which nobody waits for, and *held* is none.
+        claim: The task, its message, and its lock names.
+        granted: How it has begun; None before that, and for one that does not run.
+        handled: The error that was being handled when it began; None for none.
         interrupt: Tells the body that its lock is lost.
         records: What the nodes are to remember; None until its end begins.
     """
@@ -86,23 +85,11 @@ class Execution:
         self.outer = outer
         latest = latest_execution.get()
         self._before = latest if latest is not None and latest.is_traced else outer
-        self.name = ""
-        self.names: tuple[str, ...] = ()
         self.handled: BaseException | None = None
-        self.held: HeldLock | None = None
-        self.own_lock: HeldLock | None = None
+        self.granted: Granted | None = None
         self.records: Records | None = None
         self.interrupt = Interrupt()
-        self.lock = lock_of(task)
-        self.plugin = self.lock.plugin
-        if request.is_eager:
-            self.plugin.refresh()
-        is_local = request.is_eager or locking.disabled
-        fields = request.__dict__
-        if is_local:
-            fields = {**fields, HEADER: None}
-        self.delivery = delivery = Delivery.of(task, fields, str(request.hostname))
-        self.id, self.reservation = delivery.execution, delivery.envelope.reservation
+        self.claim = Claim.of(task, request)
         hide(request)
 
     def run(self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -116,20 +103,7 @@ class Execution:
         self.handled = sys.exc_info()[1]  # of who forked or called us within an `except`
         outcome, comes_in = Outcome.INTERRUPTED, 0.0
         try:
-            if self.only_reports:
-                report(self, args, kwargs)
-            else:
-                self.names = names_of_call(self.task, args, kwargs, self.delivery)
-                self.name = self.names[0]
-                try:
-                    acquire(self)
-                except LockNotAcquired as error:
-                    result = refuse(self, error)
-                    outcome = Outcome.SKIPPED
-                    return result
-            args, kwargs = start(self, args, kwargs)
-            result = self.run_body(body, args, kwargs)
-            outcome = Outcome.FINISHED
+            result, outcome = self.steps(body, args, kwargs)
         except Exception as error:
             outcome = outcome_of(error, self.task)
             comes_in = delay_in(error)
@@ -141,6 +115,41 @@ class Execution:
                 self.end(outcome, comes_in)
             finally:  # nothing to do, unless a signal came before the line above had begun
                 self.end(outcome, comes_in)
+
+    def steps(
+        self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Outcome]:
+        """Return the result of the task, and how it has ended if no error says that."""
+        begun = self.begin(args, kwargs)
+        started = start(begun, args, kwargs) if isinstance(begun, Granted) else begun
+        match started:
+            case Started():
+                return self.run_body(body, started.args, started.kwargs), Outcome.FINISHED
+            case Refused():
+                return refuse(started), Outcome.SKIPPED
+            case Finished():
+                raise end_copy(started)
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Granted | Finished | Refused:
+        """Ask for the lock, or in report mode note that the execution runs."""
+        only_reports = self.claim.only_reports
+        try:
+            self.claim = self.claim.named(args, kwargs)
+        except Exception as error:
+            if not only_reports:
+                raise
+            self.granted = report_unnamed(self.claim, error)
+            return self.granted
+        with defer_interrupts():  # or a lock that was granted might not be released
+            if only_reports:
+                begun: Granted | Finished | Refused = report(self.claim)
+            else:
+                outer = None if self.outer is None else self.outer.granted
+                begun = begin(self.claim, outer, self.interrupt.fire)
+            self.claim = begun.claim
+            if isinstance(begun, Granted):
+                self.granted = begun
+        return begun
 
     # -- the body ---------------------------------------------------------------------
 
@@ -154,10 +163,10 @@ class Execution:
         held = self.own_lock
         try:
             with self.interrupt:
-                if held is not None and self.options.aborts_on_loss:
+                if held is not None and self.claim.options.aborts_on_loss:
                     held.ensure_held()  # it may have been lost before there was a body to interrupt
                 result = body(*args, **kwargs)
-                if held is not None and not self.only_reports:
+                if held is not None and not self.claim.only_reports:
                     check_ended(result, self.task.name)
                 return result
         except LockInterrupt as error:
@@ -170,9 +179,10 @@ class Execution:
 
     def hand_over_to(self, sig: Any) -> bool:
         """Pass the reservation on to *sig*, which replaces this task; return whether it has it."""
-        if self.reservation is None or sig.get("subtask_type"):
+        reservation = self.claim.reservation
+        if reservation is None or sig.get("subtask_type"):
             return False
-        header = Envelope(reservation=self.reservation).header(self.request.id)
+        header = Envelope(reservation=reservation).header(self.request.id)
         sig.set(headers={**(sig.options.get("headers") or {}), **header})
         return True
 
@@ -191,7 +201,8 @@ class Execution:
         if self.records is not None:
             return
         with defer_interrupts():
-            held, reservation = self.own_lock, self.reservation
+            claim, held = self.claim, self.own_lock
+            reservation = claim.reservation
             self.records = Records()
             is_parents = held is not None and held.lost_reason == "fork"  # who goes on under it
             if is_parents or (held is None and reservation is None):
@@ -199,60 +210,64 @@ class Execution:
             try:
                 state = FINISHING if self.task.acks_late else DONE
                 marker = None if held is None else state
-                self.records = records_after(outcome, self.options, reservation, marker, comes_in)
+                self.records = records_after(outcome, claim.options, reservation, marker, comes_in)
                 if not self.records.after_result:
-                    self.end_reservation(self.records)
+                    end_reservation(claim, self.records)
             except Exception:  # the options are impossible; the task's own outcome stands
-                logger.exception("%s may leave something on the nodes; it expires", self)
+                logger.exception("%s may leave something on the nodes; it expires", claim)
             finally:
                 if held is not None:
                     self._release(held, self.records)
 
     def _release(self, held: HeldLock, records: Records) -> None:
+        claim = self.claim
         try:
-            options, state = self.options, records.marker
+            options, state, locks = claim.options, records.marker, claim.locks
             keep = left_of(options.min_hold, held.since) if options.min_hold else 0.0
             life = options.ttl if state == FINISHING else options.dedup_ttl
             marker = Marker(self.id, state, life) if state is not None else None
             for other in held.others:
-                self.locks.give_back(other, keep=keep)
-            waits = self.delivery.was_woken
-            self.locks.give_back(held, keep=keep, marker=marker, waits=waits)
+                locks.give_back(other, keep=keep)
+            waits = claim.delivery.was_woken
+            locks.give_back(held, keep=keep, marker=marker, waits=waits)
             if waits:  # or a busy worker has given this process another task before it hears of it
                 time.sleep(HINT_TAKES)
         except Exception:  # the lease expires; the task's own outcome stands
             logger.exception("Releasing lock %r failed; it ends within %g s", held.name, held.ttl)
 
-    def end_reservation(self, records: Records) -> None:
-        """End the reservation as *records* say; never fails the task."""
-        reservation = self.reservation
-        if reservation is not None:
-            try:
-                reservation.end(self.reservations, records)
-            except Exception:  # it expires; the task's own outcome stands
-                logger.exception("Ending the reservation of %r failed", reservation.name)
-
     def completed(self, *, is_stored: bool) -> None:
         """Complete the records now that Celery has finished, having stored the result or not."""
         latest_execution.set(self._before)
-        records = self.records
+        records, claim = self.records, self.claim
         if records is None or records.marker != FINISHING:
             return
         with defer_signals():
             if records.after_result and is_stored:
-                self.end_reservation(records)
-            done = Marker(self.id, DONE, self.options.dedup_ttl)
-            self.locks.mark(done if is_stored else Marker(self.id, FINISHING, 0.0))
+                end_reservation(claim, records)
+            done = Marker(self.id, DONE, claim.options.dedup_ttl)
+            claim.locks.mark(done if is_stored else Marker(self.id, FINISHING, 0.0))
 
     # -- what it is -------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Id of the execution."""
+        return self.claim.delivery.execution
+
+    @property
+    def held(self) -> HeldLock | None:
+        """Its lock, or what stands in for one; None before it has any."""
+        return None if self.granted is None else self.granted.held
+
+    @property
+    def own_lock(self) -> HeldLock | None:
+        """The lock that this has to release; None if there is none."""
+        return None if self.granted is None else self.granted.own
 
     @property
     def is_over(self) -> bool:
         """Whether its end has begun: its lock is released, or is about to be."""
         return self.records is not None
-
-    def __str__(self) -> str:
-        return f"{self.task.name}[{self.request.id}]"
 
     @property
     def is_traced(self) -> bool:
@@ -269,38 +284,39 @@ class Execution:
         is_same = task is self.task and number_of(request) == number_of(self.request)
         return is_same and not self.is_over
 
-    @cached_property
-    def options(self) -> LockOptions:
-        """The options of the task; not asked for while locks are disabled."""
-        options = self.delivery.adjust(self.lock.options_under(self.plugin.settings))
-        if options.only_reports:  # nobody writes with the fence, and nothing is aborted
-            options = replace(options, fence=False, aborts_on_loss=False)
-        # Nothing delivers an eager one again.
-        return replace(options, dedup_ttl=0.0) if self.request.is_eager else options
 
-    @property
-    def only_reports(self) -> bool:
-        """Whether its body runs whatever the nodes say."""
-        try:
-            return not locking.disabled and self.options.only_reports
-        except ConfigurationError:  # it is raised where it does not hide how the task fails
-            return False
+#: The execution that runs here, or has just run and waits for its result to be stored.
+latest_execution: ContextVar[Execution | None] = ContextVar("celery_redlock_latest", default=None)
 
-    @property
-    def locks(self) -> Redlock:
-        """The locks that its own is one of."""
-        return self.plugin.locks_for(report=self.only_reports)
 
-    @property
-    def reservations(self) -> Reservations:
-        """The reservations that its own is one of."""
-        is_report = self.reservation is not None and self.reservation.is_report
-        return self.plugin.reservations_for(report=is_report)
+def running_execution() -> Execution | None:
+    """Return the innermost execution that goes on here; None outside of any."""
+    execution = latest_execution.get()
+    while execution is not None and execution.is_over:
+        execution = execution.outer
+    return execution
 
-    @property
-    def info(self) -> dict[str, Any]:
-        """How it describes itself to others."""
-        return self.delivery.info(self.task.name)
+
+def current_lock() -> HeldLock:
+    """
+    Return the lock of the task that runs here and now.
+
+    Where a task runs without one by policy, or locks are switched off in tests, this is a
+    `NotLocked` that says why.
+
+    Raises:
+        RuntimeError: No task with a lock runs here: outside a task, in a task called
+            directly, or in another thread than the task's.
+    """
+    execution = latest_execution.get()
+    # A thread with a copy of the context outlives a body; the lock of an outer one is not its own.
+    if execution is None or execution.is_over or execution.held is None:
+        msg = (
+            "No lock is held here: current_lock() works in the body of a RedlockTask that a worker "
+            "or apply() runs, in the body's own thread; a direct call takes no lock"
+        )
+        raise RuntimeError(msg)
+    return execution.held
 
 
 def left_of(min_hold: float, since: float) -> float:

@@ -40,8 +40,8 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.records import shorten
 from celery_redlock.log import LONGEST_STORED, cut
 from celery_redlock.plugin import locking, plugin_for
-from celery_redlock.task.current import latest_execution
 from celery_redlock.task.envelope import HEADER, Envelope, fresh_publish_id
+from celery_redlock.task.execution import latest_execution
 from celery_redlock.task.options import LONGEST_UNIQUE_FOR, LockOptions
 from celery_redlock.task.policies import Fail
 from celery_redlock.task.reporting import warn_once

@@ -1,28 +1,44 @@
-"""Do what a policy says with a task that was not granted its lock."""
+"""
+Do what the plan says with a task that was not granted its lock.
+
+    Refused --> plan --> skip        it succeeds with a `Skipped` value
+                     --> fail        it fails with the error, and what follows it, too
+                     --> retry       Celery's own retry
+                     --> reschedule  the same message later
+                     --> queue       the same message when the lock is released
+                     --> set aside   likewise: the lock is its own, or that of the one before it
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 from celery.utils.time import get_exponential_backoff_interval
 
 from celery_redlock.errors import LockNotAcquired, LockTaken, QuorumUnavailable
 from celery_redlock.events import (
-    Notify,
+    TaskQueued,
     TaskRefused,
     TaskRescheduled,
     TaskRetried,
     TaskSkipped,
 )
+from celery_redlock.lock.asks import Ask
+from celery_redlock.lock.votes import VoteKind, has_majority
+from celery_redlock.lock.waiting import has_answered, wait_request
 from celery_redlock.log import get_logger
+from celery_redlock.task.begin import Finished, Refused, holder_in, leave_line
+from celery_redlock.task.broker import delays_in_broker, longest_countdown, way_back
+from celery_redlock.task.claim import Claim
 from celery_redlock.task.envelope import MOST_RESCHEDULES
 from celery_redlock.task.followers import fail_followers, stop_chain
-from celery_redlock.task.outcome import Outcome
+from celery_redlock.task.outcome import DeliveryOver, Outcome
+from celery_redlock.task.plan import SetAside
 from celery_redlock.task.policies import (
     Fail,
-    Policy,
     Queue,
     Reschedule,
     Retry,
@@ -31,20 +47,18 @@ from celery_redlock.task.policies import (
     no_branch_for,
     no_later,
 )
-from celery_redlock.task.redelivery import (
-    headers_of,
-    longest_countdown,
-    requeue,
-    way_back,
-)
+from celery_redlock.task.requeue import headers_of, requeue
+from celery_redlock.task.waiting import Waiting, Wakes
 
-if TYPE_CHECKING:
-    from celery_redlock.task.delivery import Delivery
-    from celery_redlock.task.options import LockOptions
-
-__all__ = ["Skipped", "policy_for", "refuse"]
+__all__ = ["Skipped", "about", "end_copy", "refuse"]
 
 logger = get_logger(__name__)
+
+#: When a copy comes that no release wakes, as the end of another execution is to be awaited.
+UNTIL_THAT_ENDS = Reschedule(cap=10.0)
+#: When a copy comes back to see whether the result of what has finished is stored, as a share of
+#: the lease: a marker that says "finishing" lives no longer, and its worker is then taken for dead.
+SHARE_OF_LEASE = 1 / 3
 
 
 class Skipped(dict[str, Any]):
@@ -58,28 +72,9 @@ class Skipped(dict[str, Any]):
     """
 
 
-def cause_of(error: LockNotAcquired) -> str:
-    """Return the cause in one word: ``"conflict"`` or ``"unavailable"``."""
-    return "conflict" if isinstance(error, LockTaken) else "unavailable"
-
-
-def policy_for(error: LockNotAcquired, options: LockOptions) -> Policy:
-    """Return the policy that *options* have for *error*."""
-    return options.on_conflict if isinstance(error, LockTaken) else options.on_unavailable
-
-
-def refuse(
-    task: Any,
-    request: Any,
-    delivery: Delivery,
-    error: LockNotAcquired,
-    options: LockOptions,
-    notify: Notify,
-) -> Skipped:
+def refuse(refused: Refused) -> Any:
     """
-    Act on *error* by policy, and end what would have followed, so that nobody waits for it.
-
-    In eager mode nothing can be published for later, so retry and reschedule fail there.
+    Do what the plan for *refused* says, and end what would have followed it.
 
     Returns:
         The result of the task, if it is to end as a success.
@@ -88,50 +83,59 @@ def refuse(
         LockTaken, QuorumUnavailable: The task is to fail.
         celery.exceptions.Retry, Ignore, Reject: It is delivered again.
     """
-    policy = policy_for(error, options)
-    if request.is_eager and isinstance(policy, (Retry, Reschedule)):
-        policy = Fail()
+    plan = refused.plan
+    if isinstance(plan, Queue) and not may_wait(refused, plan):
+        plan = replace(refused, is_full=True).plan
     try:
-        match policy:
+        match plan:
             case Skip():
-                return skip(task, request, error, options, notify)
+                return skip(refused)
             case Retry():
-                retry(task, request, delivery, error, policy, notify)
+                raise retry(refused, plan)
             case Reschedule():
-                reschedule(task, request, delivery, error, policy, notify)
-            case Fail() | Queue() | RunUnlocked():  # the last two where they cannot be obeyed
-                pass
+                raise reschedule(refused, plan)
+            case Queue():
+                raise queue(refused)
+            case SetAside():
+                raise set_aside(refused, plan)
+            case Fail() | RunUnlocked():  # the latter has begun
+                raise refused.error
             case _:
-                no_branch_for(policy)
-    except LockNotAcquired:  # it was rescheduled as often as it may be
-        fail(task, request, error, notify)
+                no_branch_for(plan)
+    except LockNotAcquired as error:  # also where it could not be published again
+        fail(refused, error)
         raise
-    fail(task, request, error, notify)
-    raise error
 
 
-def description(task: Any, request: Any, error: LockNotAcquired) -> dict[str, Any]:
+def about(refused: Refused) -> dict[str, Any]:
     """Return the fields of every event about a refused task."""
-    who = {"name": error.name, "task": task.name, "task_id": request.id}
-    return {**who, "cause": cause_of(error), "holder": holder_of(error)}
+    claim, cause = refused.claim, cause_of(refused.error)
+    who = {"name": refused.error.name, "task": claim.task.name, "task_id": claim.request.id}
+    return {**who, "cause": cause, "holder": holder_in(refused)}
 
 
-def holder_of(error: LockNotAcquired) -> dict[str, Any]:
-    """Return who holds the lock, as in `LockTaken.holder`; empty if nobody knows."""
-    return error.holder if isinstance(error, LockTaken) else {}
+def cause_of(error: LockNotAcquired) -> str:
+    """Return the cause in one word: ``"conflict"`` or ``"unavailable"``."""
+    return "conflict" if isinstance(error, LockTaken) else "unavailable"
 
 
-def quarantine_of(error: LockNotAcquired) -> float | None:
-    """Return how long the quarantine lasts that *error* is due to [s]; None if it is not."""
-    return error.retry_after if isinstance(error, QuorumUnavailable) else None
+def skip(refused: Refused) -> dict[str, Any]:
+    """End the task with a value, so that a chord, chain, group or ``get()`` always ends."""
+    claim, cause = refused.claim, cause_of(refused.error)
+    if claim.options.stops_chain:
+        stop_chain(claim.task, claim.request, f"{claim} was skipped: {cause}")
+    claim.plugin.notify(TaskSkipped(**about(refused)))
+    skipped = Skipped(skipped=cause, lock=refused.error.name, holder=holder_in(refused))
+    return skipped if claim.request.is_eager else dict(skipped)  # for every result serializer
 
 
-def fail(task: Any, request: Any, error: LockNotAcquired, notify: Notify) -> None:
+def fail(refused: Refused, error: LockNotAcquired) -> None:
     """Fail all successors of the task with it."""
-    if request.is_eager and isinstance(error, QuorumUnavailable):
+    claim = refused.claim
+    if claim.request.is_eager and isinstance(error, QuorumUnavailable):
         hint_at_tests()
-    notify(TaskRefused(**description(task, request, error)))
-    fail_followers(task, request, error)
+    claim.plugin.notify(TaskRefused(**about(refused)))
+    fail_followers(claim.task, claim.request, error)
 
 
 @cache
@@ -144,26 +148,13 @@ def hint_at_tests() -> None:
     )
 
 
-def skip(
-    task: Any, request: Any, error: LockNotAcquired, options: LockOptions, notify: Notify
-) -> Skipped:
-    """End the task with a value, so that a chord, chain, group or ``get()`` always ends."""
-    holder, cause = holder_of(error), cause_of(error)
-    if options.stops_chain:
-        stop_chain(task, request, f"{task.name}[{request.id}] was skipped: {cause}")
-    notify(TaskSkipped(**description(task, request, error)))
-    return Skipped(skipped=cause, lock=error.name, holder=holder)
+# --- the same message comes again ----------------------------------------------------------
 
 
-def retry(
-    task: Any,
-    request: Any,
-    delivery: Delivery,
-    error: LockNotAcquired,
-    policy: Retry,
-    notify: Notify,
-) -> NoReturn:
+def retry(refused: Refused, policy: Retry) -> Exception:
     """Retry as the task itself would, with the delay of the policy or of the task."""
+    claim, error = refused.claim, refused.error
+    task, request = claim.task, claim.request
     countdown = policy.countdown
     if countdown is None and getattr(task, "retry_backoff", None):
         countdown = get_exponential_backoff_interval(
@@ -174,40 +165,130 @@ def retry(
         )
     if countdown is None:
         countdown = task.default_retry_delay
-    headers = {**headers_of(request), **delivery.retry.header(request.id)}
+    headers = {**headers_of(request), **claim.delivery.retry.header(request.id)}
     again = {"headers": headers, **way_back(task.app, request)}
     # Not at once: Celery stores RETRY after the publish, and would write it over what came next.
     countdown = no_later(max(1, math.ceil(countdown)), quarantine_of(error))
-    comes_again = task.retry(exc=error, countdown=countdown, throw=False, **again)
-    notify(TaskRetried(**description(task, request, error), countdown=float(countdown)))
-    raise comes_again
+    comes_again: Exception = task.retry(exc=error, countdown=countdown, throw=False, **again)
+    claim.plugin.notify(TaskRetried(**about(refused), countdown=float(countdown)))
+    return comes_again
 
 
-def reschedule(
-    task: Any,
-    request: Any,
-    delivery: Delivery,
-    error: LockNotAcquired,
-    policy: Reschedule,
-    notify: Notify,
-) -> NoReturn:
-    """Reschedule the task, or fail it once that was done often enough."""
-    envelope = delivery.copy
+def reschedule(refused: Refused, policy: Reschedule) -> DeliveryOver:
+    """Requeue the task as the policy says."""
+    claim, error = refused.claim, refused.error
+    envelope = claim.delivery.copy
     times = envelope.reschedules
-    if policy.max_reschedules is not None and times >= policy.max_reschedules:
-        raise error
-    longest = longest_countdown(task.app)
-    countdown = no_later(policy.countdown(times, longest), quarantine_of(error))
-    again = envelope._replace(reschedules=min(times + 1, MOST_RESCHEDULES))
+    countdown = policy.countdown(times, longest_countdown(claim.task.app))
     over = requeue(
-        task,
-        request,
-        again,
-        countdown,
+        claim,
+        envelope._replace(reschedules=min(times + 1, MOST_RESCHEDULES)),
+        no_later(countdown, quarantine_of(error)),
         reason="rescheduled",
         outcome=Outcome.REQUEUED,
         otherwise=error,
     )
-    about = description(task, request, error)
-    notify(TaskRescheduled(**about, countdown=countdown, times=times + 1))
-    raise over
+    claim.plugin.notify(
+        TaskRescheduled(**about(refused), countdown=int(over.comes_in), times=times + 1)
+    )
+    return over
+
+
+def quarantine_of(error: LockNotAcquired) -> float | None:
+    """Return how long the quarantine lasts that *error* is due to [s]; None if it is not."""
+    return error.retry_after if isinstance(error, QuorumUnavailable) else None
+
+
+def may_wait(refused: Refused, policy: Queue) -> bool:
+    """Return whether the task may wait for its lock; with `Queue.max_waiting` it is noted."""
+    most = policy.max_waiting
+    if most is None:
+        return True
+    claim = refused.claim
+    one = again(refused, Wakes.FREE).in_line(claim.task, claim.delivery)
+    locks = claim.plugin.locks
+    ballot = locks.driver.ask(Ask(wait_request(locks.rules, one, most), has_answered))
+    may = not has_majority(ballot, VoteKind.REFUSED)
+    if not may:
+        leave_line(claim, one.name)  # on some it is noted
+    return may
+
+
+def queue(refused: Refused) -> DeliveryOver:
+    """Requeue the task until its lock is released."""
+    claim, waiting = refused.claim, again(refused, Wakes.FREE)
+    longest = longest_countdown(claim.task.app)
+    # Where nothing can wake it, it is delivered as often as if it were rescheduled.
+    after = (
+        waiting.comes_by_itself(longest)
+        if can_be_woken(claim)
+        else Reschedule().countdown(waiting.times - 1, longest)
+    )
+    over = requeue(
+        claim,
+        claim.delivery.copy._replace(waiting=waiting),
+        after,
+        reason="waits for its lock",
+        outcome=Outcome.REQUEUED,
+        otherwise=refused.error,
+    )
+    if claim.delivery.is_second_publish:  # its copy has an id, and is another one in line
+        leave_line(claim, waiting.name)
+    event = TaskQueued(
+        **about(refused), countdown=int(over.comes_in), times=waiting.times, since=waiting.since
+    )
+    claim.plugin.notify(event)
+    return over
+
+
+def set_aside(refused: Refused, plan: SetAside) -> DeliveryOver:
+    """Requeue a copy until the other execution has released, or its lease may have ended."""
+    claim, error = refused.claim, refused.error
+    # Where other places may be free, or the lock is no more than a part of what it waits for, a
+    # lock that is free would wake it at once.
+    is_held = isinstance(error, LockTaken) and claim.limits.get(error.name, 1) == 1
+    waiting = again(refused, Wakes.FREE if is_held else Wakes.RELEASE)
+    over = requeue(
+        claim,
+        claim.delivery.copy._replace(waiting=waiting),
+        until_that_ends(refused, waiting),
+        reason=plan.reason,
+        outcome=plan.outcome,
+        otherwise=error if plan.may_fail else None,
+    )
+    logger.info("%s set aside for %d s: %s", claim, over.comes_in, plan.reason)
+    return over
+
+
+def until_that_ends(refused: Refused, waiting: Waiting) -> float:
+    """Return when a copy comes if nobody wakes it [s]: soon, where nobody can."""
+    claim = refused.claim
+    longest = longest_countdown(claim.task.app)
+    polls = UNTIL_THAT_ENDS.countdown(waiting.times - 1, longest)
+    left: float | None = holder_in(refused).get("ttl")
+    if left is None:
+        return polls
+    return left if can_be_woken(claim) else min(left, polls)
+
+
+def again(refused: Refused, wakes_it: Wakes) -> Waiting:
+    """Return that the task waits for the lock that it was refused."""
+    return Waiting.again(refused.claim.delivery.envelope.waiting, refused.error.name, wakes_it)
+
+
+def can_be_woken(claim: Claim) -> bool:
+    """Return whether a release can wake a message: it waits in a worker that hears the nodes."""
+    is_heard = claim.plugin.locks.listener is not None
+    return is_heard and not delays_in_broker(claim.task.app)
+
+
+def end_copy(finished: Finished) -> DeliveryOver:
+    """Return what ends a copy of an execution that has finished, is about to, or may have."""
+    claim = finished.claim
+    if finished.is_certain:
+        logger.info("%s has finished before; this copy ends", claim)
+        return DeliveryOver("this execution has finished before", Outcome.REPEATED)
+    reason, after = "it may have finished", claim.options.ttl * SHARE_OF_LEASE
+    over = requeue(claim, claim.delivery.copy, after, reason=reason, outcome=Outcome.REPEATED)
+    logger.info("%s set aside for %d s: %s", claim, over.comes_in, reason)
+    return over

@@ -12,11 +12,11 @@ An enforced lock never meets such a note, and a note never meets an enforced loc
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken
+from celery_redlock.errors import LockKeyError
 from celery_redlock.events import (
     TaskEvent,
     TaskQueued,
@@ -26,13 +26,20 @@ from celery_redlock.events import (
     TaskSkipped,
 )
 from celery_redlock.lock import clock
-from celery_redlock.lock.held import NotLocked
-from celery_redlock.lock.wanted import MarkerStands
+from celery_redlock.lock.held import HeldLock, NotLocked
 from celery_redlock.log import get_logger
-from celery_redlock.task.begin import has_previous
+from celery_redlock.task.begin import (
+    Finished,
+    Granted,
+    Refused,
+    has_previous,
+    leave_line,
+    take,
+)
+from celery_redlock.task.claim import Claim
+from celery_redlock.task.plan import Plan, SetAside, Situation
 from celery_redlock.task.policies import (
     Fail,
-    Policy,
     Queue,
     Reschedule,
     Retry,
@@ -40,15 +47,10 @@ from celery_redlock.task.policies import (
     Skip,
     no_branch_for,
 )
-from celery_redlock.task.refused import description, policy_for
-from celery_redlock.task.taking import leave_line, take
-from celery_redlock.task.task_lock import names_of_call
+from celery_redlock.task.refused import UNTIL_THAT_ENDS, about
 from celery_redlock.task.waiting import FIRST_BY_ITSELF
 
-if TYPE_CHECKING:
-    from celery_redlock.task.execution import Execution
-
-__all__ = ["report", "warn_once"]
+__all__ = ["report", "report_unnamed", "warn_once"]
 
 logger = get_logger(__name__)
 
@@ -57,99 +59,107 @@ WHY = "report mode"
 _warned: set[str] = set()
 
 
-def report(execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def report(claim: Claim) -> Granted:
     """
-    Note on the nodes that *execution* runs; report it if it would have been refused.
+    Note on the nodes that an execution runs; report it if it would have been refused.
 
     Takes no longer than ``redlock_node_timeout``, and never fails.
     """
-    task = execution.task
-    execution.held = NotLocked(task.name, WHY, clock.wall())
+    own = None
     try:
-        execution.names = names_of_call(task, args, kwargs, execution.delivery)
-        execution.name = execution.names[0]
-        execution.held = NotLocked(execution.name, WHY, clock.wall())
-        leave_queue(execution)
-        event = refusal_of(execution)
+        if claim.delivery.envelope.waiting is not None:  # by a worker in the other mode
+            leave_line(claim, claim.delivery.envelope.waiting.name)
+        own, event = ask(claim)
         if event is not None:
-            execution.plugin.notify(event)
+            claim.plugin.notify(event)
     except SoftTimeLimitExceeded:  # of the task
         raise
-    except LockKeyError:
-        warn_once(task.name, "%s runs; enforced, it would fail", execution)
-        about = {"name": task.name, "task": task.name, "task_id": execution.request.id}
-        execution.plugin.notify(TaskRefused(**about, cause="unnamed", report=True))
     except Exception:  # noqa: BLE001  with any error the body runs
-        warn_once(task.name, "%s runs, and nothing is reported of it", execution)
+        warn_once(claim.task.name, "%s runs, and nothing is reported of it", claim)
+    return Granted(claim, NotLocked(claim.name, WHY, clock.wall()), own)
 
 
-def leave_queue(execution: Execution) -> None:
-    """Let others have the enforced lock that a worker in the other mode had it wait for."""
-    waiting = execution.delivery.envelope.waiting
-    if waiting is not None:
-        leave_line(execution, waiting)
+def report_unnamed(claim: Claim, error: Exception) -> Granted:
+    """Report that an execution has no lock name, as *error* says, and so would fail."""
+    task = claim.task
+    if isinstance(error, LockKeyError):
+        warn_once(task.name, "%s runs; enforced, it would fail", claim)
+        who = {"name": task.name, "task": task.name, "task_id": claim.request.id}
+        claim.plugin.notify(TaskRefused(**who, cause="unnamed", report=True))
+    else:
+        warn_once(task.name, "%s runs, and nothing is reported of it", claim)
+    return Granted(claim, NotLocked(task.name, WHY, clock.wall()))
 
 
-def refusal_of(execution: Execution) -> TaskEvent | None:
-    """Ask once for the lock; return what to report if it was refused."""
-    options, task, request = execution.options, execution.task, execution.request
-    ends = clock.now() + execution.plugin.settings.rules.node_timeout
-    try:
-        try:
-            take(execution, 0.0, ends=ends)
-        except LockTaken as error:
-            if not has_previous(execution, error, ends):
-                raise
-            take(execution, max(0.0, ends - clock.now()), ends=ends)  # that one may just end
-    except MarkerStands as marker:
-        cause = "finished" if marker.state else "unavailable"
-        about = {"name": execution.name, "task": task.name, "task_id": request.id}
-        return TaskSkipped(**about, cause=cause, report=True)
-    except LockNotAcquired as error:
-        about = description(task, request, error)
-        if isinstance(error, LockTaken):
-            if has_previous(execution, error, ends):
-                return None  # it would wait a moment, until that one has released
-            if execution.delivery.is_same_execution(error.holder):
-                return TaskSkipped(**{**about, "cause": "redelivered"}, report=True)
-        waits = isinstance(error, LockTaken) and options.reruns
-        policy = Reschedule() if waits else policy_for(error, options)
-        return event_of(policy, about, task.default_retry_delay, is_eager=request.is_eager)
-    return None
+def ask(claim: Claim) -> tuple[HeldLock | None, TaskEvent | None]:
+    """Ask once for the lock; return the note, and what to report if it was refused."""
+    ends = clock.now() + claim.plugin.settings.rules.node_timeout
+    begun = take(claim, 0.0, nothing, ends)
+    if isinstance(begun, Refused) and is_behind_previous(begun, ends):
+        begun = take(claim, max(0.0, ends - clock.now()), nothing, ends)  # that one may just end
+    match begun:
+        case Granted():
+            return begun.own, None
+        case Finished():
+            cause = "finished" if begun.is_certain else "unavailable"
+            who = {"name": claim.name, "task": claim.task.name, "task_id": claim.request.id}
+            return None, TaskSkipped(**who, cause=cause, report=True)
+        case Refused():
+            return None, refusal_of(begun, ends)
 
 
-def event_of(  # noqa: PLR0911  one for each policy
-    policy: Policy, about: dict[str, Any], retry_delay: float, *, is_eager: bool
+def nothing() -> None:
+    """A body that runs without a lock does not lose it."""
+
+
+def is_behind_previous(refused: Refused, ends: float) -> bool:
+    """Return whether the execution before this one has the lock: enforced, this would wait."""
+    return refused.situation is Situation.TAKEN and has_previous(refused, ends)
+
+
+def refusal_of(refused: Refused, ends: float) -> TaskEvent | None:
+    """Return what to report of an execution that was refused."""
+    if is_behind_previous(refused, ends):
+        return None  # it would wait a moment, until that one has released
+    claim, told = refused.claim, about(refused)
+    if claim.delivery.is_same_execution(told["holder"]):
+        return TaskSkipped(**{**told, "cause": "redelivered"}, report=True)
+    return event_of(refused.plan, told, claim.task.default_retry_delay)
+
+
+def event_of(  # noqa: PLR0911  one for each plan
+    plan: Plan, told: dict[str, Any], retry_delay: float
 ) -> TaskEvent | None:
     """
-    Return what *policy* would have made of a task that was refused for the first time.
+    Return what *plan* would have made of a task that was refused for the first time.
 
     Args:
-        policy: Of the task, for the cause.
-        about: Fields of every such event.
+        plan: For the task.
+        told: Fields of every such event.
         retry_delay: Of the task, for a retry whose policy has no countdown [s].
-        is_eager: Whether nothing could come later.
 
     Returns:
         The event; None if the body would have run in any case.
     """
-    match policy:
+    match plan:
         case RunUnlocked():
             return None
         case Skip():
-            return TaskSkipped(**about, report=True)
-        case Retry(countdown=countdown) if not is_eager:
+            return TaskSkipped(**told, report=True)
+        case Fail():
+            return TaskRefused(**told, report=True)
+        case Retry(countdown=countdown):
             in_seconds = float(retry_delay if countdown is None else countdown)
-            return TaskRetried(**about, countdown=in_seconds, report=True)
-        case Queue() if not is_eager:
+            return TaskRetried(**told, countdown=in_seconds, report=True)
+        case Queue():
             first, since = float(FIRST_BY_ITSELF), clock.wall()
-            return TaskQueued(**about, countdown=first, times=1, since=since, report=True)
-        case Reschedule() if not is_eager and policy.max_reschedules != 0:
-            return TaskRescheduled(**about, countdown=policy.base, times=1, report=True)
-        case Fail() | Retry() | Queue() | Reschedule():
-            return TaskRefused(**about, report=True)
+            return TaskQueued(**told, countdown=first, times=1, since=since, report=True)
+        case Reschedule(base=base):
+            return TaskRescheduled(**told, countdown=base, times=1, report=True)
+        case SetAside():
+            return TaskRescheduled(**told, countdown=UNTIL_THAT_ENDS.base, times=1, report=True)
         case _:
-            return no_branch_for(policy)
+            return no_branch_for(plan)
 
 
 def warn_once(task: str, words: str, *args: Any) -> None:

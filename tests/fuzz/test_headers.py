@@ -32,7 +32,7 @@ from celery_redlock.task import calls, waiting_room
 from celery_redlock.task.delivery import Delivery, execution_id, hide
 from celery_redlock.task.envelope import PARSERS, Envelope
 from celery_redlock.task.forced_ends import RedlockRequest
-from celery_redlock.task.redelivery import headers_of
+from celery_redlock.task.requeue import headers_of
 from celery_redlock.task.reservation import Reservation
 from celery_redlock.task.waiting import LONGEST_BY_ITSELF, Waiting, Wakes
 from celery_redlock.task.waiting_room import room_of

@@ -23,8 +23,8 @@ from celery_redlock.ops.servers import Server
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.health import connect
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.task.current import running_execution
 from celery_redlock.task.delivery import execution_id
+from celery_redlock.task.execution import running_execution
 from celery_redlock.task.interrupt import here
 from resources.remains import Remains, looking_at
 

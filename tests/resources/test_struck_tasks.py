@@ -16,7 +16,7 @@ from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.wanted import Wanted
 from celery_redlock.reading.health import connect
 from celery_redlock.task import begin, execution, taking
-from celery_redlock.task.current import latest_execution
+from celery_redlock.task.execution import latest_execution
 from resources.deliveries import SIGNALS, execution_of, handled, shop
 from resources.remains import SOON
 from resources.strikes import UNHARMED, Strikes

@@ -15,8 +15,8 @@ from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, TaskF
 from celery_redlock.reading.holds import HOLD_BOUNDS, Holds, class_of
 from celery_redlock.reading.tally import TaskTally
 from celery_redlock.settings import Settings
+from celery_redlock.task.broker import detect_quorum_queues
 from celery_redlock.task.policies import Fail, Queue, Retry, RunUnlocked, Skip
-from celery_redlock.task.redelivery import detect_quorum_queues
 from support.options import OPTIONS
 
 URLS = [f"redis://lock-{number}/0" for number in (1, 2, 3)]

@@ -33,7 +33,7 @@ from celery_redlock.reading.nodes import connected
 from celery_redlock.reading.tally_reader import TallyReader
 from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.redelivery import delays_in_broker, visibility_timeout
+from celery_redlock.task.broker import delays_in_broker, visibility_timeout
 from celery_redlock.task.task_lock import lock_of
 
 __all__ = ["findings", "gather"]
