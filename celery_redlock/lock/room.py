@@ -15,6 +15,7 @@ import threading
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 
 from celery_redlock.deferral import allow_signals
@@ -29,6 +30,9 @@ BELATED = 1.0
 #: Most hints that do so: those of other nodes then count as new.
 MOST_HINTS = 1000
 NEVER = float("inf")
+
+by_age = attrgetter("since")
+takes_free = attrgetter("takes_free")
 
 
 class Waiting:
@@ -148,7 +152,7 @@ class Room:
     def enter(self, waiting: Waiting) -> None:
         """Have *waiting* woken from now on."""
         with self._mutex:
-            insort(self._lines.setdefault(waiting.line, []), waiting, key=attrgetter("since"))
+            insort(self._lines.setdefault(waiting.line, []), waiting, key=by_age)
 
     def leave(self, waiting: Waiting) -> None:
         """Have it woken no more."""
@@ -166,19 +170,18 @@ class Room:
             if waiting in line:
                 line.remove(waiting)
                 waiting.since = since
-                insort(line, waiting, key=attrgetter("since"))
+                insort(line, waiting, key=by_age)
 
     def is_oldest(self, waiting: Waiting) -> bool:
-        """Whether nobody in this process has waited longer for that lock to be free."""
+        """Whether it takes a lock that is free, and nobody here has waited longer for that one."""
         # Without the mutex: another thread may be about to leave an empty line.
         in_line = self._lines.get(waiting.line, ())
-        return next((one for one in in_line if one.takes_free), waiting) is waiting
+        return waiting.takes_free and next(filter(takes_free, in_line), waiting) is waiting
 
     def free(self, line: bytes, places: int) -> None:
         """Have as many of the oldest in *line* try as *places* of their lock are free."""
         with self._mutex:
-            in_line = [one for one in self._lines.get(line, ()) if one.takes_free]
-            for waiting in in_line[:places]:
+            for waiting in islice(filter(takes_free, self._lines.get(line, ())), places):
                 if not waiting.is_woken:
                     waiting.is_woken = True
                     waiting.wake(0.0)

@@ -32,6 +32,7 @@ __all__ = [
     "execution_id",
     "forget_serializer",
     "hide",
+    "is_woken",
     "mint_owner",
     "note_queue",
     "note_serializer",
@@ -243,6 +244,11 @@ def mint_owner(request: dict[str, Any]) -> None:
 def note_woken(request: dict[str, Any]) -> None:
     """Let the child know that a hint ended its waiting, likewise."""
     request["delivery_info"] = {**(request.get("delivery_info") or {}), WOKEN: "yes"}
+
+
+def is_woken(request: Any) -> bool:
+    """Return whether a hint ended the waiting of *request*, as the worker's parent knows it."""
+    return word_in(request.request_dict.get("delivery_info"), WOKEN, YES) is not None
 
 
 def word_in(delivery_info: Any, name: str, pattern: re.Pattern[str]) -> str | None:

@@ -29,7 +29,7 @@ from celery_redlock.lock import clock
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.requests import Marker
 from celery_redlock.log import get_logger
-from celery_redlock.task.begin import Finished, Granted, Refused, begin
+from celery_redlock.task.begin import Finished, Granted, Refused, begin, leave_line
 from celery_redlock.task.claim import Claim, end_reservation
 from celery_redlock.task.delivery import hide
 from celery_redlock.task.envelope import Envelope
@@ -40,6 +40,7 @@ from celery_redlock.task.outcome import (
     DeliveryOver,
     Outcome,
     Records,
+    comes_again,
     outcome_of,
     records_after,
 )
@@ -202,8 +203,10 @@ class Execution:
             return
         with defer_interrupts():
             claim, held = self.claim, self.own_lock
-            reservation = claim.reservation
+            reservation, waiting = claim.reservation, claim.delivery.envelope.waiting
             self.records = Records()
+            if waiting is not None and held is None and not comes_again(outcome, comes_in):
+                leave_line(claim, waiting.name)  # with a lock it has left
             is_parents = held is not None and held.lost_reason == "fork"  # who goes on under it
             if is_parents or (held is None and reservation is None):
                 return

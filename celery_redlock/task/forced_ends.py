@@ -25,15 +25,15 @@ from celery import bootsteps
 from celery.exceptions import InvalidTaskError
 from celery.worker.request import Request
 from celery.worker.state import revoked, revoked_stamps, task_ready
-from kombu.utils.functional import maybe_list
 
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.delivery import Delivery, mint_owner, note_queue, note_serializer
 from celery_redlock.task.lost_child import LostChild
 from celery_redlock.task.outcome import Outcome, outcome_of_loss, records_after
+from celery_redlock.task.revoked import is_revoked
 from celery_redlock.task.task_lock import lock_of, names_told
-from celery_redlock.task.waiting_room import WaitingTask, room_of
+from celery_redlock.task.waiting_room import WaitingRoom, WaitingTask, room_of
 
 __all__ = ["NoteRevokes", "RedlockRequest"]
 
@@ -103,21 +103,18 @@ class RedlockRequest(Request):
 
     def wait_no_more(self) -> None:
         """Have nobody wake this any more: it runs."""
-        if self._waits_as is None:
-            return
-        try:
-            room_of(self.task.app).leave(self._waits_as)
-        except Exception:  # the nodes forget it by themselves
-            logger.exception("%s[%s] may be waited for", self.task.name, self.id)
+        self._out_of_room(WaitingRoom.leave)
 
     def _withdraw(self) -> None:
         """Have the nodes forget that this waits, as it is not going to run."""
-        if self._waits_as is None:
-            return
-        try:
-            room_of(self.task.app).withdraw(self._waits_as)
-        except Exception:  # the nodes forget it by themselves
-            logger.exception("%s[%s] may be waited for", self.task.name, self.id)
+        self._out_of_room(WaitingRoom.withdraw)
+
+    def _out_of_room(self, go: Callable[[WaitingRoom, WaitingTask], object]) -> None:
+        if self._waits_as is not None:
+            try:
+                go(room_of(self.task.app), self._waits_as)
+            except Exception:  # the nodes forget it by themselves
+                logger.exception("%s[%s] may be waited for", self.task.name, self.id)
 
     # -- what Celery says happens to it ----------------------------------------------
 
@@ -280,20 +277,6 @@ def let_go_of_revoked() -> None:
         for request in list(_with_reservation):
             if request.time_start is None and is_revoked(request):
                 request.leave_queue(Outcome.REVOKED)
-
-
-def is_revoked(request: RedlockRequest) -> bool:
-    """Return whether *request* was revoked by its id, or by a stamp of its."""
-    if request.id in revoked:
-        return True
-    stamps = request.request_dict.get("stamps")
-    if not isinstance(stamps, dict):
-        return False
-    return any(
-        stamp in maybe_list(values)
-        for header, values in revoked_stamps.items()
-        for stamp in maybe_list(stamps.get(header)) or ()
-    )
 
 
 class NoteRevokes(bootsteps.StartStopStep):

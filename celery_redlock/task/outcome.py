@@ -26,6 +26,7 @@ __all__ = [
     "Outcome",
     "PutBack",
     "Records",
+    "comes_again",
     "outcome_of",
     "outcome_of_loss",
     "records_after",
@@ -204,6 +205,12 @@ def outcome_of(error: Exception, task: Any) -> Outcome:
     if isinstance(error, Ignore):
         return Outcome.IGNORED
     return Outcome.FAILED if acknowledges_failure(task) else Outcome.REJECTED
+
+
+def comes_again(outcome: Outcome, comes_in: float) -> bool:
+    """Return whether the same execution is still to run, by its *outcome*, and when it comes."""
+    is_to_run = outcome in {Outcome.REQUEUED, Outcome.SET_ASIDE, Outcome.INTERRUPTED}
+    return is_to_run or (outcome is Outcome.REPEATED and comes_in > 0)
 
 
 def acknowledges_failure(task: Any) -> bool:

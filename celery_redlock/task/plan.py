@@ -30,7 +30,7 @@ class Situation(enum.Enum):
 @dataclass(frozen=True)
 class SetAside:
     """
-    The same execution comes again when the lock is released, whatever the policy.
+    The same execution is delivered again when the lock is released, whatever the policy.
 
     Attributes:
         reason: Why.
@@ -68,20 +68,20 @@ def plan(
     """
     Return what happens to a task that was not granted its lock.
 
-    ============  =====================================  ======================  ===============
-    policy        taken                                  unavailable             eagerly
-    ============  =====================================  ======================  ===============
-    skip          skip                                   skip                    skip
-    fail          fail                                   fail                    fail
-    retry         retry                                  retry                   fail
-    reschedule    reschedule, then fail                  reschedule, then fail   fail
-    queue         queue, or `Queue.then` if it is full   -                       fail
-    run_unlocked  -                                      run                     run
-    any, with     set aside                              as above                as above
-    ``"rerun"``
-    ============  =====================================  ======================  ===============
-
-    In any other situation it is set aside, whatever the policy.
+    ==================  =============  ==============================  ===================
+    situation           policy         but if                          then
+    ==================  =============  ==============================  ===================
+    taken               any            the task runs again (`reruns`)  set aside
+    taken, unavailable  skip           -                               skip
+    taken, unavailable  fail           -                               fail
+    taken, unavailable  retry          it is eager                     fail
+    taken, unavailable  reschedule     it is eager, or has been        fail
+                                       rescheduled as often as it may
+    taken               queue          it is eager                     fail
+    taken               queue          the queue is full               skip or fail
+    unavailable         run_unlocked   -                               run without a lock
+    any other           any            -                               set aside
+    ==================  =============  ==============================  ===================
 
     Args:
         options: Of the task.

@@ -148,7 +148,7 @@ def hint_at_tests() -> None:
     )
 
 
-# --- the same message comes again ----------------------------------------------------------
+# --- the same message is delivered again ----------------------------------------------------------
 
 
 def retry(refused: Refused, policy: Retry) -> Exception:
@@ -169,9 +169,9 @@ def retry(refused: Refused, policy: Retry) -> Exception:
     again = {"headers": headers, **way_back(task.app, request)}
     # Not at once: Celery stores RETRY after the publish, and would write it over what came next.
     countdown = no_later(max(1, math.ceil(countdown)), quarantine_of(error))
-    comes_again: Exception = task.retry(exc=error, countdown=countdown, throw=False, **again)
+    again_later: Exception = task.retry(exc=error, countdown=countdown, throw=False, **again)
     claim.plugin.notify(TaskRetried(**about(refused), countdown=float(countdown)))
-    return comes_again
+    return again_later
 
 
 def reschedule(refused: Refused, policy: Reschedule) -> DeliveryOver:
@@ -272,8 +272,13 @@ def until_that_ends(refused: Refused, waiting: Waiting) -> float:
 
 
 def again(refused: Refused, wakes_it: Wakes) -> Waiting:
-    """Return that the task waits for the lock that it was refused."""
-    return Waiting.again(refused.claim.delivery.envelope.waiting, refused.error.name, wakes_it)
+    """Return that the task waits for the lock that it was refused, and for no other any more."""
+    claim = refused.claim
+    before = claim.delivery.envelope.waiting
+    waiting = Waiting.again(before, refused.error.name, wakes_it)
+    if before is not None and before.name != waiting.name:
+        leave_line(claim, before.name)
+    return waiting
 
 
 def can_be_woken(claim: Claim) -> bool:

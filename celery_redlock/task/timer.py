@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 __all__ = ["ahead_of_others", "find", "take_out"]
@@ -24,28 +25,42 @@ def find(timer: Any, request: Any) -> Any:
     return None
 
 
-def take_out(timer: Any, scheduled: Any) -> None:
-    """Have *timer* hold *scheduled* no more: cancelled, it would be listed until it is due."""
+def take_out(timer: Any, scheduled: Any) -> bool:
+    """
+    Have *timer* hold *scheduled* no more; return whether it did until now.
+
+    Cancelled alone, it would be listed until it is due.
+    """
     if hasattr(scheduled, "kill"):
         scheduled.kill()
-        return
-    scheduled.entry.cancel()
+        return True
     queue = timer.schedule._queue  # noqa: SLF001  as above
-    with getattr(timer, "mutex", contextlib.nullcontext()), contextlib.suppress(ValueError):
-        queue.remove(scheduled)
+    with getattr(timer, "mutex", contextlib.nullcontext()):
+        try:
+            queue.remove(scheduled)
+        except ValueError:  # a timer with a thread runs it just now
+            return False
         heapq.heapify(queue)
+    scheduled.entry.cancel()
+    return True
 
 
 @contextlib.contextmanager
-def ahead_of_others(worker: Any) -> Iterator[None]:
+def ahead_of_others(worker: Any, is_ahead: Callable[[Any], bool]) -> Iterator[None]:
     """
     Have what is given to *worker* meanwhile come before what it has received and not begun.
 
     Where it has such a queue, before its processes. A task that was woken would wait behind all
     that a busy worker has prefetched, and the lock be free as long.
+
+    Args:
+        worker: Celery's.
+        is_ahead: Whether a request has come this way, and so keeps its place.
     """
     waiting: Any = getattr(getattr(worker, "semaphore", None), "_waiting", ())
     before = len(waiting)
     yield
-    if len(waiting) > before:
-        waiting.rotate(len(waiting) - before)
+    added = [waiting.pop() for _ in range(len(waiting) - before)]
+    ahead = sum(1 for _ in itertools.takewhile(lambda one: any(map(is_ahead, one[1][:1])), waiting))
+    for one in added:
+        waiting.insert(ahead, one)

@@ -22,8 +22,6 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from celery.worker.state import revoked
-
 from celery_redlock.events import TasksWaiting
 from celery_redlock.lock import clock
 from celery_redlock.lock.asks import Ask
@@ -43,8 +41,9 @@ from celery_redlock.lock.waiting import (
 from celery_redlock.log import get_logger
 from celery_redlock.mutex import new_mutex, run_elsewhere
 from celery_redlock.plugin import Plugin, plugin_for
-from celery_redlock.task.delivery import Delivery, note_woken
+from celery_redlock.task.delivery import Delivery, is_woken, note_woken
 from celery_redlock.task.policies import Queue
+from celery_redlock.task.revoked import is_revoked
 from celery_redlock.task.task_lock import lock_of
 from celery_redlock.task.timer import ahead_of_others, find, take_out
 from celery_redlock.task.waiting import Wakes
@@ -61,6 +60,9 @@ logger = get_logger(__name__)
 LOOK_EVERY = COMES_EVERY
 #: How many are noted at once, or all of them would not be within `NOTED_EVERY`.
 MOST_NOTED = 200
+#: For how long one that was woken is waited for before the next one of its line is [s]: a process
+#: may be about to be free. It may have to wait for more than that, as for its rate limit.
+TAKES_TO_BEGIN = LOOK_EVERY / 2
 #: Before any moment [s].
 NEVER = float("-inf")
 #: How many waiting tasks do not count for ``worker_eta_task_limit``. With those that do, a worker
@@ -76,6 +78,7 @@ class WaitingTask(Waiting):
         one: As the nodes know it.
         most: How many may wait for the lock; 0 for any number.
         noted_at: When they were told last [s, our clock].
+        woken_at: When it was given to a process [likewise].
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class WaitingTask(Waiting):
         super().__init__(line, clock.wall())  # until the nodes say since when
         self.takes_free = one.asks
         self.one, self.most = one, most
-        self.noted_at = NEVER
+        self.noted_at = self.woken_at = NEVER
         self._room = room
         self._request = weakref.ref(request)
 
@@ -95,9 +98,10 @@ class WaitingTask(Waiting):
 
     @property
     def is_about_to_begin(self) -> bool:
-        """Whether it has not begun yet."""
+        """Whether it was woken just now, and has not begun."""
         request = self._request()
-        return request is not None and request.time_start is None
+        is_new = time.monotonic() < self.woken_at + TAKES_TO_BEGIN
+        return is_new and request is not None and request.time_start is None
 
     def wake(self, after: float) -> None:
         """As of `Waiting`; in a thread of its own, or of the listener."""
@@ -190,9 +194,10 @@ class WaitingRoom:
         qos: Any = getattr(self._consumer, "qos", None)
         if getattr(qos, "max_prefetch", None) is None:
             return
-        uncounted = min(len(self._waiting), UNCOUNTED)
-        qos.max_prefetch += uncounted - self._uncounted
-        self._uncounted = uncounted
+        with self._mutex:
+            uncounted = min(len(self._waiting), UNCOUNTED)
+            qos.max_prefetch += uncounted - self._uncounted
+            self._uncounted = uncounted
 
     # -- what the nodes know -----------------------------------------------------------
 
@@ -234,8 +239,9 @@ class WaitingRoom:
             if task not in self._waiting:  # this may have come after what it left with
                 self._tell(leave_request(locks.rules, task.one.name, task.one.who))
                 continue
-            if has_majority(ballot, VoteKind.REFUSED):  # so many wait that its header is forged
-                self._drop(task)
+            if has_majority(ballot, VoteKind.REFUSED):
+                # As many wait as may: the nodes have forgotten this one, or its header is forged.
+                self.ring_for(task, 0.0)  # it ends as its policy says, unless the lock is free
                 continue
             waited = waited_for(ballot)
             if waited is not None:
@@ -245,9 +251,10 @@ class WaitingRoom:
                 locks.listener.room.free(task.line, max(0, free))
 
     def _about_to_try(self, line: bytes) -> int:
-        """Return how many were woken for a lock, and wait for a process yet."""
-        self._last_woken = [task for task in self._last_woken if task.is_about_to_begin]
-        return sum(task.line == line for task in self._last_woken)
+        """Return how many were woken for a lock just now, and wait for a process yet."""
+        with self._mutex:
+            self._last_woken = [task for task in self._last_woken if task.is_about_to_begin]
+            return sum(task.line == line for task in self._last_woken)
 
     def _tell(self, request: Request) -> None:
         self._plugin.locks.driver.tell(request)
@@ -292,11 +299,14 @@ class WaitingRoom:
             return
         if not self.leave(task):  # without an event loop, another thread was quicker
             return
-        take_out(self._consumer.timer, scheduled)
-        self._last_woken = [*self._last_woken, task]
+        if not take_out(self._consumer.timer, scheduled):  # its time has come just now
+            return
+        task.woken_at = time.monotonic()
+        with self._mutex:
+            self._last_woken.append(task)
         note_woken(request.request_dict)
         entry = scheduled.entry
-        with ahead_of_others(worker):
+        with ahead_of_others(worker, is_woken):
             entry.fun(*entry.args, **entry.kwargs)
         autoscaler = getattr(worker, "autoscaler", None)
         if autoscaler is not None:  # it looks when a message is received, or every 30 s
@@ -309,7 +319,7 @@ class WaitingRoom:
             request = task.request
             if request is None:
                 self.withdraw(task)
-            elif request.maybe_expire() or request.id in revoked:
+            elif request.maybe_expire() or is_revoked(request):
                 self._end(task, request)
             elif task.noted_at == NEVER and find(self._consumer.timer, request) is None:
                 self.leave(task)  # it came by itself, and waits for its rate limit
@@ -330,8 +340,7 @@ class WaitingRoom:
         scheduled = find(self._consumer.timer, request)
         if scheduled is None:  # it has come by itself
             self.leave(task)
-        elif request.revoked():  # which withdraws it
-            take_out(self._consumer.timer, scheduled)
+        elif request.revoked() and take_out(self._consumer.timer, scheduled):  # withdrawn by then
             self._consumer.qos.decrement_eventually()  # as Celery does with what leaves its timer
 
     def _report(self) -> None:

@@ -59,8 +59,8 @@ class WakeTasks(bootsteps.StartStopStep):
         # A green timer returns the greenlet of the first firing, which is over by then.
         consumer.timer.cancel(getattr(entry, "entry", entry))
         room = room_of(consumer.app)
-        room.ring(None)
         try:
             room.clear()
         except Exception:  # the nodes forget them; the worker's own work must go on
             logger.exception("Tasks that waited for their locks may be waited for")
+        room.ring(None)  # at last, or a hint meanwhile would run a task in the listener's thread

@@ -48,7 +48,7 @@ def executions(monkeypatch):
 
     class Noted(calls.Execution):
         def run_body(self, *call):
-            names.append(self.name)
+            names.append(self.claim.name)
             return super().run_body(*call)
 
     monkeypatch.setattr(calls, "Execution", Noted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -318,8 +319,55 @@ def test_one_that_is_refused_again_stays_in_the_line(app):
             app,
             taken(**STRANGER),
             redlock={**HEADER, "waiting": QUEUED.parts},
-            options={"on_conflict": "queue"},
+            options={"on_conflict": "queue", "lock_key": "shop.bill"},
         )
+    assert app.locks.told == []
+
+
+def test_one_that_waits_for_another_of_its_names_leaves_the_first_line(app):
+    """It would count for ``max_waiting`` there, for others who wait for that name alone."""
+    before = replace(QUEUED, name="shop.pay")
+    with pytest.raises(Ignore):
+        deliver(
+            app,
+            taken(**STRANGER),
+            redlock={**HEADER, "waiting": before.parts},
+            options={"on_conflict": "queue", "lock_key": "shop.bill"},
+        )
+    (leave,) = app.locks.told
+    assert leave.script is LEAVE
+    assert b"shop.pay" in leave.keys[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "error"),
+    [
+        (taken(**STRANGER), {"on_conflict": "fail"}, LockTaken),
+        (taken(**STRANGER), {"on_conflict": "skip"}, None),
+        (QuorumUnavailable("shop.bill", {}), {"on_unavailable": "fail"}, QuorumUnavailable),
+        (MarkerStands("done"), {}, Ignore),
+    ],
+)
+def test_one_that_waits_no_more_leaves_the_line(app, answer, options, error):
+    """However it ends without its lock."""
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        deliver(app, answer, redlock={**HEADER, "waiting": QUEUED.parts}, options=options)
+    (leave,) = app.locks.told
+    assert leave.script is LEAVE
+
+
+@pytest.mark.parametrize(
+    ("answer", "options"),
+    [
+        (QuorumUnavailable("shop.bill", {}), {}),
+        (MarkerStands("finishing"), {}),
+        (taken(**MYSELF), {"lock_key": "shop.bill"}),
+    ],
+)
+def test_one_that_comes_again_stays_in_the_line(app, answer, options):
+    """It keeps its age."""
+    with pytest.raises(Ignore):
+        deliver(app, answer, redlock={**HEADER, "waiting": QUEUED.parts}, options=options)
     assert app.locks.told == []
 
 
