@@ -98,7 +98,7 @@ def load_the_rest(app: Any) -> None:
     """
     Have *app* register the tasks that come after one with invalid options.
 
-    That one is reported; findings about the others are not to wait until it is mended.
+    That one is reported; findings about the others are not to wait until it is fixed.
     """
     while app._pending:  # noqa: SLF001  Celery has no other way to go on
         with contextlib.suppress(Exception):
