@@ -150,7 +150,7 @@ COMMANDS = {
 def is_table_of_status(text):
     """The columns of `redlock status`, and states that there are."""
     head, *rows = text.split("\n\n")[0].splitlines()
-    assert head.split() == ["NODE", "STATE", "VERSION", "UPTIME", "QUARANTINE"]
+    assert head.split() == ["NODE", "STATE", "LATENCY", "VERSION", "UPTIME", "QUARANTINE"]
     assert rows
     assert all(row.split()[1] in STATES for row in rows)
 

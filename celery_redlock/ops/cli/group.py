@@ -31,7 +31,6 @@ COMMANDS = {
     "report": "celery_redlock.ops.cli.report:report",
     "doctor": "celery_redlock.ops.cli.doctor:doctor",
     "tail": "celery_redlock.ops.cli.tail:tail",
-    "bench": "celery_redlock.ops.cli.bench:bench",
     "bootstrap": "celery_redlock.ops.cli.bootstrap:bootstrap_command",
     "web": "celery_redlock.ops.web.command:web_command",
 }

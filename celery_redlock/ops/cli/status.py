@@ -15,7 +15,7 @@ from celery_redlock.reading.quorum import MEANINGS, Quorum
 __all__ = ["status"]
 
 #: What is shown of a node; the rest of `NodeStatus` is what a worker knows.
-NODE = ("node", "state", "version", "uptime", "quarantine", "problem")
+NODE = ("node", "state", "latency", "version", "uptime", "quarantine", "problem")
 
 STATES = "\n".join(
     textwrap.fill(f"  {state:<13} {meaning}", 76, subsequent_indent=" " * 16)
@@ -32,8 +32,8 @@ Examples:
   celery -A shop redlock status > /dev/null || page-somebody
 
 \b
-JSON: quorum, voting, needed, nodes[]: node, state, version, uptime,
-quarantine, problem
+JSON: quorum, voting, needed, nodes[]: node, state, latency, version, uptime,
+quarantine, problem; times in seconds
 """
 
 
@@ -41,6 +41,8 @@ quarantine, problem
 def status(*, as_json: bool) -> int:
     """
     Show how each lock node is, and whether a quorum of them can vote.
+
+    LATENCY is the time of one small write from here, its answer included.
 
     Exits with 0 if a quorum can vote now, with 1 if not, with 2 if the settings are wrong.
     """
