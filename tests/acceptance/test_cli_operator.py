@@ -231,7 +231,7 @@ def wait_for_nightly(node, task_id, since):
 
 
 def test_who_waits_is_told_the_oldest_first(line, nodes):
-    """By `why` with names and times, by `ls` and `top` with a number; no token is shown."""
+    """By `why` with names and times, by `ls` with a number; no token is shown."""
     hold(line, nodes)
     assert "Waiting" not in line.redlock(nodes, "why", "shop.nap")[1]
     # Half an hour has to pass before these are told in other words.
@@ -246,11 +246,10 @@ def test_who_waits_is_told_the_oldest_first(line, nodes):
     _, out, _ = line.redlock(nodes, "why", "shop.nap")
     assert "Waiting: 2, the first for 2 d 2 h" in out
     assert re.search(r"(?s)2 d 2 h +a .*1 d 2 h +b ", out), out
-    for words in (("ls",), ("top",)):
-        _, out, _ = line.redlock(nodes, *words)
-        assert "OLDEST" in out
-        assert "2 d 2 h" in out
-        assert "b" * 8 not in out
+    _, out, _ = line.redlock(nodes, "ls")
+    assert "OLDEST" in out
+    assert "2 d 2 h" in out
+    assert "b" * 8 not in out
     (lock,) = plain(line, nodes, "ls")["locks"]
     assert lock["waiting_since"] == why["waiting_since"]
 
@@ -741,14 +740,6 @@ def test_a_terminal_gets_colours(line, nodes):
     assert COLOUR.search(on_a_terminal(line, nodes, "why", "--name", "x"))
 
 
-def test_without_rich_top_is_one_snapshot(line, nodes):
-    """It is an extra; how to get it is said."""
-    (line.folder / "rich.py").write_text("raise ImportError('not installed')")
-    told = on_a_terminal(line, nodes, "top", NO_COLOR="1")
-    assert told.count(" up") == 3
-    assert 'Live with: pip install "celery-redlock[cli]"' in told
-
-
 def test_control_characters_of_others_do_not_reach_the_terminal(line, nodes):
     """What is in a key or a value may be anybody's."""
     evil = "\x1b]0;pwned\x07\r\n\x1b[31m"
@@ -817,7 +808,7 @@ def test_secrets_are_told_nobody(line, redis_nodes):
 
 
 COMMANDS = (
-    *("status", "ls", "top", "why", "release", "report"),
+    *("status", "ls", "why", "release", "report"),
     *("doctor", "tail", "bootstrap", "web"),
 )
 

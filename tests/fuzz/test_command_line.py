@@ -33,6 +33,7 @@ WORDS = (
             "--lines",
             "-n",
             "--no-follow",
+            "--watch",
         ]
     )
     | st.sampled_from(["--help", "--task", "--lock", "--event", "--port", "--host", "--allow-host"])
