@@ -126,6 +126,7 @@ COMMANDS = {
     },
     "docs/operating.md": {
         **{command: it for command, it in OPERATOR.items() if it is not WEB},
+        "celery -A shop redlock ls --watch": NotRun("tests/acceptance/test_cli_watch.py runs it"),
         "celery -A shop inspect redlock_locks": CONTROL,
         "celery -A shop inspect redlock_nodes": CONTROL,
     },
