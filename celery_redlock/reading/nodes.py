@@ -49,8 +49,9 @@ SEVERAL = (
 #: What `enrolment` says of one that votes.
 VOTES = ("enrolled", 0.0)
 Answer = TypeVar("Answer")
-#: What a node that can be a lock node tells: its greeting, state, and rest of its quarantine [s].
-Found = tuple[Greeting, str, float]
+#: What a node that can be a lock node tells: its greeting, state, rest of its quarantine [s], and
+#: latency [s].
+Found = tuple[Greeting, str, float, float]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class NodeStatus:
         uptime: Of the server process [s]; likewise 0.0.
         quarantine: For how long it does not vote yet [s].
         problem: Why it does not vote, in plain words; empty if it does.
-        latency: From a request of a round to its answer [s]; None where there was none.
+        latency: From a request to its answer [s]; None where there was none.
         clock_offset: How far its wall clock is ahead of ours [s]; None if unknown.
     """
 
@@ -120,18 +121,23 @@ def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
 
     def ask(connection: AbstractConnection, greeting: Greeting) -> Found | Exception:
         state, left = enrolment(connection, rules, greeting.run_id, fingerprint)
+        sent = time.monotonic()
         check_writes(connection, rules)
-        return greeting, "quarantined" if left else {"enrolled": "up"}.get(state, state), left
+        latency = time.monotonic() - sent
+        state = "quarantined" if left else {"enrolled": "up"}.get(state, state)
+        return greeting, state, left, latency
 
     def status(address: Address, answer: Found | Exception) -> NodeStatus:
         if isinstance(answer, Exception):
             return failed(address, answer)
-        greeting, state, left = answer
+        greeting, state, left, latency = answer
         try:
             check_distinct(greeting, seen)
         except Unfit as error:
             return failed(address, error)
-        return NodeStatus(address.label, state, greeting.version, greeting.uptime, left)
+        return NodeStatus(
+            address.label, state, greeting.version, greeting.uptime, left, latency=latency
+        )
 
     answers = ask_all(addresses, lambda address: ask_fit(address, ask, lambda error: error))
     return list(map(status, addresses, answers))
