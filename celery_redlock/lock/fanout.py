@@ -18,7 +18,6 @@ child starts from nothing.
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import threading
 import time
@@ -27,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from celery_redlock.forks import members
 from celery_redlock.lock import clock
 from celery_redlock.lock.call import Call
 from celery_redlock.lock.connector import Connector
@@ -63,7 +63,7 @@ NOBODY_WAITS = Vote(VoteKind.UNREACHABLE, reason="not asked: a finaliser cannot 
 INTERRUPTED = 2.0
 
 logger = get_logger(__name__)
-_every_fanout: weakref.WeakSet[Fanout] = weakref.WeakSet()
+_every_fanout: weakref.WeakSet[Fanout] = members("fanout")
 
 
 class _Waiter:
@@ -455,12 +455,3 @@ class Fanout:
             except IndexError:  # another thread was quicker
                 return
             self._notify(event)
-
-
-def _forget_parent() -> None:
-    for fanout in list(_every_fanout):
-        fanout.after_fork_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)

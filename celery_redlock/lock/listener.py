@@ -8,7 +8,6 @@ heard is a hint: `celery_redlock.lock.room` says whom it wakes, who has to acqui
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import socket
 import threading
@@ -17,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from celery_redlock.deferral import defer_signals
+from celery_redlock.forks import members
 from celery_redlock.lock import clock
 from celery_redlock.lock.bounded import begin_exchange, end_exchange
 from celery_redlock.lock.lease import quorum
@@ -206,14 +206,4 @@ def hang_up(connection: AbstractConnection) -> None:
             sock.shutdown(socket.SHUT_RDWR)
 
 
-_every_listener: weakref.WeakSet[Listener] = weakref.WeakSet()
-
-
-def _start_over() -> None:
-    """After a fork: the threads of the parent are not here."""
-    for listener in list(_every_listener):
-        listener.after_fork_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_over)
+_every_listener: weakref.WeakSet[Listener] = members("listener")
