@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_redlock.errors import LockNotAcquired, LockTaken
 from celery_redlock.lock import clock
@@ -46,8 +46,7 @@ PREVIOUS_GRACE = 2.0
 OnLost = Callable[[], None]
 
 
-@dataclass(frozen=True)
-class Granted:
+class Granted(NamedTuple):
     """
     An execution runs.
 
@@ -122,6 +121,8 @@ def begin(claim: Claim, outer: Granted | None, on_lost: OnLost) -> Granted | Fin
         return Granted(claim, outer.held)
     hold_reservation(claim)
     begun = take(claim, claim.options.wait, on_lost)
+    if isinstance(begun, Granted):
+        return begun
     if isinstance(begun, Refused) and begun.situation is Situation.TAKEN:
         begun = unless_its_own(begun, on_lost)
     if isinstance(begun, Refused) and isinstance(begun.plan, RunUnlocked):

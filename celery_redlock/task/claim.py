@@ -14,7 +14,7 @@ from celery_redlock.task.envelope import HEADER
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.outcome import Records
 from celery_redlock.task.reservation import Reservation
-from celery_redlock.task.task_lock import TaskLock, lock_of, names_of_call
+from celery_redlock.task.task_lock import TaskLock, lock_of
 from celery_redlock.unique.reservations import Reservations
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ __all__ = ["Claim", "end_reservation"]
 logger = get_logger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Claim:
     """
-    The claim of an execution to its locks.
+    The claim of an execution to its locks. Written to by the execution alone.
 
     Attributes:
         task: A `RedlockTask`.
@@ -38,7 +38,9 @@ class Claim:
         delivery: This delivery.
         lock: What the task asks of its lock.
         plugin: Of its app.
+        reservation: That its message was published with; None for none.
         names: Lock names; empty before they are known.
+        is_report: Whether it is for a note that the execution runs, and not for locks.
     """
 
     task: Any
@@ -46,7 +48,9 @@ class Claim:
     delivery: Delivery
     lock: TaskLock
     plugin: Plugin
+    reservation: Reservation | None = None
     names: tuple[str, ...] = ()
+    is_report: bool = False
 
     @classmethod
     def of(cls, task: Any, request: Any) -> Self:
@@ -57,17 +61,8 @@ class Claim:
             plugin.refresh()
         if request.is_eager or locking.disabled:
             fields = {**fields, HEADER: None}
-        return cls(task, request, Delivery.of(task, fields, str(request.hostname)), lock, plugin)
-
-    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
-        """
-        Return the claim with the lock names of a call with these arguments.
-
-        Raises:
-            LockKeyError: They make none.
-            TypeError: They do not fit the task.
-        """
-        return replace(self, names=names_of_call(self.task, args, kwargs, self.delivery))
+        delivery = Delivery.of(task, fields, str(request.hostname))
+        return cls(task, request, delivery, lock, plugin, delivery.envelope.reservation)
 
     def of_second_publish(self) -> Self:
         """Return the claim of another execution than the one that has published its task id."""
@@ -103,12 +98,7 @@ class Claim:
     @property
     def locks(self) -> Redlock:
         """The locks that its own is one of."""
-        return self.plugin.locks_for(report=self.only_reports)
-
-    @property
-    def reservation(self) -> Reservation | None:
-        """The reservation that its message was published with."""
-        return self.delivery.envelope.reservation
+        return self.plugin.locks_for(report=self.is_report)
 
     @property
     def reservations(self) -> Reservations:

@@ -47,6 +47,7 @@ from celery_redlock.task.outcome import (
 from celery_redlock.task.refused import end_copy, refuse
 from celery_redlock.task.reporting import report, report_unnamed
 from celery_redlock.task.start import Started, start
+from celery_redlock.task.task_lock import names_of_call
 
 __all__ = [
     "Execution",
@@ -75,6 +76,7 @@ class Execution:
     Attributes:
         claim: The task, its message, and its lock names.
         granted: How it has begun; None before that, and for one that does not run.
+        own_lock: The lock that this has to release; None if there is none.
         handled: The error that was being handled when it began; None for none.
         interrupt: Tells the body that its lock is lost.
         records: What the nodes are to remember; None until its end begins.
@@ -88,6 +90,7 @@ class Execution:
         self._before = latest if latest is not None and latest.is_traced else outer
         self.handled: BaseException | None = None
         self.granted: Granted | None = None
+        self.own_lock: HeldLock | None = None
         self.records: Records | None = None
         self.interrupt = Interrupt()
         self.claim = Claim.of(task, request)
@@ -133,23 +136,24 @@ class Execution:
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Granted | Finished | Refused:
         """Ask for the lock, or in report mode note that the execution runs."""
-        only_reports = self.claim.only_reports
+        claim = self.claim
+        claim.is_report = claim.only_reports
         try:
-            self.claim = self.claim.named(args, kwargs)
+            claim.names = names_of_call(self.task, args, kwargs, claim.delivery)
         except Exception as error:
-            if not only_reports:
+            if not claim.is_report:
                 raise
-            self.granted = report_unnamed(self.claim, error)
+            self.granted = report_unnamed(claim, error)
             return self.granted
         with defer_interrupts():  # or a lock that was granted might not be released
-            if only_reports:
-                begun: Granted | Finished | Refused = report(self.claim)
+            if claim.is_report:
+                begun: Granted | Finished | Refused = report(claim)
             else:
                 outer = None if self.outer is None else self.outer.granted
-                begun = begin(self.claim, outer, self.interrupt.fire)
+                begun = begin(claim, outer, self.interrupt.fire)
             self.claim = begun.claim
             if isinstance(begun, Granted):
-                self.granted = begun
+                self.granted, self.own_lock = begun, begun.own
         return begun
 
     # -- the body ---------------------------------------------------------------------
@@ -167,7 +171,7 @@ class Execution:
                 if held is not None and self.claim.options.aborts_on_loss:
                     held.ensure_held()  # it may have been lost before there was a body to interrupt
                 result = body(*args, **kwargs)
-                if held is not None and not self.claim.only_reports:
+                if held is not None and not self.claim.is_report:
                     check_ended(result, self.task.name)
                 return result
         except LockInterrupt as error:
@@ -261,11 +265,6 @@ class Execution:
     def held(self) -> HeldLock | None:
         """Its lock, or what stands in for one; None before it has any."""
         return None if self.granted is None else self.granted.held
-
-    @property
-    def own_lock(self) -> HeldLock | None:
-        """The lock that this has to release; None if there is none."""
-        return None if self.granted is None else self.granted.own
 
     @property
     def is_over(self) -> bool:

@@ -251,7 +251,7 @@ def set_aside(refused: Refused, plan: SetAside) -> DeliveryOver:
     over = requeue(
         claim,
         claim.delivery.copy._replace(waiting=waiting),
-        until_that_ends(refused, waiting),
+        until_that_ends(refused, plan, waiting),
         reason=plan.reason,
         outcome=plan.outcome,
         otherwise=error if plan.may_fail else None,
@@ -260,15 +260,14 @@ def set_aside(refused: Refused, plan: SetAside) -> DeliveryOver:
     return over
 
 
-def until_that_ends(refused: Refused, waiting: Waiting) -> float:
-    """Return when a copy comes if nobody wakes it [s]: soon, where nobody can."""
+def until_that_ends(refused: Refused, plan: SetAside, waiting: Waiting) -> float:
+    """Return when a copy comes if nobody wakes it [s]; the next run soon, where nobody can."""
     claim = refused.claim
-    longest = longest_countdown(claim.task.app)
-    polls = UNTIL_THAT_ENDS.countdown(waiting.times - 1, longest)
     left: float | None = holder_in(refused).get("ttl")
-    if left is None:
-        return polls
-    return left if can_be_woken(claim) else min(left, polls)
+    is_urgent = plan.outcome is Outcome.REQUEUED and not can_be_woken(claim)
+    if left is not None and not is_urgent:
+        return left
+    return UNTIL_THAT_ENDS.countdown(waiting.times - 1, longest_countdown(claim.task.app))
 
 
 def again(refused: Refused, wakes_it: Wakes) -> Waiting:

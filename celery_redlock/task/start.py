@@ -8,8 +8,7 @@ Start the body of an execution: its reservation, the newest arguments, and the s
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import states
 
@@ -31,8 +30,7 @@ __all__ = ["Started", "start"]
 logger = get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(NamedTuple):
     """
     What a body runs with.
 
@@ -60,7 +58,7 @@ def start(granted: Granted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> St
         except NotItsTurn as error:
             return Refused(claim, error.why, Situation.NEXT)
         except LockKeyError:
-            if not claim.only_reports:
+            if not claim.is_report:
                 raise
             logger.warning("%s runs with its own arguments", claim, exc_info=True)
     if newest is not None:
@@ -88,7 +86,7 @@ def is_for_lock(reservation: Reservation, claim: Claim) -> bool:
 def start_reservation(granted: Granted, reservation: Reservation) -> Any:
     """Note in the reservation that its task runs; return the newest arguments, None for none."""
     claim, held = granted.claim, granted.held
-    is_of_other_mode = reservation.is_report is not claim.only_reports
+    is_of_other_mode = reservation.is_report is not claim.is_report
     # In report mode the body has none, and what it stands under is its note.
     lock = granted.own or held if reservation.is_report else held
     with defer_interrupts():
