@@ -34,8 +34,8 @@ from celery_redlock.reading.nodes import (
     check_writes,
     connected,
     enrolment,
-    several_servers,
 )
+from celery_redlock.reading.several_servers import several_servers
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
