@@ -124,7 +124,6 @@ class Everywhere(Generic[View]):
             self.silent = [label for label in labels if label not in self._connections]
 
     def _go_through(self) -> Iterator[View]:
-        """Yield what there is, node by node."""
         ends = time.monotonic() + self._longest
         # As it was: a node that fails meanwhile moves no other.
         order = [(kind, label) for kind in self.KINDS for label in self._connections]
@@ -154,13 +153,11 @@ class Everywhere(Generic[View]):
     def _absent(self, kind: str, label: str, names: list[bytes]) -> list[bytes]:
         """Return which of *names* a node has no record of; all of them if it does not answer."""
         keys = [self._key(kind, name) for name in names]
-
         read = functools.partial(with_ttl, ABSENT, names)
         absent = self._ask(label, (b"EVALSHA", EXPIRIES.sha, b"%d" % len(keys), *keys), read)
         return names if absent is None else absent
 
     def _views(self, names: Sequence[bytes]) -> Iterator[View]:
-        """Yield what stands under *names*."""
         locks = self._stored(names)
         for index, name in enumerate(names):
             stored = {label: of_node[index] for label, of_node in locks.items()}

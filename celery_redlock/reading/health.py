@@ -79,7 +79,6 @@ def replicas(locks: Redlock) -> dict[str, int]:
 
 
 def status(node: Node, vote: Vote) -> NodeStatus:
-    """Return how *node* is that answered a probe with *vote*."""
     states: dict[enum.Enum, str] = {VoteKind.GRANTED: "up", VoteKind.QUARANTINED: "quarantined"}
     state = states.get(vote.kind, "down" if is_silent(node) else "unfit")
     is_counted = state in states.values()

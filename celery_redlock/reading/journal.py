@@ -62,7 +62,6 @@ def journal_key(prefix: str) -> bytes:
 
 
 def record_request(rules: Rules, record: bytes) -> Request:
-    """Return what adds *record* to a node's journal."""
     arguments = (record, b"%d" % KEPT, ms(RETENTION))
     return Request(RECORD, (journal_key(rules.prefix),), arguments)
 
@@ -179,7 +178,6 @@ class JournalReader:
 
 
 def entries_in(entries: Any) -> list[tuple[bytes, bytes]]:
-    """Return the ids and lines in a reply of XRANGE."""
     found = [(ident, fields[1]) for ident, fields in entries]
     if not all(isinstance(part, bytes) for pair in found for part in pair):
         raise TypeError

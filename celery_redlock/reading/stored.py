@@ -259,7 +259,6 @@ def reservation_views(name: str, locks: Mapping[str, StoredLock]) -> list[Reserv
 
 
 def view_of(name: str, locks: Mapping[str, StoredLock]) -> LockView:
-    """Return the holder whose token all of *locks* store; *locks* by node label."""
     values = list(dict.fromkeys(one.value or b"" for one in locks.values()))
     ttls = [one.ttl for one in locks.values()]
     is_foreign = not is_ours(values[0])

@@ -123,13 +123,11 @@ class TallyReader:
 
 
 def of_all(nodes: Sequence[Mapping[str, Counts]]) -> dict[str, Counts]:
-    """Return what each task did in one hour, of what each node says."""
     tasks = dict.fromkeys(task for node in nodes for task in node)
     return {task: largest(node[task] for node in nodes if task in node) for task in tasks}
 
 
 def hours_on(connection: AbstractConnection, prefix: str, hours: Sequence[int]) -> Hours:
-    """Return what one node says of *hours*."""
     last = b"%d" % (TASKS - 1)
     listed = answers(connection, [(b"ZRANGE", hour_key(prefix, it), b"0", last) for it in hours])
     names = [
@@ -159,5 +157,4 @@ def answers(connection: AbstractConnection, commands: Sequence[Sequence[Any]]) -
 
 
 def name_in(member: Any) -> str:
-    """Return the name of a task in a node's list; "" if it is no text."""
     return member.decode(errors="ignore") if isinstance(member, bytes) else ""

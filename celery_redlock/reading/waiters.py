@@ -114,7 +114,6 @@ def waiters_of(found: Iterable[Noted]) -> list[Waiter]:
 
 
 def merged(found: Sequence[Noted]) -> Waiter:
-    """Return who it is that waits, by what each node has noted of it."""
     newest = max(found, key=lambda one: one.heard).waiter
     return replace(newest, since=min(one.waiter.since for one in found))
 
@@ -125,6 +124,5 @@ def in_order(it: Waiter) -> tuple[Any, ...]:
 
 
 def text_in(info: Mapping[str, Any], key: str) -> str | None:
-    """Return the text at *key*; None if there is none."""
     value = info.get(key)
     return value if isinstance(value, str) and value else None
