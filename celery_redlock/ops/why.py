@@ -20,7 +20,7 @@ from celery_redlock.ops.outlook import at_publish, at_run
 from celery_redlock.reading.journal import KEPT
 from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.one_lock import OneLock
-from celery_redlock.reading.places import Places, read_places_and_journal
+from celery_redlock.reading.places import Places, read_places
 from celery_redlock.reading.quorum import Mark
 from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
@@ -120,8 +120,8 @@ def explain(
         limits: Each lock name, and how many places it has; `most_places` where that is not known.
         task: Whose locks they are; None: that of a holder, if the app knows it.
     """
-    places, records = read_places_and_journal(settings.nodes, settings.rules, limits, KEPT)
-    found = explained(app, places, records, task)
+    places = read_places(settings.nodes, settings.rules, limits, KEPT)
+    found = explained(app, places, places.records, task)
     reserved = [scalar(it.reservation.info.get("task_id")) for it in found.lock.reservations]
     return replace(
         found,

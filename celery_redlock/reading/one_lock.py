@@ -36,7 +36,7 @@ class OneLock:
     What the nodes have of one lock at this moment.
 
     Attributes:
-        name: Lock name, as the call has it that takes it.
+        name: Lock name, as a call makes it.
         nodes: How each node is, in their order.
         stored: What each stores of the lock, by its label; none of those that did not answer.
         number: Of its place under that name, from 0.

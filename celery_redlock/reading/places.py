@@ -23,7 +23,7 @@ from celery_redlock.reading.read_script import read_commands, read_replies
 from celery_redlock.reading.stored import StoredLock
 from celery_redlock.reading.waiters import Waiter, in_order
 
-__all__ = ["Places", "read_lock", "read_places", "read_places_and_journal"]
+__all__ = ["Places", "read_lock", "read_places"]
 
 T = TypeVar("T")
 
@@ -35,9 +35,11 @@ class Places:
 
     Attributes:
         all: One at least; by their names, and then by their numbers.
+        records: The newest ones of the journal, oldest first, if they were asked for.
     """
 
     all: Sequence[OneLock]
+    records: Sequence[Record] = ()
 
     @property
     def names(self) -> list[str]:
@@ -90,7 +92,9 @@ def read_lock(nodes: Sequence[Any], rules: Rules, name: str) -> OneLock:
     return read_places(nodes, rules, {name: 1}).all[0]
 
 
-def read_places(nodes: Sequence[Any], rules: Rules, limits: Mapping[str, int]) -> Places:
+def read_places(
+    nodes: Sequence[Any], rules: Rules, limits: Mapping[str, int], records: int = 0
+) -> Places:
     """
     Return what each of *nodes* has of all places, in one visit.
 
@@ -98,14 +102,8 @@ def read_places(nodes: Sequence[Any], rules: Rules, limits: Mapping[str, int]) -
         nodes: As the setting ``redlock_nodes``.
         rules: As all clients have them.
         limits: Each lock name, and how many places it has.
+        records: How many records of the journal are wanted.
     """
-    return read_places_and_journal(nodes, rules, limits, 0)[0]
-
-
-def read_places_and_journal(
-    nodes: Sequence[Any], rules: Rules, limits: Mapping[str, int], records: int
-) -> tuple[Places, list[Record]]:
-    """Return likewise, and the newest so many *records* of the journal, oldest first."""
     wanted = [(name, number) for name, limit in limits.items() for number in range(limit)]
     reads = read_commands(rules, [place_name(*it) for it in wanted])
     journal = [newest_command(rules.prefix, records)] if records else []
@@ -118,7 +116,7 @@ def read_places_and_journal(
         for i, (name, number) in enumerate(wanted)
     ]
     told = [reply for _, replies in visits for reply in replies[len(reads) :]]
-    return Places(places), newest_of(told, records)
+    return Places(places, newest_of(told, records))
 
 
 def locks_in(

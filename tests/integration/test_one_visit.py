@@ -9,7 +9,7 @@ from celery_redlock.lock.address import addresses_of
 from celery_redlock.lock.guard import exchange, replies
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap, connected
-from celery_redlock.reading.places import read_places_and_journal
+from celery_redlock.reading.places import read_places
 from support.liar import encoded, endless, honest, lying
 from support.stored import ROOMY
 
@@ -36,9 +36,9 @@ def liar(node):
 
 def read(url):
     """Return how the node is, whether it tells of the lock, and how many records it has told."""
-    places, records = read_places_and_journal([url], RULES, {"a": 2}, 10)
+    places = read_places([url], RULES, {"a": 2}, 10)
     (status,) = places.all[0].nodes
-    return status.state, [bool(place.views) for place in places.all], len(records)
+    return status.state, [bool(place.views) for place in places.all], len(places.records)
 
 
 def test_all_is_told(liar):
