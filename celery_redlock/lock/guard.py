@@ -96,10 +96,13 @@ def exchange(connection: AbstractConnection, *commands: Sequence[Any]) -> list[A
         redis.RedisError, OSError: An answer is an error, does not come in time, or is too large.
     """
     found = replies(connection, *commands)
-    for one in found:
-        if isinstance(one, Exception):
-            raise one
-    return found
+    error = next((one for one in found if isinstance(one, Exception)), None)
+    try:
+        if error is not None:
+            raise error
+        return found
+    finally:  # or the error and this frame would keep each other, and all that has come
+        del error, found
 
 
 def replies(connection: AbstractConnection, *commands: Sequence[Any]) -> list[Any]:
@@ -116,10 +119,16 @@ def replies(connection: AbstractConnection, *commands: Sequence[Any]) -> list[An
             try:
                 found.append(connection.read_response(disable_decoding=True))
             except ResponseError as error:
-                found.append(error)
+                found.append(kept(error))
     except (RedisError, OSError) as error:
-        found += [error] * (len(commands) - len(found))
+        found += [kept(error)] * (len(commands) - len(found))
     return found
+
+
+def kept(error: Exception) -> Exception:
+    """Return *error* without the frames that it came from, which hold all that was read."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def read_as(what: str, read: Callable[[Any], Read], reply: Any) -> Read:

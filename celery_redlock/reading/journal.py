@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
@@ -24,6 +24,7 @@ from celery_redlock.lock.records import encode_info, object_in
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import Script, ms, read_release, register
+from celery_redlock.reading.nodes import ask_all
 from celery_redlock.words import number
 
 if TYPE_CHECKING:
@@ -132,13 +133,15 @@ class JournalReader:
 
     def _news(self, read: Callable[[AbstractConnection, str], list[bytes]]) -> list[Record]:
         """Return what *read* finds on all nodes and was not met before, oldest first."""
-        lines: list[bytes] = []
-        for address in self._addresses:
+
+        def ask(address: Address) -> list[bytes]:
             try:
-                lines += read(self._connected(address), address.label)
+                return read(self._connected(address), address.label)
             except (RedisError, OSError):  # the others have it, too
                 self._hang_up(address.label)
-        found = once(lines)
+                return []
+
+        found = once(chain.from_iterable(ask_all(self._addresses, ask)))
         news = [record for ident, record in found.items() if ident not in self._seen]
         self._seen.update(dict.fromkeys(found))
         for ident in list(islice(self._seen, max(0, len(self._seen) - REMEMBERED))):

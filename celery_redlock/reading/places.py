@@ -123,7 +123,10 @@ def locks_in(
     status: NodeStatus, replies: Sequence[Any], count: int
 ) -> tuple[NodeStatus, list[StoredLock]]:
     """Return how a node is, and so many locks in its *replies*; none if it did not tell."""
-    try:
-        return status, read_replies(replies, count)
-    except (RedisError, OSError) as error:
-        return status if status.problem else failed(status.node, error), []
+    error = next((reply for reply in replies if isinstance(reply, Exception)), None)
+    if error is None:
+        try:
+            return status, read_replies(replies, count)
+        except RedisError as unread:
+            error = unread
+    return status if status.problem else failed(status.node, error), []

@@ -111,15 +111,13 @@ def read_commands(rules: Rules, names: Sequence[str]) -> list[Sequence[Any]]:
 
 def read_replies(replies: Sequence[Any], count: int) -> list[StoredLock]:
     """
-    Return so many locks as they are in the *replies* to `read_commands`.
+    Return so many locks as they are in the *replies* to `read_commands`, none of them an error.
 
     Raises:
-        redis.RedisError, OSError: One is an error, or no such reply.
+        redis.ResponseError: One is no such reply.
     """
     found: list[StoredLock] = []
     for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
         found += read_stored(reply, min(PAGE, count - len(found)))
     return found
 

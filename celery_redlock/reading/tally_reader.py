@@ -152,7 +152,7 @@ def answers(connection: AbstractConnection, commands: Sequence[Sequence[Any]]) -
     found = replies(connection, *commands) if commands else []
     for one in found:
         if isinstance(one, Exception) and not str(one).startswith("WRONGTYPE"):
-            raise one
+            raise RedisError(str(one))
     return [None if isinstance(one, Exception) else one for one in found]
 
 

@@ -28,12 +28,13 @@ COMMANDS = {
     "why, by the name": (["why", "--name", "api"], 1),
     "status": (["status"], 1),
     "release, of what nobody holds": (["release", "api", "--token", "f" * 8, "--yes"], 1),
+    "doctor, with the journal and the tally": (["doctor"], 3),
 }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_connects_once_to_each_node(line, redis_nodes, command):
-    """All that it asks of a node, however much, it asks over one connection."""
+def test_a_command_connects_to_each_node_as_often_as_it_must(line, redis_nodes, command):
+    """All that a question asks of a node, however much, it asks over one connection."""
     words, expected = COMMANDS[command]
     nodes = redis_nodes(3)
     bootstrap(urls(nodes), RULES)
