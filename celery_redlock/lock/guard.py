@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.bounded import begin_exchange
@@ -46,6 +46,7 @@ __all__ = [
     "greet",
     "is_trusted_at_once",
     "read_as",
+    "replies",
 ]
 
 Read = TypeVar("Read")
@@ -94,9 +95,40 @@ def exchange(connection: AbstractConnection, *commands: Sequence[Any]) -> list[A
     Raises:
         redis.RedisError, OSError: An answer is an error, does not come in time, or is too large.
     """
-    begin_exchange(connection)
-    connection.send_packed_command(connection.pack_commands(commands))
-    return [connection.read_response(disable_decoding=True) for _ in commands]
+    found = replies(connection, *commands)
+    error = next((one for one in found if isinstance(one, Exception)), None)
+    try:
+        if error is not None:
+            raise error
+        return found
+    finally:  # or the error and this frame would keep each other, and all that has come
+        del error, found
+
+
+def replies(connection: AbstractConnection, *commands: Sequence[Any]) -> list[Any]:
+    """
+    Send *commands* in one write and return the replies, in place of a missing one the error.
+
+    An error that is a node's answer costs that answer alone, any other one all that follow, too.
+    """
+    found: list[Any] = []
+    try:
+        begin_exchange(connection)
+        connection.send_packed_command(connection.pack_commands(commands))
+        for _ in commands:
+            try:
+                found.append(connection.read_response(disable_decoding=True))
+            except ResponseError as error:
+                found.append(kept(error))
+    except (RedisError, OSError) as error:
+        found += [kept(error)] * (len(commands) - len(found))
+    return found
+
+
+def kept(error: Exception) -> Exception:
+    """Return *error* without the frames that it came from, which hold all that was read."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def read_as(what: str, read: Callable[[Any], Read], reply: Any) -> Read:

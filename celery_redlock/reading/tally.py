@@ -138,7 +138,6 @@ def read_counts(reply: Sequence[Any]) -> Counts:
 
 
 def natural(value: object) -> int | None:
-    """Return *value* if it is a number that we may have written."""
     is_number = isinstance(value, bytes) and value.isdigit() and len(value) <= DIGITS
     return int(value) if is_number else None  # type: ignore[call-overload]
 

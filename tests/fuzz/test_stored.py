@@ -45,8 +45,9 @@ from celery_redlock.reading.journal import read_record, when
 from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.reading.one_lock import majority_of
+from celery_redlock.reading.read_script import reservation_in, stored
 from celery_redlock.reading.sentences import WORDINGS
-from celery_redlock.reading.stored import reservation_in, stored, views_of
+from celery_redlock.reading.stored import views_of
 from celery_redlock.task.delivery import Delivery
 from celery_redlock.task.envelope import Envelope
 from celery_redlock.task.reservation import newest_call

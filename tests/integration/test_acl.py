@@ -32,7 +32,8 @@ from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.journal import Journal, JournalReader
 from celery_redlock.reading.leaks import Leaks
 from celery_redlock.reading.nodes import bootstrap, node_statuses
-from celery_redlock.reading.one_lock import read_lock, release_seen
+from celery_redlock.reading.places import read_lock
+from celery_redlock.reading.release import release_seen
 from celery_redlock.unique.requests import AS_IT_IS, OVER, Start, Trigger
 from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import Started

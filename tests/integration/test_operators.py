@@ -26,7 +26,7 @@ from celery_redlock.ops.servers import servers
 from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.health import probe
 from celery_redlock.reading.nodes import bootstrap, node_statuses
-from celery_redlock.reading.one_lock import release_seen
+from celery_redlock.reading.release import release_seen
 from support.stored import RENEWED, ROOMY, wait_until_free, wait_until_taken
 from support.waiting import eventually
 

@@ -34,8 +34,8 @@ from celery_redlock.reading.nodes import (
     check_writes,
     connected,
     enrolment,
-    several_servers,
 )
+from celery_redlock.reading.several_servers import several_servers
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -114,8 +114,7 @@ def gather_nodes(
             with connected(address) as connection:
                 visit = Visit(connection, rules, tell)
                 found = read_as("facts", visit.facts, fingerprint)
-            with connected(address) as connection:  # one that listens can ask nothing else
-                replace(visit, connection=connection).try_to_listen()
+                visit.try_to_listen()  # last: who listens can ask nothing else
             found["denied_to_wake"] = list(dict.fromkeys(visit.denied_to_wake))
             return NodeFacts(node=address.label, **found)
         except (RedisError, OSError, ConfigurationError) as error:
