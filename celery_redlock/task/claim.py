@@ -120,6 +120,6 @@ def end_reservation(claim: Claim, records: Records) -> None:
     reservation = claim.reservation
     if reservation is not None:
         try:
-            reservation.end(claim.reservations, records)
+            reservation.end(claim.reservations, records.reservation, records.life)
         except Exception:  # it expires; the task's own outcome stands
             logger.exception("Ending the reservation of %r failed", reservation.name)

@@ -18,7 +18,6 @@ from celery import bootsteps, signals
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import locking, plugin_for
 from celery_redlock.task.envelope import HEADER, Envelope
-from celery_redlock.task.outcome import Records
 from celery_redlock.task.reservation import Reservation
 
 __all__ = ["NoteDiscards", "end_reservation_of"]
@@ -26,7 +25,7 @@ __all__ = ["NoteDiscards", "end_reservation_of"]
 logger = get_logger(__name__)
 
 #: A copy of the task may run elsewhere, and stands for the name then.
-IDLE = Records(reservation="idle")
+IDLE = "idle"
 
 
 def end_reservation_of(app: Any, message: Any) -> None:

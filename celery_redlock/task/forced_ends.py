@@ -246,7 +246,8 @@ class RedlockRequest(Request):
         try:
             options = self._delivery.adjust(lock_of(task).options)
             records = records_after(outcome, options, reservation, None)
-            reservation.end(plugin.reservations_for(report=reservation.is_report), records)
+            known = plugin.reservations_for(report=reservation.is_report)
+            reservation.end(known, records.reservation, records.life)
         except Exception:  # it expires; Celery's own work must go on
             logger.exception("Ending the reservation of %s[%s] failed", self.task.name, self.id)
 

@@ -94,7 +94,7 @@ class LostChild:
             if wait_until_dead(self.pid, LONGEST_DYING):
                 if reservation is not None:
                     known = plugin.reservations_for(report=reservation.is_report)
-                    reservation.end(known, records, wait=True)
+                    reservation.end(known, records.reservation, records.life, wait=True)
                 self._leave(plugin.locks)
                 ends = time.monotonic() + options.ttl  # by then its leases have ended without us
                 for name, place in self._held(locks, places):

@@ -205,7 +205,8 @@ def may_wait(refused: Refused, policy: Queue) -> bool:
     if most is None:
         return True
     claim = refused.claim
-    one = again(refused, Wakes.FREE).in_line(claim.task, claim.delivery)
+    delivery, waiting = claim.delivery, again(refused, Wakes.FREE)
+    one = waiting.in_line(claim.task.name, delivery.task_id, delivery.execution)
     locks = claim.plugin.locks
     ballot = locks.driver.ask(Ask(wait_request(locks.rules, one, most), has_answered))
     may = not has_majority(ballot, VoteKind.REFUSED)

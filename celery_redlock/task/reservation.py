@@ -22,7 +22,6 @@ from celery_redlock.errors import LockKeyError, LockNotAcquired, LockTaken, Quor
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.records import is_short_name, shorten
 from celery_redlock.task.options import UNIQUE_UNTIL, LockOptions
-from celery_redlock.task.outcome import Records
 from celery_redlock.unique.requests import AS_IT_IS, OVER, Start
 from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import NotStarted, Started
@@ -147,17 +146,19 @@ class Reservation:
         is_under_lock = shorten(lock.name) == shorten(self.name) and lock.token
         return 0.0 if is_under_lock and not comes_back else options.unique_for
 
-    def end(self, reservations: Reservations, records: Records, *, wait: bool = False) -> None:
+    def end(
+        self, reservations: Reservations, how: str | None, life: float = 0.0, *, wait: bool = False
+    ) -> None:
         """
-        End it as *records* say, of how its task has ended.
+        End it, now that its task has ended.
 
         Args:
             reservations: Those on the nodes.
-            records: Of the execution that has ended.
-            wait: As of `Reservations.end`.
+            how: As of `Reservations.end`, and so are *life* and *wait*; None to leave it alone.
+            life: How long it is to stand by itself from now on [s].
+            wait: Whether to wait for the answers.
         """
-        if records.reservation is not None:
-            how, life = records.reservation, records.life
+        if how is not None:
             reservations.end(self.name, self.token, how, life=life, wait=wait)
 
 

@@ -19,8 +19,6 @@ from celery_redlock.lock.waiting import InLine
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing only since Python 3.11
 
-    from celery_redlock.task.delivery import Delivery
-
 __all__ = ["Waiting", "Wakes"]
 
 #: When a task comes that nobody wakes [s], the first time and at most; twice as long each time.
@@ -113,19 +111,22 @@ class Waiting:
             parts["woken"] = self.wakes_it is Wakes.RELEASE and "release"
         return parts
 
-    def in_line(self, task: Any, delivery: Delivery, channel: str = "", limit: int = 1) -> InLine:
+    def in_line(
+        self, task: str, task_id: Any, execution: str, channel: str = "", limit: int = 1
+    ) -> InLine:
         """
         Return what the nodes know of the task while it waits.
 
         Args:
-            task: The task.
-            delivery: Of its message.
+            task: Its name.
+            task_id: Of its message.
+            execution: Id of its execution.
             channel: Of the process that waits with it; empty where nothing wakes it.
             limit: How many places the lock has for it.
         """
-        info = {"task": task.name, "task_id": delivery.task_id}
+        info = {"task": task, "task_id": task_id}
         asks = self.wakes_it is Wakes.FREE
-        return InLine(self.name, delivery.execution, self.since, info, channel, limit, asks)
+        return InLine(self.name, execution, self.since, info, channel, limit, asks)
 
     def comes_by_itself(self, longest: float) -> int:
         """Return when the task comes if nobody wakes it [whole s]; *longest* the broker bears."""

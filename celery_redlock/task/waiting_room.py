@@ -20,7 +20,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery_redlock.events import TasksWaiting
 from celery_redlock.lock import clock
@@ -47,9 +47,6 @@ from celery_redlock.task.revoked import is_revoked
 from celery_redlock.task.task_lock import lock_of
 from celery_redlock.task.timer import ahead_of_others, find, take_out
 from celery_redlock.task.waiting import Wakes
-
-if TYPE_CHECKING:
-    from celery_redlock.task.forced_ends import RedlockRequest
 
 __all__ = ["LOOK_EVERY", "WaitingRoom", "WaitingTask", "room_of"]
 
@@ -82,7 +79,7 @@ class WaitingTask(Waiting):
     """
 
     def __init__(
-        self, room: WaitingRoom, one: InLine, most: int, line: bytes, request: RedlockRequest
+        self, room: WaitingRoom, one: InLine, most: int, line: bytes, request: Any
     ) -> None:
         super().__init__(line, clock.wall())  # until the nodes say since when
         self.takes_free = one.asks
@@ -92,7 +89,7 @@ class WaitingTask(Waiting):
         self._request = weakref.ref(request)
 
     @property
-    def request(self) -> RedlockRequest | None:
+    def request(self) -> Any:
         """Its message, as Celery knows it; None once it is gone."""
         return self._request()
 
@@ -126,7 +123,7 @@ class WaitingRoom:
 
     # -- coming and going --------------------------------------------------------------
 
-    def enter(self, request: RedlockRequest, delivery: Delivery) -> WaitingTask | None:
+    def enter(self, request: Any, delivery: Delivery) -> WaitingTask | None:
         """
         Have *request*, which is to come later, woken when its lock is free.
 
@@ -144,7 +141,8 @@ class WaitingRoom:
         limit = {shorten(name): limit for name, limit in limits.items()}.get(waiting.name)
         if limit is None:  # anybody can publish a message that says so
             return None
-        one = waiting.in_line(request.task, delivery, locks.listener.channel(), limit)
+        known_as = request.task.name, delivery.task_id, delivery.execution
+        one = waiting.in_line(*known_as, locks.listener.channel(), limit)
         line = line_key(locks.rules.prefix, one.name)
         policy = options.on_conflict
         most = policy.max_waiting or 0 if isinstance(policy, Queue) else 0
@@ -335,7 +333,7 @@ class WaitingRoom:
         listener = self._plugin.locks.listener
         return listener is not None and listener.room.is_oldest(task)
 
-    def _end(self, task: WaitingTask, request: RedlockRequest) -> None:
+    def _end(self, task: WaitingTask, request: Any) -> None:
         """Have Celery end what is revoked or has expired, whether or not a process is free."""
         scheduled = find(self._consumer.timer, request)
         if scheduled is None:  # it has come by itself

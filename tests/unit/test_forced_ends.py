@@ -234,7 +234,9 @@ def test_a_child_that_waited_for_its_lock_waits_no_more(app):
     drive = Drive(ears=Ears(), name="seven", wait=10.0, owner=request._delivery.owner)
     drive.vote(*[refused()] * 3).go_on_to(Pause)
     (in_the_child,) = [tell.request for tell in drive.told if tell.request.script is WAIT]
-    one = Waiting("seven", 1.7e9).in_line(request.task, request._delivery)
+    one = Waiting("seven", 1.7e9).in_line(
+        request.task.name, request.id, request._delivery.execution
+    )
     as_a_message = wait_request(Rules(), one)
     names = [wait.arguments[0] for wait in (in_the_child, as_a_message)]
     assert [leave.arguments[0] for leave in app.locks.told] == names

@@ -569,7 +569,7 @@ def test_a_message_that_waited_runs_and_leaves_the_line(app):
     header = Envelope(publish_id="0" * 32, waiting=waiting).header("me")["redlock"]
     delivery = Delivery.of(task, {"id": "me", "retries": 0, "redlock": header}, "w")
     another = InLine("k", "f" * 32, 2.0, {}, "c" * 16)
-    for one in (waiting.in_line(task, delivery, "c" * 16), another):
+    for one in (waiting.in_line(task.name, "me", delivery.execution, "c" * 16), another):
         locks.driver.tell(wait_request(locks.rules, one))
     assert in_line(app) == [{delivery.execution, another.who}] * len(app.quorum.nodes)
     assert deliver(task, "k", task_id="me", header=header) == "ran"
