@@ -23,11 +23,11 @@ from celery import states
 from celery_redlock.ops import demo_app
 from celery_redlock.ops.demo_app import Run, Tally, in_counts, read_runs
 from celery_redlock.ops.demo_screen import Screen
-from celery_redlock.ops.reaper import reaper
 from celery_redlock.ops.screen import Stop
-from celery_redlock.ops.servers import Server, servers
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap, node_statuses
+from celery_redlock.testing.reaper import reaper
+from celery_redlock.testing.servers import Server, servers
 
 __all__ = ["LOCK_SERVERS", "Broken", "Stage", "staged"]
 

@@ -42,7 +42,7 @@ import json, os, subprocess, sys, time
 
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.ops.servers import servers
+from celery_redlock.testing.servers import servers
 
 with servers(4) as (broker, *nodes):
     bootstrap([node.url for node in nodes], Rules())
@@ -200,7 +200,7 @@ def test_servers_name_their_extra(bare, tmp_path):
     program = """
         import os
         os.environ["PATH"] = ""
-        from celery_redlock.ops.servers import servers
+        from celery_redlock.testing.servers import servers
         with servers(1):
             pass
     """
