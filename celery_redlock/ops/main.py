@@ -73,9 +73,9 @@ def demo(*, without_locks: bool) -> None:
     from celery_redlock.ops.screen import stop_on_any  # noqa: PLC0415
 
     with stop_on_any() as stop:
-        require("rich")
+        require("packaging")
         forget_other_projects()
-        from celery_redlock.ops.demo import run  # noqa: PLC0415
+        from celery_redlock.ops.demo.story import run  # noqa: PLC0415
 
         code = run(stop, without_locks=without_locks)
     sys.exit(code)
@@ -115,7 +115,8 @@ def servers(*, count: int, node_port: int, broker_port: int) -> None:
 
     with stop_on_any() as stop, contextlib.ExitStack() as running:
         require()
-        from celery_redlock.testing.servers import PortTaken, Server  # noqa: PLC0415
+        from celery_redlock.testing.ports import PortTaken  # noqa: PLC0415
+        from celery_redlock.testing.servers import Server  # noqa: PLC0415
 
         ports = {f"lock node {n}": node_port + n - 1 for n in range(1, count + 1)}
         if broker_port:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
-import random
 import shutil
 import signal
 import socket
@@ -25,30 +25,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from celery_redlock.testing.ports import HOST, reserved
 from celery_redlock.testing.reaper import reaper
 
-__all__ = ["HOST", "PORTS", "PortTaken", "Server", "find_binary", "free_port", "servers"]
+__all__ = ["Server", "find_binary", "servers"]
 
-HOST = "127.0.0.1"
-# Below the ports that Linux (32768) and macOS (49152) give to outgoing connections. A client
-# that keeps calling a dead server on a port of that range can be connected to *itself*, and the
-# server then cannot have its port back.
-PORTS = range(10_240, 32_768)
 #: Settings that make a server forgetful and local.
-SETTINGS = (
-    *("--save", ""),
-    *("--appendonly", "no"),
-    *("--bind", HOST),
-    *("--maxmemory-policy", "noeviction"),
-    *("--protected-mode", "yes"),
-    *("--daemonize", "no"),
-)
+SETTINGS = {
+    "--save": "",
+    "--appendonly": "no",
+    "--bind": HOST,
+    "--maxmemory-policy": "noeviction",
+    "--protected-mode": "yes",
+    "--daemonize": "no",
+}
 START_DEADLINE = 10.0  # [s] from the launch to an answered PING
 PING_PATIENCE = 0.5  # [s] for one PING
-
-
-class PortTaken(RuntimeError):
-    """The port that a server has to have is another's."""
 
 
 class Server:
@@ -184,8 +176,8 @@ class Server:
         self.folder = self._process = None
 
     def _command(self, folder: Path) -> list[str]:
-        own = ["--port", str(self.port), "--dir", str(folder)]
-        return [str(self.binary), *own, *SETTINGS, *self.extra_args]
+        own = {"--port": str(self.port), "--dir": str(folder), **SETTINGS}
+        return [str(self.binary), *itertools.chain(*own.items()), *self.extra_args]
 
     def _answers(self) -> bool:
         try:
@@ -241,38 +233,6 @@ def servers(
         for server in farm:
             server.await_answer()
         yield farm
-
-
-def reserved(port: int | None = None) -> socket.socket:
-    """
-    Return a socket that keeps *port* for a server of ours, or a free one.
-
-    Clients go on calling a server that is down, and must not reach one that another process starts
-    meanwhile. On Linux a socket that is bound and does not listen keeps out all who look for a free
-    port, and lets in our server, which has SO_REUSEADDR.
-    """
-    # At random, so that test runs side by side seldom meet.
-    for candidate in [port] if port else random.SystemRandom().sample(PORTS, 100):
-        place = socket.socket()
-        try:
-            # From the start for a port that has to be: connections that are over may linger there.
-            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, bool(port))
-            place.bind((HOST, candidate))
-            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        except OSError:
-            place.close()
-        else:
-            return place
-    raise PortTaken(
-        f"port {port} is used by another process" if port else f"no free port in {PORTS}"
-    )
-
-
-def free_port() -> int:
-    """Return a port that nobody uses at this moment."""
-    with reserved() as place:
-        port: int = place.getsockname()[1]
-    return port
 
 
 def find_binary(prefer: Literal["valkey", "redis"] | None = None) -> Path:

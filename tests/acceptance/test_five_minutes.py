@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_redlock.testing.servers import free_port
+from celery_redlock.testing.ports import free_port
 from support.console import PATIENCE_WITH_NODES
 from support.pages import blocks_of, commands_of
 from support.waiting import eventually

@@ -14,7 +14,8 @@ import sys
 import pytest
 import redis
 
-from celery_redlock.testing.servers import Server, free_port
+from celery_redlock.testing.ports import free_port
+from celery_redlock.testing.servers import Server
 from support.waiting import eventually
 
 SERVE = [sys.executable, "-m", "celery_redlock", "servers"]

@@ -17,8 +17,9 @@ import pytest
 import redis
 
 from celery_redlock.testing import servers as module
+from celery_redlock.testing.ports import PortTaken
 from celery_redlock.testing.reaper import Reaper, reaper
-from celery_redlock.testing.servers import PortTaken, Server, find_binary, servers
+from celery_redlock.testing.servers import Server, find_binary, servers
 from support.waiting import eventually
 
 

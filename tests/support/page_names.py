@@ -10,7 +10,8 @@ from contextlib import ExitStack, contextmanager
 
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.testing.servers import PORTS, Server, servers
+from celery_redlock.testing.ports import PORTS
+from celery_redlock.testing.servers import Server, servers
 from support.pages import ports_of
 
 __all__ = ["Names", "names_for"]
