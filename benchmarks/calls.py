@@ -27,7 +27,7 @@ from benchmarks import measure
 from benchmarks.lock_cycle import our_locks
 from benchmarks.record import Record, Table, Verdict
 from celery_redlock import RedlockTask
-from celery_redlock.ops.servers import servers
+from celery_redlock.testing.servers import servers
 
 __all__ = ["LIMITS", "added", "contestants"]
 

@@ -30,6 +30,7 @@ STAGES = (
     "plugin",
     "nodewatch",
     "nodes in memory",  # of tests
+    "servers",  # likewise
 )
 
 

@@ -33,9 +33,10 @@ from celery_redlock.lock.requests import (
     renew_request,
 )
 from celery_redlock.lock.rules import Rules
-from celery_redlock.ops.servers import HOST, Server, servers
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.testing.ports import HOST
+from celery_redlock.testing.servers import Server, servers
 from simulation.scale import Names
 
 __all__ = ["Client", "measured_client", "measured_node"]

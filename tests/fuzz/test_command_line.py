@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from celery_redlock import RedlockTask
-from celery_redlock.ops import demo
 from celery_redlock.ops.cli import redlock
 from celery_redlock.ops.cli.group import COMMANDS
+from celery_redlock.ops.demo import story
 from celery_redlock.ops.main import main
 from celery_redlock.ops.web import command
 from celery_redlock.plugin import plugin_for
@@ -70,7 +70,7 @@ def app(shared_nodes):
 def harmless(monkeypatch):
     """Have nothing served, and no demo run."""
     monkeypatch.setattr(command, "serve", lambda *_: None)
-    monkeypatch.setattr(demo, "run", lambda *_, **__: 0)
+    monkeypatch.setattr(story, "run", lambda *_, **__: 0)
 
 
 def assert_ends_well(group, words, context=None):

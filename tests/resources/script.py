@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import celery_redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.ops.servers import Server
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.testing.servers import Server
 from support.proxy import Link
 from support.stored import RENEWED, ROOMY
 

@@ -11,7 +11,7 @@ from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
 from celery_redlock.lock.scripting import ms, registered
 from celery_redlock.lock.scripts import ENROL
-from celery_redlock.ops.servers import Server
+from celery_redlock.testing.servers import Server
 
 __all__ = ["ScriptBench"]
 

@@ -1,15 +1,15 @@
 """
 A small process that ends child processes whose owner has died.
 
-``kill -9`` of a demo or a test run must leave no server behind. Linux has
-PR_SET_PDEATHSIG for this, but that signal comes when the *thread* which started
-the child ends, and it has to be asked for between fork and exec, where running
-Python is unsafe as soon as there are threads. So one reaper process is told
-through a pipe what to watch, and acts when the pipe ends or its parent changes.
+``kill -9`` of a demo or a test run must leave no server behind. Linux has PR_SET_PDEATHSIG for
+this, but that signal comes when the *thread* which started the child ends, and it has to be asked
+for between fork and exec, where running Python is unsafe as soon as there are threads. So one
+reaper process is told through a pipe what to watch, and acts when the pipe ends or its parent
+changes.
 
-This file is two things: the owner's side (:data:`reaper`) and, run as a script,
-the reaper process itself. It imports nothing but the standard library, so that
-the process starts within some twenty milliseconds.
+This file is the owner's side (:data:`reaper`) and, run as a script, the reaper process itself. It
+imports nothing but the standard library, so that the process starts within some twenty
+milliseconds.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+
+from celery_redlock.forks import around_fork
 
 __all__ = ["Reaper", "reaper"]
 
@@ -70,17 +72,19 @@ class Reaper:
                 self._tell()
 
     def _tell(self) -> None:
-        """Tell the reaper process all that is watched now."""
-        process = self._process = self._process or start(os.getpid())
-        try:
-            write(process, list(self._watched.values()))
-        except BrokenPipeError:  # somebody ended it
-            end(process)
-            process = self._process = start(os.getpid())
-            write(process, list(self._watched.values()))
+        if self._process is not None and self._process.poll() is not None:  # somebody ended it
+            self._end()
+        process = self._process = self._process or started()
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(list(self._watched.values())).encode() + b"\n")
         if not self._watched:
-            self._process = None
-            end(process)
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        assert process is not None
+        with process:  # closes the pipe, and waits
+            pass
 
     def _abandon(self) -> None:
         """Let go of the reaper in a forked child: it belongs to the parent alone."""
@@ -91,13 +95,13 @@ class Reaper:
             process.returncode = 0  # not our child: nothing to wait for, nothing to warn of
 
 
-def start(owner: int) -> subprocess.Popen[bytes]:
-    """Start the reaper process of *owner*, which is this process."""
+def started() -> subprocess.Popen[bytes]:
+    """Start the reaper process of this process."""
     # -I and -S: neither the user's environment nor site-packages have a say in it.
     # A session of its own, so that a terminal's Ctrl-C does not reach it.
     # Unbuffered, so that a fork at a bad moment inherits neither bytes nor a held lock.
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, str(owner)],
+        [sys.executable, "-I", "-S", __file__, str(os.getpid())],
         bufsize=0,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -105,21 +109,8 @@ def start(owner: int) -> subprocess.Popen[bytes]:
     )
 
 
-def write(process: subprocess.Popen[bytes], watched: list[dict[str, Any]]) -> None:
-    """Tell the reaper *process* what is watched; nothing ends it."""
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(watched).encode() + b"\n")
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the end of the reaper *process*."""
-    assert process.stdin is not None
-    process.stdin.close()
-    process.wait()
-
-
 reaper = Reaper()
-os.register_at_fork(after_in_child=reaper._abandon)  # noqa: SLF001 - for this line alone
+around_fork("servers", reaper._abandon)  # noqa: SLF001 - for this line alone
 
 
 def main(owner: int) -> None:
@@ -139,13 +130,18 @@ def main(owner: int) -> None:
             if not watched:
                 return
     for entry in watched:
-        if entry["pid"] is not None:
-            with contextlib.suppress(ProcessLookupError):
-                (os.killpg if entry["group"] else os.kill)(entry["pid"], signal.SIGKILL)
-        if entry["folder"] is not None:
-            import shutil  # noqa: PLC0415 - needed once, at the end; it would slow every start
+        end(**entry)
 
-            shutil.rmtree(entry["folder"], ignore_errors=True)
+
+def end(pid: int | None, folder: str | None, *, group: bool) -> None:
+    """End a process, or its group, and remove its folder."""
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if group else os.kill)(pid, signal.SIGKILL)
+    if folder is not None:
+        import shutil  # noqa: PLC0415  needed once, at the end; it would slow every start
+
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """
-The app of the demo: what a user would write, plus a record of what its task really did.
+The app of the demo: what a user would write, and a record of what its task really did.
 
 A body writes a JSON line when it starts and when it ends, with one O_APPEND write, so that lines of
 different processes neither mix nor get lost when a process is killed. The demo's claims are
@@ -20,18 +20,7 @@ from celery import Celery, Task
 
 from celery_redlock import RedlockTask, Reschedule, current_lock
 
-__all__ = [
-    "TTL",
-    "VISIBILITY",
-    "Run",
-    "Tally",
-    "app",
-    "bill",
-    "in_counts",
-    "overlapping",
-    "read_runs",
-    "settings_in",
-]
+__all__ = ["SCENE", "TTL", "VISIBILITY", "Run", "app", "bill", "overlapping", "read_runs", "use"]
 
 #: How long a lock lives unless it is renewed [s]; the default is 30, too long to watch.
 TTL = 2.0
@@ -39,33 +28,35 @@ TTL = 2.0
 VISIBILITY = 3.0
 #: How long a piece of the work takes [s].
 PIECE = 0.1
+#: The variable that tells a worker its scene as JSON: broker, nodes, record, with_locks.
+SCENE = "REDLOCK_DEMO"
 
-BROKER, NODES = "REDLOCK_DEMO_BROKER", "REDLOCK_DEMO_NODES"
-RECORD, WITHOUT_LOCKS = "REDLOCK_DEMO_RECORD", "REDLOCK_DEMO_WITHOUT_LOCKS"
-
-
-def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the app's settings as *environment* has them."""
-    broker = environment.get(BROKER, "memory://")
-    return {
-        "broker_url": broker,
-        "broker_transport_options": {"visibility_timeout": VISIBILITY},
-        "result_backend": broker if broker.startswith("redis") else "cache+memory://",
-        "task_acks_late": True,
-        "task_reject_on_worker_lost": True,
-        "redlock_nodes": environment.get(NODES, "redis://127.0.0.1:6379/0").split(),
-        "redlock_ttl": TTL,
-        "redlock_max_ttl": TTL,
-        # As long as such a lock allows: a machine that is busy must not make a server late.
-        "redlock_node_timeout": 0.45 * TTL,
-        # By default the pause grows up to a minute.
-        "redlock_on_unavailable": Reschedule(base=1.0, cap=2.0),
-    }
-
-
+scene: dict[str, Any] = json.loads(os.environ.get(SCENE, "{}"))
 app = Celery("demo", set_as_current=False)
-app.conf.update(settings_in(os.environ))
-protected: type[Task[..., Any]] = Task if os.environ.get(WITHOUT_LOCKS) else RedlockTask
+with_locks = scene.get("with_locks", True)
+protected: type[Task[..., Any]] = RedlockTask if with_locks else Task
+
+
+def use(servers: Mapping[str, Any]) -> None:
+    """Have the app use the servers of a scene."""
+    app.conf.update(
+        broker_url=servers["broker"],
+        broker_transport_options={"visibility_timeout": VISIBILITY},
+        result_backend=servers["broker"],
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+        redlock_nodes=servers["nodes"],
+        redlock_ttl=TTL,
+        redlock_max_ttl=TTL,
+        # As long as such a lock allows: a machine that is busy must not make a server late.
+        redlock_node_timeout=0.45 * TTL,
+        # By default the pause grows up to a minute.
+        redlock_on_unavailable=Reschedule(base=1.0, cap=2.0),
+    )
+
+
+if scene:
+    use(scene)
 
 
 @dataclass(frozen=True)
@@ -96,7 +87,7 @@ class Run:
 @app.task(base=protected, bind=True, lock_key="invoice:{invoice}")
 def bill(self: Any, invoice: int, seconds: float) -> str:
     """Bill an invoice, which takes so many *seconds* and must not be done twice at once."""
-    lock = current_lock() if protected is RedlockTask else None
+    lock = current_lock() if with_locks else None
     # The monotonic clock is one for all processes of a machine, and nobody can set it.
     started = time.monotonic()
     run = Run(self.request.id, os.getpid(), invoice, started, lock.fence if lock else None)
@@ -111,7 +102,7 @@ def bill(self: Any, invoice: int, seconds: float) -> str:
 
 def write(run: Run) -> None:
     """Add how *run* is to the record."""
-    with Path(os.environ.get(RECORD, os.devnull)).open("ab", buffering=0) as record:
+    with Path(scene["record"]).open("ab", buffering=0) as record:
         record.write(json.dumps(asdict(run)).encode() + b"\n")
 
 
@@ -129,52 +120,9 @@ def read_runs(record: Path, killed: Mapping[int, float]) -> list[Run]:
 
 def overlapping(runs: Sequence[Run]) -> int:
     """Return how many of *runs* started while another run of the same invoice was not over."""
-    return sum(
-        any(
-            other.invoice == run.invoice
-            and other.started < run.started
-            and (other.over is None or other.over > run.started)
-            for other in runs
-        )
-        for run in runs
-    )
 
+    def was_running(other: Run, run: Run) -> bool:
+        began = other.invoice == run.invoice and other.started < run.started
+        return began and (other.over is None or other.over > run.started)
 
-@dataclass(frozen=True)
-class Tally:
-    """The outcome of some orders: their runs, and how many have no run, an error, no end yet."""
-
-    runs: list[Run]
-    skipped: int
-    failed: int
-    open: int
-
-    @property
-    def running(self) -> int:
-        """How many bodies run at this moment."""
-        return sum(run.over is None for run in self.runs)
-
-    @property
-    def ended(self) -> list[Run]:
-        """The bodies that have come to their end."""
-        return [run for run in self.runs if run.over is not None and not run.is_killed]
-
-    @property
-    def words(self) -> str:
-        """All of that in one line."""
-        done = len({run.invoice for run in self.ended})
-        counts = {
-            "running": self.running,
-            "done": done,
-            "again": len(self.ended) - done,
-            "killed": sum(run.is_killed for run in self.runs),
-            "skipped": self.skipped,
-            "failed": self.failed,
-            "waiting": max(0, self.open - self.running),
-        }
-        return in_counts(counts) or "sent"
-
-
-def in_counts(counts: Mapping[str, int]) -> str:
-    """Return what there is of *counts*."""
-    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return sum(any(was_running(other, run) for other in runs) for run in runs)
