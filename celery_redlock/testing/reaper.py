@@ -25,8 +25,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from celery_redlock.forks import around_fork
-
 __all__ = ["Reaper", "reaper"]
 
 # How often the reaper looks whether its parent is still its parent [s]. The end of the pipe
@@ -86,7 +84,7 @@ class Reaper:
         with process:  # closes the pipe, and waits
             pass
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """Let go of the reaper in a forked child: it belongs to the parent alone."""
         process = self._process
         self._reset()
@@ -110,7 +108,6 @@ def started() -> subprocess.Popen[bytes]:
 
 
 reaper = Reaper()
-around_fork("servers", reaper._abandon)  # noqa: SLF001 - for this line alone
 
 
 def main(owner: int) -> None:

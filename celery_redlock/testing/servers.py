@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from celery_redlock.forks import around_fork
 from celery_redlock.testing.ports import HOST, reserved
 from celery_redlock.testing.reaper import reaper
 
@@ -265,3 +266,6 @@ def embedded() -> Path | None:
             if os.access(binary, os.X_OK):
                 return binary
     return None
+
+
+around_fork("servers", reaper.abandon)
