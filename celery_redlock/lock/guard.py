@@ -27,9 +27,9 @@ from redis.exceptions import RedisError, ResponseError
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.bounded import begin_exchange
-from celery_redlock.lock.records import Keys
+from celery_redlock.lock.records import Keys, ms
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import ms, registered, seconds, text, whole
+from celery_redlock.lock.scripting import registered, seconds, text, whole
 from celery_redlock.lock.scripts import ENROL
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from celery_redlock.lock.bounded import end_exchange, socket_of
 from celery_redlock.lock.call import Call, pack_call
 from celery_redlock.lock.clock import ClockReading
 from celery_redlock.lock.guard import Greeting, boot_marker
-from celery_redlock.lock.records import Keys
+from celery_redlock.lock.records import Keys, ms
 from celery_redlock.lock.replies import WOULD_BLOCK, Replies, replies_of
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import ms, pack
+from celery_redlock.lock.scripting import pack
 from celery_redlock.lock.steps import Finding, NodeClock
 from celery_redlock.lock.votes import Vote, VoteKind
 

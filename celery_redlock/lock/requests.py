@@ -12,12 +12,13 @@ from celery_redlock.lock.records import (
     holder_payload,
     line_key,
     marker_key,
+    ms,
     place_name,
     probe_key,
     record_key,
 )
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import Script, ms
+from celery_redlock.lock.scripting import Script
 from celery_redlock.lock.scripts import ACQUIRE, INSPECT, MARK, PLACES, PROBE, RELEASE, RENEW
 
 __all__ = [

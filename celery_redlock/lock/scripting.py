@@ -29,7 +29,6 @@ __all__ = [
     "Script",
     "fence_in",
     "left",
-    "ms",
     "pack",
     "read_release",
     "register",
@@ -148,11 +147,6 @@ def pack(*words: bytes, more: int = 0) -> bytes:
     sized = zip(map(len, words), words, strict=True)
     packed = b"".join([b"$%d\r\n%b\r\n" % word for word in sized])
     return b"*%d\r\n%b" % (len(words) + more, packed)
-
-
-def ms(seconds: float) -> bytes:
-    """Return *seconds* in whole milliseconds, at least one: PX 0 is an error."""
-    return b"%d" % max(1, round(seconds * 1000))
 
 
 # --- replies -------------------------------------------------------------------------------

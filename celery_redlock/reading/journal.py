@@ -20,10 +20,10 @@ from redis.exceptions import RedisError
 from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.guard import exchange, read_as
-from celery_redlock.lock.records import encode_info, object_in
+from celery_redlock.lock.records import encode_info, ms, object_in
 from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import Script, ms, read_release, register
+from celery_redlock.lock.scripting import Script, read_release, register
 from celery_redlock.reading.nodes import ask_all
 from celery_redlock.words import number
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.records import is_text, own_name, place_name, shorten
@@ -20,9 +20,6 @@ from celery_redlock.plugin import Plugin, plugin_for
 from celery_redlock.settings import Settings
 from celery_redlock.task.keys import LockName
 from celery_redlock.task.options import BUILT_IN, OPTIONS, LockOptions
-
-if TYPE_CHECKING:
-    from celery_redlock.task.delivery import Delivery
 
 __all__ = [
     "NO_HEADERS",
@@ -43,6 +40,14 @@ KEY = "celery_redlock.task_lock"
 declared_options = attrgetter(*OPTIONS)
 #: How long a thread waits while another one binds the task to its app [s].
 BINDING = 10.0
+
+
+class WithHeaders(Protocol):
+    """A delivery, as far as names depend on it."""
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        """The headers that its publisher gave it."""
 
 
 class TaskLock:
@@ -169,7 +174,7 @@ def names_of(
 
 
 def names_of_call(
-    task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], delivery: Delivery
+    task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], delivery: WithHeaders
 ) -> tuple[str, ...]:
     """Return the lock names; TypeError, as of a plain task, if the arguments do not fit."""
     headers = delivery.headers if lock_of(task).sees_headers else NO_HEADERS

@@ -37,7 +37,7 @@ from celery_redlock.beat.slot_records import (
 )
 from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.records import Keys, line_key, place_name
+from celery_redlock.lock.records import Keys, line_key, ms, place_name
 from celery_redlock.lock.requests import Marker as RunMarker
 from celery_redlock.lock.requests import (
     acquire_request,
@@ -48,7 +48,7 @@ from celery_redlock.lock.requests import (
     renew_request,
 )
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import ms, registered
+from celery_redlock.lock.scripting import registered
 from celery_redlock.lock.scripts import ENROL
 from celery_redlock.lock.waiting import InLine, leave_request, wait_request, waiters_key
 from celery_redlock.reading.journal import record_request

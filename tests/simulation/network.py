@@ -25,8 +25,7 @@ from celery_redlock.lock.guard import (
     is_trusted_at_once,
 )
 from celery_redlock.lock.node import Gone, Node
-from celery_redlock.lock.records import Keys
-from celery_redlock.lock.scripting import ms
+from celery_redlock.lock.records import Keys, ms
 from celery_redlock.lock.scripts import ENROL
 from celery_redlock.lock.steps import Finding
 from simulation.nodes import SimulatedNode
