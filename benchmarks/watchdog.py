@@ -37,7 +37,7 @@ from benchmarks.measure import progress
 from benchmarks.record import Plot, Record, Series, Table, Verdict
 from celery_redlock import HeldLock, Redlock
 from celery_redlock.events import Event, LeaseLost, LockRenewed
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.reading.health import check
 from celery_redlock.testing.servers import servers
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_redlock.lock.votes import Verdict
+from celery_redlock.lock.scripts.votes import Verdict
 from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.text import LONGEST, one_line
 from celery_redlock.reading.stored import StoredReservation
+from celery_redlock.task.execution.plan import Plan, SetAside, Situation, plan
 from celery_redlock.task.options import LockOptions
-from celery_redlock.task.plan import Plan, SetAside, Situation, plan
 from celery_redlock.task.policies import (
     Fail,
     Queue,

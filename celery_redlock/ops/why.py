@@ -25,7 +25,7 @@ from celery_redlock.reading.quorum import Mark
 from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.task_lock import NO_HEADERS, lock_of, names_of
+from celery_redlock.task.naming.task_lock import NO_HEADERS, lock_of, names_of
 
 __all__ = [
     "CallError",

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from redis.exceptions import RedisError
 
-from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.bounded import begin_exchange
-from celery_redlock.lock.guard import exchange, read_as
+from celery_redlock.lock.nodes.address import Address, addresses_of
+from celery_redlock.lock.nodes.bounded import begin_exchange
+from celery_redlock.lock.nodes.guard import exchange, read_as
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import ask_all, connected, is_voting
 from celery_redlock.reading.read_script import (

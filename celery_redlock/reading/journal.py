@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
-from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.driver import Driver
-from celery_redlock.lock.guard import exchange, read_as
+from celery_redlock.lock.nodes.address import Address, addresses_of
+from celery_redlock.lock.nodes.guard import exchange, read_as
 from celery_redlock.lock.records import encode_info, ms, object_in
-from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import Script, read_release, register
+from celery_redlock.lock.scripts.requests import Request
+from celery_redlock.lock.scripts.scripting import Script, read_release, register
 from celery_redlock.reading.nodes import ask_all
 from celery_redlock.words import number
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.guard import exchange, read_as
+from celery_redlock.lock.nodes.address import addresses_of
+from celery_redlock.lock.nodes.guard import exchange, read_as
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.all_locks import SCAN_COUNT, escape, read_scan
 from celery_redlock.reading.nodes import connected

@@ -2,8 +2,8 @@
 Visits to the lock nodes: how they are, and what else a question needs, over one connection each.
 
 These connections are apart from those that locks are taken on: a visit may be slow, and must not
-stand in the way of a round. Each exchange is bounded (`celery_redlock.lock.bounded`), and all nodes
-are visited at once: one that hangs or lies costs its own answers only.
+stand in the way of a round. Each exchange is bounded (`celery_redlock.lock.nodes.bounded`), and all
+nodes are visited at once: one that hangs or lies costs its own answers only.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from redis.exceptions import RedisError, ResponseError
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.guard import Greeting, Unfit, enrol, greet, replies
-from celery_redlock.lock.node import without_echo
+from celery_redlock.lock.nodes.address import Address, addresses_of
+from celery_redlock.lock.nodes.guard import Greeting, Unfit, enrol, greet, replies
+from celery_redlock.lock.nodes.node import without_echo
 from celery_redlock.lock.records import probe_key
 from celery_redlock.lock.rules import Rules
 

@@ -13,7 +13,14 @@ from functools import cached_property
 
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import place_name, shorten
-from celery_redlock.lock.votes import Ballot, Verdict, Vote, VoteKind, judge, verdict_when_split
+from celery_redlock.lock.scripts.votes import (
+    Ballot,
+    Verdict,
+    Vote,
+    VoteKind,
+    judge,
+    verdict_when_split,
+)
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.stored import (
     LockView,

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from celery_redlock.lock.records import place_name
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.votes import Verdict
+from celery_redlock.lock.scripts.votes import Verdict
 from celery_redlock.reading.journal import Record, newest_command, newest_of
 from celery_redlock.reading.nodes import NodeStatus, failed, visit_all
 from celery_redlock.reading.one_lock import OneLock

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from celery_redlock.lock.guard import read_as
+from celery_redlock.lock.nodes.guard import read_as
 from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH, Keys, object_in
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import Script, read_release
+from celery_redlock.lock.scripts.scripting import Script, read_release
 from celery_redlock.reading.stored import StoredLock, StoredReservation
 from celery_redlock.reading.waiters import noted_waiters
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.guard import Greeting, exchange, read_as
+from celery_redlock.lock.nodes.address import addresses_of
+from celery_redlock.lock.nodes.guard import Greeting, exchange, read_as
 from celery_redlock.lock.records import PUBLIC_TOKEN_LENGTH, TOKEN_LENGTH, is_ours
-from celery_redlock.lock.requests import Request, release_request
 from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts.requests import Request, release_request
 from celery_redlock.reading.nodes import ask_all, ask_fit
 from celery_redlock.reading.read_script import read_commands, read_replies
 from celery_redlock.unique.requests import end_request

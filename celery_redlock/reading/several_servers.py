@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from redis.exceptions import RedisError
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.address import Address
-from celery_redlock.lock.guard import greet
+from celery_redlock.lock.nodes.address import Address
+from celery_redlock.lock.nodes.guard import greet
 from celery_redlock.reading.nodes import connected
 
 __all__ = ["SEVERAL", "several_servers"]

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from celery_redlock.lock.records import encode_info, ms, object_in, record_key
-from celery_redlock.lock.requests import Request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import Script, read_release, register
+from celery_redlock.lock.scripts.requests import Request
+from celery_redlock.lock.scripts.scripting import Script, read_release, register
 from celery_redlock.reading.holds import HOLD_BOUNDS, Holds
 from celery_redlock.words import number
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
-from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.guard import read_as, replies
+from celery_redlock.lock.nodes.address import Address, addresses_of
+from celery_redlock.lock.nodes.guard import read_as, replies
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import ask_all, connected
 from celery_redlock.reading.tally import (

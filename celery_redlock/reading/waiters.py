@@ -1,8 +1,8 @@
 """
 Who waits for a lock, and since when: what the nodes have of it, in one list.
 
-Each node has a hash per lock of who waits (`celery_redlock.lock.waiting`). Others may have written
-there, too: what is no record of ours is passed over.
+Each node has a hash per lock of who waits (`celery_redlock.lock.waiting.waiting`). Others may have
+written there, too: what is no record of ours is passed over.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from celery_redlock.lock.records import CHANNEL_LENGTH, OWNER_LENGTH, object_in, since_of
-from celery_redlock.lock.waiting import HEARD_FOR, LIMIT_LENGTH, MOMENT_LENGTH, NO_CHANNEL
+from celery_redlock.lock.waiting.waiting import HEARD_FOR, LIMIT_LENGTH, MOMENT_LENGTH, NO_CHANNEL
 
 __all__ = ["Noted", "Waiter", "in_order", "noted_waiters", "oldest_since", "waiters_of"]
 

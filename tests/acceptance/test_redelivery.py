@@ -81,7 +81,7 @@ def let_celery_tell(sender, **_):
 
 def set_aside_for_long():
     """Let copies wait longer than the broker waits for them."""
-    from celery_redlock.task import refused, requeue
+    from celery_redlock.task.execution import refused, requeue
 
     requeue.longest_countdown = lambda app: math.inf
     publish = refused.requeue
@@ -121,8 +121,8 @@ def end_while_storing(app):
 
 def make_identities_up():
     """Give each copy an identity of its own, whatever its message had."""
-    from celery_redlock.task.delivery import Delivery
-    from celery_redlock.task.envelope import fresh_publish_id
+    from celery_redlock.task.messages.delivery import Delivery
+    from celery_redlock.task.messages.envelope import fresh_publish_id
 
     def made_up(self):
         return self.envelope._replace(publish_id=fresh_publish_id())

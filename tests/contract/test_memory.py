@@ -35,11 +35,12 @@ from celery_redlock.beat.slot_records import (
     settle_request,
     withdraw_request,
 )
-from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.nodes.guard import boot_marker
 from celery_redlock.lock.records import Keys, line_key, ms, place_name
-from celery_redlock.lock.requests import Marker as RunMarker
-from celery_redlock.lock.requests import (
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts.requests import Marker as RunMarker
+from celery_redlock.lock.scripts.requests import (
     acquire_request,
     inspect_request,
     mark_request,
@@ -47,10 +48,9 @@ from celery_redlock.lock.requests import (
     release_request,
     renew_request,
 )
-from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import registered
-from celery_redlock.lock.scripts import ENROL
-from celery_redlock.lock.waiting import InLine, leave_request, wait_request, waiters_key
+from celery_redlock.lock.scripts.scripting import registered
+from celery_redlock.lock.scripts.scripts import ENROL
+from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_request, waiters_key
 from celery_redlock.reading.journal import record_request
 from celery_redlock.reading.read_script import EXPIRIES, READ
 from celery_redlock.testing.keyspace import COMMANDS

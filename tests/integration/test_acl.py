@@ -19,13 +19,13 @@ import redis
 
 from celery_redlock import LockTaken, Redlock
 from celery_redlock.beat.slot_records import Claim, Slots
-from celery_redlock.lock.asks import Ask
-from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.algorithm.asks import Ask
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import registered
-from celery_redlock.lock.votes import VoteKind
-from celery_redlock.lock.waiting import InLine, wait_request
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.scripts.requests import Marker
+from celery_redlock.lock.scripts.scripting import registered
+from celery_redlock.lock.scripts.votes import VoteKind
+from celery_redlock.lock.waiting.waiting import InLine, wait_request
 from celery_redlock.ops.doctor.nodes import gather_nodes
 from celery_redlock.reading.all_locks import AllLocks, AllReservations
 from celery_redlock.reading.health import check, probe

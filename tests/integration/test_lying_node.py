@@ -10,8 +10,8 @@ import pytest
 from redis._parsers import _RESP2Parser
 
 from celery_redlock import LockLost, LockTaken, Redlock
-from celery_redlock.lock import address
 from celery_redlock.lock.lease import fence_proposal
+from celery_redlock.lock.nodes import address
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.doctor.nodes import gather_nodes
 from celery_redlock.reading.all_locks import AllLocks, AllReservations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.guard import exchange, replies
+from celery_redlock.lock.nodes.address import addresses_of
+from celery_redlock.lock.nodes.guard import exchange, replies
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap, connected
 from celery_redlock.reading.places import read_places

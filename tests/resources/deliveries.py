@@ -22,9 +22,9 @@ from celery_redlock.lock.records import marker_key
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.health import connect
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.task.delivery import execution_id
-from celery_redlock.task.execution import running_execution
-from celery_redlock.task.interrupt import here
+from celery_redlock.task.execution.execution import running_execution
+from celery_redlock.task.execution.interrupt import here
+from celery_redlock.task.messages.delivery import execution_id
 from celery_redlock.testing.servers import Server
 from resources.remains import Remains, looking_at
 

@@ -10,13 +10,13 @@ import threading
 import pytest
 
 from celery_redlock.errors import LockLost
-from celery_redlock.lock.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.requests import Marker
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.reading.health import connect
-from celery_redlock.task import execution, start
-from celery_redlock.task.execution import latest_execution
+from celery_redlock.task.execution import execution, start
+from celery_redlock.task.execution.execution import latest_execution
 from resources.deliveries import SIGNALS, execution_of, handled, shop
 from resources.remains import SOON
 from resources.strikes import UNHARMED, Strikes

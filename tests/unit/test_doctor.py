@@ -15,7 +15,7 @@ from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, TaskF
 from celery_redlock.reading.holds import HOLD_BOUNDS, Holds, class_of
 from celery_redlock.reading.tally import TaskTally
 from celery_redlock.settings import Settings
-from celery_redlock.task.broker import detect_quorum_queues
+from celery_redlock.task.messages.broker import detect_quorum_queues
 from celery_redlock.task.policies import Fail, Queue, Retry, RunUnlocked, Skip
 from support.options import OPTIONS
 

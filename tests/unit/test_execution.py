@@ -14,17 +14,17 @@ from kombu.exceptions import OperationalError
 
 from celery_redlock import LockTaken, QuorumUnavailable, RedlockTask, Skipped, current_lock
 from celery_redlock.lock import clock
+from celery_redlock.lock.algorithm.wanted import MarkerStands
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import LEAVE
-from celery_redlock.lock.wanted import MarkerStands
+from celery_redlock.lock.waiting.waiting import LEAVE
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task.begin import PREVIOUS_GRACE
-from celery_redlock.task.delivery import execution_id
-from celery_redlock.task.execution import latest_execution
-from celery_redlock.task.interrupt import Interrupt
-from celery_redlock.task.waiting import Waiting, Wakes
+from celery_redlock.task.execution.begin import PREVIOUS_GRACE
+from celery_redlock.task.execution.execution import latest_execution
+from celery_redlock.task.execution.interrupt import Interrupt
+from celery_redlock.task.messages.delivery import execution_id
+from celery_redlock.task.messages.waiting import Waiting, Wakes
 
 #: Of the message that is delivered.
 PUBLISH = "0" * 32

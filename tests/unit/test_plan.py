@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from celery_redlock import Fail, Queue, Reschedule, Retry, RunUnlocked, Skip
-from celery_redlock.task.outcome import Outcome
-from celery_redlock.task.plan import SetAside, Situation, plan
+from celery_redlock.task.execution.outcome import Outcome
+from celery_redlock.task.execution.plan import SetAside, Situation, plan
 from support.options import OPTIONS
 
 ANY = [Skip(), Fail(), Retry(7), Reschedule()]

@@ -11,17 +11,17 @@ from celery.app.task import Context
 from celery_redlock import ConfigurationError, Fail, LockTaken, Queue, Skip
 from celery_redlock.events import TaskRefused
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import LEAVE, NO_CHANNEL, WAIT
-from celery_redlock.task import refused as refusing
-from celery_redlock.task.begin import Refused
-from celery_redlock.task.claim import Claim
-from celery_redlock.task.delivery import Delivery
-from celery_redlock.task.envelope import Envelope
-from celery_redlock.task.outcome import DeliveryOver, Outcome
-from celery_redlock.task.plan import Situation
+from celery_redlock.lock.waiting.waiting import LEAVE, NO_CHANNEL, WAIT
+from celery_redlock.task.execution import refused as refusing
+from celery_redlock.task.execution.begin import Refused
+from celery_redlock.task.execution.claim import Claim
+from celery_redlock.task.execution.outcome import DeliveryOver, Outcome
+from celery_redlock.task.execution.plan import Situation
+from celery_redlock.task.execution.refused import refuse
+from celery_redlock.task.messages.delivery import Delivery
+from celery_redlock.task.messages.envelope import Envelope
+from celery_redlock.task.messages.waiting import Waiting, Wakes
 from celery_redlock.task.policies import policy_of
-from celery_redlock.task.refused import refuse
-from celery_redlock.task.waiting import Waiting, Wakes
 from support.fakes import granted, refused, unreachable
 from support.options import OPTIONS
 

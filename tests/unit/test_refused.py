@@ -27,16 +27,16 @@ from celery_redlock import (
 )
 from celery_redlock.events import TaskRescheduled, TaskSkipped
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task.begin import Refused
-from celery_redlock.task.broker import longest_countdown
-from celery_redlock.task.claim import Claim
-from celery_redlock.task.delivery import Delivery
-from celery_redlock.task.envelope import Envelope
-from celery_redlock.task.outcome import Outcome
-from celery_redlock.task.plan import Situation
-from celery_redlock.task.refused import refuse
-from celery_redlock.task.requeue import requeue
-from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.execution.begin import Refused
+from celery_redlock.task.execution.claim import Claim
+from celery_redlock.task.execution.outcome import Outcome
+from celery_redlock.task.execution.plan import Situation
+from celery_redlock.task.execution.refused import refuse
+from celery_redlock.task.execution.requeue import requeue
+from celery_redlock.task.messages.broker import longest_countdown
+from celery_redlock.task.messages.delivery import Delivery
+from celery_redlock.task.messages.envelope import Envelope
+from celery_redlock.task.naming.task_lock import lock_of
 from support.versions import CELERY
 
 HEADER = {"v": 1, "task_id": "me", "id": "1" * 32}
@@ -72,7 +72,7 @@ def published(app, monkeypatch):
 def pauses(monkeypatch):
     """How long was waited before a message was put back."""
     pauses = []
-    monkeypatch.setattr("celery_redlock.task.requeue.pause", pauses.append)
+    monkeypatch.setattr("celery_redlock.task.execution.requeue.pause", pauses.append)
     return pauses
 
 

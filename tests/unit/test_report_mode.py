@@ -27,21 +27,21 @@ from celery_redlock import (
     events,
 )
 from celery_redlock.beat.entries import places_of_run
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.held import NotLocked
-from celery_redlock.lock.waiting import InLine, wait_request
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.waiting.waiting import InLine, wait_request
 from celery_redlock.observers.records import record_of
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.journal_view import is_refusal
-from celery_redlock.task import reporting
-from celery_redlock.task.delivery import Delivery
-from celery_redlock.task.envelope import Envelope
-from celery_redlock.task.outcome import Outcome, records_after
-from celery_redlock.task.plan import Situation, plan
-from celery_redlock.task.reporting import event_of
-from celery_redlock.task.reservation import Reservation
-from celery_redlock.task.task_lock import lock_of
-from celery_redlock.task.waiting import Waiting
+from celery_redlock.task.execution import reporting
+from celery_redlock.task.execution.outcome import Outcome, records_after
+from celery_redlock.task.execution.plan import Situation, plan
+from celery_redlock.task.execution.reporting import event_of
+from celery_redlock.task.messages.delivery import Delivery
+from celery_redlock.task.messages.envelope import Envelope
+from celery_redlock.task.messages.reservation import Reservation
+from celery_redlock.task.messages.waiting import Waiting
+from celery_redlock.task.naming.task_lock import lock_of
 from celery_redlock.testing import memory_quorum
 from support.options import OPTIONS
 
@@ -475,7 +475,8 @@ def test_what_was_merged_and_is_broken_keeps_no_body_from_running(app, monkeypat
     (sent,) = app.sent
     task.lock_mode = mode
     monkeypatch.setattr(
-        "celery_redlock.task.start.newest_call", lambda _: ((), {"what": "is no argument"})
+        "celery_redlock.task.execution.start.newest_call",
+        lambda _: ((), {"what": "is no argument"}),
     )
     message = {"task_id": sent["task_id"], "header": sent["headers"]["redlock"]}
     if mode == "report":

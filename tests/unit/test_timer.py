@@ -9,7 +9,7 @@ from celery.utils.timer2 import Timer as ThreadTimer
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.asynchronous.timer import Timer
 
-from celery_redlock.task.timer import ahead_of_others, find, take_out
+from celery_redlock.task.worker.timer import ahead_of_others, find, take_out
 
 
 def test_a_timer_is_searched_and_left_in_order():

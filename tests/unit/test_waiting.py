@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_redlock.lock.records import shorten
-from celery_redlock.task.waiting import (
+from celery_redlock.task.messages.waiting import (
     FIRST_BY_ITSELF,
     JITTER,
     LONGEST_BY_ITSELF,

@@ -22,15 +22,15 @@ from celery_redlock import RedlockTask
 from celery_redlock.events import TasksWaiting
 from celery_redlock.lock import clock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.votes import Vote, VoteKind
-from celery_redlock.lock.waiting import LEAVE, NO_CHANNEL, WAIT
+from celery_redlock.lock.scripts.votes import Vote, VoteKind
+from celery_redlock.lock.waiting.waiting import LEAVE, NO_CHANNEL, WAIT
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task import waiting_room
-from celery_redlock.task.delivery import Delivery
-from celery_redlock.task.forced_ends import RedlockRequest
-from celery_redlock.task.timer import find, take_out
-from celery_redlock.task.waiting_room import room_of
-from celery_redlock.task.wake_tasks import WakeTasks
+from celery_redlock.task.messages.delivery import Delivery
+from celery_redlock.task.worker import waiting_room
+from celery_redlock.task.worker.forced_ends import RedlockRequest
+from celery_redlock.task.worker.timer import find, take_out
+from celery_redlock.task.worker.waiting_room import room_of
+from celery_redlock.task.worker.wake_tasks import WakeTasks
 from support.fakes import Ears
 from support.waiting import eventually
 

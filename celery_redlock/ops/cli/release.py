@@ -14,7 +14,7 @@ import click
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import PUBLIC_TOKEN_LENGTH, Keys
-from celery_redlock.lock.votes import Verdict
+from celery_redlock.lock.scripts.votes import Verdict
 from celery_redlock.ops.cli.command import (
     TEXT,
     UNWELL,

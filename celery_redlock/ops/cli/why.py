@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from celery_redlock.lock.votes import Verdict
+from celery_redlock.lock.scripts.votes import Verdict
 from celery_redlock.ops.cli.command import (
     TEXT,
     UNWELL,

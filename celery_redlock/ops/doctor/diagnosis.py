@@ -14,9 +14,9 @@ from redis.exceptions import RedisError
 
 from celery_redlock.configuration import redis_of, redlock_conf
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.address import UrlAddress, addresses_of
-from celery_redlock.lock.credentials import shows_password
-from celery_redlock.lock.guard import exchange, read_info
+from celery_redlock.lock.nodes.address import UrlAddress, addresses_of
+from celery_redlock.lock.nodes.credentials import shows_password
+from celery_redlock.lock.nodes.guard import exchange, read_info
 from celery_redlock.log import get_logger
 from celery_redlock.ops.advice import DAY
 from celery_redlock.ops.doctor import LEVELS, Finding
@@ -32,8 +32,8 @@ from celery_redlock.reading.nodes import connected
 from celery_redlock.reading.tally_reader import TallyReader
 from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.broker import delays_in_broker, visibility_timeout
-from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.messages.broker import delays_in_broker, visibility_timeout
+from celery_redlock.task.naming.task_lock import lock_of
 
 __all__ = ["findings", "gather"]
 

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import RedisError, ResponseError
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.guard import Unfit, check_fit, exchange, read_as, read_info
+from celery_redlock.lock.nodes.address import Address, addresses_of
+from celery_redlock.lock.nodes.guard import Unfit, check_fit, exchange, read_as, read_info
 from celery_redlock.lock.records import channel, probe_key
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import Script, read_release
-from celery_redlock.lock.scripts import ENROL
+from celery_redlock.lock.scripts.scripting import Script, read_release
+from celery_redlock.lock.scripts.scripts import ENROL
 from celery_redlock.ops.doctor.facts import NodeFacts
 from celery_redlock.ops.text import one_line
 from celery_redlock.reading.journal import journal_key
