@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 from celery.worker.request import create_request_cls
-from celery.worker.state import revoked
+from celery.worker.state import revoked, revoked_stamps
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.asynchronous.timer import Timer
 from kombu.common import QoS
@@ -93,6 +93,7 @@ def app(monkeypatch):
     os.close(heard)
     os.close(bell)
     revoked.discard("me")
+    revoked_stamps.clear()
     app.close()
 
 
@@ -451,6 +452,14 @@ def test_a_node_that_cannot_be_told_does_not_disturb_celery(app):
     receive(app, task_id="fourth").execute_using_pool(None)
 
 
+def test_one_that_may_not_wait_tries_at_once(app):
+    """Its policy ends it, unless the lock is free: nobody else would wake it."""
+    app.vote = lambda _: Vote(VoteKind.REFUSED)
+    request = receive(app)
+    app.room.wake()
+    assert app.ran == [request]
+
+
 # -- where the lock is free already ---------------------------------------------------------
 
 
@@ -728,7 +737,7 @@ def test_all_are_noted_before_the_nodes_forget_them(app, monkeypatch):
     assert len(found) == 9
 
 
-@pytest.mark.parametrize("how", ["revoked", "expired", "gone"])
+@pytest.mark.parametrize("how", ["revoked", "revoked by a stamp", "expired", "gone"])
 def test_who_is_not_to_run_waits_no_more(app, how):
     """And Celery ends it as soon as that is known, not when it would have come by itself."""
     past = datetime.now(timezone.utc) - timedelta(seconds=1)
@@ -737,6 +746,9 @@ def test_who_is_not_to_run_waits_no_more(app, how):
     told(app)
     if how == "revoked":
         revoked.add("me")
+    elif how == "revoked by a stamp":
+        request.request_dict |= {"stamped_headers": ["tenant"], "stamps": {"tenant": ["acme"]}}
+        revoked_stamps["tenant"] = ["acme"]
     elif how == "gone":
         app.consumer.timer.clear()
         app.consumer.timer.call_after(60, app.ran.append, (other,))
