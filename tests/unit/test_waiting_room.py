@@ -747,7 +747,7 @@ def test_who_is_not_to_run_waits_no_more(app, how):
     if how == "revoked":
         revoked.add("me")
     elif how == "revoked by a stamp":
-        request.request_dict |= {"stamped_headers": ["tenant"], "stamps": {"tenant": ["acme"]}}
+        request.request_dict.update({"stamped_headers": ["tenant"], "stamps": {"tenant": ["acme"]}})
         revoked_stamps["tenant"] = ["acme"]
     elif how == "gone":
         app.consumer.timer.clear()
