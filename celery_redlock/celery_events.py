@@ -37,7 +37,7 @@ from celery.utils.time import utcoffset
 from kombu import Producer
 from kombu.exceptions import EncodeError
 
-from celery_redlock import events
+from celery_redlock.events import Event
 from celery_redlock.lock.records import shortened
 from celery_redlock.log import get_logger
 from celery_redlock.observers.outbox import Outbox
@@ -49,36 +49,6 @@ logger = get_logger(__name__)
 
 #: How long the end of a process may wait for the last events to be sent [s].
 LAST_WORDS = 1.0
-#: What a task did with its lock, in the process that runs it.
-OF_TASKS: dict[type[events.Event], str] = {
-    events.LockAcquired: "acquired",
-    events.LockConflict: "conflict",
-    events.LockUnavailable: "unavailable",
-    events.LockRenewed: "renewed",
-    events.LeaseLost: "lost",
-    events.LockReleased: "released",
-    events.TaskSkipped: "skipped",
-    events.TaskRefused: "refused",
-    events.TaskRetried: "retried",
-    events.TaskRescheduled: "rescheduled",
-    events.TaskQueued: "queued",
-}
-#: What is never filed under a task. A duplicate is reported by its publisher: taken for news
-#: of the task that was there first, it would be shown as running there.
-OF_OTHERS: dict[type[events.Event], str] = {
-    events.DuplicatePublished: "duplicate",
-    events.TasksWaiting: "waiting",
-    events.NodeDown: "node-down",
-    events.NodeUp: "node-up",
-    events.NodeQuarantined: "node-quarantined",
-    events.NodeClockJump: "node-clock-jump",
-    events.NodeMeasured: "node-measured",
-    events.LeaderElected: "leader-elected",
-    events.LeaderDeposed: "leader-deposed",
-    events.SlotPublished: "slot-published",
-    events.SlotSkipped: "slot-skipped",
-}
-TYPES = {**OF_TASKS, **OF_OTHERS}
 #: Field of a record -> what it is called in an event. As attributes of Celery's `Task`, which
 #: they become, ``event`` would replace a method, and ``name`` is the name of the task.
 CALLED = {"at": "timestamp", "name": "lock", "task": "name", "task_id": "uuid"}
@@ -102,7 +72,7 @@ class CeleryEvents:
         self._outbox = Outbox("Celery events", self._send, self._hang_up)
         _every_observer.add(self)
 
-    def __call__(self, event: events.Event) -> None:
+    def __call__(self, event: Event) -> None:
         """Send *event*, if events are on."""
         if self._plugin.sends_events or (self._publishes and not worker_name()):
             self._outbox.put((time.time(), event))
@@ -115,7 +85,7 @@ class CeleryEvents:
         """Send what is left, and end the thread that sends."""
         self._outbox.close()
 
-    def _send(self, batch: Sequence[tuple[float, events.Event]]) -> None:
+    def _send(self, batch: Sequence[tuple[float, Event]]) -> None:
         app = self._plugin.app
         if app is None:
             return  # the app is gone, and its broker with it
@@ -139,7 +109,7 @@ def worker_name() -> str:
     return str(known[-1]) if known else ""
 
 
-def message_of(event: events.Event, at: float, worker: str) -> dict[str, Any]:
+def message_of(event: Event, at: float, worker: str) -> dict[str, Any]:
     """
     Return the body of the Celery event for *event*.
 
@@ -152,12 +122,12 @@ def message_of(event: events.Event, at: float, worker: str) -> dict[str, Any]:
         worker: Name of the worker it happened in; "" if in none.
     """
     record = shortened({**record_of(event), "at": at})
-    if isinstance(event, events.DuplicatePublished):
-        record["task_id"] = event.holder_id
+    if "holder_id" in record:  # of the task that was there first
+        record["task_id"] = record["holder_id"]
     fields = {CALLED.get(key, key): value for key, value in record.items() if key not in LEFT_OUT}
     fields = {key: value for key, value in fields.items() if value or key not in ("uuid", "name")}
-    is_filed = type(event) in OF_TASKS and "uuid" in fields and bool(worker)
-    name = TYPES.get(type(event), type(event).__name__)
+    is_filed = event.is_of_task and "uuid" in fields and bool(worker)
+    name = event.celery_type or type(event).__name__
     group, mode = "task-" if is_filed else "", "report-" if record.get("report") else ""
     kind = f"{group}redlock-{mode}{name}"
     return {**fields, "type": kind, "hostname": worker or anon_nodename(), "utcoffset": utcoffset()}

@@ -28,7 +28,8 @@ STAGES = (
     "listener",
     "outbox",
     "plugin",
-    "nodewatch",
+    "counting",  # of metrics
+    "nodewatch",  # which counts while it holds forks off
     "nodes in memory",  # of tests
     "servers",  # likewise
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -10,7 +11,8 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Observer
-from celery_redlock.observers import prometheus_files
+from celery_redlock.log import get_logger
+from celery_redlock.observers import counting as _  # noqa: F401  before `nodewatch`, as it says
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
 from celery_redlock.observers.tally import Tally
@@ -18,6 +20,8 @@ from celery_redlock.reading.journal import Journal
 from celery_redlock.reading.tally import Counts, tally_request
 
 __all__ = ["READY", "observer_of"]
+
+logger = get_logger(__name__)
 
 
 def observer_of(named: Any, plugin: Any) -> Observer:
@@ -69,10 +73,17 @@ def celery_events(plugin: Any) -> Observer:
 
 
 def prometheus(plugin: Any) -> Observer:
-    if plugin.has_children and plugin.settings.prometheus_listen is not None:
-        prometheus_files.share()  # before the import that follows
-    from celery_redlock.observers.prometheus import count_event  # noqa: PLC0415  an extra
-
+    try:
+        from celery_redlock.observers.prometheus import count_event  # noqa: PLC0415  an extra
+    except OSError as error:
+        msg = f"{FILES}: no metrics can be kept in {error.filename!r} ({error.strerror})"
+        raise ConfigurationError(msg) from None
+    if plugin.has_children and FILES not in os.environ:
+        logger.warning(
+            "Metrics of this worker's children are lost: each counts for itself. Set %s in its "
+            "environment; docs/how-to/metrics.md shows the rest",
+            FILES,
+        )
     return count_event
 
 
@@ -90,5 +101,7 @@ READY: dict[str, Callable[[Any], Observer]] = {
     "prometheus": prometheus,
     "otel": otel,
 }
+#: Where prometheus_client has the processes of a worker count, as it reads when it is imported.
+FILES = "PROMETHEUS_MULTIPROC_DIR"
 #: Word -> the extra that brings what it needs.
 EXTRAS = {"prometheus": "prometheus", "otel": "otel"}

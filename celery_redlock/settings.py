@@ -26,7 +26,6 @@ __all__ = [
     "check_key_headers",
     "check_options_type",
     "check_protect",
-    "host_and_port",
     "one_of",
     "report_prefix",
 ]
@@ -57,7 +56,6 @@ OWN = (
     "beat_name",
     "observers",
     "skip_log_level",
-    "prometheus_listen",
     "web_token",
     "protect",
     "key_headers",
@@ -99,7 +97,6 @@ class Settings:
         observers: Who receives events: words (``"logging"``, ``"journal"``, ``"celery"``,
             ``"prometheus"``, ``"otel"``), callables, or names like ``"shop.alerts:page"``.
         skip_log_level: Level at which ``"logging"`` reports a task that is skipped.
-        prometheus_listen: Where a worker serves its metrics, ``"host:port"``; None: nowhere.
         web_token: What the web page asks for before it releases a lock; None for never.
         protect: Pattern of task names -> options of these tasks, whatever their base; or a callable
             name -> options, or None. What `celery_redlock.task.naming.patterns` makes of it.
@@ -124,7 +121,6 @@ class Settings:
     beat_name: str | None = None
     observers: Sequence[Any] = OBSERVERS
     skip_log_level: str = "INFO"
-    prometheus_listen: str | None = None
     web_token: str | None = field(default=None, repr=False)
     protect: Any = None
     key_headers: tuple[str, ...] = ()
@@ -145,8 +141,6 @@ class Settings:
             raise ConfigurationError(msg)
         check_observers(self.observers)
         one_of("redlock_skip_log_level", self.skip_log_level, LOG_LEVELS)
-        if self.prometheus_listen is not None:
-            host_and_port(self.prometheus_listen)
         check_web_token(self.web_token)
         if self.protect is not None:
             check_protect(self.protect)
@@ -239,17 +233,6 @@ def check_observers(observers: object) -> None:
                 f"callable, got {observer!r}"
             )
             raise ConfigurationError(msg)
-
-
-def host_and_port(listen: object) -> tuple[str, int]:
-    """Return host and port in *listen*, the setting ``redlock_prometheus_listen``."""
-    if isinstance(listen, str):
-        host, _, port = listen.rpartition(":")
-        is_number = port.isascii() and port.isdigit() and len(port) <= len("65535")
-        if host and is_number and int(port) < 65536:  # noqa: PLR2004
-            return host.strip("[]"), int(port)
-    msg = f"redlock_prometheus_listen must be like '127.0.0.1:9808', got {listen!r}"
-    raise ConfigurationError(msg)
 
 
 def check_web_token(token: object) -> None:

@@ -56,20 +56,21 @@ app.conf.update(
     },
 )
 if PROMETHEUS_LISTEN:
-    app.conf.update(
-        redlock_observers=["logging", "journal", "celery", "prometheus"],
-        redlock_prometheus_listen=PROMETHEUS_LISTEN,
-    )
+    app.conf.redlock_observers = ["logging", "journal", "celery", "prometheus"]
 
 
+@signals.worker_ready.connect
 @signals.beat_init.connect
 def serve_metrics(**_: object) -> None:
-    """Serve a beat's metrics; a worker does that by itself."""
+    """Serve what all processes have counted in the directory PROMETHEUS_MULTIPROC_DIR."""
     if PROMETHEUS_LISTEN:
-        from prometheus_client import start_http_server  # noqa: PLC0415  not early in a worker
+        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415  an extra
+        from prometheus_client.multiprocess import MultiProcessCollector  # noqa: PLC0415  likewise
 
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)
         host, _, port = PROMETHEUS_LISTEN.rpartition(":")
-        start_http_server(int(port), host)
+        start_http_server(int(port), host, registry)
 
 
 @app.task(base=RedlockTask, bind=True, lock_key="invoice:{invoice_id}", on_conflict="skip")

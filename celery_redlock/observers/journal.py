@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock import events
+from celery_redlock.events import NodeDown, NodeEvent, NodeQuarantined, NodeUp
 from celery_redlock.observers.records import record_of
 
 if TYPE_CHECKING:
@@ -20,25 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["JournalObserver"]
 
-NOTABLE = (
-    events.DuplicatePublished,
-    events.TaskSkipped,
-    events.TaskRefused,
-    events.TaskRetried,
-    events.TaskRescheduled,
-    events.TaskQueued,
-    events.LeaseLost,
-    events.SlotSkipped,
-    events.LeaderElected,
-    events.LeaderDeposed,
-)
-#: What happens to nodes is noticed by every process, over and over if a node comes and goes.
-NODE_EVENTS = (
-    events.NodeDown,
-    events.NodeUp,
-    events.NodeQuarantined,
-    events.NodeClockJump,
-)
 #: Each process reports one node so many times in so long [s], and then its last state.
 NODE_RECORDS, NODE_PAUSE = 3, 30.0
 #: Two quarantines of a node that end so close together are one, met by two connections [s].
@@ -61,27 +42,27 @@ class JournalObserver:
         self._down: set[str] = set()
         self._ends: dict[str, float] = {}
         self._written: dict[str, list[float]] = {}
-        self._late: dict[str, events.NodeEvent] = {}
+        self._late: dict[str, NodeEvent] = {}
 
     def __call__(self, event: Any) -> None:
         """Take note of *event*."""
         self._tally(event)
         if self._late:
             self._catch_up()
-        kind = type(event)
-        has_queued = kind is events.LockAcquired and event.queued_for > 0
-        if kind in NOTABLE or has_queued or (kind in NODE_EVENTS and self._is_news(event)):
+        if not event.journal or (event.journal == "granted" and not event.queued_for):
+            return
+        if event.journal != "nodes" or self._is_news(event):
             self._journal().put(record_of(event))
 
-    def _is_news(self, event: events.NodeEvent) -> bool:
+    def _is_news(self, event: NodeEvent) -> bool:
         """Return whether to write this now: no end of what was not, nothing twice or too often."""
-        if isinstance(event, events.NodeUp):
+        if isinstance(event, NodeUp):
             if event.node not in self._down:
                 return False
             self._down.discard(event.node)
-        elif isinstance(event, events.NodeDown):
+        elif isinstance(event, NodeDown):
             self._down.add(event.node)
-        elif isinstance(event, events.NodeQuarantined):
+        elif isinstance(event, NodeQuarantined):
             before, ends = self._ends.get(event.node, 0.0), time.monotonic() + event.left
             self._ends[event.node] = ends
             if abs(ends - before) < SAME_END:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from celery_redlock import events
+from celery_redlock.events import Event, NodeDown, NodeEvent, NodeUp, TaskSkipped
 from celery_redlock.log import get_logger
 from celery_redlock.observers.records import record_of, reported_as
 from celery_redlock.reading.sentences import sentence
@@ -29,27 +29,6 @@ from celery_redlock.reading.sentences import sentence
 __all__ = ["Log", "log_event"]
 
 logger = get_logger("celery_redlock")
-
-#: What is not here is at DEBUG.
-LEVELS: dict[type[events.Event], int] = {
-    events.TaskSkipped: logging.INFO,
-    events.TaskRefused: logging.WARNING,
-    events.TaskRetried: logging.WARNING,
-    events.TaskRescheduled: logging.WARNING,
-    events.TaskQueued: logging.INFO,
-    events.DuplicatePublished: logging.INFO,
-    events.LockUnavailable: logging.WARNING,
-    events.LeaderElected: logging.INFO,
-    events.LeaderDeposed: logging.INFO,
-    events.SlotPublished: logging.INFO,
-    events.SlotSkipped: logging.WARNING,
-    events.LeaseLost: logging.ERROR,
-    events.NodeDown: logging.WARNING,
-    events.NodeUp: logging.INFO,
-    events.NodeQuarantined: logging.WARNING,
-    events.NodeClockJump: logging.ERROR,
-}
-
 
 #: How long it is not said again that there is no quorum for a lock [s], and for how many at most.
 PAUSE, MOST_NAMES = 60.0, 1000
@@ -70,14 +49,14 @@ class Log:
         skip_level: str = "INFO",
         speaks_of_nodes: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._levels = {**LEVELS, events.TaskSkipped: int(getattr(logging, skip_level))}
+        self._skip_level = int(getattr(logging, skip_level))
         self._speaks_of_nodes = speaks_of_nodes
         self._down: set[str] = set()
         self._told: dict[str, float] = {}
 
-    def __call__(self, event: events.Event) -> None:
+    def __call__(self, event: Event) -> None:
         """Write *event*."""
-        level = self._levels.get(type(event), logging.DEBUG)
+        level = event.level if type(event) is not TaskSkipped else self._skip_level
         if getattr(event, "report", False):  # nothing was refused
             level = logging.INFO if reported_as(event) else logging.DEBUG
         elif level > logging.DEBUG:
@@ -87,15 +66,14 @@ class Log:
             extra = {"redlock": record["event"], "redlock_event": fields_of(record)}
             logger.log(level, "%s", sentence(record), extra=extra)
 
-    def _level(self, event: events.Event, level: int) -> int:
+    def _level(self, event: Any, level: int) -> int:
         """Return *level*, or a lower one for what others report."""
-        if isinstance(event, events.LockUnavailable) and event.task:
-            # What happens to the task is said next.
+        if event.is_preliminary and event.task:
             return logging.INFO if self._is_due(event.name) else logging.DEBUG
-        if isinstance(event, (events.TaskRescheduled, events.TaskQueued)):
-            is_power_of_two = event.times & (event.times - 1) == 0
-            return level if is_power_of_two else logging.DEBUG
-        if isinstance(event, events.NodeEvent):
+        times = getattr(event, "times", 1)
+        if times & (times - 1):  # no power of two
+            return logging.DEBUG
+        if isinstance(event, NodeEvent):
             is_news = self._is_news(event)
             return level if is_news and self._speaks_of_nodes() else logging.DEBUG
         return level
@@ -110,13 +88,13 @@ class Log:
         self._told[name] = now
         return True
 
-    def _is_news(self, event: events.NodeEvent) -> bool:
+    def _is_news(self, event: NodeEvent) -> bool:
         """Return whether a node has changed; at first they are up."""
-        if isinstance(event, events.NodeUp):
+        if isinstance(event, NodeUp):
             is_news = event.node in self._down
             self._down.discard(event.node)
             return is_news
-        if isinstance(event, events.NodeDown):
+        if isinstance(event, NodeDown):
             is_news = event.node not in self._down
             self._down.add(event.node)
             return is_news

@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Any
 
-from celery_redlock.events import DuplicatePublished, Event, LeaseLost, TaskEvent
+from celery_redlock.events import Event
 from celery_redlock.lock.records import LONGEST_NAME
 from celery_redlock.log import cut
 
@@ -40,8 +40,4 @@ def record_of(event: Event) -> dict[str, Any]:
 
 def reported_as(event: Event) -> str:
     """Return what a report counts as; "" if *event* is none, or nothing would have been refused."""
-    if not getattr(event, "report", False):
-        return ""
-    if isinstance(event, TaskEvent):
-        return event.cause
-    return {DuplicatePublished: "duplicate", LeaseLost: "lost"}.get(type(event), "")
+    return event.counts_as if getattr(event, "report", False) else ""

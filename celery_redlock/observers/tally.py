@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from celery_redlock import events
+from celery_redlock.events import LockAcquired, LockReleased, TaskEvent
 from celery_redlock.lock.records import is_text
 from celery_redlock.observers.records import record_of
 from celery_redlock.reading.holds import class_of
@@ -26,24 +26,8 @@ __all__ = ["EVERY", "Tally"]
 EVERY, MOST = 5.0, 1000
 #: Of an example, what is kept beside its holder.
 EXAMPLE = ("at", "host", "pid", "name", "task_id", "holder_id", "reason", "votes", "report")
-#: What a policy does with a task that is refused.
-REFUSALS = (
-    events.TaskSkipped,
-    events.TaskRefused,
-    events.TaskRetried,
-    events.TaskRescheduled,
-    events.TaskQueued,
-)
-#: What is counted.
-COUNTED = frozenset(
-    {
-        *REFUSALS,
-        events.LockAcquired,
-        events.LockReleased,
-        events.LeaseLost,
-        events.DuplicatePublished,
-    }
-)
+#: What is counted beside what is refused.
+HOLDS = (LockAcquired, LockReleased)
 #: A moment [s, Unix time], and what happened.
 Noted = tuple[float, Any]
 
@@ -71,7 +55,7 @@ class Tally:
 
     def __call__(self, event: Any) -> None:
         """Count *event*."""
-        if type(event) not in COUNTED or not event.task:
+        if not (event.journal == "refused" or type(event) in HOLDS) or not event.task:
             return
         if self._pid != os.getpid():  # what the parent noted is the parent's
             self._noted, self._pid = deque(), os.getpid()
@@ -118,7 +102,7 @@ def count(counts: Counts, at: float, event: Any) -> None:
     smallest(numbers, "first", stamp)
     largest(numbers, "last", stamp)
     cause = cause_of(event)
-    if isinstance(event, events.LockReleased):
+    if isinstance(event, LockReleased):
         held = round(event.held * 1000)
         add(numbers, f"hold:{class_of(event.held)}")
         add(numbers, "held", held)
@@ -128,7 +112,7 @@ def count(counts: Counts, at: float, event: Any) -> None:
     elif cause:
         add(numbers, f"{REPORTED}{cause}" if event.report else cause)
         counts.examples[f"example:{cause}"] = example_of(at, event)
-    if isinstance(event, events.LockAcquired) or (isinstance(event, REFUSALS) and event.report):
+    if isinstance(event, LockAcquired) or (isinstance(event, TaskEvent) and event.report):
         add(numbers, "ran")
         if event.report:
             add(numbers, f"{REPORTED}ran")
@@ -136,14 +120,9 @@ def count(counts: Counts, at: float, event: Any) -> None:
 
 def cause_of(event: Any) -> str:
     """Return which of `CAUSES` *event* is one of; "" for none."""
-    if isinstance(event, events.LeaseLost):
-        return "lost"
-    if isinstance(event, events.DuplicatePublished):
-        return "duplicate"
     # What waits is refused again and again, and counts once.
-    if isinstance(event, REFUSALS) and getattr(event, "times", 1) <= 1 and event.cause in CAUSES:
-        return event.cause
-    return ""
+    is_first = getattr(event, "times", 1) <= 1
+    return event.counts_as if is_first and event.counts_as in CAUSES else ""
 
 
 def example_of(at: float, event: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from celery_redlock.events import kinds_in
 from celery_redlock.lock.records import is_text, shorten
 from celery_redlock.words import number
 
@@ -24,12 +25,9 @@ __all__ = [
 
 Record = Mapping[str, Any]
 #: Events that say why something did not run, or not to its end.
-REFUSALS = (
-    *("TaskSkipped", "TaskRefused", "TaskRetried", "TaskRescheduled", "TaskQueued"),
-    *("DuplicatePublished", "LeaseLost"),
-)
+REFUSALS = kinds_in("refused")
 #: What happens to a node, which every process notices by itself.
-OF_NODES = ("NodeDown", "NodeUp", "NodeQuarantined", "NodeClockJump")
+OF_NODES = kinds_in("nodes")
 #: Reports of one cause come within this time [s].
 TOGETHER = 60.0
 

@@ -11,7 +11,6 @@ from celery.exceptions import Ignore
 from celery.utils.log import get_logger
 
 from celery_redlock.errors import ConfigurationError, LockTaken, QuorumUnavailable
-from celery_redlock.exposition import ServeMetrics
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.nodewatch import WatchNodes
 from celery_redlock.plugin import plugin_for
@@ -35,7 +34,7 @@ __all__ = ["RedlockTask", "install", "takes_lock"]
 
 #: Steps of a worker's start, and of each of its connections to the broker; the latter by its name,
 #: as it imports Celery's worker, which a publisher does without.
-WORKER_STEPS = (CheckLocks, NoteDeaths, ServeMetrics, WatchNodes, FreeResultsLater)
+WORKER_STEPS = (CheckLocks, NoteDeaths, WatchNodes, FreeResultsLater)
 CONSUMER_STEPS = (
     "celery_redlock.task.worker.discarded:NoteDiscards",
     "celery_redlock.task.worker.forced_ends:NoteRevokes",

@@ -23,6 +23,8 @@ import pytest
 import redis
 
 from celery_redlock import RedlockTask
+from celery_redlock.observer_names import FILES
+from support.metrics import free_port, serve_as_shown
 from support.stage import stage
 from support.waiting import eventually
 
@@ -38,18 +40,13 @@ MAX_TTL = 900.0  # a quarantine that outlasts the tests
 
 def declare(app):
     """A task that holds its lock until a file is there."""
+    if "STAGE" in os.environ:
+        serve_as_shown(os.environ["METRICS_PORT"])
 
     @app.task(base=RedlockTask, name="shop.bill", unique_on=("number",), shared=False)
     def bill(number, secret, until):
         while not Path(until).exists():
             time.sleep(0.05)
-
-
-def free_port():
-    """Return a port that nobody listens on."""
-    with socket.socket() as it:
-        it.bind(("127.0.0.1", 0))
-        return it.getsockname()[1]
 
 
 class Planted:
@@ -108,10 +105,10 @@ def planted(tmp_path_factory):
         redlock_max_ttl=MAX_TTL,
         redlock_node_timeout=1.0,
         redlock_observers=observers,
-        redlock_prometheus_listen=f"127.0.0.1:{port}",
         redlock_web_token=WEB_TOKEN,
     ) as it:
-        it.worker(concurrency=2, env={"TMPDIR": str(folder)})
+        (folder / "metrics").mkdir()
+        it.worker(concurrency=2, env={"METRICS_PORT": str(port), FILES: str(folder / "metrics")})
         it.nodes[0].kill()
         it.nodes[1].restart()
         planted = Planted(it, port, until)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
-import socket
-import sys
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,12 +15,13 @@ from billiard.util import set_pdeathsig
 
 from celery_redlock import RedlockTask, nodewatch
 from celery_redlock.lock.rules import Rules
+from celery_redlock.observer_names import FILES
 from celery_redlock.reading.nodes import bootstrap
 from support.events import body
-from support.metrics import address_of, scrape
+from support.metrics import free_port, scrape, serve_as_shown
 from support.stage import LASTING, stage
 from support.waiting import eventually
-from support.worker import CeleryProcess, Worker
+from support.worker import CeleryProcess
 
 pytestmark = pytest.mark.long
 
@@ -32,7 +30,6 @@ TTL = 9.0
 ON = {
     **LASTING,
     "redlock_observers": ["logging", "prometheus"],
-    "redlock_prometheus_listen": "127.0.0.1:0",
     "redlock_prefix": "redlock",
 }
 
@@ -41,6 +38,7 @@ def declare(app):
     """One task per way to fail, and one that holds its lock until it is told to go on."""
     if "STAGE" in os.environ:  # in a worker, which is to notice soon what becomes of nodes
         nodewatch.LOOK_EVERY = 0.5
+        serve_as_shown(os.environ["METRICS_PORT"])
 
     @app.task(base=RedlockTask, name="nap", lock_key="{name}", shared=False)
     def nap(name, seconds=0.0):
@@ -79,17 +77,18 @@ def on_stage(tmp_path):
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """Where workers make what is temporary; `in_folder` is their environment for that."""
-    made = tmp_path / "tmp"
-    made.mkdir()
+def served(tmp_path):
+    """Return a worker's environment, by its pool, and where it serves its metrics."""
+    folder, port = tmp_path / "metrics", free_port()
+    folder.mkdir()
+
+    def made(pool="prefork"):
+        env = {"METRICS_PORT": str(port)}
+        if pool == "prefork":
+            env[FILES] = str(folder)
+        return env, f"http://127.0.0.1:{port}/metrics"
+
     return made
-
-
-@pytest.fixture
-def in_folder(folder):
-    """Return the environment that has a worker, which a test may kill, leave nothing elsewhere."""
-    return {"TMPDIR": str(folder)}
 
 
 @pytest.fixture
@@ -113,24 +112,17 @@ def seen(address, condition, what, timeout=100):
     return eventually(look, what, timeout=timeout, every=0.1)
 
 
-def free_address():
-    """Return an address that nobody listens at."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
 def label(node):
     """Return what a node is called."""
     return f"127.0.0.1:{node.port}/0"
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
-def test_what_went_wrong_is_counted(on_stage, until, pool, in_folder):
+def test_what_went_wrong_is_counted(on_stage, until, pool, served):
     """A skip, a refusal, grants, a lost lease and renewals; over all children of the worker."""
     it = on_stage()
-    worker = it.worker(env=in_folder, pool=pool, concurrency=1 if pool == "solo" else 2)
-    address = address_of(worker)
+    env, address = served(pool)
+    it.worker(env=env, pool=pool, concurrency=1 if pool == "solo" else 2)
     with it.held("taken"):
         assert it.task("nap").delay("taken").get(timeout=100)["skipped"] == "conflict"
         it.task("refuse").delay("taken").get(timeout=100, propagate=False)
@@ -181,11 +173,12 @@ def test_what_went_wrong_is_counted(on_stage, until, pool, in_folder):
     assert "robbed" not in told.text
 
 
-def test_dead_and_quarantined_nodes_are_told_and_get_well(on_stage, in_folder):
+def test_dead_and_quarantined_nodes_are_told_and_get_well(on_stage, served):
     """Down goes to 0 and comes back; a restarted node is quarantined, and that ends by itself."""
     # So that a quarantine lasts 13.6 s: long enough to be seen, and to be waited for.
     it = on_stage(redlock_ttl=12.0, redlock_max_ttl=12.0)
-    address = address_of(it.worker(env=in_folder))
+    env, address = served()
+    it.worker(env=env)
     first, second, third = map(label, it.nodes)
     it.task("nap").delay("one").get(timeout=100)
     seen(address, lambda told: told.sum("redlock_node_up") == 3, "three nodes")
@@ -234,11 +227,11 @@ def test_dead_and_quarantined_nodes_are_told_and_get_well(on_stage, in_folder):
     eventually(is_granted, "a lock", every=0.2)
 
 
-def test_a_child_that_dies_leaves_its_counts_and_no_gauge(on_stage, until, in_folder):
+def test_a_child_that_dies_leaves_its_counts_and_no_gauge(on_stage, until, served):
     """After ``kill -9`` and after a recycled child: sums stay, a dead process's margin goes."""
     it = on_stage()
-    worker = it.worker(env=in_folder, concurrency=1, args=["--max-tasks-per-child", "3"])
-    address = address_of(worker)
+    env, address = served()
+    it.worker(env=env, concurrency=1, args=["--max-tasks-per-child", "3"])
     pids = {it.task("nap").delay(f"one {n}").get(timeout=100) for n in range(7)}
     assert len(pids) == 3
     it.task("hold").delay("killed", str(until))
@@ -258,115 +251,20 @@ def test_a_child_that_dies_leaves_its_counts_and_no_gauge(on_stage, until, in_fo
     seen(address, lambda told: told.sum("redlock_acquires_total", task="nap") == 8, "the eighth")
 
 
-def test_the_workers_own_folder_is_removed_and_its_port_is_free_at_the_end(
-    on_stage, in_folder, folder
-):
-    """The worker made it for itself; children that end before it leave it alone."""
-    it = on_stage()
-    worker = it.worker(env=in_folder, args=["--max-tasks-per-child", "1"])
-    address = address_of(worker)
-    for n in range(3):
-        it.task("nap").delay(f"free {n}").get(timeout=100)
-    (own,) = folder.glob("celery-redlock-metrics-*")
-    assert own.stat().st_mode & 0o077 == 0
-    seen(address, lambda told: told.sum("redlock_acquires_total") == 3, "three grants")
-    worker.terminate()
-    assert not own.exists()
-    with pytest.raises(OSError, match="refused"):
-        scrape(address)
-
-
-def test_a_child_does_not_keep_the_port(on_stage, until, in_folder):
-    """A child that outlives a killed worker is no reason why the next one has no metrics."""
-    it = on_stage()
-    worker = it.worker(env=in_folder, concurrency=1, args=["--max-tasks-per-child", "1"])
-    port = int(address_of(worker).split(":")[2].split("/")[0])
-    it.task("nap").delay("one").get(
-        timeout=100
-    )  # the next child is forked after the port was bound
-    it.task("hold").delay("two", str(until))
-    (started,) = it.started("two")
-    worker.kill(children=False)
-    os.kill(started.pid, 0)
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        other.bind(("127.0.0.1", port))
-        other.listen()
-
-
-def test_a_port_in_use_is_told_and_tasks_run(on_stage, in_folder):
-    """The error names setting and port; the worker works."""
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        listen = f"127.0.0.1:{other.getsockname()[1]}"
-        it = on_stage(redlock_prometheus_listen=listen)
-        worker = it.worker(env=in_folder)
-        it.task("nap").delay("one").get(timeout=100)
-        worker.wait_for_log("No metrics.*")
-    (line,) = [line for line in worker.log().splitlines() if "No metrics" in line]
-    assert "ERROR" in line
-    assert f"redlock_prometheus_listen is '{listen}': Address already in use" in line
-    assert "Traceback" not in worker.log()
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"redlock_observers": ["logging"]}, "add 'prometheus' to redlock_observers"),
-        ({"imports": ["counts_early"]}, "set PROMETHEUS_MULTIPROC_DIR to an empty directory"),
-    ],
-)
-def test_metrics_that_could_not_be_right_are_refused_at_the_start(
-    on_stage, settings, words, in_folder
-):
-    """The worker does not start, and says what to do."""
-    it = on_stage(**settings)
-    early = "import prometheus_client\nprometheus_client.Counter('mine', 'as a user has it')\n"
-    it.events.with_name("counts_early.py").write_text(early)
-    with pytest.raises(AssertionError, match="has ended") as caught:
-        it.worker(env=in_folder)
-    assert words in str(caught.value)
-    if "imports" in settings:  # other pools count in one process: nothing is wrong there
-        it.worker(env=in_folder, pool="threads")
-
-
-def test_a_folder_of_the_environment_is_used_and_kept(on_stage, tmp_path):
-    """Also where prometheus_client is imported early; files of workers that died are tidied."""
-    folder = tmp_path / "metrics"
-    it = on_stage(imports=["prometheus_client"])
-    env = {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
-    folder.mkdir()
-    worker = it.worker(env=env)
-    address = address_of(worker)
-    it.task("nap").delay("one").get(timeout=100)
-    seen(address, lambda told: told.sum("redlock_acquires_total") == 1, "the grant")
-    worker.kill()
-    stale = {file.name for file in folder.glob("gauge_live*.db")}
-    assert stale
-    worker = it.worker(env=env)
-    it.task("nap").delay("two").get(timeout=100)
-    seen(
-        address_of(worker),
-        lambda told: told.sum("redlock_acquires_total") == 2 and told.sum("redlock_node_up") == 3,
-        "both grants, and all nodes",
-    )
-    assert stale.isdisjoint({file.name for file in folder.glob("*.db")})
-    worker.terminate()
-    assert folder.exists()
-
-
 def test_the_examples_beat_serves_its_own(tmp_path, broker, five_nodes):
     """As its app does it: who leads, and which slots were published."""
     root = Path(__file__).parents[2]
     bootstrap([node.url for node in five_nodes], Rules(ttl=10, max_ttl=20))
-    listen = free_address()
+    listen = f"127.0.0.1:{free_port()}"
+    folder = tmp_path / "metrics"
+    folder.mkdir()
     env = {
         "BROKER_URL": broker.url,
         "RESULT_URL": broker.url,
         "REDLOCK_NODES": ",".join(node.url for node in five_nodes),
         "REPORT_EVERY": "1",
         "PROMETHEUS_LISTEN": listen,
+        FILES: str(folder),
         "PYTHONPATH": str(root),
     }
     words = ["beat", "-S", "redlock", "-l", "INFO", "-s", str(tmp_path / "schedule")]
@@ -386,24 +284,3 @@ def test_the_examples_beat_serves_its_own(tmp_path, broker, five_nodes):
         )
     assert told.one("redlock_leader_elected_total") >= 1
     assert told.one("redlock_beat_slots_total", entry="report", outcome="deadline") == 0
-
-
-def test_a_worker_that_replaces_itself_counts_on(on_stage, tmp_path, in_folder, folder):
-    """After SIGHUP it has the same id, directory and sums, and gives the port up in between."""
-    listen = free_address()
-    it = on_stage(redlock_prometheus_listen=listen)
-    stage_env = {"EVENTS": str(it.events), "STAGE": json.dumps([__file__, it.conf])}
-    worker = Worker("support.stage", cwd=tmp_path, env={**stage_env, **in_folder})
-    # As people start it: what was started as `python -m celery` cannot replace itself.
-    worker.command[:3] = [str(Path(sys.executable).with_name("celery"))]
-    with worker:
-        it.task("nap").delay("one").get(timeout=100)
-        address = f"http://{listen}/metrics"
-        seen(address, lambda told: told.sum("redlock_acquires_total") == 1, "the grant")
-        worker.signal(signal.SIGHUP)
-        eventually(lambda: worker.log().count("Metrics at") == 2, "a second start", timeout=100)
-        it.task("nap").delay("two").get(timeout=100)
-        seen(address, lambda told: told.sum("redlock_acquires_total") == 2, "both grants")
-        assert len(list(folder.glob("celery-redlock-metrics-*"))) == 1
-        worker.terminate()
-    assert list(folder.glob("celery-redlock-metrics-*")) == []

@@ -62,7 +62,6 @@ def refusal(make):
 @example(conf={"redlock_ttl": 10**400})
 @example(conf={"redlock_wait": 10**400})
 @example(conf={"redlock_prefix": "\ud800"})
-@example(conf={"redlock_prometheus_listen": "h:" + "9" * 5000})
 def test_a_setting_is_accepted_or_refused_by_name(conf):
     """Whatever its type; and what is accepted makes locks."""
     said = refusal(lambda: Settings.from_conf({"redlock_nodes": NODES, **conf}))

@@ -27,7 +27,7 @@ from celery_redlock.beat.slot_records import Claim, Slots, last_of
 from celery_redlock.beat.slots import settled
 from celery_redlock.beat.term import led_by, majority_holder
 from celery_redlock.errors import LockKeyError
-from celery_redlock.events import TaskSkipped
+from celery_redlock.events import KINDS, TaskSkipped
 from celery_redlock.lock.algorithm.outcomes import NodeView
 from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
 from celery_redlock.lock.records import is_ours, read_holder
@@ -46,7 +46,6 @@ from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.reading.one_lock import majority_of
 from celery_redlock.reading.read_script import reservation_in, stored
-from celery_redlock.reading.sentences import WORDINGS
 from celery_redlock.reading.stored import views_of
 from celery_redlock.task.messages.delivery import Delivery
 from celery_redlock.task.messages.envelope import Envelope
@@ -76,7 +75,7 @@ RECORDS = st.dictionaries(
     st.sampled_from(
         [*RECORD, *FIELDS, "id", "times", "countdown", "merged", "holder_id", "longest"]
     ),
-    JSON | HOLDERS | st.sampled_from([*WORDINGS, "conflict"]),
+    JSON | HOLDERS | st.sampled_from([*KINDS, "conflict"]),
 )
 #: What a lock's key may hold: with a token of ours or not, JSON or not.
 VALUES = (

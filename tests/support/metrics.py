@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import urllib.request
+from pathlib import Path
+from typing import Any
 
-from support.worker import CeleryProcess
+from celery import signals
 
-__all__ = ["Scrape", "address_of", "scrape"]
+from celery_redlock.observer_names import FILES
+from support.pages import blocks_of
+
+__all__ = ["Scrape", "free_port", "scrape", "serve_as_shown"]
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "metrics.md"
+#: What the page's block has left, whose functions signals know by weak references.
+_shown: dict[str, Any] = {}
 
 
 class Scrape:
@@ -43,9 +54,27 @@ class Scrape:
         return found[0] if found else None
 
 
-def address_of(worker: CeleryProcess) -> str:
-    """Return where *worker* says that its metrics are, once it does."""
-    return worker.wait_for_log(r"Metrics at (\S+)")[1]
+def serve_as_shown(port: str) -> None:
+    """Have this worker serve its metrics as docs/how-to/metrics.md shows it, at *port*."""
+    if FILES not in os.environ:
+
+        def serve(**_: object) -> None:
+            from prometheus_client import start_http_server
+
+            start_http_server(int(port), "127.0.0.1")
+
+        signals.worker_ready.connect(serve, weak=False)
+        return
+    shown = next(it for it in blocks_of(PAGE) if it.notes.get("file") == "shop_metrics.py")
+    exec(shown.text.replace("9808", port), _shown)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def scrape(address: str) -> Scrape:

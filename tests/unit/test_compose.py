@@ -12,6 +12,7 @@ import yaml
 from sqlalchemy import make_url
 
 from celery_redlock.lock.nodes.address import addresses_of
+from celery_redlock.observer_names import FILES
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "example_worker"
@@ -141,7 +142,9 @@ def test_commands_name_the_app(services):
 def test_the_environment_is_what_the_example_reads(services):
     """No variable is misspelt, none is set in vain, and none is left to its default."""
     for name in ("worker-1", "worker-2", "beat", "beat-2"):
-        assert set(services[name]["environment"]) == environment_read_by_example()
+        read = {*environment_read_by_example(), FILES}  # the last by prometheus_client
+        assert set(services[name]["environment"]) == read
+        assert services[name]["tmpfs"] == [services[name]["environment"][FILES]]
 
 
 def test_every_service_is_looked_after(services):

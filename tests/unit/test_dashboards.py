@@ -13,9 +13,8 @@ import pytest
 import yaml
 from prometheus_client import Counter, Gauge, Histogram
 
+from celery_redlock.events import KINDS
 from celery_redlock.observers import prometheus
-from celery_redlock.observers.prometheus import Children
-from celery_redlock.reading.sentences import WORDINGS
 
 OPS = Path(__file__).parents[2] / "ops"
 RULES = OPS / "prometheus" / "alerts.yml"
@@ -31,7 +30,8 @@ NAME = r"[A-Za-z_:][A-Za-z0-9_:]*"
 
 def exported():
     """Return every sample name that the observer exports, with its labels."""
-    metrics = [it._metric if isinstance(it, Children) else it for it in vars(prometheus).values()]
+    families = [*prometheus.FAMILIES.values(), prometheus.MARGIN, prometheus.MARGIN_RATIO]
+    metrics = [it._family for it in families]
     names = {}
     for metric in metrics:
         for suffix in SUFFIXES.get(type(metric), ()):
@@ -247,6 +247,6 @@ def test_every_alert_is_tried():
 @pytest.mark.parametrize("mark", marks(), ids=lambda mark: mark["name"])
 def test_an_annotation_says_what_the_log_does(mark):
     """Its title is the event's word in the one table, and its colour how bad that is."""
-    told = WORDINGS[mark["name"]]
+    told = KINDS[mark["name"]]
     assert mark["titleFormat"] == told.word
     assert mark["iconColor"] == {"bad": "red", "warn": "orange"}[told.mark]

@@ -7,11 +7,10 @@ import re
 import pytest
 
 from celery_redlock import events
-from celery_redlock.observers import journal
 from celery_redlock.observers.records import record_of
 from celery_redlock.ops.cli.tail import EVENTS
 from celery_redlock.ops.listing import line
-from celery_redlock.reading.sentences import WORDINGS, sentence
+from celery_redlock.reading.sentences import sentence
 
 #: What any record may have.
 FIELDS = (
@@ -40,14 +39,11 @@ def test_what_many_notice_says_who_did(event):
 
 def test_everything_that_is_journaled_is_listed():
     """In the help of ``redlock tail``."""
-    kept = {
-        event.__name__ for event in (*journal.NOTABLE, events.LockAcquired, *journal.NODE_EVENTS)
-    }
-    assert kept == set(EVENTS)
+    assert {name for name, kind in events.KINDS.items() if kind.journal} == set(EVENTS)
     assert len(set(EVENTS)) == len(EVENTS)
 
 
-@pytest.mark.parametrize("event", [*sorted(WORDINGS), "Unknown"])
+@pytest.mark.parametrize("event", [*sorted(events.KINDS), "Unknown"])
 @pytest.mark.parametrize(
     "junk", [None, "\x1b[31m\n", [], {}, -1e300, float("inf"), float("nan"), 10**400, True]
 )

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import LockReleased
-from celery_redlock.observer_names import READY, observer_of
+from celery_redlock.observer_names import FILES, READY, observer_of
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
 from celery_redlock.plugin import plugin_for
-from celery_redlock.settings import OBSERVERS, Settings, host_and_port
+from celery_redlock.settings import OBSERVERS, Settings
 
 NODES = ["redis://127.0.0.1:1/0"]
 
@@ -124,6 +126,35 @@ def test_an_extra_that_is_missing_is_named(word, package):
     assert f"pip install 'celery-redlock[{word}]'" in done.stdout
 
 
+def test_a_prefork_worker_without_files_is_warned(monkeypatch, caplog):
+    """Its children count each for itself; in other pools, and with files, all is well."""
+    for has_children, folder, times in ((False, "", 0), (True, "/metrics", 0), (True, "", 1)):
+        monkeypatch.setenv(FILES, folder) if folder else monkeypatch.delenv(FILES, raising=False)
+        observer_of("prometheus", SimpleNamespace(has_children=has_children))
+        assert caplog.text.count("children are lost") == times
+
+
+def test_a_missing_directory_for_metrics_is_named(tmp_path):
+    """With the variable, before prometheus_client trips over it in a child."""
+    script = """
+    from celery_redlock import ConfigurationError
+    from celery_redlock.observer_names import observer_of
+
+    try:
+        observer_of("prometheus", None)
+    except ConfigurationError as error:
+        print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, FILES: str(tmp_path / "missing")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"{FILES}: no metrics can be kept in '{tmp_path}/missing" in done.stdout
+
+
 def test_changed_settings_have_other_observers():
     """As for an app under test."""
     plugin = plugin_with(redlock_observers=[])
@@ -132,28 +163,6 @@ def test_changed_settings_have_other_observers():
     plugin.refresh()
     (log,) = plugin.observers
     assert isinstance(log, Log)
-
-
-@pytest.mark.parametrize(
-    ("listen", "where"),
-    [
-        ("127.0.0.1:9808", ("127.0.0.1", 9808)),
-        ("0.0.0.0:1", ("0.0.0.0", 1)),
-        ("[::1]:9808", ("::1", 9808)),
-        ("localhost:65535", ("localhost", 65535)),
-    ],
-)
-def test_where_metrics_are_served(listen, where):
-    """A host and a port."""
-    assert host_and_port(listen) == where
-    assert settings_with(redlock_prometheus_listen=listen).prometheus_listen == listen
-
-
-@pytest.mark.parametrize("listen", ["9808", ":9808", "host:", "host:x", "host:65536", "", 9808])
-def test_where_metrics_cannot_be_served(listen):
-    """Without a host the whole network would see them, and without a port nobody."""
-    with pytest.raises(ConfigurationError, match=r"redlock_prometheus_listen.*127\.0\.0\.1:9808"):
-        settings_with(redlock_prometheus_listen=listen)
 
 
 @pytest.mark.parametrize("token", ["", "short", 7, "fifteen-letters"])

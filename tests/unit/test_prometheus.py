@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import os
 import subprocess
 import sys
 import textwrap
-import time
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from celery_redlock import events, nodewatch
-from celery_redlock.observers import fading, prometheus
-from celery_redlock.observers.fading import Fading, SmallestOfLate
+from celery_redlock.observers import prometheus
 from celery_redlock.observers.prometheus import count_event
 from celery_redlock.reading.nodes import NodeStatus
-from support.fakes import FakeClock
-from support.waiting import eventually
 
 WHO = {"task": "shop.bill", "task_id": "4711"}
 TASK = {"task": "shop.bill"}
@@ -149,9 +142,8 @@ SET = [events.NodeMeasured("node:1/0", 0.001, -0.2), events.TasksWaiting("shop.b
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_to_come():
+def _nothing_is_held():
     yield
-    prometheus.fading.start_over()
     prometheus._margins.clear()
 
 
@@ -236,13 +228,9 @@ def test_how_many_wait_is_shown_as_it_is_now():
 
 def test_every_event_is_counted_or_set():
     """An event that is added later has to be given a metric, or a place in this list."""
-    every = {
-        kind
-        for _, kind in inspect.getmembers(events, inspect.isclass)
-        if issubclass(kind, events.Event) and not kind.__subclasses__()
-    }
-    assert {type(event) for event, _ in COUNTED} | {type(event) for event in SET} == every
-    assert set(prometheus.NOTES) == every
+    told = {type(event) for event, _ in COUNTED} | {type(event) for event in SET}
+    assert told == set(events.KINDS.values())
+    assert all(prometheus.STEPS[kind] for kind in told)
 
 
 def test_no_label_holds_a_lock_name_or_an_id():
@@ -311,8 +299,6 @@ def test_a_quarantine_ends(end):
     """When a look finds that the node votes, or when there is no node to vote."""
     quarantined = {"name": "redlock_node_quarantined", "node": "node:3/0"}
     count_event(events.NodeUp("node:3/0"))
-    count_event(events.NodeQuarantined("node:3/0", 60.0))
-    assert value(**quarantined) == 1
     look(NodeStatus("node:3/0", "quarantined", quarantine=50.0, latency=0.001, clock_offset=0.0))
     assert value(**quarantined) == 1
     assert value("redlock_node_up", node="node:3/0") == 1
@@ -320,39 +306,30 @@ def test_a_quarantine_ends(end):
     assert value(**quarantined) == 0
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """The time of what fades, moved by hand; its thread looks often."""
-    clock = FakeClock(time.monotonic())
-    monkeypatch.setattr(fading, "LOOK_EVERY", 0.01)
-    monkeypatch.setattr(prometheus.fading, "_now", clock)
-    monkeypatch.setattr(prometheus, "time", SimpleNamespace(monotonic=clock))
-    return clock
-
-
-def test_a_quarantine_ends_by_itself_where_nobody_looks(clock):
-    """A beat or a program that publishes has no watch over the nodes."""
+def test_a_quarantine_is_shown_by_who_sees_its_end():
+    """Who does not look at the nodes, as a beat, would show it for ever, and only counts it."""
     count_event(events.NodeQuarantined("node:4/0", 60.0))
-    assert value("redlock_node_quarantined", node="node:4/0") == 1
-    clock.advance(60.0)
-    eventually(lambda: value("redlock_node_quarantined", node="node:4/0") == 0, "its end")
+    assert value("redlock_node_quarantined", node="node:4/0") is None
 
 
-def test_the_smallest_margin_is_shown_and_forgotten(clock):
-    """Of all renewals of the last while; when there are none any more, it alarms nobody."""
-    task = {"task": "shop.margin"}
-    for margin in (20.0, 3.0, 19.0):
-        count_event(events.LockRenewed(NAME, margin, ttl=30.0, **task))
-    assert value("redlock_smallest_lease_margin_seconds", **task) == 3.0
-    assert value("redlock_smallest_lease_margin_ratio", **task) == pytest.approx(0.1)
-    clock.advance(prometheus.WINDOW)
-    eventually(
-        lambda: (
-            value("redlock_smallest_lease_margin_seconds", **task) == math.inf
-            and value("redlock_smallest_lease_margin_ratio", **task) == math.inf
-        ),
-        "margin that is forgotten",
-    )
+def margins(task):
+    """Return the smallest margin of *task*, and its share."""
+    found = (value(f"redlock_smallest_lease_margin_{it}", task=task) for it in ("seconds", "ratio"))
+    return tuple(found)
+
+
+def test_the_smallest_margin_is_that_of_the_locks_that_are_held():
+    """Of all renewals of these; of one that was released, it alarms nobody."""
+    about = {"task": "shop.margin"}
+    for name, margin in (("a", 20.0), ("a", 3.0), ("a", 19.0), ("b", 15.0)):
+        count_event(events.LockRenewed(name, margin, ttl=30.0, **about))
+    assert margins("shop.margin") == (3.0, pytest.approx(0.1))
+    count_event(events.LockReleased("c", 1.0, **about))
+    assert margins("shop.margin") == (3.0, pytest.approx(0.1))
+    count_event(events.LockReleased("a", 99.0, **about))
+    assert margins("shop.margin") == (15.0, 0.5)
+    count_event(events.LockReleased("b", 99.0, **about))
+    assert margins("shop.margin") == (math.inf, math.inf)
 
 
 def test_one_leads():
@@ -361,42 +338,6 @@ def test_one_leads():
     assert value("redlock_leader") == 1
     count_event(events.LeaderDeposed("beat:shop", "resigned", 60.0))
     assert value("redlock_leader") == 0
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 5), st.floats(0, 100)), max_size=30),
-    st.floats(0, 20),
-)
-def test_the_smallest_of_late_is_what_a_list_would_tell(steps, wait):
-    """Whatever comes whenever: the least of what is younger than the window."""
-    late, told, now = SmallestOfLate(10.0), [], 0.0
-    for pause, number in steps:
-        now += pause
-        late.add(number, now)
-        told.append((now, number))
-        young = [number for at, number in told if at + 10.0 > now]
-        assert late.smallest(now) == min(young)
-    now += wait
-    left = late.lasts(now)
-    assert late.smallest(now) == min([n for at, n in told if at + 10.0 > now], default=math.inf)
-    assert (late.smallest(now) == math.inf) or left > 0
-
-
-def test_what_is_due_runs_once_and_a_later_word_wins():
-    """Each key has one thing to come: the last that was said, unless it is forgotten."""
-    now, ran = [0.0], []
-    it = Fading(prometheus.counting, lambda: now[0])
-    it._thread = object()  # none of its own: this test looks by hand
-    it.after(5.0, "a", lambda: ran.append("early"))
-    it.after(9.0, "a", lambda: ran.append("a"))
-    it.after(5.0, "b", lambda: ran.append("b"))
-    it.forget("b")
-    now[0] = 8.0
-    assert it.run_due()
-    assert ran == []
-    now[0] = 9.0
-    assert not it.run_due()
-    assert ran == ["a"]
 
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -418,48 +359,44 @@ def run(script, **env):
 
 FORKED = """
     import os, threading, time
-    from celery_redlock.exposition import mind_forks
-    from celery_redlock.events import TaskSkipped
+    from celery_redlock.events.metrics import REPORTED
     from celery_redlock.observers import prometheus
+    from celery_redlock.observers.counting import counting
 
-    event = TaskSkipped("k", task="t", task_id="1", cause="conflict")
-    prometheus.count_event(event)
-    {minded}
+    mutex = prometheus.FAMILIES[REPORTED]._family._lock
     begun, end = threading.Event(), threading.Event()
 
     def count():  # as `count_event` does, but it takes its time
-        with prometheus.counting, prometheus.SKIPPED._metric._lock:
+        with {held}, mutex:
             begun.set()
             end.wait(60)
 
     threading.Thread(target=count).start()
     begun.wait(60)
-    if {minded!r}:  # else the fork waits for nothing, and this thread ends it afterwards
+    if {held!r} == "counting":  # else the fork waits for nothing, and we end it afterwards
         threading.Timer(0.2, end.set).start()
     child = os.fork()
     if child == 0:
         # No other thread is here, so whoever has it has it for ever.
-        os._exit(0 if prometheus.SKIPPED._metric._lock.acquire(blocking=False) else 1)
+        os._exit(0 if mutex.acquire(blocking=False) else 1)
     end.set()
     print("jammed" if os.waitpid(child, 0)[1] else "free")
 """
 
 
 @needs_fork
-@pytest.mark.parametrize(("minded", "told"), [("mind_forks()", "free"), ("", "jammed")])
-def test_no_child_inherits_a_mutex_of_prometheus_client(minded, told):
+@pytest.mark.parametrize(("held", "told"), [("counting", "free"), ("threading.Lock()", "jammed")])
+def test_no_child_inherits_a_mutex_of_prometheus_client(held, told):
     """A fork waits until nothing is being counted; without that the child could never count."""
-    assert run(FORKED.format(minded=minded)) == [told]
+    assert run(FORKED.format(held=held)) == [told]
 
 
 LOOKING = """
     import os, threading
-    from celery_redlock.exposition import mind_forks
     from celery_redlock.events import NodeMeasured
     from celery_redlock.nodewatch import forks_held_off
     from celery_redlock.observers.prometheus import count_event
 
-    mind_forks()
     enough = threading.Event()
 
     def look():

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from celery_redlock.reading.sentences import WORDINGS, sentence
+from celery_redlock.events import KINDS
+from celery_redlock.reading.sentences import sentence
 from support import prose
 
 pytestmark = pytest.mark.long
@@ -115,7 +116,7 @@ def test_the_table_contradicts_no_entry_of_the_glossary():
 def test_an_event_is_worded_by_the_glossarys_verb(event):
     """As log, journal, ``tail`` and page say it."""
     assert re.search(rf"\b{VERBS[event]}\b", sentence({"event": event}))
-    assert event in WORDINGS
+    assert event in KINDS
 
 
 @pytest.mark.parametrize(

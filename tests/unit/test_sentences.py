@@ -12,9 +12,8 @@ from celery_redlock.observers.records import record_of
 from celery_redlock.ops import listing
 from celery_redlock.ops.cli import tail
 from celery_redlock.ops.web.views import of_entry
-from celery_redlock.reading import sentences
 from celery_redlock.reading.journal_view import Entry
-from celery_redlock.reading.sentences import WORDINGS, sentence, wording
+from celery_redlock.reading.sentences import sentence, wording
 
 KIN = {"task": "shop.bill", "task_id": "id-1"}
 HOLDER = {
@@ -190,7 +189,8 @@ def test_an_event_in_a_sentence(event, words):
 
 def test_every_event_has_a_sentence():
     """Nobody is left to the words for what a newer version may have written."""
-    assert {kind.__name__ for kind in CLASSES} == set(WORDINGS)
+    assert set(events.KINDS.values()) == CLASSES
+    assert all("what" in vars(kind) for kind in CLASSES)
     assert {type(event) for event, _ in EVENTS} == CLASSES
 
 
@@ -205,8 +205,7 @@ def test_an_unknown_event_is_told_by_its_name():
 @pytest.mark.parametrize("told", ["log", "journal", "tail", "page"])
 def test_all_ask_the_one_table(told, monkeypatch, caplog, capsys):
     """The log, the journal's lines, ``redlock tail`` and the page."""
-    changed = WORDINGS["NodeUp"]._replace(what=lambda _: "Blue skies")
-    monkeypatch.setitem(sentences.WORDINGS, "NodeUp", changed)
+    monkeypatch.setattr(events.NodeUp, "what", lambda _: "Blue skies")
     event = events.NodeUp(NODE)
     if told == "log":
         with caplog.at_level("DEBUG", "celery_redlock"):

@@ -125,7 +125,6 @@ def test_the_defaults_are_those_of_the_documentation():
         "beat_name": None,
         "observers": ("logging", "journal", "celery"),
         "skip_log_level": "INFO",
-        "prometheus_listen": None,
         "web_token": None,
         "username": None,
         "password": None,

@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from celery_redlock.events import LockAcquired
-from celery_redlock.observers.journal import NODE_EVENTS, NOTABLE
+from celery_redlock.events import kinds_in
 from celery_redlock.ops.cli.command import operator_command, settings_at_hand
 from celery_redlock.ops.listing import line, note_silent
 from celery_redlock.ops.screen import COLOURS, colour, stop_on_interrupt
@@ -29,7 +28,7 @@ LOOK_EVERY = 0.5
 #: and a node that comes back has records that nobody asked for.
 LATE = 10.0
 #: Every event that there is in a journal.
-EVENTS = [event.__name__ for event in (*NOTABLE, LockAcquired, *NODE_EVENTS)]
+EVENTS = kinds_in("refused", "beat", "granted", "nodes")
 EXAMPLES = f"""\b
 Events:
   {", ".join(EVENTS[:4])},

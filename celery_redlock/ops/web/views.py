@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from celery_redlock.events import KINDS, kinds_in
 from celery_redlock.lock.lease import quorum
 from celery_redlock.ops.advice import DAY
 from celery_redlock.ops.listing import reservation_in_words
@@ -55,13 +56,12 @@ NOTHING = (
     "Nothing matches: no live lock, and nothing in the journal. A task that is not here has run, "
     "waits in its queue, or was refused so long ago that the journal has forgotten."
 )
-OTHERS = ("SlotSkipped", "LeaderElected", "LeaderDeposed")
 #: In an address -> the events, and in words.
 EVENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "": ((), "anything"),
     "refused": (REFUSALS, "what was refused, or lost its lock"),
     "nodes": (OF_NODES, "nodes"),
-    **{it: ((it,), wording({"event": it}).word) for it in (*REFUSALS, *OF_NODES, *OTHERS)},
+    **{it: ((it,), KINDS[it].word) for it in kinds_in("refused", "nodes", "beat")},
 }
 #: In an address -> how long ago [s], and in words.
 TIMES: dict[str, tuple[float, str]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -15,8 +16,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 
 from celery_redlock import errors
-from celery_redlock.celery_events import OF_TASKS, TYPES
-from celery_redlock.observers import logging as log_lines
+from celery_redlock.events import KINDS
 from celery_redlock.observers import otel, prometheus
 from celery_redlock.ops.cli import redlock
 from celery_redlock.ops.doctor import LEVELS
@@ -80,11 +80,10 @@ def error_tree() -> str:
 def event_table() -> str:
     """Return every event: its fields, and where it is heard of."""
     rows = []
-    for kind, name in TYPES.items():
-        level = log_lines.LEVELS.get(kind, log_lines.logging.DEBUG)
-        sent = f"{'task-' if kind in OF_TASKS else ''}redlock-{name}"
+    for kind in KINDS.values():
+        sent = f"{'task-' if kind.is_of_task else ''}redlock-{kind.celery_type}"
         shown = [field_words(field) for field in fields(kind)]
-        word = log_lines.logging.getLevelName(level)
+        word = logging.getLevelName(kind.level)
         rows.append([code(kind.__name__), ", ".join(shown), word, code(sent)])
     return table(["event", "fields", "logged at", "Celery event"], rows)
 
@@ -101,7 +100,7 @@ def field_words(field: Field[Any]) -> str:
 
 def metrics() -> str:
     """Return what is counted for Prometheus."""
-    assert prometheus.ACQUIRES is not None  # it has registered them all
+    assert prometheus.FAMILIES  # it has registered them all
     mine = [m for m in REGISTRY._collector_to_names if isinstance(m, MetricWrapperBase)]  # noqa: SLF001
     rows = []
     for metric in mine:
