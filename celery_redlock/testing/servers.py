@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -71,6 +72,7 @@ class Server:
         self.binary = binary or find_binary()
         self.extra_args = tuple(extra_args)
         self._place = reserved(port)
+        weakref.finalize(self, self._place.close)  # of one that is never started nor stopped
         self.port: int = self._place.getsockname()[1]
         self.folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
