@@ -40,8 +40,8 @@ from benchmarks.lock_peers import PEERS, TTL, Release, Take
 from benchmarks.measure import progress
 from benchmarks.record import Plot, Record, Series, Table
 from celery_redlock import LockNotAcquired, Redlock
-from celery_redlock.ops.servers import servers
 from celery_redlock.reading.health import check
+from celery_redlock.testing.servers import servers
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 #: Pause between a release and the same client's next acquire [s] -> with how many clients.

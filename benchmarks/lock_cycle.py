@@ -43,11 +43,12 @@ from benchmarks.lock_peers import PEERS, TTL, cycle_of
 from benchmarks.measure import Candidate, Target, alternate, nothing, table, verdicts
 from benchmarks.record import Plot, Record, Series, Table, Verdict
 from celery_redlock import Lease, Redlock
-from celery_redlock.lock.call import Call
-from celery_redlock.lock.requests import acquire_request, release_request
-from celery_redlock.ops.servers import HOST, Server, servers
+from celery_redlock.lock.nodes.call import Call
+from celery_redlock.lock.scripts.requests import acquire_request, release_request
 from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.testing.ports import HOST
+from celery_redlock.testing.servers import Server, servers
 from support.proxy import Link, proxied
 
 ROUND_TRIP = 0.005

@@ -30,9 +30,9 @@ from benchmarks.lock_cycle import our_locks
 from benchmarks.measure import progress
 from benchmarks.record import Plot, Record, Series, Table
 from celery_redlock import RedlockTask
-from celery_redlock.ops.servers import servers
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.health import check
+from celery_redlock.testing.servers import servers
 
 PREFIX = "memory"
 MILLION = 1_000_000

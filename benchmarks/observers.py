@@ -30,7 +30,7 @@ from benchmarks.lock_cycle import our_locks
 from benchmarks.measure import table
 from benchmarks.record import Record, Verdict
 from celery_redlock import RedlockTask
-from celery_redlock.ops.servers import Server, servers
+from celery_redlock.testing.servers import Server, servers
 from support.worker import Worker
 
 DEFAULT = ("logging", "journal", "celery")

@@ -27,9 +27,9 @@ from benchmarks.task_peers import (
     enrol,
     settings,
 )
-from celery_redlock.ops.servers import servers
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.health import check
+from celery_redlock.testing.servers import servers
 from support.proxy import proxied
 
 FAR = ", 5 ms away"

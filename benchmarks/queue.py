@@ -35,7 +35,7 @@ from benchmarks import measure, sites
 from benchmarks.lock_cycle import our_locks
 from benchmarks.record import Record, Table, Verdict
 from celery_redlock import RedlockTask, Reschedule
-from celery_redlock.ops.servers import Server, servers
+from celery_redlock.testing.servers import Server, servers
 from support.events import body, now, read
 from support.worker import Worker
 

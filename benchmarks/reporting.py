@@ -28,7 +28,7 @@ from benchmarks.contestant import Contestant, declare, take_turns
 from benchmarks.lock_cycle import our_locks
 from benchmarks.measure import table
 from benchmarks.record import Record, Verdict
-from celery_redlock.ops.servers import Server, servers
+from celery_redlock.testing.servers import Server, servers
 from support.worker import Worker
 
 PLAIN, REPORTING = "plain Task", "the same in report mode"

@@ -23,8 +23,8 @@ import redis
 
 from celery_redlock import LockNotAcquired, Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.ops.servers import Server, servers
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.testing.servers import Server, servers
 from support.proxy import proxied
 
 __all__ = ["APART", "CASES", "Grants", "crowd", "grants", "longest_pause"]

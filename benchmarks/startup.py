@@ -26,7 +26,7 @@ from benchmarks import measure
 from benchmarks.lock_cycle import our_locks
 from benchmarks.measure import progress
 from benchmarks.record import Plot, Record, Series, Table, Verdict
-from celery_redlock.ops.servers import servers
+from celery_redlock.testing.servers import servers
 from support.worker import Worker
 
 CELERY, WITH_OURS = "import celery", "import celery; import celery_redlock"

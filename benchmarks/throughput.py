@@ -26,8 +26,8 @@ from benchmarks.contestant import Contestant, take_turns
 from benchmarks.record import Plot, Record, Series, Table, Verdict
 from benchmarks.task_peers import OURS, PEERS, PLAIN, TASKS, app_of, enrol, settings
 from celery_redlock import RedlockTask
-from celery_redlock.ops.servers import Server, servers
 from celery_redlock.task import base
+from celery_redlock.testing.servers import Server, servers
 from support.worker import Worker
 
 #: Pool and how many tasks at once [1].

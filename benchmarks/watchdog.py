@@ -37,9 +37,9 @@ from benchmarks.measure import progress
 from benchmarks.record import Plot, Record, Series, Table, Verdict
 from celery_redlock import HeldLock, Redlock
 from celery_redlock.events import Event, LeaseLost, LockRenewed
-from celery_redlock.lock.wanted import Wanted
-from celery_redlock.ops.servers import servers
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.reading.health import check
+from celery_redlock.testing.servers import servers
 
 SIZES = (1, 10, 100, 1_000, 10_000)
 #: From how many leases on memory is told, and resident memory: that of fewer is lost among what

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
         QuorumUnavailable,
         RedlockError,
     )
+    from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
     from celery_redlock.lock.held import HeldLock
     from celery_redlock.lock.lease import Lease
-    from celery_redlock.lock.outcomes import ReleaseOutcome
     from celery_redlock.lock.redlock import Redlock
     from celery_redlock.task.base import RedlockTask
-    from celery_redlock.task.current import current_lock
+    from celery_redlock.task.execution.execution import current_lock
+    from celery_redlock.task.execution.refused import Skipped
     from celery_redlock.task.policies import Fail, Queue, Reschedule, Retry, RunUnlocked, Skip
-    from celery_redlock.task.refused import Skipped
-    from celery_redlock.task.result import UniqueResult
+    from celery_redlock.task.publish.result import UniqueResult
 
 __all__ = [
     "ConfigurationError",
@@ -67,13 +67,13 @@ _HOMES = {
     ),
     "lock.held": ("HeldLock",),
     "lock.lease": ("Lease",),
-    "lock.outcomes": ("ReleaseOutcome",),
+    "lock.algorithm.outcomes": ("ReleaseOutcome",),
     "lock.redlock": ("Redlock",),
     "task.base": ("RedlockTask",),
-    "task.current": ("current_lock",),
+    "task.execution.execution": ("current_lock",),
     "task.policies": ("Fail", "Queue", "Reschedule", "Retry", "RunUnlocked", "Skip"),
-    "task.refused": ("Skipped",),
-    "task.result": ("UniqueResult",),
+    "task.execution.refused": ("Skipped",),
+    "task.publish.result": ("UniqueResult",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 #: What needs no import of its own.

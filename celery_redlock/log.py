@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import threading
 import time
 import traceback
 from typing import Any
+
+from celery_redlock.forks import around_fork
 
 __all__ = ["LONGEST", "LONGEST_LINE", "cut", "get_logger", "printable"]
 
@@ -133,7 +134,4 @@ def _after_fork_in_child() -> None:
     _forking.held.clear()  # `logging` has freed them all, and was asked first
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
-    )
+around_fork("log", _after_fork_in_child, before=_before_fork, in_parent=_after_fork)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from celery import bootsteps
 
 from celery_redlock.errors import RedlockError
 from celery_redlock.events import NodeDown, NodeMeasured, NodeUp
+from celery_redlock.forks import around_fork
 from celery_redlock.lock.lease import quorum
 from celery_redlock.log import get_logger
 from celery_redlock.mutex import new_mutex
@@ -230,7 +230,4 @@ def _after_fork_in_child() -> None:
     forks_held_off, _forking.holds = new_mutex(), 0
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
-    )
+around_fork("nodewatch", _after_fork_in_child, before=_before_fork, in_parent=_after_fork)

@@ -11,7 +11,6 @@ from kombu.utils.imports import symbol_by_name
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Observer
 from celery_redlock.log import get_logger
-from celery_redlock.observers import counting as _  # noqa: F401  before `nodewatch`, as it says
 from celery_redlock.observers.journal import JournalObserver
 from celery_redlock.observers.logging import Log
 from celery_redlock.observers.tally import Tally

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from celery_redlock.configuration import redis_of, redlock_conf
 from celery_redlock.deferral import defer_signals, pause
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.events import Event, LockEvent, Observer, tell
+from celery_redlock.forks import around_fork
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
 from celery_redlock.log import get_logger
@@ -317,8 +317,7 @@ def _forget_parent() -> None:
     _building = new_mutex()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
+around_fork("plugin", _forget_parent)
 
 
 @signals.worker_process_init.connect(weak=False)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.credentials import with_credentials
+from celery_redlock.lock.nodes.credentials import with_credentials
 from celery_redlock.lock.rules import LONGEST_PREFIX, Rules, in_seconds, positive
 
 __all__ = [
@@ -99,7 +99,7 @@ class Settings:
         skip_log_level: Level at which ``"logging"`` reports a task that is skipped.
         web_token: What the web page asks for before it releases a lock; None for never.
         protect: Pattern of task names -> options of these tasks, whatever their base; or a callable
-            name -> options, or None. What `celery_redlock.task.patterns` makes of it.
+            name -> options, or None. What `celery_redlock.task.naming.patterns` makes of it.
         key_headers: Headers of a message that are part of every default lock name.
         is_fallback: Whether *nodes* is the app's result backend or broker, as there is no setting.
 

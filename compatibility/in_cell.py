@@ -21,7 +21,7 @@ from typing import Any, Literal
 import pytest
 from redis.utils import HIREDIS_AVAILABLE
 
-from celery_redlock.ops import servers
+from celery_redlock.testing import servers
 from compatibility.in_cell_names import FOUND, KIND, PROGRAM
 
 __all__ = ["pytest_runtest_logreport", "pytest_sessionfinish"]

@@ -20,11 +20,12 @@ import redis
 
 from benchmarks.lock_cycle import OF_CLIENT, OF_SERVERS, on
 from celery_redlock import Redlock
-from celery_redlock.lock.call import Call
-from celery_redlock.lock.client import new_owner
-from celery_redlock.lock.guard import boot_marker
+from celery_redlock.lock.algorithm.client import new_owner
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.requests import (
+from celery_redlock.lock.nodes.call import Call
+from celery_redlock.lock.nodes.guard import boot_marker
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts.requests import (
     Marker,
     Request,
     acquire_request,
@@ -32,10 +33,10 @@ from celery_redlock.lock.requests import (
     release_request,
     renew_request,
 )
-from celery_redlock.lock.rules import Rules
-from celery_redlock.ops.servers import HOST, Server, servers
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.testing.ports import HOST
+from celery_redlock.testing.servers import Server, servers
 from simulation.scale import Names
 
 __all__ = ["Client", "measured_client", "measured_node"]

@@ -36,7 +36,7 @@ from celery import _state
 
 import celery_redlock.protect  # noqa: F401  before a test forgets what it has Celery call
 from celery_redlock import deferral
-from celery_redlock.ops.servers import Server, find_binary, servers
+from celery_redlock.testing.servers import Server, find_binary, servers
 from support.clients import hang_up
 from support.postgres import Database, Postgres, find_postgres, postgres
 from support.proxy import Link, proxied

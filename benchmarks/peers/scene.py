@@ -15,7 +15,7 @@ from celery import Celery
 from benchmarks.peers.app import CELL, Cell, make_app
 from benchmarks.peers.contestants import BEATS, NODES
 from benchmarks.peers.rows import OURS
-from celery_redlock.ops.servers import Server, servers
+from celery_redlock.testing.servers import Server, servers
 from support.beats import Beat
 from support.clients import let_go
 from support.events import Body, Event, bodies, now, read

@@ -17,10 +17,10 @@ from celery_redlock.beat.due import interval_of, last_due, twin_of
 from celery_redlock.errors import LockKeyError
 from celery_redlock.lock.records import place_name
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.envelope import Envelope
+from celery_redlock.task.messages.envelope import Envelope
+from celery_redlock.task.messages.slot import Slot
+from celery_redlock.task.naming.task_lock import lock_of, names_of
 from celery_redlock.task.options import overlap_word
-from celery_redlock.task.slot import Slot
-from celery_redlock.task.task_lock import lock_of, names_of
 
 __all__ = [
     "current",

@@ -33,15 +33,15 @@ from typing import TYPE_CHECKING, Any
 
 from celery_redlock.beat.slot_scripts import CLAIM, LOOK, SETTLE, WITHDRAW, SlotVote
 from celery_redlock.errors import QuorumUnavailable
-from celery_redlock.lock.asks import Ask
-from celery_redlock.lock.client import Client
+from celery_redlock.lock.algorithm.asks import Ask
+from celery_redlock.lock.algorithm.client import Client
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.records import TOKEN_LENGTH, Keys, record_key
-from celery_redlock.lock.requests import Request
+from celery_redlock.lock.records import TOKEN_LENGTH, Keys, ms, record_key
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import NO_VOTE, ms
-from celery_redlock.lock.votes import (
+from celery_redlock.lock.scripts.requests import Request
+from celery_redlock.lock.scripts.scripting import NO_VOTE
+from celery_redlock.lock.scripts.votes import (
     Ballot,
     Vote,
     VoteKind,

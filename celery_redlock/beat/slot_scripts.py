@@ -11,14 +11,14 @@ The slot record inside a node: how far the slots of a schedule's entry have been
     at       when it was claimed [node's ms]
     doubt    is there while an earlier term may have published it
 
-Replies are votes, as in `celery_redlock.lock.scripting`.
+Replies are votes, as in `celery_redlock.lock.scripts.scripting`.
 """
 
 from __future__ import annotations
 
 import enum
 
-from celery_redlock.lock.scripting import (
+from celery_redlock.lock.scripts.scripting import (
     GUARD,
     HEAD,
     TTL,
@@ -29,7 +29,7 @@ from celery_redlock.lock.scripting import (
     register,
     replies,
 )
-from celery_redlock.lock.votes import VoteKind
+from celery_redlock.lock.scripts.votes import VoteKind
 
 __all__ = ["CLAIM", "LOOK", "SETTLE", "WITHDRAW", "SlotVote"]
 

@@ -34,8 +34,8 @@ from celery_redlock.events import SlotPublished, SlotSkipped
 from celery_redlock.log import get_logger
 from celery_redlock.plugin import Plugin
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.slot import Slot
-from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.messages.slot import Slot
+from celery_redlock.task.naming.task_lock import lock_of
 
 __all__ = ["NotYet", "SlotPublisher", "TermOver", "in_time"]
 

@@ -20,13 +20,13 @@ from celery_redlock.deferral import defer_signals
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.events import LeaderDeposed, LeaderElected, Notify
 from celery_redlock.lock import clock
+from celery_redlock.lock.algorithm.outcomes import NodeView
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.outcomes import NodeView
 from celery_redlock.lock.records import since_of
 from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.votes import agreed
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.scripts.votes import agreed
 from celery_redlock.log import get_logger, printable
 
 __all__ = ["AFTER_FAILURE", "Elector", "StandBy", "Term", "majority_holder"]

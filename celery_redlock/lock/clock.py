@@ -4,7 +4,7 @@ Clocks: ours, and how a node's clock moves against it; and the jitter that pause
 Leases are counted on a clock that goes on while the machine is suspended
 (`CLOCK_BOOTTIME`); `time.monotonic` stops there on Linux, and a laptop that
 wakes up would trust a lease that ended hours ago. Even that clock stands still with a
-virtual machine that does; the nodes' clocks show it (`celery_redlock.lock.steps`).
+virtual machine that does; the nodes' clocks show it (`celery_redlock.lock.nodes.steps`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 Does what an algorithm without I/O says next: ask all nodes, tell all nodes, or pause.
 
-The algorithms are generators, as those of `celery_redlock.lock.rounds`; the connections are those
-of `celery_redlock.lock.fanout`.
+The algorithms are generators, as those of `celery_redlock.lock.algorithm.rounds`; the connections
+are those of `celery_redlock.lock.nodes.fanout`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import inspect
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from celery_redlock.lock.asks import Ask, Pause, Tell
-from celery_redlock.lock.call import Call
-from celery_redlock.lock.requests import Request
-from celery_redlock.lock.votes import Ballot
+from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
+from celery_redlock.lock.nodes.call import Call
+from celery_redlock.lock.scripts.requests import Request
+from celery_redlock.lock.scripts.votes import Ballot
 
 if TYPE_CHECKING:  # it imports redis, and some only publish
-    from celery_redlock.lock.fanout import Fanout
+    from celery_redlock.lock.nodes.fanout import Fanout
 
 __all__ = ["Driver"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 from celery_redlock.errors import LockLost
+from celery_redlock.forks import around_fork
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import Lease
 
@@ -204,5 +204,4 @@ def _forget_parent() -> None:
     process = object()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
+around_fork("held", _forget_parent)

@@ -35,6 +35,7 @@ __all__ = [
     "is_text",
     "line_key",
     "marker_key",
+    "ms",
     "object_in",
     "own_name",
     "place_name",
@@ -99,6 +100,11 @@ class Keys(NamedTuple):
             b"%b:node:boot" % head,
             b"%b:node:quarantine" % head,
         )
+
+
+def ms(seconds: float) -> bytes:
+    """Return *seconds* in whole milliseconds, at least one: PX 0 is an error."""
+    return b"%d" % max(1, round(seconds * 1000))
 
 
 def own_name(name: str) -> str:

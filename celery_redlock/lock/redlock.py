@@ -1,8 +1,8 @@
 """
 The lock as its callers hold it: acquire, extend, release, hold, inspect.
 
-Drives the algorithm of `celery_redlock.lock.rounds` over the connections of
-`celery_redlock.lock.fanout`. The guarantee, and what it rests on:
+Drives the algorithm of `celery_redlock.lock.algorithm.rounds` over the connections of
+`celery_redlock.lock.nodes.fanout`. The guarantee, and what it rests on:
 
     While a majority of lock nodes is up and keeps its data (or is quarantined after
     losing it), clocks run within the drift factor, and the process is not stopped longer
@@ -34,31 +34,33 @@ from celery_redlock.errors import (
     QuorumUnavailable,
 )
 from celery_redlock.events import LockReleased, Observer, broadcast
-from celery_redlock.lock import clock, requests, rounds
-from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.asks import Ask
-from celery_redlock.lock.call import Call
-from celery_redlock.lock.client import Client
-from celery_redlock.lock.credentials import with_credentials
-from celery_redlock.lock.driver import Driver
-from celery_redlock.lock.fanout import Fanout
-from celery_redlock.lock.held import HeldLock
-from celery_redlock.lock.lease import Lease, quorum
-from celery_redlock.lock.listener import Listener
-from celery_redlock.lock.outcomes import (
+from celery_redlock.lock import clock
+from celery_redlock.lock.algorithm import rounds
+from celery_redlock.lock.algorithm.asks import Ask
+from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.outcomes import (
     NodeView,
     ReleaseOutcome,
     release_is_decided,
     release_outcome,
     views,
 )
-from celery_redlock.lock.renewal import Renewal
-from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.algorithm.renewal import Renewal
+from celery_redlock.lock.algorithm.several import acquire_all
+from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.driver import Driver
+from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.lease import Lease, quorum
+from celery_redlock.lock.nodes.address import Address, addresses_of
+from celery_redlock.lock.nodes.call import Call
+from celery_redlock.lock.nodes.credentials import with_credentials
+from celery_redlock.lock.nodes.fanout import Fanout
 from celery_redlock.lock.rules import Rules, in_seconds
-from celery_redlock.lock.several import acquire_all
+from celery_redlock.lock.scripts import requests
+from celery_redlock.lock.scripts.requests import Marker
+from celery_redlock.lock.scripts.votes import Ballot, VoteKind, count, votes_by_node
 from celery_redlock.lock.telling import of_grant, of_refusal, of_release, of_renewal, who
-from celery_redlock.lock.votes import Ballot, VoteKind, count, votes_by_node
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.waiting.listener import Listener
 from celery_redlock.lock.watchdog import NotRenewed, Watchdog
 from celery_redlock.mutex import run_elsewhere
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.lease import quarantine_for
-from celery_redlock.lock.records import is_text
-from celery_redlock.lock.scripting import ms
+from celery_redlock.lock.records import is_text, ms
 
 __all__ = ["Rules"]
 

@@ -14,9 +14,9 @@ from celery_redlock.events import (
     LockRenewed,
     LockUnavailable,
 )
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.wanted import Wanted
 
 __all__ = ["of_grant", "of_refusal", "of_release", "of_renewal", "who"]
 

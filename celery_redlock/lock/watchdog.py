@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from celery_redlock.deferral import defer_signals
+from celery_redlock.forks import members
 from celery_redlock.lock import clock
 from celery_redlock.lock.lease import Lease, renew_at
 from celery_redlock.log import get_logger
@@ -64,7 +65,7 @@ COMPANY = 0.01
 STALE = 256
 
 logger = get_logger(__name__)
-_every_watchdog: weakref.WeakSet[Watchdog] = weakref.WeakSet()
+_every_watchdog: weakref.WeakSet[Watchdog] = members("watchdog")
 
 
 class Watchdog:
@@ -299,12 +300,3 @@ def warn_of_starvation(late: Sequence[tuple[float, float]]) -> None:
         "" if len(late) == 1 else "s",
         min(ttl for _, ttl in late),
     )
-
-
-def _forget_parent() -> None:
-    for watchdog in list(_every_watchdog):
-        watchdog.after_fork_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from celery_redlock.forks import members
 from celery_redlock.log import get_logger
 from celery_redlock.mutex import new_mutex
 
@@ -38,7 +39,7 @@ LONGEST_PAUSE = 10.0
 #: How often dropped things are reported, at most [s].
 TELL_EVERY = 60.0
 
-_every_outbox: weakref.WeakSet[Outbox] = weakref.WeakSet()
+_every_outbox: weakref.WeakSet[Outbox] = members("outbox")
 
 
 class Outbox:
@@ -200,12 +201,3 @@ class Outbox:
     def after_fork_in_child(self) -> None:
         """Start from nothing."""
         self._start_over()
-
-
-def _forget_parent() -> None:
-    for outbox in list(_every_outbox):
-        outbox.after_fork_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)

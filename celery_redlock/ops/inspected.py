@@ -16,13 +16,13 @@ from typing import Any
 from celery.worker.state import active_requests
 
 from celery_redlock.errors import RedlockError
+from celery_redlock.lock.algorithm.outcomes import NodeView
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.outcomes import NodeView
 from celery_redlock.plugin import Plugin, locking, plugin_for
 from celery_redlock.reading.stored import age_of, renewals_of
-from celery_redlock.task.forced_ends import RedlockRequest
-from celery_redlock.task.task_lock import lock_of, places_of
+from celery_redlock.task.naming.task_lock import lock_of, places_of
+from celery_redlock.task.worker.forced_ends import RedlockRequest
 
 __all__ = ["locks_of", "nodes_of"]
 

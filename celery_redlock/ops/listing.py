@@ -65,6 +65,7 @@ def show_nodes(nodes: Sequence[NodeStatus]) -> None:
         (
             node.node,
             node.state,
+            "" if node.latency is None else f"{node.latency * 1000:.1f} ms",
             one_line(node.version),
             duration(node.uptime) if node.version else "",
             f"{node.quarantine:.1f} s left" if node.quarantine else "",
@@ -72,7 +73,8 @@ def show_nodes(nodes: Sequence[NodeStatus]) -> None:
         )
         for node in nodes
     ]
-    show_table(("NODE", "STATE", "VERSION", "UPTIME", "QUARANTINE", "PROBLEM"), rows, STATES)
+    head = ("NODE", "STATE", "LATENCY", "VERSION", "UPTIME", "QUARANTINE", "PROBLEM")
+    show_table(head, rows, STATES)
 
 
 def lock_row(lock: LockView, nodes: int) -> tuple[str, ...]:

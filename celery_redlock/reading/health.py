@@ -11,14 +11,15 @@ import enum
 from typing import TYPE_CHECKING
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.address import UrlAddress
-from celery_redlock.lock.asks import Ask
-from celery_redlock.lock.requests import probe_request
-from celery_redlock.lock.votes import Vote, VoteKind
-from celery_redlock.reading.nodes import SEVERAL, NodeStatus, several_servers
+from celery_redlock.lock.algorithm.asks import Ask
+from celery_redlock.lock.nodes.address import UrlAddress
+from celery_redlock.lock.scripts.requests import probe_request
+from celery_redlock.lock.scripts.votes import Vote, VoteKind
+from celery_redlock.reading.nodes import NodeStatus
+from celery_redlock.reading.several_servers import SEVERAL, several_servers
 
 if TYPE_CHECKING:
-    from celery_redlock.lock.node import Node
+    from celery_redlock.lock.nodes.node import Node
     from celery_redlock.lock.redlock import Redlock
 
 __all__ = ["check", "connect", "probe", "replicas"]
@@ -78,7 +79,6 @@ def replicas(locks: Redlock) -> dict[str, int]:
 
 
 def status(node: Node, vote: Vote) -> NodeStatus:
-    """Return how *node* is that answered a probe with *vote*."""
     states: dict[enum.Enum, str] = {VoteKind.GRANTED: "up", VoteKind.QUARANTINED: "quarantined"}
     state = states.get(vote.kind, "down" if is_silent(node) else "unfit")
     is_counted = state in states.values()

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
-from celery_redlock.lock.address import Address, addresses_of
 from celery_redlock.lock.driver import Driver
-from celery_redlock.lock.guard import exchange, read_as
-from celery_redlock.lock.records import encode_info, object_in
-from celery_redlock.lock.requests import Request
+from celery_redlock.lock.nodes.address import Address, addresses_of
+from celery_redlock.lock.nodes.guard import exchange, read_as
+from celery_redlock.lock.records import encode_info, ms, object_in
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import Script, ms, read_release, register
+from celery_redlock.lock.scripts.requests import Request
+from celery_redlock.lock.scripts.scripting import Script, read_release, register
+from celery_redlock.reading.nodes import ask_all
 from celery_redlock.words import number
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 
     from celery_redlock.lock.redlock import Redlock
 
-__all__ = ["Journal", "JournalReader", "journal_key"]
+__all__ = ["Journal", "JournalReader", "Record", "journal_key", "newest_command", "newest_of"]
 
+Record = dict[str, Any]
 #: How many records a node keeps, about; one has 200 to 600 bytes.
 KEPT = 2000
 #: How long a journal is kept after its last record [s]: a week.
@@ -61,7 +63,6 @@ def journal_key(prefix: str) -> bytes:
 
 
 def record_request(rules: Rules, record: bytes) -> Request:
-    """Return what adds *record* to a node's journal."""
     arguments = (record, b"%d" % KEPT, ms(RETENTION))
     return Request(RECORD, (journal_key(rules.prefix),), arguments)
 
@@ -84,7 +85,7 @@ class Journal:
         """Return the journals on the nodes of *locks*."""
         return cls(locks.rules, locks.driver)
 
-    def put(self, record: dict[str, Any]) -> None:
+    def put(self, record: Record) -> None:
         """
         Write *record* to all nodes without waiting.
 
@@ -106,21 +107,19 @@ class JournalReader:
     """
 
     def __init__(self, nodes: Sequence[Any], rules: Rules) -> None:
-        self._key = journal_key(rules.prefix)
+        self._prefix = rules.prefix
         self._addresses = addresses_of(nodes)
         self._connections: dict[str, AbstractConnection] = {}
         self._after: dict[str, bytes] = {}
         self._seen: dict[str, None] = {}
 
-    def recent(self, count: int = PAGE) -> list[dict[str, Any]]:
+    def recent(self, count: int = PAGE) -> list[Record]:
         """Return the newest *count* records of all nodes, oldest first, and go on from there."""
-        newest: deque[dict[str, Any]] = deque(maxlen=count)
-        newest.extend(self._ask_all(lambda ask, at: self._last(ask, at, count)))
-        return list(newest)
+        return self._news(lambda connection, label: self._last(connection, label, count))[-count:]
 
-    def new(self) -> list[dict[str, Any]]:
+    def new(self) -> list[Record]:
         """Return the records that came since the last call, oldest first."""
-        return self._ask_all(self._next)
+        return self._news(self._next)
 
     @property
     def silent(self) -> list[str]:
@@ -132,21 +131,25 @@ class JournalReader:
         for label in list(self._connections):
             self._hang_up(label)
 
-    def _ask_all(self, read: Callable[[Any, str], list[bytes]]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        for address in self._addresses:
+    def _news(self, read: Callable[[AbstractConnection, str], list[bytes]]) -> list[Record]:
+        """Return what *read* finds on all nodes and was not met before, oldest first."""
+
+        def ask(address: Address) -> list[bytes]:
             try:
-                lines = read(self._connected(address), address.label)
+                return read(self._connected(address), address.label)
             except (RedisError, OSError):  # the others have it, too
                 self._hang_up(address.label)
-                continue
-            found.extend(record for record in map(read_record, lines) if self._is_news(record))
-        return sorted(found, key=when)
+                return []
+
+        found = once(chain.from_iterable(ask_all(self._addresses, ask)))
+        news = [record for ident, record in found.items() if ident not in self._seen]
+        self._seen.update(dict.fromkeys(found))
+        for ident in list(islice(self._seen, max(0, len(self._seen) - REMEMBERED))):
+            del self._seen[ident]
+        return sorted(news, key=when)
 
     def _last(self, connection: AbstractConnection, label: str, count: int) -> list[bytes]:
-        (entries,) = exchange(
-            connection, (b"XREVRANGE", self._key, b"+", b"-", b"COUNT", b"%d" % count)
-        )
+        (entries,) = exchange(connection, newest_command(self._prefix, count))
         found = read_as("the journal", entries_in, entries)
         self._after[label] = found[0][0] if found else b"0-0"
         return [line for _, line in reversed(found)]
@@ -154,25 +157,14 @@ class JournalReader:
     def _next(self, connection: AbstractConnection, label: str) -> list[bytes]:
         lines: list[bytes] = []
         while True:
-            after = self._after.get(label, b"0-0")
-            (entries,) = exchange(
-                connection, (b"XRANGE", self._key, b"(" + after, b"+", b"COUNT", b"%d" % PAGE)
-            )
+            begin = b"(" + self._after.get(label, b"0-0")
+            command = (b"XRANGE", journal_key(self._prefix), begin, b"+", b"COUNT", b"%d" % PAGE)
+            (entries,) = exchange(connection, command)
             found = read_as("the journal", entries_in, entries)
             lines += [line for _, line in found]
             if not found or len(lines) > REMEMBERED:
                 return lines
             self._after[label] = found[-1][0]
-
-    def _is_news(self, record: dict[str, Any]) -> bool:
-        """Return whether *record* was not met before, on another node."""
-        ident = record.get("id")
-        if not isinstance(ident, str) or ident in self._seen:
-            return False
-        self._seen[ident] = None
-        if len(self._seen) > REMEMBERED:
-            del self._seen[next(iter(self._seen))]
-        return True
 
     def _connected(self, address: Address) -> AbstractConnection:
         if address.label not in self._connections:
@@ -189,18 +181,48 @@ class JournalReader:
 
 
 def entries_in(entries: Any) -> list[tuple[bytes, bytes]]:
-    """Return the ids and lines in a reply of XRANGE."""
     found = [(ident, fields[1]) for ident, fields in entries]
     if not all(isinstance(part, bytes) for pair in found for part in pair):
         raise TypeError
     return found
 
 
-def read_record(line: bytes) -> dict[str, Any]:
+def newest_command(prefix: str, count: int) -> Sequence[Any]:
+    """Return the command that reads the newest *count* records of a node's journal."""
+    return b"XREVRANGE", journal_key(prefix), b"+", b"-", b"COUNT", b"%d" % count
+
+
+def newest_of(replies: Iterable[Any], count: int) -> list[Record]:
+    """
+    Return the newest *count* records of all nodes, oldest first.
+
+    Args:
+        replies: Of the nodes to `newest_command`; what is no such reply is passed over.
+        count: At least one.
+    """
+    lines: list[bytes] = []
+    for reply in replies:
+        with contextlib.suppress(RedisError):  # the others have it, too
+            found = read_as("the journal", entries_in, reply)
+            lines += [line for _, line in reversed(found)]
+    return sorted(once(lines).values(), key=when)[-count:]
+
+
+def once(lines: Iterable[bytes]) -> dict[str, Record]:
+    """Return the records in *lines* by their ids, each as it was met first."""
+    found: dict[str, Record] = {}
+    for record in map(read_record, lines):
+        ident = record.get("id")
+        if isinstance(ident, str):
+            found.setdefault(ident, record)
+    return found
+
+
+def read_record(line: bytes) -> Record:
     """Return the record in *line*; empty if somebody else wrote it."""
     return object_in(line)
 
 
-def when(record: dict[str, Any]) -> float:
+def when(record: Record) -> float:
     """Return when *record* was written [s, Unix time]; 0.0 if it does not say."""
     return number(record.get("at"))

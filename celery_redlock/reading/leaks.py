@@ -9,27 +9,17 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.guard import exchange, read_as
+from celery_redlock.lock.nodes.address import addresses_of
+from celery_redlock.lock.nodes.guard import exchange, read_as
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import Script, read_release
 from celery_redlock.reading.all_locks import SCAN_COUNT, escape, read_scan
 from celery_redlock.reading.nodes import connected
+from celery_redlock.reading.read_script import ENDLESS, EXPIRIES, with_ttl
 
 __all__ = ["Leaks", "leaked_pages"]
 
 #: How many pages a node is asked for at a time; it serves others in between.
 PAGES = 10
-
-# KEYS ; answers the positions of those that never expire
-LEAKED_LUA = """
-local leaked = {}
-for i, key in ipairs(KEYS) do
-  if redis.call('PTTL', key) == -1 then leaked[#leaked + 1] = i end
-end
-return leaked
-"""
-LEAKED = Script(LEAKED_LUA, read_release, guarded=False)
 
 
 def leaked_pages(
@@ -46,9 +36,9 @@ def leaked_pages(
     pattern = escape(f"{prefix}:".encode()) + b"*"
     while page := ask("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT):
         cursor, keys = read_as("keys", functools.partial(read_scan, before=cursor), page)
-        positions = ask("EVAL", LEAKED.source, len(keys), *keys) if keys else ()
-        leaked = read_as("keys", lambda them: [keys[i - 1] for i in them], positions or ())  # noqa: B023
-        yield cursor, len(keys), leaked
+        found = ask("EVAL", EXPIRIES.source, len(keys), *keys) if keys else None
+        read = functools.partial(with_ttl, ENDLESS, keys)
+        yield cursor, len(keys), read_as("keys", read, found) if found else []
         if cursor == b"0":
             return
 

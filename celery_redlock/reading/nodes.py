@@ -1,26 +1,26 @@
 """
-How the lock nodes are, and enrolling them: what an operator asks, waiting for answers.
+Visits to the lock nodes: how they are, and what else a question needs, over one connection each.
 
-Uses connections of its own, apart from those that locks are taken on: this may be slow, and
-must not stand in the way of a round.
+These connections are apart from those that locks are taken on: a visit may be slow, and must not
+stand in the way of a round. Each exchange is bounded (`celery_redlock.lock.nodes.bounded`), and all
+nodes are visited at once: one that hangs or lies costs its own answers only.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from redis.exceptions import RedisError, ResponseError
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.guard import Greeting, Unfit, enrol, exchange, greet
-from celery_redlock.lock.node import ECHO, without_echo
+from celery_redlock.lock.nodes.address import Address, addresses_of
+from celery_redlock.lock.nodes.guard import Greeting, Unfit, enrol, greet, replies
+from celery_redlock.lock.nodes.node import without_echo
 from celery_redlock.lock.records import probe_key
 from celery_redlock.lock.rules import Rules
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NodeStatus",
+    "Visit",
     "ask_all",
     "ask_fit",
     "bootstrap",
@@ -38,19 +39,14 @@ __all__ = [
     "failed",
     "is_voting",
     "node_statuses",
-    "several_servers",
+    "visit_all",
 ]
 
-#: Of a node whose name stands for several servers.
-SEVERAL = (
-    "is a name of several servers ({}), and clients that reach different ones would hold one lock "
-    "at the same time; give each server a name of its own"
-)
-#: What `enrolment` says of one that votes.
-VOTES = ("enrolled", 0.0)
 Answer = TypeVar("Answer")
-#: What a node that can be a lock node tells: its greeting, state, and rest of its quarantine [s].
-Found = tuple[Greeting, str, float]
+Command = Sequence[Any]
+#: What a node that can be a lock node tells: its greeting, state, rest of its quarantine [s], and
+#: latency [s].
+Standing = tuple[Greeting, str, float, float]
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class NodeStatus:
         uptime: Of the server process [s]; likewise 0.0.
         quarantine: For how long it does not vote yet [s].
         problem: Why it does not vote, in plain words; empty if it does.
-        latency: From a request of a round to its answer [s]; None where there was none.
+        latency: From a request to its answer [s]; None where there was none.
         clock_offset: How far its wall clock is ahead of ours [s]; None if unknown.
     """
 
@@ -78,6 +74,128 @@ class NodeStatus:
     problem: str = ""
     latency: float | None = None
     clock_offset: float | None = None
+
+
+class Visit(NamedTuple):
+    """
+    What one node has said.
+
+    Attributes:
+        status: How it is.
+        replies: To the commands; the error in place of each reply that is missing.
+    """
+
+    status: NodeStatus
+    replies: Sequence[Any]
+
+
+# --- visits --------------------------------------------------------------------------------
+
+
+def visit_all(nodes: Sequence[Any], rules: Rules, *commands: Command) -> list[Visit]:
+    """
+    Visit each of *nodes*, in their order; leaves a key for a second on each.
+
+    Of those that are one server, only the first is fit. A node that must not vote is asked
+    the *commands* all the same.
+    """
+    addresses, seen = addresses_of(nodes), set[str]()
+    fingerprint = rules.fingerprint(address.label for address in addresses)
+
+    def visit(address: Address) -> tuple[Standing | Exception, Sequence[Any]]:
+        try:
+            with connected(address) as connection:
+                return visited(connection, rules, fingerprint, commands)
+        except (RedisError, OSError, ConfigurationError) as error:
+            return error, [error] * len(commands)
+
+    return [
+        Visit(status_of(address, found, seen), answers)
+        for address, (found, answers) in zip(addresses, ask_all(addresses, visit), strict=True)
+    ]
+
+
+def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
+    """Return how each of *nodes* is, in their order, as `visit_all` finds it."""
+    return [visit.status for visit in visit_all(nodes, rules)]
+
+
+def visited(
+    connection: AbstractConnection, rules: Rules, fingerprint: str, commands: Sequence[Command]
+) -> tuple[Standing | Exception, Sequence[Any]]:
+    """Return how a node is, or why it does not vote, and its replies to *commands*."""
+    try:
+        sent = time.monotonic()
+        greeting = greet(connection)
+        if rules.restart_guard:
+            sent = time.monotonic()
+        state, left = enrolment(connection, rules, greeting.run_id, fingerprint)
+        latency = time.monotonic() - sent
+    except (ResponseError, ConfigurationError) as error:  # it may answer the rest
+        return error, replies(connection, *commands)
+    probe, *answers = replies(connection, write_of(rules), *commands)
+    if isinstance(probe, Exception):
+        return takes_no_writes(probe), answers
+    return (
+        greeting,
+        "quarantined" if left else {"enrolled": "up"}.get(state, state),
+        left,
+        latency,
+    ), answers
+
+
+def status_of(address: Address, found: Standing | Exception, seen: set[str]) -> NodeStatus:
+    """Return how a node is by what was *found*; unfit if its server is among those *seen*."""
+    if isinstance(found, Exception):
+        return failed(address.label, found)
+    greeting, state, left, latency = found
+    try:
+        check_distinct(greeting, seen)
+    except Unfit as error:
+        return failed(address.label, error)
+    return NodeStatus(
+        address.label, state, greeting.version, greeting.uptime, left, latency=latency
+    )
+
+
+def failed(label: str, error: Exception) -> NodeStatus:
+    """Return how the node of this *label* is that answered with *error*, or not at all."""
+    state = "unfit" if isinstance(error, Unfit) else "down"
+    return NodeStatus(label, state, problem=without_echo(error) or type(error).__name__)
+
+
+# --- connections ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def connected(address: Address, via: str = "") -> Iterator[AbstractConnection]:
+    """Connect to a node for the body of a ``with``; by one of its network addresses, if given."""
+    connection = address.connection()
+    if via:
+        connection.via = via  # type: ignore[attr-defined]
+    try:
+        connection.connect()
+        yield connection
+    finally:
+        connection.disconnect()
+
+
+def ask_all(addresses: Sequence[Address], ask: Callable[[Address], Answer]) -> list[Answer]:
+    """Return what *ask* returns for each of *addresses*, all of them asked at once."""
+    with ThreadPoolExecutor(max(1, len(addresses)), "redlock-ask") as threads:
+        return list(threads.map(ask, addresses))
+
+
+def ask_fit(address: Address, ask: Callable[[AbstractConnection, Greeting], str]) -> str:
+    """Return what *ask* makes of a node that may be a lock node, or the text of its error."""
+    try:
+        with connected(address) as connection:
+            return ask(connection, greet(connection))
+    except (RedisError, OSError, ConfigurationError) as error:
+        return without_echo(error)
+
+
+# --- enrolment -----------------------------------------------------------------------------
 
 
 def bootstrap(nodes: Sequence[Any], rules: Rules) -> dict[str, str]:
@@ -98,7 +216,7 @@ def bootstrap(nodes: Sequence[Any], rules: Rules) -> dict[str, str]:
         check_distinct(greeting, seen)
         return enrol(connection, rules, greeting.run_id, fingerprint, "bootstrap")[0]
 
-    return {address.label: ask_fit(address, ask, str) for address in addresses}
+    return {address.label: ask_fit(address, ask) for address in addresses}
 
 
 def check_distinct(greeting: Greeting, seen: set[str]) -> None:
@@ -106,35 +224,6 @@ def check_distinct(greeting: Greeting, seen: set[str]) -> None:
     if greeting.run_id in seen:
         raise Unfit("is the same server as another node; every node must be one of its own")
     seen.add(greeting.run_id)
-
-
-def node_statuses(nodes: Sequence[Any], rules: Rules) -> list[NodeStatus]:
-    """
-    Return how each of *nodes* is, in their order; leaves a key for a second on each.
-
-    All are asked at once, so those that are down cost no more time than one of them. Of those that
-    are one server, only the first is fit.
-    """
-    addresses, seen = addresses_of(nodes), set[str]()
-    fingerprint = rules.fingerprint(address.label for address in addresses)
-
-    def ask(connection: AbstractConnection, greeting: Greeting) -> Found | Exception:
-        state, left = enrolment(connection, rules, greeting.run_id, fingerprint)
-        check_writes(connection, rules)
-        return greeting, "quarantined" if left else {"enrolled": "up"}.get(state, state), left
-
-    def status(address: Address, answer: Found | Exception) -> NodeStatus:
-        if isinstance(answer, Exception):
-            return failed(address, answer)
-        greeting, state, left = answer
-        try:
-            check_distinct(greeting, seen)
-        except Unfit as error:
-            return failed(address, error)
-        return NodeStatus(address.label, state, greeting.version, greeting.uptime, left)
-
-    answers = ask_all(addresses, lambda address: ask_fit(address, ask, lambda error: error))
-    return list(map(status, addresses, answers))
 
 
 def enrolment(
@@ -150,92 +239,23 @@ def enrolment(
 def is_voting(connection: AbstractConnection, rules: Rules, fingerprint: str) -> bool:
     """Return whether a node grants locks; not if it will not tell this user."""
     try:
-        return enrolment(connection, rules, greet(connection).run_id, fingerprint) == VOTES
+        found = enrolment(connection, rules, greet(connection).run_id, fingerprint)
     except (ConfigurationError, ResponseError):
         return False
-
-
-def failed(address: Address, error: Exception) -> NodeStatus:
-    """Return how the node at *address* is that answered with *error*, or not at all."""
-    state = "unfit" if isinstance(error, Unfit) else "down"
-    return NodeStatus(address.label, state, problem=str(error) or type(error).__name__)
-
-
-def ask_all(addresses: Sequence[Address], ask: Callable[[Address], Answer]) -> list[Answer]:
-    """Return what *ask* returns for each of *addresses*, all of them asked at once."""
-    with ThreadPoolExecutor(max(1, len(addresses)), "redlock-ask") as threads:
-        return list(threads.map(ask, addresses))
+    return found == ("enrolled", 0.0)
 
 
 def check_writes(connection: AbstractConnection, rules: Rules) -> None:
     """Raise Unfit if a node answers but takes no writes, as with its memory full."""
-    try:
-        exchange(connection, (b"SET", probe_key(rules.prefix), b"1", b"PX", b"1000"))
-    except ResponseError as error:
-        msg = f"takes no writes: {error}"
-        raise Unfit(msg) from error
+    (reply,) = replies(connection, write_of(rules))
+    if isinstance(reply, Exception):
+        raise takes_no_writes(reply)
 
 
-@contextlib.contextmanager
-def connected(address: Address, via: str = "") -> Iterator[AbstractConnection]:
-    """Connect to a node for the body of a ``with``; by one of its network addresses, if given."""
-    connection = address.connection()
-    if via:
-        connection.via = via  # type: ignore[attr-defined]
-    try:
-        connection.connect()
-        yield connection
-    finally:
-        connection.disconnect()
+def write_of(rules: Rules) -> Command:
+    return b"SET", probe_key(rules.prefix), b"1", b"PX", b"1000"
 
 
-def several_servers(addresses: Sequence[Address], longest: float) -> dict[str, list[str]]:
-    """
-    Return which nodes have a name of several servers, label -> where these are.
-
-    They grant one lock to as many clients, each of which has reached another. Who does not answer
-    is left out, and so is a name that nobody knows in time.
-
-    Args:
-        addresses: Of the nodes.
-        longest: How long to wait [s]: nobody bounds how long a name is looked up.
-    """
-    found: dict[str, dict[str, str]] = {address.label: {} for address in addresses}
-    looks = [
-        threading.Thread(
-            target=look_up, args=(one, found[one.label]), name="redlock-look", daemon=True
-        )
-        for one in addresses
-    ]
-    for look in looks:
-        look.start()
-    ends = time.monotonic() + longest
-    for look in looks:
-        look.join(max(0.0, ends - time.monotonic()))
-    several = {label: list(servers.copy().values()) for label, servers in found.items()}
-    return {label: places for label, places in several.items() if len(places) > 1}
-
-
-def look_up(address: Address, found: dict[str, str]) -> None:
-    """Note in *found* the servers that a node's name stands for, run id -> network address."""
-    try:
-        places = address.places()
-    except (OSError, UnicodeError):  # the name is not known
-        places = []
-    for place in places if len(places) > 1 else ():
-        silent = contextlib.suppress(RedisError, OSError, ConfigurationError)
-        with silent, connected(address, place) as connection:
-            found.setdefault(greet(connection).run_id, place)
-
-
-def ask_fit(
-    address: Address,
-    ask: Callable[[AbstractConnection, Greeting], Answer],
-    failed: Callable[[Exception], Answer],
-) -> Answer:
-    """Return what *ask* makes of a node that may be a lock node, or *failed* of its error."""
-    try:
-        with connected(address) as connection:
-            return ask(connection, greet(connection))
-    except (RedisError, OSError, ConfigurationError) as error:
-        return failed(type(error)(without_echo(error)) if ECHO in str(error) else error)
+def takes_no_writes(error: Exception) -> Exception:
+    """Return the *error* of a write as why a node is unfit, if that is what it means."""
+    return Unfit(f"takes no writes: {error}") if isinstance(error, ResponseError) else error

@@ -11,46 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from redis.exceptions import RedisError
+
 from celery_redlock.lock.records import place_name
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.votes import Verdict
-from celery_redlock.reading.one_lock import OneLock, read_locks
-from celery_redlock.reading.stored import LockView
+from celery_redlock.lock.scripts.votes import Verdict
+from celery_redlock.reading.journal import Record, newest_command, newest_of
+from celery_redlock.reading.nodes import NodeStatus, failed, visit_all
+from celery_redlock.reading.one_lock import OneLock
+from celery_redlock.reading.read_script import read_commands, read_replies
+from celery_redlock.reading.stored import StoredLock
 from celery_redlock.reading.waiters import Waiter, in_order
 
-__all__ = ["Place", "Places", "read_places"]
+__all__ = ["Places", "read_lock", "read_places"]
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Place:
-    """
-    One place of a lock name.
-
-    Attributes:
-        lock: What the nodes have of it; its name is the place's own.
-        name: Lock name that it is a place of.
-        number: From 0.
-    """
-
-    lock: OneLock
-    name: str
-    number: int = 0
-
-    @property
-    def holder(self) -> LockView | None:
-        """Who has a majority of the nodes; None for nobody."""
-        most = next(iter(self.lock.views), None)
-        return most if most and most.is_held(len(self.lock.nodes)) else None
-
-    @property
-    def state(self) -> str:
-        """``"held"``, ``"free"``, or ``"unavailable"`` if no quorum could say."""
-        verdict = self.lock.verdict
-        if self.holder is not None or verdict is Verdict.TAKEN:
-            return "held"
-        return "free" if verdict is Verdict.GRANTED else "unavailable"
 
 
 @dataclass(frozen=True)
@@ -60,14 +35,11 @@ class Places:
 
     Attributes:
         all: One at least; by their names, and then by their numbers.
+        records: The newest ones of the journal, oldest first, if they were asked for.
     """
 
-    all: Sequence[Place]
-
-    @classmethod
-    def only(cls, lock: OneLock) -> Places:
-        """Return that *lock* is all there is."""
-        return cls([Place(lock, lock.name)])
+    all: Sequence[OneLock]
+    records: Sequence[Record] = ()
 
     @property
     def names(self) -> list[str]:
@@ -76,7 +48,7 @@ class Places:
 
     @property
     def state(self) -> str:
-        """As of `Place`: held if all places of any name are, free if one of each name is."""
+        """As of `OneLock`: held if all places of any name are, free if one of each name is."""
         found = [[place.state for place in self.of(name)] for name in self.names]
         of_names = [combined(it, if_any="free", if_all="held") for it in found]
         return combined(of_names, if_any="held", if_all="free")
@@ -84,28 +56,28 @@ class Places:
     @property
     def verdict(self) -> Verdict:
         """What a request for the locks would find now, likewise."""
-        found = [[place.lock.verdict for place in self.of(name)] for name in self.names]
+        found = [[place.verdict for place in self.of(name)] for name in self.names]
         of_names = [combined(it, if_any=Verdict.GRANTED, if_all=Verdict.TAKEN) for it in found]
         return combined(of_names, if_any=Verdict.TAKEN, if_all=Verdict.GRANTED)
 
-    def of(self, name: str) -> list[Place]:
+    def of(self, name: str) -> list[OneLock]:
         """Return the places of one lock name."""
         return [place for place in self.all if place.name == name]
 
     def up_to(self, number: int) -> Places:
         """Return those with so small a *number*, and those up to the last that somebody has."""
-        last = max([number, *(place.number for place in self.all if place.lock.views)])
+        last = max([number, *(place.number for place in self.all if place.views)])
         return Places([place for place in self.all if place.number <= last])
 
     @property
     def waiting(self) -> int:
         """How many are known to wait for any of them."""
-        return sum(place.lock.waiting for place in self.all)
+        return sum(place.waiting for place in self.all)
 
     @property
     def waiters(self) -> list[Waiter]:
         """Who waits for any of them as a message or in ``lock_wait``, the oldest first."""
-        return sorted((it for place in self.all for it in place.lock.waiters), key=in_order)
+        return sorted((it for place in self.all for it in place.waiters), key=in_order)
 
 
 def combined(answers: Sequence[T], *, if_any: T, if_all: T) -> T:
@@ -115,15 +87,46 @@ def combined(answers: Sequence[T], *, if_any: T, if_all: T) -> T:
     return next((it for it in answers if it != if_all), if_all)
 
 
-def read_places(nodes: Sequence[Any], rules: Rules, limits: Mapping[str, int]) -> Places:
+def read_lock(nodes: Sequence[Any], rules: Rules, name: str) -> OneLock:
+    """Return what each of *nodes* has of the lock *name*, its first place."""
+    return read_places(nodes, rules, {name: 1}).all[0]
+
+
+def read_places(
+    nodes: Sequence[Any], rules: Rules, limits: Mapping[str, int], records: int = 0
+) -> Places:
     """
-    Return what each of *nodes* has of all places; all are asked at once.
+    Return what each of *nodes* has of all places, in one visit.
 
     Args:
         nodes: As the setting ``redlock_nodes``.
         rules: As all clients have them.
         limits: Each lock name, and how many places it has.
+        records: How many records of the journal are wanted.
     """
     wanted = [(name, number) for name, limit in limits.items() for number in range(limit)]
-    locks = read_locks(nodes, rules, [place_name(name, number) for name, number in wanted])
-    return Places([Place(lock, *of) for lock, of in zip(locks, wanted, strict=True)])
+    reads = read_commands(rules, [place_name(*it) for it in wanted])
+    journal = [newest_command(rules.prefix, records)] if records else []
+    # The journal comes last: one that is too large costs no lock.
+    visits = visit_all(nodes, rules, *reads, *journal)
+    found = [locks_in(status, replies[: len(reads)], len(wanted)) for status, replies in visits]
+    statuses = [status for status, _ in found]
+    places = [
+        OneLock(name, statuses, {it.node: locks[i] for it, locks in found if locks}, number)
+        for i, (name, number) in enumerate(wanted)
+    ]
+    told = [reply for _, replies in visits for reply in replies[len(reads) :]]
+    return Places(places, newest_of(told, records))
+
+
+def locks_in(
+    status: NodeStatus, replies: Sequence[Any], count: int
+) -> tuple[NodeStatus, list[StoredLock]]:
+    """Return how a node is, and so many locks in its *replies*; none if it did not tell."""
+    error = next((reply for reply in replies if isinstance(reply, Exception)), None)
+    if error is None:
+        try:
+            return status, read_replies(replies, count)
+        except RedisError as unread:
+            error = unread
+    return status if status.problem else failed(status.node, error), []

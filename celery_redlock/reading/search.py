@@ -113,7 +113,6 @@ def name_pattern(words: str) -> bytes:
 
 
 def either_case(char: str) -> bytes:
-    """Return a pattern for *char* as a capital letter and as a small one."""
     if not char.isascii():
         return b"*"
     if char.isalpha():

@@ -1,99 +1,34 @@
-"""
-A lock as nodes store it: how it is read, and who holds it by what all of them store.
-
-The only place that reads a lock's keys for operators: `celery_redlock.reading.one_lock` asks for
-one lock, `celery_redlock.reading.all_locks` for all of them, page by page.
-"""
+"""A lock as nodes store it: on each of them, and who holds it by what all of them store."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from celery_redlock.lock.guard import read_as
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import (
-    OWNER_LENGTH,
     PUBLIC_TOKEN_LENGTH,
     TOKEN_LENGTH,
     is_ours,
-    object_in,
     read_holder,
     since_of,
 )
-from celery_redlock.lock.scripting import Script, read_release
-from celery_redlock.reading.waiters import Noted, noted_waiters, oldest_since
+from celery_redlock.reading.waiters import Noted, oldest_since
 
 __all__ = [
-    "READ",
     "LockView",
     "ReservationView",
     "StoredLock",
     "StoredReservation",
     "age_of",
-    "arguments_of_read",
-    "read_stored",
+    "most_waiting",
+    "newest_reservation",
     "renewals_of",
     "reservation_views",
     "views_of",
 ]
-
-#: So many who wait for a lock are looked at in any case [counted].
-FEW = 100
-#: Digits of the largest number that a script of ours writes, and a few more.
-LONGEST_NUMBER = 20
-
-# KEYS locks ; ARGV 1 length of the prefix 'redlock:lock:' without 'lock:' 2 that prefix
-#      3 how many of those who wait are wanted
-# Answers the node's clock, whether it must not vote, and then, per lock: value, rest of its lease,
-# fence, what stands in the reservations of its name, how many wait for it, and of these, if there
-# are many, the oldest that can be told. A key of another type is no lock: it is in nobody's way
-# (MGET passes over it, here and in ACQUIRE).
-READ_LUA = f"""
-local WHO, FEW = {OWNER_LENGTH}, {FEW}
-"""
-READ_LUA += """
-local skip = tonumber(ARGV[1])
-local t = redis.call('TIME')
-local function fields(key)
-  local m = redis.pcall('HMGET', key, 'token', 'info', 'until', 'lock', 'started', 'merged')
-  return not m.err and m[1] and m
-end
-local function waiters(key, line, many)
-  if many <= math.max(FEW, tonumber(ARGV[3])) then
-    local all = redis.pcall('HGETALL', key)
-    return all.err and {} or all
-  end
-  local oldest, found = redis.pcall('ZRANGE', line, '0', string.format('%d', ARGV[3] - 1)), {}
-  for i, one in ipairs(oldest.err and {} or oldest) do
-    local who = string.sub(one, 1, WHO)
-    found[2 * i - 1], found[2 * i] = who, redis.call('HGET', key, who) or ''
-  end
-  return found
-end
-local quarantined = redis.call('EXISTS', ARGV[2] .. 'node:quarantine')
-local names, fences, found = {}, {}, {t[1] * 1000 + math.floor(t[2] / 1000), quarantined}
-for i, key in ipairs(KEYS) do
-  names[i] = string.sub(key, skip + 6)
-  fences[i] = ARGV[2] .. 'fence:' .. names[i]
-end
-local values = redis.call('MGET', unpack(KEYS))
-fences = redis.call('MGET', unpack(fences))
-for i, key in ipairs(KEYS) do
-  local queued, next = ARGV[2] .. 'queued:' .. names[i], ARGV[2] .. 'next:' .. names[i]
-  local is_reserved = redis.call('EXISTS', queued, next) > 0
-  local waiting = ARGV[2] .. 'waiters:' .. names[i]
-  local many = redis.pcall('HLEN', waiting)
-  local some_wait = type(many) == 'number' and many > 0
-  found[i + 2] = {values[i], redis.call('PTTL', key), fences[i],
-    is_reserved and fields(queued), is_reserved and fields(next), some_wait and many or 0,
-    some_wait and waiters(waiting, ARGV[2] .. 'line:' .. names[i], many) or {}}
-end
-return found
-"""
-READ = Script(READ_LUA, read_release, guarded=False)
 
 
 @dataclass(frozen=True)
@@ -204,7 +139,7 @@ class LockView:
         waiting_since: Since when the oldest of them waits [s, Unix time]; None if that is not
             known, as of messages of tasks with ``unique_until``.
         is_foreign: Whether something else than celery-redlock has written the key. Its value is
-            then shown to nobody; `celery_redlock.reading.one_lock.release_seen` does not touch it.
+            then shown to nobody; `celery_redlock.reading.release.release_seen` does not touch it.
     """
 
     name: str
@@ -276,72 +211,6 @@ def age_of(holder: Mapping[str, Any]) -> float | None:
     return None if since is None else max(0.0, time.time() - since)
 
 
-def arguments_of_read(keys: Sequence[bytes], prefix: str, most: int = 1) -> tuple[bytes, ...]:
-    """Return what `READ` is called with for the locks at *keys*, and *most* who wait for each."""
-    begin = f"{prefix}:".encode()
-    return (b"%d" % len(keys), *keys, b"%d" % len(begin), begin, b"%d" % most)
-
-
-def read_stored(reply: Any, count: int) -> list[StoredLock]:
-    """
-    Return the locks in a reply of `READ`, one for each of so many keys.
-
-    Raises:
-        redis.ResponseError: It is no such reply.
-    """
-
-    def read(reply: Any) -> list[StoredLock]:
-        now, quarantined, *locks = reply
-        if len(locks) != count:
-            raise ValueError
-        found = [stored(int(now), fields) for fields in locks]
-        return [one._replace(is_quarantined=True) for one in found] if quarantined else found
-
-    return read_as("locks", read, reply)
-
-
-def stored(now: int, fields: Sequence[Any]) -> StoredLock:
-    """Return what a node stores of a lock, as it tells; *now* is its clock [ms]."""
-    value, ttl, fence, queued, following, many, waiting = fields
-    waiters = noted_waiters(waiting, now / 1000.0)
-    is_all = 2 * int(many) <= len(waiting)
-    if not (value is None or isinstance(value, bytes)):
-        raise TypeError
-    return StoredLock(
-        value,
-        None if ttl == -1 else max(0, ttl) / 1000.0,
-        number(fence) if fence else 0,
-        reservation_in(queued, now, value) if queued else None,
-        reservation_in(following, now, value) if following else None,
-        len(waiters) if is_all else int(many),
-        waiters,
-    )
-
-
-def reservation_in(
-    fields: Sequence[bytes | None], now: int, lock: bytes | None
-) -> StoredReservation | None:
-    """Return the reservation in *fields*, None if it does not stand (any more)."""
-    token, info, until, under, started, merged = (value or b"" for value in fields)
-    left = (number(until) - now) / 1000.0
-    holds = bool(under) and (lock or b"")[:TOKEN_LENGTH] == under
-    if not token or (left <= 0 and not holds):
-        return None
-    return StoredReservation(
-        token,
-        object_in(info),
-        max(0.0, left),
-        is_running=holds or started not in (b"", b"-"),
-        merged=number(merged),
-        has_run=started == b"-",
-    )
-
-
-def number(digits: bytes) -> int:
-    """Return the number in *digits*, 0 if somebody else wrote it."""
-    return int(digits) if digits.isdigit() and len(digits) <= LONGEST_NUMBER else 0
-
-
 def views_of(name: str, locks: Mapping[str, StoredLock]) -> list[LockView]:
     """
     Return who holds the lock *name*, the one on most nodes first.
@@ -354,13 +223,23 @@ def views_of(name: str, locks: Mapping[str, StoredLock]) -> list[LockView]:
     for label, one in locks.items():
         if one.value is not None:
             holders.setdefault(one.value[:TOKEN_LENGTH], {})[label] = one
-    waiting = max((one.waiting for one in locks.values()), default=0)
+    waiting = most_waiting(locks.values())
     since = oldest_since(waiter for one in locks.values() for waiter in one.waiters)
     views = [
         replace(view_of(name, of_one), waiting=waiting, waiting_since=since)
         for of_one in holders.values()
     ]
     return sorted(views, key=lambda view: (-len(view.votes), -len(view.quarantined)))
+
+
+def most_waiting(locks: Iterable[StoredLock]) -> int:
+    """Return how many are known to wait for a lock, by what each node stores of it."""
+    return max((one.waiting for one in locks), default=0)
+
+
+def newest_reservation(found: Iterable[StoredReservation]) -> StoredReservation:
+    """Return the newest of what nodes store of one reservation."""
+    return max(found, key=lambda one: (one.merged, one.left))
 
 
 def reservation_views(name: str, locks: Mapping[str, StoredLock]) -> list[ReservationView]:
@@ -372,7 +251,7 @@ def reservation_views(name: str, locks: Mapping[str, StoredLock]) -> list[Reserv
     return [
         ReservationView(
             name,
-            max((one for _, one in of_one), key=lambda one: (one.merged, one.left)),
+            newest_reservation(one for _, one in of_one),
             [label for label, _ in of_one],
         )
         for of_one in found.values()
@@ -380,7 +259,6 @@ def reservation_views(name: str, locks: Mapping[str, StoredLock]) -> list[Reserv
 
 
 def view_of(name: str, locks: Mapping[str, StoredLock]) -> LockView:
-    """Return the holder whose token all of *locks* store; *locks* by node label."""
     values = list(dict.fromkeys(one.value or b"" for one in locks.values()))
     ttls = [one.ttl for one in locks.values()]
     is_foreign = not is_ours(values[0])

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from celery_redlock.lock.records import encode_info, object_in, record_key
-from celery_redlock.lock.requests import Request
+from celery_redlock.lock.records import encode_info, ms, object_in, record_key
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import Script, ms, read_release, register
+from celery_redlock.lock.scripts.requests import Request
+from celery_redlock.lock.scripts.scripting import Script, read_release, register
 from celery_redlock.reading.holds import HOLD_BOUNDS, Holds
 from celery_redlock.words import number
 
@@ -138,7 +138,6 @@ def read_counts(reply: Sequence[Any]) -> Counts:
 
 
 def natural(value: object) -> int | None:
-    """Return *value* if it is a number that we may have written."""
     is_number = isinstance(value, bytes) and value.isdigit() and len(value) <= DIGITS
     return int(value) if is_number else None  # type: ignore[call-overload]
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
-from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.bounded import begin_exchange
-from celery_redlock.lock.guard import read_as
+from celery_redlock.lock.nodes.address import Address, addresses_of
+from celery_redlock.lock.nodes.guard import read_as, replies
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import ask_all, connected
 from celery_redlock.reading.tally import (
@@ -124,13 +123,11 @@ class TallyReader:
 
 
 def of_all(nodes: Sequence[Mapping[str, Counts]]) -> dict[str, Counts]:
-    """Return what each task did in one hour, of what each node says."""
     tasks = dict.fromkeys(task for node in nodes for task in node)
     return {task: largest(node[task] for node in nodes if task in node) for task in tasks}
 
 
 def hours_on(connection: AbstractConnection, prefix: str, hours: Sequence[int]) -> Hours:
-    """Return what one node says of *hours*."""
     last = b"%d" % (TASKS - 1)
     listed = answers(connection, [(b"ZRANGE", hour_key(prefix, it), b"0", last) for it in hours])
     names = [
@@ -152,21 +149,12 @@ def hours_on(connection: AbstractConnection, prefix: str, hours: Sequence[int]) 
 
 def answers(connection: AbstractConnection, commands: Sequence[Sequence[Any]]) -> list[Any]:
     """Return the replies to *commands*; None where a key is none of ours."""
-    if not commands:
-        return []
-    begin_exchange(connection)
-    connection.send_packed_command(connection.pack_commands(commands))
-    replies: list[Any] = []
-    for _ in commands:
-        try:
-            replies.append(connection.read_response(disable_decoding=True))
-        except ResponseError as error:
-            if not str(error).startswith("WRONGTYPE"):
-                raise
-            replies.append(None)
-    return replies
+    found = replies(connection, *commands) if commands else []
+    for one in found:
+        if isinstance(one, Exception) and not str(one).startswith("WRONGTYPE"):
+            raise RedisError(str(one))
+    return [None if isinstance(one, Exception) else one for one in found]
 
 
 def name_in(member: Any) -> str:
-    """Return the name of a task in a node's list; "" if it is no text."""
     return member.decode(errors="ignore") if isinstance(member, bytes) else ""

@@ -1,8 +1,8 @@
 """
 Who waits for a lock, and since when: what the nodes have of it, in one list.
 
-Each node has a hash per lock of who waits (`celery_redlock.lock.waiting`). Others may have written
-there, too: what is no record of ours is passed over.
+Each node has a hash per lock of who waits (`celery_redlock.lock.waiting.waiting`). Others may have
+written there, too: what is no record of ours is passed over.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from celery_redlock.lock.records import CHANNEL_LENGTH, OWNER_LENGTH, object_in, since_of
-from celery_redlock.lock.waiting import HEARD_FOR, LIMIT_LENGTH, MOMENT_LENGTH, NO_CHANNEL
+from celery_redlock.lock.waiting.waiting import HEARD_FOR, LIMIT_LENGTH, MOMENT_LENGTH, NO_CHANNEL
 
 __all__ = ["Noted", "Waiter", "in_order", "noted_waiters", "oldest_since", "waiters_of"]
 
@@ -24,28 +24,6 @@ RECORD = re.compile(
     % (CHANNEL_LENGTH, LIMIT_LENGTH, MOMENT_LENGTH, MOMENT_LENGTH),
     re.DOTALL,
 )
-
-
-class Noted(NamedTuple):
-    """
-    That somebody waits, as a node has noted it.
-
-    Attributes:
-        who: What it is known by; it is a part of a token, and never shown.
-        info: Description.
-        since: Since when it waits [s, Unix time].
-        heard: When the node last heard of it [likewise].
-        is_reached: Whether a hint can reach its process.
-    """
-
-    who: bytes
-    info: Mapping[str, Any]
-    since: float
-    heard: float
-    is_reached: bool
-
-    def __repr__(self) -> str:
-        return f"<Noted {self.since:.3f}>"
 
 
 @dataclass(frozen=True)
@@ -61,16 +39,34 @@ class Waiter:
         since: Since when it waits [s, Unix time].
     """
 
-    task: str | None = None
-    task_id: str | None = None
-    host: str | None = None
-    pid: int | None = None
-    since: float | None = None
+    task: str | None
+    task_id: str | None
+    host: str | None
+    pid: int | None
+    since: float
 
     @property
-    def age(self) -> float | None:
+    def age(self) -> float:
         """For how long it has waited [s]."""
-        return None if self.since is None else max(0.0, time.time() - self.since)
+        return max(0.0, time.time() - self.since)
+
+
+class Noted(NamedTuple):
+    """
+    That somebody waits, as a node has noted it.
+
+    Attributes:
+        who: What it is known by; it is a part of a token, and never shown.
+        heard: When the node last heard of it [s, Unix time].
+        waiter: What is known of it.
+    """
+
+    who: bytes
+    heard: float
+    waiter: Waiter
+
+    def __repr__(self) -> str:
+        return f"<Noted {self.waiter.since:.3f}>"
 
 
 def noted_waiters(fields: Sequence[bytes], now: float) -> list[Noted]:
@@ -91,12 +87,22 @@ def noted(who: bytes, value: bytes) -> Noted | None:
         return None
     heard, known = int(last) / 1000.0, int(first) / 1000.0
     since = min(heard, max(known, since_of(info) or 0.0))
-    return Noted(who, info, since, heard, channel != NO_CHANNEL.encode())
+    # A hint can reach its process, or nobody knows where it waits.
+    place = info if channel != NO_CHANNEL.encode() else {}
+    pid = place.get("pid")
+    waiter = Waiter(
+        text_in(info, "task"),
+        text_in(info, "task_id"),
+        text_in(place, "host"),
+        pid if type(pid) is int else None,
+        since,
+    )
+    return Noted(who, heard, waiter)
 
 
 def oldest_since(found: Iterable[Noted]) -> float | None:
     """Return since when the oldest waits [s, Unix time]; None if nobody does."""
-    return min((one.since for one in found), default=None)
+    return min((one.waiter.since for one in found), default=None)
 
 
 def waiters_of(found: Iterable[Noted]) -> list[Waiter]:
@@ -104,29 +110,19 @@ def waiters_of(found: Iterable[Noted]) -> list[Waiter]:
     by_who: dict[bytes, list[Noted]] = {}
     for one in found:
         by_who.setdefault(one.who, []).append(one)
-    return sorted(map(waiter, by_who.values()), key=in_order)
+    return sorted(map(merged, by_who.values()), key=in_order)
 
 
-def waiter(found: Sequence[Noted]) -> Waiter:
-    """Return who it is that waits, by what each node has noted of it."""
-    newest = max(found, key=lambda one: one.heard)
-    info = newest.info
-    pid = info.get("pid")
-    return Waiter(
-        text_in(info, "task"),
-        text_in(info, "task_id"),
-        text_in(info, "host") if newest.is_reached else None,
-        pid if newest.is_reached and type(pid) is int else None,
-        min(one.since for one in found),
-    )
+def merged(found: Sequence[Noted]) -> Waiter:
+    newest = max(found, key=lambda one: one.heard).waiter
+    return replace(newest, since=min(one.waiter.since for one in found))
 
 
 def in_order(it: Waiter) -> tuple[Any, ...]:
-    """Return what waiters are sorted by: since when they wait, if that is known."""
-    return it.since is None, it.since or 0.0, it.task or "", it.task_id or ""
+    """Return what waiters are sorted by."""
+    return it.since, it.task or "", it.task_id or ""
 
 
 def text_in(info: Mapping[str, Any], key: str) -> str | None:
-    """Return the text at *key*; None if there is none."""
     value = info.get(key)
     return value if isinstance(value, str) and value else None

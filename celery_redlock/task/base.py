@@ -14,20 +14,20 @@ from celery_redlock.errors import ConfigurationError, LockTaken, QuorumUnavailab
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.nodewatch import WatchNodes
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task.calls import after, call
-from celery_redlock.task.copies import options_of_copy, way_of_copy
-from celery_redlock.task.current import current_lock, running_execution
-from celery_redlock.task.delivery import CELERYS
+from celery_redlock.task.execution.calls import after, call
+from celery_redlock.task.execution.execution import current_lock, running_execution
+from celery_redlock.task.execution.outcome import DeliveryOver, Outcome
+from celery_redlock.task.execution.skip_line import BEAT, TRACER, shorten, without_traceback
+from celery_redlock.task.messages.broker import warn_if_forgetful, warn_if_results_expire
+from celery_redlock.task.messages.copies import options_of_copy, way_of_copy
+from celery_redlock.task.messages.delivery import CELERYS
+from celery_redlock.task.naming.shared import check_shared
+from celery_redlock.task.naming.task_lock import lock_of
 from celery_redlock.task.options import check_declared
-from celery_redlock.task.outcome import DeliveryOver, Outcome
 from celery_redlock.task.overrides import check_bases, check_body, check_request, protect
 from celery_redlock.task.policies import Policy
-from celery_redlock.task.publish import publish
-from celery_redlock.task.redelivery import warn_if_forgetful, warn_if_results_expire
-from celery_redlock.task.result import FreeResultsLater, UniqueResult, result_of
-from celery_redlock.task.shared import check_shared
-from celery_redlock.task.skip_line import BEAT, TRACER, shorten, without_traceback
-from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.publish.publish import publish
+from celery_redlock.task.publish.result import FreeResultsLater, UniqueResult, result_of
 from celery_redlock.worker_start import CheckLocks, NoteDeaths
 
 __all__ = ["RedlockTask", "install", "takes_lock"]
@@ -36,9 +36,9 @@ __all__ = ["RedlockTask", "install", "takes_lock"]
 #: as it imports Celery's worker, which a publisher does without.
 WORKER_STEPS = (CheckLocks, NoteDeaths, WatchNodes, FreeResultsLater)
 CONSUMER_STEPS = (
-    "celery_redlock.task.discarded:NoteDiscards",
-    "celery_redlock.task.forced_ends:NoteRevokes",
-    "celery_redlock.task.wake_tasks:WakeTasks",
+    "celery_redlock.task.worker.discarded:NoteDiscards",
+    "celery_redlock.task.worker.forced_ends:NoteRevokes",
+    "celery_redlock.task.worker.wake_tasks:WakeTasks",
 )
 
 
@@ -79,7 +79,7 @@ class RedlockTask(Task):  # type: ignore[type-arg]  # Task[..., Any] fails at ru
 
     abstract = True
     #: What a worker makes of every delivery; it releases for children that were killed.
-    Request = "celery_redlock.task.forced_ends:RedlockRequest"
+    Request = "celery_redlock.task.worker.forced_ends:RedlockRequest"
 
     lock_key: (
         str
@@ -276,4 +276,4 @@ def _after_task(task: Any = None, state: str | None = None, retval: Any = None, 
 
 # At last, as the first may have tasks to protect at once. Their import is their use.
 import celery_redlock.protect  # noqa: E402
-import celery_redlock.task.discarded  # noqa: E402, F401
+import celery_redlock.task.worker.discarded  # noqa: E402, F401

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_redlock.errors import ConfigurationError, LockKeyError
 from celery_redlock.lock.rules import flag, in_seconds, positive
-from celery_redlock.lock.waiting import MOST_PLACES
+from celery_redlock.lock.waiting.waiting import MOST_PLACES
 from celery_redlock.settings import MODES, PREFIX, Settings, one_of, report_prefix
 from celery_redlock.task.policies import Policy, policy_of
 

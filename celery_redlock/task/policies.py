@@ -1,7 +1,7 @@
 """
 What to do with a task that was not granted its lock, as values.
 
-A policy decides nothing and does nothing by itself: `celery_redlock.task.refused` acts on it.
+What a policy means in a situation: `celery_redlock.task.execution.plan`. It does nothing itself.
 """
 
 from __future__ import annotations

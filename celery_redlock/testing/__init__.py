@@ -15,12 +15,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from celery_redlock.testing.apps import real_servers
     from celery_redlock.testing.asserting import assert_locked
     from celery_redlock.testing.clock import TickedClock
     from celery_redlock.testing.disabled import locks_disabled
     from celery_redlock.testing.faults import MemoryNode
     from celery_redlock.testing.quorum import MemoryQuorum, OtherHolder, memory_quorum
-    from celery_redlock.testing.servers import real_servers
 
 __all__ = [
     "MemoryNode",
@@ -42,7 +42,7 @@ _HOME_OF = {
     "assert_locked": "asserting",
     "locks_disabled": "disabled",
     "memory_quorum": "quorum",
-    "real_servers": "servers",
+    "real_servers": "apps",
 }
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from celery_redlock.lock.held import HeldLock, NotLocked
-from celery_redlock.task.current import current_lock
-from celery_redlock.task.task_lock import names_of
+from celery_redlock.task.execution.execution import current_lock
+from celery_redlock.task.naming.task_lock import names_of
 
 __all__ = ["assert_locked", "name_of"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from celery_redlock.lock import clock
 from celery_redlock.lock.rules import in_seconds
 from celery_redlock.lock.watchdog import Watchdog
-from celery_redlock.task.interrupt import defer_interrupts
+from celery_redlock.task.execution.interrupt import defer_interrupts
 
 __all__ = ["TickedClock", "TickedWatchdog"]
 

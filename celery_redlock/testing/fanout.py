@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.lock.fanout import Fanout
-from celery_redlock.lock.guard import Greeting, enrol
-from celery_redlock.lock.node import Gone, Node
+from celery_redlock.lock.nodes.fanout import Fanout
+from celery_redlock.lock.nodes.guard import Greeting, enrol
+from celery_redlock.lock.nodes.node import Gone, Node
 from celery_redlock.lock.rules import Rules
 from celery_redlock.testing.clock import TickedClock
 from celery_redlock.testing.faults import MemoryNode
@@ -15,7 +15,7 @@ from celery_redlock.testing.wire import MemorySelector, Wire
 
 if TYPE_CHECKING:
     from celery_redlock.events import Notify
-    from celery_redlock.lock.address import Address
+    from celery_redlock.lock.nodes.address import Address
 
 __all__ = ["MemoryFanout"]
 
@@ -109,7 +109,7 @@ class MemoryFanout(Fanout):
 
 
 class MemoryConnector:
-    """Connects at once, in place of `celery_redlock.lock.connector.Connector`."""
+    """Connects at once, in place of `celery_redlock.lock.nodes.connector.Connector`."""
 
     def __init__(self, fanout: MemoryFanout) -> None:
         self._fanout = fanout

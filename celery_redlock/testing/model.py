@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from celery_redlock.lock.scripting import registered
+from celery_redlock.forks import around_fork
+from celery_redlock.lock.scripts.scripting import registered
 from celery_redlock.testing import lua
 from celery_redlock.testing.keyspace import (
     COMMANDS,
@@ -241,7 +241,5 @@ def text_of(word: Any) -> bytes:
     raise Refused("ERR Lua redis lib command arguments must be strings or integers")
 
 
-if hasattr(os, "register_at_fork"):  # a child must not inherit the turn of a thread that it lacks
-    os.register_at_fork(
-        before=_turn.acquire, after_in_parent=_turn.release, after_in_child=_turn.release
-    )
+# A child must not inherit the turn of a thread that it lacks.
+around_fork("nodes in memory", _turn.release, before=_turn.acquire, in_parent=_turn.release)

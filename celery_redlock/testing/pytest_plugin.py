@@ -58,8 +58,8 @@ def redlock_quorum(redlock_app: Any) -> Iterator[MemoryQuorum]:
 
 @pytest.fixture
 def redlock_servers(redlock_app: Any) -> Iterator[list[Any]]:
-    """Five real servers on which the app locks; `celery_redlock.ops.servers.Server` each."""
-    from celery_redlock.testing.servers import real_servers  # noqa: PLC0415  celery and redis
+    """Five real servers on which the app locks; `celery_redlock.testing.servers.Server` each."""
+    from celery_redlock.testing.apps import real_servers  # noqa: PLC0415  celery and redis
 
     with real_servers(redlock_app) as servers:
         yield servers

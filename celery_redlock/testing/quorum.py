@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.events import Observer
-from celery_redlock.lock.address import Address
-from celery_redlock.lock.fanout import Fanout
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.nodes.address import Address
+from celery_redlock.lock.nodes.fanout import Fanout
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.wanted import Wanted
 from celery_redlock.testing.apps import app_on, rules_of
 from celery_redlock.testing.asserting import name_of
 from celery_redlock.testing.clock import TickedClock, TickedWatchdog

@@ -54,7 +54,7 @@ class Wire:
         is_greeting: Whether the client is about to connect; the node answers that at once.
     """
 
-    protocol = 2  # of redis, for `celery_redlock.lock.replies`
+    protocol = 2  # of redis, for `celery_redlock.lock.nodes.replies`
 
     def __init__(self, hear: Hear, clock: TickedClock) -> None:
         self._hear = hear

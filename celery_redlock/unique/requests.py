@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from celery_redlock.lock.records import Keys, encode_info, record_key
-from celery_redlock.lock.requests import Request
+from celery_redlock.lock.records import Keys, encode_info, ms, record_key
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import ms
+from celery_redlock.lock.scripts.requests import Request
 from celery_redlock.unique.scripts import END, RESERVE, START
 
 __all__ = [

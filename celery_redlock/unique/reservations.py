@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from celery_redlock.errors import QuorumUnavailable
 from celery_redlock.events import LockUnavailable, Notify
 from celery_redlock.lock import clock
-from celery_redlock.lock.asks import Ask
-from celery_redlock.lock.client import Client
+from celery_redlock.lock.algorithm.asks import Ask
+from celery_redlock.lock.algorithm.client import Client
 from celery_redlock.lock.driver import Driver
-from celery_redlock.lock.votes import Ballot, VoteKind, has_majority
+from celery_redlock.lock.scripts.votes import Ballot, VoteKind, has_majority
 from celery_redlock.unique.requests import (
     Start,
     Trigger,

@@ -31,11 +31,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_redlock.errors import QuorumUnavailable
-from celery_redlock.lock.asks import Ask, Pause, Tell
-from celery_redlock.lock.client import Client, fresh_token, new_owner
+from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.client import Client, fresh_token, new_owner
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import TOKEN_LENGTH, holder_payload
-from celery_redlock.lock.votes import (
+from celery_redlock.lock.scripts.votes import (
     Ballot,
     Vote,
     VoteKind,

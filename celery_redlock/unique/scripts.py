@@ -19,14 +19,14 @@ Each is a hash with an expiry:
     by       owner of the newest one
 
 A reservation that stands only by its lock ends with it: when a worker is killed, nobody has to
-clear away. Replies are votes, as in `celery_redlock.lock.scripting`.
+clear away. Replies are votes, as in `celery_redlock.lock.scripts.scripting`.
 """
 
 from __future__ import annotations
 
 import enum
 
-from celery_redlock.lock.scripting import (
+from celery_redlock.lock.scripts.scripting import (
     AMOUNT,
     FENCE,
     GUARD,
@@ -38,7 +38,7 @@ from celery_redlock.lock.scripting import (
     register,
     replies,
 )
-from celery_redlock.lock.votes import VoteKind
+from celery_redlock.lock.scripts.votes import VoteKind
 
 __all__ = ["END", "RESERVE", "START", "ReservationVote"]
 

@@ -25,7 +25,7 @@ import redis
 from celery_redlock import RedlockTask
 from celery_redlock.beat.slot_records import Claim, Slots
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task.slot import Slot
+from celery_redlock.task.messages.slot import Slot
 from support.beats import last_slots, published, stage_beat, stopped_between_slots
 from support.events import body, now, overlaps, read, record
 from support.stage import stage

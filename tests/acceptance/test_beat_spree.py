@@ -31,7 +31,7 @@ from celery import Task, signals
 from celery_redlock import RedlockTask
 from celery_redlock.beat.slot_records import Claimed, Slots, SlotState
 from celery_redlock.lock.held import HeldLock
-from celery_redlock.ops.servers import Server
+from celery_redlock.testing.servers import Server
 from support.beats import Beat, Published, published, stage_beat, stopped_between_slots
 from support.stage import Stage, stage
 from support.waiting import eventually

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 
@@ -78,7 +79,7 @@ def test_status_says_that_all_is_well(redis_nodes, redlock):
         (line,) = [
             line for line in out.splitlines() if line.startswith(f"127.0.0.1:{node.port}/0 ")
         ]
-        assert " up " in line
+        assert re.search(r" up +[0-9.]+ ms ", line)
     assert "Quorum: yes. 3 of 3 nodes can vote, 2 are needed." in out
 
 
@@ -103,6 +104,8 @@ def test_status_tells_the_states_apart(redis_nodes, redlock):
     assert "refused" in down["problem"].lower()
     assert 0 < quarantined["quarantine"] <= RULES.quarantine
     assert rest[0]["version"]
+    assert down["latency"] is None
+    assert all(0 < node["latency"] < 5.0 for node in (quarantined, unmarked, *rest))
     code, out, _ = redlock(nodes, "status")
     assert code == 0
     assert " s left" in out

@@ -1,4 +1,4 @@
-"""`why`, `release`, `doctor`, `tail`, `bench` and a long `ls`, as an operator types them."""
+"""`why`, `release`, `doctor`, `tail` and a long `ls`, as an operator types them."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_what_scripts_read_stays_what_it_is(line, nodes):
     token = token_of(line, nodes)
     status = plain(line, nodes, "status")
     assert set(status) == {"quorum", "voting", "needed", "nodes"}
-    node = {"node", "state", "version", "uptime", "quarantine", "problem"}
+    node = {"node", "state", "latency", "version", "uptime", "quarantine", "problem"}
     assert set(status["nodes"][0]) == node
     listed = plain(line, nodes, "ls")
     assert set(listed) == {"locks", "down", "complete"}
@@ -188,11 +188,6 @@ def test_what_scripts_read_stays_what_it_is(line, nodes):
     assert set(why["another_call"]) == {"meets", "publish", "run"}
     found = plain(line, nodes, "doctor")
     assert set(found) == {"well", "errors", "warnings", "notes", "findings"}
-    measured = plain(line, nodes, "bench", "--seconds", "0.3")
-    about = {"lock", "cycles_per_second", "failed", "fence_expires", "nodes"}
-    assert set(measured) == about | {"cycle", "acquire", "release", "refused"}
-    assert set(measured["cycle"]) == {"count", "p50", "p99"}
-    assert set(measured["nodes"][0]) == {"node", "p50", "p99", "problem"}
     refused = plain(line, nodes, "bootstrap", expected=1)
     assert set(refused) == {"refused", "live_locks", "down"}
     assert set(refused["live_locks"][0]) == LOCK
@@ -236,7 +231,7 @@ def wait_for_nightly(node, task_id, since):
 
 
 def test_who_waits_is_told_the_oldest_first(line, nodes):
-    """By `why` with names and times, by `ls` and `top` with a number; no token is shown."""
+    """By `why` with names and times, by `ls` with a number; no token is shown."""
     hold(line, nodes)
     assert "Waiting" not in line.redlock(nodes, "why", "shop.nap")[1]
     # Half an hour has to pass before these are told in other words.
@@ -251,11 +246,10 @@ def test_who_waits_is_told_the_oldest_first(line, nodes):
     _, out, _ = line.redlock(nodes, "why", "shop.nap")
     assert "Waiting: 2, the first for 2 d 2 h" in out
     assert re.search(r"(?s)2 d 2 h +a .*1 d 2 h +b ", out), out
-    for words in (("ls",), ("top",)):
-        _, out, _ = line.redlock(nodes, *words)
-        assert "OLDEST" in out
-        assert "2 d 2 h" in out
-        assert "b" * 8 not in out
+    _, out, _ = line.redlock(nodes, "ls")
+    assert "OLDEST" in out
+    assert "2 d 2 h" in out
+    assert "b" * 8 not in out
     (lock,) = plain(line, nodes, "ls")["locks"]
     assert lock["waiting_since"] == why["waiting_since"]
 
@@ -598,39 +592,6 @@ def test_a_reader_that_leaves_is_no_error(line, nodes, words):
     assert (process.returncode, process.stderr.read()) == (0, "")
 
 
-# -- bench ---------------------------------------------------------------------------------
-
-
-def test_bench_measures_and_leaves_nothing_but_a_fence(line, nodes):
-    """Grants, releases and refusals were timed; one fencing number expires by itself."""
-    names = set()
-
-    def are_measured():
-        code, out, err = line.redlock(nodes, "bench", "--seconds", "1")
-        assert (code, err) == (0, "")
-        (name,) = re.findall(r"Written: the lock '(bench:[0-9a-f]{8})'", out)
-        names.add(f"redlock:fence:{name}".encode())
-        return out.count(" ms") >= 6 + 2 * 4
-
-    eventually(are_measured, "at least one of each", timeout=100)  # a stall may take all the time
-    for node in nodes:
-        eventually(lambda node=node: not do(node, "KEYS", "redlock:lock:*"), "release")
-        fences = do(node, "KEYS", "redlock:fence:*")
-        assert set(fences) <= names
-        assert all(do(node, "PTTL", key) > 0 for key in fences)
-        assert not do(node, "EXISTS", "redlock:journal")
-
-
-def test_bench_without_a_quorum(line, nodes):
-    """It says so, and ends at once; exit code 1."""
-    nodes[0].kill()
-    nodes[1].kill()
-    told = plain(line, nodes, "bench", "--seconds", "30", expected=1)
-    assert told["cycle"] == {"count": 0, "p50": None, "p99": None}
-    assert told["failed"] > 0
-    assert [bool(node["problem"]) for node in told["nodes"]] == [True, True, False]
-
-
 # -- ls of very many -----------------------------------------------------------------------
 
 
@@ -779,14 +740,6 @@ def test_a_terminal_gets_colours(line, nodes):
     assert COLOUR.search(on_a_terminal(line, nodes, "why", "--name", "x"))
 
 
-def test_without_rich_top_is_one_snapshot(line, nodes):
-    """It is an extra; how to get it is said."""
-    (line.folder / "rich.py").write_text("raise ImportError('not installed')")
-    told = on_a_terminal(line, nodes, "top", NO_COLOR="1")
-    assert told.count(" up") == 3
-    assert 'Live with: pip install "celery-redlock[cli]"' in told
-
-
 def test_control_characters_of_others_do_not_reach_the_terminal(line, nodes):
     """What is in a key or a value may be anybody's."""
     evil = "\x1b]0;pwned\x07\r\n\x1b[31m"
@@ -836,7 +789,6 @@ def test_secrets_are_told_nobody(line, redis_nodes):
         ["tail", "--no-follow"],
         ["report"],
         ["report", "--json"],
-        ["bench", "--seconds", "0.2"],
         ["bootstrap"],
         ["release", name, "--token", "0" * 8, "--yes"],
         ["release", name, "--token", token, "--yes", "--json"],
@@ -846,7 +798,7 @@ def test_secrets_are_told_nobody(line, redis_nodes):
         _, out, err = line.redlock(wrong, *words)
         assert "Traceback" not in err
         seen += out + err
-    for words in (["status"], ["ls"], ["why", "--name", name], ["doctor"], ["bench"]):
+    for words in (["status"], ["ls"], ["why", "--name", name], ["doctor"]):
         for given in (wrong, [*right, right[0]]):
             _, out, err = line.redlock(given, *words, "--json")
             seen += out + err
@@ -856,8 +808,8 @@ def test_secrets_are_told_nobody(line, redis_nodes):
 
 
 COMMANDS = (
-    *("status", "ls", "top", "why", "release", "report"),
-    *("doctor", "tail", "bench", "bootstrap", "web"),
+    *("status", "ls", "why", "release", "report"),
+    *("doctor", "tail", "bootstrap", "web"),
 )
 
 

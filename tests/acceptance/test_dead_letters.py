@@ -14,7 +14,7 @@ from celery import Task
 from kombu import Exchange, Queue
 
 from celery_redlock import RedlockTask
-from celery_redlock.task import outcome
+from celery_redlock.task.execution import outcome
 from support.events import body, read
 from support.stage import stage
 from support.waiting import eventually

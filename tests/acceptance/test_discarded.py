@@ -26,7 +26,7 @@ def declare(app):
     if "OLD" not in os.environ:
         app.task(name="new", **ours)(job)
     if "BROKEN" in os.environ:
-        from celery_redlock.task import discarded
+        from celery_redlock.task.worker import discarded
 
         discarded.end_reservation_of = lambda app, message: None
 

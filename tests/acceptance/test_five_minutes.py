@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_redlock.ops.servers import Server
+from celery_redlock.testing.ports import free_port
 from support.console import PATIENCE_WITH_NODES
 from support.pages import blocks_of, commands_of
 from support.waiting import eventually
@@ -44,7 +44,7 @@ def typed():
 @pytest.fixture
 def terminals(tmp_path):
     """Run a command as a stranger does, at ports of this test: ``terminals(command)``."""
-    ports = [Server().port for _ in range(2)]
+    ports = [free_port() for _ in range(2)]
     nodes = ",".join(f"redis://127.0.0.1:{ports[1] + n}/0" for n in range(5))
     env = {
         **os.environ,

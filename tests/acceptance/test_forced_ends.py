@@ -80,7 +80,7 @@ def switch_off(protection):
         return
     from celery.worker.request import Request
 
-    from celery_redlock.task import forced_ends, lost_child
+    from celery_redlock.task.worker import forced_ends, lost_child
 
     if protection == "release for the dead":
         for method in ("on_failure", "terminate", "cancel"):

@@ -19,7 +19,7 @@ from celery.utils import uuid
 
 from celery_redlock import RedlockTask
 from celery_redlock.lock.records import place_name
-from celery_redlock.task import waiting
+from celery_redlock.task.messages import waiting
 from support.events import body, now, read
 from support.stage import LASTING, stage
 from support.waiting import eventually

@@ -35,7 +35,7 @@ import redis
 from celery import Task
 
 from celery_redlock import RedlockTask, Reschedule, current_lock
-from celery_redlock.lock.waiting import HEARD_FOR
+from celery_redlock.lock.waiting.waiting import HEARD_FOR
 from support.broker_record import BrokerRecord
 from support.events import bodies, body, overlaps, read, record
 from support.stage import stage

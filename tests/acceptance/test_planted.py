@@ -141,7 +141,9 @@ def test_status(planted):
     assert (down["state"], quarantined["state"]) == ("down", "quarantined")
     assert [node["state"] for node in up] == ["up"] * 3
     assert 0 < quarantined["quarantine"] < 1.1 * MAX_TTL
-    assert set(down) == {"node", "state", "version", "uptime", "quarantine", "problem"}
+    told_of_each = {"node", "state", "version", "uptime", "quarantine", "problem", "latency"}
+    assert set(down) == told_of_each
+    assert down["latency"] is None
 
 
 def test_ls(planted):

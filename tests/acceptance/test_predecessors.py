@@ -81,8 +81,8 @@ def declare_successors(app, options):
 
 def release_late_and_know_nobody():
     """Release when Celery is through with the task, and take every holder for a stranger."""
-    from celery_redlock.task.delivery import Delivery
-    from celery_redlock.task.execution import Execution
+    from celery_redlock.task.execution.execution import Execution
+    from celery_redlock.task.messages.delivery import Delivery
 
     end, completed = Execution.end, Execution.completed
 

@@ -22,9 +22,10 @@ from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 
 from celery_redlock import LockTaken, Queue, RedlockTask
-from celery_redlock.lock.room import Room
-from celery_redlock.task import waiting, waiting_room
-from celery_redlock.task.envelope import Envelope, fresh_publish_id
+from celery_redlock.lock.waiting.room import Room
+from celery_redlock.task.messages import waiting
+from celery_redlock.task.messages.envelope import Envelope, fresh_publish_id
+from celery_redlock.task.worker import waiting_room
 from support.events import body, overlaps, read
 from support.stage import LASTING, stage
 from support.waiting import eventually

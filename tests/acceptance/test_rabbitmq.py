@@ -23,9 +23,9 @@ from celery.exceptions import Ignore, TaskRevokedError
 from celery.exceptions import TimeoutError as NotReady
 
 from celery_redlock import LockTaken, RedlockTask, Reschedule, Retry
-from celery_redlock.task import waiting
-from celery_redlock.task.envelope import Envelope, fresh_publish_id
-from celery_redlock.task.redelivery import sure_producer
+from celery_redlock.task.execution.requeue import sure_producer
+from celery_redlock.task.messages import waiting
+from celery_redlock.task.messages.envelope import Envelope, fresh_publish_id
 from support.events import body, now, overlaps, read
 from support.rabbitmq import Depth
 from support.stage import LASTING, stage

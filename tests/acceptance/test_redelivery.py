@@ -81,13 +81,16 @@ def let_celery_tell(sender, **_):
 
 def set_aside_for_long():
     """Let copies wait longer than the broker waits for them."""
-    from celery_redlock.task import queueing, redelivery
+    from celery_redlock.task.execution import refused, requeue
 
-    redelivery.longest_countdown = lambda app: math.inf
-    requeue = queueing.requeue
-    queueing.requeue = lambda task, request, envelope, _after, **how: requeue(
-        task, request, envelope, int(VISIBILITY) + 2, **how
-    )
+    requeue.longest_countdown = lambda app: math.inf
+    publish = refused.requeue
+
+    def publish_late(claim, envelope, after, **how):
+        is_put_off = how["reason"] == "rescheduled"
+        return publish(claim, envelope, after if is_put_off else int(VISIBILITY) + 2, **how)
+
+    refused.requeue = publish_late
 
 
 def die_while_storing(app):
@@ -118,8 +121,8 @@ def end_while_storing(app):
 
 def make_identities_up():
     """Give each copy an identity of its own, whatever its message had."""
-    from celery_redlock.task.delivery import Delivery
-    from celery_redlock.task.envelope import fresh_publish_id
+    from celery_redlock.task.messages.delivery import Delivery
+    from celery_redlock.task.messages.envelope import fresh_publish_id
 
     def made_up(self):
         return self.envelope._replace(publish_id=fresh_publish_id())

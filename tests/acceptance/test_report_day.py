@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from celery_redlock import RedlockTask
 from celery_redlock.ops.cli import redlock
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task.envelope import Envelope, fresh_publish_id
+from celery_redlock.task.messages.envelope import Envelope, fresh_publish_id
 from support.events import body, overlaps, read
 from support.stage import LASTING, stage
 from support.waiting import eventually

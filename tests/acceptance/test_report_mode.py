@@ -17,7 +17,7 @@ import pytest
 
 from celery_redlock import RedlockTask, current_lock
 from celery_redlock.lock.held import NotLocked
-from celery_redlock.task.envelope import Envelope, fresh_publish_id
+from celery_redlock.task.messages.envelope import Envelope, fresh_publish_id
 from support.events import body, overlaps, read, record
 from support.stage import LASTING, stage
 from support.waiting import eventually

@@ -14,7 +14,8 @@ import sys
 import pytest
 import redis
 
-from celery_redlock.ops.servers import Server
+from celery_redlock.testing.ports import free_port
+from celery_redlock.testing.servers import Server
 from support.waiting import eventually
 
 SERVE = [sys.executable, "-m", "celery_redlock", "servers"]
@@ -24,7 +25,7 @@ SERVE = [sys.executable, "-m", "celery_redlock", "servers"]
 def ports():
     """Three ports in a row that are free, and a fourth."""
     while True:
-        first = Server().port
+        first = free_port()
         if all(is_free(port) for port in range(first, first + 4)):
             return first
 

@@ -19,8 +19,8 @@ from celery import Celery, chain, chord, group
 
 from celery_redlock import QuorumUnavailable
 from celery_redlock.lock.rules import Rules
-from celery_redlock.ops.servers import servers
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.testing.servers import servers
 from support import events as recording
 from support.clients import let_go
 from support.versions import CELERY

@@ -103,7 +103,7 @@ def let_any_token_end_a_marker():
 
 def let_the_parent_end_nothing():
     """Let the main process of a worker say nothing of what it revokes or loses."""
-    from celery_redlock.task.forced_ends import RedlockRequest
+    from celery_redlock.task.worker.forced_ends import RedlockRequest
 
     RedlockRequest.leave_queue = lambda self, outcome: None
     lost_child = RedlockRequest.lost_child

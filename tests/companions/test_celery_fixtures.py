@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from celery_redlock.ops.servers import servers
+from celery_redlock.testing.servers import servers
 
 SUITE = textwrap.dedent(
     """

@@ -11,8 +11,8 @@ import pytest
 from celery.schedules import crontab
 
 from celery_redlock import RedlockTask
-from celery_redlock.lock.wanted import Wanted
-from celery_redlock.task.slot import Slot
+from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.task.messages.slot import Slot
 from companions.test_sentry import begin
 from support.beats import stage_beat
 from support.stage import stage

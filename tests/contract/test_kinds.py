@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from celery_redlock.ops.servers import find_binary
+from celery_redlock.testing.servers import find_binary
 
 
 @pytest.mark.parametrize("kind", ["valkey", "redis"])

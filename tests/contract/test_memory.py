@@ -35,11 +35,12 @@ from celery_redlock.beat.slot_records import (
     settle_request,
     withdraw_request,
 )
-from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.records import Keys, line_key, place_name
-from celery_redlock.lock.requests import Marker as RunMarker
-from celery_redlock.lock.requests import (
+from celery_redlock.lock.nodes.guard import boot_marker
+from celery_redlock.lock.records import Keys, line_key, ms, place_name
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts.requests import Marker as RunMarker
+from celery_redlock.lock.scripts.requests import (
     acquire_request,
     inspect_request,
     mark_request,
@@ -47,13 +48,11 @@ from celery_redlock.lock.requests import (
     release_request,
     renew_request,
 )
-from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import ms, registered
-from celery_redlock.lock.scripts import ENROL
-from celery_redlock.lock.waiting import InLine, leave_request, wait_request, waiters_key
-from celery_redlock.reading.all_locks import ABSENT
+from celery_redlock.lock.scripts.scripting import registered
+from celery_redlock.lock.scripts.scripts import ENROL
+from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_request, waiters_key
 from celery_redlock.reading.journal import record_request
-from celery_redlock.reading.stored import READ
+from celery_redlock.reading.read_script import EXPIRIES, READ
 from celery_redlock.testing.keyspace import COMMANDS
 from celery_redlock.testing.model import NodeModel
 from celery_redlock.unique.requests import (
@@ -150,7 +149,7 @@ def both(client):
 
 def test_the_commands_are_those_that_the_scripts_call():
     """Not one more: whoever writes a script that calls another finds out in memory."""
-    source = b"".join(script.source for script in (*registered(), READ, ABSENT))
+    source = b"".join(script.source for script in (*registered(), READ, EXPIRIES))
     assert set(re.findall(rb"redis\.p?call\('(\w+)'", source)) == set(COMMANDS)
     assert set(re.findall(rb"redis\.(\w+)", source)) == {b"call", b"pcall"}
 
@@ -387,7 +386,7 @@ BY_HAND = st.one_of(
     st.tuples(st.just(b"DEL"), some([*KEYS, *reservation_keys(RULES, NAME)])),
     some([(b"FLUSHALL",), (b"SCRIPT", b"FLUSH")]),
 )
-LIVE = some([READ, ABSENT])
+LIVE = some([READ, EXPIRIES])
 
 
 def words_of(request):

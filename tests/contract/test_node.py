@@ -21,19 +21,21 @@ from redis.utils import HIREDIS_AVAILABLE
 
 from celery_redlock import RedlockTask, events
 from celery_redlock.errors import ConfigurationError, LockTaken, QuorumUnavailable
-from celery_redlock.lock import clock, guard, requests
-from celery_redlock.lock import node as node_module
-from celery_redlock.lock.address import address_of
-from celery_redlock.lock.call import Call
+from celery_redlock.lock import clock
+from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.node import Gone, Node
-from celery_redlock.lock.outcomes import ReleaseOutcome
+from celery_redlock.lock.nodes import guard
+from celery_redlock.lock.nodes import node as node_module
+from celery_redlock.lock.nodes.address import address_of
+from celery_redlock.lock.nodes.call import Call
+from celery_redlock.lock.nodes.node import Gone, Node
 from celery_redlock.lock.records import line_key, marker_key
 from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.votes import VoteKind
-from celery_redlock.lock.waiting import InLine, leave_request, wait_request, waiters_key
+from celery_redlock.lock.scripts import requests
+from celery_redlock.lock.scripts.requests import Marker
+from celery_redlock.lock.scripts.votes import VoteKind
+from celery_redlock.lock.waiting.waiting import InLine, leave_request, wait_request, waiters_key
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check

@@ -15,9 +15,9 @@ from redis.exceptions import BusyLoadingError, NoScriptError, ReadOnlyError, Red
 from redis.exceptions import ConnectionError as Lost
 from redis.utils import HIREDIS_AVAILABLE
 
-from celery_redlock.lock import replies
-from celery_redlock.lock.bounded import BoundedSocket
-from celery_redlock.lock.replies import replies_of
+from celery_redlock.lock.nodes import replies
+from celery_redlock.lock.nodes.bounded import BoundedSocket
+from celery_redlock.lock.nodes.replies import replies_of
 
 NEEDS_HIREDIS = pytest.mark.skipif(not HIREDIS_AVAILABLE, reason="hiredis is not installed")
 PARSERS = [

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from celery_redlock.lock.guard import boot_marker
+from celery_redlock.lock.nodes.guard import boot_marker
 from celery_redlock.lock.records import Keys, marker_key
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import BOOT_RETENTION, NO_VOTE
-from celery_redlock.lock.votes import VoteKind
+from celery_redlock.lock.scripts.scripting import BOOT_RETENTION, NO_VOTE
+from celery_redlock.lock.scripts.votes import VoteKind
 from celery_redlock.unique.requests import (
     AS_IT_IS,
     OVER,

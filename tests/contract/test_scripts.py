@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 import redis
 
-from celery_redlock.lock import requests
-from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.records import Keys, marker_key, shorten
-from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.nodes.guard import boot_marker
+from celery_redlock.lock.records import Keys, marker_key, ms, shorten
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import BOOT_RETENTION, NO_VOTE, ms
-from celery_redlock.lock.scripts import ENROL
-from celery_redlock.lock.votes import VoteKind
+from celery_redlock.lock.scripts import requests
+from celery_redlock.lock.scripts.requests import Marker
+from celery_redlock.lock.scripts.scripting import BOOT_RETENTION, NO_VOTE
+from celery_redlock.lock.scripts.scripts import ENROL
+from celery_redlock.lock.scripts.votes import VoteKind
 from support.script_bench import ScriptBench
 from support.waiting import eventually
 

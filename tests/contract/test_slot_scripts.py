@@ -15,11 +15,11 @@ from celery_redlock.beat.slot_records import (
     withdraw_request,
 )
 from celery_redlock.beat.slot_scripts import SlotVote
-from celery_redlock.lock.guard import boot_marker
+from celery_redlock.lock.nodes.guard import boot_marker
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import BOOT_RETENTION, NO_VOTE
-from celery_redlock.lock.votes import VoteKind
+from celery_redlock.lock.scripts.scripting import BOOT_RETENTION, NO_VOTE
+from celery_redlock.lock.scripts.votes import VoteKind
 from support.script_bench import ScriptBench
 from support.waiting import eventually
 

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_redlock.lock import requests
-from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.nodes.guard import boot_marker
 from celery_redlock.lock.records import (
     RELEASE_LENGTH,
     Keys,
@@ -17,11 +16,12 @@ from celery_redlock.lock.records import (
     marker_key,
     place_name,
 )
-from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import MOST_PASSED
-from celery_redlock.lock.votes import VoteKind
-from celery_redlock.lock.waiting import (
+from celery_redlock.lock.scripts import requests
+from celery_redlock.lock.scripts.requests import Marker
+from celery_redlock.lock.scripts.scripts import MOST_PASSED
+from celery_redlock.lock.scripts.votes import VoteKind
+from celery_redlock.lock.waiting.waiting import (
     HEARD_FOR,
     MOST_PLACES,
     InLine,

@@ -17,14 +17,15 @@ from collections.abc import Callable, Generator
 from functools import cache
 from typing import NamedTuple
 
-from celery_redlock.lock.asks import Ask
-from celery_redlock.lock.attempt import CONFIRM_ROUNDS, Attempt
-from celery_redlock.lock.call import Call
-from celery_redlock.lock.client import Client
+from celery_redlock.lock.algorithm.asks import Ask
+from celery_redlock.lock.algorithm.attempt import CONFIRM_ROUNDS, Attempt
+from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.renewal import Renewal
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.lease import Lease, quorum, valid_until
-from celery_redlock.lock.renewal import Renewal
+from celery_redlock.lock.nodes.call import Call
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.votes import (
+from celery_redlock.lock.scripts.votes import (
     Ballot,
     Verdict,
     Vote,
@@ -33,7 +34,6 @@ from celery_redlock.lock.votes import (
     count,
     judge,
 )
-from celery_redlock.lock.wanted import Wanted
 from exploration.nodes import DEAD, LOST, NOTHING, QUARANTINED, REFUSED, WAITING, Off
 
 __all__ = ["CLIENT_GUARDS", "Move", "acquired", "confirmed", "forget", "renewed", "withdrawn"]

@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement, permutations, product
 
 import pytest
 
-from celery_redlock.lock import attempt
+from celery_redlock.lock.algorithm import attempt
 from exploration import decisions
 from exploration.decisions import (
     CONFIRM_ROUNDS,

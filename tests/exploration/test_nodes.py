@@ -6,12 +6,12 @@ from itertools import product
 
 import pytest
 
-from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.nodes.guard import boot_marker
 from celery_redlock.lock.records import TOKEN_LENGTH, Keys
-from celery_redlock.lock.requests import acquire_request, renew_request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.votes import VoteKind
+from celery_redlock.lock.scripts.requests import acquire_request, renew_request
+from celery_redlock.lock.scripts.votes import VoteKind
 from exploration.nodes import (
     NOBODY,
     QUARANTINED,

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from celery_redlock import RedlockTask
-from celery_redlock.ops import demo
 from celery_redlock.ops.cli import redlock
-from celery_redlock.ops.cli.bench import Times
 from celery_redlock.ops.cli.group import COMMANDS
+from celery_redlock.ops.demo import story
 from celery_redlock.ops.main import main
 from celery_redlock.ops.web import command
 from celery_redlock.plugin import plugin_for
@@ -34,11 +33,10 @@ WORDS = (
             "--lines",
             "-n",
             "--no-follow",
+            "--watch",
         ]
     )
-    | st.sampled_from(
-        ["--help", "--task", "--lock", "--event", "--seconds", "--port", "--host", "--allow-host"]
-    )
+    | st.sampled_from(["--help", "--task", "--lock", "--event", "--port", "--host", "--allow-host"])
     | st.sampled_from(
         ["shop.bill", "shop.bil", "celery.chord", "[1]", '{"x": 1}', "[", "{}", "[[[[", "NaN", "*["]
     )
@@ -70,10 +68,9 @@ def app(shared_nodes):
 
 @pytest.fixture
 def harmless(monkeypatch):
-    """Have nothing served, nothing measured for long, and no demo run."""
+    """Have nothing served, and no demo run."""
     monkeypatch.setattr(command, "serve", lambda *_: None)
-    monkeypatch.setattr("celery_redlock.ops.cli.bench.measure", lambda *_: Times())
-    monkeypatch.setattr(demo, "run", lambda *_, **__: 0)
+    monkeypatch.setattr(story, "run", lambda *_, **__: 0)
 
 
 def assert_ends_well(group, words, context=None):

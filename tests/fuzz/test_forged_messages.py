@@ -17,8 +17,8 @@ from celery.utils import uuid
 from kombu.utils.json import dumps
 
 from celery_redlock import RedlockTask
-from celery_redlock.task import calls
-from celery_redlock.task.envelope import HEADER, PARSERS, Envelope
+from celery_redlock.task.execution import calls
+from celery_redlock.task.messages.envelope import HEADER, PARSERS, Envelope
 from support.events import body, overlaps, read
 from support.stage import stage
 from support.waiting import eventually

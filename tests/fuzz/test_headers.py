@@ -26,16 +26,17 @@ from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.records import Keys, line_key
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import LEAVE, WAIT
+from celery_redlock.lock.waiting.waiting import LEAVE, WAIT
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task import calls, waiting_room
-from celery_redlock.task.delivery import Delivery, execution_id, hide
-from celery_redlock.task.envelope import PARSERS, Envelope
-from celery_redlock.task.forced_ends import RedlockRequest
-from celery_redlock.task.redelivery import headers_of
-from celery_redlock.task.reservation import Reservation
-from celery_redlock.task.waiting import LONGEST_BY_ITSELF, Waiting, Wakes
-from celery_redlock.task.waiting_room import room_of
+from celery_redlock.task.execution import calls
+from celery_redlock.task.execution.requeue import headers_of
+from celery_redlock.task.messages.delivery import Delivery, execution_id, hide
+from celery_redlock.task.messages.envelope import PARSERS, Envelope
+from celery_redlock.task.messages.reservation import Reservation
+from celery_redlock.task.messages.waiting import LONGEST_BY_ITSELF, Waiting, Wakes
+from celery_redlock.task.worker import waiting_room
+from celery_redlock.task.worker.forced_ends import RedlockRequest
+from celery_redlock.task.worker.waiting_room import room_of
 from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import Started
 from fuzz.hostile import JSON, TEXTS
@@ -321,7 +322,7 @@ def test_a_forged_message_of_a_free_lock_runs_as_any(stand, forged):
 def test_a_worker_that_believes_a_header_is_seen(stand, monkeypatch):
     """The twins: the owner, the right to run, and the marker, each as the message says."""
     monkeypatch.setattr(
-        "celery_redlock.task.forced_ends.mint_owner",
+        "celery_redlock.task.worker.forced_ends.mint_owner",
         lambda request: request.setdefault("redlock_owner", OWNER),
     )
     with pytest.raises(AssertionError):

@@ -14,8 +14,8 @@ from celery_redlock.beat.slot_records import slot_key
 from celery_redlock.lock.records import Keys, marker_key, probe_key
 from celery_redlock.lock.rules import LONGEST_PREFIX, Rules
 from celery_redlock.reading.journal import journal_key
-from celery_redlock.task import template
-from celery_redlock.task.keys import LockName
+from celery_redlock.task.naming import template
+from celery_redlock.task.naming.keys import LockName
 from celery_redlock.unique.requests import reservation_keys
 from fuzz.hostile import ACTING, JSON, TEXTS
 

@@ -25,8 +25,9 @@ from celery_redlock.reading.journal import read_record
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
 from celery_redlock.reading.places import Places
+from celery_redlock.reading.read_script import stored
 from celery_redlock.reading.search import find_locks
-from celery_redlock.reading.stored import reservation_views, stored, views_of
+from celery_redlock.reading.stored import reservation_views, views_of
 from celery_redlock.reading.tally_reader import Tallies
 from celery_redlock.settings import Settings
 from fuzz.hostile import ACTING, JSON, TEXTS, in_json
@@ -67,7 +68,7 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
     def explain(self, name, search):
         """Return what is known of the lock, and what happened to it that fits *search*."""
         lock = OneLock(name, self.nodes, self.stored.get(name, {}))
-        return explained(None, Places.only(lock), filter(search.has_record, self.happened)), 0.1
+        return explained(None, Places([lock]), filter(search.has_record, self.happened)), 0.1
 
     def lock(self, name):
         """Return who holds the lock."""

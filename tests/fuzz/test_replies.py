@@ -24,15 +24,16 @@ from redis.utils import HIREDIS_AVAILABLE
 
 from celery_redlock import LockKeyError, LockTaken, QuorumUnavailable, Redlock
 from celery_redlock.beat import slot_records as slots
-from celery_redlock.lock import clock, requests, votes
-from celery_redlock.lock.address import address_of
-from celery_redlock.lock.call import Call
-from celery_redlock.lock.guard import Greeting, Unfit, greet, read_info
+from celery_redlock.lock import clock
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.node import Gone, Node
+from celery_redlock.lock.nodes.address import address_of
+from celery_redlock.lock.nodes.call import Call
+from celery_redlock.lock.nodes.guard import Greeting, Unfit, greet, read_info
+from celery_redlock.lock.nodes.node import Gone, Node
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import Script, pack
-from celery_redlock.lock.votes import Verdict, Vote, VoteKind, holder_of, judge
+from celery_redlock.lock.scripts import requests, votes
+from celery_redlock.lock.scripts.scripting import Script, pack
+from celery_redlock.lock.scripts.votes import Verdict, Vote, VoteKind, holder_of, judge
 from celery_redlock.reading.health import probe
 from celery_redlock.reading.nodes import bootstrap, node_statuses
 from celery_redlock.unique.requests import (

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from celery_redlock import ConfigurationError, Fail, Redlock, RedlockTask, Reschedule, Retry, Skip
-from celery_redlock.lock.address import hide_password
+from celery_redlock.lock.nodes.address import hide_password
 from celery_redlock.lock.rules import Rules
 from celery_redlock.settings import KNOWN, PREFIX, Settings
 from celery_redlock.task.options import OPTIONS
@@ -201,7 +201,7 @@ def test_a_url_is_a_node_or_refused_without_its_password(nodes):
 
 def test_a_word_that_shows_the_password_is_seen(monkeypatch):
     """The twin: a refusal that repeats the URL as it is."""
-    monkeypatch.setattr("celery_redlock.lock.address.hide_password", lambda url: url)
+    monkeypatch.setattr("celery_redlock.lock.nodes.address.hide_password", lambda url: url)
     assert hide_password(f"redis://:{SECRET}@h:x/0") == "redis://h:x/0"
     assert SECRET in told_of([f"redis://:{SECRET}@h:x/0"])
 

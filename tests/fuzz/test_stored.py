@@ -28,11 +28,11 @@ from celery_redlock.beat.slots import settled
 from celery_redlock.beat.term import led_by, majority_holder
 from celery_redlock.errors import LockKeyError
 from celery_redlock.events import KINDS, TaskSkipped
-from celery_redlock.lock.outcomes import NodeView
+from celery_redlock.lock.algorithm.outcomes import NodeView
+from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
 from celery_redlock.lock.records import is_ours, read_holder
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.votes import Vote, VoteKind, holder_of
-from celery_redlock.lock.wanted import MarkerStands, Wanted
+from celery_redlock.lock.scripts.votes import Vote, VoteKind, holder_of
 from celery_redlock.observers.logging import log_event
 from celery_redlock.ops import listing
 from celery_redlock.ops.cli import redlock
@@ -45,11 +45,12 @@ from celery_redlock.reading.journal import read_record, when
 from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.reading.one_lock import majority_of
-from celery_redlock.reading.stored import reservation_in, stored, views_of
-from celery_redlock.task.delivery import Delivery
-from celery_redlock.task.envelope import Envelope
-from celery_redlock.task.reservation import newest_call
-from celery_redlock.task.slot import Slot
+from celery_redlock.reading.read_script import reservation_in, stored
+from celery_redlock.reading.stored import views_of
+from celery_redlock.task.messages.delivery import Delivery
+from celery_redlock.task.messages.envelope import Envelope
+from celery_redlock.task.messages.reservation import newest_call
+from celery_redlock.task.messages.slot import Slot
 from celery_redlock.words import who
 from fuzz.hostile import ACTING, ESCAPES, JSON, in_json
 

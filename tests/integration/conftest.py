@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_redlock.lock import address, fanout
+from celery_redlock.lock.nodes import address, fanout
 
 
 @pytest.fixture(autouse=True)

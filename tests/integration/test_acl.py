@@ -19,22 +19,21 @@ import redis
 
 from celery_redlock import LockTaken, Redlock
 from celery_redlock.beat.slot_records import Claim, Slots
-from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.asks import Ask
-from celery_redlock.lock.requests import Marker
+from celery_redlock.lock.algorithm.asks import Ask
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import registered
-from celery_redlock.lock.votes import VoteKind
-from celery_redlock.lock.waiting import InLine, wait_request
-from celery_redlock.lock.wanted import Wanted
-from celery_redlock.ops.cli.bench import round_trips
+from celery_redlock.lock.scripts.requests import Marker
+from celery_redlock.lock.scripts.scripting import registered
+from celery_redlock.lock.scripts.votes import VoteKind
+from celery_redlock.lock.waiting.waiting import InLine, wait_request
 from celery_redlock.ops.doctor.nodes import gather_nodes
 from celery_redlock.reading.all_locks import AllLocks, AllReservations
 from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.journal import Journal, JournalReader
 from celery_redlock.reading.leaks import Leaks
 from celery_redlock.reading.nodes import bootstrap, node_statuses
-from celery_redlock.reading.one_lock import read_lock, release_seen
+from celery_redlock.reading.places import read_lock
+from celery_redlock.reading.release import release_seen
 from celery_redlock.unique.requests import AS_IT_IS, OVER, Start, Trigger
 from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import Started
@@ -296,18 +295,11 @@ class Everything:
         denied = (facts.denied, facts.denied_to_wake, facts.denied_to_tools)
         assert (facts.problem, *denied) == ("", [], [], []), facts
 
-    def measuring(self):
-        """``redlock bench``."""
-        (address,) = addresses_of([self.url])
-        found = round_trips(address)
-        assert (found.problem, bool(found.times)) == ("", True), found
-
 
 TASKS = ("enrolment", "locking", "refusal", "finished_tasks", "health")
 TASKS += ("queued_markers", "waiting", "slots_of_beat", "journal", "leaked_keys")
 TASKS += ("forgotten_scripts",)
 TOOLS = ("status", "listing", "explanation", "reading_the_journal", "taking_away", "diagnosis")
-TOOLS += ("measuring",)
 
 
 @pytest.fixture

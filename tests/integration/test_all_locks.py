@@ -10,8 +10,9 @@ import redis
 
 from celery_redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.reading.all_locks import PAGE, SCAN_COUNT, AllLocks, escape
+from celery_redlock.reading.all_locks import SCAN_COUNT, AllLocks, escape
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.reading.read_script import PAGE
 from support.stored import ROOMY
 
 RULES = Rules(**ROOMY)

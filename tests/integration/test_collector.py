@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.wanted import Wanted
 from celery_redlock.reading.nodes import bootstrap
 from support.stored import ROOMY, holders
 from support.waiting import eventually

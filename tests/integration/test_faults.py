@@ -26,16 +26,19 @@ import redis
 import celery_redlock
 from celery_redlock import events
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable
-from celery_redlock.lock import attempt, call, clock, held, node, requests, votes
-from celery_redlock.lock.fanout import Fanout
-from celery_redlock.lock.outcomes import ReleaseOutcome
+from celery_redlock.lock import clock, held
+from celery_redlock.lock.algorithm import attempt
+from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
+from celery_redlock.lock.nodes import call, node
+from celery_redlock.lock.nodes.fanout import Fanout
+from celery_redlock.lock.nodes.steps import NodeClock
 from celery_redlock.lock.records import Keys, marker_key
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import CONSTANTS, Script, read_release
-from celery_redlock.lock.scripts import RELEASE_LUA
-from celery_redlock.lock.steps import NodeClock
-from celery_redlock.lock.wanted import MarkerStands, Wanted
+from celery_redlock.lock.scripts import requests, votes
+from celery_redlock.lock.scripts.scripting import CONSTANTS, Script, read_release
+from celery_redlock.lock.scripts.scripts import RELEASE_LUA
 from celery_redlock.lock.watchdog import Watchdog
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.health import check, probe
@@ -667,7 +670,7 @@ def test_nodes_that_hung_up_while_nobody_asked_are_back_before_the_next_round(
     five_nodes, locks, monkeypatch
 ):
     """A server may close idle connections; the first request afterwards still finds a quorum."""
-    monkeypatch.setattr("celery_redlock.lock.fanout.QUIET", 0.0)
+    monkeypatch.setattr("celery_redlock.lock.nodes.fanout.QUIET", 0.0)
     lock = locks(five_nodes[:3])
     for _ in range(3):
         _cycle(lock)

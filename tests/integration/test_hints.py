@@ -18,11 +18,11 @@ import pytest
 import redis
 
 from celery_redlock import LockTaken
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.records import place_name
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.wanted import Wanted
-from celery_redlock.ops.servers import servers
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.testing.servers import servers
 from support.contender import RULES, Contender, locks_on, of_any_name
 from support.events import now
 from support.proxy import proxied

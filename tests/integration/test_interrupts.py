@@ -44,7 +44,7 @@ def run(work): eventlet.spawn(work).wait()
 
 HEAD = """
 import contextlib, json, os, random, socket, sys, threading, time
-from celery_redlock.task.interrupt import Interrupt, LockInterrupt, here, defer_interrupts
+from celery_redlock.task.execution.interrupt import Interrupt, LockInterrupt, here, defer_interrupts
 
 LONG = 600  # [s], longer than a test may take
 

@@ -10,15 +10,16 @@ import pytest
 from redis._parsers import _RESP2Parser
 
 from celery_redlock import LockLost, LockTaken, Redlock
-from celery_redlock.lock import address
 from celery_redlock.lock.lease import fence_proposal
+from celery_redlock.lock.nodes import address
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.doctor.nodes import gather_nodes
 from celery_redlock.reading.all_locks import AllLocks, AllReservations
 from celery_redlock.reading.journal import JournalReader
 from celery_redlock.reading.leaks import Leaks
 from celery_redlock.reading.nodes import bootstrap, node_statuses
-from celery_redlock.reading.one_lock import read_lock, release_seen
+from celery_redlock.reading.places import read_lock
+from celery_redlock.reading.release import release_seen
 from celery_redlock.reading.tally_reader import TallyReader
 from support.liar import LIES, far_fences, in_time, late, lying
 from support.stored import ROOMY

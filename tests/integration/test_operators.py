@@ -18,15 +18,15 @@ from celery_redlock.events import (
     LockUnavailable,
 )
 from celery_redlock.lock import clock
-from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.node import Node
+from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.nodes.address import addresses_of
+from celery_redlock.lock.nodes.node import Node
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.wanted import Wanted
-from celery_redlock.ops.servers import servers
 from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.health import probe
 from celery_redlock.reading.nodes import bootstrap, node_statuses
-from celery_redlock.reading.one_lock import release_seen
+from celery_redlock.reading.release import release_seen
+from celery_redlock.testing.servers import servers
 from support.stored import RENEWED, ROOMY, wait_until_free, wait_until_taken
 from support.waiting import eventually
 

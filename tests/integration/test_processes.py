@@ -17,7 +17,7 @@ import pytest
 import redis
 
 import celery_redlock
-from celery_redlock.lock.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
@@ -50,10 +50,10 @@ HEAD = """
 import contextlib, json, os, signal, sys, threading, time
 
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
-from celery_redlock.lock import address, fanout
-from celery_redlock.lock.outcomes import ReleaseOutcome
+from celery_redlock.lock.nodes import address, fanout
+from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
 from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.reading.health import connect, probe
 
 def tell(**what):
@@ -555,7 +555,7 @@ def test_a_green_worker_that_connects_again_looks_no_more_often(five_nodes, befo
         """
         from importlib import import_module
         from types import SimpleNamespace
-        from celery_redlock.task import forced_ends
+        from celery_redlock.task.worker import forced_ends
         looks, pool = [], "gevent" if "gevent" in sys.modules else "eventlet"
         forced_ends.LOOK_FOR_REVOKES = 0.02
         forced_ends.let_go_of_revoked = lambda: looks.append(1)
@@ -580,7 +580,7 @@ def test_a_green_worker_that_connects_again_looks_no_more_often(five_nodes, befo
 
 #: What is appended to `HEAD` for connections that take fifty bytes at a time.
 NARROW = """
-from celery_redlock.lock.node import Node
+from celery_redlock.lock.nodes.node import Node
 
 class Narrow:
     def __init__(self, sock):
@@ -725,7 +725,7 @@ def test_the_watchdog_renews_among_green_threads(five_nodes, before):
 
 #: Whatever could be waited for at the end would be waited for longer than a test may take.
 PATIENT_END = """
-from celery_redlock.lock import node
+from celery_redlock.lock.nodes import node
 address.OPTIONS.update(socket_timeout=600.0, socket_connect_timeout=600.0)
 fanout.FIRST_CONNECT = 1.0
 node.PATIENCE = 600.0

@@ -28,17 +28,17 @@ from celery_redlock.events import (
     NodeQuarantined,
 )
 from celery_redlock.lock import clock
-from celery_redlock.lock.client import new_owner
-from celery_redlock.lock.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.client import new_owner
+from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.requests import Marker
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.wanted import MarkerStands, Wanted
-from celery_redlock.ops.servers import servers as start_servers
+from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.reading import nodes as reading
 from celery_redlock.reading.all_locks import AllLocks
 from celery_redlock.reading.health import check
+from celery_redlock.testing.servers import servers as start_servers
 from celery_redlock.words import is_forgotten
 from support.clients import hang_up
 from support.stored import (

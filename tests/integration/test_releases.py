@@ -14,8 +14,8 @@ import redis
 
 import celery_redlock
 from celery_redlock import Redlock
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.wanted import Wanted
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
 from celery_redlock.unique.requests import Trigger
@@ -145,7 +145,7 @@ def test_the_end_of_a_process_takes_no_release_with_it(nodes, locks, end):
     source = f"""
 import os, sys
 from celery_redlock import Redlock
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.algorithm.wanted import Wanted
 mine, locks = os.getpid(), Redlock.from_urls(sys.argv[1:], node_timeout=2.5, max_ttl=600.0)
 locks.give_back(locks.take(Wanted("n", 600.0, wait=60.0)))
 {end}

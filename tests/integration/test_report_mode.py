@@ -8,8 +8,9 @@ import pytest
 from celery import Celery
 
 from celery_redlock import RedlockTask, events
-from celery_redlock.lock import clock, fanout
-from celery_redlock.lock.fanout import Fanout
+from celery_redlock.lock import clock
+from celery_redlock.lock.nodes import fanout
+from celery_redlock.lock.nodes.fanout import Fanout
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap
 from support.clients import let_go

@@ -11,9 +11,9 @@ import redis
 from celery_redlock import LockTaken, QuorumUnavailable, Redlock
 from celery_redlock.events import NodeQuarantined
 from celery_redlock.lock.rules import Rules
-from celery_redlock.ops.servers import servers
 from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.nodes import bootstrap, node_statuses
+from celery_redlock.testing.servers import servers
 from support.certificates import Authority
 from support.liar import LIES, in_time, lying
 from support.sentinels import NEVER, SentinelServer, service

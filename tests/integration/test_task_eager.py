@@ -38,8 +38,8 @@ from celery_redlock import (
 from celery_redlock.lock.held import NotLocked
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.task import refused
-from celery_redlock.task.interrupt import defer_interrupts
+from celery_redlock.task.execution import refused
+from celery_redlock.task.execution.interrupt import defer_interrupts
 from celery_redlock.testing import locks_disabled
 from support.stored import RENEWED, ROOMY
 from support.waiting import eventually

@@ -6,8 +6,8 @@ import pytest
 import redis
 
 from celery_redlock import LockTaken, QuorumUnavailable, Redlock
-from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.guard import greet
+from celery_redlock.lock.nodes.address import addresses_of
+from celery_redlock.lock.nodes.guard import greet
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.health import check, probe
 from celery_redlock.reading.nodes import bootstrap, connected, node_statuses

@@ -7,12 +7,12 @@ import traceback
 import pytest
 
 from celery_redlock import LockTaken, Redlock
-from celery_redlock.lock.client import new_owner
+from celery_redlock.lock.algorithm.client import new_owner
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import fence_in
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.scripts.scripting import fence_in
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.reading.one_lock import read_lock
+from celery_redlock.reading.places import read_lock
 from support.stored import ROOMY
 
 RULES = Rules(**ROOMY)

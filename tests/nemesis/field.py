@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from celery_redlock.ops.reaper import reaper
-from celery_redlock.ops.servers import Server, servers
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.testing.reaper import reaper
+from celery_redlock.testing.servers import Server, servers
 from nemesis.clocks import server_with_clock, set_clock
 from nemesis.contenders import rules_of
 from nemesis.leftovers import client_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import redis
 
-from celery_redlock.ops.servers import Server
+from celery_redlock.testing.servers import Server
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing only since Python 3.11

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import redis
 
-from celery_redlock.ops.reaper import reaper
+from celery_redlock.testing.reaper import reaper
 from nemesis import checker
 from nemesis.contenders import MAX_TTL
 from nemesis.faults import Fault, longest_step

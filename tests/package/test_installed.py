@@ -42,7 +42,7 @@ import json, os, subprocess, sys, time
 
 from celery_redlock.lock.rules import Rules
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.ops.servers import servers
+from celery_redlock.testing.servers import servers
 
 with servers(4) as (broker, *nodes):
     bootstrap([node.url for node in nodes], Rules())
@@ -178,21 +178,29 @@ def test_a_worker_names_the_extra_of_an_observer(bare, full, shop, extra):
     assert full.run("python", "-c", check, cwd=folder)[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("program", "words", "extra"),
-    [
-        ("celery-redlock", ("demo",), "demo"),
-        ("celery", ("-A", "shop", "redlock", "web"), "web"),
-    ],
-)
-def test_a_command_names_its_extra(bare, shop, program, words, extra):
+def test_the_page_names_its_extra(bare, shop):
     """In one clean line, and its help is there without."""
-    folder = shop()
-    code, out, err = bare.run(program, *words, cwd=folder)
+    words, folder = ("-A", "shop", "redlock", "web"), shop()
+    code, out, err = bare.run("celery", *words, cwd=folder)
     assert code in {1, 2}
-    assert f"celery-redlock[{extra}]" in err
+    assert "celery-redlock[web]" in err
     assert "Traceback" not in out + err
-    assert bare.run(program, *words, "--help", cwd=folder)[0] == 0
+    assert bare.run("celery", *words, "--help", cwd=folder)[0] == 0
+
+
+def test_the_demo_names_its_extra(bare, tmp_path):
+    """Likewise, where the machine has no server program of its own."""
+    program = """
+        import os
+        os.environ["PATH"] = ""
+        from celery_redlock.ops.main import main
+        main(["demo"])
+    """
+    code, out, err = bare.run("python", "-c", textwrap.dedent(program), cwd=tmp_path)
+    assert code == 2
+    assert "celery-redlock[demo]" in err
+    assert "Traceback" not in out + err
+    assert bare.run("celery-redlock", "demo", "--help", cwd=tmp_path)[0] == 0
 
 
 def test_servers_name_their_extra(bare, tmp_path):
@@ -200,7 +208,7 @@ def test_servers_name_their_extra(bare, tmp_path):
     program = """
         import os
         os.environ["PATH"] = ""
-        from celery_redlock.ops.servers import servers
+        from celery_redlock.testing.servers import servers
         with servers(1):
             pass
     """

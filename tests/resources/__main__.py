@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from celery_redlock.ops.servers import servers
+from celery_redlock.testing.servers import servers
 from resources.calls import CALLS, is_handed_over, staged, strike
 from resources.cycles import compare, grown, run_cycles
 from resources.exits import FATES, measure_exits

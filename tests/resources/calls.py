@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_redlock.errors import LockTaken, QuorumUnavailable
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.wanted import Wanted
-from celery_redlock.ops.servers import Server
 from celery_redlock.reading.health import connect
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.testing.servers import Server
 from resources.remains import SOON, Remains, looking_at
 from resources.strikes import UNHARMED, Place, Strikes
 from support.waiting import eventually

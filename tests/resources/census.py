@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from celery_redlock.ops.ports import PORTS
+from celery_redlock.testing.ports import PORTS
 
 __all__ = ["Census", "take_census"]
 

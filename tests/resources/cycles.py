@@ -15,9 +15,9 @@ import redis
 
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.ops.servers import Server, servers
 from celery_redlock.reading.health import connect
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.testing.servers import Server, servers
 from resources.census import Census, take_census
 from support.waiting import eventually
 

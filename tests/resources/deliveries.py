@@ -19,13 +19,13 @@ from celery.states import READY_STATES
 from celery_redlock import Redlock, RedlockTask
 from celery_redlock.deferral import DEFERRED, _Deferral
 from celery_redlock.lock.records import marker_key
-from celery_redlock.ops.servers import Server
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.health import connect
 from celery_redlock.reading.nodes import bootstrap
-from celery_redlock.task.current import running_execution
-from celery_redlock.task.delivery import execution_id
-from celery_redlock.task.interrupt import here
+from celery_redlock.task.execution.execution import running_execution
+from celery_redlock.task.execution.interrupt import here
+from celery_redlock.task.messages.delivery import execution_id
+from celery_redlock.testing.servers import Server
 from resources.remains import Remains, looking_at
 
 __all__ = ["SIGNALS", "Shop", "handled", "shop"]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from celery_redlock.ops.servers import Server, servers
+from celery_redlock.testing.servers import Server, servers
 from resources.script import Script, enrol
 from support.proxy import Link, proxied
 

@@ -12,12 +12,12 @@ from typing import Any
 import redis
 
 from celery_redlock.errors import RedlockError
-from celery_redlock.lock.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
 from celery_redlock.lock.records import Keys, line_key
 from celery_redlock.lock.redlock import Redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import waiters_key
-from celery_redlock.ops.servers import Server
+from celery_redlock.lock.waiting.waiting import waiters_key
+from celery_redlock.testing.servers import Server
 
 __all__ = ["Remains", "looking_at"]
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import celery_redlock
 from celery_redlock.lock.rules import Rules
-from celery_redlock.ops.servers import Server
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.testing.servers import Server
 from support.proxy import Link
 from support.stored import RENEWED, ROOMY
 
@@ -32,9 +32,9 @@ HEAD = f"""
 import contextlib, json, os, signal, socket, sys, threading, time
 
 from celery_redlock.errors import LockLost, LockTaken, QuorumUnavailable, RedlockError
-from celery_redlock.lock.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
 from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.algorithm.wanted import Wanted
 
 RENEWED = {RENEWED}
 

@@ -9,7 +9,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_redlock import deferral
 from celery_redlock.errors import LockLost
-from celery_redlock.lock.asks import Ask
+from celery_redlock.lock.algorithm.asks import Ask
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.redlock import Redlock
 from resources.calls import CALLS, is_handed_over, staged, strike

@@ -10,13 +10,13 @@ import threading
 import pytest
 
 from celery_redlock.errors import LockLost
-from celery_redlock.lock.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.redlock import Redlock
-from celery_redlock.lock.requests import Marker
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.scripts.requests import Marker
 from celery_redlock.reading.health import connect
-from celery_redlock.task import begin, execution, taking
-from celery_redlock.task.current import latest_execution
+from celery_redlock.task.execution import execution, start
+from celery_redlock.task.execution.execution import latest_execution
 from resources.deliveries import SIGNALS, execution_of, handled, shop
 from resources.remains import SOON
 from resources.strikes import UNHARMED, Strikes
@@ -129,7 +129,7 @@ def test_a_signal_at_any_line_of_a_delivery_leaves_nothing_behind(opened, name, 
 
 def test_without_our_deferral_a_signal_leaves_a_lock(opened, monkeypatch):
     """The same check finds the lock that is left when signals strike into our I/O."""
-    for module in (begin, taking, execution):
+    for module in (execution, start):
         monkeypatch.setattr(module, "defer_interrupts", contextlib.nullcontext)
     left = (problems for _, problems in struck(opened, "SIGTERM", nothing, seconds=0.3) if problems)
     assert next(left, None) is not None

@@ -7,16 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.errors import LockNotAcquired
-from celery_redlock.lock.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.renewal import Renewal
+from celery_redlock.lock.algorithm.rounds import acquire
+from celery_redlock.lock.algorithm.several import acquire_all
+from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, renew_at
 from celery_redlock.lock.records import line_key
-from celery_redlock.lock.renewal import Renewal
-from celery_redlock.lock.requests import release_request
-from celery_redlock.lock.room import ThreadWaiting
-from celery_redlock.lock.rounds import acquire
-from celery_redlock.lock.several import acquire_all
-from celery_redlock.lock.waiting import (
+from celery_redlock.lock.scripts.requests import release_request
+from celery_redlock.lock.waiting.room import ThreadWaiting
+from celery_redlock.lock.waiting.waiting import (
     InLine,
     free_places,
     has_answered,
@@ -24,7 +25,6 @@ from celery_redlock.lock.waiting import (
     wait_request,
     waited_for,
 )
-from celery_redlock.lock.wanted import MarkerStands, Wanted
 from simulation.hosts import GRAIN, Host, Interrupted, Process
 
 if TYPE_CHECKING:

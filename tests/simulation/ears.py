@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.listener import Listener
 from celery_redlock.lock.records import CHANNEL_LENGTH, channel
-from celery_redlock.lock.room import Room, Waiting
+from celery_redlock.lock.waiting.listener import Listener
+from celery_redlock.lock.waiting.room import Room, Waiting
 
 if TYPE_CHECKING:
     from simulation.hosts import Host

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from celery_redlock.lock.scripting import Script
+from celery_redlock.lock.scripts.scripting import Script
 
 __all__ = ["Guard"]
 

@@ -19,29 +19,19 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from celery_redlock.lock import (
-    attempt,
-    clock,
-    connector,
-    fanout,
-    held,
-    lease,
-    renewal,
-    requests,
-    rounds,
-    steps,
-    votes,
-    watchdog,
-)
-from celery_redlock.lock.asks import Ask
-from celery_redlock.lock.call import Call
-from celery_redlock.lock.guard import Greeting
+from celery_redlock.lock import clock, held, lease, watchdog
+from celery_redlock.lock.algorithm import attempt, renewal, rounds
+from celery_redlock.lock.algorithm.asks import Ask
 from celery_redlock.lock.lease import Lease, quorum, valid_until
-from celery_redlock.lock.node import Gone, Node
+from celery_redlock.lock.nodes import connector, fanout, steps
+from celery_redlock.lock.nodes.call import Call
+from celery_redlock.lock.nodes.guard import Greeting
+from celery_redlock.lock.nodes.node import Gone, Node
 from celery_redlock.lock.records import OWNER_LENGTH
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import ACQUIRE, ENROL, PROBE, RELEASE, RENEW
-from celery_redlock.lock.votes import VoteKind, acquire_is_decided, count, judge
+from celery_redlock.lock.scripts import requests, votes
+from celery_redlock.lock.scripts.scripts import ACQUIRE, ENROL, PROBE, RELEASE, RENEW
+from celery_redlock.lock.scripts.votes import VoteKind, acquire_is_decided, count, judge
 from simulation import network
 from simulation.crew import Crew
 from simulation.guard import Guard

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.lock import clock as real_clock
-from celery_redlock.lock import steps as whose_clock
-from celery_redlock.lock.asks import Ask, Pause, Tell
-from celery_redlock.lock.call import Call
-from celery_redlock.lock.client import Client
-from celery_redlock.lock.fanout import QUIET
-from celery_redlock.lock.node import Gone
-from celery_redlock.lock.requests import inspect_request
-from celery_redlock.lock.room import ThreadWaiting
-from celery_redlock.lock.scripts import ACQUIRE
+from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.nodes import steps as whose_clock
+from celery_redlock.lock.nodes.call import Call
+from celery_redlock.lock.nodes.fanout import QUIET
+from celery_redlock.lock.nodes.node import Gone
+from celery_redlock.lock.scripts.requests import inspect_request
+from celery_redlock.lock.scripts.scripts import ACQUIRE
+from celery_redlock.lock.waiting.room import ThreadWaiting
 from simulation.clocks import Clock
 from simulation.ears import Ears
 from simulation.network import Link

@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from celery_redlock.errors import LockTaken
-from celery_redlock.lock.asks import Pause
+from celery_redlock.lock.algorithm.asks import Pause
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.records import Keys
-from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import InLine, wait_request
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.scripts.requests import release_request
+from celery_redlock.lock.waiting.waiting import InLine, wait_request
 from celery_redlock.testing import memory_quorum
 from simulation.clocks import BEGIN
 from simulation.crew import NAME

@@ -2,8 +2,8 @@
 The way from a client to a node: the *real* `Node` of the library, over a connection that is not.
 
 A `Wire` looks like a connection of redis-py to it: bytes go in, replies come out, each way first
-in, first out. `Link` does for one node what `celery_redlock.lock.fanout` and its connector do:
-send, read, give a dead connection up, and connect again.
+in, first out. `Link` does for one node what `celery_redlock.lock.nodes.fanout` and its connector
+do: send, read, give a dead connection up, and connect again.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, Any, cast
 from redis.exceptions import ConnectionError as Lost
 from redis.exceptions import RedisError
 
-from celery_redlock.lock.call import Call
-from celery_redlock.lock.guard import (
+from celery_redlock.lock.nodes.call import Call
+from celery_redlock.lock.nodes.guard import (
     Greeting,
     Unfit,
     boot_marker,
     check_enrolment,
     is_trusted_at_once,
 )
-from celery_redlock.lock.node import Gone, Node
-from celery_redlock.lock.records import Keys
-from celery_redlock.lock.scripting import ms
-from celery_redlock.lock.scripts import ENROL
-from celery_redlock.lock.steps import Finding
+from celery_redlock.lock.nodes.node import Gone, Node
+from celery_redlock.lock.nodes.steps import Finding
+from celery_redlock.lock.records import Keys, ms
+from celery_redlock.lock.scripts.scripts import ENROL
 from simulation.nodes import SimulatedNode
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Wire:
         inbox: Replies that have come; the last one may be that there is no more.
     """
 
-    protocol = 2  # of redis, for `celery_redlock.lock.replies`
+    protocol = 2  # of redis, for `celery_redlock.lock.nodes.replies`
 
     def __init__(self, link: Link) -> None:
         self.link = link

@@ -25,17 +25,17 @@ from itertools import accumulate
 from typing import Any
 
 from celery_redlock.errors import LockTaken, QuorumUnavailable
-from celery_redlock.lock.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.renewal import Renewal
+from celery_redlock.lock.algorithm.rounds import acquire
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease, fence_proposal, renew_at, valid_until
 from celery_redlock.lock.records import Keys
-from celery_redlock.lock.renewal import Renewal
-from celery_redlock.lock.requests import Marker, release_request
-from celery_redlock.lock.rounds import acquire
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import pack
-from celery_redlock.lock.scripts import ACQUIRE, RELEASE, RENEW
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.scripts.requests import Marker, release_request
+from celery_redlock.lock.scripts.scripting import pack
+from celery_redlock.lock.scripts.scripts import ACQUIRE, RELEASE, RENEW
 from simulation import laws
 from simulation.clocks import Clock
 from simulation.faults import Chaos

@@ -12,16 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from celery_redlock.errors import LockNotAcquired
-from celery_redlock.lock.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.renewal import Renewal
+from celery_redlock.lock.algorithm.rounds import acquire
+from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.node import Gone
+from celery_redlock.lock.nodes.node import Gone
 from celery_redlock.lock.records import Keys, marker_key
-from celery_redlock.lock.renewal import Renewal
-from celery_redlock.lock.requests import Marker, probe_request, release_request
-from celery_redlock.lock.rounds import acquire
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.wanted import MarkerStands, Wanted
+from celery_redlock.lock.scripts.requests import Marker, probe_request, release_request
 from simulation.clocks import BEGIN
 from simulation.crew import NAME, Crew
 from simulation.faults import Chaos

@@ -12,8 +12,8 @@ from unittest import mock
 
 import pytest
 
-from celery_redlock.lock import rounds
-from celery_redlock.task import waiting_room
+from celery_redlock.lock.algorithm import rounds
+from celery_redlock.task.worker import waiting_room
 from simulation import crew, laws
 from simulation.faults import CALM
 from simulation.laws import Hold, Wait

@@ -16,9 +16,9 @@ from celery import Celery
 from celery_redlock import Redlock
 from celery_redlock.errors import LockTaken
 from celery_redlock.lock import clock
-from celery_redlock.lock.requests import release_request
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import pack
+from celery_redlock.lock.scripts.requests import release_request
+from celery_redlock.lock.scripts.scripting import pack
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap

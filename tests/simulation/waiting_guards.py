@@ -12,10 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from celery_redlock.errors import LockNotAcquired
-from celery_redlock.lock import attempt, requests, rounds, several, waiting
-from celery_redlock.lock.room import Room
-from celery_redlock.lock.scripts import RELEASE
-from celery_redlock.lock.waiting import LEAVE, WAIT
+from celery_redlock.lock.algorithm import attempt, rounds, several
+from celery_redlock.lock.scripts import requests
+from celery_redlock.lock.scripts.scripts import RELEASE
+from celery_redlock.lock.waiting import waiting
+from celery_redlock.lock.waiting.room import Room
+from celery_redlock.lock.waiting.waiting import LEAVE, WAIT
 from simulation.guard import Guard
 
 __all__ = ["WAITING_GUARDS"]

@@ -21,8 +21,8 @@ from functools import partial
 from typing import Any
 
 from celery_redlock.lock import clock as real_clock
-from celery_redlock.lock.guard import boot_marker
 from celery_redlock.lock.lease import Lease
+from celery_redlock.lock.nodes.guard import boot_marker
 from celery_redlock.lock.records import Keys
 from celery_redlock.lock.rules import Rules
 from simulation import laws

@@ -13,8 +13,8 @@ import redis
 from hypothesis import reject
 from redis.exceptions import RedisError
 
-from celery_redlock.lock.guard import read_info
-from celery_redlock.lock.scripting import registered
+from celery_redlock.lock.nodes.guard import read_info
+from celery_redlock.lock.scripts.scripting import registered
 from celery_redlock.testing.keyspace import NEVER, SortedSet
 from celery_redlock.testing.model import NodeModel
 

@@ -14,7 +14,7 @@ from selenium import webdriver
 from selenium.common.exceptions import JavascriptException
 from selenium.webdriver.chrome.service import Service
 
-from celery_redlock.ops.reaper import reaper
+from celery_redlock.testing.reaper import reaper
 
 __all__ = ["Browser", "browser", "find_chromium"]
 

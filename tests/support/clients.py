@@ -7,7 +7,8 @@ from typing import Any
 from celery import Celery
 from celery.backends.redis import RedisBackend
 
-from celery_redlock.lock import fanout, watchdog
+from celery_redlock.lock import watchdog
+from celery_redlock.lock.nodes import fanout
 
 __all__ = ["hang_up", "let_go"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from celery_redlock.ops.servers import Server
+from celery_redlock.testing.servers import Server
 from support.launcher import popen
 from support.waiting import eventually
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from celery_redlock.ops.reaper import reaper
+from celery_redlock.testing.reaper import reaper
 from support.pages import Command
 from support.waiting import eventually
 from support.worker import CAN_PEEK

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock import LockNotAcquired, Redlock
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.wanted import Wanted
 from support.events import now
 
 if TYPE_CHECKING:

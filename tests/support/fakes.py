@@ -10,16 +10,16 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any, cast
 
-from celery_redlock.lock.asks import Ask, Pause, Tell
-from celery_redlock.lock.client import Client
+from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.rounds import acquire
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.listener import Listener
 from celery_redlock.lock.records import line_key
-from celery_redlock.lock.room import Room, ThreadWaiting, Waiting
-from celery_redlock.lock.rounds import acquire
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.votes import Vote, VoteKind
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.scripts.votes import Vote, VoteKind
+from celery_redlock.lock.waiting.listener import Listener
+from celery_redlock.lock.waiting.room import Room, ThreadWaiting, Waiting
 
 __all__ = [
     "SILENT",

@@ -38,10 +38,11 @@ class Liar:
 
     Attributes:
         port: Where it listens.
+        lie: What it says from now on.
     """
 
     def __init__(self, target: int, lie: Lie, place: tuple[str, int] = HERE) -> None:
-        self._target, self._lie = target, lie
+        self._target, self.lie = target, lie
         self._listening = socket.create_server(place)
         self.port = self._listening.getsockname()[1]
         threading.Thread(target=self._listen, daemon=True).start()
@@ -76,7 +77,7 @@ class Liar:
                         answer = server.read_response(disable_decoding=True)
                     except redis.ResponseError as error:
                         answer = error
-                    for piece in self._lie(command, answer):
+                    for piece in self.lie(command, answer):
                         client.sendall(piece)
         server.disconnect()
 

@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from celery_redlock.lock.guard import boot_marker
-from celery_redlock.lock.records import Keys
-from celery_redlock.lock.requests import Request
+from celery_redlock.lock.nodes.guard import boot_marker
+from celery_redlock.lock.records import Keys, ms
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import Script, ms
-from celery_redlock.lock.scripts import ENROL
-from celery_redlock.lock.votes import Vote
+from celery_redlock.lock.scripts.requests import Request
+from celery_redlock.lock.scripts.scripting import Script
+from celery_redlock.lock.scripts.scripts import ENROL
+from celery_redlock.lock.scripts.votes import Vote
 from celery_redlock.testing.model import NodeModel
 
 __all__ = ["ScriptNode", "rewritten"]

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from celery_redlock.lock.rules import Rules
-from celery_redlock.ops.ports import PORTS
-from celery_redlock.ops.servers import Server, servers
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.testing.ports import PORTS
+from celery_redlock.testing.servers import Server, servers
 from support.pages import ports_of
 
 __all__ = ["Names", "names_for"]

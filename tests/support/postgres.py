@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from celery_redlock.ops.reaper import reaper
+from celery_redlock.testing.reaper import reaper
 from support.waiting import eventually
 
 __all__ = ["Database", "Postgres", "find_postgres", "postgres"]

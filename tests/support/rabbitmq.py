@@ -30,8 +30,8 @@ from pathlib import Path
 
 import amqp
 
-from celery_redlock.ops.ports import PORTS
-from celery_redlock.ops.reaper import reaper
+from celery_redlock.testing.ports import PORTS
+from celery_redlock.testing.reaper import reaper
 from support.waiting import eventually
 
 __all__ = ["Depth", "RabbitMQ", "find_rabbitmq", "rabbitmq"]

@@ -6,12 +6,12 @@ from typing import Any
 
 import redis
 
-from celery_redlock.lock.guard import boot_marker
-from celery_redlock.lock.records import Keys
+from celery_redlock.lock.nodes.guard import boot_marker
+from celery_redlock.lock.records import Keys, ms
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import ms, registered
-from celery_redlock.lock.scripts import ENROL
-from celery_redlock.ops.servers import Server
+from celery_redlock.lock.scripts.scripting import registered
+from celery_redlock.lock.scripts.scripts import ENROL
+from celery_redlock.testing.servers import Server
 
 __all__ = ["ScriptBench"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from celery_redlock.ops.servers import Server, servers
+from celery_redlock.testing.servers import Server, servers
 from support.waiting import eventually
 
 __all__ = ["NEVER", "SentinelServer", "Service", "service"]
@@ -36,7 +36,7 @@ class SentinelServer(Server):
 
     def _command(self, folder: Path) -> list[str]:
         file = folder / "sentinel.conf"
-        if not self._known:  # later the Sentinel itself keeps there what it knows
+        if not file.exists():  # later the Sentinel itself keeps there what it knows
             where = [f"port {self.port}", f"dir {folder}", "bind 127.0.0.1"]
             file.write_text("\n".join([*where, *self._settings, ""]))
         return [str(self.binary), str(file), "--sentinel"]

@@ -28,10 +28,10 @@ import redis
 from celery import Celery
 
 from celery_redlock import Redlock
-from celery_redlock.ops.servers import Server, servers
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.health import check
 from celery_redlock.reading.nodes import bootstrap
+from celery_redlock.testing.servers import Server, servers
 from support.clients import let_go
 from support.events import Body, bodies, read
 from support.redelivery import look_often

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.ops.ports import free_port
-from celery_redlock.ops.servers import Server
+from celery_redlock.testing.ports import free_port
+from celery_redlock.testing.servers import Server
 from support.certificates import Authority, Pair
 
 __all__ = ["TLSNode", "tls_binary", "tls_node"]

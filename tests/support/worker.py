@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from celery_redlock.ops.reaper import reaper
+from celery_redlock.testing.reaper import reaper
 from support.launcher import Launched, popen
 from support.waiting import eventually
 

@@ -126,6 +126,7 @@ COMMANDS = {
     },
     "docs/operating.md": {
         **{command: it for command, it in OPERATOR.items() if it is not WEB},
+        "celery -A shop redlock ls --watch": NotRun("tests/acceptance/test_cli_watch.py runs it"),
         "celery -A shop inspect redlock_locks": CONTROL,
         "celery -A shop inspect redlock_nodes": CONTROL,
     },
@@ -150,7 +151,7 @@ COMMANDS = {
 def is_table_of_status(text):
     """The columns of `redlock status`, and states that there are."""
     head, *rows = text.split("\n\n")[0].splitlines()
-    assert head.split() == ["NODE", "STATE", "VERSION", "UPTIME", "QUARANTINE"]
+    assert head.split() == ["NODE", "STATE", "LATENCY", "VERSION", "UPTIME", "QUARANTINE"]
     assert rows
     assert all(row.split()[1] in STATES for row in rows)
 

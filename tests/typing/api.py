@@ -31,7 +31,7 @@ from celery_redlock import (
     UniqueResult,
     current_lock,
 )
-from celery_redlock.task.forced_ends import RedlockRequest
+from celery_redlock.task.worker.forced_ends import RedlockRequest
 from celery_redlock.testing import assert_locked, locks_disabled, memory_quorum
 
 NODES = ["redis://lock-1/0", "redis://lock-2/0", "redis://lock-3/0"]

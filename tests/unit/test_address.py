@@ -7,7 +7,7 @@ import redis
 from redis.sentinel import Sentinel
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.address import addresses_of, hide_password
+from celery_redlock.lock.nodes.address import addresses_of, hide_password
 
 THREE = ["redis://a", "redis://b", "redis://c"]
 

@@ -17,7 +17,7 @@ from celery_redlock.ops.report import Report, TaskReport, mode_of, report_of
 from celery_redlock.reading.holds import HOLD_BOUNDS, Holds, class_of
 from celery_redlock.reading.tally import TaskTally
 from celery_redlock.reading.tally_reader import Tallies
-from celery_redlock.task.patterns import Patterns
+from celery_redlock.task.naming.patterns import Patterns
 from celery_redlock.task.policies import Fail, Queue, Reschedule, Retry, Skip
 from support.options import OPTIONS
 

@@ -21,12 +21,14 @@ from celery.worker.request import Request
 from celery_redlock import ConfigurationError, LockKeyError, RedlockTask, current_lock
 from celery_redlock.lock.held import NotLocked
 from celery_redlock.plugin import Plugin, plugin_for
-from celery_redlock.task import base, calls, overrides, task_lock
+from celery_redlock.task import base, overrides
 from celery_redlock.task.base import takes_lock
+from celery_redlock.task.execution import calls
+from celery_redlock.task.naming import task_lock
+from celery_redlock.task.naming.task_lock import lock_of
 from celery_redlock.task.options import METHODS, OPTIONS
-from celery_redlock.task.publish import carried
-from celery_redlock.task.result import UniqueResult
-from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.publish.publish import carried
+from celery_redlock.task.publish.result import UniqueResult
 from celery_redlock.testing import locks_disabled, memory_quorum
 from celery_redlock.worker_start import CheckLocks
 
@@ -48,7 +50,7 @@ def executions(monkeypatch):
 
     class Noted(calls.Execution):
         def run_body(self, *call):
-            names.append(self.name)
+            names.append(self.claim.name)
             return super().run_body(*call)
 
     monkeypatch.setattr(calls, "Execution", Noted)
@@ -445,9 +447,7 @@ def other_with_request(request):
 def test_a_request_that_releases_nothing_is_refused_at_the_workers_start(app, request_of, custom):
     """The error names task, class, and what to derive from."""
     task = declare(app, base=request_of(custom))
-    words = (
-        r"shop\.bill: (Custom|Other)\.Request.*celery_redlock\.task\.forced_ends\.RedlockRequest"
-    )
+    words = r"shop\.bill: (Custom|Other)\.Request.*celery_redlock\.task\.worker\.forced_ends\."
     with pytest.raises(ConfigurationError, match=words):
         task.check_lock()
     with pytest.raises(ConfigurationError, match=words):
@@ -467,7 +467,7 @@ def test_a_request_derived_from_ours_is_welcome(app, request_of):
 
 def test_our_own_request_is_not_looked_up(app, monkeypatch):
     """That would import Celery's worker into a client."""
-    monkeypatch.setitem(sys.modules, "celery_redlock.task.forced_ends", None)
+    monkeypatch.setitem(sys.modules, "celery_redlock.task.worker.forced_ends", None)
     declare(app).check_lock()
 
 

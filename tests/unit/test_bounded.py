@@ -14,8 +14,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.utils import HIREDIS_AVAILABLE
 
-from celery_redlock.lock import bounded
-from celery_redlock.lock.bounded import BoundedSocket
+from celery_redlock.lock.nodes import bounded
+from celery_redlock.lock.nodes.bounded import BoundedSocket
 
 PARSERS = [_RESP2Parser, *[_HiredisParser] * HIREDIS_AVAILABLE]
 

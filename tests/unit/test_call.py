@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from celery_redlock.lock.call import Call
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.requests import renew_request
+from celery_redlock.lock.nodes.call import Call
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.votes import VoteKind, count
+from celery_redlock.lock.scripts.requests import renew_request
+from celery_redlock.lock.scripts.votes import VoteKind, count
 from support.fakes import granted, refused, repaired
 
 REQUEST = renew_request(Rules(), Lease("k", "a" * 40, 1, 20.0, 0.0, 0.0), repair=True)

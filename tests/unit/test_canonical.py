@@ -14,7 +14,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from kombu.utils import json as kombu_json
 
-from celery_redlock.task.canonical import NotCarried, canonical, path_step, plain
+from celery_redlock.task.naming.canonical import NotCarried, canonical, path_step, plain
 
 Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024 - what users have
 
@@ -391,7 +391,7 @@ class TestModels:
         """A process without pydantic stays without it, whatever is encoded."""
         code = """if True:
             import sys
-            from celery_redlock.task.canonical import NotCarried, canonical
+            from celery_redlock.task.naming.canonical import NotCarried, canonical
             try:
                 canonical(object())
             except NotCarried:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from sqlalchemy import make_url
 
-from celery_redlock.lock.address import addresses_of
+from celery_redlock.lock.nodes.address import addresses_of
 from celery_redlock.observer_names import FILES
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_redlock.lock import connector
-from celery_redlock.lock.guard import Foreign, Greeting
+from celery_redlock.lock.nodes import connector
+from celery_redlock.lock.nodes.guard import Foreign, Greeting
 from celery_redlock.lock.rules import Rules
 from support.waiting import eventually
 

@@ -9,8 +9,8 @@ from celery import Celery
 from celery.worker import control
 
 from celery_redlock import ConfigurationError, Redlock
-from celery_redlock.lock.address import addresses_of
-from celery_redlock.lock.credentials import shows_password, with_credentials
+from celery_redlock.lock.nodes.address import addresses_of
+from celery_redlock.lock.nodes.credentials import shows_password, with_credentials
 from celery_redlock.ops.doctor.check_cluster import check_cluster
 from celery_redlock.ops.doctor.facts import Facts
 from celery_redlock.plugin import plugin_for

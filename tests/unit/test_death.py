@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from celery_redlock.task import death
-from celery_redlock.task.death import wait_until_dead
+from celery_redlock.task.worker import death
+from celery_redlock.task.worker.death import wait_until_dead
 
 HAS_HANDLES = hasattr(os, "pidfd_open") and sys.platform == "linux"
 PATIENCE = 60.0

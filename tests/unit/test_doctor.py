@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 
-from celery_redlock import RedlockTask
+from celery_redlock import ConfigurationError, RedlockTask
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.doctor import LEVELS
-from celery_redlock.ops.doctor.diagnosis import findings
+from celery_redlock.ops.doctor.diagnosis import findings, load_the_rest
 from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, TaskFacts
 from celery_redlock.reading.holds import HOLD_BOUNDS, Holds, class_of
 from celery_redlock.reading.tally import TaskTally
 from celery_redlock.settings import Settings
+from celery_redlock.task.messages.broker import detect_quorum_queues
 from celery_redlock.task.policies import Fail, Queue, Retry, RunUnlocked, Skip
-from celery_redlock.task.redelivery import detect_quorum_queues
 from support.options import OPTIONS
 
 URLS = [f"redis://lock-{number}/0" for number in (1, 2, 3)]
@@ -515,3 +515,21 @@ def test_facts_of_tasks_are_those_of_celery():
     assert task_facts(app, "a", task).time_limit == 50.0
     task.time_limit = app.conf.task_time_limit = None
     assert task_facts(app, "a", task).time_limit is None
+
+
+def test_a_task_with_invalid_options_does_not_hide_the_others():
+    """Celery stops at the first one; findings are about all, whatever else fails."""
+    broken = type("Broken", (Task,), {"abstract": True, "on_bound": lambda *_: {}["no key"]})
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.redlock_nodes = URLS
+
+    def body():
+        """Do nothing."""
+
+    app.task(body, base=RedlockTask, name="first", shared=False, lock_expiry=60)
+    app.task(body, base=broken, name="second", shared=False)
+    app.task(body, base=RedlockTask, name="third", shared=False)
+    with pytest.raises(ConfigurationError, match="first: unknown option lock_expiry"):
+        app.finalize()
+    load_the_rest(app)
+    assert "third" in app.tasks

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from kombu import Exchange
 
-from celery_redlock.task.delivery import Delivery
-from celery_redlock.task.envelope import MOST_RESCHEDULES, Envelope, hide_header
-from celery_redlock.task.reservation import Reservation
-from celery_redlock.task.slot import Slot
+from celery_redlock.task.messages.delivery import Delivery
+from celery_redlock.task.messages.envelope import MOST_RESCHEDULES, Envelope, hide_header
+from celery_redlock.task.messages.reservation import Reservation
+from celery_redlock.task.messages.slot import Slot
 
 FULL = Envelope(
     publish_id="0" * 32,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,17 +14,17 @@ from kombu.exceptions import OperationalError
 
 from celery_redlock import LockTaken, QuorumUnavailable, RedlockTask, Skipped, current_lock
 from celery_redlock.lock import clock
+from celery_redlock.lock.algorithm.wanted import MarkerStands
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import Lease
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import LEAVE
-from celery_redlock.lock.wanted import MarkerStands
+from celery_redlock.lock.waiting.waiting import LEAVE
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task.begin import PREVIOUS_GRACE
-from celery_redlock.task.current import latest_execution
-from celery_redlock.task.delivery import execution_id
-from celery_redlock.task.interrupt import Interrupt
-from celery_redlock.task.waiting import Waiting, Wakes
+from celery_redlock.task.execution.begin import PREVIOUS_GRACE
+from celery_redlock.task.execution.execution import latest_execution
+from celery_redlock.task.execution.interrupt import Interrupt
+from celery_redlock.task.messages.delivery import execution_id
+from celery_redlock.task.messages.waiting import Waiting, Wakes
 
 #: Of the message that is delivered.
 PUBLISH = "0" * 32
@@ -318,8 +319,55 @@ def test_one_that_is_refused_again_stays_in_the_line(app):
             app,
             taken(**STRANGER),
             redlock={**HEADER, "waiting": QUEUED.parts},
-            options={"on_conflict": "queue"},
+            options={"on_conflict": "queue", "lock_key": "shop.bill"},
         )
+    assert app.locks.told == []
+
+
+def test_one_that_waits_for_another_of_its_names_leaves_the_first_line(app):
+    """It would count for ``max_waiting`` there, for others who wait for that name alone."""
+    before = replace(QUEUED, name="shop.pay")
+    with pytest.raises(Ignore):
+        deliver(
+            app,
+            taken(**STRANGER),
+            redlock={**HEADER, "waiting": before.parts},
+            options={"on_conflict": "queue", "lock_key": "shop.bill"},
+        )
+    (leave,) = app.locks.told
+    assert leave.script is LEAVE
+    assert b"shop.pay" in leave.keys[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "error"),
+    [
+        (taken(**STRANGER), {"on_conflict": "fail"}, LockTaken),
+        (taken(**STRANGER), {"on_conflict": "skip"}, None),
+        (QuorumUnavailable("shop.bill", {}), {"on_unavailable": "fail"}, QuorumUnavailable),
+        (MarkerStands("done"), {}, Ignore),
+    ],
+)
+def test_one_that_waits_no_more_leaves_the_line(app, answer, options, error):
+    """However it ends without its lock."""
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        deliver(app, answer, redlock={**HEADER, "waiting": QUEUED.parts}, options=options)
+    (leave,) = app.locks.told
+    assert leave.script is LEAVE
+
+
+@pytest.mark.parametrize(
+    ("answer", "options"),
+    [
+        (QuorumUnavailable("shop.bill", {}), {}),
+        (MarkerStands("finishing"), {}),
+        (taken(**MYSELF), {"lock_key": "shop.bill"}),
+    ],
+)
+def test_one_that_comes_again_stays_in_the_line(app, answer, options):
+    """It keeps its age."""
+    with pytest.raises(Ignore):
+        deliver(app, answer, redlock={**HEADER, "waiting": QUEUED.parts}, options=options)
     assert app.locks.told == []
 
 
@@ -356,7 +404,7 @@ def test_the_next_run_is_woken_when_the_one_before_it_releases(app, is_heard):
     with pytest.raises(Ignore):
         deliver(app, taken(**STRANGER), options=rerun)
     waiting, countdown = waiting_in(app.sent[0]), app.sent[0][2]["countdown"]
-    assert (waiting.wakes_it, waiting.times) == (Wakes.FREE if is_heard else Wakes.RELEASE, 1)
+    assert (waiting.wakes_it, waiting.times) == (Wakes.FREE, 1)
     assert countdown == (5 if is_heard else 1)
 
 

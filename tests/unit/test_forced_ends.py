@@ -19,18 +19,18 @@ from kombu.asynchronous.timer import Timer
 from kombu.serialization import registry
 
 from celery_redlock import ConfigurationError, RedlockTask
-from celery_redlock.lock.asks import Pause
-from celery_redlock.lock.outcomes import ReleaseOutcome
+from celery_redlock.lock.algorithm.asks import Pause
+from celery_redlock.lock.algorithm.outcomes import ReleaseOutcome
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import LEAVE, WAIT, wait_request
+from celery_redlock.lock.waiting.waiting import LEAVE, WAIT, wait_request
 from celery_redlock.plugin import Plugin, plugin_for
-from celery_redlock.task import forced_ends, lost_child
-from celery_redlock.task.delivery import OWNER, WELL_FORMED, execution_id, hide, word_in
-from celery_redlock.task.forced_ends import NoteRevokes, RedlockRequest
-from celery_redlock.task.lost_child import LostChild
-from celery_redlock.task.outcome import Outcome
-from celery_redlock.task.slot import BUFFERED_FOR
-from celery_redlock.task.waiting import Waiting
+from celery_redlock.task.execution.outcome import Outcome
+from celery_redlock.task.messages.delivery import OWNER, WELL_FORMED, execution_id, hide, word_in
+from celery_redlock.task.messages.slot import BUFFERED_FOR
+from celery_redlock.task.messages.waiting import Waiting
+from celery_redlock.task.worker import forced_ends, lost_child
+from celery_redlock.task.worker.forced_ends import NoteRevokes, RedlockRequest
+from celery_redlock.task.worker.lost_child import LostChild
 from celery_redlock.testing import locks_disabled
 from support.fakes import Drive, Ears, FakeClock, refused
 from support.versions import since
@@ -234,7 +234,9 @@ def test_a_child_that_waited_for_its_lock_waits_no_more(app):
     drive = Drive(ears=Ears(), name="seven", wait=10.0, owner=request._delivery.owner)
     drive.vote(*[refused()] * 3).go_on_to(Pause)
     (in_the_child,) = [tell.request for tell in drive.told if tell.request.script is WAIT]
-    one = Waiting("seven", 1.7e9).in_line(request.task, request._delivery)
+    one = Waiting("seven", 1.7e9).in_line(
+        request.task.name, request.id, request._delivery.execution
+    )
     as_a_message = wait_request(Rules(), one)
     names = [wait.arguments[0] for wait in (in_the_child, as_a_message)]
     assert [leave.arguments[0] for leave in app.locks.told] == names
@@ -460,7 +462,7 @@ class Consumer:
 def test_a_worker_that_connects_again_goes_on_to_look_for_revokes(app):
     """Up to 5.6 Celery clears the timer when a connection breaks, and then starts these again."""
     declare(app)
-    named = "celery_redlock.task.forced_ends:NoteRevokes"
+    named = "celery_redlock.task.worker.forced_ends:NoteRevokes"
     assert named in app.steps["consumer"]
     consumer = Consumer(app)
     step = NoteRevokes(consumer)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kombu.utils import json as kombu_json
 
 from celery_redlock.errors import ConfigurationError, LockKeyError
-from celery_redlock.task.keys import LockName
+from celery_redlock.task.naming.keys import LockName
 from support.versions import before, since
 
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from redis.exceptions import NoPermissionError
 
-from celery_redlock.lock import listener as module
-from celery_redlock.lock.listener import Listener
-from celery_redlock.lock.room import ThreadWaiting
+from celery_redlock.lock.waiting import listener as module
+from celery_redlock.lock.waiting.listener import Listener
+from celery_redlock.lock.waiting.room import ThreadWaiting
 from support.fakes import FakeClock
 from support.waiting import eventually
 

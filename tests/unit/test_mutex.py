@@ -12,7 +12,7 @@ import pytest
 
 from celery_redlock.deferral import SIGNAL
 from celery_redlock.mutex import new_mutex, undoing
-from celery_redlock.task.interrupt import Interrupt, LockInterrupt
+from celery_redlock.task.execution.interrupt import Interrupt, LockInterrupt
 
 RLOCK = type(threading.RLock())
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)

@@ -10,8 +10,8 @@ from celery import Celery
 from celery.app.trace import build_tracer
 
 from celery_redlock import RedlockTask, current_lock
-from celery_redlock.task.delivery import Delivery
-from celery_redlock.task.envelope import Envelope
+from celery_redlock.task.messages.delivery import Delivery
+from celery_redlock.task.messages.envelope import Envelope
 from celery_redlock.testing import memory_quorum
 
 PUBLISH = "0" * 32

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from celery_redlock.lock.asks import Ask, Pause
-from celery_redlock.lock.client import Client
+from celery_redlock.lock.algorithm.asks import Ask, Pause
+from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.rounds import acquire
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.lease import Lease, fence_proposal
 from celery_redlock.lock.records import Keys
-from celery_redlock.lock.requests import release_request
-from celery_redlock.lock.rounds import acquire
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import RENEW
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.scripts.requests import release_request
+from celery_redlock.lock.scripts.scripts import RENEW
 from support.fakes import Ears, FakeClock
 from support.lua import ScriptNode
 

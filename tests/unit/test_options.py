@@ -14,7 +14,7 @@ from celery_redlock import (
     Retry,
     Skip,
 )
-from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.naming.task_lock import lock_of
 
 NODES = ["redis://one:1/0", "redis://two:2/0", "redis://three:3/0"]
 

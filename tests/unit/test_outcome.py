@@ -12,8 +12,7 @@ import pytest
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_redlock import LockKeyError
-from celery_redlock.task.options import UNIQUE_UNTIL
-from celery_redlock.task.outcome import (
+from celery_redlock.task.execution.outcome import (
     DONE,
     FINISHING,
     DeliveryOver,
@@ -24,7 +23,8 @@ from celery_redlock.task.outcome import (
     outcome_of_loss,
     records_after,
 )
-from celery_redlock.task.reservation import Reservation
+from celery_redlock.task.messages.reservation import Reservation
+from celery_redlock.task.options import UNIQUE_UNTIL
 from support.options import OPTIONS
 
 TABLE = {

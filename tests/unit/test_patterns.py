@@ -7,7 +7,7 @@ import re
 import pytest
 
 from celery_redlock import ConfigurationError
-from celery_redlock.task.patterns import Patterns
+from celery_redlock.task.naming.patterns import Patterns
 
 ORDER = {"unique_on": ["order_id"]}
 

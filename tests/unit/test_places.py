@@ -8,11 +8,11 @@ import pytest
 from celery import Celery
 
 from celery_redlock import ConfigurationError, LockTaken, RedlockTask, current_lock
-from celery_redlock.lock.asks import Ask
+from celery_redlock.lock.algorithm.asks import Ask
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import line_key, place_name
-from celery_redlock.lock.waiting import InLine, free_places, has_answered, wait_request
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.waiting.waiting import InLine, free_places, has_answered, wait_request
 from celery_redlock.testing import memory_quorum
 
 LIMIT = 3

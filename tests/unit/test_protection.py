@@ -20,11 +20,11 @@ from celery.worker.request import Request
 from celery_redlock import ConfigurationError, Fail, RedlockTask
 from celery_redlock.plugin import plugin_for
 from celery_redlock.protect import CheckSetting
-from celery_redlock.task import calls
 from celery_redlock.task.base import takes_lock
+from celery_redlock.task.execution import calls
+from celery_redlock.task.naming.task_lock import lock_of
 from celery_redlock.task.protection import protect_tasks
-from celery_redlock.task.result import UniqueResult
-from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.publish.result import UniqueResult
 from celery_redlock.testing import locks_disabled
 from celery_redlock.worker_start import CheckLocks
 
@@ -80,7 +80,7 @@ def executions(monkeypatch):
 
     class Noted(calls.Execution):
         def run_body(self, *call):
-            names.append(self.name)
+            names.append(self.claim.name)
             return super().run_body(*call)
 
     monkeypatch.setattr(calls, "Execution", Noted)

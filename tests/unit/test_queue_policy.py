@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from celery.app.task import Context
 
 from celery_redlock import ConfigurationError, Fail, LockTaken, Queue, Skip
+from celery_redlock.events import TaskRefused
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import LEAVE, NO_CHANNEL, WAIT
-from celery_redlock.task import queueing
-from celery_redlock.task.delivery import Delivery
-from celery_redlock.task.envelope import Envelope
-from celery_redlock.task.outcome import DeliveryOver, Outcome
+from celery_redlock.lock.waiting.waiting import LEAVE, NO_CHANNEL, WAIT
+from celery_redlock.task.execution import refused as refusing
+from celery_redlock.task.execution.begin import Refused
+from celery_redlock.task.execution.claim import Claim
+from celery_redlock.task.execution.outcome import DeliveryOver, Outcome
+from celery_redlock.task.execution.plan import Situation
+from celery_redlock.task.execution.refused import refuse
+from celery_redlock.task.messages.delivery import Delivery
+from celery_redlock.task.messages.envelope import Envelope
+from celery_redlock.task.messages.waiting import Waiting, Wakes
 from celery_redlock.task.policies import policy_of
-from celery_redlock.task.waiting import Waiting, Wakes
 from support.fakes import granted, refused, unreachable
+from support.options import OPTIONS
 
 
 @pytest.mark.parametrize("value", ["queue", Queue, Queue()])
@@ -59,29 +66,17 @@ def test_too_many_end_as_the_policy_says():
 EARS = object()
 
 
-@dataclass(frozen=True)
-class Options:
-    """Those of a task, as far as they matter here."""
-
-    on_conflict: object
-
-    @staticmethod
-    def limits(names):
-        """Return how many places each lock has."""
-        return dict.fromkeys(names, 1)
-
-
 @pytest.fixture
 def queue_up(monkeypatch):
     """Return a function that has a task queue, given how the nodes vote on it."""
 
-    def requeue(_task, _request, copy, countdown, **_):
-        queue_up.copies.append((copy, countdown))
-        return DeliveryOver("waits", Outcome.REQUEUED, float(countdown))
+    def requeue(_claim, copy, after, **_):
+        queue_up.copies.append((copy, after))
+        return DeliveryOver("waits", Outcome.REQUEUED, float(after))
 
-    monkeypatch.setattr(queueing, "requeue", requeue)
-    monkeypatch.setattr(queueing, "longest_countdown", lambda _app: 600.0)
-    monkeypatch.setattr(queueing, "delays_in_broker", lambda _app: False)
+    monkeypatch.setattr(refusing, "requeue", requeue)
+    monkeypatch.setattr(refusing, "longest_countdown", lambda _app: 600.0)
+    monkeypatch.setattr(refusing, "delays_in_broker", lambda _app: False)
 
     def queue_up(*ballot, before=None, most=2, publish_id="0" * 32, copy_id="", listener=EARS):
         asked, told = [], []
@@ -89,24 +84,23 @@ def queue_up(monkeypatch):
             ask=lambda ask: asked.append(ask) or list(ballot), tell=told.append
         )
         locks = SimpleNamespace(driver=driver, rules=Rules(), listener=listener)
-        execution = SimpleNamespace(
-            name="a",
-            names=("a",),
-            task=SimpleNamespace(name="bill", app=None),
-            request=SimpleNamespace(id="me"),
-            delivery=Delivery(
+        claim = Claim(
+            SimpleNamespace(name="bill", app=None),
+            Context(id="me"),
+            Delivery(
                 "me",
                 Envelope(publish_id, waiting=before),
                 "e" * 32,
                 may_be_repeated=False,
                 copy_id=copy_id,
             ),
+            lock=None,
             plugin=SimpleNamespace(locks=locks, notify=queue_up.events.append),
-            options=Options(Queue(max_waiting=most)),
+            names=("a",),
         )
+        vars(claim)["options"] = replace(OPTIONS, on_conflict=Queue(max_waiting=most))
         queue_up.asked, queue_up.told = asked, told
-        policy = execution.options.on_conflict
-        return queueing.join_queue(execution, LockTaken("a", {}, {}), policy)
+        return refuse(Refused(claim, LockTaken("a", {}, {}), Situation.TAKEN))
 
     queue_up.copies, queue_up.events = [], []
     return queue_up
@@ -134,8 +128,10 @@ def test_a_task_waits_unless_a_majority_says_that_enough_do(queue_up, ballot):
 
 def test_one_too_many_leaves_nothing_behind(queue_up):
     """Not on the node that had a place for it, either: it would keep that from others."""
-    assert queue_up(granted(), refused(), refused()) == Options(Fail())
-    assert queue_up.copies == queue_up.events == []
+    with pytest.raises(LockTaken):
+        queue_up(granted(), refused(), refused())
+    assert queue_up.copies == []
+    assert [type(event) for event in queue_up.events] == [TaskRefused]
     (left,) = queue_up.told
     assert left.script is LEAVE
     (asked,) = queue_up.asked
@@ -155,7 +151,8 @@ def test_who_says_that_it_waits_already_is_asked_about_as_well(queue_up):
     with pytest.raises(DeliveryOver):
         queue_up(*[granted()] * 3, before=Waiting("a", 1.7e9))
     assert queue_up.events[0].times == 2
-    assert queue_up(*[refused()] * 3, before=Waiting("a", 1.7e9)) == Options(Fail())
+    with pytest.raises(LockTaken):
+        queue_up(*[refused()] * 3, before=Waiting("a", 1.7e9))
 
 
 def test_any_number_is_asked_of_nobody(queue_up):

@@ -17,7 +17,7 @@ from celery_redlock.lock.records import (
     shorten,
 )
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import waiters_key
+from celery_redlock.lock.waiting.waiting import waiters_key
 
 
 def test_long_names_are_not_kept():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import hypothesis
@@ -23,18 +24,19 @@ from celery_redlock import (
     Reschedule,
     Retry,
     Skip,
-    Skipped,
 )
 from celery_redlock.events import TaskRescheduled, TaskSkipped
 from celery_redlock.plugin import plugin_for
-from celery_redlock.task import begin
-from celery_redlock.task.delivery import Delivery
-from celery_redlock.task.envelope import Envelope
-from celery_redlock.task.execution import Execution
-from celery_redlock.task.options import LockOptions
-from celery_redlock.task.outcome import Outcome
-from celery_redlock.task.redelivery import longest_countdown, requeue
-from celery_redlock.task.refused import refuse
+from celery_redlock.task.execution.begin import Refused
+from celery_redlock.task.execution.claim import Claim
+from celery_redlock.task.execution.outcome import Outcome
+from celery_redlock.task.execution.plan import Situation
+from celery_redlock.task.execution.refused import refuse
+from celery_redlock.task.execution.requeue import requeue
+from celery_redlock.task.messages.broker import longest_countdown
+from celery_redlock.task.messages.delivery import Delivery
+from celery_redlock.task.messages.envelope import Envelope
+from celery_redlock.task.naming.task_lock import lock_of
 from support.versions import CELERY
 
 HEADER = {"v": 1, "task_id": "me", "id": "1" * 32}
@@ -70,7 +72,7 @@ def published(app, monkeypatch):
 def pauses(monkeypatch):
     """How long was waited before a message was put back."""
     pauses = []
-    monkeypatch.setattr("celery_redlock.task.redelivery.pause", pauses.append)
+    monkeypatch.setattr("celery_redlock.task.execution.requeue.pause", pauses.append)
     return pauses
 
 
@@ -95,11 +97,21 @@ def delivery(task, **fields):
 
 def act(task, request, error):
     """Have the policy of *task* for *error* acted upon; returns result and events."""
-    told = []
-    options = LockOptions.of(task, plugin_for(task.app).settings)
     fields = {"headers": request.headers, **vars(request)}
-    delivery = Delivery.of(task, fields, "here")
-    return refuse(task, request, delivery, error, options, told.append), told
+    told = []
+    return refuse(refusal(task, request, Delivery.of(task, fields, "here"), error, told)), told
+
+
+def refusal(task, request, delivery, error, told):
+    """Return that a delivery was refused with *error*; its events go into *told*."""
+    plugin = SimpleNamespace(
+        notify=told.append,
+        settings=plugin_for(task.app).settings,
+        locks=SimpleNamespace(listener=None),
+    )
+    claim = Claim(task, request, delivery, lock_of(task), plugin, ("shop.bill:1",))
+    is_taken = isinstance(error, LockTaken)
+    return Refused(claim, error, Situation.TAKEN if is_taken else Situation.UNAVAILABLE)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +131,8 @@ def test_a_skipped_value_survives_every_serializer(app, serializer):
     task = declare(app, on_conflict="skip")
     request = delivery(task)
     result, _ = act(task, request, TAKEN)
-    execution = Execution(task, request, None)
-    assert json.loads(json.dumps(begin.refuse(execution, TAKEN))) == result
-    content_type, encoding, data = dumps(begin.refuse(execution, TAKEN), serializer)
+    assert json.loads(json.dumps(result)) == result
+    content_type, encoding, data = dumps(result, serializer)
     assert loads(data, content_type, encoding, accept=[content_type]) == result
 
 
@@ -307,10 +318,9 @@ def test_every_reschedule_is_counted(app, published):
     for times in (0, 1):
         request = delivery(task)
         told = []
-        options = LockOptions.of(task, plugin_for(app).settings)
+        put_off = Delivery("me", Envelope(reschedules=times), "e" * 32, may_be_repeated=True)
         with pytest.raises(Ignore):
-            put_off = Delivery("me", Envelope(reschedules=times), "e" * 32, may_be_repeated=True)
-            refuse(task, request, put_off, TAKEN, options, told.append)
+            refuse(refusal(task, request, put_off, TAKEN, told))
         sent = published.pop()[3]
         assert sent["headers"]["redlock"]["reschedules"] == times + 1
         assert told == [
@@ -358,7 +368,7 @@ def test_a_copy_that_cannot_be_set_aside_writes_no_state(app, monkeypatch, pause
     monkeypatch.setattr(app, "send_task", Mock(side_effect=EncodeError("no JSON")))
     with pytest.raises(Reject) as rejected:
         how = {"reason": "it runs elsewhere", "outcome": Outcome.SET_ASIDE}
-        requeue(task, delivery(task), Envelope(), 1.0, **how)
+        requeue(Claim.of(task, delivery(task)), Envelope(), 1.0, **how)
     assert rejected.value.requeue
     assert len(pauses) == 1
 
@@ -449,7 +459,7 @@ def test_a_chain_may_go_on_with_the_skipped_value(app, published):
     rest = [{"task": "shop.next", "options": {"task_id": "next"}}]
     request = delivery(task, chain=rest, callbacks=[{"task": "shop.link"}])
     result, _ = act(task, request, TAKEN)
-    assert isinstance(result, Skipped)
+    assert result["skipped"] == "conflict"
     assert (request.chain, request.callbacks) == (rest, [{"task": "shop.link"}])
     assert app.AsyncResult("next").state == "PENDING"
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redlock.lock.client import Client
+from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.renewal import Renewal
 from celery_redlock.lock.lease import Lease, quorum
-from celery_redlock.lock.renewal import Renewal
-from celery_redlock.lock.requests import lease_payload
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import RENEW
-from celery_redlock.lock.votes import VoteKind, count
+from celery_redlock.lock.scripts.requests import lease_payload
+from celery_redlock.lock.scripts.scripts import RENEW
+from celery_redlock.lock.scripts.votes import VoteKind, count
 from support.fakes import (
     SILENT,
     FakeClock,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -26,21 +27,23 @@ from celery_redlock import (
     events,
 )
 from celery_redlock.beat.entries import places_of_run
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.held import NotLocked
-from celery_redlock.lock.waiting import InLine, wait_request
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.waiting.waiting import InLine, wait_request
 from celery_redlock.observers.records import record_of
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.journal_view import is_refusal
-from celery_redlock.task import begin, reporting
-from celery_redlock.task.delivery import Delivery
-from celery_redlock.task.envelope import Envelope
-from celery_redlock.task.outcome import Outcome, records_after
-from celery_redlock.task.reporting import event_of
-from celery_redlock.task.reservation import Reservation
-from celery_redlock.task.task_lock import lock_of
-from celery_redlock.task.waiting import Waiting
+from celery_redlock.task.execution import reporting
+from celery_redlock.task.execution.outcome import Outcome, records_after
+from celery_redlock.task.execution.plan import Situation, plan
+from celery_redlock.task.execution.reporting import event_of
+from celery_redlock.task.messages.delivery import Delivery
+from celery_redlock.task.messages.envelope import Envelope
+from celery_redlock.task.messages.reservation import Reservation
+from celery_redlock.task.messages.waiting import Waiting
+from celery_redlock.task.naming.task_lock import lock_of
 from celery_redlock.testing import memory_quorum
+from support.options import OPTIONS
 
 ids = map(str, itertools.count())
 
@@ -377,11 +380,14 @@ def test_a_soft_time_limit_is_the_tasks(app, monkeypatch):
 def test_what_each_policy_would_have_done(policy, later, at_once, eager):
     """In eager mode nothing can come later."""
     about = {"name": "k", "task": "bill", "task_id": "me", "cause": "conflict", "holder": {}}
-    event = event_of(policy, about, 180, is_eager=eager)
-    assert type(event) is (at_once if eager else later)
-    assert event is None or event.report
-    if isinstance(event, events.TaskRetried):
-        assert event.countdown == (180 if policy.countdown is None else policy.countdown)
+    options = replace(OPTIONS, on_conflict=policy, on_unavailable=policy)
+    for situation in (Situation.TAKEN, Situation.UNAVAILABLE):
+        planned = plan(options, situation, is_eager=eager)
+        event = event_of(planned, about, 180)
+        assert type(event) is (at_once if eager else later)
+        assert event is None or event.report
+        if isinstance(event, events.TaskRetried):
+            assert event.countdown == (180 if policy.countdown is None else policy.countdown)
 
 
 # -- at publish ----------------------------------------------------------------------------------
@@ -468,7 +474,10 @@ def test_what_was_merged_and_is_broken_keeps_no_body_from_running(app, monkeypat
     task.delay("k")
     (sent,) = app.sent
     task.lock_mode = mode
-    monkeypatch.setattr(begin, "newest_call", lambda _: ((), {"what": "is no argument"}))
+    monkeypatch.setattr(
+        "celery_redlock.task.execution.start.newest_call",
+        lambda _: ((), {"what": "is no argument"}),
+    )
     message = {"task_id": sent["task_id"], "header": sent["headers"]["redlock"]}
     if mode == "report":
         assert deliver(task, "k", **message) == "ran"
@@ -561,7 +570,7 @@ def test_a_message_that_waited_runs_and_leaves_the_line(app):
     header = Envelope(publish_id="0" * 32, waiting=waiting).header("me")["redlock"]
     delivery = Delivery.of(task, {"id": "me", "retries": 0, "redlock": header}, "w")
     another = InLine("k", "f" * 32, 2.0, {}, "c" * 16)
-    for one in (waiting.in_line(task, delivery, "c" * 16), another):
+    for one in (waiting.in_line(task.name, "me", delivery.execution, "c" * 16), another):
         locks.driver.tell(wait_request(locks.rules, one))
     assert in_line(app) == [{delivery.execution, another.who}] * len(app.quorum.nodes)
     assert deliver(task, "k", task_id="me", header=header) == "ran"

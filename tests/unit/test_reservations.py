@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.events import LockUnavailable
-from celery_redlock.lock.asks import Ask, Pause, Tell
-from celery_redlock.lock.call import Call
-from celery_redlock.lock.client import Client
+from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.client import Client
 from celery_redlock.lock.driver import Driver
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.lease import fence_proposal, quorum
+from celery_redlock.lock.nodes.call import Call
 from celery_redlock.lock.records import OWNER_LENGTH, TOKEN_LENGTH, Keys
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.votes import Vote, VoteKind, agreed
-from celery_redlock.task.reservation import NotItsTurn, Reservation
+from celery_redlock.lock.scripts.votes import Vote, VoteKind, agreed
+from celery_redlock.task.messages.reservation import NotItsTurn, Reservation
 from celery_redlock.unique.requests import AS_IT_IS, OVER, RETENTION, Start, Trigger
 from celery_redlock.unique.reservations import Reservations
 from celery_redlock.unique.reserving import (

@@ -20,7 +20,7 @@ from celery.utils import uuid
 
 import celery_redlock
 from celery_redlock import RedlockTask, UniqueResult
-from celery_redlock.task.result import unique
+from celery_redlock.task.publish.result import unique
 from celery_redlock.testing import locks_disabled
 
 FIELDS = {"duplicate": True, "holder_id": "the holder", "lock_name": "the name"}
@@ -194,7 +194,7 @@ from celery import Celery
 from celery.contrib.abortable import AbortableAsyncResult
 from celery.result import AsyncResult
 from celery_redlock import UniqueResult
-from celery_redlock.task.result import FreeResultsLater
+from celery_redlock.task.publish.result import FreeResultsLater
 
 try:
     from greenlet import getcurrent

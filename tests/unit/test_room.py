@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from celery_redlock.lock.room import BELATED, MOST_HINTS, Room, ThreadWaiting, Waiting
+from celery_redlock.lock.waiting.room import BELATED, MOST_HINTS, Room, ThreadWaiting, Waiting
 from support.fakes import FakeClock
 
 LINE = b"redlock:line:a"

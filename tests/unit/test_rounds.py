@@ -11,14 +11,14 @@ import pytest
 
 from celery_redlock.errors import LockTaken, QuorumUnavailable
 from celery_redlock.lock import clock
-from celery_redlock.lock.asks import Ask, Pause, Tell
-from celery_redlock.lock.attempt import CONFIRM_ROUNDS
-from celery_redlock.lock.client import Client
+from celery_redlock.lock.algorithm.asks import Ask, Pause, Tell
+from celery_redlock.lock.algorithm.attempt import CONFIRM_ROUNDS
+from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.rounds import LONGEST_PAUSE, SHORTEST_SPLIT_PAUSE, SPLIT_TRIES
+from celery_redlock.lock.algorithm.wanted import MarkerStands
 from celery_redlock.lock.lease import fence_proposal
-from celery_redlock.lock.rounds import LONGEST_PAUSE, SHORTEST_SPLIT_PAUSE, SPLIT_TRIES
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import ACQUIRE, RELEASE, RENEW
-from celery_redlock.lock.wanted import MarkerStands
+from celery_redlock.lock.scripts.scripts import ACQUIRE, RELEASE, RENEW
 from support.fakes import (
     SILENT,
     Drive,

@@ -10,8 +10,8 @@ import pytest
 from celery_redlock import Redlock
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.lease import Lease
-from celery_redlock.lock.requests import acquire_request
 from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts.requests import acquire_request
 
 LEASE = Lease("k", "t", 7, 1.0, 0.0, 1.7e9)
 URLS = ["lock-1:6379/0", "lock-2:6379/0", "lock-3:6379/0"]

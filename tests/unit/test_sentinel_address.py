@@ -7,7 +7,7 @@ import redis
 from redis.sentinel import Sentinel
 
 from celery_redlock import ConfigurationError
-from celery_redlock.lock.address import OPTIONS, NoAnswer, addresses_of
+from celery_redlock.lock.nodes.address import OPTIONS, NoAnswer, addresses_of
 
 SECRET = "s3cret"
 

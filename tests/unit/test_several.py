@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from celery_redlock import LockTaken, QuorumUnavailable
-from celery_redlock.lock.asks import Pause
-from celery_redlock.lock.requests import Marker
-from celery_redlock.lock.room import ThreadWaiting
-from celery_redlock.lock.rounds import LONGEST_PAUSE
-from celery_redlock.lock.scripts import RELEASE
-from celery_redlock.lock.several import acquire_all
-from celery_redlock.lock.waiter import COMES_EVERY, NOTED_EVERY
-from celery_redlock.lock.waiting import LEAVE, WAIT
-from celery_redlock.lock.wanted import MarkerStands, Wanted
+from celery_redlock.lock.algorithm.asks import Pause
+from celery_redlock.lock.algorithm.rounds import LONGEST_PAUSE
+from celery_redlock.lock.algorithm.several import acquire_all
+from celery_redlock.lock.algorithm.waiter import COMES_EVERY, NOTED_EVERY
+from celery_redlock.lock.algorithm.wanted import MarkerStands, Wanted
+from celery_redlock.lock.scripts.requests import Marker
+from celery_redlock.lock.scripts.scripts import RELEASE
+from celery_redlock.lock.waiting.room import ThreadWaiting
+from celery_redlock.lock.waiting.waiting import LEAVE, WAIT
 from celery_redlock.testing import memory_quorum
 from support.fakes import Drive, Ears, granted, refused, unreachable
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from celery_redlock import RedlockTask
 from celery_redlock.plugin import plugin_for
+from celery_redlock.task.messages.slot import LONGEST_ENTRY, Slot
 from celery_redlock.task.options import OVERLAP, LockOptions
-from celery_redlock.task.slot import LONGEST_ENTRY, Slot
 
 DUE = datetime(2026, 3, 1, 12, 30, 15, 250_000, timezone.utc).timestamp()
 TOLD = ["report", "2026-03-01T12:30:15.250+00:00", "skip"]

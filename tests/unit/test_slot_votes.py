@@ -28,11 +28,11 @@ from celery_redlock.beat.slot_records import (
 )
 from celery_redlock.beat.slot_scripts import CLAIM, SETTLE, WITHDRAW, SlotVote
 from celery_redlock.errors import QuorumUnavailable
-from celery_redlock.lock.client import Client
+from celery_redlock.lock.algorithm.client import Client
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import NO_VOTE
-from celery_redlock.lock.votes import Vote, VoteKind, count
+from celery_redlock.lock.scripts.scripting import NO_VOTE
+from celery_redlock.lock.scripts.votes import Vote, VoteKind, count
 from support.fakes import SILENT, granted, quarantined, refused, token_of, unreachable
 from support.lua import ScriptNode, rewritten
 

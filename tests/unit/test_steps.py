@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_redlock.lock.clock import ClockReading
-from celery_redlock.lock.steps import Finding, NodeClock, whose
+from celery_redlock.lock.nodes.steps import Finding, NodeClock, whose
 
 DRIFT = 0.05
 NOBODY = Finding(None, ())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_redlock.lock.lease import quorum
-from celery_redlock.lock.votes import (
+from celery_redlock.lock.scripts.votes import (
     Verdict,
     VoteKind,
     acquire_is_decided,

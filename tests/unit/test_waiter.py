@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from celery_redlock.lock.asks import Pause, Tell
-from celery_redlock.lock.client import Client
-from celery_redlock.lock.room import ThreadWaiting
-from celery_redlock.lock.rounds import LONGEST_PAUSE
+from celery_redlock.lock.algorithm.asks import Pause, Tell
+from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.rounds import LONGEST_PAUSE
+from celery_redlock.lock.algorithm.waiter import COMES_EVERY, NOTED_EVERY, Waiter
+from celery_redlock.lock.algorithm.wanted import Wanted
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripts import RELEASE
-from celery_redlock.lock.waiter import COMES_EVERY, NOTED_EVERY, Waiter
-from celery_redlock.lock.waiting import LEAVE, WAIT
-from celery_redlock.lock.wanted import Wanted
+from celery_redlock.lock.scripts.scripts import RELEASE
+from celery_redlock.lock.waiting.room import ThreadWaiting
+from celery_redlock.lock.waiting.waiting import LEAVE, WAIT
 from support.fakes import Drive, Ears, FakeClock, granted, refused, token_of, unreachable
 
 TAKEN = [refused()] * 3

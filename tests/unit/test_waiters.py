@@ -8,15 +8,10 @@ import pytest
 
 from celery_redlock.lock.records import encode_info, holder_payload
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.waiting import HEARD_FOR, NO_CHANNEL, InLine, wait_request
+from celery_redlock.lock.waiting.waiting import HEARD_FOR, NO_CHANNEL, InLine, wait_request
 from celery_redlock.ops.listing import waiter_as_json
-from celery_redlock.reading.stored import (
-    FEW,
-    READ,
-    arguments_of_read,
-    read_stored,
-    views_of,
-)
+from celery_redlock.reading.read_script import FEW, READ, arguments_of_read, read_stored
+from celery_redlock.reading.stored import views_of
 from celery_redlock.reading.waiters import noted_waiters, oldest_since, waiters_of
 from celery_redlock.testing.model import NodeModel
 from support.fakes import FakeClock
@@ -111,7 +106,7 @@ def test_nobody_waits_since_before_a_node_knew_of_it_nor_since_later(claimed, si
     info = {"since": claimed}
     value = CHANNEL.encode() + b"0001%013d%013d" % (SINCE * 1000, (SINCE + MINUTE) * 1000)
     (found,) = node([b"a" * 32, value + encode_info(info)])
-    assert found.since == since
+    assert found.waiter.since == since
 
 
 def test_who_waits_in_the_process_may_have_no_task():

@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_redlock.lock.records import shorten
-from celery_redlock.task.delivery import Delivery
-from celery_redlock.task.envelope import Envelope
-from celery_redlock.task.waiting import (
+from celery_redlock.task.messages.waiting import (
     FIRST_BY_ITSELF,
     JITTER,
     LONGEST_BY_ITSELF,
@@ -63,9 +61,7 @@ def test_how_many_places_there_are_is_not_read_from_a_message(limit):
 @pytest.mark.parametrize("wakes", Wakes)
 def test_only_a_task_that_waits_for_a_free_lock_asks_for_one(wakes):
     """Another one would be woken at once by the lock that it cannot have yet, and again."""
-    bill = type("Bill", (), {"name": "bill"})
-    delivery = Delivery("me", Envelope(), "e" * 32, may_be_repeated=False)
-    one = Waiting("a", 1.7e9, 2, wakes).in_line(bill, delivery, "c" * 16, 3)
+    one = Waiting("a", 1.7e9, 2, wakes).in_line("bill", "me", "e" * 32, "c" * 16, 3)
     assert one.asks is (wakes is Wakes.FREE)
     assert (one.name, one.who, one.since, one.limit) == ("a", "e" * 32, 1.7e9, 3)
     assert (one.channel, one.info) == ("c" * 16, {"task": "bill", "task_id": "me"})

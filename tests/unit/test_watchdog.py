@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from celery_redlock import forks
 from celery_redlock.lock import watchdog as module
 from celery_redlock.lock.held import HeldLock
 from celery_redlock.lock.watchdog import BATCH, STALE, NotRenewed, Watchdog
@@ -556,5 +557,5 @@ def test_a_child_process_watches_nothing(take, watchdog):
 def test_all_watchdogs_are_reset_by_a_fork(take, watchdog):
     """The hook that runs in a forked child reaches each of them."""
     take()
-    module._forget_parent()
+    forks._stages["watchdog"].in_child()
     assert watchdog.held == []

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from werkzeug.exceptions import TooManyRequests
 
 from celery_redlock import ConfigurationError
-from celery_redlock.lock.records import place_name, shorten
+from celery_redlock.lock.records import shorten
 from celery_redlock.lock.rules import Rules
 from celery_redlock.ops.web import command, reader
 from celery_redlock.ops.web.app import make_app
@@ -44,13 +44,13 @@ from celery_redlock.reading import search as searching
 from celery_redlock.reading.holds import HOLD_BOUNDS, Holds
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
-from celery_redlock.reading.places import Place, Places
+from celery_redlock.reading.places import Places
 from celery_redlock.reading.quorum import Quorum
 from celery_redlock.reading.search import Found, Search, find_locks
 from celery_redlock.reading.stored import LockView, StoredLock
 from celery_redlock.reading.tally import CAUSES, TaskTally
 from celery_redlock.reading.tally_reader import Tallies
-from celery_redlock.reading.waiters import Noted
+from celery_redlock.reading.waiters import Noted, Waiter
 from celery_redlock.settings import Settings
 
 NODES = [f"redis://lock-{i}:6379/0" for i in range(1, 6)]
@@ -134,9 +134,9 @@ class Stand:  # as of celery_redlock.ops.web.reader.Reader
         told = StoredLock(value, 12.0, 42) if is_held else StoredLock()
         told = told._replace(waiters=self.waiters, noted=len(self.waiters))
         stored = {label: told for label in LABELS if label not in self.silent}
-        names = [place_name(name, number) for number in range(self.places)]
-        locks = [OneLock(each, self.statuses, stored) for each in names]
-        places = Places([Place(lock, name, number) for number, lock in enumerate(locks)])
+        places = Places(
+            [OneLock(name, self.statuses, stored, number) for number in range(self.places)]
+        )
         return explained(None, places, filter(search.has_record, self.happened)), self.age
 
     def lock(self, name):
@@ -839,7 +839,7 @@ def test_a_lock_that_quarantined_nodes_have_is_unclear(client, stand):
     page = seen_in(client().get("/release?name=by-hand"))
     assert re.search(rf"by hand, on\s+{LABELS[0]}", page), page
     stored = {LABELS[0]: StoredLock(b"by hand", 12.0, is_quarantined=True)}
-    places = Places([Place(OneLock("by-hand", stand.statuses, stored), "by-hand", 0)])
+    places = Places([OneLock("by-hand", stand.statuses, stored)])
     stand.explain = lambda name, search: (explained(None, places, iter(())), 0.0)
     page = seen_in(client().get("/lock?name=by-hand"))
     assert re.search(rf"has written its key, on\s+{LABELS[0]}", page), page
@@ -1336,8 +1336,8 @@ def test_the_page_of_a_lock_says_who_holds_it(client, stand):
 
 def waits(letter, since):
     """Return one that waits."""
-    info = {"task": "orders.bill", "task_id": f"id-{letter}", "host": "web-3", "pid": 7}
-    return Noted(letter.encode() * 32, info, since, time.time(), is_reached=True)
+    waiter = Waiter("orders.bill", f"id-{letter}", "web-3", 7, since)
+    return Noted(letter.encode() * 32, time.time(), waiter)
 
 
 def test_the_page_of_a_lock_says_who_waits_for_it(client, stand):
@@ -1378,7 +1378,7 @@ def test_a_filter_of_a_lock_goes_through_all_that_was_refused_for_it(monkeypatch
     lost = skipped(id="lost", event="LeaseLost", at=time.time() - 900)
     records = [lost, *(skipped(id=f"r{i}") for i in range(50))]
     lock = OneLock("orders.bill:7", [], {})
-    monkeypatch.setattr(reader, "read_places", lambda *_: Places.only(lock))
+    monkeypatch.setattr(reader, "read_places", lambda *_: Places([lock]))
     monkeypatch.setattr(reader.JournalTail, "read", lambda _: records)
     it = reader.Reader(NODES, Settings.from_conf({"redlock_nodes": NODES}).rules)
     try:

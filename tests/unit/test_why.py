@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_redlock import RedlockTask
 from celery_redlock.errors import LockKeyError
-from celery_redlock.lock.votes import Verdict
+from celery_redlock.lock.scripts.votes import Verdict
 from celery_redlock.ops import why
 from celery_redlock.ops.cli.release import seen_in
 from celery_redlock.ops.outlook import at_publish, at_run
@@ -26,8 +26,9 @@ from celery_redlock.ops.why import (
 )
 from celery_redlock.reading.journal_view import is_refusal_of
 from celery_redlock.reading.one_lock import majority_of
-from celery_redlock.reading.places import Place, Places
-from celery_redlock.reading.stored import StoredReservation, reservation_in
+from celery_redlock.reading.places import Places
+from celery_redlock.reading.read_script import reservation_in
+from celery_redlock.reading.stored import StoredReservation
 from celery_redlock.task.policies import Fail, Queue, Reschedule, Retry, RunUnlocked, Skip
 from support.one_lock import one_lock, seen
 from support.options import OPTIONS
@@ -82,7 +83,7 @@ def test_a_call_needs_one_place_of_each_name(of_names, state, verdict):
     """It is refused by the first name of which none is free."""
     places = Places(
         [
-            Place(one_lock(found), name, number)
+            replace(one_lock(found), name=name, number=number)
             for name, all_of_it in of_names.items()
             for number, found in enumerate(all_of_it)
         ]
@@ -96,7 +97,7 @@ def test_a_call_needs_one_place_of_each_name(of_names, state, verdict):
 def test_of_a_name_those_places_are_shown_that_there_are(limit, held, expected):
     """As many as its task has, and all that somebody has; not all of the largest limit."""
     found = [TAKEN if number in held else FREE for number in range(4)]
-    places = Places([Place(one_lock(it), "a", number) for number, it in enumerate(found)])
+    places = Places([replace(one_lock(it), number=number) for number, it in enumerate(found)])
     assert len(places.up_to(limit - 1).all) == expected
 
 
@@ -111,7 +112,7 @@ def test_most_places_are_those_of_the_largest_limit():
 
 def test_a_release_finds_the_place_that_the_holder_has():
     """By its token; the first one where nobody has that."""
-    places = [Place(one_lock(FREE), "a"), Place(one_lock(TAKEN), "a", 1)]
+    places = [one_lock(FREE), replace(one_lock(TAKEN), number=1)]
     assert seen_in(places, ["b" * 8, "a" * 8]) == (places[1], "a" * 8)
     assert seen_in(places, ["b" * 8]) == (places[0], "b" * 8)
 
@@ -119,7 +120,7 @@ def test_a_release_finds_the_place_that_the_holder_has():
 def test_who_has_a_majority_holds_it_even_where_no_quorum_votes():
     """A quarantined node votes for nobody, but it knows whose key it has."""
     found = Explanation(
-        Places.only(one_lock([seen(OURS), seen(OURS, "quarantined"), seen(state="down")]))
+        Places([one_lock([seen(OURS), seen(OURS, "quarantined"), seen(state="down")])])
     )
     assert found.holder is not None
     assert found.state == "held"
@@ -136,7 +137,7 @@ def test_who_has_a_majority_holds_it_even_where_no_quorum_votes():
 )
 def test_who_has_a_minority_does_not_hold_it(found, state):
     """It is an attempt under way, or left over."""
-    explained = Explanation(Places.only(one_lock(found)))
+    explained = Explanation(Places([one_lock(found)]))
     assert explained.holder is None
     assert explained.state == state
 

@@ -25,13 +25,11 @@ INSPECT = (control.redlock_locks, control.redlock_nodes)
 COMMANDS = {
     "status": "celery_redlock.ops.cli.status:status",
     "ls": "celery_redlock.ops.cli.ls:ls",
-    "top": "celery_redlock.ops.cli.top:top",
     "why": "celery_redlock.ops.cli.why:why",
     "release": "celery_redlock.ops.cli.release:release",
     "report": "celery_redlock.ops.cli.report:report",
     "doctor": "celery_redlock.ops.cli.doctor:doctor",
     "tail": "celery_redlock.ops.cli.tail:tail",
-    "bench": "celery_redlock.ops.cli.bench:bench",
     "bootstrap": "celery_redlock.ops.cli.bootstrap:bootstrap_command",
     "web": "celery_redlock.ops.web.command:web_command",
 }
@@ -40,7 +38,7 @@ GROUP_EXAMPLES = """\b
 Examples:
   celery -A shop redlock status             can a majority of the nodes vote?
   celery -A shop redlock ls                 who holds which lock?
-  celery -A shop redlock top                what goes on, live?
+  celery -A shop redlock ls --watch         ... drawn again each second
   celery -A shop redlock why shop.bill '[42]'
                                             why does this call not run?
   celery -A shop redlock report             what was refused, what to set?

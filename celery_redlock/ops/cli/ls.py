@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import sys
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
@@ -12,6 +13,7 @@ import click
 
 from celery_redlock.lock.lease import quorum
 from celery_redlock.ops.cli.command import UNWELL, operator_command, settings_at_hand
+from celery_redlock.ops.cli.watch import WATCH, watch
 from celery_redlock.ops.listing import (
     LOCK_COLOURS,
     LOCK_HEAD,
@@ -36,6 +38,8 @@ __all__ = ["ls"]
 SORTED = 5000
 #: For how long locks are counted of which none was asked for [s].
 LONGEST_COUNT = 5.0
+#: For how long locks are read that are drawn again each second [s]; of more, some are left out.
+LONGEST_LOOK = 1.0
 EXAMPLES = """\b
 Columns:
   VOTES     on how many nodes the lock is; with fewer than a majority
@@ -53,6 +57,8 @@ Examples:
   celery -A shop redlock ls invoice          names that contain 'invoice'
   celery -A shop redlock ls 'invoice:*'      names that begin with it
   celery -A shop redlock ls --reserved       names reserved at publish
+  celery -A shop redlock ls --watch --limit 20
+                                             the first 20, drawn again each second
   celery -A shop redlock ls --json | jq '.locks[].task_id'
 
 \b
@@ -112,7 +118,10 @@ RESERVED = Listed(
     is_flag=True,
     help="List the names that are reserved at publish (unique_until), and no lock is held for.",
 )
-def ls(*, pattern: str | None, limit: int | None, reserved: bool, as_json: bool) -> int:
+@WATCH
+def ls(
+    *, pattern: str | None, limit: int | None, reserved: bool, is_watched: bool, as_json: bool
+) -> int:
     """
     List the live locks and who holds them.
 
@@ -120,37 +129,44 @@ def ls(*, pattern: str | None, limit: int | None, reserved: bool, as_json: bool)
     whole. Up to 5000 are sorted by name, more come as they are found.
 
     Exits with 0, or with 1 if no majority of nodes votes and could be read: the list may have
-    gaps.
+    gaps. With 0 after --watch.
     """
     settings = settings_at_hand()
     total, kind = len(settings.nodes), RESERVED if reserved else LOCKS
-    source = kind.source(settings.nodes, settings.rules, scan_pattern(pattern or ""))
-    with stop_on_interrupt() as stop:
+
+    def look(stop: Stop, longest: float = math.inf) -> int:
+        source = kind.source(settings.nodes, settings.rules, scan_pattern(pattern or ""), longest)
         found = Found(source, stop, limit, kind.need)
         if as_json:
             print_json(found, kind, total)
         else:
-            print_text(found, kind, total, lambda: none_of(settings, kind, pattern))
+            longest = min(longest, LONGEST_COUNT)
+            print_text(found, kind, total, lambda: none_of(settings, kind, pattern, longest))
             if kind is LOCKS:
-                note_reserved(settings, pattern)
-    note_silent(source.silent)
-    if not found.is_complete:
-        click.echo("Note: these are not all.", err=True)
-    return 0 if is_quorate(source, total) and not stop.is_wanted else UNWELL
+                note_reserved(settings, pattern, longest)
+        note_silent(source.silent)
+        if source.is_cut or not found.is_complete:
+            click.echo("Note: these are not all.", err=True)
+        return 0 if is_quorate(source, total) and not stop.is_wanted else UNWELL
+
+    if is_watched:
+        return watch(lambda stop: look(stop, LONGEST_LOOK), as_json=as_json)
+    with stop_on_interrupt() as stop:
+        return look(stop)
 
 
-def none_of(settings: Settings, kind: Listed, pattern: str | None) -> str:
+def none_of(settings: Settings, kind: Listed, pattern: str | None, longest: float) -> str:
     """Return that none was found, and of how many if only some were looked for."""
-    count, least = count_of(settings, kind) if pattern else (0, "")
+    count, least = count_of(settings, kind, "", longest) if pattern else (0, "")
     if not count:
         return f"No {kind.none}."
     of = f"{kind.none} ({least}{count})"
     return f"None of the {of} has a name that matches {one_line(pattern)!r}."
 
 
-def note_reserved(settings: Settings, pattern: str | None) -> None:
+def note_reserved(settings: Settings, pattern: str | None, longest: float) -> None:
     """Say on stderr that there are names reserved, which keep calls from being published."""
-    count, least = count_of(settings, RESERVED, pattern or "")
+    count, least = count_of(settings, RESERVED, pattern or "", longest)
     if count:
         names = counted(count, "name")
         click.echo(
@@ -160,9 +176,9 @@ def note_reserved(settings: Settings, pattern: str | None) -> None:
         )
 
 
-def count_of(settings: Settings, kind: Listed, pattern: str = "") -> tuple[int, str]:
+def count_of(settings: Settings, kind: Listed, pattern: str, longest: float) -> tuple[int, str]:
     """Return how many there are, and "at least " if there was no time to count them all."""
-    source = kind.source(settings.nodes, settings.rules, scan_pattern(pattern), LONGEST_COUNT)
+    source = kind.source(settings.nodes, settings.rules, scan_pattern(pattern), longest)
     count = sum(1 for _ in source)
     return count, "at least " if source.is_cut else ""
 

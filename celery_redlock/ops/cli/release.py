@@ -14,7 +14,7 @@ import click
 from celery_redlock.errors import ConfigurationError
 from celery_redlock.lock.lease import quorum
 from celery_redlock.lock.records import PUBLIC_TOKEN_LENGTH, Keys
-from celery_redlock.lock.votes import Verdict
+from celery_redlock.lock.scripts.votes import Verdict
 from celery_redlock.ops.cli.command import (
     TEXT,
     UNWELL,
@@ -33,8 +33,9 @@ from celery_redlock.ops.loading import load_tasks
 from celery_redlock.ops.screen import is_terminal
 from celery_redlock.ops.text import LONGEST, one_line, show_json
 from celery_redlock.ops.why import most_places
-from celery_redlock.reading.one_lock import OneLock, release_seen
-from celery_redlock.reading.places import Place, read_places
+from celery_redlock.reading.one_lock import OneLock
+from celery_redlock.reading.places import read_places
+from celery_redlock.reading.release import release_seen
 from celery_redlock.reading.stored import LockView, ReservationView
 from celery_redlock.settings import Settings
 from celery_redlock.words import who
@@ -138,19 +139,18 @@ def release(*, names: tuple[str, ...], tokens: tuple[str, ...], yes: bool, as_js
     return 0 if all(one["released"] for one in plain) else UNWELL
 
 
-def seen_in(places: Sequence[Place], tokens: Sequence[str]) -> tuple[Place, str]:
+def seen_in(places: Sequence[OneLock], tokens: Sequence[str]) -> tuple[OneLock, str]:
     """Return which of *places* somebody has with which of *tokens*; else the first of each."""
     pairs = ((place, token) for place in places for token in tokens)
-    found = (pair for pair in pairs if seen_with(pair[0].lock, pair[1]) is not None)
+    found = (pair for pair in pairs if seen_with(*pair) is not None)
     return next(found, (places[0], tokens[0]))
 
 
 def release_one(
-    settings: Settings, place: Place, token: str, *, yes: bool, as_json: bool
+    settings: Settings, lock: OneLock, token: str, *, yes: bool, as_json: bool
 ) -> dict[str, Any]:
     """Release one lock, and say so; return what ``--json`` shows."""
-    lock, name = place.lock, place.lock.name
-    seen, results = seen_with(lock, token), dict[str, str]()
+    name, seen, results = lock.stored_name, seen_with(lock, token), dict[str, str]()
     if seen is None:
         reason = why_not(lock)
     else:
@@ -158,7 +158,7 @@ def release_one(
             show_seen(name, seen, len(lock.nodes), err=as_json)
         if not yes:
             click.confirm(QUESTIONS[type(seen)], abort=True, err=True)
-        results = release_seen(settings.nodes, settings.rules, name, token, place.number)
+        results = release_seen(settings.nodes, settings.rules, name, token, lock.number)
         reason = outcome(results, seen)
     if not as_json:
         for node, text in results.items():

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from celery_redlock.lock.votes import Verdict
+from celery_redlock.lock.scripts.votes import Verdict
 from celery_redlock.ops.cli.command import (
     TEXT,
     UNWELL,
@@ -39,7 +39,7 @@ from celery_redlock.ops.text import LONGEST, one_line, show_json, show_table
 from celery_redlock.ops.why import Explanation, explain, find_task, limits_in_call, most_places
 from celery_redlock.reading.nodes import NodeStatus
 from celery_redlock.reading.one_lock import OneLock
-from celery_redlock.reading.places import Place, Places
+from celery_redlock.reading.places import Places
 from celery_redlock.reading.stored import LockView, StoredLock, StoredReservation
 from celery_redlock.words import counted, who
 
@@ -164,7 +164,7 @@ def without_task(found: Explanation) -> str:
     if found.places.verdict is Verdict.TAKEN:
         option, meets = "on_conflict", "finds the lock taken"
     cause = "nobody holds it, so no task is known"
-    views = [view for place in found.places.all for view in place.lock.views]
+    views = [view for place in found.places.all for view in place.views]
     if views:
         task = views[0].holder.get("task")
         cause = "its holder is no task"
@@ -210,10 +210,10 @@ def show_places(places: Places) -> None:
     """Print who has each of *places*."""
     rows: list[tuple[str, ...]] = []
     for place in places.all:
-        name, nodes = one_line(place.lock.name, LONGEST), len(place.lock.nodes)
-        if not place.lock.views:
+        name, nodes = one_line(place.stored_name, LONGEST), len(place.nodes)
+        if not place.views:
             rows.append((name, place.state, *[""] * (len(LOCK_HEAD) - 2)))
-        rows += [lock_row(view, nodes) for view in place.lock.views]
+        rows += [lock_row(view, nodes) for view in place.views]
     show_table(LOCK_HEAD, rows, LOCK_COLOURS, LOCK_SPARE)
 
 
@@ -287,11 +287,11 @@ def reservation_with_result(
     return plain and {**plain, "result": found.results.get(str(plain["task_id"]))}
 
 
-def place_as_plain(place: Place) -> dict[str, Any]:
+def place_as_plain(place: OneLock) -> dict[str, Any]:
     """Return who has a place as plain JSON values."""
     holder = place.holder
     return {
-        "lock": place.lock.name,
+        "lock": place.stored_name,
         "name": place.name,
         "place": place.number,
         "state": place.state,

@@ -1,9 +1,8 @@
 """
 What may be set up wrongly: facts are gathered once, and pure functions find what is amiss.
 
-`facts` is what is known; `diagnosis` has it gathered, of nodes by `nodes`, of other libraries by
-`peer_facts`, and has findings made of it by `check_nodes`, `check_tasks` and `check_migration`.
-`peers` is a table of other libraries, and of what replaces their options.
+`facts` is what is known; `diagnosis` has it gathered, of nodes by `nodes`, and has findings made of
+it by `check_cluster`, `check_nodes` and `check_tasks`.
 """
 
 from __future__ import annotations

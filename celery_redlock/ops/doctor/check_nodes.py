@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from celery_redlock.lock.guard import whole_in
+from celery_redlock.lock.nodes.guard import whole_in
 from celery_redlock.lock.records import Keys
 from celery_redlock.ops.doctor import ERROR, NOTE, WARNING, Finding
 from celery_redlock.ops.doctor.facts import Facts, NodeFacts, OtherServer, place_of

@@ -11,7 +11,7 @@ from celery_redlock.ops.doctor.facts import Facts, TaskFacts
 from celery_redlock.ops.text import one_line
 from celery_redlock.task.options import LockOptions
 from celery_redlock.task.policies import Queue, Reschedule, Retry, RunUnlocked
-from celery_redlock.task.waiting_room import UNCOUNTED
+from celery_redlock.task.worker.waiting_room import UNCOUNTED
 from celery_redlock.words import counted, duration, is_forgotten, moment, number, redlock_command
 
 __all__ = ["check_tasks"]

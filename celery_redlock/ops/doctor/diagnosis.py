@@ -9,23 +9,22 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from celery.local import maybe_evaluate
 from redis.exceptions import RedisError
 
 from celery_redlock.configuration import redis_of, redlock_conf
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.address import UrlAddress, addresses_of
-from celery_redlock.lock.credentials import shows_password
-from celery_redlock.lock.guard import exchange, read_info
+from celery_redlock.lock.nodes.address import UrlAddress, addresses_of
+from celery_redlock.lock.nodes.credentials import shows_password
+from celery_redlock.lock.nodes.guard import exchange, read_info
 from celery_redlock.log import get_logger
 from celery_redlock.ops.advice import DAY
 from celery_redlock.ops.doctor import LEVELS, Finding
 from celery_redlock.ops.doctor.check_cluster import check_cluster
-from celery_redlock.ops.doctor.check_migration import check_migration
 from celery_redlock.ops.doctor.check_nodes import check_nodes
 from celery_redlock.ops.doctor.check_tasks import check_tasks
 from celery_redlock.ops.doctor.facts import Facts, OtherServer, TaskFacts, place_of
 from celery_redlock.ops.doctor.nodes import gather_nodes
-from celery_redlock.ops.doctor.peer_facts import load_the_rest, peer_settings, peer_tasks
 from celery_redlock.ops.loading import AppError, load_tasks
 from celery_redlock.plugin import plugin_for
 from celery_redlock.reading.journal import KEPT, JournalReader
@@ -33,15 +32,15 @@ from celery_redlock.reading.nodes import connected
 from celery_redlock.reading.tally_reader import TallyReader
 from celery_redlock.settings import Settings
 from celery_redlock.task.base import takes_lock
-from celery_redlock.task.redelivery import delays_in_broker, visibility_timeout
-from celery_redlock.task.task_lock import lock_of
+from celery_redlock.task.messages.broker import delays_in_broker, visibility_timeout
+from celery_redlock.task.naming.task_lock import lock_of
 
 __all__ = ["findings", "gather"]
 
 
 def findings(facts: Facts) -> list[Finding]:
     """Return what is amiss, the worst first."""
-    checks = (check_cluster, check_nodes, check_tasks, check_migration)
+    checks = (check_cluster, check_nodes, check_tasks)
     found = [finding for check in checks for finding in check(facts)]
     return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
@@ -88,14 +87,22 @@ def gather(app: Any, settings: Settings, tell: Callable[[int], None]) -> Facts:
         eta_task_limit=conf.get("worker_eta_task_limit"),
         pool=str(conf.worker_pool or "prefork"),
         has_hiredis=importlib.util.find_spec("hiredis") is not None,
-        peer_tasks=peer_tasks(app),
-        peer_settings=peer_settings(app),
-        beat_scheduler=conf.beat_scheduler,
         now=now,
     )
 
 
 # --- tasks --------------------------------------------------------------------------------
+
+
+def load_the_rest(app: Any) -> None:
+    """
+    Have *app* register the tasks that come after one with invalid options.
+
+    That one is reported; findings about the others are not to wait until it is fixed.
+    """
+    while app._pending:  # noqa: SLF001  Celery has no other way to go on
+        with contextlib.suppress(Exception):
+            maybe_evaluate(app._pending.popleft())  # noqa: SLF001
 
 
 def tasks_of(app: Any) -> list[TaskFacts]:

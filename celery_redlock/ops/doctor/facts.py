@@ -11,7 +11,7 @@ from celery_redlock.reading.tally import TaskTally
 from celery_redlock.settings import Settings
 from celery_redlock.task.options import LockOptions
 
-__all__ = ["Facts", "NodeFacts", "OtherServer", "PeerTask", "TaskFacts", "place_of"]
+__all__ = ["Facts", "NodeFacts", "OtherServer", "TaskFacts", "place_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,30 +105,6 @@ class TaskFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerTask:
-    """
-    A task that another library locks, or has options of one.
-
-    Attributes:
-        name: Its name.
-        library: Which one.
-        is_based: Whether it is based on the library's class.
-        is_ours: Whether it is based on `RedlockTask`.
-        options: Attribute -> value, of those that the library reads.
-        own: Our options that it says itself.
-        acks_late: Whether its message is acknowledged after it ran.
-    """
-
-    name: str
-    library: str
-    is_based: bool
-    is_ours: bool
-    options: Mapping[str, Any] = field(default_factory=dict)
-    own: frozenset[str] = frozenset()
-    acks_late: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Facts:
     """
     All that is known.
@@ -148,9 +124,6 @@ class Facts:
         eta_task_limit: Of the workers; None for none.
         pool: Of the workers, as far as the settings tell.
         has_hiredis: Whether the fast parser is installed.
-        peer_tasks: Those that other libraries lock, or that have options of theirs.
-        peer_settings: Of other libraries, by names in lower case.
-        beat_scheduler: What ``celery beat`` starts: a class, or the name of one.
         now: When this was gathered [s, Unix time].
     """
 
@@ -168,9 +141,6 @@ class Facts:
     eta_task_limit: int | None = None
     pool: str = "prefork"
     has_hiredis: bool = True
-    peer_tasks: Sequence[PeerTask] = ()
-    peer_settings: Mapping[str, Any] = field(default_factory=dict)
-    beat_scheduler: Any = ""
     now: float = 0.0
 
 

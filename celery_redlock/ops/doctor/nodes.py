@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import RedisError, ResponseError
 
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lock.address import Address, addresses_of
-from celery_redlock.lock.guard import Unfit, check_fit, exchange, read_as, read_info
+from celery_redlock.lock.nodes.address import Address, addresses_of
+from celery_redlock.lock.nodes.guard import Unfit, check_fit, exchange, read_as, read_info
 from celery_redlock.lock.records import channel, probe_key
 from celery_redlock.lock.rules import Rules
-from celery_redlock.lock.scripting import Script, read_release
-from celery_redlock.lock.scripts import ENROL
+from celery_redlock.lock.scripts.scripting import Script, read_release
+from celery_redlock.lock.scripts.scripts import ENROL
 from celery_redlock.ops.doctor.facts import NodeFacts
 from celery_redlock.ops.text import one_line
 from celery_redlock.reading.journal import journal_key
@@ -34,8 +34,8 @@ from celery_redlock.reading.nodes import (
     check_writes,
     connected,
     enrolment,
-    several_servers,
 )
+from celery_redlock.reading.several_servers import several_servers
 
 if TYPE_CHECKING:
     from redis.connection import AbstractConnection
@@ -114,8 +114,7 @@ def gather_nodes(
             with connected(address) as connection:
                 visit = Visit(connection, rules, tell)
                 found = read_as("facts", visit.facts, fingerprint)
-            with connected(address) as connection:  # one that listens can ask nothing else
-                replace(visit, connection=connection).try_to_listen()
+                visit.try_to_listen()  # last: who listens can ask nothing else
             found["denied_to_wake"] = list(dict.fromkeys(visit.denied_to_wake))
             return NodeFacts(node=address.label, **found)
         except (RedisError, OSError, ConfigurationError) as error:

@@ -26,8 +26,9 @@ from celery_redlock.ops.why import Explanation, explained, most_places
 from celery_redlock.reading.all_locks import AllLocks, AllReservations
 from celery_redlock.reading.journal import JournalReader
 from celery_redlock.reading.nodes import NodeStatus, node_statuses
-from celery_redlock.reading.one_lock import OneLock, read_lock, release_seen
-from celery_redlock.reading.places import read_places
+from celery_redlock.reading.one_lock import OneLock
+from celery_redlock.reading.places import read_lock, read_places
+from celery_redlock.reading.release import release_seen
 from celery_redlock.reading.search import (
     LONGEST,
     Found,
@@ -197,7 +198,7 @@ class Reader:
         return read_lock(self._nodes, self._rules, name)
 
     def release(self, name: str, seen: str) -> dict[str, str]:
-        """Release what `celery_redlock.reading.one_lock.release_seen` would."""
+        """Release what `celery_redlock.reading.release.release_seen` would."""
         answers = release_seen(self._nodes, self._rules, name, seen)
         with self._mutex:  # a reading under way may have begun before
             self._all = Cached(lambda: self._find(Search()), self._threads)

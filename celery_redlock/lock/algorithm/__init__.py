@@ -1,0 +1,1 @@
+"""The lock's algorithm: decisions, and generators that yield what to ask of the nodes."""

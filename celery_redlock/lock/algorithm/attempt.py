@@ -1,0 +1,178 @@
+r"""
+One attempt to acquire a lock, on one of its places.
+
+    ask(ACQUIRE) --granted by a quorum, one fence--> Lease
+        |   \--granted, fences differ--> ask(RENEW) to agree on one --> Lease
+        '--refused, split, too late--> tell(RELEASE)
+
+A fence is final when a majority stores it while holding our token (PROTOCOL 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from celery_redlock.lock.algorithm.asks import Ask, Tell
+from celery_redlock.lock.algorithm.client import Client, fresh_token
+from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.lease import Lease, fence_proposal, least_validity, quorum, valid_until
+from celery_redlock.lock.records import place_name
+from celery_redlock.lock.scripts.requests import (
+    Request,
+    acquire_request,
+    release_request,
+    renew_request,
+)
+from celery_redlock.lock.scripts.scripting import NO_VOTE
+from celery_redlock.lock.scripts.votes import (
+    Ballot,
+    Verdict,
+    Vote,
+    VoteKind,
+    acquire_is_decided,
+    judge,
+    positions_of,
+    votes_of,
+)
+
+__all__ = ["CONFIRM_ROUNDS", "Attempt"]
+
+#: Of a node whose fence counts for nothing.
+STRAY = Vote(VoteKind.UNREACHABLE, reason=NO_VOTE[-7])
+#: How many confirming rounds a fence may take before the attempt is given up.
+CONFIRM_ROUNDS = 3
+
+
+class Attempt:
+    """One attempt: one token, one start on our clock."""
+
+    def __init__(self, client: Client, wanted: Wanted, place: int) -> None:
+        self.client = client
+        self.wanted = wanted
+        self.token = fresh_token(client, wanted.owner)
+        self.place = place
+        self.name = place_name(wanted.name, place)
+        self.started = client.now()
+        self.since = client.wall()
+
+    def make(self) -> Generator[Ask | Tell, Any, Lease | tuple[Verdict, Ballot]]:
+        """Ask the nodes; return the lease, or why there is none, and then leave nothing behind."""
+        request = self.request()
+        skew = self.client.rules.longest_skew
+        ballot = yield Ask(request, lambda votes: acquire_is_decided(without_strays(votes, skew)))
+        ballot = without_strays(ballot, skew)
+        verdict = judge(ballot)
+        self.client.learn(ballot)
+        if verdict is Verdict.GRANTED:
+            lease = yield from self.settle(ballot)
+            if lease is not None:
+                return lease
+            verdict = Verdict.UNAVAILABLE
+        yield Tell(self.release(), refusing(ballot))
+        return verdict, ballot
+
+    def request(self) -> Request:
+        """Return what is put to every node first."""
+        self.asked = self.lease(self.client.propose() if self.wanted.fence else 0)
+        return acquire_request(self.client.rules, self.asked, self.wanted.marker)
+
+    def release(self) -> Request:
+        """Return what undoes this attempt on a node."""
+        return release_request(self.client.rules, self.name, self.token, wakes=False)
+
+    def lease(self, fence: int | None) -> Lease:
+        """Return the lease of this attempt with *fence*."""
+        until = valid_until(self.started, self.wanted.ttl, self.client.rules.drift_factor)
+        wanted = self.wanted
+        info = dict(wanted.info)  # our copy: the caller may change its own
+        return Lease(
+            self.name, self.token, fence, wanted.ttl, until, self.since, info, place=self.place
+        )
+
+    def settle(self, ballot: Ballot) -> Generator[Ask, Ballot, Lease | None]:
+        """
+        Return the lease once a majority stores one and the same fence, None if it came too late.
+
+        One round suffices when the majority that granted agrees, as it does whenever
+        our proposal was above all their numbers. Otherwise the largest is written back,
+        on condition that the node still holds our token.
+        """
+        if not self.wanted.fence:
+            return self._if_of_use(self.lease(None))
+        majority = quorum(len(ballot))
+        fence = largest_granted(ballot)
+        for _ in range(CONFIRM_ROUNDS):
+            if agreeing(ballot, fence) >= majority:
+                return self._if_of_use(self.granted(fence))
+            fence = max(fence, largest_granted(ballot))
+            self.started = self.client.now()
+            self.asked = self.lease(fence)
+            confirm = renew_request(self.client.rules, self.asked, repair=False)
+            ballot = yield Ask(confirm, lambda votes, f=fence: agreeing(votes, f) >= majority)  # type: ignore[misc]
+            ballot = without_strays(ballot, self.client.rules.longest_skew)
+            self.client.learn(ballot)
+        is_agreed = agreeing(ballot, fence) >= majority
+        return self._if_of_use(self.asked) if is_agreed else None
+
+    def granted(self, fence: int) -> Lease:
+        """Return the lease with *fence*; most often it is the one that was asked for."""
+        return self.asked if self.asked.fence == fence else self.lease(fence)
+
+    def _if_of_use(self, lease: Lease) -> Lease | None:
+        late = self.client.now() + least_validity(lease.ttl) > lease.valid_until
+        return None if late else lease
+
+
+def refusing(ballot: Ballot) -> frozenset[int]:
+    """Return the positions of nodes that certainly stored nothing of ours."""
+    return positions_of(ballot, VoteKind.REFUSED, VoteKind.QUARANTINED, VoteKind.MARKED)
+
+
+def without_strays(ballot: Ballot, skew: float) -> Ballot:
+    """
+    Return *ballot* without votes whose fence no majority can store.
+
+    A node that lies says any number, and the others store none that is further ahead of their
+    clocks than clocks may differ, which is *skew* [s]. The votes that are left are still a
+    majority, or nothing is granted: so one of them knows the largest fence that was given out.
+    """
+    said = -1
+    for vote in ballot:
+        if vote is not None and vote.kind is VoteKind.GRANTED:
+            if said not in (-1, vote.fence):
+                break
+            said = vote.fence
+    else:  # most often all say the same
+        return ballot
+    granted, majority = votes_of(ballot, VoteKind.GRANTED), quorum(len(ballot))
+    if len(granted) < majority:
+        return ballot
+    fences = sorted({vote.fence for vote in granted}, reverse=True)
+    storable = (f for f in fences if sum(can_store(v, f, skew) for v in granted) >= majority)
+    largest = next(storable, -1)
+    strays = [vote for vote in granted if vote.fence > largest]
+    return [STRAY if vote in strays else vote for vote in ballot]
+
+
+def can_store(vote: Vote, fence: int, skew: float) -> bool:
+    """Return whether the node that granted this stores *fence*, or will if it is told to."""
+    farthest = fence_proposal(round((vote.node_now + skew) * 1000), 0)
+    return vote.fence <= fence and (fence == vote.fence or fence <= farthest)
+
+
+def largest_granted(ballot: Ballot) -> int:
+    """Return the largest fence of the nodes that hold our token, 0 if there are none."""
+    largest = 0
+    for vote in ballot:
+        if vote is not None and vote.kind is VoteKind.GRANTED and vote.fence > largest:
+            largest = vote.fence
+    return largest
+
+
+def agreeing(ballot: Ballot, fence: int) -> int:
+    """Return how many nodes hold our token and store exactly *fence*."""
+    found = 0
+    for vote in ballot:
+        found += vote is not None and vote.kind is VoteKind.GRANTED and vote.fence == fence
+    return found

@@ -1,0 +1,77 @@
+"""What one client of the lock nodes knows and uses."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from celery_redlock.lock import clock
+from celery_redlock.lock.lease import fence_proposal
+from celery_redlock.lock.records import OWNER_LENGTH
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts.votes import Ballot
+
+if TYPE_CHECKING:
+    from celery_redlock.lock.waiting.listener import Listener
+
+__all__ = ["Client", "fresh_token", "new_owner"]
+
+
+@dataclass
+class Client:
+    """
+    What one client of the cluster knows and uses; clocks and chance can be replaced.
+
+    Attributes:
+        rules: What all clients agree on.
+        labels: One per configured node, in their order.
+        seen: Largest fencing number that any node ever reported.
+        listener: Hears which locks may be free; None where nobody is woken.
+    """
+
+    rules: Rules
+    labels: tuple[str, ...]
+    seen: int = 0
+    listener: Listener | None = None
+    now: Callable[[], float] = clock.now
+    wall: Callable[[], float] = time.time
+    chance: Callable[[float, float], float] = clock.jitter
+    new_token: Callable[[], str] = lambda: os.urandom(20).hex()
+
+    def propose(self) -> int:
+        """
+        Return the fencing number to propose next.
+
+        What was seen counts only while it is near our own clock: nodes refuse numbers that
+        are far ahead of theirs, and one fast client must not bring that upon all others. A
+        node never goes back anyway; the proposal only saves a round.
+        """
+        wall_ms = int(self.wall() * 1000)
+        ours = fence_proposal(wall_ms, 0)
+        if self.seen < ours:
+            return ours
+        too_far = fence_proposal(wall_ms + int(self.rules.longest_skew * 500), 0)
+        return fence_proposal(wall_ms, self.seen) if self.seen < too_far else ours
+
+    def learn(self, ballot: Ballot) -> int:
+        """Remember the largest fence in *ballot* and return it."""
+        largest = 0
+        for vote in ballot:
+            if vote is not None and vote.fence > largest:
+                largest = vote.fence
+        self.seen = max(self.seen, largest)
+        return largest
+
+
+def new_owner() -> str:
+    """Return what a token is to begin with, for `Wanted.owner`: 128 random bits."""
+    return os.urandom(OWNER_LENGTH // 2).hex()
+
+
+def fresh_token(client: Client, owner: str | None) -> str:
+    """Return the token of an attempt: 160 random bits, of which the first may be *owner*."""
+    token = client.new_token()
+    return token if owner is None else owner + token[OWNER_LENGTH:]

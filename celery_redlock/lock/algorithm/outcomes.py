@@ -1,0 +1,82 @@
+"""What the nodes say to a release and to a look, as callers see it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery_redlock.lock.lease import quorum
+from celery_redlock.lock.records import read_holder, since_of
+from celery_redlock.lock.scripts.votes import Ballot, VoteKind, count
+
+__all__ = ["NodeView", "ReleaseOutcome", "release_is_decided", "release_outcome", "views"]
+
+
+class ReleaseOutcome(str, enum.Enum):
+    """The outcome of a release."""
+
+    #: A quorum deleted our key.
+    RELEASED = "RELEASED"
+    #: The lease had ended before: a quorum was out of reach because our key was gone.
+    EXPIRED = "EXPIRED"
+    #: Too few nodes answered; the lease expires within its TTL.
+    UNKNOWN = "UNKNOWN"
+
+
+def is_released(ballot: Ballot) -> bool:
+    return count(ballot, VoteKind.GRANTED) >= quorum(len(ballot))
+
+
+def release_is_decided(ballot: Ballot) -> bool:
+    """Return whether no answer that is missing can change the outcome of a release."""
+    is_gone = count(ballot, VoteKind.REFUSED) > len(ballot) - quorum(len(ballot))
+    return is_gone or is_released(ballot)
+
+
+def release_outcome(ballot: Ballot) -> ReleaseOutcome:
+    """Return what the answers to a release come to."""
+    if is_released(ballot):
+        return ReleaseOutcome.RELEASED
+    return ReleaseOutcome.EXPIRED if release_is_decided(ballot) else ReleaseOutcome.UNKNOWN
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """
+    What one node knows of one lock.
+
+    Attributes:
+        node: Label of the node.
+        holder: As in `LockTaken.holder`; empty if nobody holds it there.
+        ttl: What is left of the holder's lease [s]; 0.0 if there is none.
+        fence: Largest fencing number given out there, 0 for none.
+        problem: Why the node did not answer, in plain words; empty if it did.
+    """
+
+    node: str
+    holder: dict[str, Any]
+    ttl: float
+    fence: int
+    problem: str
+
+    @property
+    def since(self) -> float | None:
+        """When the holder acquired the lock [s, Unix time]; None if nobody holds it there."""
+        return since_of(self.holder)
+
+
+def views(ballot: Ballot, labels: Sequence[str]) -> list[NodeView]:
+    """Return what each node knows, in their order."""
+    return [
+        NodeView(
+            node=label,
+            holder=read_holder(vote.value) if vote.value else {},
+            ttl=vote.ttl,
+            fence=vote.fence,
+            problem=vote.reason,
+        )
+        for label, vote in zip(labels, ballot, strict=True)
+        if vote is not None
+    ]

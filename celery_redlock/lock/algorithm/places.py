@@ -1,0 +1,76 @@
+"""A lock of several places: which of them to try, and who has them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from celery_redlock.lock.algorithm.asks import Ask, Tell
+from celery_redlock.lock.algorithm.attempt import Attempt
+from celery_redlock.lock.algorithm.client import Client
+from celery_redlock.lock.algorithm.waiter import Waiter
+from celery_redlock.lock.algorithm.wanted import Wanted
+from celery_redlock.lock.lease import Lease, quorum
+from celery_redlock.lock.scripts.requests import places_request
+from celery_redlock.lock.scripts.votes import Ballot, Verdict, VoteKind, count, holder_of
+
+__all__ = ["any_of", "try_places"]
+
+
+def try_places(
+    client: Client, wanted: Wanted, waiter: Waiter
+) -> Generator[Ask | Tell, Any, Lease | tuple[Verdict, Ballot]]:
+    """
+    Make an attempt on every place that may be free; return what the last one came to.
+
+    First on one that this execution itself holds: a message that is delivered again while it runs
+    does not run beside itself.
+    """
+    place = 0
+    tried: set[int] = set()
+    free: list[int] = []
+    execution = wanted.info.get("execution", "")
+    if wanted.limit > 1:
+        own, free = yield from seen_places(client, wanted, execution)
+        place = any_of(own[:1] or free or range(wanted.limit), client)
+    while True:
+        attempt = waiter.attempt = Attempt(client, wanted, place)
+        answer = yield from attempt.make()
+        if isinstance(answer, Lease):
+            waiter.share(len(free))
+            return answer
+        waiter.started, waiter.attempt = attempt.started, None
+        if wanted.limit == 1 or answer[0] is not Verdict.TAKEN:
+            return answer
+        if execution and holder_of(answer[1]).get("execution") == execution:
+            return answer
+        tried.add(place)
+        own, free = yield from seen_places(client, wanted, execution)
+        untried = [one for one in free if one not in tried]
+        own = [one for one in own if one not in tried]  # it may have begun a moment ago
+        if not (own or untried):
+            return answer
+        place = any_of(own[:1] or untried, client)
+
+
+def any_of(places: Sequence[int], client: Client) -> int:
+    """Return one of *places*, any with the same chance."""
+    return places[min(int(client.chance(0.0, len(places))), len(places) - 1)]
+
+
+def seen_places(
+    client: Client, wanted: Wanted, execution: str
+) -> Generator[Ask, Ballot, tuple[list[int], list[int]]]:
+    """
+    Return the places that any node says *execution* has, and those that a majority calls free.
+
+    Of the former first the one that most nodes name: others may have missed a release.
+    """
+    majority = quorum(len(client.labels))
+    asked = places_request(client.rules, wanted.name, wanted.limit, execution)
+    ballot = yield Ask(asked, lambda votes: count(votes, VoteKind.GRANTED) >= majority)
+    told = [vote.value for vote in ballot if vote is not None and vote.kind is VoteKind.GRANTED]
+    said = [[one[place : place + 1] for one in told] for place in range(wanted.limit)]
+    own = [place for place, words in enumerate(said) if b"2" in words]
+    own.sort(key=lambda place: said[place].count(b"2"), reverse=True)
+    return own, [place for place, words in enumerate(said) if words.count(b"0") >= majority]

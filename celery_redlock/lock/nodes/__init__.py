@@ -1,0 +1,1 @@
+"""The lock nodes: addresses, connections, one node, all at once."""

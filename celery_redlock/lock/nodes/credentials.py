@@ -1,0 +1,84 @@
+"""
+User and password for all nodes, from settings of their own.
+
+Celery masks settings with "password" in their names where it shows them (``celery report``,
+``celery inspect conf``), and nothing within a list such as ``redlock_nodes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import SplitResult, parse_qs, quote, urlsplit, urlunsplit
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.nodes.address import addresses_of
+from celery_redlock.lock.records import is_text
+
+__all__ = ["shows_password", "with_credentials"]
+
+#: Options of redis-py by which a node has its own.
+OWN = ("username", "password", "credential_provider")
+
+
+def check_credentials(username: object, password: object) -> None:
+    """Raise ConfigurationError unless both may be sent to a server; does not repeat them."""
+    for name, value in (("redlock_username", username), ("redlock_password", password)):
+        if value is not None and not (isinstance(value, str) and value and is_text(value)):
+            msg = f"{name} must be a string that is not empty, or None"
+            raise ConfigurationError(msg)
+    if username is not None and password is None:
+        msg = "redlock_username needs redlock_password: a server asks for both"
+        raise ConfigurationError(msg)
+
+
+def with_credentials(
+    nodes: Sequence[Any], username: str | None, password: str | None
+) -> Sequence[Any]:
+    """
+    Return *nodes* with this user and password; one that has any of its own keeps those.
+
+    The Sentinels of a node are other servers, and are asked as before.
+
+    Args:
+        nodes: As the setting ``redlock_nodes``.
+        username: Of an ACL user; None for the default user.
+        password: Of that user; None changes nothing.
+
+    Raises:
+        ConfigurationError: These are no nodes, or there can be no such user or password.
+    """
+    addresses_of(nodes)
+    check_credentials(username, password)
+    return nodes if password is None else [with_login(each, username, password) for each in nodes]
+
+
+def with_login(node: Any, username: str | None, password: str) -> Any:
+    """Return one node with this user and password, if it has none of its own."""
+    if isinstance(node, Mapping):
+        user = {} if username is None else {"username": username}
+        has_own = any(option in node for option in OWN)
+        return node if has_own else {**node, **user, "password": password}
+    url = split(node)
+    if url is None or "@" in url.netloc or any(option in parse_qs(url.query) for option in OWN):
+        return node
+    login = f"{quote(username or '', safe='')}:{quote(password, safe='')}"
+    return urlunsplit(url._replace(netloc=f"{login}@{url.netloc}"))
+
+
+def shows_password(node: Any) -> bool:
+    """Return whether a password stands in *node* itself, or in the URL of one of its Sentinels."""
+    if isinstance(node, Mapping):
+        sentinels = node.get("sentinels")
+        inner = sentinels if isinstance(sentinels, (list, tuple)) else ()
+        return bool(node.get("password")) or any(shows_password(each) for each in inner)
+    url = split(node if "//" in str(node) else f"//{node}")
+    return url is not None and bool(url.password or parse_qs(url.query).get("password"))
+
+
+def split(url: object) -> SplitResult | None:
+    """Return the parts of *url*; None if it is none, which is said elsewhere."""
+    try:
+        return urlsplit(url) if isinstance(url, str) and "//" in url else None
+    except ValueError:
+        return None

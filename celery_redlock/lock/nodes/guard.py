@@ -1,0 +1,287 @@
+"""
+What is asked of a node before it may vote.
+
+Every new connection is greeted: is this a master that keeps its data, which
+process is it, and does it remember being enrolled? A connection never outlives the
+server process, so the run id read here holds for as long as the connection does. (Behind
+a TCP proxy that reconnects by itself this premise fails: connect to nodes directly.)
+
+A node without memory is put into quarantine by a marker in the node itself, so that all
+clients see the same. It is enrolled for one list of nodes, as two lists in use at once would
+have two majorities: all nodes are greeted before one is enrolled, and whoever has met a node
+that is enrolled for another list enrols none.
+
+One relief: a server that is the only node, and has been up for longer than a quarantine
+without ever being flushed, is trusted at once, so that a first task runs at once on the
+Redis one has. Of several nodes uptime is not believed: it is read off a wall clock, and nodes
+that boot with a late one look old once it is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from redis.exceptions import RedisError, ResponseError
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.lock.nodes.bounded import begin_exchange
+from celery_redlock.lock.records import Keys, ms
+from celery_redlock.lock.rules import Rules
+from celery_redlock.lock.scripts.scripting import registered, seconds, text, whole
+from celery_redlock.lock.scripts.scripts import ENROL
+
+if TYPE_CHECKING:
+    from redis.connection import AbstractConnection
+
+__all__ = [
+    "Foreign",
+    "Greeting",
+    "Unfit",
+    "check_enrolment",
+    "check_together",
+    "enrol",
+    "exchange",
+    "greet",
+    "is_trusted_at_once",
+    "read_as",
+    "replies",
+]
+
+Read = TypeVar("Read")
+
+NO_SERVER = "answers, but not as a Redis or Valkey server does (INFO names no role or run_id)"
+#: Digits of a number in INFO.
+LONGEST_NUMBER = 15
+
+
+class Unfit(ConfigurationError):
+    """A server answers but must not be a lock node."""
+
+
+class Foreign(Unfit):
+    """A server is the lock node of clients with other settings."""
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """
+    A node's description of itself at connect.
+
+    Attributes:
+        run_id: Of the server process; another after every restart.
+        uptime: Of the process [s].
+        flushed: Whether its data were ever wiped on command since it started.
+        replicas: How many replicas copy from it.
+        version: Of the server.
+        quarantine: For how long it must not vote [s].
+        node_now: Its wall clock [s, Unix time].
+    """
+
+    run_id: str
+    uptime: float
+    flushed: bool
+    replicas: int
+    version: str
+    quarantine: float = 0.0
+    node_now: float = 0.0
+
+
+def exchange(connection: AbstractConnection, *commands: Sequence[Any]) -> list[Any]:
+    """
+    Send *commands* in one write and return the replies; all in all no longer than a few seconds.
+
+    Raises:
+        redis.RedisError, OSError: An answer is an error, does not come in time, or is too large.
+    """
+    found = replies(connection, *commands)
+    error = next((one for one in found if isinstance(one, Exception)), None)
+    try:
+        if error is not None:
+            raise error
+        return found
+    finally:  # or the error and this frame would keep each other, and all that has come
+        del error, found
+
+
+def replies(connection: AbstractConnection, *commands: Sequence[Any]) -> list[Any]:
+    """
+    Send *commands* in one write and return the replies, in place of a missing one the error.
+
+    An error that is a node's answer costs that answer alone, any other one all that follow, too.
+    """
+    found: list[Any] = []
+    try:
+        begin_exchange(connection)
+        connection.send_packed_command(connection.pack_commands(commands))
+        for _ in commands:
+            try:
+                found.append(connection.read_response(disable_decoding=True))
+            except ResponseError as error:
+                found.append(kept(error))
+    except (RedisError, OSError) as error:
+        found += [kept(error)] * (len(commands) - len(found))
+    return found
+
+
+def kept(error: Exception) -> Exception:
+    """Return *error* without the frames that it came from, which hold all that was read."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+def read_as(what: str, read: Callable[[Any], Read], reply: Any) -> Read:
+    """
+    Return what *read* makes of a node's *reply*.
+
+    Raises:
+        redis.ResponseError: It is no such reply; says that it was asked for *what*.
+    """
+    try:
+        return read(reply)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        msg = f"answers, but not as a lock node does when it is asked for {what}"
+        raise ResponseError(msg) from None
+
+
+def greet(connection: AbstractConnection) -> Greeting:
+    """
+    Load the scripts into the node and return its description.
+
+    Raises:
+        Unfit: It is a replica or a cluster node, or evicts keys.
+        redis.RedisError, OSError: It does not answer, or refuses us.
+    """
+    loads = [(b"SCRIPT", b"LOAD", script.source) for script in registered()]
+    asked: list[Sequence[Any]] = [(b"INFO",), (b"INFO", b"commandstats"), *loads]
+    reply, stats, *_ = exchange(connection, *asked)
+    if not (isinstance(reply, bytes) and isinstance(stats, bytes)):
+        raise Unfit(NO_SERVER)
+    info = read_info(reply)
+    check_fit(info)
+    return Greeting(
+        run_id=info["run_id"],
+        uptime=float(whole_in(info, "uptime_in_seconds")),
+        flushed=b"cmdstat_flushall:" in stats or b"cmdstat_flushdb:" in stats,
+        replicas=whole_in(info, "connected_slaves"),
+        version=info.get("valkey_version") or info.get("redis_version", "?"),
+    )
+
+
+def whole_in(info: Mapping[str, str], name: str) -> int:
+    """Return a whole number from INFO; 0 if it is absent or malformed."""
+    value = info.get(name, "")
+    # isdecimal: a digit may be a superscript one. No server has run for so many seconds.
+    return int(value) if value.isdecimal() and len(value) <= LONGEST_NUMBER else 0
+
+
+def read_info(reply: bytes) -> dict[str, str]:
+    """Return the fields of an INFO reply."""
+    lines = (line.partition(":") for line in reply.decode("utf-8", "replace").splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+def check_fit(info: dict[str, str]) -> None:
+    """Raise Unfit if a server that says *info* must not be a lock node."""
+    if "role" not in info or "run_id" not in info:
+        raise Unfit(NO_SERVER)
+    if info["role"] != "master":
+        msg = (
+            f"is a {info['role']}, but a lock node must be a master; "
+            "name the master, or a Sentinel service"
+        )
+        raise Unfit(msg)
+    if info.get("cluster_enabled") == "1" or info.get("redis_mode") == "cluster":
+        msg = "runs in cluster mode; lock nodes are independent servers (cluster-enabled no)"
+        raise Unfit(msg)
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        msg = f"may evict locks (maxmemory-policy {policy}); set maxmemory-policy noeviction"
+        raise Unfit(msg)
+
+
+def enrol(
+    connection: AbstractConnection, rules: Rules, run_id: str, fingerprint: str, mode: str
+) -> tuple[str, float, float]:
+    """
+    Ask the node for its enrolment, or change it.
+
+    Args:
+        connection: To the node.
+        rules: Of the cluster.
+        run_id: Of the server process at the other end.
+        fingerprint: Of the configuration (`Rules.fingerprint`).
+        mode: ``"look"`` (quarantines a node that was another process when it was
+            enrolled), ``"trust"``, ``"quarantine"`` (for one that is not enrolled),
+            or ``"bootstrap"`` (trust whatever was there, on an operator's word).
+
+    Returns:
+        State, what is left of a quarantine [s], and the node's wall clock [s].
+
+    Raises:
+        Foreign: It is enrolled for another configuration.
+        redis.ResponseError: It does not answer as our script does.
+    """
+    keys = Keys.of(rules.prefix, "")
+    boot_id = boot_marker(run_id, fingerprint)
+    numbers = (boot_id, ms(rules.quarantine), mode.encode())
+    evalsha = (b"EVALSHA", ENROL.sha, b"2", keys.boot, keys.quarantine, *numbers)
+    (reply,) = exchange(connection, evalsha)
+    try:
+        state, now, left, _ = reply
+        enrolment = text(state).decode(), max(0, whole(left)) / 1000.0, seconds(now)
+    except (TypeError, ValueError):
+        msg = "answers, but not as our script does when it is asked to enrol"
+        raise ResponseError(msg) from None
+    if state == b"foreign":
+        msg = (
+            "is enrolled by clients with other redlock_nodes or another redlock_max_ttl; make "
+            "them equal everywhere, or after a wanted change: stop all clients, wait for "
+            "redlock_max_ttl, run 'celery -A APP redlock bootstrap'. If it is this node alone, "
+            f"DEL {keys.boot.decode()} there: it votes {rules.quarantine:.0f} s later"
+        )
+        raise Foreign(msg)
+    return enrolment
+
+
+def boot_marker(run_id: str, fingerprint: str) -> bytes:
+    """Return what an enrolled node stores."""
+    return f"{run_id}:{fingerprint}".encode()
+
+
+def check_enrolment(labels: Sequence[str], found: Mapping[int, str]) -> None:
+    """
+    Raise Unfit if no node may be enrolled, because one of them is enrolled for another list.
+
+    Args:
+        labels: Of all nodes, in their order.
+        found: Position of a node -> its state when it was last looked at.
+    """
+    for position, label in enumerate(labels):
+        if found.get(position) == "foreign":
+            msg = (
+                f"is not enrolled: {label} is enrolled by clients with other redlock_nodes or "
+                "another redlock_max_ttl, and new nodes would give them and us a majority each"
+            )
+            raise Unfit(msg)
+
+
+def is_trusted_at_once(greeting: Greeting, nodes: int, rules: Rules) -> bool:
+    """Return whether a server that is not enrolled is the only one of *nodes*, and looks old."""
+    return nodes == 1 and greeting.uptime > rules.quarantine and not greeting.flushed
+
+
+def check_together(labels: Sequence[str], greetings: Sequence[Greeting | None]) -> None:
+    """Raise ConfigurationError if two of the nodes are one and the same server."""
+    seen: dict[str, str] = {}
+    for label, greeting in zip(labels, greetings, strict=True):
+        if greeting is None:
+            continue
+        if greeting.run_id in seen:
+            msg = (
+                f"redlock_nodes: {seen[greeting.run_id]} and {label} are the same server; "
+                "every node must be a server of its own"
+            )
+            raise ConfigurationError(msg)
+        seen[greeting.run_id] = label

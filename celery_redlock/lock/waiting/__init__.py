@@ -1,0 +1,1 @@
+"""Those who wait for a lock: known to the nodes, and woken by their hints."""

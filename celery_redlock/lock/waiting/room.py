@@ -1,0 +1,224 @@
+"""
+The room of all who wait for locks in a process, threads and messages alike.
+
+    enter --> a node sends a hint that the lock may be free --> the oldest who waits for it is woken
+          --> leave, or wait again
+
+A hint counts once a majority of nodes has sent it, or a round trip of the first one's node later:
+others, further away, then have the release before the attempt. If not, the majority wakes the same
+one again. Pure but for the clock, so that a simulation has the same room.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
+
+from celery_redlock.deferral import allow_signals
+from celery_redlock.lock import clock
+from celery_redlock.lock.records import RELEASE_LENGTH
+from celery_redlock.mutex import new_mutex
+
+__all__ = ["Room", "ThreadWaiting", "Waiting"]
+
+#: How long a hint waits for those of other nodes that mean the same [s].
+BELATED = 1.0
+#: Most hints that do so: those of other nodes then count as new.
+MOST_HINTS = 1000
+NEVER = float("inf")
+
+by_age = attrgetter("since")
+takes_free = attrgetter("takes_free")
+
+
+class Waiting:
+    """
+    Somebody who waits for a lock in this process.
+
+    Attributes:
+        line: Redis key of the line.
+        since: Since when [s, Unix time].
+        is_woken: Whether it was, and has not waited again since.
+        takes_free: Whether it tries for a lock that is free; else it waits for a release.
+    """
+
+    takes_free = True
+
+    def __init__(self, line: bytes, since: float) -> None:
+        self.line = line
+        self.since = since
+        self.is_woken = False
+
+    def wake(self, after: float) -> None:
+        """Have it try for the lock in so many seconds; called with the room's mutex held."""
+        raise NotImplementedError
+
+
+class ThreadWaiting(Waiting):
+    """
+    A thread that waits; it sleeps in `wait`.
+
+    No event: a signal may strike a thread at any point, and would leave an event's own lock taken,
+    on which the listener's threads would hang.
+    """
+
+    def __init__(self, line: bytes, since: float, now: Callable[[], float] = clock.now) -> None:
+        super().__init__(line, since)
+        self._now = now
+        self._wakes_at = NEVER
+        self._bell = threading.Lock()
+        self._bell.acquire()
+
+    def wake(self, after: float) -> None:
+        """As of `Waiting`; if it does not sleep, its next `wait` ends by then."""
+        self._wakes_at = min(self._wakes_at, self._now() + after)
+        if self._bell.locked():
+            self._bell.release()
+
+    def seconds_left(self, ends: float) -> float:
+        """Return how long it is until it is woken, or until *ends* [s, our clock]."""
+        if self._wakes_at == NEVER:
+            self.is_woken = False
+        return min(ends, self._wakes_at) - self._now()
+
+    def was_woken(self) -> bool:
+        """Return whether its time has come; once."""
+        is_woken = self._now() >= self._wakes_at
+        if is_woken:
+            self._wakes_at = NEVER
+        return is_woken
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until woken, at most so long [s]; return whether it was woken."""
+        ends = self._now() + seconds
+        with allow_signals():
+            while (left := self.seconds_left(ends)) > 0:
+                self._bell.acquire(timeout=left)
+        return self.was_woken()
+
+
+@dataclass
+class Hint:
+    """
+    That a lock may be free by a release, as one or several nodes say.
+
+    Attributes:
+        at: When the first did [s, our clock].
+        counts_at: When it counts if no more do [likewise].
+        nodes: Positions of those that did.
+        waiting: Who was woken by it.
+        is_said: Whether a majority has.
+    """
+
+    at: float
+    counts_at: float
+    nodes: set[int] = field(default_factory=set)
+    waiting: Waiting | None = None
+    is_said: bool = False
+
+
+class Room:
+    """
+    Who waits for locks in one process. Safe from any thread.
+
+    Args:
+        majority: How many nodes that is.
+        round_trip: Returns how long the node at a position takes to answer [s].
+        now: The clock [s].
+    """
+
+    def __init__(
+        self,
+        majority: int,
+        round_trip: Callable[[int], float],
+        now: Callable[[], float] = clock.now,
+    ) -> None:
+        self._majority = majority
+        self._round_trip = round_trip
+        self._now = now
+        self._mutex = new_mutex()
+        self._lines: dict[bytes, list[Waiting]] = {}
+        self._hints: dict[bytes, Hint] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits."""
+        return not self._lines
+
+    def enter(self, waiting: Waiting) -> None:
+        """Have *waiting* woken from now on."""
+        with self._mutex:
+            insort(self._lines.setdefault(waiting.line, []), waiting, key=by_age)
+
+    def leave(self, waiting: Waiting) -> None:
+        """Have it woken no more."""
+        with self._mutex:
+            line = self._lines.get(waiting.line, [])
+            if waiting in line:
+                line.remove(waiting)
+            if not line:
+                self._lines.pop(waiting.line, None)
+
+    def has_waited_since(self, waiting: Waiting, since: float) -> None:
+        """Have *waiting* in line by what the nodes know of it [s, Unix time]."""
+        with self._mutex:
+            line = self._lines.get(waiting.line, [])
+            if waiting in line:
+                line.remove(waiting)
+                waiting.since = since
+                insort(line, waiting, key=by_age)
+
+    def is_oldest(self, waiting: Waiting) -> bool:
+        """Whether it takes a lock that is free, and nobody here has waited longer for that one."""
+        # Without the mutex: another thread may be about to leave an empty line.
+        in_line = self._lines.get(waiting.line, ())
+        return waiting.takes_free and next(filter(takes_free, in_line), waiting) is waiting
+
+    def free(self, line: bytes, places: int) -> None:
+        """Have as many of the oldest in *line* try as *places* of their lock are free."""
+        with self._mutex:
+            for waiting in islice(filter(takes_free, self._lines.get(line, ())), places):
+                if not waiting.is_woken:
+                    waiting.is_woken = True
+                    waiting.wake(0.0)
+
+    def hear(self, position: int, message: bytes) -> None:
+        """Take a hint of the node at *position*: of which release, and of which line."""
+        line = message[RELEASE_LENGTH:]
+        with self._mutex:
+            if line in self._lines:
+                hint = self._hint(position, message)
+                hint.nodes.add(position)
+                self._act(hint, line)
+
+    def _hint(self, position: int, message: bytes) -> Hint:
+        now = self._now()
+        while self._hints and (
+            len(self._hints) > MOST_HINTS or next(iter(self._hints.values())).at < now - BELATED
+        ):
+            del self._hints[next(iter(self._hints))]
+        hint = Hint(now, now + self._round_trip(position))
+        return self._hints.setdefault(message, hint)
+
+    def _act(self, hint: Hint, line: bytes) -> None:
+        """Wake somebody by a new hint; by a majority once more, as the first time may be early."""
+        now, is_said = self._now(), len(hint.nodes) >= self._majority
+        if hint.is_said:
+            return
+        if hint.waiting not in self._lines[line]:  # nobody yet, or one who has left
+            if hint.waiting is not None and now >= hint.counts_at:
+                return
+            hint.waiting = self._next(line)
+        elif not is_said:
+            return
+        hint.is_said = is_said
+        hint.waiting.is_woken = True
+        hint.waiting.wake(0.0 if is_said else hint.counts_at - now)
+
+    def _next(self, line: bytes) -> Waiting:
+        in_line = self._lines[line]
+        return next((one for one in in_line if not one.is_woken), in_line[0])

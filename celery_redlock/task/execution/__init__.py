@@ -1,0 +1,1 @@
+"""One execution: begin, body, end."""

@@ -1,0 +1,360 @@
+"""
+One execution of a task under a lock, from beginning to end: `Execution.run`.
+
+    lock name --> begin --> Granted --> start --> body --> Outcome --> end
+                       '--> Refused --> the policy
+                       '--> Finished, by another delivery of the same message
+
+An execution is one publish of a task: a retry is another one, and so is a second publish under
+the same task id; a message delivered again is the same one. Every acquisition has a token of
+its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import ContextVar
+from datetime import datetime, timezone
+from typing import Any
+
+from celery.exceptions import Retry
+from celery.utils.time import maybe_make_aware
+
+from celery_redlock.deferral import defer_signals
+from celery_redlock.lock import clock
+from celery_redlock.lock.held import HeldLock
+from celery_redlock.lock.scripts.requests import Marker
+from celery_redlock.log import get_logger
+from celery_redlock.task.execution.begin import Finished, Granted, Refused, begin, leave_line
+from celery_redlock.task.execution.claim import Claim, end_reservation
+from celery_redlock.task.execution.interrupt import Interrupt, LockInterrupt, defer_interrupts
+from celery_redlock.task.execution.outcome import (
+    DONE,
+    FINISHING,
+    DeliveryOver,
+    Outcome,
+    Records,
+    comes_again,
+    outcome_of,
+    records_after,
+)
+from celery_redlock.task.execution.refused import end_copy, refuse
+from celery_redlock.task.execution.reporting import report, report_unnamed
+from celery_redlock.task.execution.start import Started, start
+from celery_redlock.task.messages.delivery import hide
+from celery_redlock.task.messages.envelope import Envelope
+from celery_redlock.task.naming.task_lock import names_of_call
+
+__all__ = [
+    "Execution",
+    "current_lock",
+    "delay_in",
+    "latest_execution",
+    "left_of",
+    "running_execution",
+]
+
+logger = get_logger(__name__)
+
+#: How long a worker needs at most, most often, to hear of a release that a node has answered [s].
+HINT_TAKES = 0.002
+
+
+class Execution:
+    """
+    One execution, from its lock name to its release.
+
+    Args:
+        task: A `RedlockTask`.
+        request: Of this delivery.
+        outer: The execution whose body called this one with ``apply()``; None for none.
+
+    Attributes:
+        claim: The task, its message, and its lock names.
+        granted: How it has begun; None before that, and for one that does not run.
+        own_lock: The lock that this has to release; None if there is none.
+        handled: The error that was being handled when it began; None for none.
+        interrupt: Tells the body that its lock is lost.
+        records: What the nodes are to remember; None until its end begins.
+    """
+
+    def __init__(self, task: Any, request: Any, outer: Execution | None) -> None:
+        self.task = task
+        self.request = request
+        self.outer = outer
+        latest = latest_execution.get()
+        self._before = latest if latest is not None and latest.is_traced else outer
+        self.handled: BaseException | None = None
+        self.granted: Granted | None = None
+        self.own_lock: HeldLock | None = None
+        self.records: Records | None = None
+        self.interrupt = Interrupt()
+        self.claim = Claim.of(task, request)
+        hide(request)
+
+    def run(self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """
+        Acquire the lock, run *body*, and release the lock on every way out.
+
+        Returns:
+            What *body* returns, or what the policy says in its place.
+        """
+        latest_execution.set(self)
+        self.handled = sys.exc_info()[1]  # of who forked or called us within an `except`
+        outcome, comes_in = Outcome.INTERRUPTED, 0.0
+        try:
+            result, outcome = self.steps(body, args, kwargs)
+        except Exception as error:
+            outcome = outcome_of(error, self.task)
+            comes_in = delay_in(error)
+            raise
+        else:
+            return result
+        finally:
+            try:
+                self.end(outcome, comes_in)
+            finally:  # nothing to do, unless a signal came before the line above had begun
+                self.end(outcome, comes_in)
+
+    def steps(
+        self, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Outcome]:
+        """Return the result of the task, and how it has ended if no error says that."""
+        begun = self.begin(args, kwargs)
+        started = start(begun, args, kwargs) if isinstance(begun, Granted) else begun
+        match started:
+            case Started():
+                return self.run_body(body, started.args, started.kwargs), Outcome.FINISHED
+            case Refused():
+                return refuse(started), Outcome.SKIPPED
+            case Finished():
+                raise end_copy(started)
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Granted | Finished | Refused:
+        """Ask for the lock, or in report mode note that the execution runs."""
+        claim = self.claim
+        claim.is_report = claim.only_reports
+        try:
+            claim.names = names_of_call(self.task, args, kwargs, claim.delivery)
+        except Exception as error:
+            if not claim.is_report:
+                raise
+            self.granted = report_unnamed(claim, error)
+            return self.granted
+        with defer_interrupts():  # or a lock that was granted might not be released
+            if claim.is_report:
+                begun: Granted | Finished | Refused = report(claim)
+            else:
+                outer = None if self.outer is None else self.outer.granted
+                begun = begin(claim, outer, self.interrupt.fire)
+            self.claim = begun.claim
+            if isinstance(begun, Granted):
+                self.granted, self.own_lock = begun, begun.own
+        return begun
+
+    # -- the body ---------------------------------------------------------------------
+
+    def run_body(
+        self,
+        body: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run *body*; raises LockLost where it is interrupted because its lock is lost."""
+        held = self.own_lock
+        try:
+            with self.interrupt:
+                if held is not None and self.claim.options.aborts_on_loss:
+                    held.ensure_held()  # it may have been lost before there was a body to interrupt
+                result = body(*args, **kwargs)
+                if held is not None and not self.claim.is_report:
+                    check_ended(result, self.task.name)
+                return result
+        except LockInterrupt as error:
+            if held is None or error.interrupt is not self.interrupt:
+                raise  # meant for the task that called apply() in its body
+            lost = next((one for one in held.others if one.is_lost), held)
+            raise lost.loss() from None
+        finally:
+            self.interrupt.disarm()  # a signal may strike before the ``with`` has called __exit__
+
+    def hand_over_to(self, sig: Any) -> bool:
+        """Pass the reservation on to *sig*, which replaces this task; return whether it has it."""
+        reservation = self.claim.reservation
+        if reservation is None or sig.get("subtask_type"):
+            return False
+        header = Envelope(reservation=reservation).header(self.request.id)
+        sig.set(headers={**(sig.options.get("headers") or {}), **header})
+        return True
+
+    # -- after the body -----------------------------------------------------------------
+
+    def end(self, outcome: Outcome, comes_in: float = 0.0) -> None:
+        """
+        Release the lock, and store on the nodes what `records_after` says.
+
+        Once, with signals deferred, and without failing the task.
+
+        Args:
+            outcome: How this execution has ended.
+            comes_in: When it is delivered again, if it is [s from now].
+        """
+        if self.records is not None:
+            return
+        with defer_interrupts():
+            claim, held = self.claim, self.own_lock
+            reservation, waiting = claim.reservation, claim.delivery.envelope.waiting
+            self.records = Records()
+            if waiting is not None and held is None and not comes_again(outcome, comes_in):
+                leave_line(claim, waiting.name)  # with a lock it has left
+            is_parents = held is not None and held.lost_reason == "fork"  # who goes on under it
+            if is_parents or (held is None and reservation is None):
+                return
+            try:
+                state = FINISHING if self.task.acks_late else DONE
+                marker = None if held is None else state
+                self.records = records_after(outcome, claim.options, reservation, marker, comes_in)
+                if not self.records.after_result:
+                    end_reservation(claim, self.records)
+            except Exception:  # the options are impossible; the task's own outcome stands
+                logger.exception("%s may leave something on the nodes; it expires", claim)
+            finally:
+                if held is not None:
+                    self._release(held, self.records)
+
+    def _release(self, held: HeldLock, records: Records) -> None:
+        claim = self.claim
+        try:
+            options, state, locks = claim.options, records.marker, claim.locks
+            keep = left_of(options.min_hold, held.since) if options.min_hold else 0.0
+            life = options.ttl if state == FINISHING else options.dedup_ttl
+            marker = Marker(self.id, state, life) if state is not None else None
+            for other in held.others:
+                locks.give_back(other, keep=keep)
+            waits = claim.delivery.was_woken
+            locks.give_back(held, keep=keep, marker=marker, waits=waits)
+            if waits:  # or a busy worker has given this process another task before it hears of it
+                time.sleep(HINT_TAKES)
+        except Exception:  # the lease expires; the task's own outcome stands
+            logger.exception("Releasing lock %r failed; it ends within %g s", held.name, held.ttl)
+
+    def completed(self, *, is_stored: bool) -> None:
+        """Complete the records now that Celery has finished, having stored the result or not."""
+        latest_execution.set(self._before)
+        records, claim = self.records, self.claim
+        if records is None or records.marker != FINISHING:
+            return
+        with defer_signals():
+            if records.after_result and is_stored:
+                end_reservation(claim, records)
+            done = Marker(self.id, DONE, claim.options.dedup_ttl)
+            claim.locks.mark(done if is_stored else Marker(self.id, FINISHING, 0.0))
+
+    # -- what it is -------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Id of the execution."""
+        return self.claim.delivery.execution
+
+    @property
+    def held(self) -> HeldLock | None:
+        """Its lock, or what stands in for one; None before it has any."""
+        return None if self.granted is None else self.granted.held
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its end has begun: its lock is released, or is about to be."""
+        return self.records is not None
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether Celery is not through with it: its result may still have to be stored."""
+        return any(request is self.request for request in self.task.request_stack.stack)
+
+    def is_of(self, task: Any, request: Any) -> bool:
+        """
+        Return whether *request* is of a call within the body of this execution.
+
+        Celery copies a request where a task is called within its own body, so that the same one
+        may come in another object.
+        """
+        is_same = task is self.task and number_of(request) == number_of(self.request)
+        return is_same and not self.is_over
+
+
+#: The execution that runs here, or has just run and waits for its result to be stored.
+latest_execution: ContextVar[Execution | None] = ContextVar("celery_redlock_latest", default=None)
+
+
+def running_execution() -> Execution | None:
+    """Return the innermost execution that goes on here; None outside of any."""
+    execution = latest_execution.get()
+    while execution is not None and execution.is_over:
+        execution = execution.outer
+    return execution
+
+
+def current_lock() -> HeldLock:
+    """
+    Return the lock of the task that runs here and now.
+
+    Where a task runs without one by policy, or locks are switched off in tests, this is a
+    `NotLocked` that says why.
+
+    Raises:
+        RuntimeError: No task with a lock runs here: outside a task, in a task called
+            directly, or in another thread than the task's.
+    """
+    execution = latest_execution.get()
+    # A thread with a copy of the context outlives a body; the lock of an outer one is not its own.
+    if execution is None or execution.is_over or execution.held is None:
+        msg = (
+            "No lock is held here: current_lock() works in the body of a RedlockTask that a worker "
+            "or apply() runs, in the body's own thread; a direct call takes no lock"
+        )
+        raise RuntimeError(msg)
+    return execution.held
+
+
+def left_of(min_hold: float, since: float) -> float:
+    """Return for how long a lock that is held since then has to be kept [s], clock set or not."""
+    return min(min_hold, max(0.0, since + min_hold - clock.wall()))
+
+
+#: Of what a result backend can store as it is.
+PLAIN = frozenset({type(None), bool, int, float, str, bytes, dict, list, tuple})
+
+
+def check_ended(result: Any, task: str) -> None:
+    """Raise TypeError if *result*, of the body of *task*, is something that has yet to run."""
+    if type(result) in PLAIN:  # most are
+        return
+    is_generator = inspect.isgenerator(result) or inspect.isasyncgen(result)
+    if not (is_generator or inspect.isawaitable(result) or isinstance(result, Future)):
+        return
+    if inspect.iscoroutine(result):
+        result.close()  # nobody is to wait for it
+    raise TypeError(
+        f"{task} returned a {type(result).__name__}, which runs after it has returned, without the "
+        "lock; wait for its end in the body"
+    )
+
+
+def delay_in(error: Exception) -> float:
+    """Return when the task that ended with *error* is delivered again, if it is [s from now]."""
+    if isinstance(error, DeliveryOver):
+        return error.comes_in
+    when = error.when if isinstance(error, Retry) else None
+    if isinstance(when, datetime):
+        return (maybe_make_aware(when) - datetime.now(timezone.utc)).total_seconds()
+    return float(when or 0.0)
+
+
+def number_of(request: Any) -> tuple[Any, Any, Any]:
+    """Return what distinguishes this run of a task from its retries and replacements."""
+    return request.id, request.retries or 0, request.replaced_task_nesting or 0

@@ -1,0 +1,115 @@
+"""The plan for a task that was not granted its lock: what its policy means in a situation."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from celery_redlock.task.execution.outcome import Outcome
+from celery_redlock.task.options import LockOptions
+from celery_redlock.task.policies import Fail, Policy, Queue, Reschedule, Retry
+
+__all__ = ["Plan", "SetAside", "Situation", "plan", "policy_for"]
+
+
+class Situation(enum.Enum):
+    """Why a task was not granted its lock."""
+
+    #: Another execution holds it.
+    TAKEN = "taken"
+    #: No quorum of nodes could decide.
+    UNAVAILABLE = "unavailable"
+    #: Another delivery of the same execution holds it.
+    ELSEWHERE = "elsewhere"
+    #: The execution before it has not released it: the one it retries, or its parent in a chain.
+    PREVIOUS = "previous"
+    #: It is the next run, and the run before it has not ended.
+    NEXT = "next"
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """
+    The same execution is delivered again when the lock is released, whatever the policy.
+
+    Attributes:
+        reason: Why.
+        outcome: Of this delivery.
+        may_fail: Whether the task fails where no copy can be published; else another delivery
+            stores its result.
+    """
+
+    reason: str
+    outcome: Outcome
+    may_fail: bool = True
+
+
+Plan = Policy | SetAside
+
+#: To fail would stand for the result of the one that runs.
+RUNS_ELSEWHERE = SetAside("it runs elsewhere", Outcome.SET_ASIDE, may_fail=False)
+BEHIND_PREVIOUS = SetAside("the execution before it has not ended", Outcome.SET_ASIDE)
+NEXT_RUN = SetAside("the run before it has not ended", Outcome.REQUEUED)
+
+
+def policy_for(options: LockOptions, situation: Situation) -> Policy:
+    """Return the policy that *options* have for *situation*."""
+    return options.on_conflict if situation is Situation.TAKEN else options.on_unavailable
+
+
+def plan(
+    options: LockOptions,
+    situation: Situation,
+    *,
+    is_eager: bool = False,
+    reschedules: int = 0,
+    is_full: bool = False,
+) -> Plan:
+    """
+    Return what happens to a task that was not granted its lock.
+
+    ==================  =============  ==============================  ===================
+    situation           policy         but if                          then
+    ==================  =============  ==============================  ===================
+    taken               any            the task runs again (`reruns`)  set aside
+    taken, unavailable  skip           -                               skip
+    taken, unavailable  fail           -                               fail
+    taken, unavailable  retry          it is eager                     fail
+    taken, unavailable  reschedule     it is eager, or has been        fail
+                                       rescheduled as often as it may
+    taken               queue          it is eager                     fail
+    taken               queue          the queue is full               skip or fail
+    unavailable         run_unlocked   -                               run without a lock
+    any other           any            -                               set aside
+    ==================  =============  ==============================  ===================
+
+    Args:
+        options: Of the task.
+        situation: Why it was not granted the lock.
+        is_eager: Whether nothing can come later.
+        reschedules: How often it was rescheduled.
+        is_full: Whether as many tasks wait for the lock as may.
+    """
+    match situation:
+        case Situation.ELSEWHERE:
+            return RUNS_ELSEWHERE
+        case Situation.PREVIOUS:
+            return BEHIND_PREVIOUS
+        case Situation.NEXT:
+            return NEXT_RUN
+        case Situation.TAKEN if options.reruns and not is_eager:
+            return NEXT_RUN
+    policy = policy_for(options, situation)
+    return effective(policy, is_eager=is_eager, reschedules=reschedules, is_full=is_full)
+
+
+def effective(policy: Policy, *, is_eager: bool, reschedules: int, is_full: bool) -> Policy:
+    """Return what is left of *policy*; likewise."""
+    match policy:
+        case Retry() | Reschedule() | Queue() if is_eager:
+            return Fail()
+        case Queue() if is_full:
+            return policy.overflow
+        case Reschedule(max_reschedules=int(most)) if reschedules >= most:
+            return Fail()
+    return policy

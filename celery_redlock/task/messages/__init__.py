@@ -1,0 +1,1 @@
+"""Messages: the header, a delivery, its copies."""

@@ -1,0 +1,155 @@
+"""
+What a message carries of ours: one header, ``redlock``, a small JSON object.
+
+    publisher --> written by `Envelope.header` --> parsed by `Envelope.of`, in a worker's parent
+                                                   process and in the child alike
+
+It is read from the message's own headers. ``request.headers`` may be something else: a library
+that nests a dict called ``headers`` in them makes Celery take that for all there is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from celery_redlock.lock.records import is_short_name
+from celery_redlock.task.messages.reservation import Reservation
+from celery_redlock.task.messages.slot import Slot
+from celery_redlock.task.messages.waiting import Waiting
+from celery_redlock.task.naming.keys import MOST_NAMES
+
+__all__ = ["HEADER", "Envelope", "fresh_publish_id", "hide_header"]
+
+#: Name of the header.
+HEADER = "redlock"
+VERSION = 1
+#: Most times a policy may reschedule a task; larger numbers are forged.
+MOST_RESCHEDULES = 2**31 - 1
+PUBLISH_ID = re.compile(r"[0-9a-f-]{0,36}")
+WORKER = re.compile(r".{1,255}")
+EXECUTION_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class Envelope(NamedTuple):
+    """
+    What a message says of itself.
+
+    Attributes:
+        publish_id: Of the publish that made the message; a copy that this package publishes in
+            its place has the same. None for a message that was not published through the class;
+            empty for a copy of one that the broker had delivered again.
+        previous: Id of the execution whose body published this one under its own task id.
+        reschedules: How often a policy has rescheduled the task.
+        reservation: That the message was published with, if any.
+        slot: That a periodic task was published for, if any.
+        waiting: Since when the task waits for its lock, and for which; None if it does not.
+        worker: Name of the only worker that is to run it: a copy of a broadcast task goes to all of
+            them again.
+        names: Its lock names, as they are in keys, where code of the user's has made them: in a
+            worker's main process it may see something else.
+    """
+
+    publish_id: str | None = None
+    previous: str | None = None
+    reschedules: int = 0
+    reservation: Reservation | None = None
+    slot: Slot | None = None
+    waiting: Waiting | None = None
+    worker: str | None = None
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, header: Any, task_id: Any) -> Envelope:
+        """
+        Parse the header of a message of the task *task_id*; empty if absent or malformed.
+
+        Also if it names another task: tracing libraries, for example, pass headers on.
+        A malformed field counts as absent, alone: anybody can publish.
+        """
+        if not (type(header) is dict and type(task_id) is str):
+            return NOTHING
+        if header.get("task_id") != task_id or type(header.get("v")) is not int:
+            return NOTHING
+        found = {}
+        for field, (attribute, parse) in PARSERS.items():
+            if field in header:
+                found[attribute] = parse(header[field])
+        return cls(**found)
+
+    def header(self, task_id: str) -> dict[str, Any]:
+        """Return what a message of the task *task_id* carries: ``{"redlock": {...}}``."""
+        fields: dict[str, Any] = {"v": VERSION, "task_id": task_id}
+        if self.publish_id is not None:
+            fields["id"] = self.publish_id
+        if self.previous is not None:
+            fields["previous"] = self.previous
+        if self.reschedules:
+            fields["reschedules"] = self.reschedules
+        if self.reservation is not None:
+            fields["reservation"] = self.reservation.parts
+        if self.slot is not None:
+            fields["slot"] = self.slot.parts
+        if self.waiting is not None:
+            fields["waiting"] = self.waiting.parts
+        if self.worker is not None:
+            fields["worker"] = self.worker
+        if self.names:
+            fields["names"] = list(self.names)
+        return {HEADER: fields}
+
+
+NOTHING = Envelope()
+
+
+def fresh_publish_id() -> str:
+    """Return an id that no other publish has."""
+    return os.urandom(16).hex()
+
+
+def hide_header(request: Any) -> None:
+    """
+    Show a body only the headers that its caller gave, and its slot.
+
+    Without the publish id: a body that passes its headers on publishes another execution.
+    """
+    headers = request.headers
+    if type(headers) is not dict or HEADER not in headers:
+        return
+    seen = dict(headers)
+    ours = seen.pop(HEADER)
+    if type(ours) is dict and "slot" in ours:
+        seen[HEADER] = {field: value for field, value in ours.items() if field != "id"}
+    request.headers = seen or None
+
+
+def text(pattern: re.Pattern[str]) -> Callable[[Any], str | None]:
+    """Return what returns a value if it is a text that *pattern* fits."""
+    return lambda value: value if type(value) is str and pattern.fullmatch(value) else None
+
+
+def count(value: Any) -> int:
+    """Return *value* if it is a number of times, else 0."""
+    return value if type(value) is int and 0 < value <= MOST_RESCHEDULES else 0
+
+
+def short_names(value: Any) -> tuple[str, ...]:
+    """Return *value* if it is lock names as they are in keys, else none."""
+    if not (isinstance(value, (list, tuple)) and 0 < len(value) <= MOST_NAMES):
+        return ()
+    return tuple(value) if all(map(is_short_name, value)) else ()
+
+
+#: Field of the header -> attribute of the envelope, and what parses the one to the other.
+PARSERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "id": ("publish_id", text(PUBLISH_ID)),
+    "previous": ("previous", text(EXECUTION_ID)),
+    "reschedules": ("reschedules", count),
+    "reservation": ("reservation", Reservation.of),
+    "slot": ("slot", Slot.of),
+    "waiting": ("waiting", Waiting.of),
+    "worker": ("worker", text(WORKER)),
+    "names": ("names", short_names),
+}

@@ -1,0 +1,1 @@
+"""Lock names: from a call's arguments to the names of its locks."""

@@ -1,0 +1,88 @@
+"""Tasks that share a lock name: what they must agree on, as far as their templates tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from string import Formatter
+from typing import Any, NamedTuple
+
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.log import get_logger
+from celery_redlock.task.naming.task_lock import lock_of
+
+__all__ = ["check_shared"]
+
+logger = get_logger(__name__)
+
+
+class Share(NamedTuple):
+    """What one task asks of the locks that one of its templates names."""
+
+    task: str
+    template: str
+    limit: int
+    fence: bool
+
+
+def check_shared(tasks: Iterable[Any]) -> None:
+    """
+    Check that tasks with one and the same template mean the same lock.
+
+    Names that a callable makes are not known before a call, and whether fields that are called
+    otherwise have the same values neither. A task that only reports keeps nobody out.
+
+    Args:
+        tasks: All `RedlockTask`s of an app.
+
+    Raises:
+        ConfigurationError: Their ``lock_limit`` differs.
+    """
+    known: dict[str, Share] = {}
+    alike: dict[str, Share] = {}
+    for share in sorted(share for task in tasks for share in shares_of(task)):
+        first = known.setdefault(share.template, share)
+        if share.limit != first.limit:
+            raise ConfigurationError(words_for(first, share))
+        other = alike.setdefault(shape_of(share.template), share)
+        if share.limit != other.limit:
+            logger.warning("If the values are the same: %s", words_for(other, share))
+        if share.fence != first.fence:
+            without = first.task if share.fence else share.task
+            logger.warning(
+                "%s and %s share the lock %r, and %s has fence=False: a store cannot tell its "
+                "writes from stale ones",
+                first.task,
+                share.task,
+                share.template,
+                without,
+            )
+
+
+def shares_of(task: Any) -> Iterator[Share]:
+    """Yield what *task* asks of the locks of each of its templates."""
+    key = type(task).lock_key
+    templates = key if isinstance(key, (tuple, list)) else (key,)
+    if not all(isinstance(one, str) for one in templates):
+        return
+    options = lock_of(task).options
+    if options.only_reports:
+        return
+    for template, limit in options.limits(templates).items():
+        yield Share(task.name, template, limit, options.fence)
+
+
+def words_for(first: Share, share: Share) -> str:
+    """Return what is wrong with two tasks that share a lock, and the ways out."""
+    return (
+        f"{first.task} and {share.task} share the lock {share.template!r} with "
+        f"lock_limit={first.limit} and lock_limit={share.limit}, so that one would run "
+        "beside several of the other; give both the same lock_limit, or names of their own"
+    )
+
+
+def shape_of(template: str) -> str:
+    """Return *template* without what its fields are called: they may have the same values."""
+    return "".join(
+        literal + ("" if field is None else f"{{!{conversion}:{spec}}}")
+        for literal, field, spec, conversion in Formatter().parse(template)
+    )

@@ -1,0 +1,1 @@
+"""The publish of a task."""

@@ -1,0 +1,1 @@
+"""A worker's main process: forced ends, lost children, tasks that wait."""

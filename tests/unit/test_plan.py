@@ -1,0 +1,81 @@
+"""The plan for a task that was not granted its lock: every policy in every situation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_redlock import Fail, Queue, Reschedule, Retry, RunUnlocked, Skip
+from celery_redlock.task.execution.outcome import Outcome
+from celery_redlock.task.execution.plan import SetAside, Situation, plan
+from support.options import OPTIONS
+
+ANY = [Skip(), Fail(), Retry(7), Reschedule()]
+ON_CONFLICT = [*ANY, Queue(), Queue(max_waiting=3, then="skip")]
+ON_UNAVAILABLE = [*ANY, RunUnlocked()]
+LATER = (Retry, Reschedule, Queue)
+
+
+@pytest.mark.parametrize("policy", ON_CONFLICT)
+def test_a_conflict_meets_its_policy(policy):
+    """Whatever the other policy is."""
+    options = replace(OPTIONS, on_conflict=policy, on_unavailable=RunUnlocked())
+    assert plan(options, Situation.TAKEN) == policy
+
+
+@pytest.mark.parametrize("policy", ON_UNAVAILABLE)
+def test_no_quorum_meets_its_policy(policy):
+    """Likewise, and with merged duplicates too: nobody knows of a run before it."""
+    options = replace(OPTIONS, on_unavailable=policy, on_conflict=Queue(), on_duplicate="rerun")
+    assert plan(options, Situation.UNAVAILABLE) == policy
+
+
+@pytest.mark.parametrize("on_duplicate", ["join", "rerun"])
+@pytest.mark.parametrize("policy", ON_CONFLICT)
+def test_eagerly_what_would_come_later_fails(policy, on_duplicate):
+    """The rest is as it is."""
+    options = replace(OPTIONS, on_conflict=policy, on_duplicate=on_duplicate)
+    expected = Fail() if isinstance(policy, LATER) else policy
+    assert plan(options, Situation.TAKEN, is_eager=True) == expected
+
+
+@pytest.mark.parametrize("policy", ON_CONFLICT)
+@pytest.mark.parametrize(
+    ("situation", "outcome", "may_fail"),
+    [
+        (Situation.ELSEWHERE, Outcome.SET_ASIDE, False),
+        (Situation.PREVIOUS, Outcome.SET_ASIDE, True),
+        (Situation.NEXT, Outcome.REQUEUED, True),
+    ],
+)
+def test_a_task_that_lost_to_itself_is_set_aside(policy, situation, outcome, may_fail):
+    """Whatever the policy."""
+    planned = plan(replace(OPTIONS, on_conflict=policy, on_unavailable=policy), situation)
+    assert isinstance(planned, SetAside)
+    assert (planned.outcome, planned.may_fail) == (outcome, may_fail)
+
+
+@pytest.mark.parametrize("policy", ON_CONFLICT)
+def test_with_merged_duplicates_a_conflict_is_the_run_before(policy):
+    """What comes next waits for its end."""
+    options = replace(OPTIONS, on_conflict=policy, on_duplicate="rerun")
+    assert plan(options, Situation.TAKEN) == plan(options, Situation.NEXT)
+
+
+@pytest.mark.parametrize(
+    ("most", "times", "fails"), [(None, 99, False), (2, 1, False), (2, 2, True)]
+)
+def test_it_is_rescheduled_as_often_as_it_may_be(most, times, fails):
+    """Then it fails."""
+    policy = Reschedule(max_reschedules=most)
+    options = replace(OPTIONS, on_conflict=policy)
+    assert plan(options, Situation.TAKEN, reschedules=times) == (Fail() if fails else policy)
+
+
+@pytest.mark.parametrize(("then", "expected"), [("fail", Fail()), ("skip", Skip())])
+def test_a_full_queue_has_a_policy_of_its_own(then, expected):
+    """For the newest; other policies have no queue."""
+    full = replace(OPTIONS, on_conflict=Queue(max_waiting=1, then=then))
+    assert plan(full, Situation.TAKEN, is_full=True) == expected
+    assert plan(OPTIONS, Situation.TAKEN, is_full=True) == OPTIONS.on_conflict
